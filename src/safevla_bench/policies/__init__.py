@@ -30,7 +30,7 @@ def policy_names() -> tuple[str, ...]:
 
 
 def policy_owner(name: str) -> str:
-    """Return the name of the distribution that offers a policy."""
+    """Return the name of the distribution that offers a policy; `nobody` where none does."""
     return _POLICIES.owner(name)
 
 
@@ -40,13 +40,13 @@ def check_policy_loads(name: str) -> None:
 
 
 def split_name(text: str) -> tuple[str | None, str]:
-    """Return the name and the spec of `NAME=SPEC`; a text without a name is the spec alone.
+    """Return the name and the spec of `NAME=SPEC`; without a name None and the whole text.
 
-    >>> split_name("mine=python:my_model:Policy"), split_name("replay:runs/a=b")
-    (('mine', 'python:my_model:Policy'), (None, 'replay:runs/a=b'))
+    >>> split_name("mine=python:my_model:Policy"), split_name("replay:runs/a=b") (('mine', 'python:my_model:Policy'),
+    (None, 'replay:runs/a=b'))
 
     Raises:
-        PolicyError: nothing follows the name, or it is none.
+        PolicyError: nothing follows the name, or `check_name` refuses it.
     """
     name, equals, spec = text.partition("=")
     if not equals or ":" in name:

@@ -43,6 +43,7 @@ class ChunkedPolicy:
     """
 
     def __init__(self, model: ChunkModel, replan: int | None, dialect: Dialect | None = None) -> None:
+        """Wrap a model; `replan` None carries out all actions of each chunk. Nothing is connected yet."""
         self.wants, self.dialect = model.wants, dialect and replace(dialect, replan=replan)
         self.clip = dialect is not None and dialect.clip
         self.calls_s: list[float] = []
@@ -99,6 +100,14 @@ class ChunkedPolicy:
         self.model.close()
 
     def _infer_chunk(self, observation: Observation) -> NDArray[np.float64]:
+        """Ask the model, add the seconds to `calls_s`, and return the actions to carry out, [H, A], at most `replan`.
+
+        Raises:
+            InvalidActionError: the chunk is not [H, A] with H ≥ 1.
+            ServerRefusedError: no reply could be used yet, and this reply cannot be read or has fewer than `replan`
+                actions.
+            PolicyError: the same after a reply that could be used.
+        """
         start = time.perf_counter()
         try:
             chunk = self.model.infer(observation)
@@ -119,7 +128,10 @@ class ChunkedPolicy:
 
 
 def parse_replan(text: str | None, default: int | None) -> int | None:
-    """Parse how many actions of a chunk are carried out; `all` is None. Raises `PolicyError`."""
+    """Return how many actions of a chunk are carried out: `default` for None, None (all of them) for `all`.
+
+    Raises `PolicyError` for a text that is no number from 1.
+    """
     if text is None:
         return default
     if text == "all":

@@ -38,12 +38,13 @@ class LerobotModel:
         tensor: Callable[[NDArray[Any]], Any],
         seeded: Callable[[int], object],
     ) -> None:
+        """Keep a loaded policy, its processors `before` and `after`, and the dialect that makes its observations."""
         self.wants = dialect.wants
         self._policy, self._before, self._after = policy, before, after
         self._dialect, self._tensor, self._seeded = dialect, tensor, seeded
 
     def begin(self, task: Task, seed: int) -> None:
-        """Forget the last episode's queue."""
+        """Seed LeRobot's random numbers and forget the last episode's queue."""
         self._seeded(seed)
         self._policy.reset()
 
@@ -97,6 +98,10 @@ def make(
 
 
 def _rename_images(dialect: Dialect, text: str | None) -> Dialect:
+    """Return the dialect with the image keys that `OLD:NEW,...` names renamed; the dialect as it is for None.
+
+    Raises `PolicyError` for an image that the dialect has not, or an empty new name.
+    """
     names = dict(pair.partition(":")[::2] for pair in text.split(",")) if text else {}
     own = {field.path[0].removeprefix(_IMAGES): field for field in dialect.fields if field.camera}
     unknown = sorted(set(names) - set(own))
@@ -109,6 +114,11 @@ def _rename_images(dialect: Dialect, text: str | None) -> Dialect:
 
 
 def _load_policy(path: str, device: str, dialect: Dialect, n_action_steps: int | None) -> LerobotModel:
+    """Load a saved policy and its processors onto a device, ready to be asked; imports torch and LeRobot.
+
+    Raises:
+        PolicyError: LeRobot is not installed, cannot load the policy, or `n_action_steps` or the images do not fit it.
+    """
     try:
         import torch
         from lerobot.configs.policies import PreTrainedConfig
@@ -134,7 +144,10 @@ def _load_policy(path: str, device: str, dialect: Dialect, n_action_steps: int |
 
 
 def _set_action_steps(config: Any, steps: int | None) -> None:
-    """Set how many actions of a chunk are carried out, as LeRobot's own `--policy.n_action_steps` does."""
+    """Set in `config` how many actions of a chunk are carried out, as `--policy.n_action_steps` does.
+
+    None changes nothing. Raises `PolicyError` where a chunk holds fewer, or the policy has no such setting.
+    """
     if steps is None:
         return
     most = getattr(config, "chunk_size", steps)
@@ -145,7 +158,7 @@ def _set_action_steps(config: Any, steps: int | None) -> None:
 
 
 def _check_images(trained: Iterable[str], dialect: Dialect) -> None:
-    """Refuse a policy that was trained with other images than it would be shown.
+    """Raise `PolicyError` for a policy that was trained with other images than it would be shown.
 
     The rule is LeRobot's own (validate_visual_features_consistency of src/lerobot/policies/utils.py at 7427f31): one of
     the two sets of names holds the other.
@@ -162,4 +175,5 @@ def _check_images(trained: Iterable[str], dialect: Dialect) -> None:
 
 
 def _to_numpy(after: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a function that applies `after` to an action and gives its tensor as a NumPy array."""
     return lambda action: after(action).detach().cpu().numpy()

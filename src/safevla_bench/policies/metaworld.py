@@ -64,7 +64,7 @@ class ExpertPolicy:
 
 
 def make(arg: str | None) -> ExpertPolicy:
-    """Make the policy; after the colon stands `expert`."""
+    """Return the expert; raises `PolicyError` unless `expert` stands after the colon."""
     if arg != EXPERT:
         raise PolicyError(f"policy 'metaworld' has no {arg!r}", remedy="Write metaworld:expert.")
     return ExpertPolicy()

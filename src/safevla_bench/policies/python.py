@@ -50,6 +50,11 @@ class InProcessPolicy:
     """A user's object as a policy; methods that it lacks do nothing."""
 
     def __init__(self, owner: str, policy: Any) -> None:
+        """Wrap the user's object; `owner` names it in errors.
+
+        Raises:
+            PolicyError: its `wants` is no `Wants`, or its `orientation` is none of `ORIENTATIONS`.
+        """
         self.made = policy
         self._left: deque[Action] = deque()
         self.clip = bool(getattr(policy, "clip", False))
@@ -86,9 +91,10 @@ class InProcessPolicy:
             self.made.reset(task, seed)
 
     def act(self, observation: Observation) -> Action:
-        """Return the object's action; it is checked before it reaches a simulator.
+        """Return the object's action as the object gave it; the rollout checks it before it reaches a simulator.
 
-        A chunk [H, A] is carried out action by action, the first `replan` of it where the object has that.
+        The images of `observation` are shown as `orientation` says. A chunk [H, A] is carried out action by action, the
+        first `replan` of it where the object has that; the object is not asked meanwhile.
 
         Raises:
             InvalidActionError: a chunk without an action.
@@ -176,6 +182,11 @@ def adopt_object(name: str, policy: object) -> Policy:
 
 
 def _import_module(name: str) -> object:
+    """Import a module by name and return it; the current folder goes to the front of `sys.path`, for good.
+
+    Raises:
+        PolicyError: there is no such module, or its import fails; names the line where it raised.
+    """
     folder = os.getcwd()
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -191,6 +202,7 @@ def _import_module(name: str) -> object:
 
 
 def _resolve_name(module: object, name: str) -> object:
+    """Return what a dotted name means in a module; raises `PolicyError`, with what can be called there, if nothing."""
     value = module
     for part in name.split("."):
         if not hasattr(value, part):
@@ -206,6 +218,11 @@ def _resolve_name(module: object, name: str) -> object:
 
 
 def _call_factory(owner: str, factory: object, arguments: Mapping[str, str]) -> object:
+    """Return what the factory makes of the arguments; an object that has `act` and is no class is returned as it is.
+
+    Raises:
+        PolicyError: it cannot be called, does not take the arguments, or raises; arguments are given to an object.
+    """
     if hasattr(factory, "act") and not isinstance(factory, type):
         if arguments:
             problem = f"{owner} is a finished object and takes no arguments, but got {', '.join(arguments)}"
@@ -223,6 +240,10 @@ def _call_factory(owner: str, factory: object, arguments: Mapping[str, str]) -> 
 
 
 def _check_arguments(owner: str, factory: Callable[..., object], arguments: Mapping[str, str]) -> None:
+    """Raise `PolicyError` where the factory's signature does not take these keyword arguments.
+
+    Passes if it has none.
+    """
     try:
         signature = inspect.signature(factory)
     except ValueError:  # some built-in callables have none

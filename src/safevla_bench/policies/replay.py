@@ -36,6 +36,13 @@ class Replay:
     """Recorded actions out of range were clipped by their simulator, too; how many are is counted."""
 
     def __init__(self, path: Path, takes: Sequence[RecordedActions], tolerance: float, from_host: bool) -> None:
+        """Take the recorded episodes and hash the files under `path`.
+
+        `from_host` says that an episode without a recorded start begins at the host's initial states.
+
+        Raises:
+            PolicyError: some actions are poses and some changes of pose.
+        """
         self._takes, self._tolerance, self._from_host = takes, tolerance, from_host
         self.wants = Wants(absolute=_are_absolute(path, takes))
         self.description: Mapping[str, object] = {
@@ -69,14 +76,17 @@ class Replay:
         raise PolicyError(f"{take.source} does not say where {take.name} starts", remedy=remedy)
 
     def recorded_episodes(self, task: Task) -> tuple[int, ...]:
-        """Return the numbers of a task's episodes that are recorded: their initial states, else 0 and on."""
+        """Return the numbers of a task's recorded episodes: their initial states, sorted; else 0, 1 and on.
+
+        () if it has none.
+        """
         fitting = [take for take in self._takes if take.is_of_task(task)]
         indices = sorted({take.init_state_index for take in fitting if take.init_state_index is not None})
         return tuple(indices) if indices else tuple(range(len(fitting)))
 
     @property
     def suites(self) -> tuple[str, ...]:
-        """The suites whose tasks are recorded, as far as the recording names them by their benchmark."""
+        """The benchmarks of the recorded tasks, in the recording's order, as far as the recording names them."""
         return tuple(dict.fromkeys(take.benchmark for take in self._takes if take.benchmark is not None))
 
     def cue(self, start: EpisodeSeed) -> None:
@@ -84,11 +94,14 @@ class Replay:
         self._start = start
 
     def reset(self, task: Task, seed: int) -> None:
-        """Begin at the first action."""
+        """Go back to the first action; which episode is played was said by `cue`."""
         self._step, self._observations = 0, []
 
     def act(self, observation: Observation) -> Action:
-        """Return the next recorded action, [A]."""
+        """Return the next recorded action, [A], and keep the observation without its images.
+
+        `IndexError` after the last.
+        """
         self._observations.append(dataclasses.replace(observation, images={}))
         action: Action = self._current_take().actions[self._step].copy()
         self._step += 1
@@ -121,12 +134,20 @@ class Replay:
         """Nothing to free."""
 
     def _current_take(self) -> RecordedActions:
+        """Return the recorded episode that `cue` chose, found by its source and name."""
         assert self._start is not None
         assert self._start.recorded is not None
         key = (self._start.recorded.source, self._start.recorded.episode)
         return next(take for take in self._takes if (take.source, take.name) == key)
 
     def _choose_take(self, task: Task, index: int) -> RecordedActions:
+        """Return the recorded episode of a task and initial state.
+
+        Where no record of the task names an initial state, the `index`-th of them.
+
+        Raises:
+            PolicyError: none fits, or several are of this initial state; lists what the recording holds.
+        """
         fitting = [take for take in self._takes if take.is_of_task(task)]
         if not fitting:
             raise PolicyError(
@@ -147,6 +168,10 @@ class Replay:
     def _refuse_choice(
         self, task: Task, index: int, indexed: Sequence[RecordedActions], several: Sequence[RecordedActions]
     ) -> RecordedActions:
+        """Raise `PolicyError` because several records, or none, are of this initial state; return nothing.
+
+        The remedy lists the policies of `several`, or else the initial states of `indexed`.
+        """
         where = f"{task.benchmark} {task.task_id} from initial state {index}"
         if several:
             policies = ", ".join(dict.fromkeys(str(take.policy) for take in several))
@@ -158,6 +183,7 @@ class Replay:
         )
 
     def _list_tasks(self) -> str:
+        """Return a sentence with the first five recorded tasks, and how many more there are."""
         tasks = list(dict.fromkeys(take.task_label for take in self._takes))
         more = f" and {len(tasks) - _SHOWN} more" if len(tasks) > _SHOWN else ""
         return f"The recording holds {', '.join(tasks[:_SHOWN])}{more}."
@@ -166,13 +192,16 @@ class Replay:
 def make(
     arg: str | None, tolerance: str = str(TOLERANCE), policy: str | None = None, start: str | None = None
 ) -> Replay:
-    """Make the policy.
+    """Return the policy that plays the recording at a path.
 
     Args:
         arg: the recording's path.
         tolerance: from where on a difference from the recorded states counts, in m and rad.
         policy: whose episodes, where an archive holds several policies'.
         start: `host` = where a recording does not say where it starts, from the host's initial states in turn.
+
+    Raises:
+        PolicyError: the recording cannot be read, has no episodes of `policy`, or an argument is wrong.
     """
     if not arg:
         raise PolicyError("replay plays a recording, but none is named", remedy="Write replay:FILE.")
@@ -203,6 +232,7 @@ def _are_absolute(path: Path, takes: Sequence[RecordedActions]) -> bool:
 
 
 def _select_policy(takes: Sequence[RecordedActions], policy: str | None) -> Sequence[RecordedActions]:
+    """Return the episodes of one policy, all for None; raises `PolicyError` where there are episodes but none of it."""
     chosen = [take for take in takes if policy in (None, take.policy)]
     if takes and not chosen:
         policies = ", ".join(dict.fromkeys(str(take.policy) for take in takes))
@@ -211,6 +241,10 @@ def _select_policy(takes: Sequence[RecordedActions], policy: str | None) -> Sequ
 
 
 def _read_run(path: Path) -> list[RecordedActions]:
+    """Return the episodes of an archive or run folder; [] where it holds none.
+
+    Raises `RunError` or `CollectedError` where it cannot be read or an episode is bad.
+    """
     batch, index = runs.read_sources([path])
     index.require_valid()
     ((_, description),) = index.descriptions
@@ -220,6 +254,11 @@ def _read_run(path: Path) -> list[RecordedActions]:
 
 
 def _iter_takes(path: Path, batch: Batch, waited: Mapping[str, Any]) -> Iterator[RecordedActions]:
+    """Yield each episode of a batch with its actions, states and bodies' paths.
+
+    `waited` is the run's protocol, for the numbers of settling steps. Raises `PolicyError` at an episode whose actions
+    are not as many as its steps.
+    """
     absolute = mark_flags(batch, ABSOLUTE)
     for e, header in enumerate(batch.headers):
         actions = batch.action.episode_rows(e)
@@ -255,7 +294,7 @@ def recording_digest(path: Path) -> str | dict[str, str]:
 
 
 def _apply_recorded_seed(start: EpisodeSeed, take: RecordedActions) -> EpisodeSeed:
-    """Return the start with the seed and the settling steps of the recording, where it names them."""
+    """Return the start with the recording's env_seed, earlier resets and settling steps, where it names them."""
     seed = start.env_seed if take.env_seed is None else take.env_seed
     start = dataclasses.replace(start, env_seed=seed, earlier_resets=take.earlier_resets)
     if take.wait_steps is None:
@@ -264,17 +303,21 @@ def _apply_recorded_seed(start: EpisodeSeed, take: RecordedActions) -> EpisodeSe
 
 
 def _describe_reset(take: RecordedActions) -> dict[str, object]:
-    """Return what the start takes beyond the index and seed in the header, so that it can be made again."""
+    """Return `earlier_resets` and `wait_steps` of an environment that was seeded once; {} for other recordings."""
     return {} if take.earlier_resets is None else {"earlier_resets": take.earlier_resets, "wait_steps": take.wait_steps}
 
 
 def _fixture_poses(start: EpisodeSeed, take: RecordedActions) -> dict[str, object]:
-    """Return the poses of fixtures, which no state holds, so that the record can be rendered."""
+    """Return `fixtures`, name -> pose [7], for a start from a recorded state.
+
+    {} otherwise, or where none are recorded.
+    """
     played = start.recorded is not None and start.recorded.state is not None
     return {"fixtures": {name: list(pose) for name, pose in take.fixtures}} if played and take.fixtures else {}
 
 
 def _describe_start(start: EpisodeSeed, take: RecordedActions) -> str:
+    """Return in words where the replay began: the first recorded state, or the host's initial state and how surely."""
     assert start.recorded is not None
     if start.recorded.state is not None:
         return "the first recorded state"

@@ -101,7 +101,7 @@ _AT_M = 0.6
 
 
 def open_fixture(seen: Observation, style: MobileStyle) -> Move:
-    """Open all that the goal's fixture can open, one joint after another."""
+    """Open all that the goal's fixture can open, one joint after another; nothing where the scene shows no joints."""
     for name in read_scene(seen).joints:
         seen = yield from (_open_door if read_scene(seen).joints[name].kind == "hinge" else _open_drawer)(
             seen, name, style
@@ -110,13 +110,14 @@ def open_fixture(seen: Observation, style: MobileStyle) -> Move:
 
 
 def _open_drawer(seen: Observation, name: str, style: MobileStyle) -> Move:
+    """Pull the drawer a little past fully open, and drive off its handle."""
     joint, now = read_scene(seen).joints[name], read_scene(seen).joint_pos[name]
     seen = yield from _pull_handle(seen, name, _OVER * open_position(joint) - now, style)
     return (yield from _leave_handle(seen, name, np.sign(open_position(joint)), style))
 
 
 def _open_door(seen: Observation, name: str, style: MobileStyle) -> Move:
-    """Pull it ajar; where the handle slipped away, leave it."""
+    """Pull the door ajar, leave its handle, and push it open from the inside; not where the handle slipped away."""
     closed, to = handle_box(read_scene(seen), name), open_position(read_scene(seen).joints[name])
     seen = yield from _pull_handle(seen, name, np.sign(to) * _AJAR_RAD, style)
     seen = yield from _leave_handle(seen, name, np.sign(to), style)
@@ -153,7 +154,7 @@ def _pull_handle(seen: Observation, name: str, by: float, style: MobileStyle) ->
 
 
 def _face_handle(seen: Observation, bar: OrientedBox, way: Floats) -> RemainingTurn:
-    """Face the handle with the fingers opening across it; dip towards one that lies."""
+    """Return the turn that faces the handle with the fingers opening across it; it dips towards a handle that lies."""
     into = -way if abs(bar.long_axis[2]) > _UPRIGHT else -way - _DIP * _UP
     into = into / np.linalg.norm(into)
     return turn_to_face(seen, into, np.cross(into, bar.long_axis))
@@ -191,9 +192,10 @@ def point_on_door(
 
 
 def _door_follower(name: str, closed: OrientedBox) -> TargetPoint:
-    """Return the next point for the inside of the door, until it stands open."""
+    """Return a function of the observation: the next point [3] for the inside of the door, None once it stands open."""
 
     def next_point(seen: Observation) -> Floats | None:
+        """Return a point on the inside of the door somewhat ahead of its present angle; None once it stands open."""
         scene = read_scene(seen)
         angle, to = scene.joint_pos[name], open_position(scene.joints[name])
         if abs(to - angle) < _OPEN_RAD:

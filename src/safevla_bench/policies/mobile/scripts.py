@@ -98,6 +98,7 @@ def put_object(seen: Observation, style: MobileStyle) -> Move:
 
 
 def _put_into_container(seen: Observation, name: str, place: str, style: MobileStyle) -> Move:
+    """Take the object from above, carry it over a movable container, let go, and back away."""
     seen = yield from _stand_before(seen, _box_center(read_scene(seen), name), style, OPEN)
     down = _face_down(seen, name)
     seen = yield from _grasp_object(seen, name, style, down)
@@ -110,7 +111,10 @@ def _put_into_container(seen: Observation, name: str, place: str, style: MobileS
 
 
 def _put_on_shelf(seen: Observation, name: str, place: str, style: MobileStyle) -> Move:
-    """Reach aside for the object, for doors that stand open leave the base little room to go along."""
+    """Take the object from the side it is on, lift it, and place it on a shelf; see `place_on_shelf`.
+
+    The base reaches aside, for doors that stand open leave it little room to go along.
+    """
     seen = yield from _stand_before(seen, _box_center(read_scene(seen), name), style, OPEN, _REACH_ASIDE_M)
     down = _face_down(seen, name)
     seen = yield from _grasp_object(seen, name, style, down)
@@ -119,14 +123,17 @@ def _put_on_shelf(seen: Observation, name: str, place: str, style: MobileStyle) 
 
 
 def find_shelves(scene: Privileged, fixture: str) -> list[OrientedBox]:
-    """Return the horizontal boards of a fixture from low to high."""
+    """Return the thin, deep, level boards of a fixture from low to high; [] where none of its pieces is one."""
     boxes = [bar for name in scene.pieces if name.startswith(fixture) for bar in body_boxes(scene, name)]
     flat = [bar for bar in boxes if bar.extent_along(_UP) < _FLAT_M and np.sort(bar.half_m)[1] > _DEEP_M]
     return sorted(flat, key=lambda bar: float(bar.center_m[2]))
 
 
 def place_on_shelf(seen: Observation, name: str, fixture: str, style: MobileStyle) -> Move:
-    """With the object in hand: away from the counter, level the hand, in between the doors, let go, and out."""
+    """With the object in hand: away from the counter, level the hand, in between the doors, let go, and out.
+
+    The object goes on the lowest board; raises `ValueError` where the fixture has fewer than two.
+    """
     assert seen.privileged is not None
     scene, yaw = seen.privileged, base_yaw(seen)
     front = np.array([*yaw_direction(yaw), 0.0])
@@ -148,7 +155,10 @@ def place_on_shelf(seen: Observation, name: str, fixture: str, style: MobileStyl
 
 
 def _face_down(seen: Observation, name: str) -> RemainingTurn:
-    """Point down with the fingers opening across the object's narrow side."""
+    """Return the turn that points the hand down with the fingers opening across the object's narrow side, or its rim.
+
+    Where the side is near upright, the fingers open along the base's front.
+    """
     scene = read_scene(seen)
     half = scene.half_extents_m[name]
     side = _body_axes(scene, name)[:, int(half[1] < half[0])] * [1.0, 1.0, 0.0]
@@ -170,6 +180,7 @@ def grasp_point(seen: Observation, name: str) -> Floats:
 
 
 def _grasp_object(seen: Observation, name: str, style: MobileStyle, down: RemainingTurn) -> Move:
+    """Bring the open hand over the grasp point, lower it to at most 3 cm below the top, and close the fingers."""
     scene = read_scene(seen)
     item = grasp_point(seen, name)
     grasp = np.array([*item[:2], max(_box_center(scene, name)[2], _top_height(scene, name) - _FINGER_M)])
@@ -179,6 +190,7 @@ def _grasp_object(seen: Observation, name: str, style: MobileStyle, down: Remain
 
 
 def _carry_object(seen: Observation, name: str, place: str, style: MobileStyle, down: RemainingTurn) -> Move:
+    """Lift the held object, drive to arm's length of the container, bring it over, lower, let go, and lift the hand."""
     scene = read_scene(seen)
     offset = seen.eef_pos_m - _box_center(scene, name)
     # Where a container's box includes a handle, its middle is not where things go: the body's origin is.
@@ -205,6 +217,7 @@ def close_doors(seen: Observation, style: MobileStyle) -> Move:
 
 
 def _swing_door(seen: Observation, door: str, style: MobileStyle) -> Move:
+    """Go round one open door, lay the closed hand on its outside, drive along its arc until shut, and back away."""
     scene, yaw = read_scene(seen), base_yaw(seen)
     hinge = scene.sites_m[f"{door}_joint"][:2]
     hand, inward, turn = _outside_contact(scene, door, hinge)
@@ -226,7 +239,10 @@ def _swing_door(seen: Observation, door: str, style: MobileStyle) -> Move:
 
 
 def _outside_contact(scene: Privileged, door: str, hinge: Floats) -> tuple[Floats, Floats, float]:
-    """Return the hand's place on a door's outside from the hinge [2], its closing direction [2], and +1 to the left."""
+    """Return the hand's place [2] on a door's outside from its hinge, the closing direction [2], and its sign.
+
+    The sign is +1 where the door closes to the left (counter-clockwise, seen from above), -1 to the right.
+    """
     middle, axes, half = _box_center(scene, door)[:2], _body_axes(scene, door)[:2, :2], scene.half_extents_m[door][:2]
     body = _box_center(scene, f"{scene.goal[0][1]}_main")[:2]
     wide = int(half[1] > half[0])

@@ -30,7 +30,10 @@ __all__ = ["STYLES", "ScriptedPolicy", "Style", "make"]
 
 
 def make(arg: str | None) -> ScriptedPolicy:
-    """Make the policy in the style that follows the colon; on a robot that drives it acts as `mobile` does."""
+    """Return the policy in the style that follows the colon; on a robot that drives it acts as `mobile` does.
+
+    Raises `PolicyError` where no style follows, or an unknown style.
+    """
     if arg is None or arg not in STYLES:
         problem = "policy 'scripted' needs a style" if arg is None else f"policy 'scripted' has no style {arg!r}"
         raise PolicyError(problem, remedy=f"Write one of: {', '.join(f'scripted:{name}' for name in STYLES)}.")
@@ -60,6 +63,7 @@ class ScriptedPolicy:
     wants = Wants(privileged=True)
 
     def __init__(self, style: Style, mobile: Policy | None = None) -> None:
+        """Take a style, and the policy that acts in this one's place where the robot drives."""
         self.style, self._mobile = style, mobile
         self._progress: ScriptState | None = None
 
@@ -70,7 +74,10 @@ class ScriptedPolicy:
             self._mobile.reset(task, seed)
 
     def act(self, observation: Observation) -> Action:
-        """Return the next action, [7]; the still action where no subgoal is left that the script can reach.
+        """Return the next action, [7]; the still action where the script could not begin any subgoal.
+
+        After the last subgoal the hand is held at its last target. On a robot that drives, the `mobile` policy's action
+        [12].
 
         Raises:
             PolicyError: the observation has no privileged state.
@@ -92,7 +99,11 @@ class ScriptedPolicy:
 def advance_script(
     progress: ScriptState | None, seen: Observation, scene: Privileged, style: Style
 ) -> ScriptState | None:
-    """Return the script's next state: the present subgoal one step on, or the next one; None where there is none."""
+    """Return the script's next state: the present subgoal a step on, or the start of the next that can be begun.
+
+    A subgoal that is over and not reached is begun again as a further attempt. Where none is left, the last state; None
+    where there was none.
+    """
     if progress is not None and not _is_over(progress):
         return _advance_subgoal(progress, seen, scene, style)
     for subgoal in remaining_subgoals(scene):
@@ -106,24 +117,31 @@ def advance_script(
 def _begin_subgoal(
     subgoal: Subgoal, seen: Observation, scene: Privileged, style: Style, attempt: int
 ) -> ScriptState | None:
+    """Return the start of a stroke for a fixture, else of a placement.
+
+    None where the script cannot reach the subgoal.
+    """
     if isinstance(subgoal, FixtureGoal):
         return strokes.begin_stroke(subgoal, seen, scene, style, attempt)
     return phases.begin_placement(subgoal, seen, scene, style, attempt) if is_graspable(scene, subgoal.body) else None
 
 
 def _advance_subgoal(progress: ScriptState, seen: Observation, scene: Privileged, style: Style) -> ScriptState:
+    """Return the state of the present subgoal one step on."""
     if isinstance(progress, strokes.StrokeProgress):
         return strokes.advance_stroke(progress, seen)
     return phases.advance_placement(progress, seen, scene, style)
 
 
 def _is_over(progress: ScriptState) -> bool:
+    """Return whether a stroke is done, or a placement is done and the object was left alone for ten steps."""
     if isinstance(progress, strokes.StrokeProgress):
         return progress.is_done
     return progress.phase is phases.Phase.DONE and progress.steps >= _PAUSE_STEPS
 
 
 def _hand_target(progress: ScriptState, seen: Observation, style: Style) -> HandTarget:
+    """Return the hand's target of the present subgoal."""
     if isinstance(progress, strokes.StrokeProgress):
         return strokes.stroke_target(progress, seen, style)
     return phases.placement_target(progress, seen, style)
@@ -143,7 +161,10 @@ def steer_hand(target: HandTarget, seen: Observation) -> Action:
 
 
 def _finger_command(aperture_m: float, gripper_qpos: NDArray[np.float64]) -> float:
-    """Return the command that brings the fingers to an aperture; to hold an object it goes on closing."""
+    """Return the command that brings the fingers to an aperture, m: -1 opens, +1 closes, 0 within 3 mm of it.
+
+    At the closed aperture, always +1: to hold an object it goes on closing.
+    """
     if aperture_m == CLOSED_M:
         return CLOSE
     off = float(np.abs(gripper_qpos).mean()) - aperture_m

@@ -71,7 +71,10 @@ def is_graspable(scene: Privileged, name: str) -> bool:
 def rank_grasps(
     scene: Privileged, name: str, obstacles: Prisms, yaw_rad: float, clearance_m: float
 ) -> tuple[Grasp, ...]:
-    """Return every grasp of a body, the best first."""
+    """Return every grasp of a body, the best first, raised as far as `obstacles` demand; each at a yaw near `yaw_rad`.
+
+    Grasps of its pieces are among them only where every grasp of its box is too shallow.
+    """
     itself = body_prisms(scene, name) if name in scene.pieces else NOTHING  # its box does not show what is hollow
     choices = [_raise_to_fit(grasp, itself, obstacles, clearance_m) for grasp in _box_grasps(scene, name, yaw_rad)]
     if all(_is_too_shallow(grasp) for grasp in choices):
@@ -82,9 +85,9 @@ def rank_grasps(
 
 
 def _grasp_cost(grasp: Grasp, yaw_rad: float) -> float:
-    """Return the cost of a grasp in units of 5 mm less depth; one that is too shallow to hold comes last.
+    """Return the cost of a grasp in units of 5 mm less depth; a grasp too shallow to hold costs 100 more.
 
-    A half turn of the hand costs as much, and so does each 5 cm of reach beyond what is comfortable.
+    A half turn of the hand costs 1, and so does each 5 cm of reach beyond what is comfortable.
     """
     tight, wide = grasp.blocked_m
     turn = abs(grasp.yaw_rad - yaw_rad) / np.pi
@@ -93,6 +96,7 @@ def _grasp_cost(grasp: Grasp, yaw_rad: float) -> float:
 
 
 def _is_too_shallow(grasp: Grasp) -> bool:
+    """Return whether the surroundings keep the fingertips less than `LEAST_DEPTH_M` below the object's top."""
     return grasp.blocked_m[0] > DEPTH_M - LEAST_DEPTH_M
 
 
@@ -114,6 +118,7 @@ def _least_height(grasp: Grasp, itself: Prisms, obstacles: Prisms, clearance_m: 
 
 
 def _box_grasps(scene: Privileged, name: str, yaw_rad: float) -> list[Grasp]:
+    """Return the grasps of a body's box: across each side that fits between the fingers, else at the rim."""
     turn = rotation_axes(scene.body_quat_wxyz[name])
     half = scene.half_extents_m[name]
     center = scene.body_pos_m[name] + turn @ scene.center_m[name]
@@ -128,6 +133,10 @@ def _box_grasps(scene: Privileged, name: str, yaw_rad: float) -> list[Grasp]:
 
 
 def _side_grasps(center: Floats, side: Floats, length: Floats, half_height: float, yaw_rad: float) -> Iterator[Grasp]:
+    """Yield grasps across a box along `side` [3], from its centre, at five places along `length` [3] and three yaws.
+
+    Lengths are half extents in m in the world frame.
+    """
     height = max(center[2] + half_height - DEPTH_M, center[2] - half_height + LEAST_HEIGHT_M)
     yaw = yaw_to_open_along(side[:2], yaw_rad)
     half, half_length = float(np.linalg.norm(side)), float(np.linalg.norm(length))
@@ -138,7 +147,10 @@ def _side_grasps(center: Floats, side: Floats, length: Floats, half_height: floa
 
 
 def _piece_grasps(scene: Privileged, name: str, yaw_rad: float) -> Iterator[Grasp]:
-    """Yield grasps across each narrow piece of a body, such as a handle; nearer to the middle is better."""
+    """Yield grasps across each narrow piece of a body, such as a handle.
+
+    `off_m` grows with the distance from the middle. None where the body is of a single piece.
+    """
     boxes = scene.pieces.get(name)
     if boxes is None:
         return
@@ -158,6 +170,7 @@ def _piece_grasps(scene: Privileged, name: str, yaw_rad: float) -> Iterator[Gras
 def _rim_grasps(
     center: Floats, upward: Floats, sides: list[Floats], half_height: float, yaw_rad: float
 ) -> Iterator[Grasp]:
+    """Yield 24 grasps around the rim of a wide body, an ellipse with half axes `sides`, each opening across it."""
     depth = min(DEPTH_M, 2 * half_height - LEAST_HEIGHT_M)
     inward = [side * (1 - RIM_INSET_M / np.linalg.norm(side)) for side in sides]
     for angle in np.arange(RIM_ANGLES) * 2 * np.pi / RIM_ANGLES:

@@ -79,7 +79,7 @@ class ClearPath:
     height_m: Floats
 
     def height_from(self, here_m: Floats) -> float:
-        """Return the height, m, that the path needs at its place nearest to [2]."""
+        """Return the height, m, that the rest of the path needs from its place nearest to `here_m` [2]."""
         return float(self.height_m[np.argmin(np.linalg.norm(self.places_m - here_m, axis=1))])
 
 
@@ -141,7 +141,7 @@ def begin_placement(
 
 
 def placement_target(progress: PlacementProgress, seen: Observation, style: Style) -> HandTarget:
-    """Return the hand's target in the present phase."""
+    """Return the hand's target in the present phase; paths are followed in APPROACH and CARRY only."""
     grasp = progress.grasp
     point = next_point(progress.path, progress.goal_m, seen.eef_pos_m, style.corner_m)
     match progress.phase:
@@ -160,7 +160,10 @@ def placement_target(progress: PlacementProgress, seen: Observation, style: Styl
 def advance_placement(
     progress: PlacementProgress, seen: Observation, scene: Privileged, style: Style
 ) -> PlacementProgress:
-    """Return the progress after one more step: the same phase, or the next with its decisions made."""
+    """Return the progress after one more step: the same phase, or the next with its decisions made.
+
+    An object that has moved before the descent gets a new grasp; a dropped object begins a further attempt.
+    """
     if not (_is_finished(progress, seen, style) or progress.is_overdue):
         return replace(progress, steps=progress.steps + 1)
     if progress.phase is Phase.APPROACH and _has_moved(progress, scene):
@@ -171,6 +174,10 @@ def advance_placement(
 
 
 def _is_finished(progress: PlacementProgress, seen: Observation, style: Style) -> bool:
+    """Return whether the phase has reached its end: the hand its goal, or the fingers their steps; never in DONE.
+
+    APPROACH also demands the yaw. Time that is up is `is_overdue`, and not asked here.
+    """
     offset = progress.goal_m - seen.eef_pos_m
     off = float(np.linalg.norm(offset))
     match progress.phase:
@@ -190,11 +197,13 @@ def _is_finished(progress: PlacementProgress, seen: Observation, style: Style) -
 
 
 def _has_moved(progress: PlacementProgress, scene: Privileged) -> bool:
+    """Return whether the object is more than 5 mm from where its grasp was chosen."""
     gone = box_center(scene, progress.subgoal.body) - progress.seen_m
     return bool(np.linalg.norm(gone) > _MOVED_M)
 
 
 def _is_lost(progress: PlacementProgress, seen: Observation, scene: Privileged) -> bool:
+    """Return whether the object is 3 cm further from the hand than when the fingers had closed."""
     return _distance_to_hand(progress, seen, scene) > progress.hold_m + _LOST_M
 
 
@@ -204,6 +213,7 @@ def _distance_to_hand(progress: PlacementProgress, seen: Observation, scene: Pri
 
 
 def _next_phase(progress: PlacementProgress, seen: Observation, scene: Privileged, style: Style) -> PlacementProgress:
+    """Return the progress at the start of the phase after the present phase, with its goal and, for CARRY, its path."""
     hand_m = seen.eef_pos_m
     match progress.phase:
         case Phase.APPROACH:
@@ -227,11 +237,12 @@ def _next_phase(progress: PlacementProgress, seen: Observation, scene: Privilege
 
 
 def _enter_phase(progress: PlacementProgress, phase: Phase, goal: Floats) -> PlacementProgress:
+    """Return the progress at step 0 of a phase that ends at `goal` [3]."""
     return replace(progress, phase=phase, goal_m=np.array(goal), steps=0)
 
 
 def _pull_clear(progress: PlacementProgress, hand_m: Floats, scene: Privileged, style: Style) -> PlacementProgress:
-    """Begin to move out from under everything over the object, such as the cabinet over an open drawer."""
+    """Return the start of PULL: out from under everything over the object, such as the cabinet over an open drawer."""
     body = progress.subgoal.body
     around = geometry.obstacles_except(scene, frozenset({body}))
     move = geometry.out_from_under(geometry.body_prisms(scene, body).hull(), around, style.clearance_m / 2)
@@ -247,6 +258,7 @@ def _loaded_hand(progress: PlacementProgress, seen: Observation, scene: Privileg
 
 
 def _begin_carry(progress: PlacementProgress, seen: Observation, scene: Privileged, style: Style) -> PlacementProgress:
+    """Return the start of CARRY: a path over all obstacles to a hover above the release."""
     hand_m, rig = seen.eef_pos_m, _loaded_hand(progress, seen, scene)
     obstacles = geometry.obstacles_except(scene, frozenset({progress.subgoal.body}))
     goal = _release_point(progress, seen, scene, style) + [0.0, 0.0, style.hover_m]
@@ -254,7 +266,10 @@ def _begin_carry(progress: PlacementProgress, seen: Observation, scene: Privileg
 
 
 def _release_point(progress: PlacementProgress, seen: Observation, scene: Privileged, style: Style) -> Floats:
-    """Return the grip site, [3], at which the object is let go: over its place, as low as the place allows."""
+    """Return the grip site, [3], at which the object is let go: over its place, as low as the place allows.
+
+    Where nothing is below it, at the hand's present height.
+    """
     body = progress.subgoal.body
     hold = box_center(scene, body) - seen.eef_pos_m
     spot = target_point(scene, progress.subgoal) - hold[:2]

@@ -78,7 +78,7 @@ class Waypoint:
 
 
 def turn_knob(scene: Privileged, knob: Knob, yaw_rad: float, style: Style) -> tuple[Waypoint, ...]:
-    """Push one end of the knob's bar round its axis, counter-clockwise, the hand turning with it."""
+    """Return waypoints that push an end of the knob's bar round its axis, counter-clockwise, the hand turning too."""
     bar = knob.bar.hull()
     width = bar.reach_m[0] + bar.reach_m[0, geometry.OPPOSITE]
     across = geometry.DIRECTIONS[int(np.argmin(width))]
@@ -95,7 +95,7 @@ def turn_knob(scene: Privileged, knob: Knob, yaw_rad: float, style: Style) -> tu
 
 
 def shut_door(scene: Privileged, door: Door, yaw_rad: float, style: Style) -> tuple[Waypoint, ...]:
-    """Push the panel's far half round its hinge."""
+    """Return waypoints that push the panel's far half round its hinge, a little beyond shut."""
     middle, half = geometry.planar_extent(door.panel)
     arm = _DOOR_REACH * (middle - door.hinge_m)
     ahead = rotate_planar(arm / np.linalg.norm(arm), np.copysign(np.pi / 2, door.shut_rad))
@@ -113,7 +113,7 @@ def shut_door(scene: Privileged, door: Door, yaw_rad: float, style: Style) -> tu
 
 
 def push_drawer(drawer: Drawer, yaw_rad: float) -> tuple[Waypoint, ...]:
-    """Push the drawer by its handle, the fingers ahead, until it is shut."""
+    """Return waypoints that push the drawer by its handle, the fingers ahead, until it is shut, and back half way."""
     inward = -drawer.outward
     yaw = yaw_to_open_along(rotate_planar(inward, np.pi / 2), yaw_rad)
     handle = _push_point(drawer, LEAN_RAD)
@@ -129,7 +129,7 @@ def push_drawer(drawer: Drawer, yaw_rad: float) -> tuple[Waypoint, ...]:
 
 
 def pull_drawer(drawer: Drawer, out_m: float, yaw_rad: float, style: Style) -> tuple[Waypoint, ...]:
-    """Take the handle between the fingers, one above and one below, and pull."""
+    """Return waypoints that take the handle, a finger above and a finger below, pull to `out_m`, and let go."""
     inward = -drawer.outward
     yaw = yaw_to_open_along(inward, yaw_rad)
     middle = geometry.planar_extent(drawer.handle)[0]
@@ -163,17 +163,24 @@ def _lean_vector(towards: Floats, angle_rad: float) -> tuple[float, float, float
 
 
 def _lowest_hand(scene: Privileged, place_m: Floats, yaw_rad: float, above_m: float) -> float:
-    """Return the least height of the hand with closed fingers at a place over everything, m."""
+    """Return the least height, m, of the hand with closed fingers at a place [3], `above_m` over everything.
+
+    Z is ignored.
+    """
     rig, around = geometry.hand_prisms(yaw_rad, CLOSED_M), geometry.obstacles_except(scene, frozenset())
     return float(geometry.lowest_heights(rig, place_m[None, :2], around, 0.0, above_m)[0])
 
 
 def _hover_above(waypoint: Waypoint, style: Style) -> Waypoint:
+    """Return a free, upright waypoint at the style's hover height above another, with its yaw and aperture."""
     return Waypoint(waypoint.place_m + [0.0, 0.0, style.hover_m], waypoint.yaw_rad, waypoint.aperture_m, free=True)
 
 
 def plan_stroke(scene: Privileged, goal: FixtureGoal, yaw_rad: float, style: Style) -> tuple[Waypoint, ...]:
-    """Return the waypoints to a fixture's goal; none where the scene does not show how."""
+    """Return the waypoints to a fixture's goal.
+
+    () where the scene does not show the fixture, or the kind is unknown.
+    """
     match goal.kind:
         case "turnon":
             knob = find_knob(scene, goal.name)
@@ -211,7 +218,10 @@ class StrokeProgress:
 def begin_stroke(
     goal: FixtureGoal, seen: Observation, scene: Privileged, style: Style, attempt: int = 0
 ) -> StrokeProgress | None:
-    """Begin the stroke to a fixture's goal, with a last waypoint clear above its end; None where there is none."""
+    """Return the start of the stroke to a fixture's goal, with a last waypoint above its end.
+
+    None where there is none.
+    """
     waypoints = plan_stroke(scene, goal, nearest_yaw(seen.eef_quat_wxyz), style)
     if not waypoints:
         return None
@@ -223,7 +233,7 @@ def begin_stroke(
 
 
 def stroke_target(progress: StrokeProgress, seen: Observation, style: Style) -> HandTarget:
-    """Return the hand's target at the present waypoint; at the end it stays where it is."""
+    """Return the hand's target at the present waypoint; once all are done, the last."""
     waypoint = progress.waypoints[min(progress.index, len(progress.waypoints) - 1)]
     point = waypoint.place_m
     if progress.index == 0:
@@ -234,7 +244,10 @@ def stroke_target(progress: StrokeProgress, seen: Observation, style: Style) -> 
 
 
 def advance_stroke(progress: StrokeProgress, seen: Observation) -> StrokeProgress:
-    """Return the progress after one more step."""
+    """Return the progress after one more step: at the next waypoint where this one is reached or its time is up.
+
+    The last waypoint needs no orientation.
+    """
     if progress.is_done:
         return replace(progress, steps=progress.steps + 1)
     waypoint = progress.waypoints[progress.index]

@@ -103,6 +103,11 @@ class Codec:
             raise PolicyError(f"a message that cannot be read: {_shorten_error(error)}", remedy=_REMEDY) from None
 
     def _encode_extension(self, value: object) -> object:
+        """Return a value that the packer does not know as one it does: float64 as a float, arrays as this codec's map.
+
+        Raises `NotImplementedError` for what is no NumPy value, and `TypeError` for arrays of objects, records or
+        complex numbers.
+        """
         if isinstance(value, np.float64):
             return float(value)  # a float, as every MessagePack library takes it
         if isinstance(value, np.ndarray | np.generic):
@@ -110,6 +115,10 @@ class Codec:
         raise NotImplementedError(f"{type(value).__name__} is none of numbers, text and arrays")
 
     def _restore_arrays(self, value: object) -> object:
+        """Return a decoded value in which every map that stands for an array is the array.
+
+        Lists and maps are walked through.
+        """
         if isinstance(value, list):
             return [self._restore_arrays(item) for item in value]
         if not isinstance(value, dict):
@@ -119,16 +128,22 @@ class Codec:
 
 
 def _shorten_error(error: Exception) -> str:
+    """Return an error's type and the first 200 characters of its text."""
     return f"{type(error).__name__}: {str(error)[:200]}"
 
 
 def _check_dtype(value: Array | np.generic) -> Array | np.generic:
+    """Return the value; raises `TypeError` where its dtype is none of `_KINDS`."""
     if value.dtype.kind not in _KINDS:
         raise TypeError(f"arrays of {value.dtype} are not sent")
     return value
 
 
 def _parse_dtype(text: object) -> np.dtype[Any]:
+    """Return the dtype of a plain name such as `<f4`.
+
+    Raises `TypeError` for another text or value, `ValueError` for a dtype of another kind or without a length.
+    """
     if not isinstance(text, str) or len(text) > _DTYPE or not _PLAIN.fullmatch(text):
         raise TypeError("a dtype that is no plain name")
     dtype = np.dtype(text)
@@ -138,6 +153,10 @@ def _parse_dtype(text: object) -> np.dtype[Any]:
 
 
 def _build_array(data: object, dtype: object, shape: object) -> Array:
+    """Return the read-only array of raw bytes, a dtype's name and a list of sides.
+
+    Raises `TypeError` or `ValueError` where they are of another type or do not fit together; memory is not allocated.
+    """
     kind = _parse_dtype(dtype)
     if not isinstance(data, bytes) or not isinstance(shape, list):
         raise TypeError("an array without bytes or shape")
@@ -168,7 +187,7 @@ def _has_more_json_values(most: int, message: bytes) -> bool:
 
 
 def _value_extent(message: bytes, at: int) -> tuple[int, int]:
-    """Return the bytes of a value without those inside it, and how many values are inside it."""
+    """Return the bytes of the MessagePack value at `at` without those inside it, and how many values are inside it."""
     first = message[at]
     if first < 0x80 or first >= 0xE0:
         return 1, 0
@@ -188,12 +207,14 @@ def _value_extent(message: bytes, at: int) -> tuple[int, int]:
 
 
 def _encode_openpi(value: Array | np.generic) -> object:
+    """Return an array or NumPy scalar as openpi's map."""
     if isinstance(value, np.generic):
         return {b"__npgeneric__": True, b"data": value.item(), b"dtype": value.dtype.str}
     return {b"__ndarray__": True, b"data": value.tobytes(), b"dtype": value.dtype.str, b"shape": value.shape}
 
 
 def _decode_openpi(wire: Wire) -> object:
+    """Return the array or NumPy scalar of openpi's map; any other map as it is."""
     if b"__ndarray__" in wire:
         return _build_array(wire[b"data"], wire[b"dtype"], wire[b"shape"])
     if b"__npgeneric__" in wire:
@@ -202,16 +223,19 @@ def _decode_openpi(wire: Wire) -> object:
 
 
 def _encode_vla_eval(value: Array | np.generic) -> object:
+    """Return an array as the harness's map, and a NumPy scalar as a plain number."""
     if isinstance(value, np.generic):
         return value.item()
     return {"__ndarray__": True, "data": value.tobytes(), "dtype": value.dtype.str, "shape": value.shape}
 
 
 def _decode_vla_eval(wire: Wire) -> object:
+    """Return the array of the harness's map; any other map as it is."""
     return _build_array(wire["data"], wire["dtype"], wire["shape"]) if "__ndarray__" in wire else wire
 
 
 def _encode_gr00t(value: Array | np.generic) -> object:
+    """Return an array as a map with a file in NumPy's format, and a NumPy scalar as a plain number."""
     if isinstance(value, np.generic):
         return value.item()
     file = io.BytesIO()
@@ -220,6 +244,7 @@ def _encode_gr00t(value: Array | np.generic) -> object:
 
 
 def _encode_msgpack_numpy(value: Array | np.generic) -> object:
+    """Return an array or NumPy scalar as msgpack_numpy's map."""
     if isinstance(value, np.generic):
         return {b"nd": False, b"type": value.dtype.str, b"data": value.tobytes()}
     data = value.tobytes()
@@ -227,7 +252,7 @@ def _encode_msgpack_numpy(value: Array | np.generic) -> object:
 
 
 def _decode_gr00t(wire: Wire) -> object:
-    """Decode both forms of array: a server sends one of them, and no other map has their keys."""
+    """Return the array of either form of map, of which a server sends one; any other map as it is."""
     if b"nd" in wire:
         array = _build_array(wire[b"data"], wire[b"type"], wire[b"shape"] if wire[b"nd"] else [])
         return array if wire[b"nd"] else array[()]
@@ -244,11 +269,13 @@ def _decode_gr00t(wire: Wire) -> object:
 
 
 def _encode_json_numpy(value: Array | np.generic) -> object:
+    """Return an array or NumPy scalar as json_numpy's map, its bytes in base 64."""
     text = base64.b64encode(value.tobytes()).decode()
     return {"__numpy__": text, "dtype": value.dtype.str, "shape": value.shape}
 
 
 def _decode_json_numpy(wire: Wire) -> object:
+    """Return the array, or for an empty shape the NumPy scalar, of json_numpy's map; any other map as it is."""
     if "__numpy__" not in wire:
         return wire
     array = _build_array(base64.b64decode(wire["__numpy__"], validate=True), wire["dtype"], wire["shape"])

@@ -34,6 +34,7 @@ class WebsocketClient:
     """
 
     def __init__(self, addresses: Sequence[str], timeouts: Timeouts, key: str | None = None) -> None:
+        """Keep addresses and key; nothing is connected before `open`."""
         self.address = addresses[0]
         self._addresses, self._timeouts = tuple(addresses), timeouts
         self._headers = {"Authorization": f"Api-Key {key}"} if key else {}
@@ -62,7 +63,11 @@ class WebsocketClient:
         return self._connection is not None
 
     def send(self, message: bytes) -> None:
-        """Send one message; `PolicyError` where the connection is closed."""
+        """Send one message.
+
+        Raises `ServerLostError` where the connection has ended, and `PolicyError` where there was none or the message
+        is too large for the server.
+        """
         from websockets.exceptions import ConnectionClosed
 
         try:
@@ -87,7 +92,11 @@ class WebsocketClient:
         return self.receive()
 
     def receive(self) -> bytes | str:
-        """Return the next message: bytes, or text."""
+        """Return the next message: bytes, or text.
+
+        Raises `ServerLostError` where the server closes or gives no answer in time, and `PolicyError` where there is no
+        connection or the message is too large.
+        """
         from websockets.exceptions import ConnectionClosed
 
         try:
@@ -104,12 +113,16 @@ class WebsocketClient:
         self._held.close()
 
     def _require_connection(self) -> ClientConnection:
+        """Return the connection; raises `PolicyError` where there is none."""
         if self._connection is None:
             raise PolicyError("the policy was asked before an episode began", remedy="Call reset first.")
         return self._connection
 
     def _try_connect(self, address: str, until: float) -> str | None:
-        """Connect to one server. Return the reason why it could not be reached, or None."""
+        """Connect to one server; return None, or the reason why it could not be reached.
+
+        Raises `PolicyError` where it answers and refuses: HTTP below 500.
+        """
         from websockets.exceptions import InvalidStatus, WebSocketException
         from websockets.sync.client import connect
 
@@ -144,7 +157,7 @@ class WebsocketClient:
         return None
 
     def _closed_error(self, error: Exception) -> PolicyError:
-        """Return the error for a closed connection: a message was too large for one side, or the server has gone."""
+        """Close the connection and return the error: a message was too large for a side, or the server is gone."""
         sent, received = (getattr(getattr(error, side, None), "code", None) for side in ("sent", "rcvd"))
         if _TOO_BIG not in (sent, received):
             return self._lost_error(f"closed the connection ({_describe_cause(error)})")
@@ -157,6 +170,7 @@ class WebsocketClient:
         return PolicyError(f"{problem}, or of too many pieces", remedy=remedy)
 
     def _lost_error(self, what: str, remedy: str | None = None) -> ServerLostError:
+        """Close the connection and return the error that the server did `what`."""
         self.close()
         return ServerLostError(
             f"the policy server {self.address} {what}", remedy=remedy or "Its own messages say why; start it again."
@@ -179,6 +193,7 @@ def guard_handshake(close: Callable[[], object]) -> Iterator[None]:
 
 
 def _connect_socket(address: str, timeout_s: float) -> socket.socket:
+    """Return a TCP socket to an address's host and port; raises `OSError` where none answers within `timeout_s`."""
     split = urlsplit(address)
     return socket.create_connection((split.hostname or "", split.port or 0), timeout_s)
 
@@ -193,6 +208,7 @@ def require_library(library: str, extra: str) -> None:
 
 
 def _describe_cause(error: BaseException) -> str:
+    """Return in a few words why a connection failed: the error's text, or else its type."""
     if isinstance(error, ConnectionRefusedError):
         return "connection refused"
     if isinstance(error, AssertionError):
@@ -201,7 +217,7 @@ def _describe_cause(error: BaseException) -> str:
 
 
 def unreachable_error(problems: Sequence[str], seconds: float) -> ServerUnreachableError:
-    """Return the error where no server of a list answers."""
+    """Return the error where no server of a list answers within `seconds`; `problems` has a reason for each."""
     remedy = "Start the server, look at its address, or wait longer for it: --policy-arg connect_timeout_s=300."
     return ServerUnreachableError(
         f"no policy server answers within {seconds:g} s ({'; '.join(problems)})", remedy=remedy
@@ -209,6 +225,7 @@ def unreachable_error(problems: Sequence[str], seconds: float) -> ServerUnreacha
 
 
 def _refused_error(address: str, status: int, *, keyed: bool) -> PolicyError:
+    """Return the error for a server that answers the handshake by an HTTP status below 500; `keyed`: a key was sent."""
     if status in (401, 403):
         problem = f"the policy server {address} {'refuses this key' if keyed else 'wants a key'} (HTTP {status})"
         return PolicyError(problem, remedy=f"Put its key into the environment variable {KEY}, or pass key_file=FILE.")

@@ -35,7 +35,7 @@ class CameraView:
     crop: float | None
 
     def __call__(self, image: image_transforms.Image) -> image_transforms.Image:
-        """Prepare an upright image, [H, W, 3] -> [size, 3]."""
+        """Return the prepared picture, uint8 [*size, 3], of an upright image [H, W, 3]."""
         shown = image_transforms.flip_image(image, self.flip)
         if self.jpeg:
             shown = image_transforms.pass_through_jpeg(shown)
@@ -101,6 +101,10 @@ class Dialect:
         return request
 
     def _entry_value(self, field: RequestEntry, observation: Observation) -> object:
+        """Return what an entry of the request holds: the prepared image, the state parts in a row, or the text.
+
+        Each has `field.axes` leading axes; raises `PolicyError` where the host does not show a state part.
+        """
         if field.camera is not None:
             image = self.view(observation.images[field.camera])
             return image[(np.newaxis,) * field.axes]
@@ -131,12 +135,13 @@ def describe_reply(reply: Reply) -> str:
 
 
 def describe_entries(message: Mapping[str, object]) -> list[str]:
-    """Return the description of each key of a request or reply, and how many more there are."""
+    """Return a description of each of the first 12 keys of a request or reply, and how many more there are."""
     shown = [f"{str(key)[:_LETTERS]!r} {_describe_value(value)}" for key, value in list(message.items())[:_KEYS]]
     return [*shown, f"and {len(message) - _KEYS} more"] if len(message) > _KEYS else shown
 
 
 def _describe_value(value: object) -> str:
+    """Return an array's dtype and shape, a map's keys, a list's length and first item, or else the type's name."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {list(value.shape)}"
     if isinstance(value, Mapping):
@@ -152,12 +157,15 @@ def _describe_inner(key: str, value: object) -> str:
 
 
 def _nest_text(text: str, axes: int) -> object:
-    """Return a text inside as many lists as it has axes."""
+    """Return a text inside as many lists as it has axes; the text itself for 0."""
     return [_nest_text(text, axes - 1)] if axes else text
 
 
 def _reply_rows(reply: Reply, part: ReplyArray) -> NDArray[np.float64]:
-    """Return one array of the reply, [H, width]."""
+    """Return one array of the reply, [H, width] with H ≥ 1, without its leading axes of length 1.
+
+    Raises `ReplyError` where the reply has no such key, no numbers there, or numbers of another shape.
+    """
     where = "/".join(part.path)
     value: object = reply
     for key in part.path:
@@ -176,6 +184,7 @@ def _reply_rows(reply: Reply, part: ReplyArray) -> NDArray[np.float64]:
 
 
 def _parse_numbers(value: object, where: str) -> NDArray[np.float64]:
+    """Return a value as float64; raises `ReplyError` where it is no array of numbers. `where` names it in the error."""
     try:
         return np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):
@@ -183,6 +192,10 @@ def _parse_numbers(value: object, where: str) -> NDArray[np.float64]:
 
 
 def _state_part(name: str, observation: Observation) -> NDArray[np.float64]:
+    """Return one part of the state by its name in `STATES`, [n].
+
+    Raises `PolicyError` where the host does not show it.
+    """
     try:
         return STATES[name](observation)
     except TypeError:  # a pose of a base where the robot has none
@@ -193,7 +206,8 @@ def _state_part(name: str, observation: Observation) -> NDArray[np.float64]:
 def _pose_in_base(observation: Observation) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the end effector's position and wxyz orientation in the frame of the mobile base.
 
-    Of q and −q the one with w ≥ 0, as robosuite's `mat2quat` gives RoboCasa's `base_to_eef_quat`.
+    Of q and −q the quaternion with w ≥ 0, as robosuite's `mat2quat` gives RoboCasa's `base_to_eef_quat`. Raises
+    `TypeError` where the robot has no mobile base.
     """
     if observation.base_pos_m is None or observation.base_quat_wxyz is None:
         raise TypeError
@@ -205,7 +219,7 @@ def _pose_in_base(observation: Observation) -> tuple[NDArray[np.float64], NDArra
 
 
 def _shortest_quaternion(quat_wxyz: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return that of q and −q which turns by π at most."""
+    """Return that of q and −q whose w is not negative, which turns by π at most."""
     return -quat_wxyz if quat_wxyz[0] < 0 else quat_wxyz
 
 
@@ -215,7 +229,7 @@ _HAND_TO_SITE_WXYZ = np.array([_ROOT_HALF, 0.0, 0.0, -_ROOT_HALF])
 
 
 def _single(array: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return numbers rounded to single precision."""
+    """Return numbers rounded to single precision, as float64."""
     return array.astype(np.float32).astype(np.float64)
 
 
@@ -226,11 +240,13 @@ def _site_axis_angle(observation: Observation) -> NDArray[np.float64]:
 
 
 def _multiply_quaternions(p: NDArray[np.float64], q: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the product p q of two quaternions wxyz, [4]."""
     w, v = p[0] * q[0] - p[1:] @ q[1:], p[0] * q[1:] + q[0] * p[1:] + np.cross(p[1:], q[1:])
     return np.concatenate([[w], v])
 
 
 def _require_pose(array: NDArray[np.float64] | None) -> NDArray[np.float64]:
+    """Return the array; raises `TypeError`, which `_state_part` turns into a `PolicyError`, for None."""
     if array is None:
         raise TypeError
     return array

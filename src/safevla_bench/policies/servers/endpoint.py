@@ -50,6 +50,11 @@ def parse_addresses(arg: str | None, policy: str, schemes: Sequence[str], port: 
 
 
 def _parse_address(text: str, policy: str, schemes: Sequence[str], port: int) -> str:
+    """Return one address as SCHEME://HOST:PORT/PATH.
+
+    Scheme and port that the text leaves out are the first and the default. Raises `PolicyError` for other texts, and,
+    without repeating the text, for one with a user, a query or a fragment.
+    """
     try:
         split = urlsplit(text if "://" in text else f"{schemes[0]}://{text}")
     except ValueError:
@@ -66,6 +71,7 @@ def _parse_address(text: str, policy: str, schemes: Sequence[str], port: int) ->
 
 
 def _parse_port(split: SplitResult, default: int) -> int | None:
+    """Return the address's port, `default` where it names none, and None where its port is 0 or no port."""
     try:
         return default if split.port is None else split.port or None
     except ValueError:
@@ -73,7 +79,7 @@ def _parse_port(split: SplitResult, default: int) -> int | None:
 
 
 def parse_timeouts(connect_timeout_s: str | None, timeout_s: str | None) -> Timeouts:
-    """Parse two arguments in seconds. Raises `PolicyError` for other texts."""
+    """Return the two times, each in seconds, or its default for None. Raises `PolicyError` for other texts."""
     return Timeouts(
         _parse_seconds("connect_timeout_s", connect_timeout_s, CONNECT_S),
         _parse_seconds("timeout_s", timeout_s, ANSWER_S),
@@ -81,6 +87,10 @@ def parse_timeouts(connect_timeout_s: str | None, timeout_s: str | None) -> Time
 
 
 def _parse_seconds(name: str, text: str | None, default: float) -> float:
+    """Return a time in seconds, `default` for None.
+
+    Raises `PolicyError`, naming the argument, unless above 0 and finite.
+    """
     try:
         seconds = default if text is None else float(text)
     except ValueError:
@@ -91,9 +101,10 @@ def _parse_seconds(name: str, text: str | None, default: float) -> float:
 
 
 def read_key(key_env: str | None = None, key_file: str | None = None) -> str | None:
-    """Return a server's key from the file or the environment variable; None where there is none.
+    """Return a server's key from the file or else the environment variable.
 
-    Raises `PolicyError` where the named place does not hold one. No message ever holds the key.
+    None where no place is named and none is set. Raises `PolicyError` where the named place does not hold a key. No
+    message ever holds the key, and from now on the key is hidden wherever text is printed or written.
     """
     if key_file is not None:
         return _read_key_file(Path(key_file))
@@ -105,6 +116,10 @@ def read_key(key_env: str | None = None, key_file: str | None = None) -> str | N
 
 
 def _read_key_file(path: Path) -> str:
+    """Return the key in a file, and hide it from now on.
+
+    Raises `PolicyError` where the file cannot be read or is empty.
+    """
     try:
         secret = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -119,7 +134,10 @@ def _read_key_file(path: Path) -> str:
 
 
 def _register_key(secret: str, source: str) -> str:
-    """Return the key; from now on it is hidden wherever text is printed or written."""
+    """Return the key; from now on it is hidden wherever text is printed or written.
+
+    Raises `PolicyError` where it is not one line of printable ASCII; `source` names its place in the error.
+    """
     if not secret.isascii() or not secret.isprintable():
         raise PolicyError(f"{source} does not hold a key", remedy="A key is one line of printable ASCII.")
     learn_secret(secret)
@@ -153,6 +171,7 @@ def sanitize_greeting(greeting: object, secret: str | None = None) -> dict[str, 
 
 
 def _drop_entries(plain: Mapping[str, object], encoded: bytes) -> dict[str, object]:
+    """Return a digest of all and, in order, those entries that fit into `MAX_BYTES` of JSON beside it."""
     entries: dict[str, object] = {"sha256 of all": hashlib.sha256(encoded).hexdigest()}
     for key, value in plain.items():
         if len(msgspec.json.encode({**entries, key: value})) <= MAX_BYTES:
@@ -161,11 +180,17 @@ def _drop_entries(plain: Mapping[str, object], encoded: bytes) -> dict[str, obje
 
 
 def _sanitize_map(mapping: Mapping[object, object], secret: str | None, depth: int) -> dict[str, object]:
+    """Return the first 64 entries of a map as plain JSON; values under secret names are hidden."""
     items = ((_sanitize_text(str(key), secret), value) for key, value in list(mapping.items())[:_ENTRIES])
     return {key: HIDDEN if is_secret_name(key) else _sanitize_value(value, secret, depth + 1) for key, value in items}
 
 
 def _sanitize_value(value: object, secret: str | None, depth: int) -> object:
+    """Return a value as plain JSON without secrets.
+
+    Arrays become dtype and shape, bytes their number, infinite numbers and integers of 64 bits and more text; texts are
+    cut at 200 characters, and what is nested five levels deep becomes `...`.
+    """
     if value is None or isinstance(value, bool | int):
         return value if value is None or abs(value) < 2**63 else str(value)[:_LETTERS]
     if isinstance(value, float):
@@ -189,5 +214,6 @@ def _sanitize_nested(value: Mapping[object, object] | Sequence[object], secret: 
 
 
 def _sanitize_text(text: str, secret: str | None) -> str:
+    """Return a text with keys and other secrets hidden, cut at 200 characters."""
     shown = redact_secrets(redact_key(text, secret))
     return shown if len(shown) <= _LETTERS else f"{shown[:_LETTERS]}..."

@@ -115,6 +115,7 @@ class EntryPolicy:
     """An entry's policy: a client for each server, which connects when an episode of one of its suites begins."""
 
     def __init__(self, entry: PaperEntry, servers: Mapping[str, str], open_client: Callable[[str], Policy]) -> None:
+        """Make a client for each different server by `open_client`; `wants` is the first client's until `connect`."""
         self.entry = entry
         self._where = dict(servers)
         self._clients = {url: open_client(url) for url in dict.fromkeys(servers.values())}

@@ -45,6 +45,7 @@ class RequestSocket:
     """
 
     def __init__(self, servers: Sequence[str], timeouts: Timeouts, token: str | None = None) -> None:
+        """Keep addresses and token; nothing is connected before the first request."""
         self.address = servers[0]
         self.codec: Codec = GR00T
         self.token = token
@@ -67,7 +68,11 @@ class RequestSocket:
         raise connection.unreachable_error(tried, self._timeouts.connect_s)
 
     def _answers_ping(self, until: float) -> bool:
-        """Ping until an answer comes: something in front of a server that starts may hang up meanwhile."""
+        """Return whether the server answers a ping before the monotonic time `until`; pings again until then.
+
+        Something in front of a server that starts may hang up meanwhile. Raises `PolicyError` where the answer is an
+        error.
+        """
         while (left_s := until - time.monotonic()) > 0:
             try:
                 self.call("ping", timeout_s=left_s)
@@ -78,9 +83,10 @@ class RequestSocket:
         return False
 
     def call(self, endpoint: str, data: Mapping[str, object] | None = None, timeout_s: float | None = None) -> object:
-        """Ask an endpoint and return its answer.
+        """Ask an endpoint and return its answer; connects where there is no connection.
 
-        Raises `ServerLostError` where nothing comes in time, `PolicyError` for an answer that is an error.
+        Raises `ServerLostError` where nothing comes in time, `PolicyError` for an answer that is an error or cannot be
+        read.
         """
         request = {"endpoint": endpoint, **({} if data is None else {"data": data})}
         message = self.codec.pack({**request, **({"api_token": self.token} if self.token else {})})
@@ -96,7 +102,11 @@ class RequestSocket:
         return answer
 
     def _exchange(self, message: bytes, seconds: float) -> bytes:
-        """Send one message and return the reply, a message of one part."""
+        """Send one message and return the reply, a message of one part; connects where there is no connection.
+
+        Raises `ServerLostError` where the server is silent for `seconds` or goes, `PolicyError` for a reply of several
+        parts; the socket is closed then.
+        """
         import zmq
 
         socket = self._socket or self._connect()
@@ -136,6 +146,7 @@ class RequestSocket:
         raise ServerLostError(problem, remedy=f"Its own messages say why; start it again ({large}).")
 
     def _silent_error(self, seconds: float) -> ServerLostError:
+        """Close the socket and return the error for a server that gave no answer for so many seconds."""
         self.close()
         remedy = "A server that is slow needs --policy-arg timeout_s=SECONDS; is it still running?"
         return ServerLostError(f"the policy server {self.address} gave no answer for {seconds:g} s", remedy=remedy)
@@ -163,6 +174,7 @@ class RequestSocket:
             socket.close(linger=0)
 
     def _connect(self) -> zmq.SyncSocket:
+        """Return a new socket to the present server with its monitor, and keep both; waits for nothing."""
         import zmq
 
         socket: zmq.SyncSocket = zmq.Context.instance().socket(zmq.REQ)
@@ -180,6 +192,7 @@ class Gr00tModel:
     """A model behind a GR00T server."""
 
     def __init__(self, requests: RequestSocket, dialect: Dialect) -> None:
+        """Keep the socket and the dialect, and draw a session's name; nothing is connected before `begin`."""
         self.wants, self.dialect = dialect.wants, dialect
         self.greeting: Greeting = {}
         """The server's description of itself, sanitized for a record: its modalities, which name no checkpoint."""
@@ -210,7 +223,11 @@ class Gr00tModel:
             modalities.check_modalities(modalities.parse_modalities(config), self.dialect)
 
     def query(self, observation: Observation) -> Reply:
-        """Return the server's action, with flat keys. Raises what `RequestSocket.call` raises."""
+        """Return the server's action, with flat keys. Raises what `RequestSocket.call` raises.
+
+        Where the server's error says that it takes requests of the other form, nested or flat, asks once more in that
+        form and keeps to it.
+        """
         request = self.dialect.build_request(observation)
         try:
             return self._request_action(request)
@@ -227,6 +244,10 @@ class Gr00tModel:
         return read_reply(self.dialect, self.query(observation))
 
     def _request_action(self, request: dict[str, object]) -> Reply:
+        """Return the action that the server answers, with flat keys.
+
+        Raises `PolicyError` for an answer of another form.
+        """
         observation = modalities.nest_request(request) if self._nested else request
         call_input = observation if self._bare else {"observation": observation, "options": self._options()}
         answer = action = self._requests.call("get_action", call_input)
@@ -239,7 +260,10 @@ class Gr00tModel:
         return modalities.flatten_reply(action) if self._nested else action
 
     def _options(self) -> dict[str, object] | None:
-        """Return the options of a request: without these a memory of one episode would go on in the next."""
+        """Return the options of a request: the session, and whether its memory is to be reset.
+
+        None without sessions.
+        """
         if not self.dialect.sessions:
             return None
         return {"reset_memory": [self._is_first], "session_ids": [self._session]}
@@ -249,7 +273,10 @@ class Gr00tModel:
         self._requests.close()
 
     def _supports_reset(self) -> bool:
-        """Return whether the server has the endpoint `reset`; N1.5's does not."""
+        """Reset the server and return True; False where it has no endpoint `reset`, as N1.5's.
+
+        Raises its other errors.
+        """
         try:
             self._requests.call("reset", {"options": None})
         except ServerLostError:

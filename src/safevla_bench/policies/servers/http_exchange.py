@@ -79,9 +79,13 @@ def is_harness(address: str) -> bool:
 
 @contextmanager
 def _hang_up_after(connection: socket.socket, seconds: float, over: threading.Event) -> Iterator[None]:
-    """Hang up when the time is over: a server that sends a byte now and then would hold up every read anew."""
+    """Set `over` and shut the connection down when the block takes longer than `seconds`.
+
+    A server that sends a byte now and then would hold up every read anew.
+    """
 
     def hang_up() -> None:
+        """Set `over` and shut the connection down in both directions; an error in that is ignored."""
         over.set()
         with suppress(OSError):
             socket.socket.shutdown(
@@ -98,6 +102,7 @@ def _hang_up_after(connection: socket.socket, seconds: float, over: threading.Ev
 
 
 def _describe_cause(error: Exception) -> str:
+    """Return what a server did instead of answering, as the end of a sentence that begins with its name."""
     if isinstance(error, ConnectionRefusedError):
         return "refused the connection"
     if isinstance(error, http.client.BadStatusLine) and not isinstance(error, http.client.RemoteDisconnected):

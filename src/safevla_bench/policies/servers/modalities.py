@@ -33,7 +33,7 @@ class Modality:
 
 
 def choose_codec(config: object) -> Codec:
-    """Return the codec of the server that described itself so; that of the tags where nothing tells."""
+    """Return the codec of a server by its description: main's where a value has main's mark, else that of the tags."""
     values = config.values() if isinstance(config, Mapping) else ()
     is_main = any(isinstance(value, Mapping) and _MARK_MAIN in value for value in values)
     return GR00T_MAIN if is_main else GR00T
@@ -47,6 +47,10 @@ def parse_modalities(config: object) -> dict[str, Modality]:
 
 
 def _parse_modality(name: str, value: object) -> Modality | None:
+    """Return one modality of a server's description.
+
+    None where it has not the form of one, or its JSON cannot be read.
+    """
     content = value.get("as_json") if isinstance(value, Mapping) and {_MARK_MAIN, _MARK_TAGS} & set(value) else None
     if isinstance(content, str):  # N1.5 writes JSON into the message
         try:
@@ -66,10 +70,9 @@ def _flat_key(modality: str, key: str) -> str:
 
 
 def check_modalities(modalities: Mapping[str, Modality], dialect: Dialect) -> None:
-    """Refuse a server whose model takes or gives other keys than the dialect, or more than one frame.
+    """Raise `PolicyError` for a server whose model takes or gives other keys than the dialect, or more than one frame.
 
-    Raises:
-        PolicyError: names the keys, and the dialects that fit.
+    The error names the keys, and a dialect that fits. Modalities that the server does not describe are not checked.
     """
     problem = next(_mismatches(modalities, dialect), None)
     if problem is None:
@@ -82,12 +85,17 @@ def check_modalities(modalities: Mapping[str, Modality], dialect: Dialect) -> No
 
 
 def _fits(modalities: Mapping[str, Modality], name: str) -> bool:
+    """Return whether a dialect is for GR00T's servers and nothing of it differs from the modalities."""
     if dialects.load_dialect_file(name).transport != "gr00t":
         return False
     return next(_mismatches(modalities, dialects.load_dialect(name)), None) is None
 
 
 def _mismatches(modalities: Mapping[str, Modality], dialect: Dialect) -> Iterator[str]:
+    """Yield a sentence for each way in which a model's modalities differ from what the dialect sends and reads.
+
+    Keys that the dialect sends and the model does not take are no mismatch.
+    """
     sent = {".".join(field.path) for field in dialect.fields}
     for name in (VIDEO, STATE, LANGUAGE):
         modality = modalities.get(name, Modality((), 1))
@@ -108,7 +116,10 @@ def wants_other_form(problem: str, *, nested: bool) -> bool:
 
 
 def nest_request(request: Request) -> Request:
-    """Return a flat request as a server without --use-sim-policy-wrapper takes it; texts get a time axis too."""
+    """Return a flat request as a server without --use-sim-policy-wrapper takes it: maps of video, state and language.
+
+    Lists of texts get a time axis too; the request itself is not changed.
+    """
     nested: dict[str, dict[str, object]] = {VIDEO: {}, STATE: {}, LANGUAGE: {}}
     for key, value in request.items():
         modality, _, name = key.partition(".")
@@ -120,5 +131,5 @@ def nest_request(request: Request) -> Request:
 
 
 def flatten_reply(reply: Reply) -> Reply:
-    """Return the action of such a server with the keys of a flat reply."""
+    """Return the action of a server without --use-sim-policy-wrapper, its keys with `action.` before them."""
     return {_flat_key(ACTION, key): value for key, value in reply.items()}

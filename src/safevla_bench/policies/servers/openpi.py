@@ -29,6 +29,7 @@ class OpenpiModel:
     """A model behind a server; the dialect says what a request holds and what a reply means."""
 
     def __init__(self, socket: connection.WebsocketClient, dialect: Dialect, key: str | None = None) -> None:
+        """Keep connection and dialect; nothing is connected before `connect` or `begin`."""
         self.wants, self.dialect = dialect.wants, dialect
         self.greeting: Greeting = {}
         """The server's description of itself, sanitized for a record."""
@@ -77,6 +78,11 @@ class OpenpiModel:
         self._socket.close()
 
     def _read_map(self, frame: bytes | str) -> dict[str, object]:
+        """Return the map in a frame.
+
+        Raises `PolicyError` for a text frame, which is the server's traceback (the connection is closed), and for bytes
+        that are no map.
+        """
         if isinstance(frame, str):
             self._socket.close()
             raise server_error(self._socket.address, redact_key(frame, self._key))
@@ -88,7 +94,10 @@ class OpenpiModel:
 
 
 def _check_image_size(greeting: Mapping[str, object], sent: tuple[int, int]) -> None:
-    """Refuse a server of `safevla serve` whose policy wants images of another size; other servers do not tell it."""
+    """Raise `PolicyError` for a server of `safevla serve` whose policy wants images of another size than is sent.
+
+    Other servers do not tell their size, and pass.
+    """
     size = greeting.get("image_size")
     if "safevla-bench" in greeting and greeting.get("cameras") and isinstance(size, list) and size != [*sent]:
         problem = f"the served policy wants images of {size[0]} x {size[-1]} pixels"

@@ -46,6 +46,7 @@ class HttpClient:
     """HTTP requests to the first of several servers that answers."""
 
     def __init__(self, addresses: Sequence[str], timeouts: Timeouts, key: str | None = None) -> None:
+        """Keep addresses and key; the first server counts until `open` finds another."""
         self.address = addresses[0]
         self.key = key
         self._addresses, self._timeouts = tuple(addresses), timeouts
@@ -89,7 +90,7 @@ class HttpClient:
         return content
 
     def _check_status(self, status: int, content: bytes) -> None:
-        """Raise `PolicyError` for what no server of this kind answers."""
+        """Raise `PolicyError` for a status that is no answer: 401, 403, 3xx, 413, 426, or 500 and more."""
         if status in (401, 403):
             problem = f"the policy server {self.address} {'refuses this key' if self.key else 'wants a key'}"
             remedy = f"Put its key into the environment variable {KEY}, or pass key_file=FILE."
@@ -109,6 +110,7 @@ class HttpClient:
 
 
 def _shorten(content: bytes) -> str:
+    """Return the first 500 bytes as text without blanks at its ends."""
     return content[:500].decode(errors="replace").strip()
 
 
@@ -133,6 +135,7 @@ class OpenvlaModel:
     """
 
     def __init__(self, client: HttpClient, dialect: Dialect, unnorm_key: str | None = None) -> None:
+        """Keep client and dialect; nothing is asked before `connect` or `begin`."""
         self.wants, self.dialect = dialect.wants, dialect
         self.greeting: Greeting = {}
         """The function that answers, where the server describes it; it names no checkpoint."""
@@ -162,7 +165,10 @@ class OpenvlaModel:
         self._name_statistics(self._statistics or task.benchmark.replace("-", "_"))
 
     def _name_statistics(self, unnorm_key: str) -> None:
-        """Have requests name the statistics that scale actions, where the server is OpenVLA's."""
+        """Set `dialect` so that requests name the statistics that scale actions, where the server is OpenVLA's.
+
+        Names from before are dropped; `none` names none.
+        """
         fields = tuple(field for field in self.dialect.fields if field.fixed is None)
         if self.dialect.name == _KIND.dialect and unnorm_key != NO_STATISTICS:
             fields = (*fields, RequestEntry(("unnorm_key",), fixed=unnorm_key))
@@ -190,6 +196,7 @@ class OpenvlaModel:
 
 
 def _failure_remedy(unnorm_key: object) -> str:
+    """Return a remedy for a model that raised, with other names for the statistics where the request named some."""
     if unnorm_key is None:
         return "Its own log holds the traceback; what was sent is in docs/servers.md."
     return (

@@ -53,6 +53,11 @@ class ServedPolicy:
     def __init__(
         self, name: str, make: Callable[[], Policy], seed: int = 0, arguments: Mapping[str, str] = NO_ARGUMENTS
     ) -> None:
+        """Make the first policy by `make`, which is called again for each further connection at the same time.
+
+        Raises:
+            PolicyError: it wants privileged state or more cameras than a request holds; the policy is closed then.
+        """
         self.name, self.seed, self.arguments = name, seed, dict(arguments)
         self._make = make
         self._free = [make()]
@@ -69,7 +74,7 @@ class ServedPolicy:
 
     @contextmanager
     def borrow_policy(self) -> Iterator[Policy]:
-        """Lend a policy that no other connection uses meanwhile."""
+        """Lend a policy that no other connection uses meanwhile; makes another where none is free."""
         with self._lock:
             policy = self._free.pop() if self._free else self._make()
         try:
@@ -92,7 +97,9 @@ class ServedPolicy:
 
 
 def start_server(served: ServedPolicy, bind: str, port: int, key: str | None = None) -> Server:
-    """Return a server that listens; run its `serve_forever`. `GET /healthz` answers without a key.
+    """Return a server that listens at `bind` and `port` (0 = any that is free); call its `serve_forever`.
+
+    `GET /healthz` answers without a key. More connections than `MAX_CONNECTIONS` are hung up on.
 
     Raises:
         PolicyError: nothing can listen there.
@@ -122,6 +129,7 @@ def _limit_connections(handle: Callable[..., None], places: threading.Semaphore)
     """Return a handler that takes a connection while there is a place for it, and hangs up on any other."""
 
     def handle_within_limit(connected: socket.socket, address: object) -> None:
+        """Handle a connection, or close it first where no place is free."""
         free = places.acquire(blocking=False)
         try:
             if not free:
@@ -159,6 +167,10 @@ def to_quaternion(axis_angle: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _parse_image(request: Mapping[object, object], key: str, wants: Wants) -> NDArray[np.uint8]:
+    """Return the image under a key, turned from right to left, so that it is upright again.
+
+    Raises `PolicyError` where it is missing, or not uint8 of the size that the policy wants.
+    """
     image = _require_array(request, key, "u", 3)
     if image.dtype != np.uint8 or image.shape != (*wants.image_size, 3):
         remedy = f"It is to be uint8 of {[*wants.image_size, 3]}: safevla's client takes --policy-arg image_size=N."
@@ -185,6 +197,10 @@ def _early_response(connection: ServerConnection, request: Request, key: str | N
 
 
 def _handle_connection(connection: ServerConnection, served: ServedPolicy) -> None:
+    """Greet a client and serve its episode with a policy of its own until it hangs up.
+
+    Where anything fails, sends the error's text, or the traceback of an error that is not ours, and closes.
+    """
     from websockets.exceptions import ConnectionClosed
 
     try:
@@ -204,6 +220,10 @@ def _format_error(error: PolicyError) -> str:
 
 
 def _serve_episode(connection: ServerConnection, served: ServedPolicy, policy: Policy) -> None:
+    """Answer each request with one action [1, A] until the client hangs up; the first request resets the policy.
+
+    Raises `PolicyError` for a frame that is no readable request, and whatever the policy raises.
+    """
     begun = False
     for frame in connection:
         start = time.perf_counter()

@@ -64,6 +64,7 @@ class VlaEvalModel:
         *,
         chosen: bool = True,
     ) -> None:
+        """Keep connection and dialect; nothing is connected before `connect` or `begin`."""
         self.wants = dialect.wants
         self._socket, self._dialect, self._key, self._chosen = socket, dialect, key, chosen
         self._params = params
@@ -107,6 +108,11 @@ class VlaEvalModel:
         self._playing = True
 
     def _exchange_hello(self) -> None:
+        """Connect, greet, and adopt what the server asks for: sets `greeting`, `dialect`, `wants` and `env_seed`.
+
+        Raises `PolicyError` where the dialect does not meet the server's requirements, or the server asks for other
+        observations than when `connect` was called.
+        """
         self._socket.open()
         self._seq = 0
         hello = self._send_message(
@@ -146,13 +152,18 @@ class VlaEvalModel:
                 self._send_message("episode_end", {})
 
     def _send_message(self, kind: str, payload: object) -> int:
+        """Send a message of this kind and return its number in the connection, which counts from 1."""
         self._seq += 1
         message = {"type": kind, "payload": payload, "seq": self._seq, "timestamp": time.time()}
         self._socket.send(VLA_EVAL.pack(message))
         return self._seq
 
     def _receive_answer(self, seq: int, kind: str) -> dict[str, object]:
-        """Receive the answer to message `seq` and return its payload."""
+        """Return the payload of the answer to message `seq`.
+
+        Raises `PolicyError` for an error of the server or another form of message, and `ServerLostError`, the
+        connection closed, for an answer of another kind or number.
+        """
         frame = self._socket.receive()
         message = VLA_EVAL.unpack(frame) if isinstance(frame, bytes) else None
         if not isinstance(message, dict) or not isinstance(message.get("payload"), dict):
@@ -195,7 +206,7 @@ def adapt_dialect(dialect: Dialect, params: Mapping[str, object]) -> Dialect:
 def check_requirements(
     params: Mapping[str, object], action_spec: Mapping[str, object], dialect: Dialect, *, chosen: bool
 ) -> None:
-    """Refuse a server whose requirements the dialect does not meet.
+    """Raise `PolicyError` for a server whose requirements the dialect does not meet.
 
     Args:
         params: what it asks for.
@@ -204,7 +215,7 @@ def check_requirements(
         chosen: whether the user named the dialect, and so knows the conventions of its gripper.
 
     Raises:
-        PolicyError: names the requirement, and the remedy.
+        PolicyError: names the first requirement that is not met, and the remedy.
     """
     for problem, remedy in _unmet_requirements(params, action_spec, dialect, chosen=chosen):
         raise PolicyError(problem, remedy=remedy)
@@ -213,6 +224,7 @@ def check_requirements(
 def _unmet_requirements(
     params: Mapping[str, object], action_spec: Mapping[str, object], dialect: Dialect, *, chosen: bool
 ) -> Iterator[tuple[str, str]]:
+    """Yield problem and remedy for each requirement that the dialect does not meet: entries, positions, gripper."""
     for wish, is_sent in (
         ("send_state", any(field.state for field in dialect.fields)),
         ("send_wrist_image", len(dialect.wants.cameras) > 1),
@@ -232,7 +244,7 @@ def _unmet_requirements(
 
 
 def parse_params(text: str | None) -> dict[str, object]:
-    """Parse `NAME=VALUE,...`: the harness's benchmark parameters that go before the server's wishes.
+    """Return the parameters of `NAME=VALUE,...`, the harness's, that go before the server's wishes; {} for None.
 
     Raises:
         PolicyError: a parameter that this client does not know, or a value that is no truth value or number.
@@ -252,6 +264,7 @@ def parse_params(text: str | None) -> dict[str, object]:
 
 
 def _submap(outer: Mapping[str, object], key: str) -> Mapping[str, object]:
+    """Return the map under a key; an empty one where there is none."""
     inner = outer.get(key)
     return inner if isinstance(inner, Mapping) else {}
 

@@ -79,7 +79,7 @@ def dialect_names() -> tuple[str, ...]:
 
 @cache
 def load_dialect_file(name: str) -> DialectFile:
-    """Read the file of a dialect.
+    """Return the content of a dialect's file.
 
     Raises:
         PolicyError: there is none of that name; lists those there are.
@@ -150,6 +150,7 @@ def read_reply(dialect: Dialect, reply: Reply) -> NDArray[np.float64]:
 
 
 def _can_read(dialect: Dialect, reply: Reply) -> bool:
+    """Return whether a dialect reads a reply: False where that raises `ReplyError`."""
     try:
         dialect.read_actions(reply)
     except ReplyError:
@@ -158,6 +159,10 @@ def _can_read(dialect: Dialect, reply: Reply) -> bool:
 
 
 def _with_image_size(dialect: Dialect, text: str) -> Dialect:
+    """Return the dialect with images rendered and sent as squares of `text` pixels.
+
+    Raises `PolicyError` unless 1 to 4096.
+    """
     if not text.isdecimal() or not 0 < int(text) <= LARGEST:
         raise PolicyError(f"image_size={text} is not a number of pixels", remedy=f"Write one from 1 to {LARGEST}.")
     size = (int(text), int(text))
@@ -165,6 +170,10 @@ def _with_image_size(dialect: Dialect, text: str) -> Dialect:
 
 
 def _with_cameras(dialect: Dialect, cameras: list[str]) -> Dialect:
+    """Return the dialect with these cameras in the places of its own; entries of a camera named `none` are left out.
+
+    Raises `PolicyError` where they are not as many as its own, or all are `none`.
+    """
     defaults = dialect.wants.cameras
     if len(cameras) != len(defaults) or set(cameras) <= {NONE}:
         problem = f"cameras={','.join(cameras)} does not fit the dialect {dialect.name!r}, which shows {len(defaults)}"
@@ -181,6 +190,10 @@ def _with_cameras(dialect: Dialect, cameras: list[str]) -> Dialect:
 
 
 def _camera_view(inference: Inference, *, crops: bool) -> CameraView:
+    """Return the preparation of images that a protocol says.
+
+    No crop unless `crops`, nor where the crop is the whole image.
+    """
     crop = inference.crop if crops and inference.crop != 1 else None
     return CameraView(
         flip=inference.flip, jpeg=inference.jpeg, size=inference.image_size, resize=inference.resize, crop=crop
@@ -188,6 +201,7 @@ def _camera_view(inference: Inference, *, crops: bool) -> CameraView:
 
 
 def _request_entries(content: DialectFile, inference: Inference) -> Iterator[RequestEntry]:
+    """Yield the file's request entries in order, with the protocol's whole state in the place of `all`."""
     for field in content.request:
         state = inference.state if field.state == ALL else field.state
         assert set(state) <= set(STATES), state
@@ -216,7 +230,7 @@ def dialect_values(dialect: Dialect) -> Mapping[str, object]:
 
 
 def _describe_entry(field: RequestEntry) -> str:
-    """Describe what fills an entry of the request."""
+    """Return in words what fills an entry of the request: state parts with dtype, a camera's name, or `instruction`."""
     axes = f", {field.axes} leading axes" if field.axes else ""
     where = f", where the server asks for {field.asked}" if field.asked else ""
     if field.state:
