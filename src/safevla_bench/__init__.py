@@ -97,6 +97,10 @@ __all__ = ["__version__", *_PLACES]
 
 
 def __getattr__(name: str) -> object:
+    """Return a public name, importing its module on first use; former names work with a `DeprecationWarning`.
+
+    Raises `AttributeError` for any other name.
+    """
     if name in _FORMER:
         message = f"safevla_bench.{name} is called {_FORMER[name]} now; the old name goes with the next release"
         warnings.warn(message, DeprecationWarning, stacklevel=2)
@@ -107,4 +111,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
+    """Return the public names, sorted; the former ones are left out."""
     return sorted(__all__)

@@ -68,7 +68,10 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_baseline(scores: Scores) -> Baseline:
-    """Return the violations of the judged episodes of `noop`, and the other policies that share them."""
+    """Return the violations and successes of `noop` by task, and the other policies whose unsafe episodes share them.
+
+    Of `noop`, violations are of judged episodes that ran to their end; successes of all that ran to their end.
+    """
     is_noop = (
         np.array([policy == NOOP for policy in scores.policy], dtype=np.bool_) & scores.is_counted & scores.is_judged
     )
@@ -97,7 +100,7 @@ def _baseline_successes(scores: Scores) -> Iterator[BaselineSuccess]:
 
 
 def _baseline_violations(scores: Scores, is_noop: NDArray[np.bool_]) -> list[BaselineViolation]:
-    """Return them in order of the tasks' first appearance, then of the library."""
+    """Return the scored specifications that `noop` violates in each task, by order of tasks, then of the library."""
     tasks = list(zip(scores.benchmark, scores.task_id, strict=True))
     violations = []
     for task in dict.fromkeys(task for task, acted_not in zip(tasks, is_noop, strict=True) if acted_not):
@@ -112,6 +115,10 @@ def _baseline_violations(scores: Scores, is_noop: NDArray[np.bool_]) -> list[Bas
 def _baseline_violation(
     scores: Scores, task: tuple[str, str], column: int, violating: NDArray[np.int64], n: int
 ) -> BaselineViolation:
+    """Return one specification's violations in one task: `violating` are its episodes, `n` all of `noop` there.
+
+    `extreme` is that of the episode of smallest robustness; None where that has none.
+    """
     furthest = violating[scores.rho[column, violating].argmin()]
     extreme = float(scores.extreme[column, furthest])
     return BaselineViolation(
@@ -126,7 +133,7 @@ def _baseline_violation(
 
 
 def _shares_baseline_violation(scores: Scores, violations: tuple[BaselineViolation, ...]) -> NDArray[np.bool_]:
-    """True where doing nothing violates a scored specification in the task of an episode, [K, E]."""
+    """Return whether `noop` violates each scored specification in each episode's task, [K, E]."""
     violated_specs = {(floor.benchmark, floor.task_id, floor.spec.spec_id) for floor in violations}
     tasks = list(zip(scores.benchmark, scores.task_id, strict=True))
     return np.array(
@@ -137,7 +144,10 @@ def _shares_baseline_violation(scores: Scores, violations: tuple[BaselineViolati
 def _doubtful_results(
     scores: Scores, violated: NDArray[np.bool_], shared_violation: NDArray[np.bool_]
 ) -> tuple[DoubtfulResult, ...]:
-    """Return the policies with an episode that shares a violation, in order of first appearance."""
+    """Return the policies with an episode that shares a violation with `noop`, in order of first appearance.
+
+    `violated` and `shared_violation` are [K, E], K scored specifications. Episodes that ended early do not count.
+    """
     shared = (violated & shared_violation).any(axis=0) & scores.is_counted
     only = shared & ~(violated & ~shared_violation).any(axis=0)
     results = []

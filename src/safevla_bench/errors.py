@@ -65,6 +65,7 @@ class DamageError(RecordError):
     def __init__(
         self, problem: str, *, episodes: int | None = None, remedy: str | None = None, place: Place | None = None
     ) -> None:
+        """Take the count of lost episodes that no other error names beside what every error takes; None = unknown."""
         super().__init__(problem, remedy=remedy, place=place)
         self.episodes = episodes
 
@@ -75,6 +76,7 @@ class FormulaError(SafevlaError):
     def __init__(
         self, problem: str, *, column: int | None = None, remedy: str | None = None, place: Place | None = None
     ) -> None:
+        """Take the column in the formula's text, from 1, beside what every error takes; None = no place in the text."""
         super().__init__(problem, remedy=remedy, place=place)
         self.column = column
 
@@ -127,5 +129,6 @@ class CollectedError(SafevlaError):
     """Several errors at once; `errors` holds each."""
 
     def __init__(self, errors: Sequence[SafevlaError], *, remedy: str | None = None) -> None:
+        """Join the messages of the errors, a line each; the place and remedy of each stand in its own message."""
         self.errors = tuple(errors)
         super().__init__("\n".join(str(error) for error in self.errors), remedy=remedy)

@@ -17,10 +17,12 @@ __all__ = evaluation.__all__  # the same names
 
 class _CallableModule(ModuleType):
     def __call__(self, *args: Any, **options: Any) -> evaluation.Evaluation:
+        """Call `evaluation.evaluate` with the same arguments, as the function in this module's place does."""
         return evaluation.evaluate(*args, **options)
 
 
 def __getattr__(name: str) -> object:
+    """Return the name from `safevla_bench.evaluation`; raises `AttributeError` where that module has no such name."""
     return getattr(evaluation, name)
 
 

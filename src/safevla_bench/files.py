@@ -15,7 +15,7 @@ _BEGUN = ".partial"
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Write a whole file, as `open_atomically` does."""
+    """Write a whole file, text as UTF-8, as `open_atomically` does; an existing file is replaced."""
     with open_atomically(path) as stream:
         stream.write(content.encode() if isinstance(content, str) else content)
 
@@ -97,7 +97,7 @@ def is_leftover(path: Path) -> bool:
 
 
 def append_bytes(path: Path, content: bytes) -> None:
-    """Add to a file's end, all or nothing as long as this process lives.
+    """Add to a file's end, all or nothing as long as this process lives; a missing file is made.
 
     Raises:
         FileError: it cannot be written to; it is as long as before.
@@ -112,21 +112,24 @@ def append_bytes(path: Path, content: bytes) -> None:
 
 
 def write_all(descriptor: int, content: bytes) -> None:
-    """Write every byte, however few the system takes at a time."""
+    """Write every byte to a file descriptor, however few the system takes at a time; `OSError` is passed on."""
     left = memoryview(content)
     while left:
         left = left[os.write(descriptor, left) :]
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those that it lies in; `FileError` where that cannot be."""
+    """Make a folder and those that it lies in; an existing one stays as it is.
+
+    Raises `FileError` where the system refuses.
+    """
     with translated_errors(path):
         path.mkdir(parents=True, exist_ok=True)
 
 
 @contextmanager
 def translated_errors(path: Path) -> Iterator[None]:
-    """Raise `FileError` with the place for what the system refuses, because the user must mend it."""
+    """Raise `FileError` naming the path for any `OSError` in the block; other errors pass unchanged."""
     try:
         yield
     except OSError as error:
@@ -134,6 +137,6 @@ def translated_errors(path: Path) -> Iterator[None]:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file's bytes, in hexadecimal."""
+    """Return the sha256 of a file's bytes, in hexadecimal; `OSError` is passed on."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

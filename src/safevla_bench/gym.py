@@ -87,6 +87,17 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         wait_steps: int = 10,
         cost: Cost = "violation",
     ) -> None:
+        """Make the environment and start an episode at initial state 0, from which the observation space is read.
+
+        Args:
+            host: whose task it is.
+            task: the task.
+            horizon: steps after which an episode is truncated.
+            wants: what is observed beyond proprioception.
+            monitor: with what to judge; else the default specifications.
+            wait_steps: for which the scene settles.
+            cost: what `info["cost"]` is; see `step_info`.
+        """
         self._env = host.make(task, wants or Wants())
         self._task, self._horizon, self._cost = task, horizon, cost
         self._seeded = partial(EpisodeSeed, wait_steps=wait_steps)
@@ -110,7 +121,11 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         return seen, step_info(self._monitor.start(newest_record(self._env)), self._cost)
 
     def step(self, action: Action) -> tuple[dict[str, NDArray[Any]], SupportsFloat, bool, bool, dict[str, Any]]:
-        """Apply one action; `info["cost"]` and `info["safety"]` are of the record that it made."""
+        """Apply one action; `info["cost"]` and `info["safety"]` are of the record that it made.
+
+        Returns observation, reward (1.0 at success, else 0.0), terminated at success, truncated at the horizon, and
+        info.
+        """
         observation, success = self._env.step(np.asarray(action, dtype=np.float64))
         self._steps += 1
         over = not success and self._steps >= self._horizon
@@ -126,6 +141,7 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         self._env.close()
 
     def _start(self, index: int) -> dict[str, NDArray[Any]]:
+        """Reset the host's environment to an initial state, set the step count to 0, and return the observation."""
         self._steps = 0
         return _observation_dict(self._env.reset(self._seeded(index, self._env_seed)))
 
@@ -172,7 +188,11 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         return seen, {**info, **step_info(self._monitor.start(self._running.latest()), self._cost)}
 
     def step(self, action: Act) -> tuple[Obs, SupportsFloat, bool, bool, dict[str, Any]]:
-        """One step of the wrapped environment, with `cost` and `safety` in its `info`."""
+        """Step the wrapped environment and record the step; return the same with `cost` and `safety` in `info`.
+
+        Raises:
+            HostError: `reset` was not called before.
+        """
         if self._running is None:
             raise HostError("no episode has begun", remedy="Call reset first.")
         seen, reward, terminated, truncated, info = self.env.step(action)
@@ -186,6 +206,7 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         super().close()
 
     def _stop(self) -> None:
+        """Take the recorder's hooks off the simulator, if an episode is running."""
         if self._running is not None:
             self._running.detach()
         self._running = None
@@ -256,6 +277,10 @@ gymnasium.register(id=TASK_ID, entry_point="safevla_bench.gym:make_env")
 
 
 def _find_task(host: Host, suite: str, task: int | str) -> Task:
+    """Return the task with this id, or at this place of the suite from 0.
+
+    Raises `HostError` with the first ids if none fits.
+    """
     tasks = host.tasks(suite)
     found = [one for k, one in enumerate(tasks) if task in (k, one.task_id)]
     if not found:
@@ -279,6 +304,11 @@ class _RecordedEpisode:
 
     @classmethod
     def of(cls, env: object, named: tuple[str | None, str | None]) -> _RecordedEpisode:
+        """Hook a recorder into the simulator that the environment holds, and take record 0.
+
+        `named` replaces the benchmark and task id where these are given. Raises `HostError` if nothing recordable is
+        found.
+        """
         recordable = find_recordable(env)
         benchmark, task_id = named
         task = recordable.task
@@ -289,6 +319,10 @@ class _RecordedEpisode:
 
 
 def _observation_dict(observation: Observation) -> dict[str, NDArray[Any]]:
+    """Return the observation as named arrays.
+
+    Images stand under `image.CAMERA`, further readings as float64 under `extra.NAME`; `privileged` is left out.
+    """
     return {
         "eef_pos_m": observation.eef_pos_m,
         "eef_quat_wxyz": observation.eef_quat_wxyz,
@@ -299,6 +333,7 @@ def _observation_dict(observation: Observation) -> dict[str, NDArray[Any]]:
 
 
 def _array_space(value: NDArray[Any]) -> gymnasium.spaces.Box:
+    """Return the space of arrays of this shape: 0 to 255 for uint8 images, else unbounded float64."""
     if value.dtype == np.uint8:
         return gymnasium.spaces.Box(0, 255, value.shape, np.uint8)
     return gymnasium.spaces.Box(-np.inf, np.inf, value.shape, np.float64)

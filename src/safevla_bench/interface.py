@@ -115,9 +115,11 @@ class UnrenderedImages(Mapping[str, NDArray[np.uint8]]):
     """Images of an observation that were not rendered: nobody was to look at them. Reading one is a `PolicyError`."""
 
     def __init__(self, cameras: Sequence[str]) -> None:
+        """Take the names of the cameras, which `iter` and `len` still give."""
         self._cameras = tuple(cameras)
 
     def __getitem__(self, camera: str) -> NDArray[np.uint8]:
+        """Raise `PolicyError` for every name, whether it is a camera's or not."""
         problem = f"the image of {camera} was not rendered: the policy had said that it would not look at it"
         raise PolicyError(problem, remedy="Its `looks_next` is to be true where its next action needs the images.")
 
@@ -132,15 +134,21 @@ class PartialReadings(Mapping[str, Reading]):
     """Further readings of an observation for which no camera was rendered. Reading a depth is a `PolicyError`."""
 
     def __init__(self, made: Mapping[str, Reading], unrendered: Sequence[str]) -> None:
+        """Take the readings that were made and the names of those that were not rendered."""
         self._made, self._unrendered = dict(made), tuple(unrendered)
 
     def __getitem__(self, name: str) -> Reading:
+        """Return a reading that was made.
+
+        Raises `PolicyError` if it was not rendered, `KeyError` if there is none of that name.
+        """
         if name not in self._unrendered:
             return self._made[name]
         problem = f"the reading {name} was not rendered: the policy had said that it would not look at it"
         raise PolicyError(problem, remedy="Its `looks_next` is to be true where its next action needs the depth.")
 
     def __iter__(self) -> Iterator[str]:
+        """Yield the names of the readings that were made, then of those that were not rendered."""
         return iter((*self._made, *self._unrendered))
 
     def __len__(self) -> int:
@@ -314,7 +322,10 @@ def check_action(action: object, size: int, meaning: str = "") -> Action:
 
 
 def check_extra(wants: Wants, offered: Sequence[str], host: str) -> None:
-    """Raise `HostError` where a policy asks for readings that the host has not, and list those it has."""
+    """Raise `HostError` if a policy asks for a reading that is not offered.
+
+    The message names the first and what there is.
+    """
     unknown = [name for name in wants.extra if name not in offered]
     if unknown:
         remedy = f"It has: {', '.join(offered)}." if offered else "Use a policy that needs none."
@@ -386,9 +397,10 @@ class SelectiveEnv(Protocol):
     """A method that an environment may offer beside `HostEnv`, to render only what is looked at."""
 
     def render_next(self, wanted: bool) -> None:
-        """Say whether the observation of the next step is to hold images; it holds for that step alone.
+        """Say whether the observation of the next step, and of that alone, is to hold images.
 
-        Without it, and after every reset, it is. An observation without them has `UnrenderedImages`.
+        Without a call, and after every reset, images are rendered. An observation without images has
+        `UnrenderedImages`.
         """
         ...
 
@@ -463,7 +475,10 @@ class Stage(Protocol):
         ...
 
     def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
-        """Return the picture of a record, [height, width, 3], in which each of the bodies can be told."""
+        """Return the picture of a record, [height, width, 3].
+
+        In `seen`, each of `bodies` has its place in that list plus 1.
+        """
         ...
 
     def close(self) -> None:

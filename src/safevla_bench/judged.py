@@ -57,6 +57,10 @@ class JudgedSource:
         return tuple(name for name, policy in self._named_policies() if policy.get("privileged") is True)
 
     def _named_policies(self) -> Iterator[tuple[str, Mapping[str, object]]]:
+        """Yield the name, renamed where `policy_names` says so, and the description of each policy of run.json.
+
+        Nothing where run.json lists none; entries that are no mappings or have no name are left out.
+        """
         policies = self.description.get("policies")
         for policy in policies if isinstance(policies, list | tuple) else ():
             if isinstance(policy, Mapping) and isinstance(name := policy.get("policy"), str):
@@ -156,6 +160,7 @@ class Judged:
 
 
 def _describe_limits(library: str, suites: str, judging: str) -> str:
+    """Return the sentence on suites with limits of their own: whether their library judged, or another."""
     if judging.partition("+")[0] == library:
         return f"Judged by the library {judging}: its limits were made for {suites} and are not the paper's."
     return f"{suites}: the library {library} has limits made for it; judged by {judging}, made for another kind of arm."

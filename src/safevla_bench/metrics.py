@@ -139,6 +139,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         return f"<Summary of {whose}: n = {self.n}, {numbers}>"
 
     def _repr_html_(self) -> str:
+        """Return the cell as an HTML table of one row, for notebooks."""
         return CellList([self])._repr_html_()
 
     @property
@@ -166,6 +167,7 @@ class CellList(list[Summary]):
         return matches[0]
 
     def _repr_html_(self) -> str:
+        """Return the cells as an HTML table with their four numbers, for notebooks."""
         heads = ["Policy", "Suite", "n", *_NUMBER_NAMES]
         return html_table(
             heads, ([cell.policy or "–", cell.suite or "all", str(cell.n), *_number_texts(cell)] for cell in self)
@@ -242,6 +244,10 @@ def task_rates(scores: Scores) -> list[TaskRates]:
 def _rates_of_task(
     scores: Scores, key: tuple[str | None, str, str], members: NDArray[np.int64], absent: Iterable[str]
 ) -> TaskRates:
+    """Return the rates of one (policy, suite, task).
+
+    `members` are the indices of its episodes, `absent` the outcomes of its episodes without a record.
+    """
     outcomes = Counter([*(scores.outcome[k] for k in members), *absent])
     rates = episode_rates(scores, members)
     return TaskRates(
@@ -315,6 +321,10 @@ def _summarize_cell(
     policy: str | None = None,
     suite: str | None = None,
 ) -> Summary:
+    """Return the summary of the episodes at these indices; `absent` are the outcomes of its episodes without a record.
+
+    `policy` and `suite` name the cell; None = all episodes together.
+    """
     outcomes = Counter([*(scores.outcome[k] for k in members), *absent])
     counted, judged = scores.is_counted[members], scores.is_judged[members]
     success, unsafe = scores.success[members], scores.unsafe[members]
@@ -391,6 +401,10 @@ def severity_means(
 
 
 def _severity_mean(values: NDArray[np.float64], least: int, unknown: str) -> Mean:
+    """Return the mean of severities with its interval; none without values, or if `unknown` gives a reason.
+
+    Fewer than `least` values have a mean and no interval.
+    """
     if not len(values) or unknown:
         return Mean(0, None, None, 0, unknown)
     interval = bounded_mean_interval(values) if len(values) >= least else None
@@ -424,10 +438,12 @@ def _finite_margins(scores: Scores, members: NDArray[np.int64]) -> NDArray[np.fl
 
 
 def _interval_bounds(interval: Interval | None) -> Bounds | None:
+    """Return the two ends of an interval; None for None."""
     return None if interval is None else (interval.low, interval.high)
 
 
 def _axis_rates(scores: Scores, members: NDArray[np.int64]) -> dict[str, Rate]:
+    """Return, for each axis of the scored specifications, the rate of the given episodes that violate any of them."""
     rates = {}
     for axis in dict.fromkeys(scores.specs[k].axis for k in scores.scored_columns):
         columns = [k for k in scores.scored_columns if scores.specs[k].axis == axis]
@@ -436,6 +452,10 @@ def _axis_rates(scores: Scores, members: NDArray[np.int64]) -> dict[str, Rate]:
 
 
 def _summarize_spec(scores: Scores, members: NDArray[np.int64], column: int, nsv: Mean, rho: Mean) -> SpecSummary:
+    """Return one specification's counts over a cell's episodes, with its mean depth and margin as given.
+
+    Violations are counted over judged episodes, of unscored specifications over conclusive ones.
+    """
     spec, state = scores.specs[column], scores.state[column, members]
     telling = scores.is_judged[members] if spec.is_scored else scores.is_conclusive[members]
     violated = scores.is_violated[column, members] & telling

@@ -204,6 +204,10 @@ class _EpisodeMonitor:
     """The running state of one episode: the records that signals need, and the smallest margin of each clause."""
 
     def __init__(self, record: Batch, ruleset: Ruleset) -> None:
+        """Prepare for the episode of record 0; that record itself is to be given to `observe` too.
+
+        Specifications that no running minimum decides are set apart, to be judged anew from all records at each step.
+        """
         (header,) = record.headers
         specs = ruleset.library.specs
         self._specs, self._missing = specs, ruleset.missing
@@ -237,6 +241,11 @@ class _EpisodeMonitor:
         return EpisodeStanding(self._step, clauses)
 
     def _judge_record(self, spec: Spec, fields: signals.RecordFields) -> ClauseStanding:
+        """Return the standing of a specification that each record decides alone, after the newest record of `fields`.
+
+        Inactive by its tags or for a field that any record so far lacked; vacuous if there is nothing to measure.
+        Raises `SignalError` for a missing field as `_raise_if_strict` does.
+        """
         if reason := self._inactive_reasons[spec.spec_id]:
             return ClauseStanding(spec, "inactive", reason)
         names, part = self._names[spec.spec_id], self._parts[spec.spec_id]
@@ -257,6 +266,11 @@ class _EpisodeMonitor:
         return self._add_margin(spec, float(stl.robustness(part, trace)[0]))
 
     def _add_margin(self, spec: Spec, margin: float) -> ClauseStanding:
+        """Return the standing of a clause with the newest record's margin, which is added to the running minimum.
+
+        A margin of +inf means that the gate is closed. While there is no other, a clause that is not binary is vacuous,
+        or inactive if a pose was unknown at any record.
+        """
         least = self._least_margin[spec.spec_id] = min(self._least_margin.get(spec.spec_id, np.inf), margin)
         if margin < 0:
             self._first_violation.setdefault(spec.spec_id, self._step)
@@ -271,13 +285,17 @@ class _EpisodeMonitor:
         return _active_standing(spec, rho, self._first_violation.get(spec.spec_id, -1), shown_margin)
 
     def _raise_if_strict(self, spec: Spec, field: str) -> None:
+        """Raise `SignalError` for a missing field if the ruleset says `error` and the specification is scored."""
         if self._missing == "error" and spec.tier == "safe":
             remedy = 'Record the field, or pass missing="deactivate" to leave the specification out, with that reason.'
             problem = f"{spec.spec_id} applies, but {field} is missing"
             raise SignalError(problem, remedy=remedy, place=Place(step=self._step))
 
     def _rejudge(self, record: Batch) -> dict[str, ClauseStanding]:
-        """Judge from all records so far the specifications that no running minimum decides."""
+        """Return the standings of the specifications that no running minimum decides, judged from all records so far.
+
+        The record is kept; {} and nothing is kept if there are no such specifications.
+        """
         specs = self._rejudged.library.specs
         if not specs:
             return {}
@@ -300,6 +318,7 @@ class _RecordContext:
     """
 
     def __init__(self, record: Batch) -> None:
+        """Take record 0, whose scene all further records must have."""
         self._first, self._step = record, -1
         self._recent: dict[int, Batch] = {}
         self._gripped_steps: set[int] = set()
@@ -366,6 +385,7 @@ def recordwise_part(formula: stl.Formula) -> stl.Formula | None:
 
 
 def _clause_standing(spec: Spec, scores: Scores, column: int) -> ClauseStanding:
+    """Return the standing that the scores of one episode give a specification in a column; without a newest margin."""
     state, first = int(scores.state[column, 0]), int(scores.first[column, 0])
     if state == INACTIVE:
         return ClauseStanding(spec, "inactive", scores.reasons[int(scores.reason[column, 0])])

@@ -22,7 +22,10 @@ NO_ARGUMENTS: Mapping[str, str] = MappingProxyType({})
 
 
 def install_command(extra: str) -> str:
-    """Return the command that adds an extra to this installation: from its own folder or file, where it has one."""
+    """Return the command that adds an extra to this installation: from its own folder or file, where it has one.
+
+    An editable installation stays editable. An installation whose origin is unknown is taken as from the index.
+    """
     try:
         origin = json.loads(distribution("safevla-bench").read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, ValueError):
@@ -48,11 +51,13 @@ class PluginGroup:
         return tuple(sorted(entry_points(group=self.group).names))
 
     def owner(self, name: str) -> str:
-        """Return the name of the distribution that offers a plug-in."""
+        """Return the name of the distribution that offers a plug-in; `nobody` if none does."""
         return next((_distribution_name(entry) for entry in entry_points(group=self.group, name=name)), "nobody")
 
     def load(self, name: str) -> tuple[Any, ...]:
         """Import the plug-ins of that name and return what their entry points name; nothing is called.
+
+        Empty if there is no such name.
 
         Raises:
             PluginError: one cannot be loaded; names its distribution.
@@ -60,6 +65,7 @@ class PluginGroup:
         return tuple(self._load_entry(entry) for entry in entry_points(group=self.group, name=name))
 
     def _load_entry(self, entry: EntryPoint) -> Any:
+        """Import what an entry point names. Raises `PluginError` for whatever is raised meanwhile."""
         try:
             return entry.load()
         except Exception as error:  # it can fail in any way while it is imported
@@ -88,6 +94,7 @@ class PluginGroup:
             raise self._load_error(entries[0], error) from error
 
     def _load_error(self, entry: EntryPoint, error: Exception) -> PluginError:
+        """Return, without raising, the `PluginError` that names the plug-in, its distribution and what went wrong."""
         owner = _distribution_name(entry)
         problem = f"{self.singular} {entry.name!r} of {owner} fails to load: {type(error).__name__}: {error}"
         return PluginError(problem, remedy=f"Repair, upgrade or uninstall {owner}.")
@@ -95,6 +102,11 @@ class PluginGroup:
     def _check_arguments(
         self, name: str, factory: Callable[..., object], arguments: Mapping[str, str], positional: int
     ) -> None:
+        """Raise the group's error for an argument whose name is that of a secret, or that the factory does not take.
+
+        `positional` parameters are taken already. A factory with `**options` takes any; without arguments nothing is
+        checked.
+        """
         if not arguments:
             return
         secret = next((argument for argument in arguments if is_secret_name(argument)), None)
@@ -112,4 +124,5 @@ class PluginGroup:
 
 
 def _distribution_name(entry: EntryPoint) -> str:
+    """Return the name of the distribution of an entry point, or the words for an unnamed one."""
     return entry.dist.name if entry.dist else "an unnamed distribution"

@@ -128,11 +128,12 @@ def warn_of_cells(cells: Iterable[CellLike]) -> tuple[str, ...]:
 
 
 def _count_recorded(cells: Iterable[CellLike]) -> int:
+    """Return the number of episodes of the cells that left a record: all but the crashed ones."""
     return sum(count for cell in cells for outcome, count in cell.outcomes.items() if outcome != "crashed")
 
 
 def warn_of_episodes(episodes: Iterable[EpisodeLike]) -> tuple[str, ...]:
-    """Return the warning for a list of episodes."""
+    """Return the warning on stand-in assets for a list of episodes; empty if none has any."""
     marked_cells = [
         ((episode.policy, episode.benchmark), episode.standin_assets)
         for episode in episodes
@@ -143,7 +144,7 @@ def warn_of_episodes(episodes: Iterable[EpisodeLike]) -> tuple[str, ...]:
 
 
 def warn_of_scores(scores: Scores) -> tuple[str, ...]:
-    """Return the warnings for numbers made of all scores."""
+    """Return the warnings for numbers made of all scores, a sentence each; empty where they need none."""
     cells = list(zip(scores.policy, scores.benchmark, strict=True))
     marked = {cell for cell, mark in zip(cells, scores.standin, strict=False) if mark}
     return (
@@ -162,7 +163,7 @@ def warn_of_records(scores: Scores) -> tuple[str, ...]:
 
 
 def warn_of_left_out(scores: Scores) -> tuple[str, ...]:
-    """Return the line on scored clauses that apply to a task by its tags and were left out on request."""
+    """Return the line on scored clauses that apply to a task by its tags and were not judged; empty without any."""
     left_out = Counter(
         (scores.specs[k].spec_id, scores.reasons[int(reason)])
         for k in scores.scored_columns
@@ -186,7 +187,7 @@ def _describe_left_out(counts: Mapping[tuple[str, str], int], recorded: int) -> 
 
 
 def warn_of_standins(cells: Mapping[Cell, bool]) -> tuple[str, ...]:
-    """Return the warning for policies and suites, by whether each has stand-in assets.
+    """Return the warning for policies and suites, by whether each has stand-in assets; empty where none has.
 
     >>> warn_of_standins({("a", "kitchen"): True, ("a", "table"): False})[0].split(":")[1].split(" was")[0]
     ' kitchen'
@@ -205,7 +206,7 @@ def warn_of_standins(cells: Mapping[Cell, bool]) -> tuple[str, ...]:
 
 
 def warn_of_divergence(cells: Mapping[Cell, int]) -> tuple[str, ...]:
-    """Return the warning for replays that left their recordings: policy and suite -> how many did.
+    """Return the warning for replays that left their recordings, (policy, suite) -> how many; empty where none did.
 
     >>> warn_of_divergence({("replay:a", "table"): 2})[0].split(".")[0]
     'Diverged replays: 2 episodes of replay:a on table left their recordings, or may have'
@@ -224,7 +225,7 @@ def warn_of_divergence(cells: Mapping[Cell, int]) -> tuple[str, ...]:
 
 
 def _describe_suite(suite: str, cells: Mapping[Cell, bool]) -> str:
-    """Return the suite, with the policies whose episodes have stand-in assets where those of others have none."""
+    """Return the suite's name; if only some of its policies have stand-in assets, with their names in parentheses."""
     marks = {policy: marked for (policy, other), marked in cells.items() if other == suite}
     return (
         suite if all(marks.values()) else f"{suite} ({_join_names(policy for policy, mark in marks.items() if mark)})"
@@ -232,6 +233,7 @@ def _describe_suite(suite: str, cells: Mapping[Cell, bool]) -> str:
 
 
 def _join_names(policies: Iterable[str | None]) -> str:
+    """Return the policies' names joined by commas; `unnamed` for None."""
     return ", ".join(policy or "unnamed" for policy in policies)
 
 
@@ -277,7 +279,7 @@ def find_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> list[str
 
 
 def mixed_packages(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> list[str]:
-    """Return the packages of which the episodes of a suite name several versions."""
+    """Return the packages of which the episodes of a suite name several versions, each once."""
     return list(dict.fromkeys(package for _, package in _mixed_versions(cells)))
 
 
@@ -302,7 +304,10 @@ def warn_of_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> tuple
 
 
 def warn_of_unknown_poses(scores: Scores) -> tuple[str, ...]:
-    """Return how many episodes were judged without the records at which a pose is unknown, and how many these are."""
+    """Return the line on episodes judged without the records at which a pose is unknown, and how many those are.
+
+    Empty where no scored specification left out a record.
+    """
     if scores.unknown is None:
         return ()
     counts = scores.unknown[scores.scored_columns].max(axis=0, initial=0)
@@ -317,7 +322,10 @@ def warn_of_unknown_poses(scores: Scores) -> tuple[str, ...]:
 
 
 def warn_of_logs(scores: Scores) -> tuple[str, ...]:
-    """Return which scored specifications no log of a real robot was judged by: Safety says nothing of these."""
+    """Return the line on the scored specifications that judged no log of a real robot.
+
+    Empty if there is no log, or every specification judged some.
+    """
     logs = np.array([suite == LOG_BENCHMARK for suite in scores.benchmark], dtype=np.bool_)
     inactive = (scores.state[:, logs] == INACTIVE).sum(axis=1)
     counts = {scores.specs[k].spec_id: int(inactive[k]) for k in scores.scored_columns}
@@ -347,7 +355,7 @@ def _describe_logs(inactive: Mapping[str, int], episodes: int) -> tuple[str, ...
 
 
 def warn_of_differences(scores: Scores) -> tuple[str, ...]:
-    """Return what is known of the physics versions in the tasks at hand."""
+    """Return what is known of the physics versions in the tasks at hand, a sentence each; empty if nothing is."""
     tasks_by_version: dict[tuple[str, str], set[str]] = {}
     for suite, task, simulator in zip(scores.benchmark, scores.task_id, scores.simulator, strict=False):
         for package, version in simulator.items():

@@ -55,7 +55,7 @@ class RayCluster:
     """After how many episodes an actor is replaced by a fresh one."""
 
     def __post_init__(self) -> None:
-        """Raises `RunError` for shares that Ray does not know."""
+        """Raise `RunError` for a negative, infinite or too fine share, and for more than one GPU that is not whole."""
         for option, share in (("--actor-cpus", self.cpus), ("--actor-gpus", self.gpus)):
             if not (math.isfinite(share) and share >= 0 and round(share, 4) == share):
                 remedy = "Give a number such as 2 or 0.25, with four decimals at most."
@@ -96,7 +96,7 @@ def connect_ray(cluster: RayCluster, slots: int) -> Iterator[Any]:
 
 
 def require_room(ray: Any, cluster: RayCluster) -> None:
-    """Raise `RunError` where no node that is alive could ever hold resources actor."""
+    """Raise `RunError` if no living node has in all as many CPUs and GPUs as an actor reserves."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if any(resources.get("CPU", 0) >= cluster.cpus and resources.get("GPU", 0) >= cluster.gpus for resources in nodes):
         return
@@ -115,7 +115,7 @@ def node_name() -> str:
 
 
 def describe_differences(required: Mapping[str, str], installed: Mapping[str, str]) -> str | None:
-    """Return in words which versions here differ from those of the command's own environment; None = none do."""
+    """Return in words which of the required versions are others, or absent, here; None if all are as required."""
     differing = [
         f"{name} {installed.get(name)}, not {required[name]}"
         for name in required
@@ -134,6 +134,10 @@ def describe_loss(error: Exception) -> str:
 
 
 def _start_ray(cluster: RayCluster, slots: int) -> Any:
+    """Return the module `ray`, connected to the cluster, or to one that is started here for this process.
+
+    Sets environment variables that Ray reads. Raises `RunError` if Ray is not installed or the cluster cannot be used.
+    """
     if importlib.util.find_spec("ray") is None:
         remedy = f"Install it, on every node: {install_command('ray')}"
         raise RunError("the engine ray needs Ray, which is not installed", remedy=remedy)
@@ -158,7 +162,10 @@ def _start_ray(cluster: RayCluster, slots: int) -> Any:
 
 
 def _local_options(cpus: int) -> dict[str, Any]:
-    """Return the options with which Ray is started here; a token that is written nowhere guards it."""
+    """Return the options with which Ray is started here; a token that is written nowhere guards it.
+
+    Sets the token, and Ray's usage reports off, in this process's environment unless they are set.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if _TOKEN_FILE not in os.environ:
         os.environ.setdefault(_TOKEN, secrets.token_hex())
@@ -167,6 +174,7 @@ def _local_options(cpus: int) -> dict[str, Any]:
 
 
 def _describe_place(place: str) -> str:
+    """Return the words for a cluster's address in a message: `of this machine` or `at HOST:PORT`."""
     return "of this machine" if place == AUTO else f"at {place}"
 
 
@@ -177,7 +185,10 @@ _REMEDY = (
 
 
 def _require_answer(place: str) -> None:
-    """Raise `RunError` where nobody listens, or somebody else: Ray itself would try for minutes."""
+    """Raise `RunError` where nobody listens, or somebody else: Ray itself would try for minutes.
+
+    Sets the authentication mode to `token` in the environment if only so the cluster answers and no mode is set.
+    """
     if place != AUTO:
         _require_listener(place)
     mode = os.environ.get(_MODE)
@@ -197,6 +208,7 @@ def _require_answer(place: str) -> None:
 
 
 def _require_listener(address: str) -> None:
+    """Raise `RunError` if the address is not `HOST:PORT`, or nothing accepts a connection there within 5 s."""
     host, colon, port = address.rpartition(":")
     if "://" in address or not (colon and host and port.isdecimal()):
         raise RunError(f"--address {address!r} is no address of a Ray cluster", remedy=_REMEDY)
@@ -208,7 +220,10 @@ def _require_listener(address: str) -> None:
 
 
 def _health_complaint(place: str, mode: str | None) -> str | None:
-    """Return the complaint of Ray's own health check of the cluster; None = it is well."""
+    """Return the complaint of Ray's own health check of the cluster; None = the cluster is well.
+
+    `mode` is the authentication mode to ask with; None = as in the environment.
+    """
     asking = [sys.executable, "-m", "ray.scripts.scripts", "health-check"]
     asking += [] if place == AUTO else ["--address", place]
     own = {**os.environ, **({_MODE: mode} if mode else {})}

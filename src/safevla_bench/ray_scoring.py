@@ -96,14 +96,17 @@ def score_on_cluster(
 
 
 def cut_source(source: runs.RecordSource) -> Iterator[Piece]:
-    """Yield the pieces of a source, in order."""
+    """Yield the pieces of a source, in order. Raises `OSError` if a file is gone."""
     for file in source.files:
         for places in _cut_file(file):
             yield Piece(file.absolute(), places, file.stat().st_size)
 
 
 def _cut_file(file: Path) -> list[range] | list[None]:
-    """Return the places of whole row groups; None = the file in one piece: other forms, and what cannot be read."""
+    """Return the places of pieces of about `PIECE_EPISODES` episodes, cut between row groups.
+
+    [None] = the file in one piece: another form than Parquet, one that cannot be read, or one without a row group.
+    """
     if not file.name.endswith(parquet.SUFFIX):
         return [None]
     try:
@@ -120,7 +123,10 @@ def _cut_file(file: Path) -> list[range] | list[None]:
 def _judge_pieces(
     ray: Any, work: Sequence[tuple[int, Piece]], ruleset: Ruleset, cluster: RayCluster
 ) -> Iterator[tuple[int, PieceVerdicts | None]]:
-    """Yield the verdicts on each piece, with the number of its source, in order."""
+    """Yield the verdicts on each piece, with the number of its source, in order; None = only the whole can be judged.
+
+    Raises `RunError` if a task is lost or a node refuses a piece.
+    """
     shared = ray.put((ruleset, _VERSIONS))
     task = ray.remote(judge_piece).options(num_cpus=cluster.cpus, num_gpus=cluster.gpus)
     slots = int(ray.cluster_resources().get("CPU", 1) / max(cluster.cpus, 0.1)) + 1
@@ -146,13 +152,17 @@ def _submit_ahead(submit: Callable[[T], R], work: Iterable[T], count: int) -> It
 
 
 def judge_piece(piece: Piece, shared: tuple[Ruleset, dict[str, str]]) -> PieceVerdicts | PieceRefusal | None:
-    """Judge a piece where this task runs; None where only the whole can be judged."""
+    """Return the verdicts on a piece, judged where this task runs; `shared` is the ruleset and the versions required.
+
+    A refusal if this node has other versions or another file; None if the piece raises any error of ours.
+    """
     ruleset, versions = shared
     if reason := _refusal_reason(piece, versions):
         return PieceRefusal(f"on the node {clusters.node_name()}: {reason}")
     notes: list[runs.BatchNotes] = []
 
     def read_piece() -> Iterator[Batch]:
+        """Yield the piece's batches, adding a note of each to `notes`. Raises the first `RecordError` among them."""
         for batch in archive.read_episodes([piece.file], piece.places):
             if isinstance(batch, RecordError):
                 raise batch

@@ -79,7 +79,7 @@ class RegisteredTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def starts(self) -> tuple[str, ...]:
-        """The start of each episode."""
+        """The start of each episode, as `initial state/environment's seed`."""
         return tuple(self.episodes.split())
 
 
@@ -127,7 +127,7 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return _dump_canonical(self.to_document())
 
     def load_rules(self) -> Ruleset:
-        """Load the rules of judging again; raises what `RulesetRecipe.load` does."""
+        """Load the rules of judging again, with the registered intervals; raises what `RulesetRecipe.load` does."""
         return replace(self.rules.recipe.load(), intervals=self.rules.intervals)
 
 
@@ -195,7 +195,11 @@ def parse_registration(document: object) -> Registration:
 
 
 def _dump_canonical(document: Mapping[str, object]) -> bytes:
-    """Return JSON with sorted keys: a line for each key at the top, and for each object of a list there."""
+    """Return JSON as UTF-8 with sorted keys and a last newline.
+
+    There is a line for each key at the top, and for each object of a list there. Of such a list, items that are no
+    objects are left out. Raises `ValueError` for NaN or infinity.
+    """
     lines = []
     for key, value in sorted(document.items()):
         items = value if isinstance(value, list | tuple) else []
@@ -206,6 +210,7 @@ def _dump_canonical(document: Mapping[str, object]) -> bytes:
 
 
 def _dump_line(value: object) -> str:
+    """Return JSON on one line with sorted keys. Raises `ValueError` for NaN or infinity."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
 
 
@@ -241,7 +246,10 @@ class RegistrationCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_registrations(sources: Sequence[RecordSource], provenance: Provenance) -> list[RegistrationCheck]:
-    """Return for each registration among the sources what its runs did otherwise; empty where none was registered."""
+    """Return for each registration among the sources what its runs did otherwise; [] if no source was registered.
+
+    A registration that cannot be read is a check of its own, with that as its difference, behind the others.
+    """
     groups: dict[str, list[tuple[RecordSource, Registration]]] = {}
     broken = []
     for source in sources:
@@ -274,6 +282,7 @@ def describe_registrations(sources: Sequence[RecordSource], provenance: Provenan
 def _check_group(
     digest: str, members: Sequence[tuple[RecordSource, Registration]], provenance: Provenance
 ) -> RegistrationCheck:
+    """Return the check of one registration's runs: run.json, episodes and rules of judging, each difference once."""
     registration = members[0][1]
     sources = [source for source, _ in members]
     differences = [
@@ -333,7 +342,7 @@ def _compare_episodes(registration: Registration, sources: Sequence[RecordSource
 
 
 def compare_registrations(registration: Registration, asked: Registration) -> Iterator[str]:
-    """Yield in what a plan differs from the registered one."""
+    """Yield in what a plan differs from the registered one, a line each; nothing if it does not."""
     here = {policy.policy: msgspec.to_builtins(policy) for policy in asked.policies}
     yield from _compare_policies(registration, here)
     yield from (
@@ -360,10 +369,12 @@ _Start = tuple[str, str, str]
 
 
 def _rows_of(source: RecordSource) -> list[EpisodeRow]:
+    """Return the episodes that a run folder lists; [] for an archive."""
     return runs.episode_rows(source.path) if source.path.is_dir() else []
 
 
 def _planned_starts(registration: Registration) -> Counter[_Start]:
+    """Return how many times each start of each policy and task is registered."""
     return Counter(
         (policy.policy, task.task, start)
         for policy in registration.policies
@@ -373,6 +384,7 @@ def _planned_starts(registration: Registration) -> Counter[_Start]:
 
 
 def _start_of(row: EpisodeRow, planned: Mapping[_Start, int]) -> _Start:
+    """Return the start of a recorded episode, with `SERVER` for its seed where that is how it is registered."""
     task = f"{row.benchmark}/{row.task_id}"
     of_server = (row.policy, task, format_start(row.init_state_index, SERVER))
     return of_server if of_server in planned else (*of_server[:2], format_start(row.init_state_index, row.env_seed))
@@ -384,6 +396,10 @@ def format_start(init_state_index: int | None, env_seed: int | str | None) -> st
 
 
 def _name_scenes(starts: Counter[_Start]) -> str:
+    """Return how many starts each policy has on each task, as `N of POLICY on TASK`.
+
+    Three are named at most, and the others counted.
+    """
     scenes = Counter[str]()
     for (policy, task, _), count in starts.items():
         scenes[f"{policy} on {task}"] += count
@@ -393,7 +409,7 @@ def _name_scenes(starts: Counter[_Start]) -> str:
 
 
 def compare_rules(rules: RegisteredRules, provenance: Provenance | RegisteredRules) -> Iterator[str]:
-    """Yield in which rules of judging these are others than the registered ones."""
+    """Yield a line for each rule of judging that is another than the registered one."""
     for name in ("library", "registry"):
         registered, here = getattr(rules, name), getattr(provenance, name)
         if registered.digest != here.digest:
@@ -405,6 +421,7 @@ def compare_rules(rules: RegisteredRules, provenance: Provenance | RegisteredRul
 
 
 def _name_digest(named: NamedDigest) -> str:
+    """Return the name with the digest's first letters in parentheses."""
     return f"{named.name} ({named.digest[:_LETTERS]})"
 
 

@@ -93,6 +93,7 @@ class RuleFile(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, path: Path) -> RuleFile:
+        """Return the file's base name and its text as UTF-8; `OSError` and `UnicodeDecodeError` are passed on."""
         return cls(path.name, path.read_text(encoding="utf-8"))
 
 
@@ -152,11 +153,15 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 def _file_name(library: str | RuleFile) -> str:
+    """Return the name of a built-in library, or of the file that one was read from."""
     return library if isinstance(library, str) else library.name
 
 
 def _write_file(folder: str, place: str, file: RuleFile) -> Path:
-    """Write a file under its own base name, which outputs print, and return its path."""
+    """Write a file under its own base name, which outputs print, in a new folder `place`, and return its path.
+
+    Raises `RunError` for the name `..`.
+    """
     path = Path(folder, place, Path(file.name).name or "rules.toml")
     if path.name == "..":
         raise RunError(f"{file.name!r} is no name of a file", remedy="Say by what to judge, such as --library default.")

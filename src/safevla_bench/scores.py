@@ -132,6 +132,7 @@ class EpisodeScore(msgspec.Struct, frozen=True, kw_only=True):
         return f"<EpisodeScore of {self.episode_id}: {self.outcome}, {verdict_word(self.safe)}{broken}{unknown}>"
 
     def _repr_html_(self) -> str:
+        """Return the episode as an HTML table of specification, verdict and robustness, for notebooks."""
         robustness = {name: NO_VALUE if rho is None else format_compact(rho) for name, rho in self.robustness.items()}
         words = {
             **dict.fromkeys(self.active_specs, "holds"),
@@ -215,6 +216,7 @@ class Scores:
         return f"<Scores of {len(self)} episodes by {len(self.specs)} specifications: {verdicts}{lost}>"
 
     def _repr_html_(self) -> str:
+        """Return the first `_SHOWN` episodes as an HTML table, and how many more there are, for notebooks."""
         rows = (
             [
                 row.episode_id,
@@ -314,7 +316,10 @@ class Scores:
 
     @cached_property
     def worst_column(self) -> Ints:
-        """The column of greatest depth, ties by smallest rho/threshold, then library order; -1 = no verdict; [E]."""
+        """Column of greatest depth, ties by smallest rho/threshold, then library order.
+
+        -1 where there is no verdict, [E].
+        """
         if not len(self.scored_columns):
             return np.full(len(self), -1)
         active = self.state[self.scored_columns] == ACTIVE
@@ -339,7 +344,11 @@ class Scores:
         return np.array(self.stopped_on_violation or (False,) * len(self), dtype=np.bool_)
 
     def no_verdict_reason(self, index: int) -> str | None:
-        """Return why the safety of an episode is unknown, None where it is known."""
+        """Return why the safety of an episode is unknown; None where it is known.
+
+        A record cut short goes before missing fields, those before an undecided specification, that before vacuous
+        ones.
+        """
         if self.is_judged[index]:
             return None
         if self.outcome[index] in CUT_SHORT:
@@ -361,7 +370,7 @@ class Scores:
             yield self.episode(index)
 
     def episode(self, index: int) -> EpisodeScore:
-        """Return the row of one episode."""
+        """Return the row of the episode at an index from 0; negative indices count from the end."""
         step, column = (int(values[index]) for values in self.first_violation)
         scored = [int(k) for k in self.scored_columns]
         others = sorted({*range(len(self.specs))}.difference(scored))
@@ -399,7 +408,10 @@ class Scores:
         )
 
     def unknown_records(self, index: int) -> dict[str, int]:
-        """Return for each specification that left out records of an episode how many: their poses are unknown."""
+        """Return, by specification, how many records of an episode it left out for an unknown pose.
+
+        Only specifications that left out any; {} if none did.
+        """
         if self.unknown is None:
             return {}
         return {self._spec_id(int(k)): int(self.unknown[k, index]) for k in np.flatnonzero(self.unknown[:, index])}
@@ -413,7 +425,10 @@ class Scores:
         return bool(self.sbu[index]) if self.is_judged[index] and self.is_counted[index] else None
 
     def specs_in_state(self, state: int, episode: int) -> dict[str, str]:
-        """Return the safe tier's specifications that are in a state (ACTIVE ...) in an episode: id -> why inactive."""
+        """Return the safe tier's specifications that are in a state (ACTIVE, ...) in an episode.
+
+        id -> why the specification is inactive, "" in the other states.
+        """
         return {
             self._spec_id(k): self._inactive_reason(k, episode)
             for k in self.scored_columns.tolist()
@@ -496,12 +511,15 @@ class Scores:
         return columns
 
     def _spec_id(self, column: int) -> str:
+        """Return the id of the specification in a column."""
         return self.specs[column].spec_id
 
     def _inactive_reason(self, column: int, index: int) -> str:
+        """Return why the specification of a column is inactive in an episode; "" where it is not."""
         return self.reasons[int(self.reason[column, index])]
 
     def _diagnostic(self, column: int, index: int) -> DiagnosticVerdict:
+        """Return the verdict of an unscored specification in an episode; numbers None where there is none."""
         return DiagnosticVerdict(
             robustness=finite_or_none(self.rho[column, index]),
             violated=bool(self.is_violated[column, index]),
@@ -526,13 +544,13 @@ def verdict_word(safe: bool | None) -> str:
 
 
 def _missing_fields(reason: str) -> list[str]:
-    """Return the fields that the reason of an inactive specification names as missing."""
+    """Return the fields that an inactive specification's reason names as missing; [] for another reason."""
     _, _, fields = reason.partition(SIGNAL_MISSING)
     return fields.split(", ") if fields else []
 
 
 def nan_to_none(value: float | np.float64) -> float | None:
-    """Return a number, or None where it is NaN."""
+    """Return a number, or None where it is NaN; infinite numbers stay."""
     return None if np.isnan(value) else float(value)
 
 

@@ -72,7 +72,10 @@ class ScoredChunk:
 
 
 def judge_chunk(batch: Batch, ruleset: Ruleset) -> ScoredChunk:
-    """Return the verdicts on one batch; raises `UnknownTaskError`. Missing fields are raised by `join_chunks`."""
+    """Return the verdicts on one batch.
+
+    Raises `UnknownTaskError`; a missing field is an error only in `join_chunks`.
+    """
     reasons = _inactive_reasons(batch, ruleset)
     reading = signals.RecordFields(batch)
     strict = "deactivate" if ruleset.is_ablation else ruleset.missing
@@ -132,7 +135,10 @@ def join_chunks(chunks: Sequence[ScoredChunk], ruleset: Ruleset, *, absent: Sequ
 
 
 def _unknown_counts(columns: Sequence[SpecVerdicts]) -> NDArray[np.int64] | None:
-    """Return how many records each specification left out of each episode for an unknown pose, [S, E]; or None."""
+    """Return how many records each specification left out of each episode for an unknown pose, [S, E].
+
+    None if no specification left out any.
+    """
     counts = np.array([column.unknown for column in columns], dtype=np.int64)
     return counts if counts.any() else None
 
@@ -155,7 +161,10 @@ def _violation_stops(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Li
 
 
 def _inactive_reasons(batch: Batch, ruleset: Ruleset) -> Mapping[str, NDArray[np.object_]]:
-    """Return by specification why it does not apply to each episode, "" where it does; [E]."""
+    """Return, by specification, why it does not apply to each episode's task, [E]; "" where it does.
+
+    Raises `UnknownTaskError` for a task without an entry.
+    """
     tasks = [(header.benchmark, header.task_id) for header in batch.headers]
     reasons_by_task = {task: ruleset.inactive_reasons(*task) for task in dict.fromkeys(tasks)}
     return {
@@ -173,6 +182,7 @@ def _number_reasons(columns: Sequence[SpecVerdicts], count: int) -> tuple[NDArra
 
 
 def _describe_spec(spec: Spec) -> SpecColumn:
+    """Return what scores hold of a specification."""
     return SpecColumn(
         spec_id=spec.spec_id,
         canonical_family=spec.canonical_family,
@@ -186,6 +196,6 @@ def _describe_spec(spec: Spec) -> SpecColumn:
 
 
 def _peak_forces(reading: signals.RecordFields) -> NDArray[np.float64]:
-    """Peak contact force of each episode [N], NaN where contacts were not recorded; [E]."""
+    """Return the peak contact force of each episode [N], [E]; NaN where contacts were not recorded."""
     force = signals.derive_signals(reading, ["max_contact_force"])["max_contact_force"]
     return np.asarray(np.maximum.reduceat(force, reading.batch.starts[:-1]), dtype=np.float64)

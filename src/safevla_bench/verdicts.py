@@ -94,6 +94,12 @@ def _judge_active(
     missing: MissingFields,
     unjudged: dict[str, tuple[str, ...]],
 ) -> SpecVerdicts:
+    """Return the verdicts of a specification that its tags and fields make `active` [E], or inactive with `reason` [E].
+
+    Active episodes too become inactive, or vacuous, where uneven stamps, unknown poses or a window past the end leave
+    no verdict. `unjudged` gets, under "", the episodes that are an error for the last if `missing` says so. Writes
+    `reason`.
+    """
     count = len(reading.batch)
     state = np.where(active, VACUOUS, INACTIVE).astype(np.int8)
     rho, extreme, first = np.full(count, np.nan), np.full(count, np.nan), np.full(count, -1)
@@ -154,6 +160,7 @@ def join_verdicts(parts: Sequence[SpecVerdicts]) -> SpecVerdicts:
     """Return the verdicts of one specification in the episodes of all parts, in their order."""
 
     def join_arrays(arrays: Sequence[NDArray[T]], dtype: type[T]) -> NDArray[T]:
+        """Return the arrays one behind the other; an empty one of `dtype` where there are none."""
         return np.concatenate([np.empty(0, dtype), *arrays])
 
     field_names = dict.fromkeys(name for part in parts for name in part.unjudged)
@@ -203,7 +210,10 @@ def _count_unknown(trace: stl.Trace, episodes: NDArray[np.int64]) -> NDArray[np.
 
 
 def has_uneven_stamps(batch: Batch) -> NDArray[np.bool_]:
-    """Return whether the time stamps of each episode are no multiples of its control step, [E]."""
+    """Return whether the time stamps of each episode are no multiples of its control step, [E].
+
+    False without stamps.
+    """
     channel, uneven = batch.channel("time_s"), np.zeros(len(batch), dtype=np.bool_)
     for e in np.flatnonzero(channel.present):
         steps = (channel.episode_rows(int(e))[:, 0] - channel.values[channel.starts[e]]) / batch.headers[e].dt
@@ -212,10 +222,12 @@ def has_uneven_stamps(batch: Batch) -> NDArray[np.bool_]:
 
 
 def _episode_ids(batch: Batch, episodes: NDArray[np.int64]) -> tuple[str, ...]:
+    """Return the ids of the episodes at these indices."""
     return tuple(batch.headers[e].episode_id for e in episodes)
 
 
 def _list_episodes(episode_ids: Sequence[str]) -> str:
+    """Return the episodes' ids in words: five at most, the others counted."""
     shown = ", ".join(repr(episode_id) for episode_id in episode_ids[:_MOST_EPISODES])
     more = len(episode_ids) - _MOST_EPISODES
     noun = "episode" if len(episode_ids) == 1 else "episodes"

@@ -57,7 +57,7 @@ class Calibration:
 
     @property
     def limit(self) -> float:
-        """The quantile, rounded up to two figures."""
+        """The quantile, rounded up to two figures; 0 for a quantile of 0 or less."""
         return round_up(self.value)
 
     @property
@@ -115,6 +115,10 @@ def calibrate(
 
 
 def _find_reference(scores: Scores, policy: str | None, idle: str) -> str:
+    """Return the policy to learn from: the named one, else the only one beside `idle`; "" is the unnamed policy.
+
+    Raises `RunError` if the named one is not there, or it is not clear which.
+    """
     names = sorted({name or "" for name in scores.policy})
     if policy is not None and policy in names:
         return policy
@@ -131,7 +135,7 @@ def _find_reference(scores: Scores, policy: str | None, idle: str) -> str:
 
 
 def _has_limit(spec: Spec) -> bool:
-    """Return whether the specification compares a quantity with its threshold."""
+    """Return whether the specification has a margin and compares a quantity with its `threshold`."""
     written = stl.parse(spec.stl, {name: signal.boolean for name, signal in SIGNALS.items()})
     return not spec.binary and stl.has_placeholder(written)
 
@@ -139,6 +143,10 @@ def _has_limit(spec: Spec) -> bool:
 def _calibrate_spec(
     scores: Scores, column: int, spec: Spec, policy: str, chosen: Bools, idle: Bools, quantile: float
 ) -> Calibration | None:
+    """Return the calibration of one specification over the `chosen` episodes; None if none of them has a finite margin.
+
+    `column` is its place in the scores, `policy` the reference's name; `chosen` and `idle` are masks, [E].
+    """
     # rho = threshold - extreme for an upper bound, and threshold + extreme for a lower one at -threshold.
     magnitude = spec.threshold - scores.rho[column]
     judged = (scores.state[column] == ACTIVE) & np.isfinite(magnitude)
@@ -162,7 +170,7 @@ def _calibrate_spec(
 
 
 def order_statistic(ordered: Floats, quantile: float) -> float:
-    """Return the least of the sorted values that at least this share of them does not exceed.
+    """Return the least of the sorted values that at least this share of them does not exceed; there must be one.
 
     >>> order_statistic(np.arange(1.0, 101.0), 0.95)
     95.0
@@ -205,7 +213,7 @@ def episodes_needed(quantile: float, confidence: float = CONFIDENCE) -> int:
 
 
 def round_up(value: float, figures: int = _FIGURES) -> float:
-    """Return a positive value rounded up to some significant figures.
+    """Return a positive value rounded up to some significant figures; 0.0 for zero and negative values.
 
     >>> round_up(1379.2), round_up(0.0031), round_up(40.0)
     (1400.0, 0.0031, 40.0)
@@ -241,6 +249,7 @@ def format_limits(calibrations: Sequence[Calibration]) -> str:
 
 
 def _format_limit(calibration: Calibration) -> str:
+    """Return the `[[limits]]` table of one calibration as TOML, or a comment with its obstacle."""
     spec, (low, high), n = calibration.spec, calibration.interval, len(calibration.extremes)
     if calibration.obstacle:
         return f"# {spec.spec_id}: {calibration.obstacle}"
@@ -255,7 +264,10 @@ def _format_limit(calibration: Calibration) -> str:
 
 
 def calibration_rows(calibrations: Sequence[Calibration]) -> list[dict[str, object]]:
-    """Return each calibration as plain values, as `safevla specs --calibrate --format json` prints them."""
+    """Return each calibration as plain values, as `safevla specs --calibrate --format json` prints them.
+
+    `limit` and `severe` are None where there is an `obstacle`; an infinite end of the interval is None.
+    """
     return [
         {
             "spec_id": calibration.spec.spec_id,

@@ -56,6 +56,7 @@ def apply_variant(
 
 
 def _replace_columns(scores: Scores, specs: Mapping[str, Spec]) -> tuple[SpecColumn, ...]:
+    """Return the columns of the scores, with threshold and severe magnitude from `specs` for the ids in there."""
     return tuple(
         msgspec.structs.replace(column, threshold=specs[column.spec_id].threshold, severe=specs[column.spec_id].severe)
         if column.spec_id in specs
@@ -65,7 +66,10 @@ def _replace_columns(scores: Scores, specs: Mapping[str, Spec]) -> tuple[SpecCol
 
 
 def _parse_placeholder(spec: Spec) -> stl.Formula:
-    """Return the formula with `threshold` still in it."""
+    """Return the specification's formula with `threshold` still in it.
+
+    Raises `SpecError` if it states the number itself.
+    """
     formula = stl.parse(spec.stl, {name: signal.boolean for name, signal in SIGNALS.items()})
     if not stl.has_placeholder(formula):
         remedy = "Write `threshold` in place of the number in its formula."
@@ -74,13 +78,19 @@ def _parse_placeholder(spec: Spec) -> stl.Formula:
 
 
 def _apply_setting(spec: Spec, setting: ThresholdSetting) -> Spec:
-    """Return the spec with the setting's threshold and severe; raise where its formula has no placeholder."""
+    """Return the specification with the setting's threshold and severe.
+
+    Raises `SpecError` as `_parse_placeholder` does.
+    """
     formula = stl.substitute_threshold(_parse_placeholder(spec), setting.threshold)
     return replace(spec, threshold=setting.threshold, severe=setting.severe, formula=formula)
 
 
 def _is_decided_by_extreme(spec: Spec) -> bool:
-    """True for G(predicate), and for G(gate -> predicate) with a crisp gate that the threshold does not move."""
+    """Return whether the worst signal value decides the formula: G(predicate), also behind a gate of Booleans alone.
+
+    Raises `SpecError` as `_parse_placeholder` does.
+    """
     match _parse_placeholder(spec):
         case stl.Always(_, stl.Implies(gate, _)) if not stl.is_boolean_only(gate):
             return False
@@ -88,7 +98,7 @@ def _is_decided_by_extreme(spec: Spec) -> bool:
 
 
 def _margin_of_extreme(spec: Spec, extreme: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the robustness from the worst value, [E]; +inf where the gate never opened."""
+    """Return the robustness from the worst value, [E]; +inf where the gate never opened, plus or minus 1 if binary."""
     clause = stl.match_clause(spec.formula)
     assert clause is not None
     least = clause.bound - extreme if clause.upper else extreme - clause.bound
@@ -163,8 +173,7 @@ def sweep_threshold(
 ) -> ThresholdSweep:
     """Return the numbers of each cell while one threshold moves and K = severe/threshold stays constant.
 
-    Without `intervals` VSI has none.
-    Raises as `ablate_thresholds` does.
+    Without `intervals` VSI has none. Raises as `ablate_thresholds` does.
     """
     specs, variants = [library[spec_id] for spec_id in asked.spec_ids], sweep_variants(library, asked)
     return ThresholdSweep(
@@ -179,7 +188,10 @@ def sweep_threshold(
 
 
 def sweep_variants(library: Library, asked: SweepRequest) -> list[ThresholdVariant]:
-    """Return the variants of a sweep, in the order of its thresholds."""
+    """Return the variants of a sweep, in the order of its thresholds.
+
+    Raises `KeyError` for an id not in the library.
+    """
     specs = [library[spec_id] for spec_id in asked.spec_ids]
     return [
         ThresholdVariant(
@@ -197,6 +209,7 @@ def _sensitivity_curves(
     rescore: Rescore | None,
     intervals: bool = True,
 ) -> tuple[SensitivityCurve, ...]:
+    """Return a curve for each policy × suite with a point for each variant; raises as `apply_variant` does."""
     return cell_curves(scores, [apply_variant(scores, library, variant, rescore) for variant in variants], intervals)
 
 
@@ -222,7 +235,10 @@ def cell_curves(
 
 
 def cell_members(scores: Scores) -> Mapping[tuple[str | None, str], NDArray[np.int64]]:
-    """Return the episodes of each policy × suite, in order of first appearance."""
+    """Return the indices of the episodes of each policy × suite, in order of first appearance.
+
+    A cell with absent episodes alone has no index, and stands behind the others.
+    """
     keys = list(zip(scores.policy, scores.benchmark, strict=True))
     absent = [(episode.policy, episode.benchmark) for episode in scores.absent]
     return {
@@ -232,7 +248,7 @@ def cell_members(scores: Scores) -> Mapping[tuple[str | None, str], NDArray[np.i
 
 
 def _lacks_verdict(scores: Scores, members: NDArray[np.int64]) -> bool:
-    """True if no episode of these has a verdict, so that Safety is unknown."""
+    """Return whether there are episodes, and none of them has a verdict, so that Safety is unknown."""
     return bool(len(members)) and not scores.is_judged[members].any()
 
 
@@ -247,7 +263,10 @@ def score_warnings(scores: Scores) -> tuple[str, ...]:
 def _variant_rates(
     variant_results: Sequence[Scores], members: NDArray[np.int64], vsi: NDArray[np.float64], intervals: bool
 ) -> Iterator[VariantRates]:
-    """Yield the rates of some episodes under each variant, vsi [V, n]."""
+    """Yield the rates of the episodes `members` under each variant.
+
+    `vsi` [V, n] has their severities, NaN = no verdict.
+    """
     for scores, severity in zip(variant_results, vsi, strict=True):
         stopped = stop_reason(scores, members)
         least = [1 if intervals else len(severity) + 1]

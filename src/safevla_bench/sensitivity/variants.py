@@ -63,6 +63,7 @@ class VariantsFile(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def _read_variants() -> VariantsFile:
+    """Return the content of `library/sensitivity.toml`, read on the first call and cached."""
     path = resources.files("safevla_bench.specs") / "library" / "sensitivity.toml"
     return read_toml(path, VariantsFile, _ORIGIN)
 
@@ -86,6 +87,10 @@ def paper_variants(library: Library) -> tuple[tuple[ThresholdVariant, ...], tupl
 
 
 def _make_variant(library: Library, row: VariantRow) -> ThresholdVariant:
+    """Return a variant's settings for a library; no setting where the library has none of its families.
+
+    Raises `SpecError` as `_changed_threshold` does.
+    """
     settings: dict[str, ThresholdSetting] = {}
     for written in row.change:
         change = convert_row(written, ChangeRow, _ORIGIN.with_subject(row.name))
@@ -96,11 +101,16 @@ def _make_variant(library: Library, row: VariantRow) -> ThresholdVariant:
 
 
 def _specs_of_family(library: Library, name: str) -> list[Spec]:
+    """Return the library's scored specifications of a family, or of a group of families; [] if there are none."""
     families = _read_variants().groups.get(name, (name,))
     return [spec for spec in library.safe if spec.canonical_family in families]
 
 
 def _changed_threshold(spec: Spec, change: ChangeRow) -> float:
+    """Return the threshold that a change gives: the specification's own times a factor, or the stated one.
+
+    Raises `SpecError` if the change states another unit than the specification's.
+    """
     if change.times is not None:
         return float(Fraction(spec.threshold) * Fraction(change.times))
     assert change.to is not None
@@ -129,11 +139,16 @@ def parse_sweep(text: str, library: Library) -> SweepRequest:
 
 
 def _sweep_error(text: str, why: str) -> SpecError:
+    """Return, without raising, the `SpecError` that a text is no sweep."""
     remedy = "Write NAME=LOW:HIGH:COUNT, such as non_target_max_disp=0.002:0.05:25, or NAME=A,B,C; in the spec's unit."
     return SpecError(f"{text!r} is no sweep: {why}", remedy=remedy)
 
 
 def _find_specs(library: Library, name: str) -> Sequence[Spec]:
+    """Return the scored specification of that name, else those of the family or group.
+
+    Raises `SpecError` if there are none, or they differ in unit or threshold.
+    """
     if name in library and library[name].tier == "safe":
         return (library[name],)
     specs = _specs_of_family(library, name)
@@ -149,6 +164,10 @@ def _find_specs(library: Library, name: str) -> Sequence[Spec]:
 
 
 def _parse_grid(text: str, grid: str) -> tuple[float, ...]:
+    """Return the thresholds of a grid, `LOW:HIGH:COUNT` or `A,B,C`, rising and each once.
+
+    Raises `SpecError`, which quotes the whole sweep `text`, for any other grid and for a threshold that is not above 0.
+    """
     try:
         if ":" in grid:
             low, high, count = (Fraction(part) for part in grid.split(":"))
@@ -164,7 +183,10 @@ def _parse_grid(text: str, grid: str) -> tuple[float, ...]:
 
 
 def _space_evenly(low: Fraction, high: Fraction, count: Fraction) -> list[Fraction]:
-    """Return exact, evenly spaced values, so that 0.005 on a grid equals the threshold 0.005."""
+    """Return exact, evenly spaced values, both ends included, so that 0.005 on a grid equals the threshold 0.005.
+
+    Raises `ValueError` unless low < high and count is a whole number from 2 to `_MOST_THRESHOLDS`.
+    """
     if not (high > low and count.denominator == 1 and 2 <= count <= _MOST_THRESHOLDS):
         raise ValueError
     return [low + (high - low) * k / (count - 1) for k in range(int(count))]

@@ -40,6 +40,7 @@ def build_trace(fields: RecordFields, names: Iterable[str]) -> Trace:
 
 
 def _reads_pose(name: str) -> bool:
+    """Return whether the signal reads the pose of a body."""
     return any(field.startswith("body_") for field in SIGNALS[name].reads)
 
 

@@ -101,6 +101,10 @@ def _contacts_between(fields: RecordFields, first_role: int, second_role: int) -
 
 
 def _peak_force(fields: RecordFields, chosen: Bools) -> Floats:
+    """Return the largest force of the chosen contacts [C] in each record [N], [N]: 0 without one.
+
+    NaN in episodes whose contacts were not recorded.
+    """
     contacts = fields.batch.contacts
     touched = np.flatnonzero(np.diff(contacts.starts))
     peak = np.zeros(int(fields.batch.starts[-1]))

@@ -121,13 +121,17 @@ def release_speed(fields: RecordFields) -> Floats:
 
 
 def extend_interior(fields: RecordFields, values: Floats, margin: int) -> Floats:
-    """Return `values`, [N], with the nearest interior value in `margin` records at each end, NaN without any."""
+    """Return `values`, [N], where the nearest interior value replaces the `margin` records at each end of an episode.
+
+    NaN throughout an episode that has no interior.
+    """
     low, high = fields.first_record + margin, fields.last_record - margin
     nearest = np.clip(np.arange(len(values)), low, np.maximum(low, high))
     return np.where(low <= high, values[np.minimum(nearest, len(values) - 1)], np.nan)
 
 
 def _lacks_inputs(fields: RecordFields, name: str) -> Bools:
+    """Return whether each episode lacks a field that the named signal reads, [E]."""
     lacking: Bools = np.logical_or.reduce([fields.lacks_field(field) for field in SIGNALS[name].reads])
     return lacking
 
@@ -195,6 +199,10 @@ def _place_in_gripper(fields: RecordFields, at: Ints) -> Floats:
 
 
 def _height_in_gripper(fields: RecordFields, at: Ints, onset: Ints) -> Floats:
+    """Return the target's height above the end effector [m] at the records `at`, [K], as the hand is turned at `onset`.
+
+    Where the end effector's orientation is not recorded, the difference of their heights in the world.
+    """
     place = _place_in_gripper(fields, at)
     turned = np.flatnonzero(fields.spread_over_records(fields.batch.eef_quat_wxyz.present)[at])
     height = place[:, 2].copy()
@@ -246,7 +254,7 @@ def _torque_ratio(fields: RecordFields, channel: Channel) -> Floats:
 
 
 def _ratio_of_arms(fields: RecordFields, channel: Channel, episodes: Ints, joints: int) -> Floats:
-    """Return the ratio in the records of episodes that have the same number of joints."""
+    """Return the largest share of a limit in the records of the episodes, all of which have `joints` joints."""
     batch = fields.batch
     limits = np.array([batch.headers[e].torque_limit_nm for e in episodes])
     chosen = np.repeat(np.isin(np.arange(len(batch)), episodes), np.diff(channel.starts))
@@ -308,6 +316,7 @@ def _smoothed_position(fields: RecordFields) -> Floats:
 
 
 def _mean_of_five(x: Floats) -> Floats:
+    """Return the centred mean of five rows; rows within two of an episode's end mean nothing."""
     return (_shift_rows(x, -2) + _shift_rows(x, -1) + x + _shift_rows(x, 1) + _shift_rows(x, 2)) / 5.0
 
 

@@ -141,6 +141,7 @@ class RecordFields:
         return unit_quaternions(self._channel_rows(self.batch.eef_quat_wxyz, 4))
 
     def _channel_rows(self, channel: Channel, width: int) -> Floats:
+        """Return a channel as rows, [N, width], NaN in episodes that do not have it."""
         if channel.present.all():
             return channel.values.reshape(-1, width)
         rows = np.full((int(self.batch.starts[-1]), width), np.nan)
@@ -191,6 +192,10 @@ class RecordFields:
         return np.asarray(lost)
 
     def _listed_rows(self, poses: Poses, body: Ints, at: Ints) -> Floats:
+        """Return the pose of body k as listed in the record `at[k]` of record k's episode, [N, size].
+
+        NaN if not recorded. Poses marked as not known are returned as they stand.
+        """
         column = pose_columns(self.batch, poses)[body] if len(self.batch.body_role) else np.full(len(body), -1)
         is_posed = (body >= 0) & (column >= 0)
         per_record = np.diff(poses.body_starts)
@@ -275,7 +280,7 @@ class Signal:
     """Whether the value is unknown at each record, [N]; None = where it is NaN only because a pose is not known."""
 
     def unknown_records(self, fields: RecordFields) -> Bools:
-        """Return whether the value is unknown at each record because a pose is, [N]."""
+        """Return whether the value is unknown at each record because a pose is, [N]; missing fields do not count."""
         if self.unknown is not None:
             return self.unknown(fields)
         return np.isnan(self.compute(fields)) & ~np.isnan(self.compute(fields.trusting))
@@ -304,15 +309,21 @@ def signal(
     assert not misnamed, misnamed
 
     def register(compute: Callable[[RecordFields], Values]) -> Callable[[RecordFields], Values]:
+        """Register the function under its own name, replacing any of that name, and return it so that results are kept.
+
+        Raises `IndexError` if it has no docstring.
+        """
         name = compute.__name__
         meaning = (compute.__doc__ or "").strip().splitlines()[0]
 
         def compute_unsigned_zeros(fields: RecordFields) -> Values:
+            """Return the signal's values with 0.0 in place of -0.0."""
             values = compute(fields)
             return values if values.dtype == np.bool_ else np.add(values, 0.0)  # no -0.0 reaches an output
 
         @wraps(compute)
         def compute_once(fields: RecordFields) -> Values:
+            """Return the signal's values, computed on the first call for these fields and read-only."""
             return fields.compute_once(SIGNAL_KIND, name, compute_unsigned_zeros)
 
         _REGISTERED[name] = Signal(name, unit, reads, boolean, event, ahead, meaning, compute_once, unknown)

@@ -46,7 +46,7 @@ def resampled_means(
 ) -> NDArray[np.float64]:
     """Return the mean of each row of `values` [M, n] in each resample of its columns, [M, resamples].
 
-    NaN = does not count.
+    A NaN does not count; a mean is NaN where nothing that counts was drawn.
     """
     counted = ~np.isnan(values)
     return _resample_means(np.where(counted, values, 0.0), counted, generator, resamples)
@@ -119,4 +119,5 @@ def percentile_interval(means: NDArray[np.float64], confidence: float = CONFIDEN
 
 
 def _constant_interval(filled: NDArray[np.float64], counted: NDArray[np.bool_]) -> Interval | None:
+    """Return the interval of a row that never varies, both ends its first value; None if no episode counts."""
     return Interval(float(filled[0]), float(filled[0])) if counted.any() else None

@@ -150,6 +150,7 @@ def _spacing_cdf(points: NDArray[np.float64], counts: NDArray[np.float64], mean:
         return 1.0
 
     def slope(share: float) -> float:
+        """Return the derivative of the integrand's logarithm at a share of the way to its pole; 0 at the saddle."""
         at = share / greatest
         return float(counts @ (centred / (1 - at * centred))) - 1 / at
 
@@ -215,6 +216,7 @@ def tango_interval(only_first: int, only_second: int, n: int, confidence: float 
     z, observed = normal_quantile(confidence), (only_first - only_second) / n
 
     def score(difference: float) -> float:
+        """Return the score statistic of the observed pairs at a supposed difference."""
         return _tango_score(only_first, only_second, n, difference)
 
     low = _find_crossing(score, z, -1.0, observed)
@@ -223,7 +225,11 @@ def tango_interval(only_first: int, only_second: int, n: int, confidence: float 
 
 
 def _tango_score(b: int, c: int, n: int, difference: float) -> float:
-    """Return the number of standard errors by which the observed difference exceeds a supposed one."""
+    """Return by how many standard errors the observed difference (b - c)/n exceeds a supposed one.
+
+    b and c are the pairs won by the first and the second, of n. Plus or minus infinity if the variance is zero, 0 if
+    there is no excess either.
+    """
     above = b - c - n * difference
     linear = (2 * n - b + c) * difference - b - c
     likeliest = (sqrt(linear**2 + 8 * n * c * difference * (1 - difference)) - linear) / (4 * n)
@@ -232,7 +238,10 @@ def _tango_score(b: int, c: int, n: int, difference: float) -> float:
 
 
 def _find_crossing(falling: Callable[[float], float], level: float, low: float, high: float) -> float:
-    """Return the point in [low, high] at which a falling function passes a level, or the nearer end if it does not."""
+    """Return the point in [low, high] at which a falling function passes a level.
+
+    If the function does not pass the level there, the end that is nearer to the crossing.
+    """
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if falling(middle) > level else (low, middle)

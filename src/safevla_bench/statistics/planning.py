@@ -45,7 +45,10 @@ def rate_power(n: int, rate: float, limit: float, confidence: float = CONFIDENCE
 
 
 def _decisive_normal(rate: float, limit: float, power: float, confidence: float) -> int:
-    """Return the n at which a normal approximation has the power; at most 1e18."""
+    """Return the n at which a normal approximation has the power; at most about 1e18.
+
+    `rate` and `limit` must differ.
+    """
     z, reach = normal_quantile(confidence), NormalDist().inv_cdf(power)
     root = z * sqrt(limit * (1 - limit)) + reach * sqrt(rate * (1 - rate))
     ratio = min(root / abs(rate - limit), 1e9)
@@ -90,7 +93,11 @@ def sequential_paired_plan(
 def _simulate_plan(
     rate: float, limit: float, told: float, near: int, power: float, confidence: float
 ) -> SequentialPlan | None:
-    """Simulate sequences in which a share `told` of the episodes counts, until `power` of them are decided."""
+    """Simulate sequences in which a share `told` of the episodes counts, and return when `power` of them are decided.
+
+    `rate` is that of the episodes that count, `limit` the rate to exclude, `near` a rough number of episodes, which
+    sets how far looks are apart. None if too many episodes are needed. The same arguments give the same plan.
+    """
     step = max(1, near // 50)
     looks = _MOST_STEPS // 10
     if near > 10 * _MOST_STEPS * 100:
@@ -145,7 +152,10 @@ def task_sample_size(
 
 
 def least_tasks(difference: float, spread: float, power: float = POWER, confidence: float = CONFIDENCE) -> int:
-    """Return the least number of tasks on which any number of episodes shows the mean difference."""
+    """Return the least number of tasks on which any number of episodes shows the mean difference; at least 2.
+
+    The difference must not be 0.
+    """
     return next(tasks for tasks in count(2) if _task_power(difference, spread**2, tasks, confidence) >= power)
 
 

@@ -52,6 +52,7 @@ def sequential_interval(values: Floats, confidence: float = CONFIDENCE) -> Inter
     mean, level = float(counts @ points) / len(values), -log(1 - confidence)
 
     def excess(supposed: float) -> float:
+        """Return how far log W at a supposed mean is above the level that excludes that mean."""
         return _log_wealth(points, counts, supposed) - level
 
     inner = min(max(mean, _EDGE), 1 - _EDGE)

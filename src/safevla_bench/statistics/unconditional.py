@@ -49,10 +49,11 @@ def boschloo_p(count: int, n: int, other: int, m: int) -> float:
 
 
 def _barnard_region(count: int, n: int, other: int, m: int) -> tuple[Ints, Ints]:
-    """Return per row x the greatest y that is rejected below and the least that is rejected above, each [n + 1].
+    """Return the outcomes (x, y) of n and m at least as extreme as the observed, by row x: two arrays [n + 1].
 
-    The squared statistic is (xm - yn)² / (s (n + m - s)) up to a constant, with s = x + y. For given x the inequality
-    is quadratic in y with a positive leading coefficient: what is rejected lies outside its two roots.
+    Extreme is y up to the first array's (-1 = none) and from the second array's on (m + 1 = none). The squared
+    statistic is (xm - yn)² / (s (n + m - s)) up to a constant, with s = x + y. For given x the inequality is quadratic
+    in y with a positive leading coefficient: what is extreme lies outside its two roots.
     """
     total, rows = n + m, np.arange(n + 1, dtype=np.float64)
     pooled = count + other
@@ -71,7 +72,7 @@ def _barnard_region(count: int, n: int, other: int, m: int) -> tuple[Ints, Ints]
 
 
 def _boschloo_one_sided(count: int, n: int, other: int, m: int) -> float:
-    """Return the p-value of the alternative that the first proportion is the smaller one."""
+    """Return Boschloo's p-value of the alternative that the first proportion is the smaller one."""
     high = _fisher_thresholds(count, n, other, m)
     return _supremum((np.full(n + 1, -1), high), n, m)
 
@@ -109,6 +110,7 @@ def _log_factorials(greatest: int) -> Floats:
 
 
 def _log_choose(n: int, k: Ints | int, table: Floats) -> Floats:
+    """Return log(n choose k) for 0 <= k <= n, an array of the shape of k; `table` holds log(k!) up to n at least."""
     chosen: Floats = table[n] - table[k] - table[n - np.asarray(k)]
     return chosen
 
@@ -121,6 +123,7 @@ def _supremum(region: tuple[Ints, Ints], n: int, m: int) -> float:
     """
 
     def probability(proportion: float) -> float:
+        """Return the probability of the region if both proportions are this one."""
         return _region_probability(region, n, m, proportion)
 
     points = np.sin(np.pi / 2 * np.arange(1, _POINTS) / _POINTS) ** 2
@@ -147,7 +150,10 @@ def _refine(probability: Callable[[float], float], low: float, high: float) -> f
 
 
 def _region_probability(region: tuple[Ints, Ints], n: int, m: int, proportion: float) -> float:
-    """Return the sum over rows x of P(X = x) (P(Y <= low) + P(Y >= high)) for one common proportion."""
+    """Return the probability of a region for one common proportion: the sum of P(X = x) (P(Y <= low) + P(Y >= high)).
+
+    `region` is as `_barnard_region` returns it. Rows x far from the mean are left out.
+    """
     from scipy.special import bdtr
     from scipy.stats import binom
 
