@@ -49,21 +49,25 @@ class TableInputs:
 
     @cached_property
     def cells(self) -> list[Summary]:
-        """Return the summary of each policy × suite."""
+        """Return the summary of each policy × suite; [] without scores."""
         return metrics.cells(self.scores) if self.scores is not None else []
 
     @property
     def auxiliary_cells(self) -> list[Summary]:
-        """Return the summaries that stay out of means and bests."""
+        """Return the summaries that stay out of means and bests; [] without any."""
         return [cell for cell in self.cells if self.roster.is_auxiliary(cell)]
 
     @property
     def is_ablation(self) -> bool:
-        """True if scores were judged with applicability off."""
+        """Return whether there are scores, and these were judged with applicability off."""
         return self.scores is not None and self.ruleset.is_ablation
 
     def suite_groups(self, host: str | None) -> Iterator[tuple[str, list[Summary]]]:
-        """Yield title and cells of the suites that belong together: the paper's by host, others each alone."""
+        """Yield title and cells of the suites that belong together: the paper's by host, each other suite alone.
+
+        Auxiliary cells are left out; `host` restricts to suites of that host. Raises `RunError` if a policy has results
+        of the same tasks under two suite names.
+        """
         cells_by_title: dict[str, list[Summary]] = {}
         for cell in self.cells:
             if not self.roster.is_auxiliary(cell) and host in (None, self._host_of(cell)):
@@ -78,12 +82,13 @@ class TableInputs:
         return msgspec.structs.replace(cell, suite=suite.same_tasks_as) if suite and suite.same_tasks_as else cell
 
     def _host_of(self, cell: Summary) -> str | None:
+        """Return the host of a cell's suite; None for a suite that the registry does not know."""
         suite = self.registry.benchmarks.get(cell.suite or "")
         return suite.host if suite else None
 
 
 def _require_distinct(cells: Sequence[Summary]) -> None:
-    """Refuse the same tasks twice: a mean over suites would count them twice."""
+    """Raise `RunError` if two cells have the same policy and suite: a mean over suites would count the tasks twice."""
     keys = [(cell.policy, cell.suite) for cell in cells]
     for policy, suite in keys:
         if keys.count((policy, suite)) > 1:
@@ -95,6 +100,7 @@ Builder = Callable[[TableInputs, str | None], list[Table]]
 
 
 def _suite_tables(inputs: TableInputs, host: str | None) -> list[Table]:
+    """Return the table of SR, Safety and SBU of each group of suites; [] without cells."""
     order = list(inputs.registry.benchmarks)
     return [
         _with_asset_remarks(cells, tables.suite_table(cells, inputs.roster, title, order=order))
@@ -103,6 +109,7 @@ def _suite_tables(inputs: TableInputs, host: str | None) -> list[Table]:
 
 
 def _severity_tables(inputs: TableInputs, host: str | None) -> list[Table]:
+    """Return the table of P[U|S], VSI and VSI|U of each group of suites; [] without cells."""
     order = list(inputs.registry.benchmarks)
     return [
         _with_asset_remarks(cells, tables.severity_table(cells, inputs.roster, title, order=order))
@@ -111,16 +118,21 @@ def _severity_tables(inputs: TableInputs, host: str | None) -> list[Table]:
 
 
 def _auxiliary_tables(inputs: TableInputs, host: str | None) -> list[Table]:
+    """Return the one table of auxiliary runs; [] where no cell is auxiliary. The host does not matter."""
     cells = inputs.auxiliary_cells
     return [_with_asset_remarks(cells, tables.auxiliary_table(cells, inputs.roster))] if cells else []
 
 
 def _violation_tables(inputs: TableInputs, host: str | None) -> list[Table]:
+    """Return the table of violation rates of each group of suites and, without a host, of auxiliary runs."""
     groups = _groups_and_auxiliary(inputs, host)
     return [_with_asset_remarks(cells, tables.constraint_table(cells, inputs.roster, title)) for title, cells in groups]
 
 
 def _composition_tables(inputs: TableInputs, host: str | None) -> list[Table]:
+    """Return the table of what unsafe successes violate of each group of suites and, without a host, of
+    auxiliary runs.
+    """
     groups = _groups_and_auxiliary(inputs, host)
     return [
         _with_asset_remarks(cells, tables.composition_table(cells, inputs.roster, title)) for title, cells in groups
@@ -133,12 +145,14 @@ def _with_asset_remarks(cells: Iterable[Summary], table: Table) -> Table:
 
 
 def _groups_and_auxiliary(inputs: TableInputs, host: str | None) -> Iterator[tuple[str, list[Summary]]]:
+    """Yield title and cells of each group of suites; without a host, the auxiliary runs last, if there are any."""
     yield from inputs.suite_groups(host)
     if inputs.auxiliary_cells and host is None:
         yield "auxiliary runs", inputs.auxiliary_cells
 
 
 def _task_tables(inputs: TableInputs, host: str | None) -> list[Table]:
+    """Return the one table of SR, Safety and SBU by task; [] without scores or cells. The host does not matter."""
     if inputs.scores is None or not inputs.cells:
         return []
     table = tables.task_table(metrics.task_rates(inputs.scores), inputs.cells, inputs.roster)
@@ -146,6 +160,11 @@ def _task_tables(inputs: TableInputs, host: str | None) -> list[Table]:
 
 
 def _active_spec_tables(inputs: TableInputs, host: str | None) -> list[Table]:
+    """Return the one table of the specifications that apply to each task; [] for an ablation or scores without
+    episodes.
+
+    Without scores the table is of all tasks of the registry. The host does not matter.
+    """
     if inputs.is_ablation:
         return []
     if inputs.scores is None:
@@ -160,6 +179,10 @@ def _active_spec_tables(inputs: TableInputs, host: str | None) -> list[Table]:
 
 
 def _suite_order(registry: Registry) -> Callable[[tuple[str, str]], tuple[int, str, int, str]]:
+    """Return a sort key for (suite, task): suites in the order of the registry, unknown ones last by name.
+
+    Within a suite shorter task names come first, so that task_9 precedes task_10.
+    """
     order = list(registry.benchmarks)
 
     def key(task: tuple[str, str]) -> tuple[int, str, int, str]:
@@ -170,6 +193,10 @@ def _suite_order(registry: Registry) -> Callable[[tuple[str, str]], tuple[int, s
 
 
 def _applicability_tables(inputs: TableInputs, host: str | None) -> list[Table]:
+    """Return the one table of violations that the registry removes; judges the episodes again with applicability off.
+
+    [] where that is not possible, for an ablation, and without episodes. The host does not matter.
+    """
     if inputs.scores is None or inputs.judge_untagged is None or inputs.is_ablation or not len(inputs.scores):
         return []
     judged_tasks = set(zip(inputs.scores.benchmark, inputs.scores.task_id, strict=True))
@@ -179,7 +206,10 @@ def _applicability_tables(inputs: TableInputs, host: str | None) -> list[Table]:
 
 
 def _exposure_tables(inputs: TableInputs, host: str | None) -> list[Table]:
-    """Return tables of time and force beyond limits, by cell, specification and phase; [] without records or cells."""
+    """Return tables of time and force beyond limits, by cell, specification and phase; [] without records or cells.
+
+    Calls `measure_exposure`, which reads the records. The host does not matter.
+    """
     if not inputs.measure_exposure or not inputs.cells:
         return []
     cells, force_threshold_n = inputs.measure_exposure()
@@ -187,6 +217,10 @@ def _exposure_tables(inputs: TableInputs, host: str | None) -> list[Table]:
 
 
 def _body_tables(inputs: TableInputs, host: str | None) -> list[Table]:
+    """Return the tables of the bodies behind violations; [] without records or cells, and for an ablation.
+
+    Calls `find_bodies`, which reads the records. The host does not matter.
+    """
     if inputs.scores is None or not inputs.find_bodies or not inputs.cells or inputs.is_ablation:
         return []
     built = violations.body_tables(inputs.find_bodies(), inputs.scores, inputs.cells)
@@ -194,6 +228,7 @@ def _body_tables(inputs: TableInputs, host: str | None) -> list[Table]:
 
 
 def _template_name(registry: Registry, task: tuple[str, str]) -> str:
+    """Return the template of a task or, where the registry names none, its components joined by ` + `."""
     entry = registry.find_entry(*task)
     return entry.template or " + ".join(entry.components)
 
@@ -263,6 +298,10 @@ def _mark_ablation(table: Table) -> Table:
 
 
 def _build_kind(inputs: TableInputs, name: str) -> list[Table]:
+    """Return the tables of the kind with this name or number of the paper, at least one.
+
+    Raises `RunError` if there is no such table, or if these runs allow none; the remedy says what to do.
+    """
     for kind in KINDS:
         if name == kind.name or name in kind.numbers:
             built = kind.build(inputs, kind.numbers.get(name))

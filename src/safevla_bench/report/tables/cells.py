@@ -78,11 +78,11 @@ class Roster:
     auxiliary: Collection[str] = ()
 
     def is_auxiliary(self, cell: Summary | SensitivityCurve) -> bool:
-        """True if the cell stays out of means and bests."""
+        """Return whether the cell stays out of means and bests: its policy is auxiliary, or its suite always is."""
         return policy_name(cell) in self.auxiliary or cell.suite in AUXILIARY_SUITES
 
     def check_names(self, scores: Scores) -> None:
-        """Raise `RunError` if a kind of training or the mark auxiliary is of a policy that has no episode."""
+        """Raise `RunError` if `training` or `auxiliary` names a policy that has no episode, recorded or absent."""
         known = {policy or UNNAMED for policy in (*scores.policy, *(episode.policy for episode in scores.absent))}
         for name in (*self.training, *self.auxiliary):
             if name not in known:
@@ -90,11 +90,14 @@ class Roster:
                 raise RunError(f"no episode is of the policy {name!r}", remedy=remedy)
 
     def is_privileged(self, policy: str | None) -> bool:
-        """True if the policy saw privileged state."""
+        """Return whether the policy saw privileged simulator state."""
         return policy in self.privileged
 
     def competing_policies(self, policies: Iterable[str | None]) -> set[str | None]:
-        """Return the policies that compete for the best: acting ones, without privileged state if any is."""
+        """Return the policies that compete for the best: without `noop`, and without privileged ones.
+
+        A group that would be empty keeps what the exclusion would remove: all privileged ones, or `noop` alone.
+        """
         all_policies = set(policies)
         acting = all_policies - {NOOP} or all_policies
         return {policy for policy in acting if not self.is_privileged(policy)} or acting
@@ -104,7 +107,9 @@ class Roster:
         return self.policy_cell(cell.policy, auxiliary=self.is_auxiliary(cell))
 
     def policy_cell(self, policy: str | None, *, auxiliary: bool = False) -> Cell:
-        """Return the cell that names a policy, with its remarks."""
+        """Return the cell that names a policy; its detail lists `privileged state`, `does nothing` and `auxiliary` as
+        they hold.
+        """
         remarks = [
             ("privileged state", self.is_privileged(policy)),
             ("does nothing", policy == NOOP),
@@ -134,11 +139,11 @@ def headline_table(
     *,
     privileged: Collection[str | None] = (),
 ) -> Table:
-    """Tabulate the headline numbers, one row a policy × suite; several cells are pooled in a last row.
+    """Return the table of the headline numbers, a row per policy × suite; several cells are pooled in a last row.
 
     Args:
         cells: one summary a row.
-        aggregate: all episodes pooled.
+        aggregate: all episodes pooled; None for no last row.
         privileged: the policies that used simulator state no real robot has; their rows say so.
     """
     pooled = [aggregate] if aggregate is not None and len(cells) > 1 else []
@@ -159,11 +164,13 @@ def headline_table(
 
 
 def _name_cells(cell: Summary, privileged: Collection[str | None]) -> tuple[Cell, Cell]:
+    """Return the cells of policy and suite, with the remarks on privileged state and on stand-in assets."""
     detail = "privileged state" if cell.policy in privileged else ""
     return Cell(policy_name(cell), detail=detail), Cell(cell.suite or NO_VALUE, detail=_assets_note(cell))
 
 
 def _assets_note(cell: Summary) -> str:
+    """Return the remark on stand-in assets; empty where the cell has none."""
     return provenance_marks.STANDIN if cell.standin_assets else ""
 
 
@@ -184,12 +191,12 @@ def _headline_cells(cell: Summary) -> tuple[Cell, ...]:
 
 
 def why_no_safety(cell: Summary) -> str:
-    """Return why a cell without a judged episode has no rate of safety."""
+    """Return why a cell without a judged episode has no rate of safety: no verdict, or no episode at all."""
     return NO_VERDICT if cell.n or cell.unjudged else "no episode"
 
 
 def violation_table(cells: Sequence[Summary], *, scored: bool = True) -> Table:
-    """Tabulate the violations of each specification, one row a cell and specification.
+    """Return the table of the violations of each specification, a row per cell and specification.
 
     A specification that is inactive in every episode of a cell has dashes: it was not judged there.
 
@@ -228,6 +235,10 @@ _VIOLATION = (
 
 
 def _violation_cells(cell: Summary, spec: SpecSummary) -> tuple[Cell, ...]:
+    """Return the row of a specification after policy and suite.
+
+    Dashes and a reason where it is inactive in all episodes, vacuous in all where it applies, or not judged.
+    """
     inactive = sum(spec.inactive.values())
     outside = (count_cell(spec.vacuous), count_cell(inactive))
     if not spec.active:

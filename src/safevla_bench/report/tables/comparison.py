@@ -41,7 +41,12 @@ _MARGIN_WORDS: Mapping[MarginVerdict | None, str] = {
 
 
 def standing_table(comparison: Comparison, remarks: Sequence[str] = ()) -> Table:
-    """Tabulate each policy's value, one row a suite, metric and policy, with both intervals."""
+    """Return the table of each policy's value, a row per suite, metric and policy, with the intervals by episode and by
+    task.
+
+    With more than two policies a last column has the letters that equal policies share. `remarks` are added to the
+    notes.
+    """
     several = len(comparison.policies) > 2
     rows = [
         (
@@ -71,7 +76,11 @@ def standing_table(comparison: Comparison, remarks: Sequence[str] = ()) -> Table
 
 
 def difference_table(comparison: Comparison) -> Table:
-    """Tabulate the differences, one row a suite, metric and pair: first minus second, in points or in VSI."""
+    """Return the table of differences, a row per suite, metric and pair: first minus second, in points or in VSI.
+
+    Columns A and B are there with more than two policies, counts of pairs where episodes are paired, and a verdict of
+    equivalence where a margin was asked for.
+    """
     several = len(comparison.policies) > 2
     rows = [
         (*_scope_cells(scope, metric), *_difference_cells(difference, metric, comparison, several))
@@ -97,10 +106,12 @@ def difference_table(comparison: Comparison) -> Table:
 
 
 def _scoped_metrics(comparison: Comparison) -> Iterator[tuple[SuiteComparison, MetricComparison]]:
+    """Yield each scope (a suite, or all pooled) with each of its metrics, scope by scope."""
     return ((scope, metric) for scope in comparison.scopes for metric in scope.metrics)
 
 
 def _scope_cells(scope: SuiteComparison, metric: MetricComparison) -> tuple[Cell, Cell]:
+    """Return the cells of suite and metric; the primary metric bears the mark `PRIMARY`."""
     return Cell(_scope_name(scope)), Cell(_SHOWN[metric.metric], mark=PRIMARY if metric.primary else "")
 
 
@@ -109,14 +120,19 @@ def _scope_name(scope: SuiteComparison) -> str:
 
 
 def _margin_text(comparison: Comparison) -> str:
+    """Return the margin of equivalence in points, such as `± 5`; `± 0` without a margin."""
     return f"± {format_compact(100 * (comparison.margin or 0.0))}"
 
 
 def _level(comparison: Comparison) -> str:
+    """Return the confidence of the intervals as a heading, such as `95 %`."""
     return f"{format_compact(100 * comparison.confidence)} %"
 
 
 def _comparison_title(comparison: Comparison) -> str:
+    """Return the title: how many policies, on how many same pairs or on independent episodes, and how many were left
+    out.
+    """
     mark = ", across physics versions" if comparison.across_versions else ""
     if not comparison.paired:
         return f"{len(comparison.policies)} policies on independent episodes{mark}"
@@ -137,6 +153,7 @@ def _pairs_states(comparison: Comparison) -> bool:
 
 
 def _standing_cells(standing: PolicyStanding, metric: str) -> tuple[Cell, ...]:
+    """Return policy, n, value and the intervals by episode and by task; dashes where there is no value or interval."""
     scale, digits = _print_scale(metric)
     value = Cell(NO_VALUE)
     if standing.value is not None:
@@ -146,11 +163,12 @@ def _standing_cells(standing: PolicyStanding, metric: str) -> tuple[Cell, ...]:
 
 
 def _print_scale(metric: str) -> tuple[int, int]:
-    """Return the factor on printed values, and their digits."""
+    """Return the factor on printed values and their decimals: (1, 3) for VSI, else (100, 1), for percent or points."""
     return (1, 3) if metric == "vsi" else (100, 1)
 
 
 def _interval_cell(ends: tuple[float, float] | None, metric: str) -> Cell:
+    """Return an interval as text in the unit printed for the metric; a dash for None."""
     scale, digits = _print_scale(metric)
     if ends is None:
         return Cell(NO_VALUE)
@@ -166,6 +184,10 @@ def _format_signed_interval(low: float, high: float, digits: int, scale: int) ->
 def _difference_cells(
     difference: Difference, metric: MetricComparison, comparison: Comparison, several: bool
 ) -> tuple[Cell, ...]:
+    """Return the row of a pair after suite and metric; dashes stand for missing values.
+
+    `several` adds the names of both policies; the counts of pairs and the margin follow the comparison.
+    """
     scale, digits = _print_scale(metric.metric)
     difference_cell = Cell(NO_VALUE)
     if difference.difference is not None:
@@ -187,12 +209,17 @@ def _difference_cells(
 
 
 def _p_value_cell(value: float | None) -> Cell:
+    """Return a p-value with 3 decimals, or `<0.001`; a dash for None."""
     if value is None:
         return Cell(NO_VALUE)
     return Cell("<0.001" if value < 0.001 else format_fixed(value, 3), value)
 
 
 def _verdict_cell(difference: Difference, metric: str) -> Cell:
+    """Return `identical`, `A safer`, `B safer` or `no`; a dash without a difference or an adjusted p-value.
+
+    For SR and clean success the word is `better`.
+    """
     if difference.identical:
         return Cell("identical")
     if difference.p_adjusted is None or difference.difference is None:
@@ -205,6 +232,7 @@ def _verdict_cell(difference: Difference, metric: str) -> Cell:
 
 
 def _standing_notes(comparison: Comparison) -> Iterator[str]:
+    """Yield the notes below the table of values: how intervals and letters are made, and where tasks are few."""
     over = "" if comparison.paired else " Each task that all policies ran weighs the same."
     rates = "Wilson" if comparison.paired else "by the spread within tasks"
     yield (
@@ -224,6 +252,7 @@ def _standing_notes(comparison: Comparison) -> Iterator[str]:
 
 
 def _difference_notes(comparison: Comparison) -> Iterator[str]:
+    """Yield the notes below the differences: identical pairs, verdicts, tests, extremes, Cochran's Q, and warnings."""
     for first, second in comparison.identical:
         pairs = comparison.scopes[-1].pairs
         yield f"{first} and {second} are identical on all {pairs} pairs: success, safety and severity."
@@ -245,7 +274,9 @@ def _difference_notes(comparison: Comparison) -> Iterator[str]:
 
 
 def _verdict_notes(comparison: Comparison) -> Iterator[str]:
-    """Say which verdict is primary, what decides, and where too few tasks can decide nothing."""
+    """Yield notes on which verdict is primary, what decides, where tasks are too few to decide, and what the margin
+    means.
+    """
     level = f"{format_compact(100 * (1 - comparison.confidence))} %"
     count = sum(len(metric.differences) for _, metric in _scoped_metrics(comparison) if not metric.primary)
     rest = f" The other {count} are exploratory, adjusted together (Holm)." if count > 1 else ""
@@ -271,7 +302,9 @@ def _verdict_notes(comparison: Comparison) -> Iterator[str]:
 
 
 def _extreme_notes(comparison: Comparison) -> Iterator[str]:
-    """Say what the primary differences would be if every unknown episode were the worst or the best for a side."""
+    """Yield, per primary difference with unknown episodes, its range if all of them were the worst or best
+    for a side.
+    """
     for scope, metric in _scoped_metrics(comparison):
         for difference in metric.differences if metric.primary else ():
             if difference.extremes is None:
@@ -289,7 +322,10 @@ _MOST_PAIRS = 3
 
 
 def ranking_table(ranking: RankingSensitivity) -> Table:
-    """Tabulate the order of the policies under each variant of the thresholds, one row a variant and pair."""
+    """Return the table of Safety differences under each variant of the thresholds, a row per variant and pair.
+
+    With more than 3 pairs of policies only those that some variant turns over have rows.
+    """
     names = ranking.variants[0].order
     pairs = [(item.first, item.second) for item in ranking.variants[0].differences]
     if len(pairs) > _MOST_PAIRS:
@@ -333,6 +369,7 @@ def ranking_table(ranking: RankingSensitivity) -> Table:
 
 
 def _ranking_notes(ranking: RankingSensitivity) -> Iterator[str]:
+    """Yield which pairs each variant turns over, or that none is, and whether the episodes are paired."""
     if not ranking.changes:
         yield f"No pair of policies is turned over by any of the {len(ranking.variants)} variants."
     for variant in ranking.changes:
@@ -343,7 +380,9 @@ def _ranking_notes(ranking: RankingSensitivity) -> Iterator[str]:
 
 
 def sample_size_tables(sample_sizes: SampleSizePlan) -> tuple[Table, ...]:
-    """Tabulate the episodes of each design, those for tasks like these, and the precision of one rate by episodes."""
+    """Return the table of episodes by design, that of tasks like these if planned, and the precision of a rate by
+    episodes.
+    """
     first, second = (f"{format_compact(100 * rate)} %" for rate in sample_sizes.rates)
     level = f"{format_compact(100 * sample_sizes.confidence)} %"
     power = f"{format_compact(100 * sample_sizes.power)} %"
@@ -385,13 +424,17 @@ def sample_size_tables(sample_sizes: SampleSizePlan) -> tuple[Table, ...]:
 
 
 def _mean_episodes_cell(design: SampleDesign) -> Cell:
+    """Return the mean number of episodes until a sequential design decides; a dash for a design that has none."""
     if design.mean_episodes is None:
         return Cell(NO_VALUE)
     return Cell(format_fixed(design.mean_episodes, 0), design.mean_episodes)
 
 
 def _task_design_table(sample_sizes: SampleSizePlan) -> Table:
-    """Tabulate the episodes of each task that show the difference on tasks like these."""
+    """Return the table of episodes per policy and task that show the difference on tasks like these.
+
+    A dash where no number of episodes shows the difference. The plan must hold a task design.
+    """
     first = sample_sizes.task_designs[0]
     rows = tuple(
         (

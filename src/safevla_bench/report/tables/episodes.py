@@ -25,7 +25,9 @@ from safevla_bench.text.numbers import (
 
 
 def episode_list_table(rows: Sequence[EpisodeListRow], total: int, *, spec_id: str | None = None) -> Table:
-    """Tabulate rows of the episode list.
+    """Return the table of the selected rows of the episode list; columns of policy and bodies are there if rows differ.
+
+    Policies need two names among the rows, bodies one row that was searched for bodies.
 
     Args:
         rows: the selected rows.
@@ -61,6 +63,7 @@ def _count_kinds(rows: Sequence[EpisodeListRow]) -> str:
 
 
 def _episode_cells(row: EpisodeListRow, with_policy: bool, with_bodies: bool, spec_id: str | None) -> Iterable[Cell]:
+    """Yield the cells of an episode's row; a `spec_id` leaves out the column of the worst specification."""
     yield Cell(str(row.number), row.number)
     yield Cell(row.episode_id)
     if with_policy:
@@ -77,12 +80,14 @@ def _episode_cells(row: EpisodeListRow, with_policy: bool, with_bodies: bool, sp
 
 
 def _format_safe(row: EpisodeListRow) -> str:
+    """Return `yes`, `no`, `no verdict`, or a dash for an episode that left no record."""
     if row.success is None:  # it left no record
         return NO_VALUE
     return NO_VERDICT if row.safe is None else "yes" if row.safe else "no"
 
 
 def _format_margin(row: EpisodeListRow) -> str:
+    """Return the robustness with its display unit; a dash without a robustness, threshold or unit."""
     if row.rho is None or row.threshold is None or row.unit is None:
         return NO_VALUE
     unit, scale = display_unit(row.unit, row.threshold)
@@ -90,7 +95,7 @@ def _format_margin(row: EpisodeListRow) -> str:
 
 
 def _format_bodies(row: EpisodeListRow) -> str:
-    """Return each body, or pair, that breaks a limit, once, with its kind."""
+    """Return each body, or pair, that breaks a limit, once, with its kind; a dash for none."""
     named = [
         " – ".join(f"{body} ({kind})" for body, kind in zip(violation.bodies, violation.kinds, strict=True))
         for violation in row.violating_bodies or ()
@@ -99,7 +104,7 @@ def _format_bodies(row: EpisodeListRow) -> str:
 
 
 def _format_time_and_step(row: EpisodeListRow) -> str:
-    """Return when the first violation began, as "1.20 s, step 24"."""
+    """Return when the first violation began, as `1.20 s, step 24`; a dash for an episode without a violation."""
     if row.first_violation_s is None:
         return NO_VALUE
     return f"{format_fixed(row.first_violation_s, 2)} s, step {row.first_violation_step}"
@@ -118,6 +123,7 @@ def kept_clause_table(clauses: Sequence[ClauseExplanation]) -> Table:
 
 
 def _kept_clause_row(clause: ClauseExplanation) -> tuple[Cell, ...]:
+    """Return the row of a clause: texts in display units, the values behind them in the clause's own unit."""
     spec_trace, signal_trace = clause.spec_trace, clause.spec_trace.signal_trace
     unit, scale = display_unit(signal_trace.unit, signal_trace.limit)
     return (
@@ -165,7 +171,7 @@ def format_cause(spec_trace: SpecTrace) -> str:
 
 
 def answer_table(formula: stl.Formula, answers: Sequence[Answer]) -> Table:
-    """Tabulate the answers, with the count of each verdict below."""
+    """Return the table of the answers to a formula, with the count of each verdict below."""
     with_policy = len({answer.policy for answer in answers}) > 1
     columns = (
         Column("#"),
@@ -184,6 +190,7 @@ def answer_table(formula: stl.Formula, answers: Sequence[Answer]) -> Table:
 
 
 def _answer_cells(answer: Answer, with_policy: bool) -> Iterator[Cell]:
+    """Yield the cells of an answer's row: verdict, robustness, when it was decided, and signals there or the reason."""
     yield Cell(str(answer.number), answer.number)
     yield Cell(answer.episode_id)
     if with_policy:
@@ -196,12 +203,17 @@ def _answer_cells(answer: Answer, with_policy: bool) -> Iterator[Cell]:
 
 
 def _format_rho(answer: Answer) -> str:
+    """Return the robustness with 4 figures; without a finite one +∞ or -∞ by the verdict, else a dash."""
     if answer.rho is not None:
         return format_significant(answer.rho, 4)
     return {"satisfied": "+∞", "violated": "-∞", "vacuous": "+∞"}.get(answer.verdict, NO_VALUE)
 
 
 def _format_signal(name: str, value: float | bool | None) -> str:
+    """Return `name value` with the display unit; booleans in lower case, a dash for None.
+
+    `KeyError` for a number of a signal that is not in `signals.SIGNALS`.
+    """
     if value is None or isinstance(value, bool):
         return f"{name} {NO_VALUE if value is None else str(value).lower()}"
     unit, scale = display_unit(signals.SIGNALS[name].unit, value)

@@ -13,14 +13,18 @@ _NAMES = (Column("Policy", numeric=False), Column("Suite", numeric=False))
 
 
 def exposure_tables(cells: Sequence[CellExposure], force_threshold_n: float | None) -> tuple[Table, ...]:
-    """Tabulate exposure by cell, by violated specification, and by phase of the task."""
+    """Return the tables of exposure by cell, by violated specification, and by phase of the task, in this order.
+
+    `force_threshold_n` [N] is as in `exposure_table`.
+    """
     return exposure_table(cells, force_threshold_n), spec_exposure_table(cells), phase_table(cells)
 
 
 def exposure_table(cells: Sequence[CellExposure], force_threshold_n: float | None) -> Table:
-    """Tabulate a row for each cell: mean times and impulse, median first violation, unsafe successes and failures.
+    """Return a table with a row per cell: mean times and impulse, median first violation, unsafe successes and
+    failures.
 
-    The threshold names a column; the times above it are computed already. None = there are none.
+    `force_threshold_n` [N] only names a column, a dash for None: the times above it are computed already.
     """
     threshold_text = NO_VALUE if force_threshold_n is None else f"{format_compact(force_threshold_n)} N"
     columns = (
@@ -42,6 +46,7 @@ def exposure_table(cells: Sequence[CellExposure], force_threshold_n: float | Non
 
 
 def _exposure_row(cell: CellExposure) -> tuple[Cell, ...]:
+    """Return the row of a cell; dashes where nothing is recorded or counted."""
     return (
         *_name_cells(cell),
         Cell(str(cell.n), cell.n),
@@ -55,7 +60,9 @@ def _exposure_row(cell: CellExposure) -> tuple[Cell, ...]:
 
 
 def spec_exposure_table(cells: Sequence[CellExposure]) -> Table:
-    """Tabulate one row a cell and specification that it violated."""
+    """Return a table with a row per cell and specification that some episode of the cell violated, or a note without
+    any.
+    """
     columns = (
         *_NAMES,
         Column("Specification", numeric=False),
@@ -70,10 +77,14 @@ def spec_exposure_table(cells: Sequence[CellExposure]) -> Table:
 
 
 def _has_violation(spec: SpecExposure) -> bool:
+    """Return whether any success or failure violates the specification."""
     return bool(spec.in_successes.count + spec.in_failures.count)
 
 
 def _spec_row(cell: CellExposure, spec: SpecExposure) -> tuple[Cell, ...]:
+    """Return the row of a cell and a specification: mean time in violation [s], median first violation [s],
+    and counts.
+    """
     return (
         *_name_cells(cell),
         Cell(spec.spec_id),
@@ -85,7 +96,7 @@ def _spec_row(cell: CellExposure, spec: SpecExposure) -> tuple[Cell, ...]:
 
 
 def phase_table(cells: Sequence[CellExposure]) -> Table:
-    """Tabulate one row a cell and phase; cells whose tasks hold nothing have none."""
+    """Return a table with a row per cell and phase of the task; cells whose tasks hold nothing have no row."""
     columns = (
         *_NAMES,
         Column("Phase", numeric=False),
@@ -121,7 +132,10 @@ def _name_cells(cell: CellExposure) -> tuple[Cell, Cell]:
 
 
 def _mean_seconds_cell(mean: Mean, n: int) -> Cell:
-    """Return a mean with its interval; n is added where it covers fewer episodes than the cell."""
+    """Return a mean in its unit with 2 decimals and its interval; a dash without a value.
+
+    The detail adds the mean's own n where this is less than `n`, and says `one episode` for a mean of one.
+    """
     if mean.value is None:
         return Cell(NO_VALUE, detail="not recorded" if n else "no episode")
     interval = format_interval(*mean.ci, digits=2) if mean.ci and mean.n > 1 else ""
@@ -130,10 +144,14 @@ def _mean_seconds_cell(mean: Mean, n: int) -> Cell:
 
 
 def _seconds_cell(value: float | None, why_none: str) -> Cell:
+    """Return seconds with 2 decimals; a dash and `why_none` for None."""
     return Cell(NO_VALUE, detail=why_none) if value is None else Cell(format_fixed(value, 2), value)
 
 
 def _fraction_cell(rate: Rate, why_none: str) -> Cell:
+    """Return `count/n` with the percentage as detail and the share (0 to 1) as value; a dash and `why_none` where n is
+    0.
+    """
     if not rate.n:
         return Cell(NO_VALUE, detail=why_none)
     share = f"{format_percent(rate.count, rate.n)} %"

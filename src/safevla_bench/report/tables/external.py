@@ -14,7 +14,10 @@ NOT_RECORDED = "not recorded"
 
 
 def foreign_results_table(results: ForeignResults, source: str) -> Table:
-    """Tabulate SR by suite and task; Safety, SBU and VSI are not recorded, and never zero."""
+    """Return the table of SR by suite and task, each suite's total first; Safety, SBU and VSI are dashes, never zero.
+
+    A column of errors is there if an episode has no success recorded; such episodes are outside n.
+    """
     errors = any(episode.success is None for episode in results.episodes)
     columns = (
         Column("Suite", numeric=False),
@@ -36,6 +39,9 @@ def foreign_results_table(results: ForeignResults, source: str) -> Table:
 
 
 def _results_row(suite: str, task: str, episodes: Sequence[ForeignEpisode], errors: bool) -> tuple[Cell, ...]:
+    """Return the row of a suite's or task's episodes; `errors` adds the count of episodes without a
+    recorded success.
+    """
     successes = [episode.success for episode in episodes if episode.success is not None]
     lost = len(episodes) - len(successes)
     return (
@@ -49,7 +55,7 @@ def _results_row(suite: str, task: str, episodes: Sequence[ForeignEpisode], erro
 
 
 def replay_table(batch: Batch) -> Table | None:
-    """Tabulate the divergence of each replay from its recording; None without a replay."""
+    """Return the table of how far each replay diverges from its recording; None if no episode is a replay."""
     columns = (
         Column("Episode", numeric=False),
         Column("Recorded as", numeric=False),
@@ -84,6 +90,11 @@ def _outcome_cell(outcome: str, replay: Mapping[str, object]) -> Cell:
 
 
 def _divergence_cells(replay: Mapping[str, object]) -> tuple[Cell, ...]:
+    """Return the number of compared states, largest divergence in position and rotation, and first step beyond
+    tolerance.
+
+    Four dashes where no states were compared.
+    """
     divergence = replay.get("divergence")
     if not replay.get("compared") or not isinstance(divergence, Mapping):
         return tuple(Cell(NO_VALUE, detail="no states recorded") for _ in range(4))
@@ -96,7 +107,11 @@ def _divergence_cells(replay: Mapping[str, object]) -> tuple[Cell, ...]:
 
 
 def _largest_cell(divergence: Mapping[str, Mapping[str, object]], unit: str, scale: int, shown_unit: str) -> Cell:
-    """Return the coordinate with the largest divergence, by its name."""
+    """Return the largest divergence among coordinates in `unit`, in `shown_unit` (times `scale`), with its coordinate's
+    name.
+
+    A dash if no coordinate has the unit.
+    """
     largest = {
         name: float(str(coordinate["max"])) for name, coordinate in divergence.items() if coordinate["unit"] == unit
     }

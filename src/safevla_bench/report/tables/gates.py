@@ -12,7 +12,10 @@ from safevla_bench.text.sanitize import escape_controls
 
 
 def gate_table(checked: GateReport, remarks: Sequence[str] = ()) -> Table:
-    """Tabulate one row a scope and gate, and one for whatever was not scored."""
+    """Return the table of a row per gate outcome, in the report's order, with `checked.verdict` in the title.
+
+    A column of intervals is there if the report has a confidence per gate. `remarks` are added to the notes.
+    """
     level = "" if checked.each_confidence is None else f"{format_compact(round(100 * checked.each_confidence, 2))} %"
     columns = (
         Column("Policy", numeric=False),
@@ -35,6 +38,7 @@ def gate_table(checked: GateReport, remarks: Sequence[str] = ()) -> Table:
 
 
 def _outcome_row(outcome: GateOutcome, with_interval: bool) -> tuple[Cell, ...]:
+    """Return the row of an outcome; all but passed ones are marked `bad`, and `all` stands for no policy or suite."""
     emphasis: Emphasis = "" if outcome.verdict == "passed" else "bad"
     interval = Cell(NO_VALUE) if outcome.ci is None else Cell(format_interval(*outcome.ci, digits=3))
     return (
@@ -50,6 +54,7 @@ def _outcome_row(outcome: GateOutcome, with_interval: bool) -> tuple[Cell, ...]:
 
 
 def _gate_name(outcome: GateOutcome) -> str:
+    """Return the gate's name; `every planned episode scored` for the outcome without a gate."""
     return "every planned episode scored" if outcome.gate is None else outcome.gate.name
 
 

@@ -53,6 +53,8 @@ def host_means(
 ) -> tuple[HostMean, ...]:
     """Return the means of each host, in order of first appearance, those of auxiliary entries last.
 
+    The policy that does nothing is left out, and so is a suite that is not the paper's with a single cell.
+
     Args:
         ablation: the cells under each variant.
         registry: says which host a suite is of, and which suites are the paper's.
@@ -73,12 +75,16 @@ def host_means(
 
 
 def _is_apart(curve: SensitivityCurve, roster: Roster, include_auxiliary: bool) -> bool:
+    """Return whether a curve is averaged with the auxiliary entries rather than with its host."""
     return not include_auxiliary and roster.is_auxiliary(curve)
 
 
 def _host_mean(
     title: str, curves: Sequence[SensitivityCurve], ablation: ThresholdAblation, registry: Registry
 ) -> HostMean:
+    """Return the means over some curves under each variant, with the paper's rows and the paper's suites that are
+    missing.
+    """
     suites = tuple(dict.fromkeys(curve.suite for curve in curves))
     return HostMean(
         title=title,
@@ -94,7 +100,9 @@ def _host_mean(
 
 
 def _average_points(points: Sequence[VariantRates]) -> dict[str, ExactMean]:
-    """Return the mean of each metric. Cells without a value are left out and counted."""
+    """Return the unweighted mean of each of `METRICS` over cells. Cells without a value are left out; `cells` counts
+    the rest.
+    """
     values = {name: [_exact_value(getattr(point, name)) for point in points] for name in METRICS}
     known = {name: [value for value in of_cells if value is not None] for name, of_cells in values.items()}
     return {
@@ -104,18 +112,22 @@ def _average_points(points: Sequence[VariantRates]) -> dict[str, ExactMean]:
 
 
 def _exact_value(number: Rate | Mean) -> Fraction | None:
+    """Return a rate or mean as a fraction; None without a value."""
     if isinstance(number, Rate):
         return Fraction(number.count, number.n) if number.n else None
     return None if number.value is None else Fraction(number.value)
 
 
 def _published_row(title: str, variant: str) -> PublishedVariant | None:
+    """Return the row of the paper's Table 9 for a host's title and a variant; None where the paper prints none."""
     rows = load_published(PAPER).variants
     return next((row for row in rows if (HOST_TITLES[row.host], row.name) == (title, variant)), None)
 
 
 def host_mean_table(means: Sequence[HostMean], ablation: ThresholdAblation, roster: Roster) -> Table:
-    """Tabulate one row a host and variant: the mean of each number, and what the paper's Table 9 prints there."""
+    """Return the table of the mean of each number, a row per host and variant, beside the paper's Table 9 where it has
+    a row.
+    """
     beside_paper = any(row for mean in means for row in mean.published)
     return Table(
         title="Means of each host" + (" beside the paper's Table 9" if beside_paper else ""),
@@ -133,10 +145,12 @@ def host_mean_table(means: Sequence[HostMean], ablation: ThresholdAblation, rost
 
 
 def _metric_columns(head: str, beside_paper: bool) -> tuple[Column, ...]:
+    """Return the columns `here` and `paper` below a metric's heading; beside no paper the metric's column alone."""
     return (Column("here", group=head), Column("paper", group=head)) if beside_paper else (Column(head),)
 
 
 def _mean_rows(mean: HostMean, ablation: ThresholdAblation, beside_paper: bool) -> Iterator[tuple[Cell, ...]]:
+    """Yield the row of each variant of a host."""
     for variant, point, row in zip(ablation.variants, mean.points, mean.published, strict=True):
         numbers = [
             cell
@@ -150,6 +164,9 @@ def _mean_rows(mean: HostMean, ablation: ThresholdAblation, beside_paper: bool) 
 
 
 def _mean_cell(name: str, mean: ExactMean, cells: int) -> Cell:
+    """Return a mean in percent, VSI in 0 to 1; a dash if no cell has a value. The detail says if some cells
+    lack one.
+    """
     if mean.value is None:
         return dash_cell("no cell has it")
     detail = "" if mean.cells == cells else f"{mean.cells} of {cells} cells"
@@ -158,6 +175,7 @@ def _mean_cell(name: str, mean: ExactMean, cells: int) -> Cell:
 
 
 def _published_cell(name: str, row: PublishedVariant | None) -> Cell:
+    """Return the paper's number as printed (percent, VSI in 0 to 1); a dash without a row."""
     if row is None:
         return dash_cell("not printed")
     printed: float = getattr(row, name)
@@ -165,6 +183,9 @@ def _published_cell(name: str, row: PublishedVariant | None) -> Cell:
 
 
 def _mean_notes(means: Sequence[HostMean], roster: Roster, beside_paper: bool) -> Iterator[str]:
+    """Yield notes on how means are made, missing suites, privileged policies, auxiliary entries and the paper's
+    numbers.
+    """
     yield "Unweighted means over cells; P[U|S] is a mean of ratios."
     for mean in means:
         if mean.missing_suites and any(mean.published):
@@ -216,4 +237,5 @@ def _float_or_none(value: Fraction | None) -> float | None:
 
 
 def _printed_share(name: str, row: PublishedVariant) -> float:
+    """Return the paper's number as a share of 1, or as a severity for `vsi`."""
     return float(Fraction(repr(getattr(row, name))) / (1 if name == "vsi" else 100))

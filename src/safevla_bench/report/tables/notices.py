@@ -21,7 +21,10 @@ def exclusion_table(
     skipped: Sequence[str] = (),
     damage: LostEpisodes = _NO_LOSS,
 ) -> Table:
-    """Tabulate what was not scored and why: lost episodes, then inactive and vacuous specifications.
+    """Return the table of what was not scored and why: lost episodes, damage, invalid ones, then clauses without a
+    verdict.
+
+    Clauses are the inactive and vacuous specifications. Without any row a note says that everything was judged.
 
     Args:
         cells: the summaries.
@@ -40,6 +43,10 @@ def exclusion_table(
 
 
 def _lost_rows(cells: Sequence[Summary], absent: Sequence[AbsentEpisode]) -> list[tuple[Cell, ...]]:
+    """Return rows of crashed, stopped and unjudged episodes, counted by policy, suite and reason.
+
+    Crashed and stopped episodes that `absent` does not explain follow as a rest with a general reason.
+    """
     reason_counts = Counter(
         (_policy_and_suite(episode.policy, episode.benchmark), episode.outcome, _last_line(episode.reason))
         for episode in absent
@@ -60,6 +67,7 @@ def _lost_rows(cells: Sequence[Summary], absent: Sequence[AbsentEpisode]) -> lis
 
 
 def _why_outside(cell: Summary, outcome: str) -> str:
+    """Return why crashed or stopped episodes without a recorded reason are outside n."""
     if outcome == "stopped" and cell.stopped_on_violation:
         return "outside n: a violation stopped them, and their success is unknown"
     return "outside n; no reason recorded"
@@ -70,10 +78,12 @@ def _exclusion_row(what: str, where: str, why: str, count: int) -> tuple[Cell, .
 
 
 def _policy_and_suite(policy: str | None, suite: str | None) -> str:
+    """Return `policy, suite`, with placeholders for None."""
     return f"{policy or UNNAMED}, {suite or NO_VALUE}"
 
 
 def _last_line(reason: str | None) -> str:
+    """Return the last line of a reason, or `no reason recorded` where the reason is empty or None."""
     lines = (reason or "").strip().splitlines()
     return lines[-1] if lines else "no reason recorded"
 
@@ -83,6 +93,7 @@ _MOST_SKIPPED = 20
 
 
 def _skipped_rows(skipped: Sequence[str]) -> list[tuple[Cell, ...]]:
+    """Return a row for each of the first 20 invalid episodes, and one that counts the others; [] without any."""
     reasons = [" ".join(why.split()) for why in skipped]
     rows = [_exclusion_row("invalid episode", "left out on request", why, 1) for why in reasons[:_MOST_SKIPPED]]
     more = len(reasons) - len(rows)
@@ -90,7 +101,10 @@ def _skipped_rows(skipped: Sequence[str]) -> list[tuple[Cell, ...]]:
 
 
 def _damage_rows(damage: LostEpisodes) -> list[tuple[Cell, ...]]:
-    """Return a row for each lost episode and damaged place; the last row of the lost counts the rest."""
+    """Return a row per lost episode and per damaged place, 20 of each at most, and rows that count the others.
+
+    Where more were lost than can be counted, the last row of the lost episodes says so; [] without damage.
+    """
     rows = [_exclusion_row("lost episode", "in a damaged file", name, 1) for name in damage.named[:_MOST_SKIPPED]]
     further = damage.episodes - len(rows)
     if damage.more:
@@ -107,7 +121,11 @@ def _damage_rows(damage: LostEpisodes) -> list[tuple[Cell, ...]]:
 
 
 def _spec_rows(cells: Sequence[Summary]) -> list[tuple[Cell, ...]]:
-    """Count inactive and vacuous specifications of the safe tier by suite: its policies face the same tasks."""
+    """Return rows that count inactive (by reason) and vacuous specifications of the safe tier, by specification and
+    suite.
+
+    The counts are over all policies of a suite, as these face the same tasks.
+    """
     counts: Counter[tuple[str, str, str]] = Counter()
     for cell in cells:
         for spec in (spec for spec in cell.specs if spec.tier == "safe"):
@@ -126,11 +144,12 @@ _VACUOUS = "vacuous: it applies, but what it guards never arose (nothing held, l
 
 
 def baseline_warnings(baseline: Baseline) -> tuple[str, ...]:
-    """Return warnings for the reader; none where `noop` violates nothing and reaches no goal, or was not run."""
+    """Return warnings for the reader; () where `noop` violates nothing and reaches no goal, or was not run."""
     return (*_violation_warnings(baseline), *_success_warnings(baseline))
 
 
 def _success_warnings(baseline: Baseline) -> tuple[str, ...]:
+    """Return the warning that names the tasks in which doing nothing succeeds; () if there are none."""
     if not baseline.successes:
         return ()
     where = ", ".join(f"{task.benchmark} {task.task_id}: {task.successes} of {task.n}" for task in baseline.successes)
@@ -141,6 +160,10 @@ def _success_warnings(baseline: Baseline) -> tuple[str, ...]:
 
 
 def _violation_warnings(baseline: Baseline) -> tuple[str, ...]:
+    """Return the warning that names the tasks in which doing nothing breaks limits, then one per doubtful result.
+
+    () if there are no such tasks.
+    """
     if not baseline.floors:
         return ()
     tasks = dict.fromkeys((floor.benchmark, floor.task_id) for floor in baseline.floors)
@@ -154,13 +177,19 @@ def _violation_warnings(baseline: Baseline) -> tuple[str, ...]:
 
 
 def _format_doubt(doubt: DoubtfulResult) -> str:
+    """Return how many unsafe episodes of a policy broke a limit that doing nothing breaks too, and how many broke no
+    other.
+    """
     also = f"{doubt.shared} of its {doubt.unsafe} unsafe episodes broke one of the same limits in the same task"
     other = f"{doubt.only} of these broke no other limit" if doubt.only else "all of these broke other limits too"
     return f"{doubt.policy or UNNAMED}: {also}; {other}."
 
 
 def baseline_table(baseline: Baseline) -> Table:
-    """Tabulate the specifications that the no-op policy violates: in which task, how far and how often."""
+    """Return the table of the specifications that the no-op policy violates: in which task, how far and how often.
+
+    No rows where it violates none.
+    """
     columns = (
         Column("Suite", numeric=False),
         Column("Task", numeric=False),
@@ -176,6 +205,9 @@ def baseline_table(baseline: Baseline) -> Table:
 
 
 def _floor_row(floor: BaselineViolation) -> tuple[Cell, ...]:
+    """Return the row of one violated limit; the texts are in display units, the values behind them in the clause's
+    unit.
+    """
     unit, scale = display_unit(floor.spec.unit, floor.spec.threshold)
     limit = floor.spec.threshold * scale
     worst = NO_VALUE if floor.extreme is None else append_unit(format_against_limit(floor.extreme * scale, limit), unit)

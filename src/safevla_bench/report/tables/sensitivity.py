@@ -33,7 +33,7 @@ _WHY = "SR does not depend on thresholds."
 
 
 def variant_table(ablation: ThresholdAblation) -> Table:
-    """Tabulate one row a cell and variant."""
+    """Return the table of Safety, SBU, P[U|S] and VSI, a row per cell and threshold variant."""
     heads = [Cell(variant.name) for variant in ablation.variants]
     left_out = f"Left out, as the library has no such family: {', '.join(ablation.left_out)}."
     return Table(
@@ -46,7 +46,7 @@ def variant_table(ablation: ThresholdAblation) -> Table:
 
 
 def reading_table(comparison: ReadingComparison) -> Table:
-    """Tabulate one row a cell and reading, with the verdicts that differ from those of the first reading."""
+    """Return the table of a row per cell and reading, with the verdicts that differ from those of the first reading."""
     reference = comparison.readings[0]
     return Table(
         title="Readings of the paper",
@@ -74,6 +74,9 @@ def reading_table(comparison: ReadingComparison) -> Table:
 
 
 def _change_cells(changes: VerdictChanges) -> tuple[Cell, ...]:
+    """Return the counts of changed verdicts: all, to unsafe, to safe. The first cell's detail counts those lost, if
+    any.
+    """
     lost = changes.changed - changes.to_unsafe - changes.to_safe
     detail = f"{lost} to no verdict" if lost else ""
     counts = (changes.changed, changes.to_unsafe, changes.to_safe)
@@ -81,11 +84,14 @@ def _change_cells(changes: VerdictChanges) -> tuple[Cell, ...]:
 
 
 def _format_differences(violations: Mapping[str, int]) -> str:
+    """Return `spec +2, other −1`: how many more or fewer episodes violate each specification; empty for none."""
     return ", ".join(f"{spec_id} {'+' if count > 0 else '−'}{abs(count)}" for spec_id, count in violations.items())
 
 
 def sweep_table(sweep: ThresholdSweep) -> Table:
-    """Tabulate one row a cell and threshold; a dagger marks the library's own threshold."""
+    """Return the table of a row per cell and threshold, in display units; a dagger marks the library's own
+    threshold.
+    """
     unit, scale = display_unit(sweep.unit, sweep.default)
     rows = []
     for curve in sweep.curves:
@@ -105,18 +111,22 @@ def sweep_table(sweep: ThresholdSweep) -> Table:
 
 
 def _threshold_cell(value: float, scale: int, is_default: bool) -> Cell:
+    """Return a threshold times `scale` as text, the unscaled value behind it, and a dagger if it is the library's."""
     return Cell(format_compact(value * scale), value, mark="†" if is_default else "")
 
 
 def _curve_rows(curve: SensitivityCurve, heads: Sequence[Cell]) -> list[tuple[Cell, ...]]:
+    """Return a row per point of a curve; `heads` are the cells that name the points, in the same order and number."""
     return [(*_name_cells(curve), head, *_point_cells(point)) for head, point in zip(heads, curve.points, strict=True)]
 
 
 def _name_cells(cell: SensitivityCurve | ReadingCell) -> tuple[Cell, ...]:
+    """Return the cells of policy, suite and n."""
     return Cell(cell.policy or UNNAMED), Cell(cell.suite), Cell(str(cell.n), cell.n)
 
 
 def _point_cells(point: VariantRates) -> tuple[Cell, ...]:
+    """Return Safety and SBU with intervals, P[U|S], and VSI with its interval; dashes where there is no value."""
     unsafe_given_success = point.p_unsafe_given_success
     vsi = point.vsi
     return (
@@ -129,6 +139,7 @@ def _point_cells(point: VariantRates) -> tuple[Cell, ...]:
 
 
 def _rate_cells(rate: Rate) -> tuple[Cell, Cell]:
+    """Return a rate in percent and its interval as two cells; two dashes without an interval."""
     if rate.ci is None:
         return Cell(NO_VALUE), Cell(NO_VALUE)
     percentage = Fraction(100 * rate.count, rate.n)
@@ -137,4 +148,5 @@ def _rate_cells(rate: Rate) -> tuple[Cell, Cell]:
 
 
 def _format_mean_interval(mean: Mean) -> str:
+    """Return the interval of a mean; a dash without an interval or with fewer than two episodes."""
     return NO_VALUE if mean.ci is None or mean.n < 2 else format_interval(*mean.ci, digits=3)

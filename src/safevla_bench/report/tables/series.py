@@ -25,7 +25,10 @@ _INTERVALS = "Below each value its 95 % interval: Wilson for proportions; for VS
 
 
 def series_table(compared: SeriesComparison) -> Table:
-    """Tabulate each run: its numbers with their intervals, and its gains over the first run of its series."""
+    """Return the table of runs: the numbers of each with intervals, and its gains over the first run of its series.
+
+    Rows are in the order of the runs' labels; a column of suites is there with more than one.
+    """
     several, suites = any(compared.series), len(compared.suites) > 1
     columns = (
         Column("Run", numeric=False),
@@ -60,12 +63,18 @@ def series_table(compared: SeriesComparison) -> Table:
 
 
 def _point_cells(point: SeriesPoint, *, is_first: bool) -> tuple[Cell, ...]:
+    """Return n, SR, Safety, SBU, VSI, and the gains of SR and Safety over the first run; `is_first` only words their
+    dash.
+    """
     numbers = [rate_cell(rate, "no verdict", n=point.n) for rate in (point.sr, point.safety, point.sbu)]
     gains = [_gain_cell(gain, is_first) for gain in (point.sr_gain, point.safety_gain)]
     return Cell(str(point.n), point.n), *numbers, mean_cell(point.vsi, "no verdict", n=point.n), *gains
 
 
 def _gain_cell(gain: Difference | None, is_first: bool) -> Cell:
+    """Return a gain in points with its interval; a dash for the first run and for runs that cannot be
+    compared with it.
+    """
     if gain is None or gain.difference is None:
         return dash_cell("the first" if is_first else "not comparable")
     value = 100 * gain.difference
@@ -76,6 +85,7 @@ def _gain_cell(gain: Difference | None, is_first: bool) -> Cell:
 
 
 def _gain_notes(compared: SeriesComparison) -> list[str]:
+    """Return the note on the intervals of gains and their levels; [] where no series has a second run."""
     if not any(len(curve.points) > 1 for curve in compared.curves):
         return []
     levels = sorted({curve.confidence for curve in compared.curves if len(curve.points) > 1})
@@ -90,11 +100,12 @@ def _gain_notes(compared: SeriesComparison) -> list[str]:
 
 
 def describe_series(compared: SeriesComparison) -> list[str]:
-    """Return for each series and suite what rises first, as far as the intervals of the gains show it."""
+    """Return a paragraph per series and suite on what rises first, as far as the intervals of the gains show it."""
     return [_describe_curve(curve, compared) for curve in compared.curves]
 
 
 def _describe_curve(curve: SeriesCurve, compared: SeriesComparison) -> str:
+    """Return what rises first in one curve, after its series and suite where there are several of these."""
     whose = curve.series if len(compared.series) > 1 else ""
     where = (curve.suite or "all suites pooled") if len(compared.suites) > 1 else ""
     head = ", ".join(part for part in (whose, where) if part)
@@ -117,6 +128,7 @@ def describe_first_rise(curve: SeriesCurve) -> list[str]:
 
 
 def _ends(gain: Difference | None) -> tuple[float, float] | None:
+    """Return the interval of a gain; None without a gain or an interval."""
     return None if gain is None else gain.ci
 
 
@@ -124,10 +136,12 @@ _Gain = Callable[[SeriesPoint], Difference | None]
 
 
 def _sr(point: SeriesPoint) -> Difference | None:
+    """Return the gain of SR over the first run; None for the first."""
     return point.sr_gain
 
 
 def _safety(point: SeriesPoint) -> Difference | None:
+    """Return the gain of Safety over the first run; None for the first."""
     return point.safety_gain
 
 
@@ -145,7 +159,11 @@ _LEADS = (_Lead("Success", "Safety", _sr, _safety), _Lead("Safety", "success", _
 
 
 def _describe_order(known: Sequence[SeriesPoint], first: str) -> str:
-    """Say which of the two rises first: where one has risen, and by more than the other, both intervals considered."""
+    """Return a sentence on which of success and Safety rises first.
+
+    The first to rise is the number whose interval lies above 0 and above the other's, at the earliest run. Otherwise
+    the sentence says that nothing is shown to rise, or that the order is open.
+    """
     found = [(ahead, lead) for lead in _LEADS if (ahead := _select_ahead(known, lead.mine, lead.theirs))]
     if found:
         ahead, lead = min(found, key=lambda one: one[0][0].label)
@@ -165,7 +183,11 @@ def _describe_order(known: Sequence[SeriesPoint], first: str) -> str:
 
 
 def _name_order(ahead: Sequence[SeriesPoint], lead: _Lead, known: Sequence[SeriesPoint]) -> str:
-    """Return "before" only where the other is shown to rise at a later run and not earlier."""
+    """Return the words after `rises`: `before X`, `more than X`, or `and X is not shown to`, where X is the other
+    number.
+
+    `before` only where the other number is shown to rise, and only at a later run.
+    """
     rises = _select_risen(known, lead.theirs)
     if not rises:
         return f"and {lead.other} is not shown to"
@@ -173,6 +195,7 @@ def _name_order(ahead: Sequence[SeriesPoint], lead: _Lead, known: Sequence[Serie
 
 
 def _describe_gains(point: SeriesPoint, lead: _Lead) -> str:
+    """Return the intervals of a run's two gains, in points, the lead's first."""
     return f"{_format_span(lead.mine(point))} points against {_format_span(lead.theirs(point))}"
 
 
@@ -182,23 +205,26 @@ def _select_ahead(known: Sequence[SeriesPoint], mine: _Gain, theirs: _Gain) -> l
 
 
 def _select_risen(known: Sequence[SeriesPoint], gain: _Gain) -> list[SeriesPoint]:
+    """Return the runs whose interval of the gain lies above 0. Every run must have an interval."""
     return [point for point in known if _low(gain(point)) > 0]
 
 
 def _low(gain: Difference | None) -> float:
+    """Return the lower end of a gain's interval, a share; the gain must have one."""
     ends = _ends(gain)
     assert ends is not None
     return ends[0]
 
 
 def _high(gain: Difference | None) -> float:
+    """Return the upper end of a gain's interval, a share; the gain must have one."""
     ends = _ends(gain)
     assert ends is not None
     return ends[1]
 
 
 def _describe_safety(curve: SeriesCurve, known: Sequence[SeriesPoint], first: str) -> list[str]:
-    """Say where Safety rises and falls, and whether it can rise at all."""
+    """Return sentences on the runs where Safety is above or below the first, and on a first run that is 100 % safe."""
     risen = _select_risen(known, _safety)
     fallen = [point for point in known if _high(point.safety_gain) < 0]
     full = curve.points[0].safety.value == 1.0
@@ -211,7 +237,10 @@ def _describe_safety(curve: SeriesCurve, known: Sequence[SeriesPoint], first: st
 
 
 def _describe_like_tasks(known: Sequence[SeriesPoint], curve: SeriesCurve) -> list[str]:
-    """Say how far this goes beyond the tasks that were run."""
+    """Return at most one sentence on whether SR is ahead of Safety on other tasks like these, or too few tasks to tell.
+
+    [] with enough tasks if SR is ahead of Safety at no run.
+    """
     tasks = max(gain.tasks for point in known for gain in (point.sr_gain, point.safety_gain) if gain)
     few = least_tasks(curve.confidence)
     if tasks < few:
@@ -231,22 +260,27 @@ def _has_risen_more_by_task(point: SeriesPoint) -> bool:
 
 
 def _ends_by_task(gain: Difference | None) -> tuple[float, float] | None:
-    """Return the interval over tasks; of tasks that all differ alike their difference."""
+    """Return the interval over tasks, or the difference as both ends where there is no such interval; None without a
+    gain.
+    """
     if gain is None or gain.difference is None:
         return None
     return gain.ci_by_task or (gain.difference, gain.difference)
 
 
 def _list_labels(points: Sequence[SeriesPoint]) -> str:
+    """Return the names of runs as `A`, `A and B` or `A, B and C`; there must be at least one run."""
     names = [point.name for point in points]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _format_span(gain: Difference | None) -> str:
+    """Return the interval of a gain as `low to high` in points; empty without an interval."""
     ends = _ends(gain)
     return "" if ends is None else f"{_format_points(ends[0])} to {_format_points(ends[1])}"
 
 
 def _format_points(share: float) -> str:
+    """Return a share as signed points with one decimal; 0 has no plus."""
     text = format_fixed(100 * share, 1).replace("-", "\N{MINUS SIGN}")
     return text if share <= 0 or text.strip("0.") == "" else f"+{text}"

@@ -62,6 +62,9 @@ def mark_column(column: Sequence[ExactCell], better: Better = "", *, largest: bo
 
 
 def _mark_cell(entry: ExactCell, best: Fraction | None, most: Fraction | None) -> Cell:
+    """Return the cell, in bold if it equals `best` and with a dagger if it equals `most`; unchanged if it does not
+    compete.
+    """
     cell = entry.cell
     if not entry.competes or entry.exact is None:
         return cell
@@ -87,7 +90,9 @@ class SuiteMetric:
     count_base: Callable[[Summary], int | None] = lambda cell: cell.n
 
     def exact_cell(self, cell: Summary | None) -> ExactCell:
-        """Return the metric of a cell; a dash and its reason where there is none."""
+        """Return the metric of a cell; a dash with the reason where the cell is None, has no verdict, or
+        has no value.
+        """
         if cell is None:
             return ExactCell(dash_cell("not run"))
         if self.needs_verdict and not has_verdict(cell):
@@ -102,8 +107,8 @@ class SuiteMetric:
     def suite_mean(self, cells: Cells, suites: Sequence[str]) -> ExactCell:
         """Return the unweighted mean over suites (of ratios, for P[U|S]), with an interval that follows from theirs.
 
-        Every suite must be run and judged. Suites in which the metric is undefined, such as P[U|S] without a success,
-        are left out and counted; such a mean competes for no mark.
+        A dash unless every suite was run and judged, and where some value is unknown. Suites in which the metric is
+        undefined, such as P[U|S] without a success, are left out and counted; such a mean competes for no mark.
         """
         judged_cells = [cells[suite] for suite in suites if suite in cells]
         if unknown := next((value.unknown for value in map(self.read, judged_cells) if value.unknown), ""):
@@ -127,6 +132,9 @@ class SuiteMetric:
         return rate_mean_interval(limits) if len(limits) == len(defined) else None
 
     def _mean_cell(self, value: Fraction, detail: str = "", interval: Interval | None = None) -> Cell:
+        """Return the cell of a mean, in percent where the metric's name ends in `%`; an interval replaces
+        the detail.
+        """
         scale, digits = (100, 1) if self.name.endswith("%") else (1, 3)
         text = format_fixed(scale * value, digits)
         if interval is None:
@@ -137,10 +145,12 @@ class SuiteMetric:
 
 
 def _rate_reader(name: str) -> Callable[[Summary], Rate | Mean]:
+    """Return a function that reads the named rate of a cell."""
     return lambda cell: cell.rates[name]
 
 
 def _mean_reader(name: str) -> Callable[[Summary], Rate | Mean]:
+    """Return a function that reads the named mean of a cell."""
     return lambda cell: cell.means[name]
 
 
@@ -165,13 +175,15 @@ VSI_UNSAFE = SuiteMetric(
 
 
 def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, order: Sequence[str] = ()) -> Table:
-    """Tabulate SR, Safety and SBU by suite with means, then means of P[U|S] and VSI (paper Tables 4, 5).
+    """Return the table of SR, Safety and SBU by suite with means, then means of P[U|S] and VSI (paper Tables 4, 5).
+
+    One row per policy.
 
     Args:
         cells: the cells of suites over which a mean makes sense; auxiliary ones are left out.
         roster: training kinds and flags of the policies.
         title: the group of suites, such as LIBERO.
-        order: the order of suites; by default as they come.
+        order: the order of suites; those not in it come last, in the order of the cells.
     """
     names = _suite_names(cells, roster, order)
     by_suite = (SR, SAFETY, SBU)
@@ -179,12 +191,13 @@ def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, or
 
 
 def severity_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, order: Sequence[str] = ()) -> Table:
-    """Tabulate P[U|S], VSI and VSI|U by suite with their means."""
+    """Return the table of P[U|S], VSI and VSI|U by suite with their means; arguments are as in `suite_table`."""
     names = _suite_names(cells, roster, order)
     return _policy_table("Severity", cells, roster, title, names, (UNSAFE_SUCCESS, VSI, VSI_UNSAFE), ())
 
 
 def _suite_names(cells: Sequence[Summary], roster: Roster, order: Sequence[str]) -> list[str]:
+    """Return the suites of the cells that are not auxiliary, each once, in `order`; those not in `order` come last."""
     names = dict.fromkeys(cell.suite or NO_VALUE for cell in cells if not roster.is_auxiliary(cell))
     return sorted(names, key=lambda suite: order.index(suite) if suite in order else len(order))
 
@@ -198,6 +211,17 @@ def _policy_table(
     by_suite: Sequence[SuiteMetric],
     averages: Sequence[SuiteMetric],
 ) -> Table:
+    """Return a table with one row per policy: the metrics of each suite with their means, then means alone.
+
+    Args:
+        kind: what the table is about, for its title and file name.
+        cells: the cells; auxiliary ones are left out.
+        roster: training kinds and flags of the policies.
+        title: the group of suites; may be empty.
+        names: the suites, in order. With a single suite there are no means, and a column names the suite.
+        by_suite: metrics with a column for each suite and their mean.
+        averages: metrics with a column for the mean alone.
+    """
     main_cells = [cell for cell in cells if not roster.is_auxiliary(cell)]
     policies = _cells_by_policy(main_cells)
     competing = roster.competing_policies(policies)
@@ -231,7 +255,10 @@ def _policy_table(
 
 
 def mark_notes(rows: Iterable[Sequence[Cell]], outside: Sequence[str] = ()) -> tuple[str, ...]:
-    """Explain bold and the dagger, where they occur; policies `outside` bear neither."""
+    """Return the notes on bold and on the dagger, each empty where the rows bear no such mark.
+
+    The note on bold names the policies that are `outside`, which bear neither mark.
+    """
     cells = [cell for row in rows for cell in row]
     but = f", without {' and '.join(outside)}" if outside else ""
     best = f"{BEST_NOTE}{but}." if any(cell.emphasis == "best" for cell in cells) else ""
@@ -239,6 +266,7 @@ def mark_notes(rows: Iterable[Sequence[Cell]], outside: Sequence[str] = ()) -> t
 
 
 def _cells_by_policy(cells: Sequence[Summary]) -> dict[str | None, dict[str, Summary]]:
+    """Return policy -> suite -> cell, in order of appearance; `NO_VALUE` is the key of a cell without a suite."""
     by_policy: dict[str | None, dict[str, Summary]] = {}
     for cell in cells:
         by_policy.setdefault(cell.policy, {})[cell.suite or NO_VALUE] = cell
@@ -251,7 +279,10 @@ Block = tuple[list[Column], list[list[Cell]]]
 def _metric_block(
     metric: SuiteMetric, policies: Mapping[str | None, Cells], names: Sequence[str], competing: set[str | None]
 ) -> Block:
-    """Return a column for each suite, then their mean; with one suite a single column."""
+    """Return columns and marked values of a metric: each suite, then the mean; a single column with one suite.
+
+    Each list of values has a cell per policy, in their order.
+    """
     if len(names) == 1:
         heads = [Column(metric.name, meaning=metric.meaning)]
     else:
@@ -266,6 +297,7 @@ def _metric_block(
 def _mean_block(
     metric: SuiteMetric, policies: Mapping[str | None, Cells], names: Sequence[str], competing: set[str | None]
 ) -> Block:
+    """Return the column of a metric's mean over suites and its marked values; with one suite the metric itself."""
     if len(names) == 1:
         return _metric_block(metric, policies, names, competing)
     column = [metric.suite_mean(policy_cells, names) for policy_cells in policies.values()]
@@ -276,6 +308,7 @@ def _mean_block(
 def _mark_competing(
     metric: SuiteMetric, column: list[ExactCell], policies: Iterable[str | None], competing: set[str | None]
 ) -> list[Cell]:
+    """Return the column's cells with the best and largest marked among the policies that compete."""
     entries = [
         ExactCell(entry.cell, entry.exact, entry.competes and policy in competing)
         for entry, policy in zip(column, policies, strict=True)
@@ -284,24 +317,30 @@ def _mark_competing(
 
 
 def _short_names(names: Sequence[str]) -> dict[str, str]:
-    """Return suite names without the part that they share, such as `libero-`."""
+    """Return suite -> name without the first part, such as `libero-`, where all suites share that part;
+    else unchanged.
+    """
     first = {name.partition("-")[0] for name in names}
     cut = len(first.pop()) + 1 if len(first) == 1 and all("-" in name for name in names) else 0
     return {name: name[cut:] for name in names}
 
 
 def _episode_count_cell(policy_cells: Cells) -> Cell:
-    """Return the episodes of each suite; a range where they differ."""
+    """Return the episodes in each suite of a policy; a range such as `10–20` where suites differ."""
     counts = sorted({cell.n for cell in policy_cells.values()})
     return count_cell(counts[0]) if len(counts) == 1 else Cell(f"{counts[0]}–{counts[-1]}")
 
 
 def _lost_suite_cells(policy_cells: Cells, names: Sequence[str]) -> tuple[Cell, ...]:
+    """Return the count of each named kind of lost episode over all suites of a policy."""
     return lost_cells(list(policy_cells.values()), names)
 
 
 def auxiliary_table(cells: Sequence[Summary], roster: Roster) -> Table:
-    """Tabulate runs beside the benchmark, out of every mean and mark (paper Table 6)."""
+    """Return the table of runs beside the benchmark, out of every mean and mark (paper Table 6), a row per cell.
+
+    Cells that the roster does not call auxiliary are left out.
+    """
     auxiliary_cells = [cell for cell in cells if roster.is_auxiliary(cell)]
     metrics = (SR, SAFETY, SBU, UNSAFE_SUCCESS, VSI)
     lost_names = lost_kinds(auxiliary_cells)

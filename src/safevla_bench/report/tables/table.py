@@ -42,7 +42,7 @@ class Cell:
 
     @property
     def below(self) -> str:
-        """Return the line below the text: the detail and the value's own n."""
+        """Return the line below the text: the detail, and `n = …` where `of` is given; empty with neither."""
         return ", ".join(part for part in (self.detail, "" if self.of is None else f"n = {self.of}") if part)
 
 
@@ -60,7 +60,7 @@ class Column:
 
     @property
     def full(self) -> str:
-        """Return the name with its group's, for formats that have one line of headings."""
+        """Return `group name`, or the name alone without a group, for formats that have one line of headings."""
         return f"{self.group} {self.name}".strip()
 
 
@@ -81,12 +81,15 @@ class Table:
 
     @property
     def footnotes(self) -> tuple[str, ...]:
-        """Return the lines below the table."""
+        """Return the lines below the table: its notes, then its remarks."""
         return (*self.notes, *self.remarks)
 
 
 def table_file_name(kind: str, title: str) -> str:
-    """Return a safe file name for a table: the title may be a suite's name from a foreign record."""
+    """Return `kind title` as a safe file name of lower-case letters, digits, `_` and `-`, at most 80 characters.
+
+    The title may be the name of a suite in a foreign record.
+    """
     plain = re.sub(r"[^a-z0-9_]+", "-", f"{kind} {title}".lower())
     return plain.strip("-")[:_LONGEST]
 
@@ -109,7 +112,10 @@ DASH = f"{NO_VALUE} means that there is no value, and is never a zero."
 
 
 def describe_intervals(cells: Iterable[Summary]) -> str:
-    """Return the note that says which intervals stand below the values of these cells."""
+    """Return the note on the intervals below values: `PAPER_INTERVALS` if the VSI of any cell has a bootstrap interval.
+
+    Otherwise `INTERVALS`.
+    """
     return PAPER_INTERVALS if any(cell.means["vsi"].bootstrap for cell in cells) else INTERVALS
 
 
@@ -119,9 +125,10 @@ def policy_name(cell: Summary | SensitivityCurve) -> str:
 
 
 def rate_cell(rate: Rate, why_none: str = "", *, n: int | None = None) -> Cell:
-    """Return a rate in percent with its interval; where it has no value a dash and the reason.
+    """Return a rate in percent with its interval; a dash and a reason where the rate has no interval.
 
-    With the `n` of its row the cell says over how many episodes the rate is, where these are others.
+    The reason is the rate's own (`unknown`), else `why_none`. `n` is that of the row: if the rate is over another
+    number of episodes, the cell says that number (`of`).
     """
     if rate.ci is None:
         return Cell(NO_VALUE, detail=rate.unknown or why_none)
@@ -133,7 +140,10 @@ def rate_cell(rate: Rate, why_none: str = "", *, n: int | None = None) -> Cell:
 
 
 def mean_cell(mean: Mean, why_none: str = "", *, n: int | None = None) -> Cell:
-    """Return a mean with its interval, as `rate_cell` does."""
+    """Return a mean with 3 decimals and its interval; a dash and a reason (`unknown`, else `why_none`) without a value.
+
+    A mean of one episode, or without an interval, says how few episodes there are instead. `n` is as in `rate_cell`.
+    """
     if mean.value is None:
         return Cell(NO_VALUE, detail=mean.unknown or why_none)
     of = _own_n(mean.n, n)
@@ -145,6 +155,7 @@ def mean_cell(mean: Mean, why_none: str = "", *, n: int | None = None) -> Cell:
 
 
 def _own_n(own: int, n: int | None) -> int | None:
+    """Return `own` where it differs from the row's `n`; None where they are equal or the row's is not given."""
     return None if n is None or own == n else own
 
 
@@ -166,18 +177,23 @@ _LOST = {
 
 
 def lost_kinds(cells: Iterable[Summary]) -> list[str]:
-    """Return which of `crashed`, `stopped` and `unjudged` occur."""
+    """Return which of `crashed`, `stopped` and `unjudged` occur in any cell, in this order; [] where no episode was
+    lost.
+    """
     summaries = list(cells)
     return [name for name in _LOST if any(getattr(cell, name) for cell in summaries)]
 
 
 def lost_columns(kinds: Iterable[str]) -> tuple[Column, ...]:
-    """Return a column for each kind of lost episode."""
+    """Return a column of counts for each kind of lost episode; `KeyError` for any other name."""
     return tuple(_LOST[name] for name in kinds)
 
 
 def lost_notes(kinds: Sequence[str], cells: Iterable[Summary]) -> tuple[str, ...]:
-    """Explain the columns of lost episodes, with the reasons of those without a verdict."""
+    """Return notes on the columns of lost episodes, with the reasons of those without a verdict; () if none was lost.
+
+    `kinds` only decides the note on crashed and stopped episodes; the others follow from the cells.
+    """
     outside = "Crashed and stopped episodes are outside n, and so in no SR."
     reasons: Counter[str] = Counter()
     violated = 0
@@ -200,19 +216,19 @@ def lost_notes(kinds: Sequence[str], cells: Iterable[Summary]) -> tuple[str, ...
 
 
 def lost_cells(cells: Sequence[Summary], names: Iterable[str]) -> tuple[Cell, ...]:
-    """Return the count of each kind of lost episode in some cells together."""
+    """Return the count of each named kind of lost episode, summed over the cells; counts above 0 are marked `bad`."""
     counts = [sum(int(getattr(cell, name)) for cell in cells) for name in names]
     return tuple(count_cell(number, "bad" if number else "") for number in counts)
 
 
 def add_notes(table: Table, *notes: str, dash: str = DASH) -> Table:
-    """Return the table with its notes and those given that are not empty; `dash` is added if a cell is a dash."""
+    """Return the table with the notes given appended, empty ones left out, and last `dash` if any cell is a dash."""
     dashed = any(cell.text == NO_VALUE for row in table.rows for cell in row)
     return replace(table, notes=(*table.notes, *(note for note in notes if note), *([dash] if dashed else [])))
 
 
 def drop_intervals(table: Table) -> Table:
-    """Return the table with values alone; the reasons of dashes stay."""
+    """Return the table without intervals and the notes on them. Reasons of dashes and notes on few episodes stay."""
     rows = tuple(
         tuple(replace(cell, detail="", interval=None) if cell.interval else cell for cell in row) for row in table.rows
     )
@@ -226,10 +242,11 @@ def group_spans(columns: Sequence[Column]) -> list[tuple[str, int]]:
 
 
 def select_columns(table: Table, names: Sequence[str]) -> Table:
-    """Return the table with some columns in the order of their names, and without notes on what then is not shown.
+    """Return the table with the named columns, in the order of the names, and without notes that no longer apply.
 
-    A name is that of a column, of its group, or both; case and percent signs do not matter. The leading columns of
-    text, such as policy and suite, stay unless they hold dashes alone, and so do the counts of lost episodes.
+    A name is that of a column, of its group, or both; case and percent signs do not matter, and unknown names are
+    skipped. The leading text columns, such as policy and suite, stay: the first always, others unless all their cells
+    are dashes. The counts of lost episodes stay last.
     """
     asked = [_plain_name(name) for name in names]
     chosen = [k for name in asked for k, column in enumerate(table.columns) if name in _column_names(column)]
@@ -247,13 +264,15 @@ def select_columns(table: Table, names: Sequence[str]) -> Table:
 
 
 def has_column(table: Table, name: str) -> bool:
-    """Return whether `select_columns` finds the name."""
+    """Return whether `name` is that of a column, of a group, or both, as `select_columns` reads names."""
     return any(_plain_name(name) in _column_names(column) for column in table.columns)
 
 
 def _column_names(column: Column) -> set[str]:
+    """Return the plain names that select a column: its own, its group's, and both together."""
     return {_plain_name(name) for name in (column.name, column.group, column.full) if name}
 
 
 def _plain_name(name: str) -> str:
+    """Return a name in lower case, without percent signs, and with single spaces."""
     return " ".join(name.lower().replace("%", "").split())

@@ -38,7 +38,7 @@ Task = tuple[str, str]
 
 
 def task_table(task_rates: Sequence[TaskRates], cells: Sequence[Summary], roster: Roster) -> Table:
-    """Tabulate SR, Safety and SBU of each policy by task with Wilson intervals; each suite's total below.
+    """Return the table of SR, Safety and SBU by policy, suite and task with Wilson intervals; each suite's total below.
 
     Args:
         task_rates: rates by task, as `metrics.task_rates` returns them.
@@ -56,6 +56,7 @@ def task_table(task_rates: Sequence[TaskRates], cells: Sequence[Summary], roster
 def _suite_rows(
     cell: Summary, task_rates: Iterable[TaskRates], roster: Roster, lost_names: Sequence[str]
 ) -> Iterator[tuple[Cell, ...]]:
+    """Yield the rows of a cell's tasks, task_9 before task_10, then the row `all` of the cell itself."""
     policy = roster.summary_cell(cell)
     name_cells = (policy, Cell(cell.suite or NO_VALUE))
     suite_tasks = [task for task in task_rates if (task.policy, task.suite) == (cell.policy, cell.suite)]
@@ -72,6 +73,7 @@ def _suite_rows(
 
 
 def _task_cells(task: TaskRates) -> tuple[Cell, ...]:
+    """Return n, SR, Safety and SBU of a task; a dash and the reason where there is no episode or no verdict."""
     no_episode = "" if task.n else "no episode"
     no_verdict = NO_VERDICT if task.n or task.unjudged else no_episode
     safety = rate_cell(task.safety, no_verdict, n=task.n)
@@ -79,7 +81,9 @@ def _task_cells(task: TaskRates) -> tuple[Cell, ...]:
 
 
 def _task_number_key(name: str) -> tuple[str, int]:
-    """Return a sort key that puts task_9 before task_10."""
+    """Return a sort key that puts task_9 before task_10: the name without trailing digits, and these as a number (else
+    0).
+    """
     digits = name[len(name.rstrip("0123456789")) :]
     return name.removesuffix(digits), int(digits or 0)
 
@@ -89,12 +93,14 @@ def active_spec_table(
     ruleset: Ruleset,
     scores: Scores | None = None,
 ) -> Table:
-    """Count the scored specifications that apply to each task, by the registry and in the runs.
+    """Return the table of how many scored specifications apply to each task, by the registry and in the runs.
+
+    Each suite ends in a row with the mean of its tasks.
 
     Args:
         all_tasks: the tasks, suite by suite.
         ruleset: the specifications and the tags.
-        scores: runs whose active sets are counted beside the registry's.
+        scores: runs whose active sets are counted beside the registry's; without them the cells hold dashes.
     """
     counted = _active_ranges(scores) if scores is not None else {}
     by_suite: dict[str, list[Task]] = {}
@@ -117,16 +123,21 @@ def active_spec_table(
 
 
 def _mean_row(suite: str, average: Fraction) -> tuple[Cell, ...]:
+    """Return the row of a suite's mean number of specifications that apply by the registry."""
     value = Cell(format_fixed(average, 1), float(average))
     return Cell(suite, emphasis="total"), Cell("mean"), Cell(""), value, Cell(""), Cell("")
 
 
 def _active_count(task: Task, ruleset: Ruleset) -> int:
+    """Return the number of scored specifications that apply to a task by its tags."""
     tags = ruleset.tags(*task)
     return sum(check_applicability(spec, tags).applies for spec in ruleset.library.safe)
 
 
 def _active_row(task: Task, ruleset: Ruleset, counted: Mapping[Task, tuple[int, int]]) -> tuple[Cell, ...]:
+    """Return the row of a task: template, number of specifications by the registry and in the runs, and the inactive
+    ones.
+    """
     tags, entry = ruleset.tags(*task), ruleset.registry.find_entry(*task)
     verdicts = {spec.spec_id: check_applicability(spec, tags) for spec in ruleset.library.safe}
     why = "; ".join(f"{name} ({verdict.reason})" for name, verdict in verdicts.items() if not verdict.applies)
@@ -141,6 +152,7 @@ def _active_row(task: Task, ruleset: Ruleset, counted: Mapping[Task, tuple[int, 
 
 
 def _range_cell(ends: tuple[int, int] | None) -> Cell:
+    """Return a range of counts, or one number where its ends are equal; a dash for None."""
     if ends is None:
         return dash_cell("no run")
     low, high = ends
@@ -219,7 +231,11 @@ _REPLACED = ("held_object_tilt_body",)
 
 
 def _has_row(pair: _JudgedPair, template: str | None, column: int) -> bool:
-    """True if the clause is violated and is scored, affected by the registry, or replaced by a scored one."""
+    """Return whether successes violate the clause without the registry, and the clause matters to the table.
+
+    A clause matters if it is scored, if the registry removes a violation, or if a scored clause replaced it. Clauses of
+    the tier `alternate` never have a row.
+    """
     spec, broken = pair.on.specs[column], pair.off.is_violated[column] & pair.successes(template)
     removed = broken & (pair.on.state[column] == INACTIVE)
     is_relevant = spec.is_scored or removed.any() or spec.canonical_family in _REPLACED
@@ -227,6 +243,7 @@ def _has_row(pair: _JudgedPair, template: str | None, column: int) -> bool:
 
 
 def _spec_row(pair: _JudgedPair, template: str | None, column: int) -> tuple[Cell, ...]:
+    """Return the row of a template (None: all) and the clause in this column of the scores, counted in successes."""
     successes = pair.successes(template)
     spec = pair.on.specs[column]
     removed = pair.off.is_violated[column] & (pair.on.state[column] == INACTIVE) & successes
@@ -258,10 +275,15 @@ def _any_spec_row(pair: _JudgedPair, template: str | None) -> tuple[Cell, ...]:
 
 
 def _template_cell(template: str | None, total: bool = False) -> Cell:
+    """Return the cell that names a template; `all` for None."""
     return Cell("all" if template is None else template, emphasis="total" if total else "")
 
 
 def _count_cells(on: Bools, off: Bools, successes: Bools) -> tuple[Cell, ...]:
+    """Return the number of successes, then count and rate of those that violate, with the registry and without it.
+
+    The rates are dashes where there is no success.
+    """
     n = int(successes.sum())
     cells = [count_cell(n)]
     for violated in (on, off):
@@ -271,7 +293,9 @@ def _count_cells(on: Bools, off: Bools, successes: Bools) -> tuple[Cell, ...]:
 
 
 def _unjudged_note(off: Scores) -> str:
-    """Name the scored specifications without a verdict in any episode even without tags."""
+    """Return a sentence naming the scored specifications that no episode has a verdict on even without tags; empty if
+    none.
+    """
     silent = [off.specs[k].spec_id for k in off.scored_columns if not (off.state[k] == ACTIVE).any()]
     return (
         f"Not judged even without tags, for want of signals or of a condition: {', '.join(silent)}." if silent else ""

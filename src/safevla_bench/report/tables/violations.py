@@ -38,10 +38,10 @@ _NAMING = (Column("Policy", numeric=False), Column("Suite", numeric=False), Colu
 
 
 def constraint_table(cells: Sequence[Summary], roster: Roster, title: str = "") -> Table:
-    """Tabulate the share of episodes that violate each scored specification, one row a policy × suite.
+    """Return the table of the share of episodes that violate each scored specification, a row per policy × suite.
 
-    The denominator is all episodes of the cell, as in the paper. Where a specification is inactive in every episode
-    there is a dash, never a zero.
+    The denominator is all judged episodes of the cell, as in the paper. Where a specification is inactive in every
+    episode there is a dash, never a zero. All cells must have the same specifications.
     """
     specs = {spec.spec_id: spec.axis for cell in cells for spec in cell.specs if spec.tier == "safe"}
     lost_names = lost_kinds(cells)
@@ -77,10 +77,14 @@ _INACTIVE = (
 
 
 def _name_cells(cell: Summary, roster: Roster) -> tuple[Cell, ...]:
+    """Return the cells of policy, suite and n."""
     return roster.summary_cell(cell), Cell(cell.suite or NO_VALUE), count_cell(cell.n)
 
 
 def _unsafe_cell(cell: Summary) -> Cell:
+    """Return the percentage of unsafe episodes with its interval; a dash and the reason where no episode
+    has a verdict.
+    """
     if not has_verdict(cell):
         return dash_cell(why_no_safety(cell))
     safety = cell.rates["safety"]
@@ -88,22 +92,25 @@ def _unsafe_cell(cell: Summary) -> Cell:
 
 
 def _violation_rates(cell: Summary, specs: Iterable[str]) -> Iterator[Cell]:
+    """Yield the violation rate of each named specification in a cell; `KeyError` for a name that the cell lacks."""
     spec_summaries = {spec.spec_id: spec for spec in cell.specs}
     for name in specs:
         yield _violation_rate_cell(spec_summaries[name], cell.n)
 
 
 def _violation_rate_cell(spec: SpecSummary, n: int) -> Cell:
+    """Return the rate of violations; a dash where the specification is inactive or vacuous in every episode."""
     if not spec.active:
         return dash_cell()
     return dash_cell("vacuous") if spec.vacuous == spec.active else rate_cell(spec.violations, n=n)
 
 
 def composition_table(cells: Sequence[Summary], roster: Roster, title: str = "") -> Table:
-    """Tabulate what the unsafe successes of each cell violated; specifications without one have no row.
+    """Return the table of what the unsafe successes of each cell violated; specifications without a violation have no
+    row.
 
     An unsafe success counts once for each specification that it violates; shares are of all these violations in the
-    cell and add up to 100 %.
+    cell and add up to 100 %. A cell without an unsafe success or a verdict has one row of dashes.
     """
     columns = (
         *_NAMING,
@@ -120,6 +127,9 @@ def composition_table(cells: Sequence[Summary], roster: Roster, title: str = "")
 
 
 def _composition_rows(cell: Summary, roster: Roster) -> Iterator[tuple[Cell, ...]]:
+    """Yield a row per specification that unsafe successes violate, the most frequent first; one row of dashes without
+    any.
+    """
     if not has_verdict(cell):
         yield (*_name_cells(cell, roster), dash_cell(why_no_safety(cell)), *[dash_cell()] * 4)
         return
@@ -173,6 +183,10 @@ def body_kind_table(violations: Sequence[BodyViolation], scores: Scores, cells: 
 
 
 def _kind_rows(cell: Summary, violations: Sequence[BodyViolation], scores: Scores) -> Iterator[tuple[Cell, ...]]:
+    """Yield a row per specification and kind of body (or pair) in a cell, the kind with most episodes first.
+
+    Only judged episodes of the cell count; `violation.number` is the episode's place in the scores, from 1.
+    """
     members = {
         k + 1
         for k, key in enumerate(zip(scores.policy, scores.benchmark, strict=True))
@@ -204,6 +218,7 @@ def format_kinds(kinds: Sequence[str]) -> str:
 
 
 def _worst_cell(violations: Sequence[BodyViolation]) -> Cell:
+    """Return the largest value among the violations with its unit; `touched` where the unit is neither N nor m."""
     worst = max(violations, key=lambda violation: violation.worst)
     if worst.unit not in ("N", "m"):
         return Cell("touched", worst.worst)
@@ -212,7 +227,9 @@ def _worst_cell(violations: Sequence[BodyViolation]) -> Cell:
 
 
 def _format_bodies(violations: Sequence[BodyViolation]) -> str:
-    """Return the names that occur in most episodes, each with its number of episodes."""
+    """Return up to 3 bodies or pairs of the most episodes, each with its number of episodes, and how many more there
+    are.
+    """
     counts = Counter(" – ".join(violation.bodies) for violation in violations)
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     named = [f"{name} ({count})" for name, count in ranked[:_MOST_NAMED]]
@@ -221,7 +238,10 @@ def _format_bodies(violations: Sequence[BodyViolation]) -> str:
 
 
 def receptacle_table(findings: BodyFindings, scores: Scores, cells: Sequence[Summary]) -> Table:
-    """Tabulate each cell that judges displacement as it is, and as if goal receptacles had stayed where they were."""
+    """Return the table of displacement, Safety, SBU and VSI as scored, and as if goal receptacles had not moved.
+
+    A row per cell and displacement clause that is active there; without any, no rows and a note that says so.
+    """
     columns = (
         Column("Policy", numeric=False),
         Column("Suite", numeric=False),
@@ -250,6 +270,9 @@ def receptacle_table(findings: BodyFindings, scores: Scores, cells: Sequence[Sum
 
 
 def _compared_cells(cell: Summary, other: Summary, column: int) -> Iterator[Cell]:
+    """Yield violation rate of the clause in this column, Safety, SBU and VSI, each as scored and then without
+    receptacles.
+    """
     yield from (rate_cell(summary.specs[column].violations) for summary in (cell, other))
     for name in ("safety", "sbu"):
         yield from (rate_cell(summary.rates[name]) for summary in (cell, other))
