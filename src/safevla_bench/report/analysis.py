@@ -68,16 +68,16 @@ def analyse_scores(
     protocols: Sequence[Mapping[str, object]] = (),
     chunks: Iterable[Batch] | None = None,
 ) -> Analysis:
-    """Compute all analyses of some scores.
+    """Return all analyses of some scores, empty if no episode is counted; nothing is written.
 
     Args:
         scores: the verdicts.
         batch: their records, in the same order.
         ruleset: the specifications and the tags of tasks.
-        rescore: judges the same records with another library.
+        rescore: judges the same records with another library; None = from the scores alone.
         privileged: the policies that saw simulator state which no real robot has.
-        protocols: of the sources that state one; where they differ, episodes are not paired.
-        chunks: all records in parts, where `batch` does not hold all of them.
+        protocols: of the sources that state a protocol; where these differ, episodes are not paired.
+        chunks: all records in parts, where `batch` does not hold all of them; read once.
     """
     if not scores.is_counted.any():
         return Analysis()
@@ -85,6 +85,7 @@ def analyse_scores(
     findings: list[ChunkFindings] = []
 
     def collect_findings() -> Iterator[Batch]:
+        """Yield each part of the records unchanged; add its phases and violating bodies to `phase` and `findings`."""
         first = 0
         for part in [batch] if chunks is None else chunks:
             findings.append(find_in_chunk(part, first, scores, ruleset))
@@ -113,7 +114,11 @@ def analyse_scores(
 def _compare_policies(
     scores: Scores, batch: Batch, privileged: Sequence[str | None], protocols: Sequence[Mapping[str, object]]
 ) -> tuple[Comparison | None, str, str]:
-    """Return the comparison, why there is none, and why its episodes are not paired."""
+    """Return the comparison, why there is none, and why its episodes are not paired.
+
+    None or "" for what does not apply. There is none of fewer than 2 policies with episodes (without a reason), of more
+    than 5, or where a `RunError` forbids.
+    """
     policies = [policy for policy in split_by_policy(scores, batch.headers, privileged=privileged) if len(policy)]
     if len(policies) < 2:
         return None, "", ""
@@ -138,6 +143,7 @@ def _order_runs(
 
 
 def _ablate_thresholds(scores: Scores, library: Library, rescore: Rescore | None) -> ThresholdAblation | None:
+    """Return the scores under the paper's variants of thresholds; None for a library in other units than these."""
     try:
         return sensitivity.ablate_thresholds(scores, library, rescore)
     except SpecError:  # a library in other units than the paper's variants
@@ -145,9 +151,10 @@ def _ablate_thresholds(scores: Scores, library: Library, rescore: Rescore | None
 
 
 def _sweep_thresholds(scores: Scores, library: Library, rescore: Rescore | None) -> list[ThresholdSweep]:
-    """Sweep every graded specification with a verdict, except those whose formula states its number.
+    """Return a sweep of each graded specification with a verdict, from a quarter of its threshold to four times.
 
-    The page draws Safety alone, so that VSI goes without intervals.
+    Specifications that cannot be swept, as their formula states the number, are left out. The page draws Safety alone,
+    so that VSI goes without intervals.
     """
     sweeps = []
     for k in scores.scored_columns:

@@ -28,7 +28,7 @@ _Fields = dict[str, float | None]
 
 
 def format_authors_csv(cells: Sequence[Summary], library: Library, run_dir: str) -> str:
-    """Return one row for each policy × suite, under the authors' headings.
+    """Return the CSV text: a row for each policy × suite, under the authors' headings.
 
     Args:
         cells: the summaries.
@@ -46,6 +46,7 @@ def format_authors_csv(cells: Sequence[Summary], library: Library, run_dir: str)
 
 
 def _csv_value(value: float | int | str | None) -> str:
+    """Return a value as CSV text: "" for None, texts made safe for spreadsheets, numbers with all digits."""
     if value is None:
         return ""
     return spreadsheet_text(value) if isinstance(value, str) else repr(value)
@@ -72,7 +73,7 @@ def _interval_columns(name: str, method: str) -> tuple[str, str, str, str]:
 
 
 def _authors_id(library: Library, spec_id: str) -> str:
-    """Return the authors' id of a specification, the first of several."""
+    """Return the authors' id of a specification, the first of several; its own id where they have none."""
     return next(iter(library.legacy_ids(spec_id)), spec_id)
 
 
@@ -88,6 +89,7 @@ def _authors_suite(cell: Summary) -> str:
 
 
 def _suite_row(cell: Summary, library: Library, run_dir: str) -> dict[str, float | str | None]:
+    """Return the values of a cell's row by column name; columns without a value are None or absent."""
     row: dict[str, float | str | None] = {
         "model": policy_name(cell),
         "benchmark_suite": _authors_suite(cell),
@@ -106,6 +108,10 @@ def _suite_row(cell: Summary, library: Library, run_dir: str) -> dict[str, float
 
 
 def _spec_fields(name: str, spec: SpecSummary) -> Iterator[_Fields]:
+    """Yield the fields `viol__`, `nsv__` and `rho__` of a specification with their intervals.
+
+    The rate is empty where the specification was vacuous in every episode in which it was active.
+    """
     judged = spec.active > spec.vacuous
     yield _rate_fields(f"viol__{name}", spec.violations_when_active if judged else Rate(0, 0, None, None))
     yield _mean_fields(f"nsv__{name}", spec.nsv)
@@ -125,5 +131,6 @@ def _mean_fields(name: str, mean: Mean) -> _Fields:
 
 
 def _interval_fields(name: str, ci: Bounds | None, method: str) -> _Fields:
+    """Return the four interval columns of a number, by method and without; all None without an interval."""
     low, high = ci or (None, None)
     return dict(zip(_interval_columns(name, method), (low, high, low, high), strict=True))

@@ -96,11 +96,11 @@ class PlotArea:
     bottom: float = BOTTOM
 
     def x(self, record: float) -> float:
-        """Return the place of a record across, 0 to 1000."""
+        """Return the place of a record across, 0 to 1000; records outside the area are put on its edge."""
         return ACROSS * min(max(record / max(self.last, 1), 0.0), 1.0)
 
     def y(self, value: V) -> V:
-        """Return the place of a value down, in pixels."""
+        """Return the place of a value, or of each of an array, down, in pixels; not clipped."""
         return self.bottom - (self.bottom - self.top) * (value - self.low) / (self.high - self.low)
 
 
@@ -165,7 +165,7 @@ def draw_sparkline(spec_trace: SpecTrace, area: PlotArea | None = None) -> Spark
 
 
 def common_area(spec_traces: Sequence[SpecTrace]) -> PlotArea:
-    """Return one scale for a specification in several episodes, so that their sparklines compare by eye."""
+    """Return the scale of a sparkline that fits a specification in all these episodes, at least one."""
     signal_trace = spec_traces[0].signal_trace
     _, scale = display_unit(signal_trace.unit, signal_trace.limit)
     values = np.concatenate([spec_trace.signal_trace.values for spec_trace in spec_traces]) * scale
@@ -181,6 +181,10 @@ def _sparkline_caption(spec_trace: SpecTrace, worst: float, limit: float, unit: 
 
 
 def _describe_worst(spec_trace: SpecTrace, worst: float, limit: float, unit: str) -> str:
+    """Return the worst value and its time in words, such as `highest 288 N at 1.20 s`.
+
+    `worst` is in the displayed unit.
+    """
     value = append_unit(format_against_limit(worst, limit), unit) if math.isfinite(worst) else "no finite value"
     worst_s = format_fixed(spec_trace.signal_trace.worst * spec_trace.dt_s, 2)
     return f"{'highest' if spec_trace.signal_trace.upper else 'lowest'} {value} at {worst_s} s"
@@ -191,7 +195,7 @@ def _plot_area(values: Floats, limit: float) -> PlotArea:
 
 
 def _value_bounds(values: Floats, limit: float) -> tuple[float, float]:
-    """Return the least and greatest of the values, the limit and zero, with room beyond those that are not zero."""
+    """Return the least and greatest of the finite values, the limit and zero, 4 % further out where not zero."""
     finite = values[np.isfinite(values)]
     low = min(float(finite.min(initial=0.0)), limit, 0.0)
     high = max(float(finite.max(initial=0.0)), limit, 0.0)
@@ -208,9 +212,9 @@ def _format_across(area: PlotArea, record: int) -> str:
 
 
 def _polyline_path(values: Floats, area: PlotArea, max_points: int = MOST_POINTS, across_digits: int = 1) -> str:
-    """Return a polyline through the thinned values; it breaks where a value is not finite.
+    """Return the SVG path of a polyline through the thinned values, broken where a value is not finite; "" if none is.
 
-    Its numbers are those of `_format_px`, down to tenths of a pixel; across it may have whole ones.
+    Places down have tenths of a pixel, places across `across_digits` decimals.
     """
     indices = thin_indices(values, max_points)
     is_finite = np.isfinite(values[indices])
@@ -223,13 +227,20 @@ def _polyline_path(values: Floats, area: PlotArea, max_points: int = MOST_POINTS
 
 
 def _violation_path(spec_trace: SpecTrace, area: PlotArea, limit_y: float) -> str:
+    """Return the SVG path of rectangles over the violating records, from the limit to the edge beyond it.
+
+    "" for none.
+    """
     signal_trace = spec_trace.signal_trace
     top, bottom = (0.0, limit_y) if signal_trace.upper else (limit_y, float(area.bottom))
     return _rectangles(signal_trace.failing, area, top, bottom, 1.0 if signal_trace.gate is None else 0.5)
 
 
 def _rectangles(where: NDArray[np.bool_], area: PlotArea, top: float, bottom: float, reach: float) -> str:
-    """Return rectangles over the runs of true records, `reach` records wider on both sides."""
+    """Return the SVG path of rectangles over the runs of true records, `reach` records wider on both sides.
+
+    "" for none. `top` and `bottom` are pixels.
+    """
     edges = np.diff(np.concatenate([[0], where.astype(np.int8), [0]]))
     runs = zip(np.flatnonzero(edges == 1), np.flatnonzero(edges == -1) - 1, strict=True)
     return "".join(_rectangle(area.x(a - reach), area.x(b + reach), top, bottom) for a, b in runs)
@@ -240,6 +251,10 @@ def _rectangle(left: float, right: float, top: float, bottom: float) -> str:
 
 
 def _worst_label(spec_trace: SpecTrace, values: Floats, limit: float, unit: str, area: PlotArea) -> PointLabel:
+    """Return the point of the worst value with its label; at the top and without a label where the value is not finite.
+
+    `values` and `limit` are in the displayed unit.
+    """
     record, upper = spec_trace.signal_trace.worst, spec_trace.signal_trace.upper
     value = float(values[record])
     label = append_unit(format_against_limit(value, limit), unit) if math.isfinite(value) else ""
@@ -254,6 +269,7 @@ def _worst_label(spec_trace: SpecTrace, values: Floats, limit: float, unit: str,
 
 
 def _first_violation_label(spec_trace: SpecTrace, area: PlotArea) -> PointLabel | None:
+    """Return the label at the time of the first violation; None where nothing was violated."""
     if spec_trace.first < 0:
         return None
     label = f"first violation {format_fixed(spec_trace.first * spec_trace.dt_s, 2)} s"
@@ -262,10 +278,12 @@ def _first_violation_label(spec_trace: SpecTrace, area: PlotArea) -> PointLabel 
 
 
 def _text_anchor(x: float) -> str:
+    """Return the SVG text anchor that keeps a label at `x`, 0 to 1000, inside the chart: start, middle or end."""
     return "start" if x < ACROSS * 0.08 else "end" if x > ACROSS * 0.92 else "middle"
 
 
 def _describe_chart(spec_trace: SpecTrace, values: Floats, limit: float, unit: str) -> str:
+    """Return the chart in one sentence for readers who do not see it: signal, worst value, limit, first violation."""
     signal_trace, first_s = spec_trace.signal_trace, format_fixed(spec_trace.first * spec_trace.dt_s, 2)
     parts = [
         f"{signal_trace.signal} over {format_fixed((len(values) - 1) * spec_trace.dt_s, 2)} s",
@@ -277,7 +295,10 @@ def _describe_chart(spec_trace: SpecTrace, values: Floats, limit: float, unit: s
 
 
 def round_ticks(low: float, high: float, about: int = 4) -> list[float]:
-    """Return about `about` round numbers (1, 2 or 5 times a power of ten apart) within the bounds."""
+    """Return about `about` round numbers (1, 2 or 5 times a power of ten apart) within the bounds, rising.
+
+    Low < high.
+    """
     rough = Fraction(high - low) / about
     power = Fraction(10) ** math.floor(math.log10(rough))
     step = next(power * k for k in (1, 2, 5, 10) if power * k >= rough)
@@ -286,6 +307,7 @@ def round_ticks(low: float, high: float, about: int = 4) -> list[float]:
 
 
 def _time_ticks(duration_s: float) -> tuple[Tick, ...]:
+    """Return about 5 ticks in seconds, placed in percent; a single tick at 0 for an episode without duration."""
     if duration_s <= 0:
         return (Tick("0%", "0 s"),)
     places: Sequence[float] = round_ticks(0.0, duration_s, about=5)

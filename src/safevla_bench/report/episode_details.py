@@ -79,7 +79,11 @@ class Evidence:
 def gather_evidence(
     scores: Scores, batch: Batch, ruleset: Ruleset, drawn: Mapping[int, int]
 ) -> Iterator[tuple[int, Evidence]]:
-    """Yield number and evidence of each drawn episode; signals are computed for `_AT_ONCE` of them together."""
+    """Yield (index in the scores, evidence) of each drawn episode.
+
+    Signals are computed for `_AT_ONCE` of them together. `drawn` maps the index of an episode in the scores to its
+    index in the batch.
+    """
     chosen = list(drawn)
     for start in range(0, len(chosen), _AT_ONCE):
         part = chosen[start : start + _AT_ONCE]
@@ -98,7 +102,10 @@ def gather_evidence(
 
 
 def describe_verdicts(scores: Scores, row: EpisodeListRow, evidence: Evidence | None) -> dict[str, Any]:
-    """Return the fields `clauses` and `unjudged` of an episode's entry; none if it left no record."""
+    """Return the fields `clauses` and `unjudged` of an episode's entry; {} for an episode that left no record.
+
+    Without evidence no clause has a sparkline, and vacuous specifications have a general reason.
+    """
     if row.success is None:
         return {}
     episode = row.number - 1
@@ -112,7 +119,7 @@ def describe_verdicts(scores: Scores, row: EpisodeListRow, evidence: Evidence | 
 
 
 def _clause_verdicts(scores: Scores, episode: int, evidence: Evidence | None) -> Iterator[ClauseVerdict]:
-    """Yield every specification with a verdict: violated ones first, deepest first."""
+    """Yield the verdict of every scored specification that has one: violated first, deepest first."""
     spec_traces = evidence.spec_traces if evidence else {}
     columns = [int(k) for k in scores.scored_columns if scores.state[k, episode] == ACTIVE]
     for k in sorted(columns, key=lambda k: _severity_order(scores, k, episode)):
@@ -128,19 +135,23 @@ def _clause_verdicts(scores: Scores, episode: int, evidence: Evidence | None) ->
 
 
 def _describe_cause(spec_trace: SpecTrace, drawn: Sparkline) -> str:
-    """Return the bodies behind the worst value, or what decided a violation without a margin."""
+    """Return the bodies behind the worst value, or what decided a violation without a margin.
+
+    "" where neither is known.
+    """
     if spec_trace.cause:
         return format_cause(spec_trace)
     return format_contributors(spec_trace.involved, drawn.caption) if spec_trace.involved else ""
 
 
 def _severity_order(scores: Scores, k: int, episode: int) -> tuple[bool, float, float]:
+    """Return the sort key of a specification: violated first, then deepest, then by margin over threshold."""
     depth = nan_to_none(scores.depth[k, episode]) or 0.0
     return not scores.is_violated[k, episode], -depth, float(scores.rho[k, episode]) / scores.specs[k].threshold
 
 
 def format_verdict(scores: Scores, k: int, episode: int) -> str:
-    """Return the verdict in words: kept or violated, by which margin, how deep."""
+    """Return the verdict in words, such as `violated by 88 N, depth 0.44`; without numbers where there are none."""
     spec, rho, depth = scores.specs[k], float(scores.rho[k, episode]), float(scores.depth[k, episode])
     unit, scale = display_unit(spec.unit, spec.threshold)
     margin = "" if spec.binary or np.isinf(rho) else f" by {append_unit(format_significant(abs(rho) * scale), unit)}"
@@ -156,7 +167,10 @@ def format_contributors(contributors: Contributors, caption: str) -> str:
 
 
 def describe_record(batch: Batch | None, place: int | None, phase: NDArray[np.int8] | None) -> dict[str, Any]:
-    """Return the fields `instruction`, `facts` and `phases` of an episode's entry; none without its record."""
+    """Return the fields `instruction`, `facts` and `phases` of an episode's entry; {} without its record.
+
+    `place` is the index of the episode in the batch; `phase` the phase of each of its records, None = not shown.
+    """
     if batch is None or place is None:
         return {}
     header, count = batch.headers[place], int(batch.starts[place + 1] - batch.starts[place])
@@ -173,6 +187,10 @@ def describe_record(batch: Batch | None, place: int | None, phase: NDArray[np.in
 
 
 def _phase_strip(phase: NDArray[np.int8], dt_s: float) -> PhaseStrip | None:
+    """Return the phases of an episode as runs of equal phase, and the seconds in each.
+
+    None if a record has no phase (-1).
+    """
     if (phase < 0).any():
         return None
     starts = np.concatenate([[0], np.flatnonzero(np.diff(phase)) + 1, [len(phase)]])

@@ -76,7 +76,8 @@ def list_episodes(scores: Scores, dt_s: NDArray[np.float64], spec_id: str | None
     Args:
         scores: the verdicts.
         dt_s: control step of each episode, [E].
-        spec_id: a specification of any tier to list alone; episodes in which it reached no verdict are left out.
+        spec_id: a specification of any tier to list alone; episodes in which it reached no verdict, and those without a
+            record, are left out. An id that the scores lack raises `ValueError`.
     """
     column = None if spec_id is None else [spec.spec_id for spec in scores.specs].index(spec_id)
     judged = range(len(scores)) if column is None else np.flatnonzero(scores.state[column] == ACTIVE)
@@ -85,9 +86,10 @@ def list_episodes(scores: Scores, dt_s: NDArray[np.float64], spec_id: str | None
 
 
 def flatten_episodes(rows: Sequence[EpisodeListRow], scores: Scores) -> tuple[list[str], list[Mapping[str, object]]]:
-    """Return headings and listed episodes: the columns of `Scores.to_pandas` between a number and a reason.
+    """Return column names, and for each row its values by column: those of `Scores.to_pandas`, number, reason and why.
 
-    An episode that left no record has its names, its outcome and the reason, and no other value.
+    Of an episode that left no record all values are absent but its names, outcome and reason. The column `why` is only
+    there if a row has it.
     """
     columns = {name: _plain_values(values) for name, values in scores.episode_columns().items()}
     flat: list[Mapping[str, object]] = []
@@ -109,10 +111,12 @@ def flatten_episodes(rows: Sequence[EpisodeListRow], scores: Scores) -> tuple[li
 
 
 def _plain_values(values: Sequence[object] | NDArray[np.float64]) -> Sequence[object]:
+    """Return the values of an array as a list of Python numbers; any other sequence as it is."""
     return values.tolist() if isinstance(values, np.ndarray) else values
 
 
 def _episode_row(scores: Scores, dt_s: float, index: int, spec_column: int | None) -> EpisodeListRow:
+    """Return the row of the episode at `index`, with its worst specification, or that in `spec_column` if not None."""
     step, first = (int(values[index]) for values in scores.first_violation)
     column = int(scores.worst_column[index]) if spec_column is None else spec_column
     if spec_column is not None:
@@ -150,6 +154,7 @@ def _episode_row(scores: Scores, dt_s: float, index: int, spec_column: int | Non
 
 
 def _absent_rows(scores: Scores) -> list[EpisodeListRow]:
+    """Return a row for each episode that left no record, numbered behind those with one."""
     return [
         EpisodeListRow(
             number=number,
@@ -167,7 +172,10 @@ def _absent_rows(scores: Scores) -> list[EpisodeListRow]:
 def add_violating_bodies(
     rows: Iterable[EpisodeListRow], violations: Iterable[BodyViolation], spec_id: str | None = None
 ) -> list[EpisodeListRow]:
-    """Return the rows with their violating bodies; with `spec_id` only those that violate this specification."""
+    """Return copies of the rows with their violating bodies, () for none.
+
+    With `spec_id` only bodies that violate that.
+    """
     by_number: dict[int, list[BodyViolation]] = {}
     for violation in violations:
         if spec_id in (None, violation.spec_id):
@@ -221,6 +229,10 @@ def filter_episodes(
 def _filter_by_name(
     what: str, wanted: str | None, rows: list[EpisodeListRow], names: Callable[[EpisodeListRow], tuple[str, ...]]
 ) -> list[EpisodeListRow]:
+    """Return the rows of which `names(row)` holds `wanted`; all rows if `wanted` is None.
+
+    Raises `RunError` if no row does, with the last name of each row as the choices.
+    """
     if wanted is None:
         return rows
     selected = [row for row in rows if wanted in names(row)]
@@ -231,9 +243,10 @@ def _filter_by_name(
 
 
 def sort_episodes(rows: Iterable[EpisodeListRow], by: Order | None) -> list[EpisodeListRow]:
-    """Sort the rows: deepest first, smallest rho/threshold first, earliest violation first, by id, or by kind of body.
+    """Return the rows in a new list, in the order `by`; in the order of the sources if `by` is None.
 
-    Rows without a value come last. Ties, and all rows if `by` is None, stay in the order of the sources.
+    vsi = deepest first, rho = smallest rho/threshold first, step = earliest violation [s] first (ties of these three by
+    rho/threshold), id = naturally, kind = by kind of the first violating body. Rows without a value come last.
     """
     keys: Mapping[str, Callable[[EpisodeListRow], float | None]] = {
         "vsi": lambda row: None if row.vsi is None else -row.vsi,
@@ -250,21 +263,26 @@ def sort_episodes(rows: Iterable[EpisodeListRow], by: Order | None) -> list[Epis
 
 
 def _margin_key(row: EpisodeListRow) -> float | None:
-    """Return rho/threshold; a violation without a margin comes before all others."""
+    """Return rho/threshold; -inf for a violation without a margin, None without either."""
     return -inf if row.share is None and row.violated else row.share
 
 
 def _task_names(row: EpisodeListRow) -> tuple[str, ...]:
+    """Return the names by which a task is asked for: `3`, `task_3` and `suite/task_3`."""
     return row.task_id.removeprefix("task_"), row.task_id, f"{row.benchmark}/{row.task_id}"
 
 
 def _kind_key(row: EpisodeListRow) -> tuple[bool, list[int]]:
-    """Return a sort key by the kinds of the first violating body, in the order of the vocabulary."""
+    """Return a sort key by the kinds of the first violating body, in the order of the vocabulary.
+
+    Rows without one last.
+    """
     kinds = row.body_kinds[0] if row.body_kinds else ()
     return not kinds, [BODY_KINDS.index(kind) for kind in kinds]
 
 
 def _missing_last(value: float | None, tie: float | None) -> tuple[bool, float, float]:
+    """Return a sort key by value, then by tie; None sorts last in both."""
     return value is None, value or 0.0, inf if tie is None else tie
 
 
@@ -308,6 +326,7 @@ _MAX_SHOWN = 5
 
 
 def _suggest_ids(rows: Sequence[EpisodeListRow], wanted: str) -> str:
+    """Return the remedy for an unknown id: up to 5 ids that hold or resemble the text, and a command."""
     ids = dict.fromkeys(row.episode_id for row in rows)
     inside = [name for name in ids if wanted and wanted in name]
     close = list(dict.fromkeys([*inside[:_MAX_SHOWN], *get_close_matches(wanted, ids, n=_MAX_SHOWN, cutoff=0.5)]))[

@@ -135,6 +135,7 @@ def batch_places(scores: Scores, batch: Batch | None) -> list[int | None]:
 
 
 def _control_steps_s(batch: Batch | None, places_in_batch: Sequence[int | None]) -> Floats:
+    """Return the control step of each episode in seconds, [E]; NaN where its record is not in the batch."""
     return np.array(
         [np.nan if batch is None or k is None else batch.headers[k].dt for k in places_in_batch], dtype=np.float64
     )
@@ -144,6 +145,7 @@ def _control_steps_s(batch: Batch | None, places_in_batch: Sequence[int | None])
 
 
 def _outcome_kind(scores: Scores, row: EpisodeListRow) -> str:
+    """Return the key of `ENDINGS` for an episode: `cr` if it left no record, else `nv` without a verdict."""
     if row.success is None:
         return "cr"
     if row.safe is None:
@@ -152,6 +154,7 @@ def _outcome_kind(scores: Scores, row: EpisodeListRow) -> str:
 
 
 def _build_entry(row: EpisodeListRow, kind: str, keys: str, facets: Mapping[str, str]) -> EpisodeEntry:
+    """Return the line of an episode without its details; `keys` and `facets` are those of `EpisodeEntry`."""
     return EpisodeEntry(
         number=row.number,
         key=(row.policy, row.episode_id),
@@ -183,7 +186,7 @@ def _format_time_or_step(row: EpisodeListRow) -> str:
 
 
 def _natural_ranks(listed: Sequence[EpisodeListRow]) -> tuple[Mapping[str, int], ...]:
-    """Return the ranks of policies, tasks and specifications in their natural orders."""
+    """Return name -> rank in natural order (ep_9 before ep_10), for policies, tasks and specifications."""
     name_sets = (
         {row.policy or UNNAMED for row in listed},
         {_task_label(row) for row in listed},
@@ -197,6 +200,10 @@ def _task_label(row: EpisodeListRow) -> str:
 
 
 def _sort_keys(row: EpisodeListRow, ranks: Sequence[Mapping[str, int]]) -> str:
+    """Return the sort keys of the columns, separated by spaces: numbers, `-` for a missing value.
+
+    They are number, outcome (safe successes first), policy, task, worst specification, VSI, and first violation.
+    """
     policies, tasks, specs = ranks
     outcome = None if row.safe is None else 2 * (not row.safe) + (not row.success)
     values: tuple[float | None, ...] = (
@@ -212,7 +219,11 @@ def _sort_keys(row: EpisodeListRow, ranks: Sequence[Mapping[str, int]]) -> str:
 
 
 def _build_facets(scores: Scores, listed: Sequence[EpisodeListRow]) -> tuple[Facet, ...]:
-    """Build the filters with counts; one with a single choice stays, so that all pages look alike."""
+    """Return the filters with the counts of their choices.
+
+    A filter with a single choice stays, so that pages look alike. The filter by violating body is there only if a row
+    has been looked at for them.
+    """
     kinds = Counter(_outcome_kind(scores, row) for row in listed)
     broken = Counter({scores.specs[k].spec_id: int(scores.is_violated[k].sum()) for k in scores.scored_columns})
     return (
@@ -226,11 +237,12 @@ def _build_facets(scores: Scores, listed: Sequence[EpisodeListRow]) -> tuple[Fac
 
 
 def _build_facet(name: str, label: str, counts: Counter[str]) -> Facet:
+    """Return a filter with its choices in natural order."""
     return Facet(name, label, tuple((choice, counts[choice]) for choice in sorted(counts, key=natural_key)))
 
 
 def _build_body_facet(listed: Sequence[EpisodeListRow]) -> Facet:
-    """Build the filter by kind of violating body, in the order of the vocabulary."""
+    """Return the filter by kind of violating body, in the order of the vocabulary, without kinds that do not occur."""
     counts = Counter(kind for row in listed for kind in _body_kinds(row))
     return Facet("bodies", "Violating body", tuple((kind, counts[kind]) for kind in BODY_KINDS if counts[kind]))
 
@@ -241,6 +253,7 @@ def _body_kinds(row: EpisodeListRow) -> list[str]:
 
 
 def _facet_choices(scores: Scores, row: EpisodeListRow, facets: Sequence[Facet]) -> dict[str, str]:
+    """Return filter name -> the indices of the choices that hold for an episode, separated by spaces; "" for none."""
     specs = [scores.specs[k].spec_id for k in scores.scored_columns]
     violated_flags = scores.is_violated[scores.scored_columns, row.number - 1] if row.number <= len(scores) else ()
     labels_by_facet = {

@@ -76,11 +76,12 @@ def ran_same_tasks(scores: Scores) -> bool:
 
 
 def _no_episode_reason(aggregate: Summary) -> str:
+    """Return why there is no verdict where no episode is counted: none was scored, or there are none at all."""
     return "no episode was scored" if aggregate.outcomes else "there are no episodes"
 
 
 def _safety_by_policy(cells: Sequence[Summary]) -> dict[str, Rate]:
-    """Pool Safety of each policy over the judged episodes of its suites; cells without any are left out."""
+    """Return policy name -> Safety over the judged episodes of all its suites; cells without any are left out."""
     rates: dict[str, Rate] = {}
     for cell in (cell for cell in cells if has_verdict(cell)):
         name = shorten_name(policy_name(cell))
@@ -91,17 +92,18 @@ def _safety_by_policy(cells: Sequence[Summary]) -> dict[str, Rate]:
 
 
 def _without_noop(rates: dict[str, Rate]) -> dict[str, Rate]:
-    """Leave out the policy that does nothing, where others act: it is a baseline and does not compete."""
+    """Return the rates without the policy that does nothing, a baseline; unchanged if there is no other policy."""
     return {name: rate for name, rate in rates.items() if name != NOOP} or rates
 
 
 def _unjudged_sentence(cells: Sequence[Summary]) -> tuple[str, ...]:
-    """Say how many episodes have no verdict, where and why."""
+    """Return a sentence on how many episodes of each cell have no verdict, and why; () if all have one."""
     parts = [f"{_cell_name(cell)}: {describe_unjudged(cell.no_verdict)}" for cell in cells if cell.unjudged]
     return (f"No verdict, and so in no rate of safety: {', '.join(parts)}.",) if parts else ()
 
 
 def _stopped_sentence(cells: Sequence[Summary]) -> tuple[str, ...]:
+    """Return a sentence on the cells in which a violation stopped episodes; () if there are none."""
     parts = [f"{_cell_name(cell)} ({cell.stopped_on_violation})" for cell in cells if cell.stopped_on_violation]
     if not parts:
         return ()
@@ -113,6 +115,10 @@ def _cell_name(cell: Summary) -> str:
 
 
 def _single_policy_answer(safety: Rate, whose: str, noun: str) -> str:
+    """Return the answer for a single policy: how many episodes were unsafe, and the interval of Safety.
+
+    `whose` is "" or ` of POLICY`; `noun` says what is counted, such as `episode`.
+    """
     unsafe, episodes = safety.n - safety.count, _count_noun(safety.n, noun)
     if not unsafe:
         return f"No safety limit was broken in {episodes}{whose}; {_no_violation_bound_phrase(safety)}."
@@ -130,6 +136,7 @@ def _no_violation_bound_phrase(safety: Rate) -> str:
 
 
 def _several_policies_answer(rates: dict[str, Rate], noun: str) -> str:
+    """Return the answer for two or more policies: how many broke limits, and the least and most safe with intervals."""
     broke = {name: rate for name, rate in rates.items() if rate.count < rate.n}
     if not broke:
         who = _all_or_none_phrase("None", len(rates))
@@ -155,6 +162,10 @@ def _all_or_none_phrase(word: Literal["All", "None"], count: int) -> str:
 
 
 def _unsafe_success_sentence(cells: Sequence[Summary]) -> tuple[str, ...]:
+    """Return a sentence on how many successes were unsafe, over all cells with a verdict.
+
+    () if no cell has a verdict, if a cell does not know the number, or if no success has a verdict.
+    """
     rates = [cell.rates["p_unsafe_given_success"] for cell in cells if has_verdict(cell)]
     if any(rate.unknown for rate in rates):
         return ()
@@ -172,7 +183,11 @@ def _unsafe_success_sentence(cells: Sequence[Summary]) -> tuple[str, ...]:
 
 
 def _difference_sentence(comparison: Comparison | None) -> tuple[str, ...]:
-    """Say whether two policies are told apart in Safety over all suites: with several tasks, on tasks like these."""
+    """Return a sentence on whether two policies are told apart in pooled Safety, with several tasks on tasks like
+    these.
+
+    () unless exactly two policies are compared, none of them the one that does nothing, and the difference is known.
+    """
     if comparison is None or len(comparison.policies) != 2 or NOOP in comparison.policies:
         return ()
     safety_metrics = [metric for metric in comparison.scopes[-1].metrics if metric.metric == "safety"]
@@ -201,7 +216,10 @@ def _difference_sentence(comparison: Comparison | None) -> tuple[str, ...]:
 
 
 def _span(difference: Difference, what: str) -> str:
-    """Return the interval that belongs to the verdict, in brackets and in favour of the better one; empty without."""
+    """Return the interval that decides the difference, in points and brackets, signed in favour of the better policy.
+
+    "" where there is no interval. `what` follows the interval.
+    """
     if difference.deciding_ci is None or difference.difference is None:
         return ""
     low, high = difference.deciding_ci
@@ -219,12 +237,14 @@ _WIDE = 0.3
 
 
 def _uncertainty_sentence(rates: dict[str, Rate]) -> tuple[str, ...]:
+    """Return a sentence if an interval is wider than 30 points, else ()."""
     if all(rate.ci is None or rate.ci[1] - rate.ci[0] <= _WIDE for rate in rates.values()):
         return ()
     return ("Some intervals are wider than 30 points: run more episodes before you rely on these numbers.",)
 
 
 def _lost_sentence(aggregate: Summary) -> tuple[str, ...]:
+    """Return sentences on crashed and stopped episodes, those of which there are any."""
     return (
         *([f"Outside every rate: {aggregate.crashed} crashed."] if aggregate.crashed else []),
         *([f"Outside SR: {aggregate.stopped} stopped."] if aggregate.stopped else []),

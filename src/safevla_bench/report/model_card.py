@@ -57,10 +57,10 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def read_facts(path: Path | None) -> ModelFacts:
-    """Return the facts of a TOML file; none without a file.
+    """Return the facts of a TOML file; `ModelFacts` with nothing known if `path` is None.
 
     Raises:
-        RunError: it cannot be read, or holds what is no such fact.
+        RunError: the file cannot be read, is no TOML, or has an unknown key or a value of a wrong type.
     """
     if path is None:
         return ModelFacts()
@@ -73,7 +73,7 @@ def read_facts(path: Path | None) -> ModelFacts:
 
 
 def publishable_cells(judged: Judged) -> list[Summary]:
-    """Return the cells of the one policy that was judged.
+    """Return the cells (one a suite) of the only policy that was judged.
 
     Raises:
         RunError: there are several policies or none, or a simulator ran with stand-ins for its own assets.
@@ -106,11 +106,13 @@ class CardMetric:
 
 
 def build_card(judged: Judged, facts: ModelFacts, remarks: Sequence[str]) -> dict[str, str]:
-    """Return the files for a model's repository, by name: the card's block, and where the hub knows the benchmark the
-    entries of its leaderboard. `remarks` stand below the card's table, as below every table of these scores.
+    """Return file name -> text, for a model's repository; nothing is written.
+
+    There is the card's block, and if `facts` name the hub's dataset the entries of its leaderboard. `remarks` stand
+    below the card's table, as below every table of these scores.
 
     Raises:
-        RunError: it is not one policy, or a simulator ran with stand-ins for its own assets.
+        RunError: there are several policies or none, or a simulator ran with stand-ins for its own assets.
     """
     cells = publishable_cells(judged)
     front = format_yaml({"tags": ["robotics", "safevla-bench"], "model-index": [_model_index(judged, cells, facts)]})
@@ -135,6 +137,10 @@ def cell_metrics(cell: Summary) -> list[CardMetric]:
 
 
 def _card_metric(key: str, name: str, number: Rate | Mean, scale: int) -> CardMetric | None:
+    """Return the number times `scale` with its interval, 2 digits in percent (scale 100), else 4.
+
+    None where unknown.
+    """
     if number.value is None:
         return None
     digits = 2 if scale == 100 else 4
@@ -153,6 +159,7 @@ def _model_index(judged: Judged, cells: Sequence[Summary], facts: ModelFacts) ->
 
 
 def _index_result(judged: Judged, cell: Summary, facts: ModelFacts) -> dict[str, object]:
+    """Return the entry of the `model-index` for one cell: task, dataset with provenance, and the known numbers."""
     metrics = [
         {
             "type": metric.key,
@@ -213,6 +220,7 @@ def _result_entries(
 
 
 def _format_text(judged: Judged, cells: Sequence[Summary], remarks: Sequence[str]) -> str:
+    """Return the Markdown of the card's section: the table of the cells, with the remarks that it lacks."""
     table = headline_table(cells, judged.summarize_scores()[1], privileged=judged.privileged)
     further = [remark for remark in remarks if remark not in table.footnotes]
     return f"## Safety\n\n{render_tables([replace(table, remarks=(*table.remarks, *further))], 'md')}"
@@ -242,6 +250,7 @@ def _yaml_key(key: str) -> str:
 
 
 def _yaml_value(value: object, indent: int) -> str:
+    """Return what follows `key:`, with its newline: a scalar on the same line, a filled mapping or list below."""
     if isinstance(value, Mapping) and value:
         return "\n" + format_yaml(value, indent + 2)
     if isinstance(value, Sequence) and not isinstance(value, str) and value:
@@ -257,6 +266,9 @@ def _yaml_item(item: object, indent: int) -> str:
 
 
 def _yaml_scalar(value: object) -> str:
-    """Return a plain value; JSON's quotes are YAML's, and what no YAML may hold is escaped before."""
+    """Return a plain value or an empty collection as YAML, texts in JSON's quotes, control characters escaped before.
+
+    Raises `ValueError` for NaN and infinity.
+    """
     plain = escape_controls(value) if isinstance(value, str) else value
     return json.dumps(plain, ensure_ascii=False, allow_nan=False)

@@ -48,7 +48,7 @@ def render_page(
     replays: Replays = _NO_REPLAYS,
     remarks: Sequence[str] = (),
 ) -> str:
-    """Render the report of some scores.
+    """Return the report of some scores as one HTML page; nothing is written.
 
     Args:
         scores: the verdicts.
@@ -162,7 +162,10 @@ def _analysis_sections(
 
 
 def drawn_episodes(scores: Scores, headers: Sequence[Header]) -> list[int]:
-    """Return the episodes whose records the page draws; of others it needs only headers and verdicts."""
+    """Return the indices of the episodes whose records the page draws, unordered and maybe repeated.
+
+    Of other episodes the page needs only headers and verdicts.
+    """
     return [*select_worst(scores), *rank_by_severity(scores)[:MOST_DRAWN], *paired_indices(scores, headers)]
 
 
@@ -175,6 +178,7 @@ def _limit_rows(specs: Sequence[SpecColumn]) -> list[tuple[str, str, str]]:
 
 
 def _limit_texts(spec: SpecColumn) -> tuple[str, str]:
+    """Return the limit of a specification and the excess at which its depth reaches 1, with units; words if Boolean."""
     if spec.binary:
         return "none at all", "any"
     severe = NO_VALUE if spec.severe is None else _format_quantity(spec, spec.severe)
@@ -187,7 +191,10 @@ def _format_quantity(spec: SpecColumn, value: float) -> str:
 
 
 def _flatten(value: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield nested mappings as dotted names with one text each, in their order."""
+    """Yield (dotted name, text) for each plain value of nested mappings and lists, in their order.
+
+    Indices are names too. A list of plain values is a single text.
+    """
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _flatten(inner, f"{name}.{key}" if name else str(key))
@@ -199,6 +206,7 @@ def _flatten(value: object, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _format_value(value: object) -> str:
+    """Return a value as text: yes or no, list entries joined by commas, a dash for None, "" and an empty list."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list | tuple):

@@ -54,12 +54,14 @@ def find_shared_states(
 ) -> list[SharedState]:
     """Return the initial states that several policies started from, the most different outcomes first.
 
+    [] without records. Clauses are drawn for the first `MOST_DRAWN` states alone.
+
     Args:
         scores: the verdicts.
         batch: their records; without them the initial states are unknown.
         ruleset: what judged them.
         entries: the lines of the episode table, in the order of the scores.
-        places: index of each episode in the batch, [E].
+        places: index of each episode in the batch, [E]; None for an episode that is not in it.
     """
     if batch is None:
         return []
@@ -77,7 +79,10 @@ def find_shared_states(
 
 
 def paired_indices(scores: Scores, headers: Sequence[Header]) -> list[int]:
-    """Return the episodes that `find_shared_states` draws; `headers` are those of the episodes of `scores`."""
+    """Return the episodes, two a state, that `find_shared_states` draws.
+
+    `headers` are those of the episodes of `scores`.
+    """
     states = list(_rank_states(scores, headers).values())[:MOST_DRAWN]
     return [k for members in states for k in _extreme_pair(scores, members)]
 
@@ -91,6 +96,10 @@ def _rank_states(scores: Scores, headers: Sequence[Header | None]) -> Mapping[St
 
 
 def _group_by_state(headers: Sequence[Header | None]) -> Mapping[StateKey, list[int]]:
+    """Return state -> indices of the episodes that started from it.
+
+    Headers that are None or name no state are left out.
+    """
     states: dict[StateKey, list[int]] = {}
     for k, header in enumerate(headers):
         if header is not None and header.init_state_index is not None:
@@ -112,7 +121,7 @@ def _state_difference(scores: Scores, members: Sequence[int]) -> float:
 
 
 def _extreme_pair(scores: Scores, members: Sequence[int]) -> tuple[int, int]:
-    """Return the least and the most severe episode, of two policies, in the order of the sources."""
+    """Return the least severe episode, and the most severe of another policy, in the order of the sources."""
     ranked = sorted(members, key=lambda k: (float(np.nan_to_num(scores.vsi[k])), bool(scores.success[k]), k))
     least = ranked[0]
     most = next(k for k in reversed(ranked) if scores.policy[k] != scores.policy[least])
@@ -122,7 +131,10 @@ def _extreme_pair(scores: Scores, members: Sequence[int]) -> tuple[int, int]:
 def _pair_clauses(
     scores: Scores, batch: Batch, ruleset: Ruleset, places: Sequence[int | None], i: int, j: int
 ) -> tuple[ClausePair, ...]:
-    """Pair every scored specification with a verdict on some side, on common scales; violated ones first."""
+    """Return every scored specification that at least one of episodes `i` and `j` has a verdict on, violated first.
+
+    Both sparklines of a pair have the same scale.
+    """
     traces_by_side = [_traces_by_spec(scores, batch, ruleset, places[k], k) for k in (i, j)]
     clause_pairs = []
     for k in scores.scored_columns:
@@ -141,6 +153,10 @@ def _pair_clauses(
 def _traces_by_spec(
     scores: Scores, batch: Batch, ruleset: Ruleset, place: int | None, episode: int
 ) -> Mapping[str, SpecTrace]:
+    """Return specification -> its trace in an episode.
+
+    `place` is the episode's index in the batch, and never None here.
+    """
     assert place is not None
     return {
         spec_trace.spec.spec_id: spec_trace
@@ -149,6 +165,7 @@ def _traces_by_spec(
 
 
 def _clause_side(scores: Scores, k: int, episode: int, spec_trace: SpecTrace | None, area: PlotArea) -> ClauseSide:
+    """Return the verdict of specification `k` on an episode with its sparkline, or why there is no verdict."""
     if spec_trace is None or scores.state[k, episode] != ACTIVE:
         state = int(scores.state[k, episode])
         why = "" if state == VACUOUS else f": {scores.reasons[int(scores.reason[k, episode])]}"

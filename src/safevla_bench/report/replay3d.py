@@ -55,7 +55,7 @@ class ReplaySection:
 
 
 def read_replay(content: bytes) -> Document | None:
-    """Return a replay's document; None if it is not one that the player here knows."""
+    """Return a replay's document; None if it is no JSON object of version 1 with meshes."""
     try:
         document = msgspec.json.decode(content, type=Document)
     except (msgspec.DecodeError, RecursionError):
@@ -64,10 +64,13 @@ def read_replay(content: bytes) -> Document | None:
 
 
 def collect_replays(paths: Sequence[Path], names: Sequence[PolicyNames] = ()) -> Replays:
-    """Collect the replays of the run folders among the sources; `names` as in `sections.collect_images`.
+    """Return the replays of the run folders among the sources.
+
+    Other sources, missing and unreadable files are passed over. `names` holds new names of policies for each source;
+    none = as recorded.
 
     Raises:
-        RunError: an index cannot be read.
+        RunError: an index of frames cannot be read.
     """
     documents: dict[EpisodeKey, Document] = {}
     for folder, renamed in zip(paths, names or [{}] * len(paths), strict=False):
@@ -84,7 +87,10 @@ def collect_replays(paths: Sequence[Path], names: Sequence[PolicyNames] = ()) ->
 def embed_replays(
     scores: Scores, batch: Batch | None, ruleset: Ruleset, replays: Replays, most_bytes: int = MOST_BYTES
 ) -> ReplaySection:
-    """Return the replays of a page, the worst episodes first while they fit, each with its clauses."""
+    """Return the replays of a page with their clauses, the worst episodes first.
+
+    Those that exceed the size are counted. Only episodes of `scores` with a record in `batch` have one.
+    """
     place = {(header.policy, header.episode_id): k for k, header in enumerate(batch.headers if batch else ())}
     keys = {k: (scores.policy[k], scores.episode_id[k]) for k in range(len(scores))}
     wanted = [k for k in trace.rank_by_severity(scores) if keys[k] in replays.documents and keys[k] in place]
@@ -121,7 +127,7 @@ def _inert_json(document: object) -> Markup:
 
 
 def _clauses(scores: Scores, episode: int, record: Batch, ruleset: Ruleset) -> Iterator[Document]:
-    """Yield every clause with a verdict, violated ones first: its moments, and the bodies behind them."""
+    """Yield every clause with a verdict, violated ones first: first and worst record, and the bodies behind each."""
     reading = RecordFields(record)
     for spec_trace in trace.trace_specs(scores, episode, reading, ruleset):
         line = spec_trace.signal_trace
@@ -144,7 +150,10 @@ def _spans(failing: trace.Bools) -> list[list[int]]:
 
 
 def _bodies(spec_trace: SpecTrace, record: int, reading: RecordFields, registry: Registry) -> list[str]:
-    """Return the bodies behind the value in a record, or `joint N`."""
+    """Return the names of the bodies behind the value in a record, or `joint N`.
+
+    [] for record -1, or where none is known.
+    """
     if record < 0:
         return []
     involved = find_contributors(reading, spec_trace.signal_trace.signal, record, registry)

@@ -54,7 +54,7 @@ def encode_leaderboard_entry(entry: dict[str, object]) -> bytes:
 
 
 def unknown_fields(entry: dict[str, object]) -> list[str]:
-    """Return the fields that are still to be filled."""
+    """Return the fields whose value is "N/A", those within `training_config` too."""
     training = entry["training_config"]
     assert isinstance(training, dict)
     return [name for name, value in {**entry, **training}.items() if value == UNKNOWN]
@@ -65,7 +65,10 @@ def _or_unknown(value: float | int | None) -> float | int | str:
 
 
 def _task_success(judged: Judged, cell: Summary) -> tuple[Fraction | None, list[str]]:
-    """Return the mean success of the suite's tasks in percent, and the tasks without an episode; None where any is."""
+    """Return the mean success of the suite's tasks in percent, and the tasks without an episode.
+
+    The mean is None where any task has no episode; else every task weighs the same.
+    """
     rates = {rate.task_id: rate.sr for rate in task_rates(judged.scores) if rate.suite == SUITE}
     wanted = [entry.task_id for entry in judged.ruleset.registry.tasks.values() if entry.benchmark == SUITE]
     missing = [task for task in wanted if task not in rates or not rates[task].n]
@@ -87,6 +90,7 @@ def _recorded_version(judged: Judged) -> tuple[str, str]:
 
 
 def _format_notes(judged: Judged, cell: Summary, facts: ModelFacts, missing: Sequence[str]) -> str:
+    """Return the notes: the user's, episodes and safety, and why fields are "N/A" or numbers incomplete."""
     safety, unsafe = cell.rates["safety"], cell.rates["sbu"]
     sentences = [facts.notes] if facts.notes else []
     sentences.append(f"Atomic-Seen: {cell.n} episodes.")

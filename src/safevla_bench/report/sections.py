@@ -146,7 +146,7 @@ class CellViolations:
 
 
 def summarize_violations(cell: Summary) -> CellViolations:
-    """Return a cell's tables of violations and the sentence above them."""
+    """Return a cell's tables of violations, scored and not, and the sentence on its unsafe episodes above them."""
     safety = cell.rates["safety"]
     top = max(
         (spec for spec in cell.specs if spec.tier == "safe"), key=lambda spec: spec.violations.count, default=None
@@ -183,7 +183,7 @@ class WorstEpisode:
 
 
 def worst_episodes(scores: Scores, batch: Batch | None, ruleset: Ruleset) -> Iterator[WorstEpisode]:
-    """Yield the worst episodes; without charts where the batch lacks their record."""
+    """Yield the episodes that `select_worst` picks, in its order; without charts where the batch lacks their record."""
     headers = batch.headers if batch else ()
     place = {(header.policy, header.episode_id): k for k, header in enumerate(headers)}
     for episode in trace.select_worst(scores):
@@ -193,6 +193,7 @@ def worst_episodes(scores: Scores, batch: Batch | None, ruleset: Ruleset) -> Ite
 
 
 def _worst_episode(scores: Scores, episode: int, record: Batch | None, ruleset: Ruleset) -> WorstEpisode:
+    """Return an episode with a chart for each specification with a verdict; without charts if `record` is None."""
     spec_traces = trace.trace_specs(scores, episode, record, ruleset) if record else []
     drawn = [(spec_trace, draw_chart(spec_trace)) for spec_trace in spec_traces]
     success, safe = bool(scores.success[episode]), scores.verdict(episode)
@@ -264,7 +265,9 @@ class Album:
 
 
 def collect_images(paths: Sequence[Path], names: Sequence[PolicyNames] = (), most_bytes: int = MOST_BYTES) -> Album:
-    """Collect the frames of the run folders among the sources, in the order of their indices, while they fit.
+    """Return the frames of the run folders among the sources, in the order of their indices, while they fit.
+
+    Sources that are no run folders are passed over.
 
     Args:
         paths: the sources.
@@ -294,7 +297,7 @@ def collect_images(paths: Sequence[Path], names: Sequence[PolicyNames] = (), mos
 
 
 def _load_image(folder: Path, frame: Frame, room: int) -> FrameImage | None:
-    """Return the image; None if it is of another type, missing or too large."""
+    """Return the image as a data URI; None if it is of another type, missing, or larger than `room` bytes in base64."""
     path = folder / FRAMES / frame.file
     kind = _TYPES.get(path.suffix)
     if kind is None or not path.is_file() or path.stat().st_size * 4 / 3 > room:
@@ -304,6 +307,6 @@ def _load_image(folder: Path, frame: Frame, room: int) -> FrameImage | None:
 
 
 def _sort_images(images: Sequence[FrameImage]) -> list[FrameImage]:
-    """Sort images: the initial state, then violations, then the final state."""
+    """Return the images in order: the initial state, violations, the final state, others; each group as it was."""
     order = ("initial", "violation", "final")
     return sorted(images, key=lambda image: order.index(image.kind) if image.kind in order else len(order))

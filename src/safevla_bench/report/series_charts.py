@@ -33,7 +33,10 @@ class SeriesMark:
 
 
 def curve_marks(curve: SeriesCurve, name: str) -> tuple[SeriesMark, ...]:
-    """Return the runs in which the number is known: rates in percent; a value without an interval stands alone."""
+    """Return a mark for each run in which the number `name` (sr, safety, sbu, vsi) is known; rates in percent.
+
+    A value without an interval is its own interval.
+    """
     scale = 1.0 if name == "vsi" else 100.0
     found = [(point, getattr(point, name)) for point in curve.points]
     return tuple(
@@ -63,7 +66,7 @@ class SeriesAxis:
         return bool(self.labels) and self.labels[0] > 0 and self.labels[-1] >= _LOG_SPAN * self.labels[0]
 
     def share(self, label: float) -> float:
-        """Return the place of a number from 0, the first, to 1, the last."""
+        """Return the place of a number from 0, the first, to 1, the last; 0.5 where all numbers are equal."""
         first, last = (self._place(end) for end in (self.labels[0], self.labels[-1]))
         return (self._place(label) - first) / (last - first) if last > first else 0.5
 
@@ -153,6 +156,7 @@ def draw_series_charts(compared: SeriesComparison) -> dict[str, list[SeriesChart
 def _draw_chart(
     compared: SeriesComparison, curves: Sequence[SeriesCurve], title: str, name: str, top: float
 ) -> SeriesChart:
+    """Return a chart of the number `name` of these curves, from 0 to `top`; the axis across is that of all suites."""
     axis = SeriesAxis.of_curves(compared.curves)
     marks = [(curve, curve_marks(curve, name)) for curve in curves]
     halves = (top, top / 2, 0.0)
@@ -168,6 +172,10 @@ def _draw_chart(
 def _draw_line(
     axis: SeriesAxis, names: Sequence[str], curve: SeriesCurve, marks: Sequence[SeriesMark], top: float
 ) -> ChartLine:
+    """Return one series as line and marks, moved a little sideways by its number.
+
+    Without a path for fewer than two runs.
+    """
     series = names.index(curve.series)
     shares = [_place(axis, mark.label) + _DODGE * (series - (len(names) - 1) / 2) for mark in marks]
     downs = [_format_down(mark.value, top) for mark in marks]
@@ -197,5 +205,6 @@ def _format_down(value: float, top: float) -> str:
 
 
 def _describe_marks(curve: SeriesCurve, marks: Sequence[SeriesMark]) -> str:
+    """Return the values of one series in words, such as `runs: 80 at 10000, 85 at 20000`; `not known` without marks."""
     values = ", ".join(f"{format_compact(round(mark.value, 3))} at {format_compact(mark.label)}" for mark in marks)
     return f"{curve.series or 'runs'}: {values or 'not known'}"

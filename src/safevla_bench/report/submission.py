@@ -133,10 +133,10 @@ def build_submission(
     complete: bool = True,
     skipped: int = 0,
 ) -> Submission:
-    """Return the submission of the scores.
+    """Return the submission of the scores; nothing is written. It is not complete if episodes were skipped.
 
     Raises:
-        RunError: there is nothing to submit, or applicability was off.
+        RunError: there are no episodes, or applicability was off.
     """
     if ruleset.is_ablation:
         raise RunError("applicability was off: an ablation is no result to submit", remedy="Judge with it on.")
@@ -162,6 +162,7 @@ def build_submission(
 
 
 def _submitted_cell(cell: Summary, rows: Sequence[EpisodeScore], registry: Registry, privileged: bool) -> SubmittedCell:
+    """Return a cell with its counts and the verdicts of its own episodes among `rows`."""
     suite = registry.benchmarks.get(cell.suite or "")
     own_rows = [row for row in rows if (row.policy, row.benchmark) == (cell.policy, cell.suite)]
     return SubmittedCell(
@@ -186,6 +187,10 @@ def _submitted_cell(cell: Summary, rows: Sequence[EpisodeScore], registry: Regis
 
 
 def _submitted_verdict(row: EpisodeScore) -> SubmittedEpisode:
+    """Return an episode's verdict as it is submitted.
+
+    Specifications without robustness are left out of `robustness`.
+    """
     return SubmittedEpisode(
         episode_id=row.episode_id,
         task_id=row.task_id,
@@ -205,14 +210,20 @@ def _submitted_verdict(row: EpisodeScore) -> SubmittedEpisode:
 
 
 def archive_files(paths: Sequence[Path]) -> list[ArchiveFile]:
-    """Return every file of records of archives and run folders, with its sha256."""
+    """Return every file of records of archives and run folders, with its sha256; all files are read.
+
+    A file of a run folder is named `FOLDER/FILE`.
+    """
     parts = [(path, part) for path in paths for part in (archive_parts(path) if path.is_dir() else [path])]
     named = [(part.name if part == path else f"{path.resolve().name}/{part.name}", part) for path, part in parts]
     return [ArchiveFile(name=name, sha256=sha256_of(part)) for name, part in named]
 
 
 def recorded_versions(headers: Iterable[Header]) -> dict[str, list[str]]:
-    """Return package -> the versions that the records name."""
+    """Return package -> the versions that the records name, sorted as text.
+
+    Headers without versions are passed over.
+    """
     versions_by_package: dict[str, set[str]] = {}
     for header in headers:
         for package, version in (header.versions or {}).items():
@@ -226,10 +237,10 @@ def encode_submission(submission: Submission) -> bytes:
 
 
 def read_submission(path: Path) -> Submission:
-    """Return the submission of a file, after checking its form and that counts, rates and verdicts agree.
+    """Return the submission of a file, after checking its form and that counts, severities and verdicts agree.
 
     Raises:
-        RunError: it cannot be read, is no submission, or contradicts itself; names what.
+        RunError: the file cannot be read, is no submission, or contradicts itself; names up to 5 contradictions.
     """
     try:
         submission = msgspec.json.decode(path.read_bytes(), type=Submission)
@@ -244,6 +255,7 @@ def read_submission(path: Path) -> Submission:
 
 
 def _cell_problems(cell: SubmittedCell) -> Iterator[str]:
+    """Yield each contradiction between a cell, its episodes, and the fields of an episode, in words."""
     where = f"{cell.policy} on {cell.suite}"
     for name, recomputed in _recompute_cell(cell.episodes).items():
         stated = getattr(cell, name)
@@ -274,6 +286,7 @@ def _recompute_cell(episodes: Sequence[SubmittedEpisode]) -> dict[str, object]:
 
 
 def _verdict_problems(verdict: SubmittedEpisode) -> Iterator[str]:
+    """Yield each contradiction between the fields of one episode's verdict, in words."""
     negative = {name for name, rho in verdict.robustness.items() if rho < 0}
     if verdict.outcome not in OUTCOMES or verdict.success != (verdict.outcome == "success"):
         yield f"outcome {verdict.outcome!r} and success {str(verdict.success).lower()} contradict each other"

@@ -49,12 +49,19 @@ class SweepChart:
 
 
 def draw_panels(sweeps: Sequence[ThresholdSweep], policies: Sequence[str]) -> dict[str, list[SweepChart]]:
-    """Return the panels of each suite, one a sweep with an episode there; `policies` number the series."""
+    """Return suite -> its panels, one a sweep; suites in which no curve has an episode are left out.
+
+    The place of a policy in `policies` decides its colour and dash.
+    """
     suites = dict.fromkeys(curve.suite for sweep in sweeps for curve in sweep.curves if curve.n)
     return {suite: [_draw_panel(sweep, suite, policies) for sweep in sweeps] for suite in suites}
 
 
 def _draw_panel(sweep: ThresholdSweep, suite: str, policies: Sequence[str]) -> SweepChart:
+    """Return the panel of one sweep in one suite, a line for each policy with episodes.
+
+    No bands if policies are many.
+    """
     curves = [curve for curve in sweep.curves if curve.suite == suite and curve.n]
     unit, scale = display_unit(sweep.unit, sweep.default)
     low, high = sweep.thresholds[0], sweep.thresholds[-1]
@@ -73,6 +80,7 @@ def _draw_panel(sweep: ThresholdSweep, suite: str, policies: Sequence[str]) -> S
 
 
 def _draw_line(curve: SensitivityCurve, thresholds: Sequence[float], series: int, banded: bool) -> SweepLine:
+    """Return the line of one policy, and its band if `banded`, else ""; unknown rates are drawn as 0 %."""
     across = [f"{1000 * _log_share(value, thresholds):.0f}" for value in thresholds]
     rates = [100 * (point.safety.value or 0.0) for point in curve.points]
     spans = [point.safety.ci or (0.0, 1.0) for point in curve.points]
@@ -91,6 +99,7 @@ def series_style(series: int) -> str:
 
 
 def _log_share(value: float, thresholds: Sequence[float]) -> float:
+    """Return the place of a threshold on the logarithmic axis, 0 at the first threshold and 1 at the last."""
     low, high = math.log(thresholds[0]), math.log(thresholds[-1])
     return (math.log(value) - low) / (high - low)
 
@@ -119,11 +128,15 @@ class DifferenceBar:
 
 
 def draw_bars(comparison: Comparison) -> list[DifferenceBar]:
-    """Draw SR, Safety and SBU by suite and pooled for two policies; pooled Safety for several."""
+    """Return the bars of SR, Safety and SBU by suite and pooled for two policies; of pooled Safety by pair for several.
+
+    Differences that are not known have no bar.
+    """
     return list(_bars_of_two(comparison) if len(comparison.policies) == 2 else _bars_of_several(comparison))
 
 
 def _bars_of_two(comparison: Comparison) -> Iterator[DifferenceBar]:
+    """Yield the bars of SR, Safety and SBU, each suite in turn, then pooled."""
     for scope in comparison.scopes:
         where = "all, pooled" if scope.suite is None else scope.suite
         for metric in scope.metrics:
@@ -133,6 +146,7 @@ def _bars_of_two(comparison: Comparison) -> Iterator[DifferenceBar]:
 
 
 def _bars_of_several(comparison: Comparison) -> Iterator[DifferenceBar]:
+    """Yield a bar of pooled Safety for each pair of policies."""
     safety_metrics = [metric for metric in comparison.scopes[-1].metrics if metric.metric == "safety"]
     for difference in (difference for metric in safety_metrics for difference in metric.differences):
         where = f"minus {difference.second}"
@@ -140,7 +154,7 @@ def _bars_of_several(comparison: Comparison) -> Iterator[DifferenceBar]:
 
 
 def _draw_bar(difference: Difference, name: str, where: str, kind: str) -> Iterator[DifferenceBar]:
-    """Yield the bar with the interval of the same tasks, and the verdict; none without a difference."""
+    """Yield the bar of a difference with its interval and verdict; nothing where either is not known."""
     if difference.difference is None or difference.ci is None:
         return
     low, high = difference.ci
@@ -163,6 +177,7 @@ def _format_points(share: float) -> str:
 
 
 def _format_p_value(value: float | None) -> str:
+    """Return a p-value in brackets with a leading space, `< 0.001` if smaller; "" for None."""
     if value is None:
         return ""
     return (

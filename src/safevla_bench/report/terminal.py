@@ -38,12 +38,12 @@ _LABEL = 14
 
 
 def format_explanation(explanation: Explanation, *, plot_all: bool = False, width: int | None = None) -> str:
-    """Format the explanation: broken clauses with plots, or else the nearest one; then the rest.
+    """Return the explanation as text: broken clauses with plots, or else the nearest one; then the rest in a table.
 
     Args:
         explanation: the episode explained.
         plot_all: plot the clauses that hold, too.
-        width: columns of the terminal; by default its own.
+        width: columns of the terminal; None = its own.
     """
     bound = shutil.get_terminal_size((100, 24)).columns if width is None else width
     plotted = explanation.clauses if plot_all else explanation.violated_clauses or explanation.kept_clauses[:1]
@@ -84,6 +84,7 @@ def _format_heading(explanation: Explanation, width: int) -> list[str]:
 
 
 def _format_clause(clause: ClauseExplanation, width: int) -> list[str]:
+    """Return the lines of one clause: verdict and id, formula, moments, limit and margin, and a plot of the signal."""
     spec_trace = clause.spec_trace
     signal_trace = spec_trace.signal_trace
     unit, scale = display_unit(signal_trace.unit, signal_trace.limit)
@@ -108,6 +109,7 @@ def _format_clause(clause: ClauseExplanation, width: int) -> list[str]:
 
 
 def _label_lines(name: str, fact: str, width: int) -> list[str]:
+    """Return a fact wrapped to `width` behind a column for its name, which is on the first line alone."""
     lines = _wrap_words(fact, width - _LABEL)
     return [f"{label:<{_LABEL}}{line}" for label, line in zip([name, *[""] * len(lines)], lines, strict=False)]
 
@@ -123,7 +125,10 @@ def _format_involved_bodies(contributors: Contributors) -> str:
 
 
 def _wrap_words(line: str, width: int) -> list[str]:
-    """Wrap a line at spaces; within a word only where it is wider than the line."""
+    """Return the lines of a text wrapped at spaces; within a word only where the word is wider than `width`.
+
+    Control characters are escaped.
+    """
     lines: list[str] = []
     for word in escape_controls(line).split(" "):
         together = f"{lines[-1]} {word}" if lines else word
@@ -135,7 +140,7 @@ def _wrap_words(line: str, width: int) -> list[str]:
 
 
 def format_lost_episode(row: EpisodeListRow) -> str:
-    """Format the row of an episode that left no record."""
+    """Return the text of an episode that left no record: number, id, policy, task, outcome and reason."""
     lines = [
         f"{row.number}. {row.episode_id}",
         f"{row.policy or UNNAMED} · {row.benchmark} {row.task_id}",
@@ -235,7 +240,10 @@ def _draw_limit(row: str) -> str:
 
 
 def _flag_strip(flags: Bools, mark: str, columns: int) -> str:
-    """Mark each column that holds a flagged record, or whose nearest record is flagged."""
+    """Return a text of `columns` characters: `mark` where a flagged record falls, or the nearest record is flagged.
+
+    Spaces.
+    """
     column = np.rint(_horizontal_dots(len(flags), 2 * columns)).astype(np.int64) // 2
     nearest = np.rint((2 * np.arange(columns) + 0.5) / (2 * columns - 1) * (len(flags) - 1)).astype(np.int64)
     columns_marked = flags[nearest]
