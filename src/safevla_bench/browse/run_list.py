@@ -43,9 +43,9 @@ class RunRow:
 
 
 def find_runs(folder: Path) -> dict[str, Path]:
-    """Return the runs of a folder by name, at most `MOST_RUNS`; of a run folder, or a file, that alone.
+    """Return run name -> folder, at most `MOST_RUNS`, sorted by name; a run folder, or a file, stands for itself alone.
 
-    Links are not followed.
+    Folders are searched 3 levels deep, without links, hidden folders, and folders inside a run.
 
     Raises:
         RunError: there is no such folder, or no run in it.
@@ -66,6 +66,10 @@ def _is_run(folder: Path) -> bool:
 
 
 def _walk_runs(folder: Path) -> Iterator[Path]:
+    """Yield the run folders below a folder, at most 3 levels deep.
+
+    Links, hidden folders and insides of runs are passed over.
+    """
     for place, folders, _ in os.walk(folder, followlinks=False):
         path = Path(place)
         depth = len(path.relative_to(folder).parts)
@@ -76,7 +80,7 @@ def _walk_runs(folder: Path) -> Iterator[Path]:
 
 
 def list_runs(folders: Mapping[str, Path]) -> list[RunRow]:
-    """Return the rows of the runs, in order."""
+    """Return the rows of the runs, in the order of `folders`: one for each cell, or a single row with a problem."""
     return [
         replace(row, is_comparable=path.is_file() or (path / runs.RUN).is_file())
         for name, path in folders.items()
@@ -102,6 +106,10 @@ class _ScoresFile(msgspec.Struct):
 
 
 def _run_rows(name: str, path: Path) -> list[RunRow]:
+    """Return a row for each cell of a run's scores.
+
+    A single row with its problem where there are none, or not readable.
+    """
     started = _start_time(path)
     try:
         scores = _read_scores(path / runs.SCORES)
@@ -130,6 +138,10 @@ def _run_rows(name: str, path: Path) -> list[RunRow]:
 
 
 def _read_scores(path: Path) -> _ScoresFile:
+    """Return the part of a score file that the list shows.
+
+    Raises `ValueError` if too large or malformed, `OSError` if absent.
+    """
     if path.stat().st_size > _MOST_BYTES:
         raise ValueError("too large")
     return msgspec.json.decode(path.read_bytes(), type=_ScoresFile)

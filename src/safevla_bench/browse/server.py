@@ -35,7 +35,9 @@ class RunServer(ThreadingHTTPServer):
 
 
 def start_server(site: RunSite, port: int | None = None) -> RunServer:
-    """Return a server that listens; without a port on 8642, or on any free one where that is taken.
+    """Return a server bound to a port of 127.0.0.1; requests are answered once its `serve_forever` runs.
+
+    Without a port it is 8642, or any free one where that is taken.
 
     Raises:
         RunError: the port that was asked for is taken, or not allowed.
@@ -63,6 +65,10 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(with_content=False)
 
     def _send(self, *, with_content: bool) -> None:
+        """Send status, headers and, if `with_content`, the page.
+
+        403 to a request that does not name this machine as host.
+        """
         reply = self.server.site.reply(self.path) if self._is_for_us() else _refuse()
         self.send_response(reply.status)
         headers = {

@@ -79,12 +79,15 @@ def choose_address(choice: Choice) -> str:
 
 
 def page_policy() -> str:
-    """Return the Content-Security-Policy of these"""
+    """Return the Content-Security-Policy of the pages made here; a run's report has its own."""
     return content_security_policy(_style(), _script())
 
 
 def index_page(rows: Sequence[RunRow], folder: str, report: str, chosen: Choice | None = None) -> str:
-    """Return the index: a row for each run, policy and suite, sortable; once one is chosen, links compare it."""
+    """Return the index as HTML: a row for each run, policy and suite, with links to choose a side of a comparison.
+
+    With `chosen` the links compare the row with that side. `folder` is the name to show, `report` the file of a report.
+    """
     lines = [_index_line(row, report, chosen) for row in rows]
     return _render("index", f"Runs in {folder}", heads=HEADS, lines=lines, chosen=chosen, count=len({*_runs(rows)}))
 
@@ -94,6 +97,7 @@ def _runs(rows: Sequence[RunRow]) -> list[str]:
 
 
 def _index_line(row: RunRow, report: str, chosen: Choice | None) -> _Line:
+    """Return a row of the index; its address for comparing is "" on the chosen row and where episodes are missing."""
     own = Choice(row.run, row.policy)
     compare = choose_address(own) if chosen is None else compare_address(chosen, own)
     if own == chosen or not row.is_comparable:
@@ -102,6 +106,7 @@ def _index_line(row: RunRow, report: str, chosen: Choice | None) -> _Line:
 
 
 def _index_cells(row: RunRow) -> tuple[Cell, ...]:
+    """Return the cells of a row in the order of `HEADS`; without scores, dashes and the problem."""
     if row.cell is None:
         empty = [Cell(NO_VALUE)] * (len(_METRICS) + 1)
         return (Cell(row.run), Cell(NO_VALUE, detail=row.problem), Cell(NO_VALUE), *empty, *_origin_cells(row))
@@ -115,7 +120,7 @@ def _origin_cells(row: RunRow) -> tuple[Cell, ...]:
 
 
 def comparison_page(first: Choice, second: Choice, tables: Sequence[Table], command: str) -> str:
-    """Return the comparison of two policies, and the command that prints the same numbers."""
+    """Return the comparison of two policies as HTML, with the command that prints the same numbers."""
     title = f"{first.label} against {second.label}"
     return _render("comparison", title, first=first, second=second, tables=tables, command=command)
 
@@ -126,6 +131,7 @@ def message_page(title: str, message: str, links: Sequence[tuple[str, str]] = ()
 
 
 def _render(template: str, title: str, **values: object) -> str:
+    """Return the page of a template in `runs/` as HTML, with our own style and script."""
     return (
         template_environment()
         .get_template(f"runs/{template}.html")
@@ -189,7 +195,10 @@ class RunSite:
         return run_address(next(iter(folders)), runs.REPORT) if len(folders) == 1 else INDEX
 
     def reply(self, target: str) -> Reply:
-        """Return the answer to the target of a GET request, such as `/compare?a=one&b=two`."""
+        """Return the answer to the target of a GET request, such as `/compare?a=one&b=two`.
+
+        Errors of ours become pages. A target that leads nowhere is answered with status 404, an error with 409.
+        """
         parts = urlsplit(target)
         query = {key: values[0] for key, values in parse_qs(parts.query).items()}
         try:
@@ -205,6 +214,7 @@ class RunSite:
         return _not_found()
 
     def _index(self, query: Mapping[str, str]) -> Reply:
+        """Return the index; 404 if `with` and `policy` in the query name a side that is not listed."""
         rows = list_runs(find_runs(self.folder))
         chosen = Choice(query["with"], query.get("policy")) if "with" in query else None
         if chosen is not None and chosen not in [Choice(row.run, row.policy) for row in rows]:
@@ -212,6 +222,11 @@ class RunSite:
         return _page(index_page(rows, self.folder.resolve().name, runs.REPORT, chosen))
 
     def _comparison(self, query: Mapping[str, str]) -> Reply:
+        """Return the comparison of the sides `a` with `ap` (run, policy) and `b` with `bp` as a page.
+
+        404 for an unknown run; 409 where they cannot be compared, with a link to an unpaired comparison. Only one
+        request at a time judges.
+        """
         folders = find_runs(self.folder)
         first, second = (Choice(query.get(key, ""), query.get(f"{key}p")) for key in "ab")
         if first.run not in folders or second.run not in folders:
@@ -233,6 +248,10 @@ class RunSite:
         return _page(comparison_page(first, second, tables, command))
 
     def _file(self, run: str, file: str) -> Reply:
+        """Return a file of a run, and for a missing report one made now.
+
+        404 for any other file that may not be sent.
+        """
         path = find_runs(self.folder).get(run)
         if path is None:
             return _not_found()
@@ -249,7 +268,7 @@ class RunSite:
         return Reply(HTTPStatus.OK, content, HTML, _report_policy(content))
 
     def _make_report(self, run: str, path: Path) -> bytes:
-        """Return the report of a run that has none, judged as `safevla score` would judge it."""
+        """Return the report of a run that has none, judged as `safevla score` would judge it, and keep it in memory."""
         with self._judging:
             if run not in self._reports:
                 judged = evaluation.judge([path], evaluation.find_rules([path]))
@@ -258,6 +277,10 @@ class RunSite:
 
 
 def _compare(paths: list[Path], names: tuple[str, ...], *, paired: bool) -> list[Table]:
+    """Return the tables that compare the policies in `names` (() = all) of the runs.
+
+    Raises `SafevlaError` if impossible.
+    """
     rules = evaluation.find_rules(paths)
     entrants = evaluation.load_policy_results(paths, rules, policies=names)
     report = compare.compare_policies(entrants, compare.ComparisonOptions(), paired=paired)
@@ -265,7 +288,7 @@ def _compare(paths: list[Path], names: tuple[str, ...], *, paired: bool) -> list
 
 
 def _find_file(run: Path, file: str) -> Path | None:
-    """Return a file of a run that may be sent; None where it is no plain file, or lies elsewhere."""
+    """Return a file of a run that may be sent; None where it is absent, hidden, of another type, or outside the run."""
     parts = file.split("/")
     if not run.is_dir() or "\0" in file or any(part in ("", ".", "..") or part[:1] == "." for part in parts):
         return None
@@ -275,7 +298,7 @@ def _find_file(run: Path, file: str) -> Path | None:
 
 
 def _report_policy(content: bytes) -> str:
-    """Return the policy of a page of a run: the report's own where this version made it, else no script at all."""
+    """Return the policy of a page of a run: the report's own if this version made the page, else no script at all."""
     head = content.replace(b"&#39;", b"'")[:4096]
     plain = content_security_policy(page_style(), page_script())
     with_player = content_security_policy(page_style(), page_script(), *player_scripts())

@@ -21,7 +21,10 @@ Floats = NDArray[np.float64]
 
 
 def decimate_mesh(mesh: TriangleMesh, most: int) -> TriangleMesh:
-    """Return a mesh of at most `most` triangles of the same surface; it is the same, welded, if it has no more."""
+    """Return a mesh of about the same surface with at most `most` triangles; with no more than that, the mesh welded.
+
+    A mesh that cannot be brought below `most` in 12 tries keeps more.
+    """
     welded = _cluster(mesh, _WELD_M)
     if len(welded.triangles) <= most:
         return welded
@@ -42,7 +45,10 @@ def decimate_mesh(mesh: TriangleMesh, most: int) -> TriangleMesh:
 
 
 def _cells(corners_m: Floats, cell_m: float) -> tuple[Ints, int]:
-    """Return the number of each corner's cell, from 0 in the order of their places, and how many there are."""
+    """Return the number of each corner's grid cell, and how many cells have a corner.
+
+    Cells are cubes of `cell_m`, numbered from 0 in the order of their places; those of a very large mesh are larger.
+    """
     places = corners_m - corners_m.min(axis=0, initial=np.inf)
     keys = np.rint(places / max(cell_m, float(places.max(initial=0.0)) / 2**20)).astype(np.int64)
     flat = (keys[:, 0] << 42) + (keys[:, 1] << 21) + keys[:, 2]
@@ -51,7 +57,7 @@ def _cells(corners_m: Floats, cell_m: float) -> tuple[Ints, int]:
 
 
 def _joined_triangles(triangles: Ints, cells: Ints) -> Ints:
-    """Return the places of the triangles that stay: three cells each, none twice."""
+    """Return the indices of the triangles with corners in three cells; of those with the same three cells the first."""
     joined = cells[triangles]
     corners = np.sort(joined, axis=1)
     stays = np.flatnonzero((corners[:, 0] < corners[:, 1]) & (corners[:, 1] < corners[:, 2]))
@@ -65,6 +71,10 @@ def _count_triangles(mesh: TriangleMesh, cell_m: float) -> int:
 
 
 def _cluster(mesh: TriangleMesh, cell_m: float) -> TriangleMesh:
+    """Return the mesh with one corner for each grid cell of `cell_m`.
+
+    Triangles that collapse and unused corners are left out. Colours are the means of the joined corners.
+    """
     cells, count = _cells(mesh.corners_m, cell_m)
     triangles = cells[mesh.triangles[_joined_triangles(mesh.triangles, cells)]]
     corners = _new_corners(mesh, cells, count, cell_m)

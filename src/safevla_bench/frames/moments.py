@@ -36,7 +36,7 @@ class Shot:
 
 
 def select_shots(explanation: Explanation) -> tuple[Shot, ...]:
-    """Return the shots of an episode: the initial state, every violation, deepest first, and the final state."""
+    """Return the shots of an episode: its first record, the worst of every violated clause, deepest first, its last."""
     last = explanation.records - 1
     task = explanation.instruction or explanation.score.task_id
     ended = "Succeeded" if explanation.score.success else f"Failed ({explanation.score.outcome})"
@@ -60,7 +60,7 @@ def _count_specs(broken: int) -> str:
 
 
 def violation_shot(clause: ClauseExplanation, moment: Moment) -> Shot:
-    """Return the shot of a record in which a specification is broken, such as the first or the worst."""
+    """Return the shot of a record in which a specification is broken, with the bodies involved outlined."""
     line, contributors = clause.spec_trace.signal_trace, moment.involved
     names = contributors.names if contributors else ()
     joint = int(names[0].removeprefix("joint ")) - 1 if line.signal == _TORQUE and names else None
@@ -91,14 +91,14 @@ def _capitalize_first(text: str) -> str:
 
 
 def format_reading(line: SignalTrace, value: float | None) -> str:
-    """Return a signal's value and its limit, such as `288 N, limit 200 N`."""
+    """Return a signal's value and its limit, such as `288 N, limit 200 N`; a dash for None, no limit for a margin."""
     unit, scale = display_unit(line.unit, line.limit)
     shown = "—" if value is None else append_unit(format_against_limit(value * scale, line.limit * scale), unit)
     return _append_limit(line, shown)
 
 
 def format_clip_reading(line: SignalTrace, record: int) -> str:
-    """Return the caption of one clip frame: fixed decimals; marks frames whose gate is closed."""
+    """Return the caption of a clip's frame: the signal in fixed decimals and its limit; says if the gate is closed."""
     unit, scale = display_unit(line.unit, line.limit)
     value, limit = float(line.values[record]) * scale, line.limit * scale
     if not isfinite(value):

@@ -56,9 +56,10 @@ def add_caption(image: Pixels, border: Color, caption: Caption) -> Pixels:
 
 
 def outline_bodies(image: Pixels, seen: Pixels, color: Color = OUTLINE_NOW) -> Pixels:
-    """Return the picture with a line around each body; `seen` [H, W] holds the number of the body, 0 for none.
+    """Return a copy of the picture with a line around each body.
 
-    The line is drawn outside of the region. A body that fills much of the picture has none.
+    `seen` [H, W] holds the number of the body, 0 for none. The line is drawn outside of the region. A body that fills a
+    quarter of the picture or more has no line.
     """
     outlined = image.copy()
     for body in range(1, int(seen.max(initial=0)) + 1):
@@ -69,6 +70,7 @@ def outline_bodies(image: Pixels, seen: Pixels, color: Color = OUTLINE_NOW) -> P
 
 
 def _dilate_mask(inside: NDArray[np.bool_], by: int) -> NDArray[np.bool_]:
+    """Return the mask grown by `by` pixels up, down, left and right."""
     mask = inside.copy()
     for _ in range(by):
         padded = np.pad(mask, 1)
@@ -86,7 +88,10 @@ def encode_jpeg(image: Pixels) -> bytes:
 def write_fitting(
     pen: ImageDraw.ImageDraw, position: tuple[int, int], text: str, font_name: str, size: int, width: int
 ) -> None:
-    """Write a text in the largest size in which it fits into one line, else in two lines of the smallest."""
+    """Draw a text on one line in the largest font in which it fits, else on two lines in the smallest.
+
+    `size` is the largest font size. `width` is that of the picture in pixels, padding included. The second line is cut.
+    """
     for smaller in range(size, _SMALLEST - 1, -1):
         font = load_font(font_name, smaller)
         if pen.textlength(text, font=font) <= width - 2 * _PAD:
@@ -99,7 +104,10 @@ def write_fitting(
 
 
 def _split_line(pen: ImageDraw.ImageDraw, text: str, font: ImageFont.FreeTypeFont, width: int) -> tuple[str, str]:
-    """Return as many words as fit into a line, or letters where the first word does not, and the rest."""
+    """Return the part of a text that fits into a line, cut at a space, and the rest; cut at a letter in a single word.
+
+    The first part is empty if not even the first word fits.
+    """
     ends = [k for k, letter in enumerate(text) if letter == " "] or list(range(1, len(text)))
     fitting = [end for end in ends if pen.textlength(text[:end], font=font) <= width - 2 * _PAD]
     end = fitting[-1] if fitting else 0
@@ -109,7 +117,7 @@ def _split_line(pen: ImageDraw.ImageDraw, text: str, font: ImageFont.FreeTypeFon
 def write_line(
     pen: ImageDraw.ImageDraw, position: tuple[int, int], text: str, font: ImageFont.FreeTypeFont, width: int
 ) -> None:
-    """Write one line, cut with an ellipsis if it is wider than the picture."""
+    """Draw a text on one line at `position`, cut with an ellipsis if wider than the picture less its padding."""
     shown = text
     while shown and pen.textlength(shown + ("…" if shown != text else ""), font=font) > width - 2 * _PAD:
         shown = shown[:-1]
@@ -117,7 +125,7 @@ def write_line(
 
 
 def load_font(name: str, size: int) -> ImageFont.FreeTypeFont:
-    """Return a font that comes with matplotlib, so that pictures look alike on every machine."""
+    """Return a font file of matplotlib in that size, so that pictures look alike on every machine."""
     return ImageFont.truetype(str(Path(matplotlib.get_data_path(), "fonts", "ttf", name)), size)
 
 
@@ -134,7 +142,7 @@ def can_film() -> bool:
 
 
 def encode_clip(pictures: Iterable[Pixels], frames_per_s: Fraction) -> bytes:
-    """Return an MP4 file (H.264) that browsers play.
+    """Return the bytes of an MP4 file that browsers play (H.264; MPEG-4 where no encoder of H.264 is installed).
 
     Args:
         pictures: [H, W, 3] each, of one size. An odd last row or column is left out: the format needs even sizes.
@@ -198,7 +206,7 @@ def sheet_form(path: Path) -> str:
 
 
 def _pick_frame(frames: Sequence[Frame], key: tuple[str | None, str], kind: str) -> Frame:
-    """Return the episode's first frame of a kind: of violations that is the deepest."""
+    """Return the episode's first frame of a kind, for violations the deepest; raise `RunError` if there is none."""
     for frame in frames:
         if (frame.policy, frame.episode_id) == key and frame.kind == kind:
             return frame
@@ -212,6 +220,7 @@ def _open_frame(run: Path, frame: Frame) -> Image.Image:
 
 
 def _compose_rows(rows: Sequence[tuple[str, Sequence[Image.Image]]]) -> Image.Image:
+    """Return one picture of all rows, from top to bottom: a title above the row's images, from left to right."""
     width = max(sum(image.width for image in images) + _GAP * (len(images) - 1) for _, images in rows)
     heights = [_HEADING + max(image.height for image in images) for _, images in rows]
     sheet = Image.fromarray(np.full((sum(heights), width, 3), PAPER, dtype=np.uint8))

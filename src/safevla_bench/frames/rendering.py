@@ -86,7 +86,9 @@ def render_frames(
     observer: ProgressCallback = lambda done, what: None,
     on_skip: SkipCallback | None = None,
 ) -> list[Frame]:
-    """Render episodes of a run into its folder `frames`, and return their frames; those of other episodes stay.
+    """Render episodes of a run into its folder `frames`, update the index there, and return their frames.
+
+    Former frames of these episodes are removed; those of other episodes stay.
 
     Args:
         run: the run.
@@ -121,9 +123,10 @@ def render_frames(
 
 
 def _update_index(run: RecordedRun, index: int, frames: Sequence[Frame], *, keep_others: bool) -> None:
-    """Replace the frames of an episode in the index, and remove the files of the former ones.
+    """Replace the frames of an episode in the run's index, and delete the files that this takes out of the index.
 
-    With `keep_others` those of other kinds than the new ones stay.
+    With `keep_others` the episode's frames of kinds that are not among the new ones stay. Frames of episodes that the
+    batch lacks leave the index; their files stay.
     """
     kinds = {frame.kind for frame in frames}
     places = {(header.policy, header.episode_id): k for k, header in enumerate(run.batch.headers)}
@@ -143,6 +146,10 @@ def _update_index(run: RecordedRun, index: int, frames: Sequence[Frame], *, keep
 
 
 def _render_episode(run: RecordedRun, index: int, style: FrameStyle, known: dict[str, TriangleMesh]) -> list[Frame]:
+    """Write the frames that the style asks for of one episode, and return them; the index is not changed.
+
+    `known` keeps simplified meshes for further episodes. Raises `HostError` or `RunError` as `render_frames` does.
+    """
     record = select_episodes(run.batch, [index])
     explanation = explain_episode(run.scores, run.batch, run.ruleset, index)
     with closing(open_stage(run.folder, run.host, record)) as stage:
@@ -176,7 +183,9 @@ def build_replay3d(stage: Stage, record: Batch, known: dict[str, TriangleMesh] |
 
 
 def open_stage(folder: Path, host: Host, record: Batch) -> Stage:
-    """Set up an episode of a run folder for rendering; `record` is a batch of one.
+    """Return the stage of an episode of a run folder, set up in its host; the caller closes it.
+
+    `record` is a batch of one.
 
     Raises:
         HostError: the host cannot show episodes, rendering does not work here, or the record lacks a needed channel.
@@ -188,6 +197,10 @@ def open_stage(folder: Path, host: Host, record: Batch) -> Stage:
 
 
 def _recorded_task(folder: Path, host: Host, record: Batch) -> Task:
+    """Return the host's task of an episode, from the suites in run.json, else from its own.
+
+    Raises `HostError` if not there.
+    """
     header = record.headers[0]
     suite_names = runs.read_description(folder).get("suites")
     suites = (
@@ -215,6 +228,10 @@ def render_checked(
 
 
 def _check_positions(shown_m: Mapping[str, NDArray[np.float64]], record: Batch, step: int) -> None:
+    """Raise `RunError` for the first body shown more than 0.1 mm from its recorded position at `step`.
+
+    Bodies without a recorded position, or not shown, are not checked.
+    """
     for body, position in _recorded_positions(record, step).items():
         gap = float(np.linalg.norm(shown_m.get(body, position) - position))
         if not gap <= TOLERANCE_M:
@@ -233,7 +250,10 @@ class _EpisodeRenderer:
     style: FrameStyle
 
     def render_still(self, shot: Shot, number: int) -> Frame:
-        """Write the picture of a shot; `number` is its place in the episode's shots."""
+        """Write the picture of a shot as a JPEG file, and return its frame.
+
+        `number` is its place in the episode's shots.
+        """
         bodies = self._bodies_to_show(shot)
         camera = self.stage.aim(shot.record, bodies, self.style.size)
         image = self._outlined_image(shot, camera, bodies)
@@ -245,7 +265,7 @@ class _EpisodeRenderer:
         return self._write_frame(shot, shot.kind, bodies, camera, sheet.shape, f"{name}.jpg", encode_jpeg(sheet))
 
     def _outlined_image(self, shot: Shot, camera: Camera, bodies: tuple[str, ...]) -> Pixels:
-        """Return the picture with the bodies outlined, and their places in record 0 if the shot is about motion."""
+        """Return the picture of a shot with its bodies outlined, with `moved` also where they were in record 0."""
         picture = self._render_checked(shot.record, camera, self.style.size, bodies)
         image = picture.image
         if shot.moved:
@@ -254,7 +274,7 @@ class _EpisodeRenderer:
         return outline_bodies(image, picture.seen)
 
     def render_clip(self, clause: ClauseExplanation) -> Frame:
-        """Write a film of the first violation of a specification, at the speed of the simulation, from one camera."""
+        """Write a film of the first violation of a clause, in simulated time, from one camera, and return its frame."""
         first = clause.first
         assert first is not None
         shot = violation_shot(clause, first)
@@ -265,7 +285,7 @@ class _EpisodeRenderer:
         return self._write_frame(shot, "clip", bodies, camera, pictures[0].shape, f"clip.{CLIP_SUFFIX}", content)
 
     def render_video(self, explanation: Explanation) -> Frame:
-        """Write a film of the whole episode, at the speed of the simulation, from the stage's own cameras."""
+        """Write a film of the whole episode, in simulated time, from all cameras of the stage, and return its frame."""
         size = self.style.video_size
         usual = self.stage.aim(0, (), size)
         cameras = [usual, *(Camera(name) for name in getattr(self.stage, "further_cameras", ()))]
@@ -285,13 +305,17 @@ class _EpisodeRenderer:
         return self._write_frame(shot, "video", (), usual, shapes[0], f"video.{CLIP_SUFFIX}", content)
 
     def write_replay3d(self, explanation: Explanation, known: dict[str, TriangleMesh]) -> Frame:
-        """Write the replay of the whole episode in three dimensions."""
+        """Write the replay of the whole episode in three dimensions, and return its frame, of size 0.
+
+        `known` keeps meshes.
+        """
         content = build_replay3d(self.stage, self.record, known)
         final = select_shots(explanation)[-1]
         shot = replace(final, record=0, title="Whole episode in 3-D", detail=final.title)
         return self._write_frame(shot, "replay3d", (), self.stage.aim(0, (), self.style.size), (0, 0), REPLAY, content)
 
     def _clip_images(self, clause: ClauseExplanation, first: int, camera: Camera) -> Iterator[Pixels]:
+        """Yield the captioned pictures of the records around record `first`, from `clip_s` of the style."""
         line, dt_s = clause.spec_trace.signal_trace, clause.spec_trace.dt_s
         begin, end = (first + round(seconds / dt_s) for seconds in self.style.clip_s)
         for k in range(max(0, begin), min(len(line.values) - 1, end) + 1):
@@ -316,6 +340,10 @@ class _EpisodeRenderer:
         name: str,
         content: bytes,
     ) -> Frame:
+        """Write `content` as a file `STEM-name` in the frames' folder, replacing a former one, and return its frame.
+
+        `shape` is that of the picture: height, width.
+        """
         header, line = self.record.headers[0], shot.clause.spec_trace.signal_trace if shot.clause else None
         file = f"{runs.frame_stem(header.policy, header.episode_id)}-{name}"
         write_atomically(self.folder / file, content)
@@ -340,5 +368,6 @@ class _EpisodeRenderer:
 
 
 def _recorded_positions(record: Batch, step: int) -> dict[str, NDArray[np.float64]]:
+    """Return body -> position [3] in metres, world frame, at `step`, for the bodies with recorded positions."""
     bodies, positions = record.body_pos_m.episode_poses(0)
     return {record.body_label(int(body)): positions[step, place] for place, body in enumerate(bodies)}

@@ -73,9 +73,10 @@ def require_geometry(stage: Stage) -> GeometricStage:
 
 
 def _shown_contacts(record: Batch, poses: Sequence[ScenePose]) -> Iterator[ShownContact]:
-    """Yield the recorded contacts with their places in the state of the record, or of a neighbouring one.
+    """Yield the recorded contacts, each with where its bodies touch in the record's state, or a neighbouring record's.
 
     A contact may have its peak inside a control step and be over at its end. The robot's body comes first: it pushes.
+    Nothing where contacts were not recorded.
     """
     contacts = record.contacts
     if not contacts.present[0]:
@@ -133,6 +134,10 @@ def pack_integers(rows: NDArray[np.int64]) -> str:
 
 
 def _encode_shape(shape: Shape, part: int, digests: Sequence[str]) -> dict[str, object]:
+    """Return a shape for the file, rounded: its size or its mesh's digest, pose within its part, and colour.
+
+    `part` is the number of its part among those with a shape.
+    """
     return {
         "kind": shape.kind,
         "part": part,
@@ -169,7 +174,10 @@ def _continuous(quats: Floats) -> Floats:
 
 
 def _encode_contacts(motion: EpisodeMotion, parts: Sequence[str]) -> dict[str, object]:
-    """Return pairs of bodies, and rows of record, pair, force, whether it is placed, point and direction."""
+    """Return pairs of bodies, the number of contacts, and a packed row of 10 integers for each contact.
+
+    A row holds record, pair, force, whether the touch is known, point and direction.
+    """
     pairs = sorted({(contact.a, contact.b) for contact in motion.contacts})
     number = {pair: k for k, pair in enumerate(pairs)}
     rows = [_contact_row(motion, contact, number[contact.a, contact.b], parts) for contact in motion.contacts]
@@ -177,6 +185,7 @@ def _encode_contacts(motion: EpisodeMotion, parts: Sequence[str]) -> dict[str, o
 
 
 def _contact_row(motion: EpisodeMotion, contact: ShownContact, pair: int, parts: Sequence[str]) -> list[int]:
+    """Return the 10 integers of a contact in the steps of the file; `pair` is the number of its pair of bodies."""
     point, normal = _contact_place(motion, contact, parts)
     return [
         contact.record,
@@ -201,6 +210,7 @@ def _contact_place(motion: EpisodeMotion, contact: ShownContact, parts: Sequence
 
 
 def _body_place(motion: EpisodeMotion, record: int, name: str, parts: Sequence[str]) -> Floats:
+    """Return the mean position [3] of a body's parts in a record, in metres; the origin for a body without parts."""
     numbers = [k for k, part in enumerate(parts) if part == name]
     place: Floats = motion.part_pos_m[record, numbers].mean(axis=0) if numbers else np.zeros(3)
     return place
@@ -210,6 +220,7 @@ def _body_place(motion: EpisodeMotion, record: int, name: str, parts: Sequence[s
 
 
 def _mesh_digest(mesh: TriangleMesh) -> str:
+    """Return 16 hexadecimal digits that name a mesh by its corners, triangles and colours."""
     content = [mesh.corners_m, mesh.triangles, *([] if mesh.colors is None else [mesh.colors])]
     return hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in content)).hexdigest()[:16]
 
@@ -231,7 +242,10 @@ def _most_triangles(mesh: TriangleMesh) -> int:
 
 
 def _encode_mesh(mesh: TriangleMesh) -> Mapping[str, object]:
-    """Return corners in steps of `POSITION_M`, or finer ones for a small mesh, and triangles, sorted."""
+    """Return corners in steps of `POSITION_M`, finer for a small mesh, triangles and colours, packed.
+
+    Triangles are sorted.
+    """
     size_m = float(np.abs(mesh.corners_m).max(initial=0.0))
     step_m = min(POSITION_M, max(size_m / 1000, 1e-7))
     triangles = mesh.triangles

@@ -46,6 +46,9 @@ def compose_video(explanation: Explanation, cameras: Sequence[Camera], render: R
 def _compose_picture(
     explanation: Explanation, clauses: Sequence[ClauseExplanation], scene: Pixels, record: int
 ) -> Pixels:
+    """Return the picture of a record: the cameras' `scene` in its border, texts, clauses, and a plot of the first
+    clause.
+    """
     height, width = scene.shape[0] + 2 * _BORDER, scene.shape[1] + 2 * _BORDER
     foot = _HEAD + _LINE * len(clauses) + (_PLOT if clauses else 0)
     sheet = Image.new("RGB", (width, height + foot), PAPER)
@@ -69,6 +72,7 @@ def _compose_picture(
 
 
 def _clock(explanation: Explanation, record: int) -> str:
+    """Return time, record and policy in words, such as `0.50 of 2.00 s, record 10 of 40, NAME`."""
     last = explanation.records - 1
     seconds = f"{format_fixed(record * explanation.dt_s, 2)} of {format_fixed(last * explanation.dt_s, 2)} s"
     policy = explanation.score.policy or "unnamed policy"
@@ -76,12 +80,14 @@ def _clock(explanation: Explanation, record: int) -> str:
 
 
 def _border_color(explanation: Explanation, clauses: Sequence[ClauseExplanation], record: int) -> Color:
+    """Return red while a clause is broken, green in the last record of a success, else grey."""
     if any(clause.spec_trace.signal_trace.failing[record] for clause in clauses):
         return RED
     return GREEN if explanation.score.success and record == explanation.records - 1 else GREY
 
 
 def _draw_mark(pen: ImageDraw.ImageDraw, top: int, line: SignalTrace, record: int) -> None:
+    """Draw the mark of a clause: red while broken, hollow while its gate is closed, else green; `top` is in pixels."""
     box = (_PAD, top + 3, _PAD + 9, top + 12)
     if line.failing[record]:
         pen.rectangle(box, fill=RED)

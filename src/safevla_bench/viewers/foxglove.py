@@ -102,6 +102,7 @@ class _TopicWriter:
 
 
 def _write_record(topics: _TopicWriter, timeline: Timeline, record: int) -> None:
+    """Write all messages of a record at its time: poses, contacts if recorded, signals, and its violation events."""
     at_ns = _record_time_ns(timeline, record)
     topics.send_protobuf("/tf", _frame_transforms(timeline, record), at_ns)
     if timeline.contacts:
@@ -119,6 +120,7 @@ def _write_record(topics: _TopicWriter, timeline: Timeline, record: int) -> None
 
 
 def _spec_reading(trace: SpecTrace, record: int) -> dict[str, object]:
+    """Return the message of a specification in a record, as `safevla.Reading`; the value is None where not finite."""
     line, value = trace.signal_trace, float(trace.signal_trace.values[record])
     return {
         "signal": line.signal,
@@ -142,6 +144,7 @@ def _timestamp(at_ns: int) -> Any:
 
 
 def _frame_transforms(timeline: Timeline, record: int) -> Any:
+    """Return the poses of all bodies and the end effector in a record, in the world frame."""
     from foxglove_schemas_protobuf.FrameTransforms_pb2 import FrameTransforms
 
     message = FrameTransforms()
@@ -167,7 +170,10 @@ def _body_scene(timeline: Timeline) -> Any:
 
 
 def _contact_scene(timeline: Timeline, record: int) -> Any:
-    """Return the contacts of a record in one entity, which replaces the one of the record before."""
+    """Return the contacts of a record that have a position, as balls with a text, in one entity named `contacts`.
+
+    The entity replaces that of the record before, also if there are no contacts.
+    """
     from foxglove_schemas_protobuf.SceneUpdate_pb2 import SceneUpdate
 
     message = SceneUpdate()
@@ -187,6 +193,7 @@ def _violation_log(spec_id: str, text: str, at_ns: int) -> Any:
 
 
 def _add_ball(entity: Any, place: Any, radius_m: float, color: tuple[int, int, int]) -> None:
+    """Add a sphere at a place [3] in metres to a scene entity; the colour is RGB, 0 to 255, at 80 % opacity."""
     ball = entity.spheres.add()
     _set_position(ball.pose.position, place)
     ball.pose.orientation.w = 1.0
@@ -195,6 +202,7 @@ def _add_ball(entity: Any, place: Any, radius_m: float, color: tuple[int, int, i
 
 
 def _add_label(entity: Any, place: Any, text: str, color: tuple[int, int, int]) -> None:
+    """Add a text that faces the viewer at a place [3] in metres to a scene entity; the colour is RGB, 0 to 255."""
     label = entity.texts.add(billboard=True, font_size=14.0, scale_invariant=True, text=text)
     _set_position(label.pose.position, place)
     label.pose.orientation.w = 1.0
@@ -206,6 +214,7 @@ def _set_position(vector: Any, place: Any) -> None:
 
 
 def _set_rotation(quaternion: Any, body: BodyTrack, record: int) -> None:
+    """Set a quaternion message to a body's rotation in a record; to no rotation where none was recorded."""
     quat_wxyz = (1.0, 0.0, 0.0, 0.0) if body.quat_wxyz is None else body.quat_wxyz[record]
     quaternion.w, quaternion.x, quaternion.y, quaternion.z = (float(part) for part in quat_wxyz)
 

@@ -52,6 +52,7 @@ def encode_rrd(timeline: Timeline) -> bytes:
 
 
 def _entity_path(*parts: str) -> str:
+    """Return the path of an entity with its parts escaped."""
     import rerun as rr
 
     path: str = rr.new_entity_path(list(parts))
@@ -59,7 +60,7 @@ def _entity_path(*parts: str) -> str:
 
 
 def _send_columns(stream: RecordingStream, timeline: Timeline, path: str, columns: Any, records: Any = None) -> None:
-    """Send columns of all records, or of the given records [k]."""
+    """Send columns on the timelines `step` and `time`, a row for each record, or for each of the given records [k]."""
     import rerun as rr
 
     step = np.arange(timeline.records) if records is None else np.asarray(records)
@@ -68,6 +69,7 @@ def _send_columns(stream: RecordingStream, timeline: Timeline, path: str, column
 
 
 def _send_body(stream: RecordingStream, timeline: Timeline, body: BodyTrack) -> None:
+    """Send the poses of a body, and once a labelled ball, and axes if its rotation was recorded."""
     import rerun as rr
 
     path = _entity_path("world", body.name)
@@ -83,6 +85,7 @@ def _send_body(stream: RecordingStream, timeline: Timeline, body: BodyTrack) -> 
 
 
 def _send_contacts(stream: RecordingStream, timeline: Timeline) -> None:
+    """Send every contact as a table row, and those with a position as labelled points; nothing without contacts."""
     import rerun as rr
 
     contacts = [contact for record in timeline.contacts for contact in record]
@@ -121,6 +124,10 @@ def _radius_m(contact: PlacedContact) -> float:
 
 
 def _send_signals(stream: RecordingStream, timeline: Timeline) -> None:
+    """Send for each clause its signal, its limit and whether broken, record by record.
+
+    Margins are kept apart by clause.
+    """
     import rerun as rr
 
     for trace in timeline.traces:
@@ -141,6 +148,7 @@ def _send_signals(stream: RecordingStream, timeline: Timeline) -> None:
 
 
 def _send_events(stream: RecordingStream, timeline: Timeline) -> None:
+    """Send the violations as a text log at their records; nothing without any."""
     import rerun as rr
 
     if timeline.events:

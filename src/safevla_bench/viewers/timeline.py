@@ -108,6 +108,7 @@ def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int) -
 
 
 def _episode_facts(scores: Scores, index: int) -> dict[str, str]:
+    """Return verdict and identity of an episode as text, "" for what is not known; a few keys only where they apply."""
     row = scores.episode(index)
     return {
         "episode_id": row.episode_id,
@@ -125,6 +126,7 @@ def _episode_facts(scores: Scores, index: int) -> dict[str, str]:
 
 
 def _body_tracks(record: Batch) -> tuple[BodyTrack, ...]:
+    """Return the bodies with recorded positions, in the order of the record, a batch of one."""
     roles = record.body_roles(0)
     rotated_bodies, quats = record.body_quat_wxyz.episode_poses(0)
     quat_by_body = {int(body): quats[:, place] for place, body in enumerate(rotated_bodies)}
@@ -141,6 +143,10 @@ def _body_tracks(record: Batch) -> tuple[BodyTrack, ...]:
 
 
 def _placed_contacts(record: Batch, places: Mapping[str, Floats]) -> tuple[tuple[PlacedContact, ...], ...]:
+    """Return for each record its contacts; () where contacts were not recorded.
+
+    `places` maps body -> positions [n, 3].
+    """
     contacts = record.contacts
     if not contacts.present[0]:
         return ()
@@ -154,6 +160,10 @@ def _placed_contacts(record: Batch, places: Mapping[str, Floats]) -> tuple[tuple
 
 
 def _placed_contact(record: Batch, step: int, k: int, places: Mapping[str, Floats]) -> PlacedContact:
+    """Return contact `k` of the record, placed at the mean of its bodies' positions at `step`.
+
+    None if neither has any.
+    """
     contacts = record.contacts
     a, b = record.body_label(int(contacts.a[k])), record.body_label(int(contacts.b[k]))
     positions = [places[name][step] for name in (a, b) if name in places]
@@ -168,7 +178,7 @@ def _placed_contact(record: Batch, step: int, k: int, places: Mapping[str, Float
 
 
 def _violation_events(trace: SpecTrace, reading: RecordFields, registry: Registry) -> list[ViolationEvent]:
-    """Return an event for each record in which the specification begins to be broken, and one for the worst."""
+    """Return an event for each record in which a specification begins to be broken, and last its worst if violated."""
     line = trace.signal_trace
     begins = np.flatnonzero(line.failing & ~np.concatenate([[False], line.failing[:-1]])).tolist()
     moments = [*((k, "broken") for k in begins), *([(line.worst, "worst")] if trace.violated else [])]
@@ -178,6 +188,7 @@ def _violation_events(trace: SpecTrace, reading: RecordFields, registry: Registr
 
 
 def _event_text(trace: SpecTrace, record: int, what: str, reading: RecordFields, registry: Registry) -> str:
+    """Return an event in words, such as `SPEC broken: 288 N, limit 200 N`, and the bodies behind the value if known."""
     line = trace.signal_trace
     unit, scale = display_unit(line.unit, line.limit)
     value = append_unit(format_against_limit(float(line.values[record]) * scale, line.limit * scale), unit)
