@@ -41,11 +41,11 @@ class LiberoHost:
     name = "libero"
 
     def suites(self) -> tuple[str, ...]:
-        """The suites' benchmark names."""
+        """Return the suites' benchmark names."""
         return tuple(ALL_SUITES)
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
-        """The suite's tasks in LIBERO's order; `libero-long` is `libero-10`, `libero_goal` is `libero-goal`.
+        """Return the suite's tasks in LIBERO's order; `libero-long` is `libero-10`, `libero_goal` is `libero-goal`.
 
         A path in the place of a suite's name is one's own task: a BDDL file, or a folder of them in the order of their
         names. The folder's name is their benchmark's.
@@ -64,10 +64,10 @@ class LiberoHost:
         return libero_tasks.suite_tasks(benchmark)
 
     def make(self, task: Task, wants: Wants) -> LiberoEnv:
-        """An environment of one task; a renderer and its GL context only where a policy wants a camera.
+        """Return a new environment of one task; a renderer and its GL context only where a policy wants a camera.
 
         Raises:
-            HostError: LIBERO cannot be used here, has no such task or camera, or lacks what the task takes.
+            HostError: LIBERO cannot be used here, has no such task, camera or reading, or lacks what the task takes.
         """
         if task.unusable:
             raise HostError(f"{task.benchmark} {task.task_id} cannot be run: {task.unusable}", remedy="Leave it out.")
@@ -91,7 +91,10 @@ class LiberoHost:
             raise
 
     def versions(self) -> dict[str, str]:
-        """Versions of all that a trajectory depends on, by distribution."""
+        """Return the versions of all that a trajectory depends on, by distribution.
+
+        Raises `HostError` without LIBERO.
+        """
         return install.versions()
 
 
@@ -114,6 +117,10 @@ class LiberoEnv(RobosuiteEnv):
     stage_camera = CAMERAS[0]
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
+        """Load the task's initial states and make LIBERO's environment.
+
+        The first six bounds are infinite for absolute poses.
+        """
         super().__init__(task, wants, len(STILL))
         if wants.absolute:
             self.action_low[:6], self.action_high[:6] = -np.inf, np.inf
@@ -188,6 +195,10 @@ class LiberoEnv(RobosuiteEnv):
             self._env.close()
 
     def _initial_state(self, index: int) -> Floats | None:
+        """Return the flat state of an initial state; None where the task has none.
+
+        Raises `HostError` for another index.
+        """
         if self._init_states is None:
             return None
         count = len(self._init_states)
@@ -211,6 +222,7 @@ class LiberoEnv(RobosuiteEnv):
         return read_scene(self._env.env)
 
     def _view_privileged(self, scene: Scene) -> ScenePrivileged:
+        """Return a reader with the joints of all fixtures and the regions of LIBERO's domain."""
         domain = self._env.env
         model, data = domain.sim.model._model, domain.sim.data._data
         joints = [joint for fixture in domain.fixtures_dict.values() for joint in fixture.joints]
@@ -218,9 +230,14 @@ class LiberoEnv(RobosuiteEnv):
         return ScenePrivileged(model, data, scene, goal_predicates(domain), joints, sites)
 
     def _extra_fields(self) -> dict[str, object]:
+        """Return the mark of absolute actions where poses are wanted, else {}."""
         return mark_absolute({}) if self._wants.absolute else {}
 
     def _build_header(self, recorder: Recorder) -> dict[str, object]:
+        """Return the header with the success of the present moment.
+
+        No index where the episode began at a recorded state.
+        """
         assert self._seed is not None
         is_replayed = self._seed.recorded is not None and self._seed.recorded.state is not None
         return build_header(

@@ -42,7 +42,10 @@ def versions() -> dict[str, str]:
 
 
 def require() -> None:
-    """Raise `HostError` with the remedy unless the right LIBERO is installed here; imports nothing."""
+    """Raise `HostError` with the remedy unless LIBERO is installed here, with a robosuite that fits.
+
+    Imports nothing.
+    """
     try:
         installed = {name: importlib.metadata.version(name) for name in (DISTRIBUTION, "robosuite", "mujoco")}
     except importlib.metadata.PackageNotFoundError as error:
@@ -105,7 +108,7 @@ def find_missing_asset(kind: str) -> str | None:
 
 
 def forward_as_rendered(domain: BDDLBaseDomain) -> None:
-    """Make each reset compute the forward dynamics once more, as it does where robosuite renders.
+    """Make each reset of `domain` compute the forward dynamics once more, as it does where robosuite renders.
 
     robosuite 1.4's `MjRenderContext` calls `sim.forward()` when a reset makes it (`utils/binding_utils.py`). Under
     MuJoCo 3.2.3 that moves the solver's warm start, and record 0 by 1e-14. Policies see images, and so does everybody
@@ -121,6 +124,10 @@ def forward_as_rendered(domain: BDDLBaseDomain) -> None:
 
 
 def _import_control_env() -> type[ControlEnv]:
+    """Import LIBERO and return its class of environments; keeps talk of macro files from robosuite's log.
+
+    Raises `HostError` where a shared library or a package is missing, or the graphics are not there.
+    """
     _require_libraries()
     logging.getLogger("robosuite_logs").addFilter(_is_not_about_macros)
     try:
@@ -139,6 +146,7 @@ def _is_not_about_macros(record: logging.LogRecord) -> bool:
 
 
 def _require_libraries() -> None:
+    """Raise `HostError` where a shared library that LIBERO's imports need cannot be loaded; passes unless on Linux."""
     if sys.platform != "linux":
         return
     for library, package in _LIBRARIES:
@@ -159,6 +167,7 @@ class KeptScene:
     """
 
     def __init__(self, domain: BDDLBaseDomain) -> None:
+        """Put itself in the place of the domain's `_initialize_sim`, from its next reset on."""
         self._domain = domain
         self._compile = domain._initialize_sim
         self._xml = domain.model.get_xml()
@@ -191,7 +200,10 @@ class KeptScene:
         self._model, self._renderer, self._compiled = None, None, {}
 
     def _initialize_sim(self, xml_string: str | None = None) -> None:
-        """Stand in for robosuite's `MujocoEnv._initialize_sim`, environments/base.py of 1.4.0."""
+        """Stand in for robosuite's `MujocoEnv._initialize_sim`, environments/base.py of 1.4.0.
+
+        Compiles the XML at the first call and where it differs from before; else puts the compiled model back.
+        """
         domain = self._domain
         xml = xml_string or domain.model.get_xml()
         if xml != self._xml:
@@ -206,6 +218,7 @@ class KeptScene:
             _move_renderer(self._renderer, domain.sim)
 
     def _restore_model(self) -> None:
+        """Put the kept model back to what was compiled, and give the domain a new simulation of it at time 0."""
         from robosuite.utils.binding_utils import MjSim
 
         for name, array in _model_arrays(self._model):
@@ -230,7 +243,10 @@ def _model_arrays(model: Any) -> Iterator[tuple[str, NDArray[np.generic]]]:
 
 
 def _move_renderer(renderer: Any, sim: Any) -> None:
-    """Have robosuite's renderer show another simulation of the same model; what it has uploaded stays."""
+    """Have robosuite's renderer show another simulation of the same model; what it has uploaded stays.
+
+    Makes its GL context the current one and computes the forward dynamics of `sim`.
+    """
     import mujoco
 
     renderer.gl_ctx.make_current()

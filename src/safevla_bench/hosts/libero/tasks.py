@@ -60,6 +60,10 @@ def suite_tasks(benchmark: str) -> tuple[Task, ...]:
 
 
 def _read_suite_task(benchmark: str, index: int, entry: LiberoTask) -> Task:
+    """Return a suite's task with its count of initial states; reads both files.
+
+    Reworded suites take the file's language.
+    """
     file = installed_folder("bddl_files") / str(entry.problem_folder) / str(entry.bddl_file)
     instruction = bddl.read_bddl(file).language if is_reworded(benchmark) else entry.language
     return Task(benchmark, f"task_{index}", index, entry.name, instruction, STILL, len(_load_suite_states(entry)))
@@ -104,7 +108,10 @@ def list_bddl_files(path: Path) -> list[Path]:
 
 
 def name_task(path: Path) -> tuple[str, str]:
-    """Return benchmark and task id of a BDDL file's episodes; without LIBERO it can only be one's own."""
+    """Return benchmark and task id of a BDDL file's episodes: a suite's where the file is a suite's, else its own.
+
+    Without LIBERO the file counts as one's own.
+    """
     try:
         install.require()
     except HostError:
@@ -114,6 +121,11 @@ def name_task(path: Path) -> tuple[str, str]:
 
 
 def _read_own_task(path: Path, index: int) -> Task:
+    """Return the task of a BDDL file of one's own.
+
+    `unusable` says why it cannot be run, and nothing is raised for the file. Raises `HostError` where LIBERO cannot be
+    imported to look for missing assets.
+    """
     benchmark, task_id = name_own_task(path)
     try:
         problem, states = bddl.read_bddl(path), read_own_states(path)
@@ -148,7 +160,7 @@ def _suite_entry(task: Task) -> LiberoTask:
 
 
 def bddl_file(task: Task) -> Path:
-    """Return the file that describes the task."""
+    """Return the file that describes the task; raises `HostError` where LIBERO has no such task."""
     if task.name.endswith(SUFFIX):
         return Path(task.name)
     entry = _suite_entry(task)
@@ -156,11 +168,15 @@ def bddl_file(task: Task) -> Path:
 
 
 def load_init_states(task: Task) -> Floats | None:
-    """Return flat simulator states [count, 1 + nq + nv]; None if the task has none and is placed by chance."""
+    """Return flat simulator states [count, 1 + nq + nv]; None if the task has none and is placed by chance.
+
+    Raises `HostError` where LIBERO has no such task.
+    """
     return read_own_states(Path(task.name)) if task.name.endswith(SUFFIX) else _load_suite_states(_suite_entry(task))
 
 
 def _load_suite_states(entry: LiberoTask) -> Floats:
+    """Return the initial states that LIBERO ships for a suite's task, [count, 1 + nq + nv]; imports LIBERO."""
     from libero.libero.benchmark import load_initial_states
 
     states: Floats = load_initial_states(
@@ -181,7 +197,9 @@ _LIMIT = 0.93
 
 
 def starting_state(domain: BDDLBaseDomain, recorded: RecordedEpisode) -> Floats:
-    """Return the recorded state, with the recorded poses of fixtures put into the model that has just been reset.
+    """Return the recorded state, [1 + nq + nv], and put the recorded poses of fixtures into the model just reset.
+
+    Fixtures that the record does not name stay where the reset drew them.
 
     Raises:
         HostError: the state is not one of this model.

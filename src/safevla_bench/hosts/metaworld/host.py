@@ -53,7 +53,7 @@ class MetaworldHost:
     name = "metaworld"
 
     def suites(self) -> tuple[str, ...]:
-        """Return the suites' names: Meta-World's multi-task lists and the two halves of its meta-learning ones."""
+        """Return the suites' names: Meta-World's multi-task lists, and the halves of its meta-learning lists."""
         return tasks.suites()
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
@@ -61,10 +61,10 @@ class MetaworldHost:
         return tasks.suite_tasks(suite)
 
     def make(self, task: Task, wants: Wants) -> MetaworldEnv:
-        """Make the environment of one task.
+        """Return a new environment of one task, not reset yet.
 
         Raises:
-            HostError: Meta-World is missing, or it has no such task, camera or further reading.
+            HostError: Meta-World is missing or has no such task, camera or further reading, or the policy gives poses.
         """
         unknown = sorted(set(wants.cameras) - set(CAMERAS))
         if unknown:
@@ -105,6 +105,10 @@ class MetaworldEnv:
     """
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
+        """Make Meta-World's environment; nothing is recorded and no renderer is made before the first reset.
+
+        Raises `HostError` where Meta-World has no such task or cannot be imported.
+        """
         self.task, self._wants, self._versions = task, wants, versions
         self._rules = tasks.metaworld_task(task.name)
         self.action_low, self.action_high = np.full(4, -1.0), np.full(4, 1.0)
@@ -141,6 +145,10 @@ class MetaworldEnv:
         return self._observe(vector)
 
     def _settle(self, seed: EpisodeSeed, vector: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Make the settling steps that `seed` asks for, by its `wait_action` or the still action, and set the success.
+
+        Returns Meta-World's observation [39] after them, which is `vector` where there are none.
+        """
         env = self._env
         still = np.array(seed.wait_action or tasks.STILL)
         objects = read_scene(env.model, self._rules).objects
@@ -150,6 +158,7 @@ class MetaworldEnv:
         return vector
 
     def _start_recording(self, seed: EpisodeSeed) -> None:
+        """Attach a recorder to the simulation, which takes record 0; logs a warning where an object still moves."""
         env, self._seed = self._env, seed
         scene = read_scene(env.model, self._rules)
         warn_if_moving(env.model, env.data, scene.objects, self.task.task_id)
@@ -162,6 +171,7 @@ class MetaworldEnv:
         self._recorder = recorder
 
     def _stop_recording(self) -> None:
+        """Take the recorder's hooks off the simulation and drop the recorder; nothing where there is none."""
         if self._recorder is not None:
             for undo in reversed(self._undo):
                 undo()
@@ -189,12 +199,12 @@ class MetaworldEnv:
         self._renders_next = wanted
 
     def recorded(self) -> Batch:
-        """Return the episode so far as a validated batch of one."""
+        """Return the episode so far as a validated batch of one; raises `HostError` before a reset."""
         recorder = self._require_recorder()
         return from_recording(recorder.build_recording(self._build_header(recorder)))
 
     def latest(self) -> Batch:
-        """Return the newest record alone, as a validated batch of one record."""
+        """Return the newest record alone, as a validated batch of one record; raises `HostError` before a reset."""
         recorder = self._require_recorder()
         return from_recording(recorder.latest_record(self._build_header(recorder)))
 
@@ -218,11 +228,16 @@ class MetaworldEnv:
         self._env.close()
 
     def _require_recorder(self) -> Recorder:
+        """Return the recorder; raises `HostError` where no episode has begun."""
         if self._recorder is None:
             raise HostError("no episode has begun", remedy="Call reset first.")
         return self._recorder
 
     def _build_header(self, recorder: Recorder) -> dict[str, object]:
+        """Return the header with the success of the present moment.
+
+        The target object is the first of the task's, or None.
+        """
         assert self._seed is not None
         return episode_header(
             self.task,
@@ -236,6 +251,7 @@ class MetaworldEnv:
         )
 
     def _observe(self, vector: NDArray[np.float64]) -> Observation:
+        """Return the observation; `vector` is Meta-World's own [39]. Takes back what `render_next` said."""
         import mujoco
 
         data = self._env.data
@@ -255,18 +271,23 @@ class MetaworldEnv:
         )
 
     def _read_images(self, renders: bool) -> Mapping[str, NDArray[np.uint8]]:
+        """Render the wanted cameras, uint8 [H, W, 3] each, upright; `UnrenderedImages` unless `renders`."""
         if not renders:
             return UnrenderedImages(self._wants.cameras)
         return {camera: self._look(camera).image(self._wants.image_size) for camera in self._wants.cameras}
 
     def _read_extras(self, own: Mapping[str, Reading], renders: bool) -> Mapping[str, Reading]:
-        """Return Meta-World's own readings, and those of cameras that are asked for."""
+        """Return the readings `own` and those that the policy asks for.
+
+        Without `renders`, reading a depth is an error.
+        """
         unrendered = [] if renders else [name for name in self._wants.extra if name.startswith(f"{DEPTH}/")]
         of_cameras = [name for name in self._wants.extra if name not in (*own, *unrendered)]
         asked = {name: self._read_camera(name) for name in of_cameras}
         return PartialReadings({**own, **asked}, unrendered) if unrendered else {**own, **asked}
 
     def _read_camera(self, name: str) -> Reading:
+        """Return the reading `KIND/CAMERA`: depth [H, W] in m, rendered for it, or one of the camera's matrices."""
         kind, _, camera = name.partition("/")
         size, is_turned = self._wants.image_size, camera in _APPEARANCE.turned
         if kind == DEPTH:
@@ -274,6 +295,7 @@ class MetaworldEnv:
         return camera_matrices(self._env.model, self._env.data, camera, size, is_turned=is_turned)[MATRICES.index(kind)]
 
     def _look(self, camera: str) -> Renderer:
+        """Return the renderer, made at the first call, with a camera's present view in it."""
         if self._renderer is None:
             self._renderer = Renderer(self._env.model, self._wants.image_size, _APPEARANCE)
         self._renderer.look(self._env.data, Camera(camera))

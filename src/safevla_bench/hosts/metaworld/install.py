@@ -48,9 +48,9 @@ def import_metaworld() -> Any:
 
 
 def make_env(name: str) -> SawyerXYZEnv:
-    """Return Meta-World's environment of a task, without a renderer.
+    """Return Meta-World's environment of a task, without a renderer and without a limit on its steps.
 
-    It counts its steps and refuses the one after its horizon; here the loop counts.
+    Meta-World's own environment refuses the step after its horizon; here the rollout counts.
     """
     env = import_metaworld().env_dict.ALL_V3_ENVIRONMENTS[name]()
     env.max_path_length = 2**31
@@ -59,5 +59,8 @@ def make_env(name: str) -> SawyerXYZEnv:
 
 @lru_cache(maxsize=64)
 def draw_goals(name: str, seed: int) -> tuple[Any, ...]:
-    """Return Meta-World's own tasks, fifty goals and places of things, as `metaworld.MT1(name, seed)` draws them."""
+    """Return Meta-World's own tasks, fifty goals and places of things, as `metaworld.MT1(name, seed)` draws them.
+
+    The last 64 draws are kept.
+    """
     return tuple(import_metaworld().MT1(name, seed=seed).train_tasks)

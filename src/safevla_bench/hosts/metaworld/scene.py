@@ -61,10 +61,12 @@ def _body_names(model: mujoco.MjModel) -> tuple[str, ...]:
 
 
 def _is_free(model: mujoco.MjModel, body: int) -> bool:
+    """Return whether a body's first joint is free; for bodies that have a joint only."""
     return int(model.jnt_type[model.body_jntadr[body]]) == _FREE
 
 
 def _finger_geoms(model: mujoco.MjModel, bodies: tuple[str, ...]) -> tuple[int, ...]:
+    """Return the ids of the colliding geoms of some bodies."""
     inside = np.isin(model.geom_bodyid, [int(model.body(name).id) for name in bodies])
     return tuple(int(geom) for geom in np.flatnonzero(inside & (model.geom_contype > 0)))
 

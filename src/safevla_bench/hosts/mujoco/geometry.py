@@ -42,6 +42,7 @@ def extract_geometry(
 
 
 def _viewpoint(model: mujoco.MjModel, data: mujoco.MjData, camera: str) -> Viewpoint:
+    """Return where one of the model's cameras is and looks in `data`, with its vertical field of view in degrees."""
     import mujoco
 
     number, quat = model.camera(camera).id, np.empty(4)
@@ -52,7 +53,10 @@ def _viewpoint(model: mujoco.MjModel, data: mujoco.MjData, camera: str) -> Viewp
 def _visible_shapes(
     model: mujoco.MjModel, appearance: Appearance, meshes: dict[tuple[int, int], TriangleMesh]
 ) -> Iterator[Shape]:
-    """Yield the visible shapes; a mesh is added to `meshes` when the first shape has it."""
+    """Yield the shapes of visible geoms, then sites; a mesh is added to `meshes` when the first shape has it.
+
+    `meshes` goes by mesh and texture. Without a colour of its own a mesh is tinted by its texture's mean.
+    """
     for geom in np.flatnonzero(np.isin(model.geom_group, list(appearance.groups))):
         kind = _kind_of(model.geom_type[geom])
         rgba, texture = _surface(model, int(model.geom_matid[geom]), model.geom_rgba[geom])
@@ -99,6 +103,10 @@ def _shape(
     rgba: Floats,
     mesh: int | None,
 ) -> Shape:
+    """Return a shape; sides of 0 of a plane are without end, 10 m here.
+
+    `where` is body, position in m, quaternion wxyz.
+    """
     sizes = np.where((size == 0) & (kind == "plane"), _ENDLESS_M, size)
     part, pos_m, quat_wxyz = where
     return Shape(kind, part, _three(sizes), pos_m, quat_wxyz, _four(np.clip(rgba, 0.0, 1.0)), mesh)
@@ -131,6 +139,7 @@ def _mean_color(model: mujoco.MjModel, texture: int) -> Floats:
 
 
 def _mesh(model: mujoco.MjModel, mesh: int, texture: int) -> TriangleMesh:
+    """Return a mesh in its own frame, with colours of corners where it has texture coordinates; texture -1 = none."""
     first, count = int(model.mesh_vertadr[mesh]), int(model.mesh_vertnum[mesh])
     face, faces = int(model.mesh_faceadr[mesh]), int(model.mesh_facenum[mesh])
     corners = model.mesh_vert[first : first + count].astype(np.float64)
@@ -167,6 +176,10 @@ def find_touches(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> tu
 
 
 def _touch(a: str, b: str, found: list[tuple[Floats, Floats]]) -> Touch:
+    """Return one touch of two bodies from its (point, direction) pairs, at least one: mean point, mean direction.
+
+    Where the directions cancel, as in a grasp from both sides, the first one.
+    """
     normal = np.sum([direction for _, direction in found], axis=0)
     length = float(np.linalg.norm(normal))
     # Forces of a grasp from both sides cancel; one of them is shown.

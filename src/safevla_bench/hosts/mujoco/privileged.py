@@ -46,7 +46,10 @@ class ScenePrivileged:
         joints: Sequence[str],
         sites: Mapping[str, Floats],
     ) -> None:
-        """Measure sizes; `joints` are names of fixtures' joints, `sites` views [3] of the places of the goal."""
+        """Measure sizes in the pose of `data`.
+
+        `joints` are names of fixtures' joints, `sites` views [3] of the goal's places.
+        """
         self._data, self._goal, self._movable = data, goal, frozenset(scene.objects)
         self._joints, self._sites = tuple(joints), sites
         self._shapes = measure_shapes(model, data, scene)
@@ -158,7 +161,10 @@ def _half_extents(kind: int, size: Floats, axes: Floats) -> Floats:
 
 
 def _geom_box(model: mujoco.MjModel, geom: int) -> tuple[Floats, Floats]:
-    """Return centre [3] and half extents [3] of a geom along its own axes."""
+    """Return centre [3] and half extents [3], m, of a geom along its own axes.
+
+    A mesh's box need not be about its origin.
+    """
     kind, size = int(model.geom_type[geom]), model.geom_size[geom]
     if kind == _MESH:
         mesh = model.geom_dataid[geom]

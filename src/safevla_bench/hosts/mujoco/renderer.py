@@ -44,7 +44,7 @@ class Renderer:
     """
 
     def __init__(self, model: mujoco.MjModel, size: tuple[int, int], appearance: Appearance = ROBOSUITE) -> None:
-        """Make the context.
+        """Make a context and its buffers for pictures up to `size`; sets the model's offscreen size and shadows.
 
         Raises:
             HostError: nothing can be rendered here.
@@ -67,7 +67,7 @@ class Renderer:
             self._option.sitegroup[:] = 0
 
     def look(self, data: mujoco.MjData, camera: Camera) -> None:
-        """Take in the scene as it stands in `data`, whose kinematics are up to date."""
+        """Take in the scene of `data`, whose kinematics must be up to date, and the camera, for pictures to come."""
         import mujoco
 
         self._turns = camera.lookat_m is None and camera.name in self._turned
@@ -76,11 +76,11 @@ class Renderer:
         mujoco.mjv_updateScene(self._model, data, self._option, None, seen_by, everything, self._scene)
 
     def image(self, size: tuple[int, int]) -> NDArray[np.uint8]:
-        """Return the colours of the last view, uint8 [H, W, 3]."""
+        """Render the colours of the last view, uint8 [H, W, 3], the right way up; `size` is (height, width)."""
         return self._pixels(size)
 
     def bodies(self, size: tuple[int, int]) -> NDArray[np.int64]:
-        """The id of the body that each pixel shows, -1 = none, [H, W]."""
+        """Return the id of the body that each pixel of the last view shows, -1 = none, [H, W]."""
         import mujoco
 
         flags = self._scene.flags
@@ -125,7 +125,7 @@ class Renderer:
 
 
 def mjv_camera(model: mujoco.MjModel, camera: Camera) -> mujoco.MjvCamera:
-    """MuJoCo's own value for a camera."""
+    """Return MuJoCo's own value for a camera: a free camera where it has `lookat_m`, else the model's of its name."""
     import mujoco
 
     made = mujoco.MjvCamera()
@@ -169,6 +169,7 @@ def to_metres(depth_buffer: NDArray[np.float32], model: mujoco.MjModel) -> NDArr
 
 
 def _gl_context(size: tuple[int, int]) -> mujoco.GLContext:
+    """Return an OpenGL context by the backend that MUJOCO_GL names, else EGL; raises `HostError` where it fails."""
     backend = os.environ.get("MUJOCO_GL", "").lower() or "egl"
     height, width = size
     try:

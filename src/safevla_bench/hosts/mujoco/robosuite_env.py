@@ -75,6 +75,7 @@ class RobosuiteEnv(ABC):
     """The camera that shows a recorded episode best."""
 
     def __init__(self, task: Task, wants: Wants, action_size: int) -> None:
+        """Set bounds [A] of ±1; nothing is simulated. Raises `HostError` for a reading that the host has not."""
         check_extra(wants, (*_JOINT_READINGS, *camera_readings(wants.cameras)), task.benchmark)
         self.task = task
         self.action_low, self.action_high = np.full(action_size, -1.0), np.full(action_size, 1.0)
@@ -116,13 +117,16 @@ class RobosuiteEnv(ABC):
         return self._observe(raw), success
 
     def recorded(self) -> Batch:
-        """Return the episode so far as a validated batch of one."""
+        """Return the episode so far as a validated batch of one, with the host's own fields.
+
+        Raises `HostError` before a reset.
+        """
         recorder = self._require_recorder()
         recording = recorder.build_recording(self._build_header(recorder))
         return from_recording(replace(recording, extra=self._extra_fields()))
 
     def latest(self) -> Batch:
-        """Return the newest record alone, as a validated batch of one record."""
+        """Return the newest record alone, as a validated batch of one record; raises `HostError` before a reset."""
         recorder = self._require_recorder()
         return from_recording(recorder.latest_record(self._build_header(recorder)))
 
@@ -166,20 +170,28 @@ class RobosuiteEnv(ABC):
         """Return the header of the running episode, with the success as it stands now."""
 
     def _extra_fields(self) -> dict[str, object]:
-        """Return the host-specific fields of the running episode."""
+        """Return the host-specific fields of the running episode; {} unless a subclass has some."""
         return {}
 
     def _instruction(self) -> str:
+        """Return the instruction of the running episode: the task's, unless a subclass draws one."""
         return self.task.instruction
 
     def _base_pose(self, raw: RawObservation) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
-        """Return position [3] and wxyz quaternion [4] of the base in the world frame, for robots that drive."""
+        """Return position [3] and wxyz quaternion [4] of the base in the world frame.
+
+        None, as here, unless the robot drives.
+        """
         return None
 
     def _settle(
         self, seed: EpisodeSeed, still: Action, raw: RawObservation, success: bool
     ) -> tuple[RawObservation, bool]:
-        """Make the still steps that `seed` asks for, and return what is observed after them, and the success."""
+        """Make the still steps that `seed` asks for; return what is observed after them, and the success.
+
+        Both are `raw` and `success` as given where there are no steps. Cameras render in those steps only that may be
+        the last.
+        """
         simulation, objects = self._simulation(), self._read_scene().objects
         model, data = simulation.model._model, simulation.data._data
         steps = settling_steps(model, data, objects, seed.wait_steps, seed.rest_steps)
@@ -189,7 +201,10 @@ class RobosuiteEnv(ABC):
         return raw, success
 
     def _start_recording(self, seed: EpisodeSeed, *, success: bool) -> None:
-        """Take record 0 of the scene that has settled."""
+        """Attach a recorder to the scene that has settled, which takes record 0, and keep seed and success.
+
+        Measures sizes for privileged state where the policy wants that.
+        """
         self._seed, self._success = seed, success
         scene = self._read_scene()
         simulation = self._simulation()
@@ -197,16 +212,19 @@ class RobosuiteEnv(ABC):
         self._privileged = self._view_privileged(scene) if self._wants.privileged else None
 
     def _stop_recording(self) -> None:
+        """Detach the recorder and drop it with the reader of privileged state; nothing where there is none."""
         if self._detach is not None:
             self._detach()
         self._detach, self._recorder, self._privileged = None, None, None
 
     def _require_recorder(self) -> Recorder:
+        """Return the recorder; raises `HostError` where no episode has begun."""
         if self._recorder is None:
             raise HostError("no episode has begun", remedy="Call reset first.")
         return self._recorder
 
     def _observe(self, raw: RawObservation) -> Observation:
+        """Return robosuite's observation as ours, quaternions with w first; raises what `_read_images` raises."""
         base = self._base_pose(raw)
         return Observation(
             instruction=self._instruction(),
@@ -221,12 +239,14 @@ class RobosuiteEnv(ABC):
         )
 
     def _read_extras(self, raw: RawObservation) -> Mapping[str, Reading]:
+        """Return the readings that the policy asks for; while the gate is closed, reading a depth is an error."""
         depths = [name for name in self._wants.extra if name.startswith(f"{DEPTH}/")]
         unrendered = [] if self._gate.is_open else depths
         made = {name: self._read_extra(name, raw) for name in self._wants.extra if name not in unrendered}
         return PartialReadings(made, unrendered) if unrendered else made
 
     def _read_extra(self, name: str, raw: RawObservation) -> Reading:
+        """Return one reading as float: a joint vector [J], depth [H, W] in m, upright, or a camera's matrix."""
         kind, _, camera = name.partition("/")
         if not camera:
             return np.array(raw[_JOINT_READINGS[name]], dtype=np.float64)
@@ -237,6 +257,10 @@ class RobosuiteEnv(ABC):
         return camera_matrices(model, data, camera, self._wants.image_size)[MATRICES.index(kind)]
 
     def _read_images(self, raw: RawObservation) -> Mapping[str, NDArray[np.uint8]]:
+        """Return copies of the wanted cameras' images, upright; `UnrenderedImages` while the gate is closed.
+
+        Raises `HostError` where no picture was rendered since the gate was opened.
+        """
         if not self._gate.is_open:
             return UnrenderedImages(self._wants.cameras)
         if self._wants.cameras and not self._gate.is_fresh:
@@ -251,14 +275,14 @@ def camera_readings(cameras: Sequence[str]) -> list[str]:
 
 
 def wanted_depths(wants: Wants) -> list[bool]:
-    """Return for each wanted camera whether its depth is wanted too, as robosuite's `camera_depths` has it."""
+    """Return for each wanted camera, in order, whether its depth is wanted too: robosuite's `camera_depths`."""
     return [f"{DEPTH}/{camera}" in wants.extra for camera in wants.cameras]
 
 
 def drawn_reset_seed(seed: EpisodeSeed) -> int:
-    """Return the 32-bit seed of a reset that places everything itself, for each (env_seed, index).
+    """Return the 32-bit seed of a reset that places everything itself, made of `env_seed` and the index.
 
-    Such are episodes that are `drawn`, and tasks without initial states.
+    Such resets are those of episodes that are `drawn`, and of tasks without initial states.
     """
     return int(np.random.SeedSequence([seed.env_seed, seed.init_state_index]).generate_state(1)[0])
 
@@ -269,10 +293,10 @@ def to_wxyz(quat_xyzw: NDArray[np.generic]) -> NDArray[np.float64]:
 
 
 def flat_state(recorded: Sequence[float], size: int) -> Floats:
-    """A recorded flat state as an array, [size].
+    """Return a recorded flat state as an array, [size].
 
     Raises:
-        HostError: it is of another size, so of another scene or version, or not finite.
+        HostError: the state is of another size, so of another scene or version, or not finite.
     """
     state = np.array(recorded, dtype=np.float64)
     if state.shape != (size,):
@@ -292,6 +316,7 @@ def model_coordinates(model: Any, body_name: Sequence[str]) -> tuple[Coordinate,
 
 
 def _joint_coordinates(model: Any, joint: int, body_name: Sequence[str]) -> Iterator[Coordinate]:
+    """Yield the coordinates of one joint: position and rotation of a free joint, one coordinate of any other."""
     first, kind = 1 + int(model.jnt_qposadr[joint]), int(model.jnt_type[joint])
     body = body_name[int(model.jnt_bodyid[joint])]
     name = str(model.joint(joint).name) or body
@@ -322,6 +347,7 @@ class CameraGate:
     """
 
     def __init__(self, size: tuple[int, int]) -> None:
+        """Begin open; `size` is (height, width) of the black picture."""
         self.is_open = True
         self.is_fresh = False
         """Whether a picture was rendered since the gate was last opened."""
@@ -329,18 +355,23 @@ class CameraGate:
         self._blank: Image = np.zeros((*size, 3), dtype=np.uint8)
 
     def set_open(self, wanted: bool) -> None:
-        """Open or close the gate for the samples to come."""
+        """Open or close the gate for the samples to come; `is_fresh` stays true only while the gate stays open."""
         self.is_fresh = self.is_fresh and self.is_open and wanted
         self.is_open = wanted
 
     def install(self, env: Any) -> None:
-        """Wrap the sensors that robosuite's environment makes, in versions 1.4 and 1.5; a second call does nothing."""
+        """Wrap the camera sensors that robosuite's environment makes from its next reset on.
+
+        A second call does nothing. For versions 1.4 and 1.5. Sensors of depth are left as they are: they read what
+        their camera's sensor has left.
+        """
         create = env._create_camera_sensors
         if getattr(create, "gate", None) is self:
             return
 
         @wraps(create)
         def create_gated(*args: Any, **options: Any) -> tuple[list[Sensor], list[str]]:
+            """Return robosuite's camera sensors, those of pictures wrapped, and their names."""
             sensors, names = create(*args, **options)
             # A depth is made with its camera's picture; its own sensor reads what that one has left.
             depths = [name.endswith(f"_{DEPTH}") for name in names]
@@ -351,8 +382,11 @@ class CameraGate:
         env._create_camera_sensors = create_gated
 
     def _wrap_sensor(self, env: Any, sensor: Sensor) -> Sensor:
+        """Return a sensor that gives a black picture while the gate is closed, and else counts and renders."""
+
         @wraps(sensor)  # with robosuite's mark of its modality
         def sample(cache: Mapping[str, Any]) -> Any:
+            """Return the camera's picture; black while the gate is closed, or where robosuite tries the shape."""
             # robosuite tries each new sensor for its shape, with an empty cache; what is observed has the environment's
             if not self.is_open or cache is not env._obs_cache:
                 return self._blank

@@ -19,7 +19,10 @@ _CHATTER = (
 
 
 def env_options(robot: str, wants: Wants) -> dict[str, object]:
-    """Return the options of an environment of one robot under its own controller; it renders what is wanted alone."""
+    """Return the keyword arguments of an environment of one robot under its own controller; imports robosuite.
+
+    Nothing is rendered where no camera is wanted.
+    """
     from robosuite.controllers import load_composite_controller_config
 
     height, width = wants.image_size
@@ -40,9 +43,10 @@ def env_options(robot: str, wants: Wants) -> dict[str, object]:
 
 
 def quieten_log() -> None:
-    """Keep from robosuite's log what no part of this package needs."""
+    """Keep from robosuite's log, from now on, what no part of this package needs."""
     logging.getLogger("robosuite_logs").addFilter(_is_no_chatter)
 
 
 def _is_no_chatter(record: logging.LogRecord) -> bool:
+    """Return whether a log record does not begin with one of the texts of `_CHATTER`."""
     return not record.getMessage().startswith(_CHATTER)

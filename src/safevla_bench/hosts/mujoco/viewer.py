@@ -62,7 +62,10 @@ class MujocoStage:
         observe: Callable[[Floats, Floats], Observation] | None = None,
         appearance: Appearance = ROBOSUITE,
     ) -> None:
-        """Raise `HostError` where the states are of another model."""
+        """Keep the episode's states and a simulation of its model; no renderer is made yet.
+
+        Raises `HostError` where the record holds no states, or those of another model.
+        """
         import mujoco
 
         self._model, self._data, self._scene = model, mujoco.MjData(model), scene
@@ -74,7 +77,11 @@ class MujocoStage:
         self.arm = tuple(scene.body_name[body] for body in model.dof_bodyid[list(scene.arm_dofs)])
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
-        """The default camera where it shows every body well, else the close-up that shows them best."""
+        """Return the default camera where it shows every body well, or `bodies` is empty.
+
+        Else the close-up that shows them best. Renders sketches to find out. Raises `HostError` where the model has no
+        such body or nothing can be rendered.
+        """
         usual = Camera(self._camera)
         if not bodies:
             return usual
@@ -88,7 +95,11 @@ class MujocoStage:
         return choose_camera(cameras, [shares(self._render_sketch(camera, bodies), len(bodies)) for camera in cameras])
 
     def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
-        """One record from one camera."""
+        """Return the picture of one record from one camera.
+
+        `seen` has 1 and on for the places in `bodies`, 0 for all else. Raises `HostError` where the model has no such
+        body or nothing can be rendered.
+        """
         self._set(record)
         eye = self._open_renderer(size)
         eye.look(self._data, camera)
@@ -96,14 +107,17 @@ class MujocoStage:
         return Picture(eye.image(size), seen, self._current_positions())
 
     def observe(self, record: int) -> Observation | None:
-        """Return the host's own observation of a record, without images; None where it cannot say."""
+        """Return the host's own observation of a record, without images.
+
+        None where the stage was made without `observe`.
+        """
         if self._observe is None:
             return None
         self._set(record)
         return self._observe(self._data.qpos.copy(), self._data.qvel.copy())
 
     def geometry(self) -> SceneGeometry:
-        """What the model looks like, and its default camera at record 0."""
+        """Return the model's visible shapes, and its default camera as at record 0."""
         self._set(0)
         shown = {name: tuple(self._visible_body_ids(name)) for name in sorted(set(self._scene.body_name))}
         stand_ins = {name: parts for name, parts in shown.items() if self._scene.body_name[parts[0]] != name}
@@ -112,13 +126,13 @@ class MujocoStage:
         )
 
     def pose(self, record: int) -> ScenePose:
-        """Where its bodies are in a record, and which of them touch in that state."""
+        """Return where the model's bodies are in a record, and which of them touch in that state."""
         self._set(record)
         touches = find_touches(self._model, self._data, self._scene)
         return ScenePose(self._data.xpos.copy(), self._data.xquat.copy(), touches, self._current_positions())
 
     def close(self) -> None:
-        """Free the renderers and the simulator."""
+        """Free the renderers and the host's environment."""
         if self._eye is not None:
             self._eye.close()
         self._eye = None
@@ -139,6 +153,10 @@ class MujocoStage:
                 self._pose(0, -self._model.opt.timestep)
 
     def _pose(self, record: int, later_s: float) -> None:
+        """Set the simulation to the state of a record, moved on by `later_s` seconds at its velocities.
+
+        Negative goes back.
+        """
         import mujoco
 
         model, data = self._model, self._data
@@ -153,11 +171,16 @@ class MujocoStage:
         return float(sum(gaps))
 
     def _current_positions(self) -> Mapping[str, Floats]:
+        """Return copies of the positions [3], m, of objects (origins) and links (centres of mass), by name."""
         objects = {name: self._data.xpos[body].copy() for name, body in self._scene.objects.items()}
         return objects | {name: self._data.xipos[body].copy() for name, body in self._scene.links.items()}
 
     def _open_renderer(self, size: tuple[int, int]) -> Renderer:
-        """A renderer for pictures of that size; there is one at a time, since each holds every texture again."""
+        """Return a renderer for pictures of that size.
+
+        A larger one replaces the smaller, since each holds every texture again. There is one at a time; renderers
+        returned before may be closed.
+        """
         if self._eye is None or (np.array(self._eye.size) < size).any():
             least = self._eye.size if self._eye else _SKETCH
             if self._eye is not None:
@@ -167,17 +190,23 @@ class MujocoStage:
         return self._eye
 
     def _render_sketch(self, camera: Camera, bodies: Sequence[str]) -> NDArray[np.uint8]:
+        """Return what each pixel of a picture of 120 x 160 shows of the bodies, as `Picture.seen`."""
         eye = self._open_renderer(_SKETCH)
         eye.look(self._data, camera)
         return self._locate_bodies(eye, bodies, _SKETCH)
 
     def _locate_bodies(self, eye: Renderer, bodies: Sequence[str], size: tuple[int, int]) -> NDArray[np.uint8]:
+        """Return for each pixel of the renderer's last view the place of its body in `bodies`, counted from 1.
+
+        0 = none.
+        """
         place = np.zeros(self._model.nbody + 1, dtype=np.uint8)  # the last is for -1, nothing
         for number, name in enumerate(bodies, start=1):
             place[self._visible_body_ids(name)] = number
         return place[eye.bodies(size)]
 
     def _body_ids(self, name: str) -> list[int]:
+        """Return the ids of the MuJoCo bodies under a recorded name; raises `HostError` where there is none."""
         bodies = [body for body, other in enumerate(self._scene.body_name) if other == name]
         if not bodies:
             problem = f"the model has no body {name!r}"
@@ -188,7 +217,7 @@ class MujocoStage:
         return np.flatnonzero(np.isin(self._model.geom_bodyid, self._body_ids(name)))
 
     def _visible_body_ids(self, name: str) -> list[int]:
-        """The ids of a body, or of the nearest parent with something to see where it has none, as a finger's pad."""
+        """Return the ids of a body, or of the nearest parent that can be seen where it cannot, as a finger's pad."""
         bodies = self._body_ids(name)
         while not self._has_visual(bodies) and bodies != [0]:
             bodies = [int(self._model.body_parentid[bodies[0]])]
@@ -200,7 +229,7 @@ class MujocoStage:
 
 
 def read_states(episode: Batch, width: int) -> Floats:
-    """The states of a batch of one, [n, width].
+    """Return the states of a batch of one, [n, width].
 
     Raises:
         HostError: the record holds none, or those of another model.
@@ -262,6 +291,8 @@ def read_told_scene(episode: Batch, host: str) -> Mapping[str, object]:
 def recorded_fixtures(episode: Batch) -> dict[str, Floats]:
     """Return where the record says that fixtures stand: root body -> position [3] in m, quaternion [4] wxyz.
 
+    Empty where the record says nothing of them.
+
     Raises:
         HostError: what it says of them are no poses.
     """
@@ -282,6 +313,7 @@ def recorded_fixtures(episode: Batch) -> dict[str, Floats]:
 
 
 def _recorded_positions(episode: Batch) -> dict[str, Floats]:
+    """Return the recorded path [n, 3] of each tracked body, m, by name."""
     bodies, positions = episode.body_pos_m.episode_poses(0)
     return {episode.body_label(int(body)): positions[:, place] for place, body in enumerate(bodies)}
 
@@ -304,10 +336,10 @@ _DISTANCE_M = (0.4, 1.4)
 
 
 def focus(model: mujoco.MjModel, data: mujoco.MjData, groups: Sequence[NDArray[np.intp]]) -> tuple[Floats, float]:
-    """The point to look at, [3], and the radius of the smallest body there, in metres.
+    """Return the point to look at, [3], and the radius of the smallest body, in m.
 
-    `groups` holds the geoms of each body. Where two bodies touch it is the middle of their contacts, else the centre of
-    the smallest body: it shows where a contact was that has ended by the end of the control step.
+    `groups` holds the geoms of each body. Where two bodies touch, the point is the middle of their contacts, else the
+    centre of the smallest body: that shows where a contact was that has ended by the end of the control step.
     """
     balls = [_bounding_ball(model, data, geoms) for geoms in groups]
     center, radius = min(balls, key=lambda ball: ball[1])
@@ -316,6 +348,7 @@ def focus(model: mujoco.MjModel, data: mujoco.MjData, groups: Sequence[NDArray[n
 
 
 def _between(contact: mujoco.MjContact, groups: Sequence[NDArray[np.intp]]) -> bool:
+    """Return whether a contact is a touch between exactly two groups of geoms; False for another number of groups."""
     if len(groups) != 2 or contact.dist > 0:
         return False
     a, b = groups
@@ -331,7 +364,7 @@ def _bounding_ball(model: mujoco.MjModel, data: mujoco.MjData, geoms: NDArray[np
 
 
 def close_ups(lookat_m: Floats, radius_m: float, azimuth_deg: float) -> Iterator[Camera]:
-    """Free cameras around a point, the most natural first: as the default camera looks, from a little above."""
+    """Yield free cameras around a point, the most natural first: as the default camera looks, from a little above."""
     x, y, z = (float(part) for part in lookat_m)
     distance = float(np.clip(_RADII * radius_m, *_DISTANCE_M))
     for tilt in _TILTS_DEG:
@@ -340,13 +373,13 @@ def close_ups(lookat_m: Floats, radius_m: float, azimuth_deg: float) -> Iterator
 
 
 def azimuth_deg(model: mujoco.MjModel, data: mujoco.MjData, camera: str) -> float:
-    """The direction in which one of the model's cameras looks, seen from above."""
+    """Return the direction in which one of the model's cameras looks, seen from above, in degrees from x towards y."""
     forward = -data.cam_xmat[model.camera(camera).id].reshape(3, 3)[:, 2]
     return float(np.degrees(np.arctan2(forward[1], forward[0])))
 
 
 def shares(seen: NDArray[np.uint8], bodies: int) -> Floats:
-    """The share of the picture that shows each body, [B]; `seen` as in `Picture`."""
+    """Return the share of the picture that shows each body, [B]; `seen` as in `Picture`."""
     counted: Floats = np.bincount(seen.ravel(), minlength=bodies + 1)[1:] / seen.size
     return counted
 
@@ -358,5 +391,6 @@ def choose_camera(cameras: Sequence[Camera], shown: Sequence[Floats]) -> Camera:
 
 
 def _score(shown: Floats) -> float:
+    """Return how well a camera shows bodies: the least share and a quarter of the mean, both capped at `_ENOUGH`."""
     capped = np.minimum(shown / _ENOUGH, 1.0)
     return float(capped.min() + capped.mean() / 4)

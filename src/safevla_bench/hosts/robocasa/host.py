@@ -50,11 +50,11 @@ class RobocasaHost:
         self._horizons = _require_one_of("horizons", horizons, kitchens.HORIZONS)
 
     def suites(self) -> tuple[str, ...]:
-        """The suites' benchmark names."""
+        """Return the suites' benchmark names."""
         return kitchens.suites()
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
-        """The suite's tasks in alphabetical order.
+        """Return the suite's tasks in alphabetical order.
 
         Raises:
             HostError: there is no such suite.
@@ -62,10 +62,11 @@ class RobocasaHost:
         return kitchens.tasks(suite, self._horizons)
 
     def make(self, task: Task, wants: Wants) -> RobocasaEnv:
-        """An environment of one task; a renderer and its GL context only where a policy wants a camera.
+        """Return a new environment of one task; a renderer and its GL context only where a policy wants a camera.
 
         Raises:
-            HostError: RoboCasa or its assets are missing, it has no such task, or no such camera.
+            HostError: RoboCasa or its assets are missing, it has no such task, camera or reading, or the policy gives
+                poses.
         """
         unknown = sorted(set(wants.cameras) - set(CAMERAS))
         if unknown:
@@ -98,11 +99,12 @@ class RobocasaHost:
             raise
 
     def versions(self) -> dict[str, str]:
-        """Versions of all that a trajectory depends on, by distribution, and whose assets they are."""
+        """Return the versions of all that a trajectory depends on, by distribution, and whose assets they are."""
         return install.versions()
 
 
 def _require_one_of(name: str, value: str, choices: tuple[str, ...]) -> str:
+    """Return the value; raises `HostError`, with the choices, where it is none of them. `name` is the argument's."""
     if value not in choices:
         raise HostError(f"RoboCasa has no {name} {value!r}", remedy=f"Write {name}= one of: {', '.join(choices)}.")
     return value
@@ -123,6 +125,10 @@ class RobocasaEnv(RobosuiteEnv):
     stage_camera = "robot0_agentview_center"
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str], split: str, horizons: str) -> None:
+        """Look up the task and import RoboCasa; its kitchen is made by the first reset.
+
+        Raises `HostError` where that fails.
+        """
         super().__init__(task, wants, len(kitchens.STILL))
         self._versions, self._split, self._horizons = versions, split, horizons
         self._rules = kitchens.kitchen_task(task)
@@ -181,7 +187,10 @@ class RobocasaEnv(RobosuiteEnv):
         return model
 
     def _make_kitchen(self, start: kitchens.KitchenStart, told: Mapping[str, object], *, is_seen: bool) -> Kitchen:
-        """Make the kitchen of an episode, which its reset builds; `is_seen`: that reset's pictures are looked at."""
+        """Close the present kitchen and make that of an episode, which its reset builds.
+
+        `told` gives the options that decide what it draws; `is_seen`: the pictures of its reset are looked at.
+        """
         self.close()
         self._kitchen = kitchen = install.kitchen(self.task, start, self._wants)
         kitchens.set_options(kitchen, told.get("options"))
@@ -192,6 +201,10 @@ class RobocasaEnv(RobosuiteEnv):
         return kitchen
 
     def _begin_from_seed(self, seed: EpisodeSeed) -> RawObservation:
+        """Make and reset a kitchen by the seed, or by what a record tells of somebody's own kitchen.
+
+        Return the observation. Keeps RoboCasa's description of the episode.
+        """
         told = seed.recorded.told if seed.recorded is not None else {}
         start = (
             kitchens.told_start(told, seed.env_seed)
@@ -207,6 +220,10 @@ class RobocasaEnv(RobosuiteEnv):
         return raw
 
     def _begin_at_state(self, recorded: RecordedEpisode, state: Sequence[float], *, is_seen: bool) -> RawObservation:
+        """Rebuild the recorded kitchen, set a recorded state and the controllers' memory, and return the observation.
+
+        Raises `HostError` where the record does not describe the kitchen, or the state is not one of it.
+        """
         fixtures = {name: np.array(pose) for name, pose in recorded.fixtures}
         model = self.rebuild(recorded.told, fixtures)
         kitchen: Any = self._require_kitchen()
@@ -226,6 +243,7 @@ class RobocasaEnv(RobosuiteEnv):
         self._kitchen = None
 
     def _require_kitchen(self) -> Kitchen:
+        """Return the kitchen of the last reset; raises `HostError` before a reset and after `close`."""
         if self._kitchen is None:
             raise HostError("no episode has begun", remedy="Call reset first.")
         return self._kitchen
@@ -237,6 +255,7 @@ class RobocasaEnv(RobosuiteEnv):
         return self._require_kitchen().sim
 
     def _advance(self, action: Action) -> tuple[RawObservation, bool]:
+        """Apply one action; return the observation, and as success whether the kitchen gave a reward."""
         raw, reward, _, _ = self._require_kitchen().step(action)
         return raw, bool(reward)
 
@@ -247,6 +266,7 @@ class RobocasaEnv(RobosuiteEnv):
         return RobocasaPrivileged(self._require_kitchen(), scene, self._rules)
 
     def _build_header(self, recorder: Recorder) -> dict[str, object]:
+        """Return the header with the success of the present moment and RoboCasa's description of the episode."""
         assert self._seed is not None
         return build_header(
             TaskLabel(self.task.benchmark, self.task.task_id, self.task.instruction),
@@ -261,13 +281,14 @@ class RobocasaEnv(RobosuiteEnv):
         )
 
     def _extra_fields(self) -> dict[str, object]:
-        """Return what rebuilds the episode, and the mark of assets that are not RoboCasa's own."""
+        """Return under `header` what rebuilds the episode, and the mark of assets that are not RoboCasa's own."""
         assert self._start is not None
         fields = {**asdict(self._start), "horizons": self._horizons, "ep_meta": self._meta}
         extra: dict[str, object] = {"header": {"robocasa": fields}}
         return mark_standin(extra) if self._versions[ASSETS_ENTRY] != OFFICIAL else extra
 
     def _instruction(self) -> str:
+        """Return RoboCasa's instruction for the episode; the task's where it has none."""
         return self._meta["lang"] or self.task.instruction
 
     def _base_pose(self, raw: RawObservation) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

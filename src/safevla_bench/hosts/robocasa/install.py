@@ -38,7 +38,7 @@ _NEEDED = ("scenes", "textures", "fixtures/microwaves", "objects/objaverse", "ob
 
 
 def versions() -> dict[str, str]:
-    """Versions of all that a trajectory depends on, by distribution; imports no simulator.
+    """Return the versions of all that a trajectory depends on, by distribution; imports no simulator.
 
     `robocasa-assets` says whose assets they are: `official`, or `stand-in` for placeholders that a tree declares in its
     README.txt.
@@ -52,7 +52,7 @@ def versions() -> dict[str, str]:
 
 
 def require() -> None:
-    """Raise `HostError` with the remedy unless RoboCasa is installed here alone; imports nothing."""
+    """Raise `HostError` unless RoboCasa is installed here, without the distribution `robosuite`; imports nothing."""
     for name in _SIMULATOR:
         try:
             importlib.metadata.version(name)
@@ -65,10 +65,10 @@ def require() -> None:
 
 
 def assets() -> Path:
-    """The folder of assets: what `SAFEVLA_ROBOCASA_ASSETS` names, else the package's own.
+    """Return the folder of assets: what `SAFEVLA_ROBOCASA_ASSETS` names, else the package's own.
 
     Raises:
-        HostError: it lacks assets, or RoboCasa could not work in it.
+        HostError: the folder lacks assets, or RoboCasa could not work in it.
     """
     named = os.environ.get(ASSETS)
     root = Path(named).resolve() if named else _own_assets()
@@ -93,7 +93,7 @@ def _is_mistakable(root: Path) -> bool:
 
 
 def _own_assets() -> Path:
-    """The package's folder, found without importing it."""
+    """Return the package's folder of assets, found without importing it; raises `HostError` without the package."""
     spec = importlib.util.find_spec("robocasa")
     if spec is None or not spec.submodule_search_locations:
         raise HostError("RoboCasa is not installed: there is no package robocasa", remedy=INSTALL)
@@ -101,7 +101,7 @@ def _own_assets() -> Path:
 
 
 def kitchen(task: Task, start: KitchenStart, wants: Wants) -> Kitchen:
-    """RoboCasa's environment of one episode, before its reset; a renderer only where cameras are wanted.
+    """Return RoboCasa's environment of one episode, before its reset; a renderer only where cameras are wanted.
 
     Raises:
         HostError: RoboCasa cannot be imported here.
@@ -115,7 +115,7 @@ def kitchen(task: Task, start: KitchenStart, wants: Wants) -> Kitchen:
 
 
 def task_class(task: Task) -> type[Kitchen]:
-    """RoboCasa's class of a task.
+    """Return RoboCasa's class of a task; imports RoboCasa.
 
     Raises:
         HostError: RoboCasa cannot be imported here.
@@ -129,7 +129,10 @@ def task_class(task: Task) -> type[Kitchen]:
 
 @cache
 def _import_robocasa(root: Path) -> None:
-    """Import RoboCasa with its assets at `root`, quietly; they are catalogued while it is imported, once a process."""
+    """Import RoboCasa with its assets at `root`, quietly; they are catalogued while it is imported, once a process.
+
+    Raises `HostError` where that fails, or it was imported before with other assets.
+    """
     quieten_log()
     imported = sys.modules.get("robocasa.models")
     if imported is not None and Path(imported.assets_root).resolve() != root:
@@ -169,6 +172,10 @@ class _AssetsFinder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
+        """Return the spec of `robocasa.models` with a loader that sets its `assets_root`.
+
+        None for every other module.
+        """
         if fullname != "robocasa.models":
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path)

@@ -86,12 +86,12 @@ def _table() -> _Table:
 
 
 def suites() -> tuple[str, ...]:
-    """The suites' benchmark names."""
+    """Return the suites' benchmark names."""
     return tuple(_table().suites)
 
 
 def tasks(suite: str, horizons: str) -> tuple[Task, ...]:
-    """The suite's tasks in alphabetical order, with the horizons of that release of RoboCasa.
+    """Return the suite's tasks in alphabetical order, with the horizons of that release of RoboCasa.
 
     Raises:
         HostError: there is no such suite.
@@ -129,7 +129,7 @@ def kitchen_task(task: Task) -> KitchenTask:
 
 
 def start(split: str, seed: EpisodeSeed, no_layouts: Collection[int], no_styles: Collection[int]) -> KitchenStart:
-    """The start of the episode with that index, past the layouts and styles that the task bars.
+    """Return the start of the episode with that index, past the layouts and styles that the task bars.
 
     Raises:
         HostError: the index is below 0.
@@ -144,7 +144,7 @@ def start(split: str, seed: EpisodeSeed, no_layouts: Collection[int], no_styles:
 
 @cache
 def _scenes(split: str) -> tuple[tuple[int, int], ...]:
-    """(layout, style) in the order in which episodes take them."""
+    """Return (layout, style) of each scene of a split, in the order in which episodes take them."""
     if split == "target":
         return tuple((number, number) for number in _TARGET)
     count = len(_PRETRAIN)
@@ -166,7 +166,10 @@ _HINGE = 3
 
 
 def set_options(kitchen: Kitchen, options: object) -> None:
-    """Give a kitchen, before its reset, the options that decide what it draws, as a record has them."""
+    """Set in a kitchen, before its reset, the recorded options that decide what it draws.
+
+    Others, and no map, are ignored.
+    """
     for name, value in options.items() if isinstance(options, Mapping) else ():
         if name in DRAWING_OPTIONS:
             setattr(kitchen, name, tuple(value) if name == "obj_registries" else value)
@@ -177,6 +180,8 @@ def describe_kitchen(kitchen: Kitchen, meta: Mapping[str, object], joints: objec
 
     RoboCasa makes an object and then the container drawn for it, and describes them the other way round: the container
     must be placed first. So objects are made here in the order of their joints, and placed in that of the description.
+
+    Raises `HostError` where the description lists no objects, or `joints` is no list.
     """
     described = meta.get("object_cfgs")
     if not isinstance(described, list) or not isinstance(joints, list):
@@ -201,7 +206,7 @@ def require_joints(model: mujoco.MjModel, joints: object) -> None:
 
 
 def restore_memory(kitchen: Any, memory: object) -> None:
-    """Give back what the solver, the arm's controller and the gripper remembered; `read_memory` says what it is.
+    """Give back to a kitchen what the solver, the arm's controller and the gripper remembered, as its record has it.
 
     Raises:
         HostError: the record says nothing of it, or not for this kitchen.
@@ -257,6 +262,7 @@ def read_goal(kitchen: Kitchen, rules: KitchenTask) -> tuple[str, ...]:
 
 
 def _resolve_name(kitchen: Kitchen, name: str) -> str:
+    """Return the name of an object as it is, and of an attribute of the kitchen the name of the fixture in it."""
     if name == LID or name in kitchen.objects:
         return name
     thing = getattr(kitchen, name)
@@ -272,6 +278,7 @@ class RobocasaPrivileged:
     """
 
     def __init__(self, kitchen: Kitchen, scene: Scene, rules: KitchenTask) -> None:
+        """Measure sizes in the kitchen's present pose, and find its buttons, joints and the goal's places."""
         self._kitchen = kitchen
         self._model, self._data = kitchen.sim.model._model, kitchen.sim.data._data
         self._goal, self._movable = (read_goal(kitchen, rules),), frozenset(scene.objects)
@@ -304,6 +311,7 @@ class RobocasaPrivileged:
         )
 
     def _read_joint(self, name: str) -> Joint:
+        """Return a joint of the goal's fixture as it is now, with read-only copies of axis and anchor."""
         joint = self._hinges[name]
         low, high = self._model.jnt_range[joint]
         return Joint(
@@ -316,18 +324,20 @@ class RobocasaPrivileged:
         )
 
     def _site_positions(self) -> dict[str, Floats]:
+        """Return copies of the places of the goal, of buttons and of hinges, [3] in m, by name."""
         buttons = {name: read_only(self._data.geom_xpos[geom]) for name, geom in self._buttons.items()}
         hinges = {name: read_only(self._data.xanchor[joint]) for name, joint in self._hinges.items()}
         return {**self._goal_sites, **buttons, **hinges}
 
 
 def _goal_joints(kitchen: Kitchen, rules: KitchenTask) -> dict[str, int]:
-    """Return the joints of the fixture that the goal moves, by name."""
+    """Return the ids of the joints of the fixture that the goal moves, by name; {} where it moves none."""
     model = kitchen.sim.model._model
     names = getattr(kitchen, rules.moves).joints if rules.moves else ()
     return {str(name): int(model.joint(name).id) for name in names}
 
 
 def _goal_positions(kitchen: Kitchen) -> dict[str, Floats]:
+    """Return where the base should stand and the point 1 m in front of that, [3] each, read-only."""
     place, yaw = np.array(kitchen.target_pos, dtype=np.float64), float(kitchen.target_ori[2])
     return {"goal": read_only(place), "goal_ahead": read_only(place + [np.cos(yaw), np.sin(yaw), 0.0])}

@@ -34,10 +34,10 @@ class RobosuiteHost:
         return tasks.suite_tasks(suite)
 
     def make(self, task: Task, wants: Wants) -> RobosuiteTaskEnv:
-        """Make the environment of one task.
+        """Return a new environment of one task, not reset yet.
 
         Raises:
-            HostError: robosuite is missing, or it has no such task or camera.
+            HostError: robosuite is missing or has no such task, camera or reading, or the policy gives poses.
         """
         unknown = sorted(set(wants.cameras) - set(CAMERAS))
         if unknown:
@@ -79,6 +79,10 @@ class RobosuiteTaskEnv(RobosuiteEnv):
     stage_camera = CAMERAS[0]
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
+        """Keep the task's goal; robosuite's environment is made by the first reset.
+
+        Raises `HostError` for an unknown task.
+        """
         super().__init__(task, wants, len(tasks.STILL))
         self._versions, self._goal = versions, tasks.task_goal(task.name)
         self._env: Any = None
@@ -106,7 +110,7 @@ class RobosuiteTaskEnv(RobosuiteEnv):
         return self._observe(raw)
 
     def coordinates(self) -> tuple[Coordinate, ...]:
-        """Return the coordinates of the present `sim_state`."""
+        """Return the coordinates of the present `sim_state`; raises `HostError` before a reset."""
         return model_coordinates(self._simulation().model._model, self._read_scene().body_name)
 
     def close(self) -> None:
@@ -117,6 +121,7 @@ class RobosuiteTaskEnv(RobosuiteEnv):
         self._env = None
 
     def _robosuite(self) -> Any:
+        """Return robosuite's environment of the last reset; raises `HostError` before a reset and after `close`."""
         if self._env is None:
             raise HostError("no episode has begun", remedy="Call reset first.")
         return self._env
@@ -125,6 +130,7 @@ class RobosuiteTaskEnv(RobosuiteEnv):
         return self._robosuite().sim
 
     def _advance(self, action: Action) -> tuple[RawObservation, bool]:
+        """Apply one action; return robosuite's observation and its `_check_success`."""
         env = self._robosuite()
         raw = env.step(action)[0]
         return raw, bool(env._check_success())
@@ -133,6 +139,7 @@ class RobosuiteTaskEnv(RobosuiteEnv):
         return tasks.read_scene(self._robosuite(), self._goal)
 
     def _view_privileged(self, scene: Scene) -> ScenePrivileged:
+        """Return a reader with the joints of fixtures that the goal opens, and the goal's other places as sites."""
         env = self._robosuite()
         model, data = env.sim.model._model, env.sim.data._data
         things = {thing.name: thing.joints for thing in env.model.mujoco_objects}
@@ -142,6 +149,7 @@ class RobosuiteTaskEnv(RobosuiteEnv):
         return ScenePrivileged(model, data, scene, self._goal, joints, places)
 
     def _build_header(self, recorder: Recorder) -> dict[str, object]:
+        """Return the header with the success of the present moment; the target object is the goal's first, or None."""
         assert self._seed is not None
         return episode_header(
             self.task,
