@@ -78,6 +78,9 @@ class FigureKind:
 
 
 def _draw_onset(inputs: FigureInput) -> Figure:
+    """Return the drawing of when violations begin, over percent of each episode if `inputs.progress`, else over
+    seconds.
+    """
     return onset.draw_onset(onset.compute_onset(inputs.scores, inputs.dt_s, inputs.lengths, progress=inputs.progress))
 
 
@@ -123,7 +126,7 @@ def draw_figure(draw: Callable[[], Figure], page: Page = COLUMN) -> Figure:
 
 
 def render_figure(figure: Figure, form: FigureFormat) -> bytes:
-    """Return the bytes of a figure, without date, program name or random identifier.
+    """Return the bytes of a figure, without date, program name or random identifier; nothing is written to disk.
 
     The same figure gives the same bytes with the same version of matplotlib.
     """

@@ -74,6 +74,10 @@ def compute_margins(scores: Scores) -> Margins:
 
 
 def _margin_row(scores: Scores, column: int, series: int, selected: NDArray[np.bool_]) -> MarginRow:
+    """Return the margins ρ/τ of the selected episodes under one specification, with counts of those that have none.
+
+    Single values are kept (`dots`) for up to 40 margins; the quantiles are None without a margin.
+    """
     state = scores.state[column, selected]
     rho = scores.rho[column, selected][state == ACTIVE]
     margin = rho[np.isfinite(rho)] / scores.specs[column].threshold
@@ -139,6 +143,7 @@ def _draw_block(
 
 
 def _axis_limits(value: Margins) -> tuple[float, float]:
+    """Return the least and the greatest margin of all rows, extended to include at least -0.25 to 1."""
     ends = [row.quantiles for _, rows in value.blocks for row in rows if row.quantiles]
     lowest = min((quantiles[0] for quantiles in ends), default=0.0)
     return min(-0.25, lowest), max((1.0, *(quantiles[-1] for quantiles in ends)))
@@ -149,6 +154,10 @@ _FAR_THRESHOLDS = 2.0
 
 
 def _scale_axes(axes: Axes, low: float, most: float, rows: int, *, last: bool) -> None:
+    """Set scale, limits, ticks and the shading below zero; logarithmic if a margin exceeds 2 thresholds either way.
+
+    `low` and `most` are the ends of the margins, `rows` the number of rows; `last` has the labels.
+    """
     logarithmic = low < -_FAR_THRESHOLDS or most > _FAR_THRESHOLDS
     if logarithmic:
         axes.set_xscale("symlog", linthresh=1.0, linscale=1.0)
@@ -176,6 +185,7 @@ def _scale_axes(axes: Axes, low: float, most: float, rows: int, *, last: bool) -
 
 
 def _draw_row(axes: Axes, y: float, row: MarginRow) -> None:
+    """Draw line, box, dots and median of a row at height `y`; nothing for a row without a margin."""
     if row.quantiles is None:
         return
     least, lower, middle, upper, greatest = row.quantiles
@@ -189,6 +199,9 @@ def _draw_row(axes: Axes, y: float, row: MarginRow) -> None:
 
 
 def _format_counts(row: MarginRow) -> str:
+    """Return `violated/n` with Boolean and vacuous episodes added; `inactive` or `3 vacuous` where no episode was
+    decided.
+    """
     if not row.n and not row.unmeasured:
         return f"{row.vacuous} vacuous" if row.vacuous else "inactive"
     vacuous = f" + {row.vacuous} vac." if row.vacuous else ""
@@ -197,6 +210,7 @@ def _format_counts(row: MarginRow) -> str:
 
 
 def _margin_notes(value: Margins) -> list[str]:
+    """Return the notes below the figure; [] without a block."""
     if not value.blocks:
         return []
     notes = ["Below zero, shaded: the limit is broken. Marker: median; box: quartiles; line: least to greatest.",

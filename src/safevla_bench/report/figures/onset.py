@@ -84,6 +84,11 @@ def compute_onset(scores: Scores, dt_s: _Floats, lengths: NDArray[np.int64], *, 
 def _policy_panel(
     scores: Scores, unit: _Floats, selected: NDArray[np.bool_], policy: str, broken: Sequence[int]
 ) -> OnsetPanel:
+    """Return the panel of a policy: a curve per violated specification and last one for any; unviolated ones have no
+    curve.
+
+    `unit` is the length of a step of each episode, [E], and `selected` are the policy's judged episodes.
+    """
     n = int(selected.sum())
     curves = [
         _onset_curve(scores.first[k], unit, selected & scores.is_violated[k], n, place)
@@ -96,6 +101,10 @@ def _policy_panel(
 def _onset_curve(
     first: NDArray[np.int64], unit: _Floats, violated: NDArray[np.bool_], n: int, series: int
 ) -> OnsetCurve:
+    """Return the cumulative share of n episodes [%] over the times of first violations; an empty curve without any.
+
+    `first` are the first violating steps and `unit` the length of a step, in seconds or percent, [E] each.
+    """
     at, count = np.unique((first * unit)[violated], return_counts=True)
     return OnsetCurve(series, tuple(at.tolist()), tuple((100.0 * np.cumsum(count) / max(n, 1)).tolist()))
 
@@ -134,10 +143,12 @@ def draw_onset(value: Onset) -> Figure:
 
 
 def _full_title(panel: OnsetPanel) -> str:
+    """Return the panel's title, `policy (n = 20)`."""
     return f"{drawable_text(panel.title)} (n = {panel.n})"
 
 
 def _fitting_title(panel: OnsetPanel, room_pt: float) -> str:
+    """Return the panel's title; empty if it is wider than `room_pt` points."""
     full = _full_title(panel)
     return full if text_width_pt(full) <= room_pt else ""
 
@@ -181,5 +192,6 @@ def _draw_policy(axes: Axes, panel: OnsetPanel, end: float, share_end: float) ->
 
 
 def _onset_notes(value: Onset) -> list[str]:
+    """Return the notes below the figure; [] without a panel."""
     note = "Share of all counted episodes of the policy; each counts from its first violation on, also after its end."
     return [note, *value.remarks] if value.panels else []

@@ -74,6 +74,7 @@ def prepare_series(compared: SeriesComparison, across: str = "") -> SeriesFigure
 
 
 def _panel_lines(compared: SeriesComparison, suite: str | None, name: str) -> tuple[SeriesLine, ...]:
+    """Return the runs of each series in one suite (None: all pooled) for the number `name`, such as `sr`."""
     return tuple(
         SeriesLine(compared.series.index(curve.series), curve_marks(curve, name))
         for curve in compared.select_suite(suite)
@@ -121,6 +122,7 @@ def draw_series(value: SeriesFigure) -> Figure:
 
 
 def _draw_panel(axes: Axes, panel: SeriesPanel, value: SeriesFigure) -> None:
+    """Draw the lines of a panel and set both axes; without any mark the panel says `not known`."""
     for line in panel.lines:
         if line.marks:
             _draw_line(axes, line, len(value.series))
@@ -133,6 +135,9 @@ def _draw_panel(axes: Axes, panel: SeriesPanel, value: SeriesFigure) -> None:
 
 
 def _draw_line(axes: Axes, line: SeriesLine, count: int) -> None:
+    """Draw one series: a thin line, an interval and a marker per run, set aside from its neighbours among `count`
+    series.
+    """
     ink = series_colour(line.series)
     aside = ScaledTranslation((line.series - (count - 1) / 2) * _DODGE_PT / 72, 0, axes.figure.dpi_scale_trans)
     place = axes.transData + aside
@@ -161,6 +166,7 @@ def _scale_across(axes: Axes, axis: SeriesAxis) -> None:
 
 
 def _series_notes(value: SeriesFigure) -> list[str]:
+    """Return the note on intervals and episodes below the figure. There must be a run."""
     kind = "percentile bootstrap for VSI" if value.bootstrap else "for VSI one that holds for any severities"
     note = f"Bars: 95 % intervals of each run alone (Wilson; {kind}); a run has {format_episode_range(value.counts)}."
     return [f"{note} Lines lead the eye: nothing between two runs was measured."]

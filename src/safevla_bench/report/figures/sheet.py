@@ -99,10 +99,12 @@ def make_sheet(title: str, body_in: float, *, notes: Sequence[str] = (), key: Se
 
 
 def _line_height(size: float) -> float:
+    """Return the height of a line in inches, for text of `size` points."""
     return size * _LEADING / 72
 
 
 def _write_lines(sheet: Sheet, lines: Sequence[str], top_in: float, size: float, **how: object) -> None:
+    """Write lines below each other from `top_in`, inches from the sheet's lower edge, at the left margin."""
     for k, line in enumerate(lines):
         sheet.write_text(
             _MARGIN_IN, top_in - k * _line_height(size) - sheet.bottom_in, line, size, va="top", ha="left", **how
@@ -110,6 +112,7 @@ def _write_lines(sheet: Sheet, lines: Sequence[str], top_in: float, size: float,
 
 
 def _key_lines(entry: KeyEntry, room_pt: float) -> list[str]:
+    """Return the sign and name of an entry, wrapped to the room beside the entry's mark."""
     sign = f"{entry.sign}  " if entry.sign else ""
     return wrap_text(drawable_text(sign + entry.name), room_pt - 72 * _MARK_IN, SMALL)
 
@@ -121,6 +124,7 @@ def _key_columns(key_lines: Sequence[Sequence[str]], key: Sequence[KeyEntry], ro
 
 
 def _row_heights(key_lines: Sequence[Sequence[str]], columns: int) -> list[float]:
+    """Return the height of each row of the key in inches; the entry with most lines decides."""
     rows = [key_lines[k : k + columns] for k in range(0, len(key_lines), columns)]
     return [max(len(lines) for lines in row) * _line_height(_KEY_SIZE) for row in rows]
 
@@ -128,6 +132,7 @@ def _row_heights(key_lines: Sequence[Sequence[str]], columns: int) -> list[float
 def _draw_key(
     sheet: Sheet, key: Sequence[KeyEntry], key_lines: Sequence[Sequence[str]], columns: int, top_in: float
 ) -> None:
+    """Draw the entries of the key row by row in `columns`, from `top_in` inches above the sheet's lower edge down."""
     heights = _row_heights(key_lines, columns)
     wide = (sheet_width() - 2 * _MARGIN_IN) / columns
     for k, (entry, lines) in enumerate(zip(key, key_lines, strict=True)):
@@ -140,6 +145,7 @@ def _draw_key(
 
 
 def _draw_mark(sheet: Sheet, entry: KeyEntry, x_in: float, y_in: float) -> None:
+    """Draw an entry's line and marker around a place in inches from the sheet's lower left corner."""
     ink = entry.colour or series_colour(entry.series)
     width, height = sheet.width_in, sheet.figure.get_figheight()
     half = 0.09 if entry.lined else 0.0

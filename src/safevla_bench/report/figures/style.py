@@ -114,7 +114,10 @@ _PAGE: ContextVar[Page] = ContextVar("page", default=COLUMN)
 
 @contextmanager
 def drawing_page(page: Page) -> Iterator[None]:
-    """Context for drawing: sheets are as wide as the page, measured with text of 7 points."""
+    """Within the context, draw for the page: sheets are as wide as the page, measured with text of 7 points.
+
+    The former page returns afterwards, also after an error.
+    """
     token = _PAGE.set(page)
     try:
         yield
@@ -138,7 +141,7 @@ def is_titled() -> bool:
 
 
 def scale_figure(figure: Figure, scale: float) -> None:
-    """Make a figure larger or smaller as a whole, with its text, lines and marks."""
+    """Multiply the size of the figure, its text, lines and marks by `scale`, in place; 1 changes nothing."""
     if scale == 1.0:
         return
     figure.set_size_inches(*(scale * figure.get_size_inches()))
@@ -164,6 +167,9 @@ def scale_figure(figure: Figure, scale: float) -> None:
 
 @cache
 def _rc_settings() -> Mapping[Any, Any]:
+    """Return matplotlib's default settings with this style's; those of the environment, such as the backend, are left
+    out.
+    """
     defaults = {
         name: value for name, value in mpl.rcParamsDefault.items() if not name.startswith(_ENVIRONMENT_SETTINGS)
     }
@@ -178,7 +184,7 @@ def figure_style() -> Iterator[None]:
 
 
 def series_colour(index: int) -> str:
-    """Return the colour of the series at an index."""
+    """Return the colour of the series at an index; the 8 colours repeat."""
     return COLOURS[index % len(COLOURS)]
 
 
@@ -188,7 +194,7 @@ def series_marker(index: int) -> str:
 
 
 def series_dash(index: int) -> Dash:
-    """Return the line style of the series at an index."""
+    """Return the line style of the series at an index; the 8 styles repeat."""
     return DASHES[index % len(DASHES)]
 
 
@@ -202,6 +208,7 @@ def drawable_text(text: str) -> str:
 
 @cache
 def _font_glyphs() -> frozenset[int]:
+    """Return the code points that DejaVu Sans has a glyph for."""
     font = font_manager.get_font(font_manager.findfont(FontProperties(family="DejaVu Sans")))
     return frozenset(font.get_charmap())
 
@@ -229,6 +236,7 @@ def wrap_text(text: str, width: float, size: float = BODY, weight: str = "normal
 
 
 def _break_parts(text: str) -> list[str]:
+    """Return the text cut after each space and each of `_/-:,`; the parts join to the text again."""
     parts = [""]
     for character in text:
         parts[-1] += character
@@ -314,6 +322,10 @@ def _best_box(
     avoid: Sequence[Box],
     reach: float,
 ) -> Box | None:
+    """Return the free place of a label nearest to its point; a place over a box of `avoid` counts as 6 points farther.
+
+    None if no place within `reach` lies inside `within` and clear of all `occupied` boxes.
+    """
     centres, far = _candidate_centres(point, size, reach)
     half = np.array(size) / 2.0
     low, high = centres - half, centres + half

@@ -97,6 +97,10 @@ def registered_thresholds(library: Library, spec_ids: Sequence[str]) -> tuple[fl
 
 
 def _sweep_curve(series: int, rates: Sequence[Rate]) -> SweepCurve:
+    """Return a policy's rates and intervals in percent; a rate without an interval counts as 0 % with 0 to 100 %.
+
+    `n` is the most episodes at any threshold.
+    """
     ends = [rate.ci or (0.0, 1.0) for rate in rates]
     return SweepCurve(
         series=series,
@@ -141,6 +145,7 @@ def draw_sweep(value: SweepFigure) -> Figure:
 
 
 def _draw_panel(axes: Axes, panel: SweepPanel, value: SweepFigure) -> None:
+    """Draw the curves with their bands and the registered thresholds within the sweep, and set both axes."""
     thresholds = value.thresholds
     for curve in panel.curves:
         ink = series_colour(curve.series)
@@ -167,6 +172,7 @@ def _marker_places(count: int, series: int) -> tuple[int, int]:
 
 
 def _sweep_notes(value: SweepFigure) -> list[str]:
+    """Return the note on bands, episodes and the registered thresholds that are drawn, then the remarks."""
     counts = [curve.n for panel in value.panels for curve in panel.curves]
     shown_anchors = [
         format_compact(anchor) for anchor in value.anchors if value.thresholds[0] <= anchor <= value.thresholds[-1]

@@ -169,7 +169,10 @@ def _suites_by_host(suites: Iterable[str], registry: Registry) -> dict[str, set[
 def _aggregate_hosts(
     cells: Sequence[Summary], policies: Sequence[str], by_host: Mapping[str, set[str]], first_marker: int
 ) -> tuple[tuple[TradeoffPoint, ...], tuple[str, ...]]:
-    """Return each policy's episodes added up over the shown suites of each host, and who lacks one of them."""
+    """Return each policy's episodes added up over the shown suites of each host, and the `policy, host` without a sum.
+
+    The latter lack a suite, or a number in one; a policy with a single suite of a host is not named.
+    """
     points: list[TradeoffPoint] = []
     not_aggregated = []
     for marker, (host, suites) in enumerate(by_host.items(), start=first_marker):
@@ -226,6 +229,7 @@ def _acting_frontier(points: Sequence[TradeoffPoint], policies: Sequence[str]) -
 
 
 def _pooled_estimate(cells: Sequence[Summary], name: str) -> PercentEstimate:
+    """Return the named rate in percent over all episodes of the cells together; there must be an episode."""
     rates = [cell.rates[name] for cell in cells]
     pooled = Rate.of(sum(rate.count for rate in rates), sum(rate.n for rate in rates))
     assert pooled.value is not None
@@ -322,6 +326,9 @@ def _make_key(value: Tradeoff, texts: Sequence[str]) -> list[KeyEntry]:
 
 
 def _panel_frame(panels: Sequence[TradeoffPanel], across: int, high_in: float) -> _PanelFrame:
+    """Return the size of all panels and the ends of their axes, which hold every interval; `across` panels stand
+    abreast.
+    """
     wide = (sheet_width() - _LEFT - _RIGHT - _GAP * (across - 1)) / across
     points = [point for panel in panels for point in panel.points]
     across_ends, down_ends = _axis_ends([p.success for p in points]), _axis_ends([p.safety for p in points])
@@ -363,6 +370,7 @@ def _label_boxes(panel: TradeoffPanel, texts: Sequence[str], frame: _PanelFrame,
 
 
 def _error_bars(point: TradeoffPoint, frame: _PanelFrame) -> tuple[Box, Box]:
+    """Return the boxes of a marker's horizontal and vertical interval, in points (1/72 inch), 1 point thick."""
     x, y = frame.to_points(point.success.value, point.safety.value)
     left, bottom = frame.to_points(point.success.low, point.safety.low)
     right, top = frame.to_points(point.success.high, point.safety.high)
@@ -372,6 +380,9 @@ def _error_bars(point: TradeoffPoint, frame: _PanelFrame) -> tuple[Box, Box]:
 def _draw_panel(
     axes: Axes, panel: TradeoffPanel, texts: Sequence[str], boxes: Sequence[Box] | None, frame: _PanelFrame
 ) -> None:
+    """Draw frontier, intervals, markers and labels of a panel; without a point the reason. No labels if `boxes` is
+    None.
+    """
     if not panel.points:
         draw_empty(axes, "No policy has both numbers." if panel.unjudged else "No episode was counted.")
         return
@@ -434,6 +445,7 @@ def _draw_label(axes: Axes, text: str, box: Box, point: TradeoffPoint, frame: _P
 
 
 def _tradeoff_notes(value: Tradeoff) -> list[str]:
+    """Return the notes below the figure; the first may be empty."""
     sentences = []
     if counts := [point.n for panel in value.panels for point in panel.points]:
         sentences.append(f"Bars: 95 % Wilson intervals; a marker has {format_episode_range(counts)}.")

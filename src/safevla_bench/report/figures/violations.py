@@ -75,6 +75,9 @@ def compute_families(cells: Sequence[Summary]) -> Families:
 
 
 def _axis_rate(cell: Summary, axis: str) -> Rate | None:
+    """Return the violation rate of an axis in a cell; None without a judged episode or an active scored
+    specification.
+    """
     active = any(spec.active for spec in cell.specs if spec.axis == axis and spec.tier == "safe")
     return cell.axes.get(axis) if active and cell.judged else None
 
@@ -128,6 +131,7 @@ def _write_heads(sheet: Sheet, kinds: Sequence[str], left: float, step: float, b
 
 
 def _write_row(sheet: Sheet, row: PolicyViolationRow, sign: str, left: float, top: float) -> None:
+    """Write a row's sign at the left and its number of judged episodes at the right."""
     y = top - _ROW / 2
     sheet.write_text(left - 0.06, y, sign, ha="right", va="center_baseline")
     x = sheet_width() - _COUNT + 0.3
@@ -142,6 +146,7 @@ def _scale_end(value: Families) -> int:
 
 
 def _draw_cell(axes: mpl.axes.Axes, x: float, y: float, step: float, rate: Rate | None, scale_end: int) -> None:
+    """Draw a square of the heat map with its rate in percent, shaded from 0 to `scale_end` %; a pale dash for None."""
     has_value = rate is not None and rate.value is not None
     share = 100 * (rate.value or 0.0) / scale_end if rate is not None else 0.0
     face = mpl.colormaps["Blues"](0.85 * share) if has_value else TINT
@@ -204,6 +209,10 @@ def compute_severity(scores: Scores) -> Severity:
 def _severity_point(
     scores: Scores, column: int, selected: NDArray[np.bool_], series: int, broken: Sequence[int]
 ) -> SeverityPoint | None:
+    """Return rate and mean depth of a specification among the selected episodes; None without a violation.
+
+    `broken` are the columns of all violated specifications; the point holds the place among them.
+    """
     applies = selected & (scores.state[column] != INACTIVE)
     violated = selected & scores.is_violated[column]
     if not violated.any():
@@ -251,10 +260,14 @@ def draw_severity(value: Severity) -> Figure:
 
 
 def _spec_letter(index: int) -> str:
+    """Return the sign of a specification by its place: a to z, then numbers from 27."""
     return _LETTERS[index] if index < len(_LETTERS) else str(index + 1)
 
 
 def _draw_label(axes: Axes, text: str, box: Box, spot: tuple[float, float], scale: tuple[float, float]) -> None:
+    """Draw a label in its box, tied to its spot by a line if farther than 7 points; `scale` turns points into axis
+    units.
+    """
     x, y = scale[0] * (box.left + box.right) / 2, scale[1] * (box.bottom + box.top) / 2
     near = (min(max(spot[0], box.left), box.right), min(max(spot[1], box.bottom), box.top))
     if abs(near[0] - spot[0]) + abs(near[1] - spot[1]) > 7.0:
@@ -264,11 +277,13 @@ def _draw_label(axes: Axes, text: str, box: Box, spot: tuple[float, float], scal
 
 
 def _rate_end(value: Severity) -> float:
+    """Return the end of the horizontal axis in percent, 2 beyond a multiple of ten, at most 105."""
     highest = max(point.rate for point in value.points)
     return min(105.0, 10.0 * (highest // 10 + 1) + 2)
 
 
 def _severity_notes(value: Severity) -> list[str]:
+    """Return the notes below the figure: what a marker and depth 1 mean, and how many pairs are not drawn."""
     notes = []
     if counts := [point.n for point in value.points]:
         notes.append(

@@ -69,12 +69,17 @@ def player_scripts() -> tuple[str, str]:
 
 @cache
 def read_template(name: str) -> str:
-    """Return a file of `report/templates`."""
+    """Return the text of a file of `report/templates` by its path there, such as `player/three.min.js`;
+    kept once read.
+    """
     return resources.files("safevla_bench.report").joinpath("templates", *name.split("/")).read_text(encoding="utf-8")
 
 
 def content_security_policy(style: str, *scripts: str) -> str:
-    """Return a Content-Security-Policy for exactly this style sheet, these scripts and inline images."""
+    """Return a Content-Security-Policy that allows only this style sheet, these scripts and images in `data:` URIs.
+
+    Empty scripts are left out; without any script none may run.
+    """
     styles = f"style-src '{_source_digest(style)}';"
     digests = " ".join(f"'{_source_digest(script)}'" for script in scripts if script)
     allowed = f" script-src {digests};" if digests else ""
@@ -82,6 +87,7 @@ def content_security_policy(style: str, *scripts: str) -> str:
 
 
 def _source_digest(text: str) -> str:
+    """Return the SHA-256 digest of a text as a policy names it, `sha256-` and Base64."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
@@ -108,7 +114,7 @@ __all__ = [
 
 
 def render_tables(tables: Sequence[Table], form: TableFormat, layout: LatexLayout | None = None) -> str:
-    """Return the tables in one form, below each other where there are several; `layout` is LaTeX's alone.
+    """Return the tables in one form as one text, below each other where there are several; `layout` is LaTeX's alone.
 
     The label of one of several tables ends in its name: `tab:safety` becomes `tab:safety-main-libero`.
     """
@@ -122,7 +128,10 @@ def render_tables(tables: Sequence[Table], form: TableFormat, layout: LatexLayou
 
 
 def label_layout(layout: LatexLayout, table: Table, tables: Sequence[Table]) -> LatexLayout:
-    """Return the layout of one of several tables, whose label ends in its name."""
+    """Return the layout for one of several tables, its label ending in the table's name; unchanged for a single table.
+
+    A layout without a label is unchanged too.
+    """
     is_labelled = layout.label and len(tables) > 1
     return replace(layout, label=f"{layout.label}-{table.name}") if is_labelled else layout
 

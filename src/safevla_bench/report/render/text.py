@@ -47,7 +47,7 @@ def render_text(table: Table, width: int | None = None) -> str:
 
 
 def _column_heads(columns: Sequence[Column]) -> list[list[str]]:
-    """Return the headings, with their groups above if there are any."""
+    """Return the lines of each heading: its name, below its group's (maybe empty) if any column has a group."""
     grouped = any(column.group for column in columns)
     return [
         [escape_controls(column.group), escape_controls(column.name)] if grouped else [escape_controls(column.name)]
@@ -56,7 +56,10 @@ def _column_heads(columns: Sequence[Column]) -> list[list[str]]:
 
 
 def _align_heads(heads: Sequence[Sequence[str]], widths: Sequence[int]) -> list[list[str]]:
-    """Return the headings broken into lines, so that all names below a group begin at the same height."""
+    """Return the lines of each heading, groups wrapped, so that all names below a group begin at the same height.
+
+    Headings without groups are returned as they are.
+    """
     if all(len(head) == 1 for head in heads):
         return [list(head) for head in heads]
     groups = [wrap_line(head[0], width) for head, width in zip(heads, widths, strict=True)]
@@ -65,16 +68,19 @@ def _align_heads(heads: Sequence[Sequence[str]], widths: Sequence[int]) -> list[
 
 
 def _cell_lines(cell: Cell) -> list[str]:
+    """Return the lines of a cell: its text, in asterisks if it is the best, with its mark, and below the detail; at
+    least one.
+    """
     # As in Markdown: plain text has no bold.
     shown = f"*{cell.text}*" if cell.emphasis == "best" else cell.text
     return [escape_controls(part) for part in (shown + cell.mark, cell.below) if part] or [""]
 
 
 def _column_widths(columns: Sequence[Column], rows: Sequence[Sequence[Sequence[str]]], bound: int) -> list[int]:
-    """Return the width of each column: that of its widest line, while the sum fits into `bound`.
+    """Return the width of each column in terminal cells: that of its widest line, while the sum fits into `bound`.
 
-    If it does not fit, the widest column of names is narrowed one by one. Long headings of numbers (the first row) are
-    wrapped.
+    Headings of numbers (the first row) are wrapped to 13 or the widest value. If the sum does not fit, the widest
+    column of names is narrowed by one at a time, down to 13; the sum may then still exceed `bound`.
     """
     natural = [max(cell_len(line) for row in rows for line in row[k]) for k in range(len(columns))]
     for k in [k for k, column in enumerate(columns) if column.numeric]:
@@ -90,6 +96,7 @@ def _column_widths(columns: Sequence[Column], rows: Sequence[Sequence[Sequence[s
 
 
 def _format_row(row: Sequence[Sequence[str]], columns: Sequence[Column], widths: Sequence[int]) -> str:
+    """Return a row as lines of text joined by line breaks; cells are wrapped, and numbers aligned at the right."""
     wrapped = [
         [part for line in cell for part in wrap_line(line, width)] for cell, width in zip(row, widths, strict=True)
     ]
@@ -118,6 +125,7 @@ def wrap_line(line: str, width: int) -> list[str]:
 
 
 def _pad_text(part: str, width: int, right: bool) -> str:
+    """Return the text filled with spaces to `width` terminal cells, on the left if `right`; wider text is unchanged."""
     fill = " " * (width - cell_len(part))
     return fill + part if right else part + fill
 
@@ -133,6 +141,7 @@ def render_markdown(table: Table) -> str:
 
 
 def _markdown_cell(cell: Cell) -> str:
+    """Return a cell in Markdown: best ones in bold, then the mark, then the detail in brackets."""
     shown = _escape_markdown(cell.text)
     shown = f"**{shown}**" if cell.emphasis == "best" and shown else shown
     shown += cell.mark
@@ -140,6 +149,7 @@ def _markdown_cell(cell: Cell) -> str:
 
 
 def _escape_markdown(text: str) -> str:
+    """Return text that Markdown shows as it is; control characters are escaped."""
     return "".join(
         f"\\{character}" if character in "\\`*_[]<>|~#&$" else character for character in escape_controls(text)
     )
@@ -152,11 +162,12 @@ _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def render_csv(table: Table) -> str:
-    """Return a line of headings and a line for each row; numbers are exact and in the unit of their heading.
+    """Return a line of headings and a line for each row; numbers are exact.
 
-    A column with intervals is followed by `NAME low` and `NAME high`, one with other details, such as the reason of a
-    missing value, by `NAME note`. A missing value is an empty field. Remarks are on every row, in a last column. Text
-    that a spreadsheet would take for a formula begins with an apostrophe; numbers never do.
+    Columns of intervals are followed by `NAME low` and `NAME high`, columns where a value has its own n by `NAME n`,
+    and columns with other details, such as the reason of a missing value, by `NAME note`. A missing value is an empty
+    field. Remarks are on every row, in a last column. Text that a spreadsheet would take for a formula begins with an
+    apostrophe; numbers never do.
     """
     remarks = [spreadsheet_text(" ".join(table.remarks))] if table.remarks else []
     parts = [_column_parts([row[k] for row in table.rows]) for k in range(len(table.columns))]
@@ -189,6 +200,7 @@ def render_rows_csv(heads: Sequence[str], rows: Sequence[Mapping[str, object]]) 
 
 
 def _plain_field(value: object) -> str:
+    """Return a value as a CSV field: empty for None and NaN, `true` or `false`, text made safe, numbers by `repr`."""
     if value is None or (isinstance(value, float) and isnan(value)):
         return ""
     if isinstance(value, bool):
@@ -197,13 +209,19 @@ def _plain_field(value: object) -> str:
 
 
 def _column_parts(column: Sequence[Cell]) -> list[str]:
-    """Return the parts that a column is written as: its values, the ends of intervals and notes."""
+    """Return the parts that a column is written as, of `""` (the value), `low`, `high`, `n` and `note`, the value
+    first.
+    """
     ends = ["low", "high"] if any(cell.interval for cell in column) else []
     own = ["n"] if any(cell.of is not None for cell in column) else []
     return ["", *ends, *own, *(["note"] if any(cell.detail and not cell.interval for cell in column) else [])]
 
 
 def _cell_field(cell: Cell, part: str) -> str:
+    """Return one part of a cell as a CSV field: `""` (the value, else its text), `low`, `high`, `n` or `note`.
+
+    Empty where the cell lacks the part.
+    """
     if part in ("low", "high"):
         return "" if cell.interval is None else repr(cell.interval[part == "high"])
     if part == "n":
@@ -214,6 +232,7 @@ def _cell_field(cell: Cell, part: str) -> str:
 
 
 def _plain_text(cell: Cell) -> str:
+    """Return the text of a cell; empty for a dash."""
     return "" if cell.text == NO_VALUE else cell.text
 
 
