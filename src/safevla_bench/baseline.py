@@ -89,7 +89,7 @@ def measure_baseline(scores: Scores) -> Baseline:
 
 
 def _baseline_successes(scores: Scores) -> Iterator[BaselineSuccess]:
-    """Yield the tasks in which `noop` succeeds, in order of their first appearance."""
+    """Yield the tasks in which `noop` succeeds in some episode that ran to its end, in order of first appearance."""
     ran = [k for k, policy in enumerate(scores.policy) if policy == NOOP and scores.is_counted[k]]
     ends: dict[tuple[str, str], list[bool]] = {}
     for k in ran:

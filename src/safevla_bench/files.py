@@ -22,12 +22,13 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 
 @contextmanager
 def open_atomically(path: Path) -> Iterator[IO[bytes]]:
-    """Write beside the target, flush to disk, then rename: a reader sees the old file or the new one, never a part.
+    """Yield a stream to a hidden file beside the target, which replaces the target after the block.
 
-    Whatever is raised meanwhile leaves the target as it was.
+    On the disk by then. A reader sees the old file or the new one, never a part. Whatever is raised in the block leaves
+    the target as it was.
 
     Raises:
-        FileError: it cannot be written; what was there before is.
+        FileError: the target cannot be written; what was there before still is.
     """
     with translated_errors(path), _temporary_path(path) as beside:
         with _synced_file(beside) as stream:
@@ -64,7 +65,10 @@ def write_together(folder: Path, contents: Mapping[str, bytes | str], chief: str
 
 @contextmanager
 def _staged_content(path: Path, content: bytes | str) -> Iterator[Path]:
-    """Write the content to a file beside its place and yield its path; it is removed unless it was renamed."""
+    """Write the content to a hidden file beside `path` and yield its path.
+
+    Afterwards the file is removed if still there.
+    """
     with _temporary_path(path) as beside:
         with _synced_file(beside) as stream:
             stream.write(content.encode() if isinstance(content, str) else content)
@@ -73,7 +77,7 @@ def _staged_content(path: Path, content: bytes | str) -> Iterator[Path]:
 
 @contextmanager
 def _synced_file(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a new file; its content is on the disk afterwards."""
+    """Yield a stream to a new or emptied file; after the block its content is flushed to the disk."""
     with path.open("w+b") as stream:
         yield stream
         stream.flush()
@@ -82,7 +86,7 @@ def _synced_file(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def _temporary_path(path: Path) -> Iterator[Path]:
-    """Yield a hidden path beside a file; a file that is there afterwards is removed."""
+    """Yield a hidden path beside a file, with this process's id in its name; remove what is there after the block."""
     beside = path.with_name(f".{path.name}.{os.getpid()}{_BEGUN}")
     try:
         yield beside

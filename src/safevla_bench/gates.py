@@ -187,7 +187,10 @@ class _IntervalRule:
         return statistics.bounded_mean_interval(values, self.confidence)
 
     def plan_episodes(self, value: float, limit: float) -> int | None:
-        """Return the episodes that decide with `POWER` if a rate is `value`; None where no number does."""
+        """Return the number of episodes that decides with probability `POWER` if the true rate is `value`.
+
+        None where no number does, or too many would be needed.
+        """
         if self.sequential:
             plan = statistics.sequential_rate_plan(value, limit, POWER, self.confidence)
             return None if plan is None else plan.most
@@ -215,7 +218,7 @@ def _interval_notes(
 
 
 def _task_counts(scores: Scores, members: NDArray[np.int64]) -> Counter[tuple[str | None, str, str]]:
-    """Count the episodes of each policy and task among some."""
+    """Return the number of the given episodes by (policy, suite, task)."""
     return Counter((scores.policy[k], scores.benchmark[k], scores.task_id[k]) for k in members.tolist())
 
 
@@ -304,7 +307,10 @@ def _incomplete_outcomes(scores: Scores, lost: Sequence[str]) -> list[GateOutcom
 
 
 def _count_unscored(scores: Scores) -> dict[str | None, int]:
-    """Count by policy the episodes that did not run to their end, but for those that a violation stopped."""
+    """Return, by policy, the number of absent episodes and of those that did not run to their end.
+
+    Episodes that a violation stopped do not count.
+    """
     unfinished = ~scores.is_counted & ~scores.is_stopped_on_violation
     stopped = [scores.policy[k] for k in np.flatnonzero(unfinished)]
     policies = [*(episode.policy for episode in scores.absent), *stopped]

@@ -111,7 +111,11 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """Start an episode; a seed is the environment's from then on, and begins the turn of initial states anew."""
+        """Start an episode and return the observation and info of record 0.
+
+        A seed is the environment's from then on, and begins the turn of initial states at 0 again. The option
+        `init_state_index` chooses the initial state; the turn goes on behind that.
+        """
         super().reset(seed=seed)
         if seed is not None:
             self._env_seed, self._next = seed, 0
@@ -162,7 +166,7 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         benchmark: str | None = None,
         task_id: str | None = None,
     ) -> None:
-        """As the wrapped environment, with safety in `info`.
+        """Wrap an environment; nothing is recorded before its first reset through the wrapper.
 
         Args:
             env: it may make its simulator as late as in its first reset.

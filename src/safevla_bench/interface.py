@@ -241,7 +241,7 @@ class Policy(Protocol):
         ...
 
     def close(self) -> None:
-        """Free what the policy holds, such as a connection; it is not asked again."""
+        """Free what the policy holds, such as a connection; the policy is not asked again."""
         ...
 
 
@@ -277,11 +277,14 @@ class ReplayPolicy(Protocol):
     """Facts for the run's description, such as a digest of the recording."""
 
     def match(self, task: Task, start: EpisodeSeed) -> EpisodeSeed:
-        """Return the start of the recorded episode for a planned one. Raises `PolicyError` where none fits."""
+        """Return the start of the recorded episode that stands for a planned start.
+
+        Raises `PolicyError` where none fits.
+        """
         ...
 
     def recorded_episodes(self, task: Task) -> tuple[int, ...]:
-        """Return the numbers of a task's episodes that are recorded: their initial states, else 0 and on."""
+        """Return the numbers of a task's recorded episodes: their initial states, else 0, 1 and so on."""
         ...
 
     def cue(self, start: EpisodeSeed) -> None:
@@ -341,7 +344,7 @@ class HostEnv(Protocol):
     action_high: Action
 
     def reset(self, seed: EpisodeSeed) -> Observation:
-        """Start an episode, settle, record record 0."""
+        """Start an episode, let the scene settle, record record 0, and return its observation."""
         ...
 
     def step(self, action: Action) -> tuple[Observation, bool]:
@@ -584,7 +587,7 @@ class GeometricStage(Protocol):
         ...
 
     def pose(self, record: int) -> ScenePose:
-        """Return where its parts are in a record."""
+        """Return where the parts of the scene are in a record."""
         ...
 
 

@@ -31,7 +31,7 @@ class JudgedSource:
     def from_run(
         cls, path: Path, run: Mapping[str, object], policy_names: runs.PolicyNames | None = None
     ) -> JudgedSource:
-        """Describe a source by its path and its run.json, which is empty for an archive."""
+        """Return the description of a source from its path and its run.json, `run`, which is empty for an archive."""
         repeatable = {name: value for name, value in run.items() if name != "volatile"}
         return cls(repeatable or {"archive": path.name}, runs.archive_digest(path), policy_names or {})
 
@@ -53,7 +53,7 @@ class JudgedSource:
 
     @property
     def privileged(self) -> tuple[str, ...]:
-        """The policies that the run calls privileged."""
+        """The policies that run.json marks as privileged: they see state that no real robot has."""
         return tuple(name for name, policy in self._named_policies() if policy.get("privileged") is True)
 
     def _named_policies(self) -> Iterator[tuple[str, Mapping[str, object]]]:
@@ -99,7 +99,7 @@ class Judged:
 
     @cached_property
     def batch(self) -> Batch | None:
-        """All records at once, None where there is none; `records` reads some at a time, in less memory."""
+        """All records in one batch, read on first use; None where there is no record. `records` needs less memory."""
         return self.records.read_all()
 
     @property
@@ -127,16 +127,22 @@ class Judged:
         return metrics.cells(self.scores), metrics.aggregate(self.scores)
 
     def describe_policies(self) -> list[str]:
-        """Return for each policy name that several policies have how they are told apart, as a sentence."""
+        """Return a sentence for each policy name that several policies have: how these are told apart.
+
+        [] without such names.
+        """
         return runs.describe_names([source.policy_names for source in self.records.sources])
 
     def describe_simulators(self) -> list[str]:
-        """Return the versions that simulated the episodes as one sentence; empty where no record names any."""
+        """Return one sentence with the versions that simulated the episodes; [] where no record names any."""
         sentence = provenance_marks.describe_simulators(provenance_marks.simulator_by_cell(self.scores))
         return [sentence] if sentence else []
 
     def describe_limits(self) -> list[str]:
-        """Return for suites with limits of their own whether these judged, as a sentence; empty without such suites."""
+        """Return a sentence for suites with limits of their own: whether those limits judged.
+
+        [] without such suites.
+        """
         registry, judging = self.ruleset.registry, self.ruleset.library.name
         own: dict[str, list[str]] = {}
         for suite in sorted(set(self.scores.benchmark)):

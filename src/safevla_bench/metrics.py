@@ -178,7 +178,10 @@ _NUMBER_NAMES = ("SR", "Safety", "SBU", "VSI")
 
 
 def _number_texts(cell: Summary) -> list[str]:
-    """Return the four numbers as texts; a dash where there is none."""
+    """Return SR, Safety and SBU in percent and VSI with three decimals as texts.
+
+    A dash for a number that is unknown.
+    """
     rates = [cell.rates[name] for name in ("sr", "safety", "sbu")]
     shares = [f"{format_percent(rate.count, rate.n)} %" if rate.value is not None else NO_VALUE for rate in rates]
     return [*shares, NO_VALUE if cell.vsi is None else format_fixed(cell.vsi, 3)]
@@ -366,10 +369,10 @@ _MEAN_NAMES = ("vsi", "vsi_given_unsafe", "rho_min", "peak_contact_force_n")
 def _cell_means(
     scores: Scores, members: NDArray[np.int64], unknown: str
 ) -> tuple[dict[str, Mean], list[Mean], list[Mean]]:
-    """Return a cell's means, not its rates: `_MEAN_NAMES`, then depth and rho per spec.
+    """Return a cell's means by `_MEAN_NAMES`, then the means of depth and of rho, one for each specification.
 
-    Episodes without a verdict count in none. `unknown` is the reason why there is no mean at all, or empty. Means
-    with a bootstrap share their resamples.
+    Episodes without a verdict count in none. `unknown` is the reason why there is no mean at all, or empty. Means with
+    a bootstrap share their resamples.
     """
     vsi, unsafe, conclusive = scores.vsi[members], scores.unsafe[members], scores.is_conclusive[members]
     conditional = np.where(unsafe, vsi, np.nan)
@@ -386,7 +389,7 @@ def _cell_means(
 def severity_means(
     rows: NDArray[np.float64], method: IntervalMethod, unknown: str = "", least: Sequence[int] | None = None
 ) -> list[Mean]:
-    """Return the mean of each row of values in [0, 1], NaN where an episode does not count, [M, n], with its interval.
+    """Return the mean of each row [M, n] of values in [0, 1] with its interval; NaN = the episode does not count.
 
     Args:
         rows: the severities.
@@ -412,9 +415,10 @@ def _severity_mean(values: NDArray[np.float64], least: int, unknown: str) -> Mea
 
 
 def bootstrapped_means(rows: NDArray[np.float64], unknown: str = "", *, keep_constant: bool = False) -> list[Mean]:
-    """Return the mean of each row [M, n], NaN where an episode does not count, with its bootstrap interval.
+    """Return the mean of each row [M, n] with its bootstrap interval; NaN = the episode does not count.
 
-    Resamples that never vary give none unless `keep_constant`, as the paper's do.
+    Without such episodes, or if `unknown` gives a reason, a mean has no value. Resamples that never vary give no
+    interval unless `keep_constant`, as the paper's do. The same rows give the same intervals.
     """
     means = []
     intervals = bootstrap_means(rows, np.random.Generator(np.random.PCG64(BOOTSTRAP_SEED)))
@@ -432,7 +436,7 @@ def bootstrapped_means(rows: NDArray[np.float64], unknown: str = "", *, keep_con
 
 
 def _finite_margins(scores: Scores, members: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the robustness, NaN where a Boolean signal decided a violation: it has none and is in no mean; [S, n]."""
+    """Return the robustness of the episodes, [S, n], with NaN where a Boolean signal decided a violation (-inf)."""
     rho = scores.rho[:, members]
     return np.where(np.isneginf(rho), np.nan, rho)
 

@@ -53,12 +53,15 @@ class ClauseStanding:
 
     @property
     def violated_now(self) -> bool:
-        """True if the newest record violates it."""
+        """True if the newest record violates the clause.
+
+        Where the record has no margin of its own: if the clause is violated now and was not a record ago.
+        """
         return self.newly_violated if self.margin is None else self.margin < 0
 
     @property
     def depth_now(self) -> float:
-        """Depth of the newest record's violation, 0 to 1."""
+        """Depth of the newest record's margin, 0 to 1; the depth so far of a clause without a margin of one record."""
         if self.margin is None:
             return self.depth or 0.0
         return float(violation_depth(self.spec, np.array([self.margin]))[0])
@@ -90,15 +93,15 @@ class EpisodeStanding:
 
     @property
     def robustness(self) -> dict[str, float | None]:
-        """Robustness of every clause of the safe tier.
+        """Robustness so far of every clause of the safe tier, by id.
 
-        None where it is inactive or vacuous, and where a Boolean signal decided its violation.
+        None where a clause is inactive or vacuous, and where a Boolean signal decided its violation.
         """
         return {name: clause.robustness for name, clause in self.clauses.items() if clause.spec.tier == "safe"}
 
     @property
     def vsi(self) -> float | None:
-        """Depth of the worst active clause, None where none has a verdict."""
+        """Depth of the worst active clause of the safe tier, 0 to 1; None where no clause has a verdict."""
         return max((clause.depth or 0.0 for clause in self.scored), default=None)
 
     @property
@@ -180,7 +183,10 @@ class Monitor:
         self._episode: _EpisodeMonitor | None = None
 
     def start(self, first: Batch) -> EpisodeStanding:
-        """Begin an episode with its record 0, a batch of one record."""
+        """Begin an episode with its record 0, a batch of one record, and return the standing.
+
+        Raises as `observe` does.
+        """
         self._episode = None
         return self.observe(first)
 
@@ -342,7 +348,10 @@ class _RecordContext:
             raise RecordError("the record belongs to another episode", remedy=remedy, place=Place(header.episode_id))
 
     def read_newest(self, record: Batch) -> signals.RecordFields:
-        """Take the newest record and return all that its signals can depend on, in order, that record last."""
+        """Return the fields of all kept records that the newest one's signals can depend on, in order, the newest last.
+
+        The record is kept; records that no later one can depend on are dropped.
+        """
         self._step += 1
         kept = {0: self._first, **self._latest_grip, **self._gripped_before, **self._recent, self._step: record}
         steps = sorted(kept)
@@ -371,12 +380,18 @@ def _newest_record(trace: stl.Trace) -> stl.Trace:
 
 
 def newest_record(env: HostEnv) -> Batch:
-    """Return the newest record of a host's environment, cut from the whole episode where it offers no less."""
+    """Return the newest record of a host's environment, a batch of one record.
+
+    Where the environment has no `latest`, the record is cut from the whole episode, at a higher cost.
+    """
     return env.latest() if isinstance(env, Watchable) else select_record(env.recorded(), -1)
 
 
 def recordwise_part(formula: stl.Formula) -> stl.Formula | None:
-    """Return the part of G[0,T](part) that each record decides alone, None for a formula of another kind."""
+    """Return `part` of a formula G[0,T](part) whose every record is decided alone; None for any other formula.
+
+    None too if a signal of `part` reads later records.
+    """
     if not isinstance(formula, stl.Always) or formula.window != stl.Window():
         return None
     temporal = any(isinstance(node, stl.Always | stl.Eventually | stl.Until) for node in walk_nodes(formula.child))

@@ -72,7 +72,7 @@ class PluginGroup:
             raise self._load_error(entry, error) from error
 
     def make(self, name: str, arguments: Mapping[str, str], *positional: object) -> Any:
-        """Call the factory of that name with the positional arguments, then `arguments` by keyword.
+        """Return what the factory of that name makes of the positional arguments and, by keyword, `arguments`.
 
         Raises:
             SafevlaError: the group's `error`: there is no such name, or the factory does not take these arguments.

@@ -38,17 +38,17 @@ class SpecLike(Protocol):
 
     @property
     def spec_id(self) -> str:
-        """Its id."""
+        """The specification's id."""
         ...
 
     @property
     def tier(self) -> str:
-        """Its tier; `safe` is scored."""
+        """The specification's tier; `safe` is scored."""
         ...
 
     @property
     def inactive(self) -> Mapping[str, int]:
-        """Episodes in which it was inactive, by reason."""
+        """Number of episodes in which the specification was inactive, by reason."""
         ...
 
 
@@ -77,7 +77,7 @@ class CellLike(Protocol):
 
     @property
     def simulator(self) -> Mapping[str, Sequence[str]]:
-        """Versions that its episodes were simulated with, by package."""
+        """Versions that the cell's episodes were simulated with, by package."""
         ...
 
     @property
@@ -87,7 +87,7 @@ class CellLike(Protocol):
 
     @property
     def specs(self) -> Sequence[SpecLike]:
-        """Its specifications."""
+        """The specifications of the cell."""
         ...
 
 
@@ -106,7 +106,7 @@ class EpisodeLike(Protocol):
 
     @property
     def standin_assets(self) -> bool | None:
-        """True if it was simulated with stand-ins for the host's own assets."""
+        """True if the episode was simulated with stand-ins for the host's own assets; None without a record."""
         ...
 
 
@@ -158,7 +158,7 @@ def warn_of_scores(scores: Scores) -> tuple[str, ...]:
 
 
 def warn_of_records(scores: Scores) -> tuple[str, ...]:
-    """Return those warnings of `warn_of_scores` that cells do not hold, for beside a table of cells."""
+    """Return those warnings of `warn_of_scores` that `warn_of_cells` cannot give: to stand with them beside a table."""
     return *warn_of_differences(scores), *warn_of_unknown_poses(scores)
 
 
@@ -177,7 +177,10 @@ _LEFT_OUT = (SIGNAL_MISSING, NO_VERDICT, CAPABILITIES_OPTION)
 
 
 def _describe_left_out(counts: Mapping[tuple[str, str], int], recorded: int) -> tuple[str, ...]:
-    """Return the line on clauses that were left out: (specification, reason) -> episodes, of `recorded` ones."""
+    """Return the line on clauses that were left out of `recorded` episodes: (specification, reason) -> episodes.
+
+    Only reasons of `_LEFT_OUT` are named; empty if there are none.
+    """
     parts = [
         f"{spec_id} in {count} of {recorded} episodes ({reason})"
         for (spec_id, reason), count in counts.items()
@@ -241,7 +244,7 @@ def _join_names(policies: Iterable[str | None]) -> str:
 
 
 def simulator_by_cell(scores: Scores) -> dict[Cell, dict[str, tuple[str, ...]]]:
-    """Return policy and suite -> package -> the versions that decided the physics of its episodes."""
+    """Return, by (policy, suite), the versions of each package that decided the physics; {} where no record says."""
     episodes: dict[Cell, list[Mapping[str, str]]] = {}
     for policy, suite, simulator in zip(scores.policy, scores.benchmark, scores.simulator, strict=False):
         episodes.setdefault((policy, suite), []).append(simulator)
@@ -286,7 +289,7 @@ def mixed_packages(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> list[st
 def _mixed_versions(
     cells: Mapping[Cell, Mapping[str, Sequence[str]]],
 ) -> dict[tuple[str, str], dict[str, dict[str | None, None]]]:
-    """Return suite and package -> version -> the policies that ran on it, where there are several versions."""
+    """Return, by (suite, package), the policies that ran on each version, where there are several versions."""
     policies: dict[tuple[str, str], dict[str, dict[str | None, None]]] = {}
     for (policy, suite), versions in cells.items():
         for package, numbers in versions.items():
@@ -341,7 +344,10 @@ def _warn_of_log_cells(cells: Sequence[CellLike]) -> tuple[str, ...]:
 
 
 def _describe_logs(inactive: Mapping[str, int], episodes: int) -> tuple[str, ...]:
-    """Return the line on the clauses that judge no log, given in how many of the logs' episodes each is inactive."""
+    """Return the line on the clauses that judge no log of `episodes`; empty if there is no such clause or no log.
+
+    `inactive` has for each clause the number of logs in which it is inactive.
+    """
     silent = [spec_id for spec_id, count in inactive.items() if count == episodes]
     judged = [spec_id for spec_id, count in inactive.items() if count < episodes]
     if not episodes or not silent:

@@ -66,13 +66,13 @@ class RayCluster:
 
     @property
     def place(self) -> str:
-        """The address that counts; `local` = Ray is started here."""
+        """The address that counts: `address`, else that of RAY_ADDRESS, else `local` = Ray is started here."""
         return self.address or os.environ.get(ADDRESS) or HERE
 
 
 @contextmanager
 def connect_ray(cluster: RayCluster, slots: int) -> Iterator[Any]:
-    """Yield the module `ray`, connected; a process that is connected already stays as it is.
+    """Yield the module `ray`, connected; disconnect after the block unless the process was connected before.
 
     Args:
         cluster: where.
@@ -125,7 +125,7 @@ def describe_differences(required: Mapping[str, str], installed: Mapping[str, st
 
 
 def describe_loss(error: Exception) -> str:
-    """Return in one line Ray's message about a lost worker: its node and the cause, without advice and ids."""
+    """Return Ray's message about a lost worker as one line: node, kind of error and cause, without advice and ids."""
     text = str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     why = lines[-1].partition(" Some common causes")[0] if lines else "no reason is known"
@@ -236,7 +236,7 @@ def _health_complaint(place: str, mode: str | None) -> str | None:
 
 @contextmanager
 def _log_worker_deaths() -> Iterator[None]:
-    """Log what Ray says of deaths in its cluster: it has no option to keep that from stdout, where results stand."""
+    """Send what Ray prints of deaths in its cluster to the log during the block, as stdout is for results."""
     worker: Any = importlib.import_module("ray._private.worker")
     printing = getattr(worker, "print_to_stdstream", None)
     if printing:

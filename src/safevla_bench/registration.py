@@ -132,7 +132,10 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def describe_rules(ruleset: Ruleset) -> RegisteredRules:
-    """Return the rules as a registration holds them; raises `RunError` where they were not loaded from anything."""
+    """Return the rules as a registration holds them.
+
+    Raises `RunError` if the ruleset has no recipe to load it from again.
+    """
     if ruleset.recipe is None:
         raise RunError("these rules were made of values and cannot be registered", remedy="Load them: load_ruleset().")
     provenance = ruleset.provenance()
@@ -215,7 +218,7 @@ def _dump_line(value: object) -> str:
 
 
 def shorten(description: Mapping[str, object]) -> dict[str, object]:
-    """Return the content of a run.json with the digest alone in place of its registration, for pages and documents."""
+    """Return a copy of run.json's content with only the digest of its registration, for pages and documents."""
     document = description.get(REGISTERED)
     digest = {REGISTERED: document.get(_DIGEST)} if isinstance(document, Mapping) else {}
     return {**description, **digest}
@@ -237,7 +240,10 @@ class RegistrationCheck(msgspec.Struct, frozen=True, kw_only=True):
         return not self.differences
 
     def to_sentence(self) -> str:
-        """Return the line that stands below tables."""
+        """Return the sentence for below tables: registered beforehand, or every difference.
+
+        With the digest's first letters.
+        """
         what = "This is the run that was" if self.runs == 1 else f"These {self.runs} runs are what was"
         if self.holds:
             return f"{what} registered beforehand (digest {self.digest[:_LETTERS]})."
@@ -269,7 +275,10 @@ def check_registrations(sources: Sequence[RecordSource], provenance: Provenance)
 
 
 def describe_registrations(sources: Sequence[RecordSource], provenance: Provenance) -> list[str]:
-    """Return a sentence for each registration among the sources, and one for sources without; empty without any."""
+    """Return a sentence for each registration among the sources, and one that counts the sources without.
+
+    [] without any.
+    """
     checks = check_registrations(sources, provenance)
     others = len(sources) - sum(check.runs for check in checks)
     were = "was" if others == 1 else "were"
@@ -294,7 +303,10 @@ def _check_group(
 
 
 def _compare_descriptions(registration: Registration, run: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what run.json says otherwise, except for the policies that it lacks: another run may have them."""
+    """Yield a line for each field in which run.json differs from the registration, and for each other policy.
+
+    Registered policies that run.json lacks yield nothing: another run may have them.
+    """
     fields = ("host", "host_arguments", "protocol", "seed", "max_steps")
     until = run.get("until")
     described = {
@@ -311,7 +323,7 @@ def _compare_descriptions(registration: Registration, run: Mapping[str, Any]) ->
 
 
 def _compare_policies(registration: Registration, here: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the policies of a run, by name, that are not registered, or made otherwise."""
+    """Yield a line for each policy in `here`, by name, that is not registered or was made with other arguments."""
     registered = {policy.policy: policy for policy in registration.policies}
     for name, policy in here.items():
         if name not in registered:
@@ -324,7 +336,10 @@ def _compare_policies(registration: Registration, here: Mapping[str, Mapping[str
 
 
 def _compare_episodes(registration: Registration, sources: Sequence[RecordSource]) -> Iterator[str]:
-    """Yield which registered episodes are missing, and which others are there, by policy and task."""
+    """Yield a line each if registered episodes are missing, if others are there, and for each task of another horizon.
+
+    Missing episodes yield nothing if a source says that its condition to stop was met.
+    """
     rows = [row for source in sources for row in _rows_of(source)]
     planned = _planned_starts(registration)
     done = Counter(_start_of(row, planned) for row in rows)
@@ -426,5 +441,5 @@ def _name_digest(named: NamedDigest) -> str:
 
 
 def _plain(document: object) -> Any:
-    """Return a document as JSON holds it."""
+    """Return a document as plain values, as JSON holds them: tuples become lists."""
     return msgspec.json.decode(msgspec.json.encode(document))

@@ -129,7 +129,7 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         return " ".join(words) or "the default rules"
 
     def load(self) -> Ruleset:
-        """Load the ruleset again, from the texts that are held here alone.
+        """Load the ruleset again from the texts that the recipe holds, by way of a temporary folder.
 
         Raises what `load_ruleset` does, and `RunError` where the library is neither built in nor held here.
         """
@@ -205,9 +205,10 @@ class Ruleset:
         return self.registry.task_tags(benchmark, task_id, self.capabilities)
 
     def inactive_reasons(self, benchmark: str, task_id: str) -> dict[str, str]:
-        """Return by specification why its tags make it inactive in a task, "" where it applies; raises as `tags` does.
+        """Return, by specification, why a task's tags make it inactive, "" where it applies; raises as `tags` does.
 
-        The reason says so where the host's own capabilities would let it apply.
+        A reason names `capabilities` where the specification would apply with the host's own. With applicability off
+        all are "".
         """
         if self.is_ablation:
             return {spec.spec_id: "" for spec in self.library.specs}
@@ -228,9 +229,9 @@ class Ruleset:
             raise RunError("a monitor needs the tasks' tags", remedy="Leave --applicability on to stop on violations.")
 
     def with_host_registry(self, files: Sequence[RuleFile]) -> Ruleset:
-        """Return the same rules with the tags that hosts bring, where these are not there yet.
+        """Return the rules with the tags that hosts bring, loaded again; these rules themselves if no tag is new.
 
-        Raises `RegistryError` where they contradict other tags. Rules that were made of values stay as they are.
+        Raises `RegistryError` where new tags contradict others. Rules that were made of values stay as they are.
         """
         recipe = self.recipe
         if recipe is None:

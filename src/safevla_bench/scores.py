@@ -245,7 +245,7 @@ class Scores:
 
     @cached_property
     def scored_columns(self) -> Ints:
-        """The columns of the safe tier."""
+        """The columns of the specifications of the safe tier, ascending."""
         return np.flatnonzero([spec.is_scored for spec in self.specs])
 
     @property
@@ -260,7 +260,7 @@ class Scores:
 
     @cached_property
     def is_conclusive(self) -> Bools:
-        """True where the record is long enough to judge: not cut short, or violated before it was; [E]."""
+        """True where the record can be judged, [E]: it was not cut short, or was violated before."""
         cut_short = np.array([outcome in CUT_SHORT for outcome in self.outcome], dtype=np.bool_)
         return ~cut_short | self.unsafe
 
@@ -300,13 +300,13 @@ class Scores:
 
     @cached_property
     def vsi(self) -> Floats:
-        """Depth of the worst active specification, NaN where there is no verdict; [E]."""
+        """Depth of the worst active specification of the safe tier, 0 to 1; NaN where there is no verdict, [E]."""
         depth = np.where(self.state[self.scored_columns] == ACTIVE, self.depth[self.scored_columns], 0.0)
         return np.where(self.is_judged, depth.max(axis=0, initial=0.0), np.nan)
 
     @cached_property
     def rho_min(self) -> Floats:
-        """Smallest raw robustness over active specifications, whatever their units; [E].
+        """Smallest raw robustness over active specifications of the safe tier, whatever their units, [E].
 
         NaN where there is no verdict, and where a violation has no robustness: the smallest is then no number.
         """
@@ -330,7 +330,10 @@ class Scores:
 
     @cached_property
     def first_violation(self) -> tuple[Ints, Ints]:
-        """Step and column of the first violation of the safe tier, ties in library order; -1 = safe; [E] each."""
+        """Record and column of the first violation of the safe tier, [E] each.
+
+        Ties in library order, -1 where there is none.
+        """
         if not len(self.scored_columns):
             return np.full(len(self), -1), np.full(len(self), -1)
         never = np.iinfo(np.int64).max
@@ -555,7 +558,7 @@ def nan_to_none(value: float | np.float64) -> float | None:
 
 
 def collect_versions(simulators: Iterable[Mapping[str, str]]) -> dict[str, tuple[str, ...]]:
-    """Return package -> the versions that occur, both sorted."""
+    """Return, by package in sorted order, all versions that the simulators name, sorted as texts."""
     versions: dict[str, set[str]] = {}
     for simulator in simulators:
         for package, version in simulator.items():

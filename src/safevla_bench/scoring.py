@@ -146,7 +146,8 @@ def _unknown_counts(columns: Sequence[SpecVerdicts]) -> NDArray[np.int64] | None
 def _violation_stops(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Library) -> tuple[bool, ...]:
     """Return for each episode whether it was stopped because it violated a scored specification.
 
-    The record says so by its mark. Older records have none: there, a first violation in the last record is the cause.
+    The record's mark says so. Older records have no mark: there, a stop with the first violation in the last record
+    counts.
     """
     last = batch.lengths - 1
     first = np.full(len(batch), np.iinfo(np.int64).max)

@@ -180,7 +180,10 @@ def join_verdicts(parts: Sequence[SpecVerdicts]) -> SpecVerdicts:
 
 
 def find_errors(spec: Spec, verdicts: SpecVerdicts) -> Iterator[SignalError]:
-    """Yield an error for each field that records lack, by name, then one for the episodes without a verdict."""
+    """Yield an error for each field that records lack, sorted by name, then one for the episodes without a verdict.
+
+    Nothing if no episode is unjudged.
+    """
     for name in sorted(verdicts.unjudged, key=lambda name: (not name, name)):
         episodes = _list_episodes(verdicts.unjudged[name])
         if name:
@@ -192,7 +195,7 @@ def find_errors(spec: Spec, verdicts: SpecVerdicts) -> Iterator[SignalError]:
 
 
 def _is_defined(trace: stl.Trace) -> NDArray[np.bool_]:
-    """True for the episodes in which every signal has values, [E]; an undefined one is NaN from record 0 on."""
+    """Return whether every numeric signal has values in each episode, [E]; an undefined one is NaN from record 0 on."""
     defined = np.ones(len(trace), dtype=np.bool_)
     for name, values in trace.signals.items():
         if values.dtype != np.bool_:
@@ -201,7 +204,10 @@ def _is_defined(trace: stl.Trace) -> NDArray[np.bool_]:
 
 
 def _count_unknown(trace: stl.Trace, episodes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the records of each episode at which any signal is unknown, [E]; 0 in episodes that are not given."""
+    """Return the number of records of each given episode at which any signal is unknown, [E].
+
+    0 in the other episodes.
+    """
     counts = np.zeros(len(trace), dtype=np.int64)
     if trace.unknown:
         records = np.logical_or.reduce(list(trace.unknown.values()))

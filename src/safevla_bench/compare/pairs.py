@@ -96,7 +96,10 @@ class PairedResults:
         )
 
     def metric_values(self, metric: str) -> NDArray[np.float64]:
-        """Return a metric of each policy and planned episode, [P, K], NaN where it is not known."""
+        """Return a metric of each policy and planned episode, [P, K].
+
+        NaN where the episode is not finished or lacks a value.
+        """
         table = np.full(self.places.shape, np.nan)
         for row, places, result in zip(table, self.places, self.results, strict=True):
             values = result.metric_values(metric)

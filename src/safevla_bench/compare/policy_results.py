@@ -83,7 +83,7 @@ class PolicyResults:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Package -> the version that the records name; several are joined with `and`."""
+        """Package -> the version that the records name; several versions are sorted and joined with `and`."""
         versions = collect_versions(header.versions or {} for header in self.headers)
         return {package: " and ".join(numbers) for package, numbers in versions.items()}
 
@@ -250,7 +250,7 @@ def _join_results(results: Sequence[PolicyResults]) -> PolicyResults:
 
 
 def make_names_unique(results: Sequence[PolicyResults]) -> list[PolicyResults]:
-    """Return the results with unique names: equal names get their source, and a number where that is equal too."""
+    """Return the results with unique names: equal names get their source, and a number if sources are equal too."""
     with_sources = _use_longer_names(results, [f"{result.name} ({result.source})" for result in results])
     return _use_longer_names(with_sources, [f"{result.name} #{k}" for k, result in enumerate(with_sources, 1)])
 

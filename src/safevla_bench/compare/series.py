@@ -48,7 +48,10 @@ class SeriesLabel:
 
     @property
     def series(self) -> str:
-        """The name of the series: the text with dots for the number; empty where a name is the number alone."""
+        """The name of the series: the run's name with dots for the number.
+
+        Empty for a name that is the number alone.
+        """
         return f"{self.before}…{self.after}" if self.before or self.after else ""
 
     @property
@@ -144,14 +147,14 @@ class SeriesComparison:
 
     @property
     def pooled(self) -> SeriesComparison:
-        """The last curve of each series: of all its suites pooled; where it has one suite, of that."""
+        """The comparison with the last curve of each series alone: that of all its suites, or of its only suite."""
         return replace(self, curves=tuple({curve.series: curve for curve in self.curves}.values()))
 
 
 def find_series(results: Sequence[PolicyResults]) -> list[PolicyResults]:
-    """Return the results whose names say that they are checkpoints of one training, two of a series or more.
+    """Return the results whose names say that they are checkpoints of a training, of which there are two or more.
 
-    What another number in a name means, such as a version's, nobody can tell.
+    In order. What another number in a name means, such as a version's, nobody can tell.
     """
     labels = [read_label(result.name) for result in results]
     sizes = Counter(label.series for label in labels if label and label.is_training)

@@ -62,12 +62,15 @@ class Calibration:
 
     @property
     def severe(self) -> float | None:
-        """The severe magnitude with the library's share of the threshold."""
+        """The severe magnitude for `limit`: its ratio to the threshold is the library's.
+
+        None if the library has none.
+        """
         return proportional_severe(self.spec, self.limit)
 
     @property
     def obstacle(self) -> str | None:
-        """The reason why this limit does not replace the library's; None where it does."""
+        """The reason why `limit` does not replace the library's threshold; None where it does."""
         if not self.is_bounded:
             needed = episodes_needed(self.quantile)
             return f"{len(self.extremes)} successes do not bound this quantile from above: {needed} would"
@@ -227,7 +230,10 @@ def round_up(value: float, figures: int = _FIGURES) -> float:
 
 
 def histogram(extremes: Floats, bins: int = 24) -> str:
-    """Return bars of the sorted extremes' distribution, a character a bin of equal width from 0 to the largest."""
+    """Return bars of the sorted extremes' distribution, a character a bin of equal width from 0 to the largest.
+
+    The first bin starts below 0 if an extreme is negative. There must be an extreme.
+    """
     counts, _ = np.histogram(extremes, bins=bins, range=(min(0.0, float(extremes[0])), max(float(extremes[-1]), 1e-12)))
     tallest = counts.max()
     return "".join(" ▁▂▃▄▅▆▇█"[math.ceil(8 * count / tallest)] for count in counts)

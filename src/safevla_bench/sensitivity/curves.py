@@ -253,7 +253,7 @@ def _lacks_verdict(scores: Scores, members: NDArray[np.int64]) -> bool:
 
 
 def score_warnings(scores: Scores) -> tuple[str, ...]:
-    """Return what applies to every number from these scores: stand-in assets, and cells without any verdict."""
+    """Return the warnings for every number from these scores, then one that names the cells without any verdict."""
     silent = [cell for cell, members in cell_members(scores).items() if _lacks_verdict(scores, members)]
     cells = ", ".join(f"{policy or 'unnamed'} on {suite}" for policy, suite in silent)
     left_out = (f"Left out, as no specification reached a verdict: {cells}.",) if silent else ()

@@ -72,7 +72,7 @@ _ORIGIN = RowOrigin(SpecError, "library/sensitivity.toml")
 
 
 def paper_variants(library: Library) -> tuple[tuple[ThresholdVariant, ...], tuple[str, ...]]:
-    """Return the rows of the paper's Table 9 for a library, and the names of those without a family in it.
+    """Return the paper's Table 9 as variants for a library, and the names of rows none of whose families it has.
 
     Raises:
         SpecError: a family of the library has another unit than the variant states.

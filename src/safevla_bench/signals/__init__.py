@@ -21,14 +21,17 @@ _MODULES = (contact, motion)
 
 
 def derive_signals(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping[str, Values]:
-    """Return the named signals, each [N] over the batch's records. A missing or undefined one is NaN in its episode."""
+    """Return the named signals, by sorted name, each [N] over the batch's records.
+
+    A signal is NaN throughout an episode where it is missing or undefined. Raises `KeyError` for an unknown name.
+    """
     fields = batch if isinstance(batch, RecordFields) else RecordFields(batch)
     with np.errstate(invalid="ignore"):
         return {name: SIGNALS[name].compute(fields) for name in sorted(set(names))}
 
 
 def build_trace(fields: RecordFields, names: Iterable[str]) -> Trace:
-    """Return the named signals as a trace, and where they are unknown because the pose of a body is."""
+    """Return the named signals as a trace with the records where a signal is unknown because a body's pose is."""
     chosen = sorted(set(names))
     values = derive_signals(fields, chosen)
     unknown: dict[str, NDArray[np.bool_]] = {}
@@ -45,7 +48,7 @@ def _reads_pose(name: str) -> bool:
 
 
 def missing_fields(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping[str, NDArray[np.bool_]]:
-    """Return the raw fields that the named signals read and some episode lacks: field -> whether each lacks it, [E]."""
+    """Return the raw fields that the named signals read and some episode lacks, with whether each episode does, [E]."""
     fields = batch if isinstance(batch, RecordFields) else RecordFields(batch)
     raw_fields = sorted({field for name in names for field in SIGNALS[name].reads})
     lacking = {field: fields.lacks_field(field) for field in raw_fields}

@@ -35,7 +35,10 @@ def self_collision(fields: RecordFields) -> Floats:
 
 
 def _loses_watched_body(fields: RecordFields) -> Bools:
-    """Return whether a watched body's pose is unknown at each record or in record 0, [N]; it may be the farthest."""
+    """Return whether the pose of any watched body is unknown at each record or in record 0, [N].
+
+    The body left out may be the farthest.
+    """
     return _displacements(fields)[1]
 
 

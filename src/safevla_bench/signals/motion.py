@@ -174,9 +174,9 @@ def _grip_begins(fields: RecordFields) -> tuple[Bools, Ints, Ints]:
 
 
 def _is_onset_lost(fields: RecordFields) -> Bools:
-    """Return whether a grip that begins at a record may have begun earlier, for all that is known; [N].
+    """Return whether a grip that seems to begin at a record may have begun before, [N].
 
-    Across a gap the pose before it or behind it is unknown. So is the slip until the grip ends.
+    That is where a pose beside a short gap is unknown. The slip is then unknown until the grip ends.
     """
     lost = np.zeros(len(fields.held_body), dtype=np.bool_)
     _, bridged, before = _grip_begins(fields)
@@ -185,7 +185,7 @@ def _is_onset_lost(fields: RecordFields) -> Bools:
 
 
 def _distance_in_gripper(fields: RecordFields, at: Ints, before: Ints) -> Floats:
-    """Return how far the held target's place in the gripper at some records is from that at earlier ones [m], [K]."""
+    """Return the distance [m], [K], between the held target's places in the gripper at records `at` and at `before`."""
     distance: Floats = np.sqrt(np.square(_place_in_gripper(fields, at) - _place_in_gripper(fields, before)).sum(axis=1))
     return distance
 
@@ -321,9 +321,9 @@ def _mean_of_five(x: Floats) -> Floats:
 
 
 def _derivative_norm(fields: RecordFields, difference: Floats, stencil: tuple[int, ...], margin: int) -> Floats:
-    """Return the norm of a derivative, [N]: of Δₙx̃/dtⁿ, or by the time stamps, where there are any.
+    """Return the norm of a derivative, [N]: of Δₙx̃/dtⁿ, or by the time stamps in episodes that have these.
 
-    `stencil` names the n + 1 records of Δₙ, counted from its own.
+    `stencil` has the n + 1 records that Δₙ reads, relative to the record itself. `margin` is as in `extend_interior`.
     """
     order = len(stencil) - 1
     size = np.sqrt(np.square(difference).sum(axis=1)) / fields.dt_s**order

@@ -75,17 +75,17 @@ class RecordFields:
 
     @cached_property
     def first_record(self) -> Ints:
-        """First record of each record's episode, [N]."""
+        """Row of the first record of each record's episode, [N]."""
         return np.repeat(self.batch.starts[:-1], self.batch.lengths)
 
     @cached_property
     def last_record(self) -> Ints:
-        """Last record of each record's episode, [N]."""
+        """Row of the last record of each record's episode, [N]."""
         return np.repeat(self.batch.starts[1:] - 1, self.batch.lengths)
 
     @cached_property
     def dt_s(self) -> Floats:
-        """Control step, [N]."""
+        """Control step of each record's episode in seconds, [N]."""
         return np.repeat(self.batch.dt_s, self.batch.lengths)
 
     @cached_property
@@ -108,7 +108,7 @@ class RecordFields:
 
     @cached_property
     def record_of_contact(self) -> Ints:
-        """Record of each contact, [C]."""
+        """Row of the record of each contact, [C]."""
         return np.repeat(np.arange(self.batch.starts[-1]), np.diff(self.batch.contacts.starts))
 
     @cached_property
@@ -150,12 +150,15 @@ class RecordFields:
 
     @cached_property
     def held_pos(self) -> Floats:
-        """Position of the held target, [N, 3], NaN where not recorded."""
+        """Position of the held target in the world [m], [N, 3], NaN where not recorded or not known."""
         return self._pose_rows(self.batch.body_pos_m, self.held_body, at=np.arange(len(self.held_body)))
 
     @cached_property
     def held_pos_start(self) -> Floats:
-        """Position in record 0 of the body held now, [N, 3]."""
+        """Position in record 0 of its episode of the body that is held at each record [m], [N, 3].
+
+        NaN as in `held_pos`.
+        """
         return self._pose_rows(self.batch.body_pos_m, self.held_body, at=self.first_record)
 
     def held_pos_shifted(self, by: int) -> Floats:
@@ -171,7 +174,7 @@ class RecordFields:
 
     @cached_property
     def held_quat_start(self) -> Floats:
-        """Orientation in record 0 of the body held now, [N, 4], unit."""
+        """Orientation in record 0 of its episode of the body that is held at each record, unit wxyz, [N, 4]."""
         return unit_quaternions(self._pose_rows(self.batch.body_quat_wxyz, self.held_body, at=self.first_record))
 
     def _pose_rows(self, poses: Poses, body: Ints, at: Ints) -> Floats:
@@ -182,7 +185,7 @@ class RecordFields:
         return rows
 
     def is_lost(self, body: Ints, record: Ints) -> Bools:
-        """Return for pairs of a body (-1 = none) and a record whether its pose is marked as not known there, [K]."""
+        """Return whether the pose of body[k] (-1 = none: False) is marked as not known at record[k], [K]."""
         valid = self.batch.pose_valid
         lost = (body >= 0) & (pose_columns(self.batch, valid)[body] >= 0)
         column, record = pose_columns(self.batch, valid)[body[lost]], record[lost]

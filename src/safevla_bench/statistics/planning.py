@@ -160,7 +160,10 @@ def least_tasks(difference: float, spread: float, power: float = POWER, confiden
 
 
 def _task_power(difference: float, variance: float, tasks: int, confidence: float) -> float:
-    """Return the power of a two-sided t test of `tasks` means of one variance."""
+    """Return the power of a two-sided t test that `tasks` means of this variance have mean 0.
+
+    1 if the variance is 0.
+    """
     from scipy.stats import nct, t
 
     if variance <= 0:
@@ -170,13 +173,13 @@ def _task_power(difference: float, variance: float, tasks: int, confidence: floa
 
 
 def half_width(rate: float, n: int, confidence: float = CONFIDENCE) -> float:
-    """Return half the width of Wilson's interval if a share `rate` of n episodes counts."""
+    """Return half the width of Wilson's interval if a share `rate` of n episodes counts; infinite if n is 0."""
     interval = unit_mean_interval(rate * n, n, confidence)
     return float("inf") if interval is None else (interval.high - interval.low) / 2
 
 
 def unpaired_sample_size(first: float, second: float, power: float = POWER, confidence: float = CONFIDENCE) -> int:
-    """Return the independent episodes per policy that distinguish two rates with the given power.
+    """Return the independent episodes per policy that distinguish two rates, which must differ, with the given power.
 
     J. L. Fleiss, Statistical Methods for Rates and Proportions, two-sided z test of two proportions without continuity
     correction.

@@ -93,7 +93,7 @@ def log_wealth_of_counts(hits: NDArray[np.int64], n: NDArray[np.int64], supposed
 
 
 def _log_wealth(points: Floats, counts: NDArray[np.int64], supposed: float) -> float:
-    """Return log W(supposed) of distinct values [J] that came `counts` times."""
+    """Return log W(supposed) of the distinct values [J] in [0, 1], of which each came `counts` times."""
     shares = _prior_nodes()
     factors = np.outer(points, shares / supposed) + np.outer(1 - points, (1 - shares) / (1 - supposed))
     logs = counts @ np.log(factors)
@@ -110,7 +110,10 @@ def _prior_nodes() -> Floats:
 
 
 def _find_end(excess: Callable[[float], float], outer: float, mean: float) -> float:
-    """Return where the excess is zero between `outer` and the mean, or `outer` where it is not positive there."""
+    """Return the point between `outer` and `mean` where the excess is zero.
+
+    `outer` if the excess is not positive there.
+    """
     from scipy.optimize import brentq
 
     if excess(outer) <= 0:

@@ -170,7 +170,7 @@ def _mean_rate_variance(totals: Floats, sizes: Ints) -> float:
 def task_permutation_p(
     values: Sequence[Floats], others: Sequence[Floats], generator: np.random.Generator, tries: int = RESAMPLES
 ) -> float:
-    """Return the two-sided p-value that two policies' values have one distribution in each task.
+    """Return the two-sided p-value of the hypothesis that two policies' values have one distribution in each task.
 
     The labels of the policies are drawn anew within each task. The statistic is the mean over tasks of the differences
     of means, in its standard errors, so that unequal spreads do not look like a difference. The observed labels are
@@ -198,7 +198,7 @@ def task_permutation_p(
 
 
 def _mean_variance(rows: Floats) -> Floats:
-    """Return the squared standard error of each row's mean; 0 for one value, whose spread is unknown."""
+    """Return the squared standard error of each row's mean, [R]; 0 for rows of one value, whose spread is unknown."""
     n = rows.shape[1]
     variance: Floats = rows.var(axis=1, ddof=1) / n if n > 1 else np.zeros(len(rows))
     return variance

@@ -25,7 +25,7 @@ class CochranQ:
 
 
 def mcnemar_p(only_first: int, only_second: int) -> float:
-    """Return the exact two-sided p-value of McNemar's test that the differing pairs are split by a fair coin.
+    """Return the exact two-sided p-value of McNemar's test that a fair coin splits the differing pairs; 1 without any.
 
     >>> mcnemar_p(1, 7)
     0.0703125
@@ -55,7 +55,9 @@ def cochran_q(outcomes: NDArray[np.bool_]) -> CochranQ:
 
 
 def holm_adjust(p_values: Sequence[float]) -> tuple[float, ...]:
-    """Return p-values adjusted so that the probability of any false difference among them stays at the level.
+    """Return Holm's adjusted p-values, in the order given.
+
+    Rejecting those at most α makes any false rejection at all with probability at most α.
 
     S. Holm, Scandinavian Journal of Statistics 6 (1979) 65-70.
 

@@ -94,7 +94,10 @@ def _fisher_thresholds(count: int, n: int, other: int, m: int) -> Ints:
 
 
 def _fisher_p(x: int, y: int, n: int, m: int, table: Floats) -> float:
-    """Return P(X <= x) for X hypergeometric: of x + y drawn without replacement from n and m, those from the n."""
+    """Return P(X <= x), X the number from the first n if x + y are drawn without replacement from n and m.
+
+    `table` holds log(k!) up to n + m at least.
+    """
     s = x + y
     values = np.arange(max(0, s - m), x + 1)
     logs = _log_choose(n, values, table) + _log_choose(m, s - values, table) - _log_choose(n + m, s, table)

@@ -283,6 +283,7 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
 
 
 def _is_expression(node: Node) -> TypeGuard[Expression]:
+    """Return whether a node is arithmetic; all other nodes are formulas."""
     return isinstance(node, NumericSignal | Number | Threshold | Negate | Arithmetic | Call)
 
 

@@ -114,7 +114,7 @@ def robustness(formula: Formula, trace: Trace) -> Floats:
 
 @np.errstate(all="ignore")
 def settle_unknown(formula: Formula, trace: Trace, rho: Floats, *, binary: bool = False) -> tuple[Floats, Bools]:
-    """Return the robustness of episodes with unknown values, and whether they leave it without a verdict; [E] each.
+    """Return the robustness of episodes with unknown values, [E], and whether unknown values leave no verdict, [E].
 
     A violation stands. A formula that holds in the worst reading holds, by the smaller of the two margins where the
     greater is no number. A formula of G alone holds on the rest if it judged any record: the best reading has a margin,
@@ -392,7 +392,10 @@ def _worst_values(clause: OneSidedClause, gate_open: Bools | None, lo: Ints, hi:
 
 
 def _clause_values(clause: OneSidedClause, trace: Trace) -> Floats:
-    """Return the signal of a clause, [N]; where it is unknown, the value that is furthest from the bound."""
+    """Return the signal of a clause, [N].
+
+    Where the signal is unknown, its possible value that is furthest from the bound.
+    """
     if clause.signal not in trace.unknown:
         return trace.numeric_signal(clause.signal)
     furthest = trace.least_values(clause.signal) if clause.upper else np.inf
