@@ -37,7 +37,7 @@ class Observer(Protocol):
         ...
 
     def finished(self, outcome: EpisodeOutcome) -> None:
-        """Learn how an episode ended."""
+        """Learn how an episode ended, with its record if it has one."""
         ...
 
 
@@ -56,13 +56,13 @@ class FinishedEpisode:
 
     @classmethod
     def from_outcome(cls, outcome: EpisodeOutcome) -> FinishedEpisode:
-        """Return the outcome with its record as bytes."""
+        """Return the outcome with its record as `.npz` bytes; None stays None."""
         record = None if outcome.batch is None else npz.encode_npz(outcome.batch)
         facts = (outcome.reason, outcome.latency, outcome.greeting, outcome.wall_s)
         return cls(outcome.planned, outcome.outcome, outcome.steps, record, *facts)
 
     def decode(self) -> EpisodeOutcome:
-        """Return the outcome with its record decoded."""
+        """Return the outcome with its record decoded from the bytes; None stays None."""
         batch = None if self.record is None else npz.decode_npz(self.record)
         facts = (self.reason, self.latency, self.greeting, self.wall_s)
         return EpisodeOutcome(self.planned, self.outcome, self.steps, batch, *facts)
@@ -80,7 +80,7 @@ class EnvRunner:
         self._made_for: tuple[str, Task] | None = None
 
     def run_planned(self, planned: PlannedEpisode, on_step: OnStep | None = None) -> EpisodeOutcome:
-        """Run one episode; whatever else is raised is the outcome `crashed`.
+        """Run one episode and return its outcome with the seconds that it took; exceptions make the outcome `crashed`.
 
         Raises:
             SafevlaError: the host cannot be used, or the policy's server cannot be reached in the first place.
@@ -90,6 +90,11 @@ class EnvRunner:
         return replace(outcome, wall_s=time.perf_counter() - began_s)
 
     def _run_episode(self, planned: PlannedEpisode, on_step: OnStep | None) -> EpisodeOutcome:
+        """Return an episode's outcome, `crashed` where its environment or the episode raises.
+
+        Then the environment is closed.
+        Raises `SafevlaError` as `run_planned` does.
+        """
         policy = self._policies[planned.policy]
         try:
             env = self._prepare_env(planned, policy)
@@ -104,12 +109,17 @@ class EnvRunner:
         return outcome
 
     def close(self) -> None:
-        """Close the environment; its place can be taken by another."""
+        """Close the environment, if there is one; the next episode makes a new one."""
         env, self._env = self._env, None
         if env:
             env.close()
 
     def _prepare_env(self, planned: PlannedEpisode, policy: Policy) -> HostEnv:
+        """Return the environment for the episode: the present one if it is of the same policy and task, else a new one.
+
+        A policy with a server is connected before the environment is made. Raises `HostError` for an environment that
+        lacks a part or cannot start the episode, and whatever the host raises.
+        """
         if self._made_for != (planned.policy, planned.task):
             self.close()
         if self._env is None:
@@ -124,7 +134,7 @@ class EnvRunner:
         return self._env
 
     def _discard_env(self) -> None:
-        """Close an environment that raised; it may raise again, and what matters is already recorded."""
+        """Close an environment that raised; what it raises now is ignored, since the outcome is already known."""
         try:
             self.close()
         except Exception:
@@ -161,10 +171,14 @@ def _require_start(env: HostEnv, planned: PlannedEpisode) -> None:
 def _run_with_retries(
     env: HostEnv, policy: Policy, planned: PlannedEpisode, on_step: OnStep | None, watch: Monitor | None
 ) -> EpisodeOutcome:
-    """Run an episode, and again if its policy server is lost during it."""
+    """Run an episode, again up to `SERVER_RETRIES` times if its policy server is lost, and return its outcome.
+
+    After the last attempt it is `crashed`. Raises `ServerUnreachableError` where the first attempt reaches no server.
+    """
     reached = 0
 
     def count(steps: int) -> None:
+        """Remember the number of steps and pass it to `on_step`."""
         nonlocal reached
         reached = steps
         if on_step:
@@ -200,6 +214,7 @@ def run_serially(
 
 
 def _run_observed(runner: EnvRunner, planned: PlannedEpisode, observer: Observer | None) -> EpisodeOutcome:
+    """Run an episode, tell the observer each step and the end if there is an observer, and return the outcome."""
     if observer is None:
         return runner.run_planned(planned)
     outcome = runner.run_planned(planned, on_step=lambda steps: observer.stepped(planned, steps))

@@ -116,12 +116,16 @@ def _require_readings(policy: Policy, observation: Observation) -> None:
 
 
 def _final_outcome(planned: PlannedEpisode) -> str:
-    """Return the outcome of an episode that neither succeeds nor is ended before its horizon."""
+    """Return the outcome of an episode that neither succeeds nor is ended before its horizon.
+
+    "timeout", or the recording's own ending where the whole of a recording is replayed.
+    """
     recorded = planned.start.recorded
     return recorded.ending if recorded and recorded.steps == planned.horizon else "timeout"
 
 
 def _violation_reason(standing: EpisodeStanding) -> str | None:
+    """Return which specifications are violated and at which record; None if none is."""
     if not standing.violated:
         return None
     return f"{', '.join(standing.violated)} violated at record {standing.step}"
@@ -137,7 +141,12 @@ class _ActionSeam:
         """How many actions were clipped; None where none may be."""
 
     def next_action(self, observation: Observation) -> Action:
-        """[A], within the bounds of the host; raises what the policy raises, and `InvalidActionError`."""
+        """Ask the policy for an action, time the call, and return the action [A] within the host's bounds.
+
+        An action outside is clipped and counted where the policy's rule is to clip. Raises what the policy raises, and
+        `InvalidActionError` for a wrong shape, numbers that are not finite, or an action outside where none may be
+        clipped.
+        """
         start = time.perf_counter()
         raw_action = self._policy.act(observation)
         self._calls_s.append(time.perf_counter() - start)
@@ -151,6 +160,7 @@ class _ActionSeam:
         return within
 
     def _range_error(self, action: Action, within: Action) -> InvalidActionError:
+        """Return the error that names the first number of the action that differs from `within`, the clipped action."""
         place = int(np.flatnonzero(within != action)[0])
         bounds = f"[{self._low[place]:g}, {self._high[place]:g}]"
         remedy = "Mend the policy's output; or set clip = True on it, where its own project clips too."
@@ -158,7 +168,10 @@ class _ActionSeam:
         return InvalidActionError(problem, remedy=remedy)
 
     def latency(self) -> Latency | None:
-        """Return the latency so far: of the inferences that the policy timed itself, else of each action."""
+        """Return the latency so far: of the inferences that the policy timed itself, else of each action.
+
+        None where nothing was timed.
+        """
         own: Sequence[float] | None = getattr(self._policy, "calls_s", None)
         spent = self._calls_s if own is None else own
         if not spent:
@@ -172,7 +185,11 @@ class _ActionSeam:
 
 
 def _record_marks(policy: Policy, violated: bool, clipped: int | None) -> dict[str, object]:
-    """Return the host-specific header fields that a run adds to a record."""
+    """Return the host-specific header fields that a run adds to a record; {} for a record without any of these marks.
+
+    They say that the policy saw privileged state, that a violation ended the episode, and how many actions were
+    clipped.
+    """
     return {
         **({PRIVILEGED: True} if policy.wants.privileged else {}),
         **({STOPPED_ON_VIOLATION: True} if violated else {}),
@@ -181,7 +198,11 @@ def _record_marks(policy: Policy, violated: bool, clipped: int | None) -> dict[s
 
 
 def _label_record(batch: Batch, planned: PlannedEpisode, outcome: str, marks: Mapping[str, object]) -> Batch:
-    """Return the host's record with the facts of the run; its success is that of the outcome."""
+    """Return the host's record with the facts of the run in its header.
+
+    `success` is true for the outcome "success" alone.
+    `marks` are added to the header's host-specific fields.
+    """
     header = msgspec.structs.replace(
         batch.headers[0],
         episode_id=planned.episode_id,

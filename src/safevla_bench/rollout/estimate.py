@@ -104,7 +104,7 @@ class RunEstimate:
 
 
 def load_costs() -> dict[str, HostCosts]:
-    """Return the figures by host."""
+    """Return host -> measured figures, from the shipped `costs.toml`."""
     text = resources.files(__package__).joinpath("costs.toml").read_text(encoding="utf-8")
     return msgspec.convert(tomllib.loads(text), dict[str, HostCosts])
 
@@ -116,10 +116,10 @@ def estimate_run(
     workers: int = 1,
     look_intervals: Mapping[str, int] = NO_INTERVALS,
 ) -> RunEstimate:
-    """Return the estimate for the episodes.
+    """Return the estimate for the episodes; time and disk are None where there are no figures for the host.
 
-    `cameras` holds how many each policy wants, `look_intervals` the steps between two looks of those that carry out
-    several actions of a reply.
+    `cameras` holds how many each policy wants, `look_intervals` the steps between two looks of those policies that
+    carry out several actions of a reply.
     """
     groups = [list(group) for _, group in groupby(episodes, key=scene_of)]
     scenes = tuple(
@@ -144,6 +144,7 @@ def estimate_run(
 
 
 def _plan_scene(group: Sequence[PlannedEpisode], cameras: int, look_interval: int) -> ScenePlan:
+    """Return the plan of a group of episodes of the same policy and task; the horizon is that of the first."""
     first = group[0]
     task = first.task
     return ScenePlan(
@@ -152,11 +153,13 @@ def _plan_scene(group: Sequence[PlannedEpisode], cameras: int, look_interval: in
 
 
 def _make_time(scene: ScenePlan, costs: HostCosts) -> CostRange:
+    """Return the seconds to make the environment of a scene, with its cameras if it has any."""
     made = CostRange(*costs.make_s)
     return made + CostRange(*costs.camera_make_s) if scene.cameras else made
 
 
 def _episode_time(scene: ScenePlan, costs: HostCosts, wait_steps: int) -> CostRange:
+    """Return the seconds of an episode that lasts its horizon: reset, waiting and control steps, and rendered images."""
     suite = costs.suite(scene.suite)
     looks = 1 + (scene.horizon - 1) // scene.look_interval
     reset = CostRange(*costs.reset_s) + CostRange(*costs.camera_reset_s) * bool(scene.cameras)

@@ -78,8 +78,8 @@ def plan_episodes(
 ) -> tuple[PlannedEpisode, ...]:
     """Return every episode, in the order policy, task, episode.
 
-    `episodes` of each task: a number, None = as many as its benchmark runs, `protocol` = as many as the protocol says,
-    `recorded` = those of `recorded`.
+    `episodes` of each task: a number; None = as many as its benchmark runs; `protocol` = as many as the protocol says;
+    `recorded` = those that the mapping `recorded` holds, which may be none for a policy and task.
 
     Raises `RunError` where there is nothing to run, a policy is named twice, an initial state does not exist or the
     protocol knows no horizon for a suite.
@@ -107,7 +107,10 @@ def plan_episodes(
 
 
 def episode_start(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> EpisodeSeed:
-    """Return the start of an episode of a task under a protocol."""
+    """Return the start of an episode of a task under a protocol: initial state, seed, and steps to wait and to rest.
+
+    The index of the initial state wraps around the task's states only where the protocol says so.
+    """
     wraps = rules.init_state == "episode % count" and task.init_states is not None
     return EpisodeSeed(
         init_state_index=episode % task.init_states if wraps and task.init_states else episode,
@@ -120,7 +123,10 @@ def episode_start(task: Task, episode: int, rules: EvaluationProtocol, seed: int
 
 
 def follow_server(planned: PlannedEpisode, policy: Policy) -> PlannedEpisode:
-    """Return the episode with the environment's seed that the policy's server asks for, where the protocol says so."""
+    """Return the episode with the environment's seed that the policy's server asks for.
+
+    Unchanged where the protocol does not let servers choose, or the server asks for none.
+    """
     wish = policy.env_seed if isinstance(policy, RemotePolicy) else None
     if wish is None or not planned.seed_from_server:
         return planned
@@ -130,7 +136,7 @@ def follow_server(planned: PlannedEpisode, policy: Policy) -> PlannedEpisode:
 def match_recording(planned: PlannedEpisode, policy: Policy, max_steps: int | None = None) -> PlannedEpisode:
     """Return the planned episode of a replaying policy with its recording's start and length; of others, unchanged.
 
-    Raises `PolicyError` where no recorded episode fits.
+    The horizon is at most `max_steps`, if that is given. Raises `PolicyError` where no recorded episode fits.
     """
     if not isinstance(policy, ReplayPolicy):
         return planned
@@ -140,19 +146,21 @@ def match_recording(planned: PlannedEpisode, policy: Policy, max_steps: int | No
 
 
 def policy_seed(seed: int, task: Task, episode: int) -> int:
-    """Return 32 bits that differ between episodes and repeat between runs, machines and policies."""
+    """Return a seed of 32 bits, a digest of `seed`, suite, task and episode: the same for all policies and machines."""
     text = f"{seed}/{task.benchmark}/{task.task_id}/{episode}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
 
 def _policy_seed(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> int:
+    """Return the policy's seed for an episode: `policy_seed` under the rule "sha256", else the protocol's plus `seed`."""
     return policy_seed(seed, task, episode) if rules.policy_seed == "sha256" else rules.policy_seed + seed
 
 
 def _env_seed(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> int:
-    """Return a protocol's number, `N + episode`, or one for each episode; `protocols` admits nothing else.
+    """Return the environment's seed for an episode by the protocol's rule, which is one of these four.
 
-    The N of `N or server` where no server asks for another; see `follow_server`.
+    A number is the seed itself; `N + episode` adds the episode's number; "sha256" gives `policy_seed`; `N or server`
+    gives N, which `follow_server` may replace.
     """
     if isinstance(rules.env_seed, int):
         return rules.env_seed
@@ -164,6 +172,10 @@ def _env_seed(task: Task, episode: int, rules: EvaluationProtocol, seed: int) ->
 
 
 def _count_episodes(task: Task, episodes: Episodes, rules: EvaluationProtocol) -> int:
+    """Return how many episodes of a task to run: the given number, the task's own (None), else the protocol's.
+
+    Where the protocol has no number for the suite, or the episodes are those of a recording, the task's own counts.
+    """
     if isinstance(episodes, int):
         return episodes
     if episodes is None:
@@ -175,6 +187,10 @@ def _count_episodes(task: Task, episodes: Episodes, rules: EvaluationProtocol) -
 def _check_plan(
     tasks: Sequence[Task], episodes: Episodes, policies: Sequence[str], rules: EvaluationProtocol, *, is_recorded: bool
 ) -> None:
+    """Raise `RunError` if there is nothing to run, a policy is named twice, or a task has too few initial states.
+
+    Initial states are not checked for a recording, or where the protocol reuses or draws them.
+    """
     if not tasks or not policies or (isinstance(episodes, int) and episodes < 1):
         raise RunError("there is nothing to run", remedy="Give at least one task, one policy and one episode.")
     twice = sorted({policy for policy in policies if policies.count(policy) > 1})
@@ -188,6 +204,10 @@ def _check_plan(
 
 
 def _task_horizon(task: Task, rules: EvaluationProtocol, max_steps: int | None) -> int:
+    """Return the horizon [control steps]: `max_steps`, else the protocol's for the suite, else the task's own.
+
+    Raises `RunError` where there is none.
+    """
     if max_steps is not None:
         return max_steps
     horizon = rules.suite_horizon(task.benchmark) or task.horizon
@@ -215,7 +235,10 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> Shard:
-        """Return the shard of a text such as `2/8`."""
+        """Return the shard of a text such as `2/8`.
+
+        Raise `RunError` for another text or a number outside 1 to the count.
+        """
         number, slash, count = text.partition("/")
         if not (slash and number.isdecimal() and count.isdecimal()):
             raise RunError(f"--shard {text!r} is no shard", remedy="Write its number and how many there are: 2/8.")
@@ -267,9 +290,10 @@ class EpisodeQueue:
         return any(self._left.values())
 
     def take_next(self, own: Scene | None, others: Collection[Scene]) -> PlannedEpisode | None:
-        """Return the next episode for a worker whose environment is made for `own`, the other workers' for `others`.
+        """Remove and return the next episode for a worker whose environment is made for `own`; None if none is left.
 
-        Of its own scene; else of the first scene that no other worker is at; else of the scene with most left, to help.
+        Only the earliest round counts. The episode is of `own`; else of the first scene that no other worker (`others`)
+        is at; else of the scene with most episodes left, to help. `own` is None for a worker without an environment.
         """
         rounds = {scene: episodes[0].round for scene, episodes in self._left.items() if episodes}
         if not rounds:

@@ -71,7 +71,7 @@ class ProgressActor:
         self._new = asyncio.Event()
 
     async def report_steps(self, turn: int, steps: int) -> None:
-        """Take the number of steps done in a turn, for `next_steps`."""
+        """Store the number of steps done in a turn for `next_steps`, in place of an earlier number."""
         self._steps[turn] = steps
         self._new.set()
 
@@ -92,7 +92,10 @@ class RayWorker:
         self._policies: dict[str, Policy] = {}
 
     def prepare(self) -> ActorReply:
-        """Make host and policies; an error that the user must mend names this node."""
+        """Make host and policies, and reply that the worker is ready, or with an error of the user naming this node.
+
+        Sets this process's environment variables. The host's versions must be those of the command's machine.
+        """
         seen = usable_gpus(os.environ) if self._spec.renders else ()
         os.environ.update(worker_environment(self._number, os.environ, seen, cameras=self._spec.renders))
         try:
@@ -105,10 +108,14 @@ class RayWorker:
         return ActorReply(WorkerReady())
 
     def run_planned(self, planned: PlannedEpisode, turn: int) -> ActorReply:
-        """Run an episode; `turn` tells it from every other that this run has begun."""
+        """Run an episode and reply with its outcome, or with an error that ends the run, which names this node.
+
+        `turn` is a number that no other episode begun in this run has; progress is reported under it.
+        """
         assert self._runner is not None
 
         def tell(steps: int) -> None:
+            """Report the steps to the progress actor, every `STEPS_BETWEEN` steps."""
             if self._progress and steps % STEPS_BETWEEN == 0:
                 self._progress.report_steps.remote(turn, steps)
 
@@ -128,21 +135,24 @@ class RayWorker:
 
 
 def record_versions(host: Host) -> dict[str, str]:
-    """Return the versions that records depend on."""
+    """Return the versions that records depend on by package: this package's and the host's."""
     return {"safevla-bench": __version__, **host.versions()}
 
 
 def _require_same_versions(required: Mapping[str, str], installed: Mapping[str, str]) -> None:
+    """Raise `HostError` naming the packages whose versions on this node differ from the required ones."""
     if differing := clusters.describe_differences(required, installed):
         raise HostError(differing, remedy="Install the same versions on every node; records depend on them.")
 
 
 def _on_this_node(error: SafevlaError) -> SafevlaError:
+    """Put this node's name before the error's text, and return the same error."""
     error.problem = f"on the node {clusters.node_name()}: {error.problem}"
     return error
 
 
 def _resident_bytes() -> int:
+    """Return the memory that this process uses [bytes]; 0 where /proc does not say."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except (OSError, ValueError, IndexError):
@@ -174,7 +184,7 @@ class ActorHandle:
         self.asked = self._handle.run_planned.remote(planned, self.turn)
 
     def dismiss(self) -> None:
-        """Ask it to close and then to end, which frees its share of the node; kill it if it is not ready yet."""
+        """Ask the actor to close and then to end, which frees its share of the node; kill it if it is not ready yet."""
         if not self._is_ready:
             self._ray.kill(self._handle)
             return
@@ -182,14 +192,20 @@ class ActorHandle:
         self._handle.__ray_terminate__.remote()
 
     def end(self, timeout_s: float) -> str:
-        """Wait for its last reply for so long, kill it, and return why it is gone."""
+        """Wait `timeout_s` for the actor's last reply, kill it, and return in words why it is gone.
+
+        The wait is left out where the actor is not ready.
+        """
         if timeout_s and self._is_ready:
             self._ray.wait([self.asked], timeout=timeout_s)
         self._ray.kill(self._handle)
         return self._cause
 
     def receive(self) -> Message | None:
-        """Return its reply to the last request; None if it has died or cannot be reached any more."""
+        """Wait for the actor's reply to the last request and return its message.
+
+        None if it has died or cannot be reached.
+        """
         try:
             reply: ActorReply = self._ray.get(self.asked)
         except self._ray.exceptions.RayError as error:
@@ -200,6 +216,10 @@ class ActorHandle:
         return reply.message
 
     def _check_leak(self, resident_bytes: int) -> None:
+        """Mark the actor as leaking if its memory has grown by more than `LEAK_BYTES` since its first known value.
+
+        0 = unknown.
+        """
         if resident_bytes and self._first_bytes is None:
             self._first_bytes = resident_bytes
         self._leaking = resident_bytes - (self._first_bytes or resident_bytes) > LEAK_BYTES
@@ -229,10 +249,15 @@ class _ActorPool:
         )
 
     def start(self, number: int) -> ActorHandle:
+        """Start the actor of this number on whatever node has room; returns before it is ready."""
         made = self._made.remote(self._spec_once, number, self._versions, self._progress)
         return ActorHandle(self._ray, made, self._cluster.episodes, self._turns)
 
     def receive_messages(self, workers: Mapping[int, ActorHandle]) -> Iterator[tuple[int, Message | None]]:
+        """Wait a second at most and yield (worker number, message); the message is None from an actor that has died.
+
+        Raises `RunError` where nothing came and the cluster has no room for the actors.
+        """
         by_asked = {worker.asked: number for number, worker in workers.items()}
         ready, _ = self._ray.wait([*by_asked, *self._listening], num_returns=1, timeout=_LOOK_S)
         for asked in ready:
@@ -244,7 +269,7 @@ class _ActorPool:
             clusters.require_room(self._ray, self._cluster)
 
     def _progress_messages(self, workers: Mapping[int, ActorHandle]) -> Iterator[tuple[int, Message]]:
-        """Yield the steps of the episodes that still run."""
+        """Yield (worker number, steps) of the episodes that still run; nothing where the progress actor is gone."""
         try:
             steps: dict[int, int] = self._ray.get(self._listening.pop())
         except self._ray.exceptions.RayError:  # the run does not need to know; it goes on without

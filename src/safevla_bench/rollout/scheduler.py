@@ -40,10 +40,10 @@ class RemoteWorker(Protocol):
         """True if it should be replaced by a fresh one before it gets another episode."""
 
     def begin(self, planned: PlannedEpisode) -> None:
-        """Give it an episode; its messages come later, and the notice of its death too."""
+        """Give the worker an episode. Its messages arrive later through the pool, as does the notice of its death."""
 
     def dismiss(self) -> None:
-        """Tell it that nothing is left to do: it closes what it made, and ends."""
+        """Tell the worker that nothing is left to do: it closes what it made, and ends. Does not wait for that."""
 
     def end(self, timeout_s: float) -> str:
         """Wait for its end, kill it after the timeout, and return in words how it ended."""
@@ -64,7 +64,10 @@ class WorkerPool(Protocol[W]):
         """Start a worker; it sends `WorkerReady` when it can take an episode."""
 
     def receive_messages(self, workers: Mapping[int, W]) -> Iterator[tuple[int, Message | None]]:
-        """Wait a little and yield the messages of the workers, by number; None from one that has died."""
+        """Wait about a second at most and yield (worker number, message).
+
+        The message is None from a worker that has died.
+        """
 
 
 @dataclass
@@ -81,7 +84,7 @@ class _BusyWorker(Generic[W]):
 def run_pool(
     pool: WorkerPool[W], episodes: Sequence[PlannedEpisode], count: int, observer: Observer | None = None
 ) -> Generator[FinishedEpisode]:
-    """Run the episodes with `count` workers of a pool and yield each as it ends, in no order.
+    """Run the episodes with at most `count` workers of a pool and yield each as it ends, in no order.
 
     Raises `RunError` where workers die before they can begin, and what a worker itself cannot mend: `HostError`,
     `PolicyError`, `PluginError`. Whatever ends this generator ends the workers.
@@ -118,16 +121,24 @@ class _Scheduler(Generic[W]):
         return bool(self._left) or any(worker_state.current for worker_state in self._workers.values())
 
     def start_workers(self, count: int) -> None:
+        """Start `count` workers, numbered from 0."""
         for number in range(count):
             self._start_worker(number)
 
     def messages(self) -> Iterator[tuple[int, Message | None]]:
+        """Wait a little and yield (worker number, message) of all workers.
+
+        The message is None from a worker that has died.
+        """
         return self._pool.receive_messages(
             {number: worker_state.worker for number, worker_state in self._workers.items()}
         )
 
     def handle_message(self, number: int, message: Message | None) -> FinishedEpisode | None:
-        """Act on a message and return the episode that it ends, None if it ends none."""
+        """Act on a worker's message, None for its death, and return the episode that has ended; None if none has.
+
+        Gives the worker its next episode, and tells the observer. Raises the error of a worker that cannot go on.
+        """
         worker_state = self._workers[number]
         if message is None:
             return self._handle_death(number)
@@ -144,26 +155,29 @@ class _Scheduler(Generic[W]):
         return self._notify_observer(message) if isinstance(message, FinishedEpisode) else None
 
     def dismiss_all(self) -> None:
+        """Dismiss every worker without waiting for its end."""
         for number in list(self._workers):
             self._release_worker(number)
 
     def close(self, timeout_s: float) -> None:
-        """End every worker, each within the time."""
+        """End every worker, dismissed ones too: wait `timeout_s` for each, then kill it."""
         for worker in [*(worker_state.worker for worker_state in self._workers.values()), *self._dismissed]:
             worker.end(timeout_s)
         self._workers.clear()
         self._dismissed.clear()
 
     def _start_worker(self, number: int) -> None:
+        """Start a worker under this number in place of any former one."""
         self._workers[number] = _BusyWorker(self._pool.start(number))
 
     def _release_worker(self, number: int) -> None:
+        """Dismiss a worker and free its number; `close` waits for its end."""
         worker = self._workers.pop(number).worker
         worker.dismiss()
         self._dismissed.append(worker)
 
     def _assign_next(self, number: int) -> None:
-        """Give a worker its next episode, or dismiss it."""
+        """Give a worker its next episode; replace it if it is spent, and dismiss it if no episode is left."""
         worker_state = self._workers[number]
         if worker_state.worker.spent and self._left:
             self._release_worker(number)
@@ -178,7 +192,11 @@ class _Scheduler(Generic[W]):
         worker_state.worker.begin(planned)
 
     def _handle_death(self, number: int) -> FinishedEpisode | None:
-        """Requeue the episode of a worker that has died, or report it as crashed, and start a fresh worker."""
+        """Requeue a dead worker's episode or return that as crashed, and start a fresh worker if episodes are left.
+
+        None where the episode is requeued or the worker had none. Raises `RunError` where workers of this number died
+        before they could begin as often as the pool allows.
+        """
         worker_state = self._workers.pop(number)
         cause = worker_state.worker.end(_CLOSE_S)
         if worker_state.current is None:
@@ -193,7 +211,10 @@ class _Scheduler(Generic[W]):
         return finished
 
     def _requeue_or_crash(self, planned: PlannedEpisode, steps: int, cause: str) -> FinishedEpisode | None:
-        """Report the episode as crashed after `RETRIES` worker deaths, else requeue it."""
+        """Put the episode back into the queue and return None.
+
+        After more than `RETRIES` worker deaths return it as crashed.
+        """
         self._deaths[planned.episode_id] += 1
         if self._deaths[planned.episode_id] <= RETRIES:
             self._left.put_back(planned)
@@ -203,6 +224,7 @@ class _Scheduler(Generic[W]):
         return self._notify_observer(FinishedEpisode(planned, "crashed", steps, None, reason))
 
     def _notify_observer(self, finished: FinishedEpisode) -> FinishedEpisode:
+        """Tell the observer, if there is one, that the episode has ended, and return the episode."""
         if self._observer:
             self._observer.finished(finished.decode())
         return finished
@@ -249,11 +271,11 @@ class WorkerProcess:
         self._send(None)
 
     def has_died(self) -> bool:
-        """Return whether it is gone and no message of it is left."""
+        """Return whether the process has ended and all its messages have been read."""
         return self.process.poll() is not None and not self.connection.poll()
 
     def end(self, timeout_s: float) -> str:
-        """Wait for the process for so long, kill it if it still runs, and return how it ended."""
+        """Wait `timeout_s` for the process, kill it if it still runs, close the socket, and return how it ended."""
         try:
             self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -264,6 +286,7 @@ class WorkerProcess:
         return describe_exit(self.process.returncode)
 
     def _send(self, message: object) -> None:
+        """Send a message; nothing happens where the process has died, which `receive_messages` notices."""
         try:
             self.connection.send(message)
         except OSError:
@@ -288,9 +311,14 @@ class _ProcessPool:
         self._gpus = usable_gpus(os.environ) if cast.renders else ()
 
     def start(self, number: int) -> WorkerProcess:
+        """Start the worker of this number in a process of its own, with its share of CPUs and GPUs."""
         return WorkerProcess(self._cast, worker_environment(number, os.environ, self._gpus, cameras=self._cast.renders))
 
     def receive_messages(self, workers: Mapping[int, WorkerProcess]) -> Iterator[tuple[int, Message | None]]:
+        """Wait a second at most and yield (worker number, message).
+
+        After a second without any, None from each dead worker.
+        """
         by_connection = {worker.connection: number for number, worker in workers.items()}
         ready = wait(list(by_connection), timeout=_LOOK_S)
         for connection in ready:
@@ -301,6 +329,7 @@ class _ProcessPool:
 
 
 def _receive_message(connection: Connection) -> Message | None:
+    """Return the next message of a connection; None where the other end is gone."""
     try:
         message: Message = connection.recv()
     except (EOFError, OSError):
@@ -309,7 +338,7 @@ def _receive_message(connection: Connection) -> Message | None:
 
 
 def describe_exit(returncode: int) -> str:
-    """Return in words how a process ended, given its return code."""
+    """Return in words how a process ended; a negative return code is the number of the signal that killed it."""
     if returncode >= 0:
         return f"it exited with status {returncode}"
     number = -returncode

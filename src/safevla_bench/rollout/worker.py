@@ -61,6 +61,7 @@ def usable_gpus(variables: Mapping[str, str], devices: Path = Path("/dev")) -> t
 
 
 def _query_nvidia_smi() -> tuple[str, ...]:
+    """Return the numbers of the GPUs that `nvidia-smi` lists; () where it is missing, fails or takes over 20 s."""
     try:
         ran = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -69,6 +70,7 @@ def _query_nvidia_smi() -> tuple[str, ...]:
 
 
 def _device_numbers(devices: Path) -> list[str]:
+    """Return the numbers of the files nvidia0, nvidia1, ... in the folder, as text, in no order."""
     matches = (re.fullmatch(r"nvidia(\d+)", path.name) for path in devices.glob("nvidia*"))
     return [match[1] for match in matches if match]
 
@@ -123,7 +125,10 @@ Message = WorkerReady | StepReached | FinishedEpisode | WorkerFailed
 
 
 def main() -> None:
-    """Serve until None comes. The death of the other end ends this process at once, in whatever it is doing."""
+    """Run this process as a worker until None comes; `sys.argv[1]` is the descriptor of its socket.
+
+    An error that the user must mend is sent back. Where the other end of the socket closes, the process ends at once.
+    """
     faulthandler.enable()
     fd = int(sys.argv[1])
     os.set_inheritable(fd, False)
@@ -138,6 +143,7 @@ def main() -> None:
 
 
 def _receive_orders(connection: Connection, orders: SimpleQueue[PlannedEpisode | None]) -> None:
+    """Put each order from the connection into the queue; end this process at once where the other end is gone."""
     try:
         while True:
             orders.put(connection.recv())
@@ -146,6 +152,10 @@ def _receive_orders(connection: Connection, orders: SimpleQueue[PlannedEpisode |
 
 
 def _serve_episodes(connection: Connection, spec: WorkerSpec, orders: SimpleQueue[PlannedEpisode | None]) -> None:
+    """Make host and policies, report readiness, then run each ordered episode and send its outcome, until None comes.
+
+    Closes the environment and the policies at the end. Raises `SafevlaError` for what the user must mend.
+    """
     host, players = spec.make_parts()
     runner = EnvRunner(host, players, Monitor(spec.stopping) if spec.stopping else None)
     connection.send(WorkerReady())
@@ -158,5 +168,6 @@ def _serve_episodes(connection: Connection, spec: WorkerSpec, orders: SimpleQueu
 
 
 def _report_steps(connection: Connection, steps: int) -> None:
+    """Send the number of steps, every `STEPS_BETWEEN` steps."""
     if steps % STEPS_BETWEEN == 0:
         connection.send(StepReached(steps))
