@@ -46,13 +46,16 @@ def examine_machine(host: str | None = None, out: Path | None = None, *, quick: 
 
 
 def _hosts_to_test(host: str | None, simulated: list[str]) -> list[str]:
-    """Return the hosts whose episode is tested; one of a plug-in only if it is asked for."""
+    """Return the hosts whose episode is tested: a plug-in's host if it is the one asked for, else `simulated`."""
     tested = simulators.tested_hosts()
     return [host] if host is not None and host not in tested and host != _TEST_HOST else simulated
 
 
 def _check_plugins() -> Iterator[Diagnosis]:
-    """Yield an error for each plug-in host that does not load, and the names of those that do."""
+    """Yield an error for each host that does not load, the names of those that do, then the policies of plug-ins.
+
+    A host of another distribution that brings no tags of its tasks is a warning.
+    """
     loaded = []
     for name in hosts.host_names():
         owner = hosts.host_owner(name)
@@ -73,7 +76,7 @@ def _check_plugins() -> Iterator[Diagnosis]:
 
 
 def _check_policies() -> Iterator[Diagnosis]:
-    """Yield what other distributions offer: an error for each policy that does not load, and the others' names."""
+    """Yield an error for each policy of other distributions that does not load, and the names of the others, if any."""
     loaded = []
     for name in policies.policy_names():
         owner = policies.policy_owner(name)

@@ -33,7 +33,11 @@ _DEVICE = "MUJOCO_EGL_DEVICE_ID"
 
 
 def check_graphics(*, needed: bool, quick: bool) -> Iterator[Diagnosis]:
-    """Check graphics as a simulator would find them; without a simulator (`needed` false) defects are warnings."""
+    """Yield the diagnoses of OpenGL's libraries (Linux alone), of MUJOCO_GL and, unless `quick`, of a rendered frame.
+
+    Missing libraries are errors if a simulator is installed (`needed`), else warnings. No frame is tried where
+    MUJOCO_GL names no backend.
+    """
     if sys.platform == "linux":
         yield from _check_libraries(needed)
     backend = os.environ.get("MUJOCO_GL", "").lower()
@@ -43,6 +47,10 @@ def check_graphics(*, needed: bool, quick: bool) -> Iterator[Diagnosis]:
 
 
 def _check_backend(backend: str) -> Diagnosis:
+    """Return the diagnosis of MUJOCO_GL's value in lower case: a warning where it switches rendering off.
+
+    An unknown value is an error.
+    """
     if backend in _BACKENDS:
         return passed_check("MUJOCO_GL", backend or "not set: EGL is used")
     if backend in _OFF_WORDS:
@@ -54,6 +62,7 @@ def _check_backend(backend: str) -> Diagnosis:
 
 
 def _check_libraries(needed: bool) -> Iterator[Diagnosis]:
+    """Yield the diagnosis of OpenGL's libraries; missing ones are an error if `needed`, else a warning."""
     missing = [(names, package) for names, package in _LIBRARIES if not any(_can_load(name) for name in names)]
     if not missing:
         yield passed_check("OpenGL", "libGL and libEGL with a driver are there")
@@ -64,6 +73,7 @@ def _check_libraries(needed: bool) -> Iterator[Diagnosis]:
 
 
 def _can_load(name: str) -> bool:
+    """Return whether a shared library of this name can be loaded; the library stays loaded."""
     try:
         ctypes.CDLL(name)
     except OSError:
@@ -72,7 +82,10 @@ def _can_load(name: str) -> bool:
 
 
 def _check_rendering(backend: str) -> Diagnosis:
-    """Render one frame in a process of its own, by EGL unless MUJOCO_GL asks for something else, as simulators do."""
+    """Render one frame in a process of its own, by `backend` or else EGL, and return the diagnosis.
+
+    A crash, a failure, a blank frame or no frame within `TIMEOUT_S` is an error.
+    """
     command = [sys.executable, "-m", "safevla_bench.hosts.mujoco.frame_probe"]
     environment = {**os.environ, "MUJOCO_GL": backend or "egl"}
     try:
@@ -92,6 +105,7 @@ def _check_rendering(backend: str) -> Diagnosis:
 
 
 def _rendering_remedy(backend: str) -> str:
+    """Return the steps to try where no frame is rendered; unset variables are left out."""
     steps = []
     if backend:
         steps.append("unset MUJOCO_GL")
@@ -102,7 +116,10 @@ def _rendering_remedy(backend: str) -> str:
 
 
 def last_line(text: str) -> str:
-    """Return the last line of a process's output, which names the exception."""
+    """Return the last line of a process's output that is not blank, mostly its exception.
+
+    "it said nothing" without one.
+    """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "it said nothing"
 
@@ -115,7 +132,10 @@ _CGROUP = Path("/sys/fs/cgroup/memory.max")
 
 
 def check_machine(out: Path | None) -> Iterator[Diagnosis]:
-    """Check Python, the folders, memory and GPUs."""
+    """Yield the diagnoses of Python, this package's version, the folders, memory and GPUs.
+
+    `out` is the folder of a future run, None for no check of it.
+    """
     yield _check_python()
     yield passed_check("safevla-bench", __version__)
     yield from _check_folder("current folder", Path.cwd())
@@ -126,6 +146,7 @@ def check_machine(out: Path | None) -> Iterator[Diagnosis]:
 
 
 def _check_python() -> Diagnosis:
+    """Return the diagnosis of Python's version: a warning if this project is not tested with it."""
     description = f"{platform.python_version()} ({sys.executable})"
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     if version in tested_versions().python:
@@ -135,6 +156,7 @@ def _check_python() -> Diagnosis:
 
 
 def _check_out_folder(out: Path) -> Iterator[Diagnosis]:
+    """Yield a warning if a run's folder exists and is not empty, then the check of the nearest existing folder."""
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         remedy = "Choose an --out that does not exist: a run is written to a new folder."
         yield warned_check("--out", f"{out} is there already", remedy)
@@ -143,6 +165,7 @@ def _check_out_folder(out: Path) -> Iterator[Diagnosis]:
 
 
 def _check_folder(check: str, folder: Path) -> Iterator[Diagnosis]:
+    """Yield whether a folder can be written to, tried with a temporary file, and a warning for less than 2 GiB free."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass
@@ -160,6 +183,7 @@ def _check_folder(check: str, folder: Path) -> Iterator[Diagnosis]:
 
 
 def _check_memory() -> Diagnosis:
+    """Return the diagnosis of the memory available: a warning for less than 2 GiB, or where it cannot be told."""
     available = available_memory_gib()
     if available is None:
         return warned_check("memory", "cannot be told on this system", "Have some GiB free for each simulator.")
@@ -170,7 +194,10 @@ def _check_memory() -> Diagnosis:
 
 
 def available_memory_gib(meminfo: Path = Path("/proc/meminfo"), limit: Path = _CGROUP) -> float | None:
-    """Return the available memory of Linux or the control group's limit, whichever is less; None elsewhere [GiB]."""
+    """Return the memory available on Linux, or the control group's limit if that is less [GiB].
+
+    None on other systems.
+    """
     try:
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
         available = int(lines["MemAvailable"].split()[0]) / 2**20
@@ -183,6 +210,7 @@ def available_memory_gib(meminfo: Path = Path("/proc/meminfo"), limit: Path = _C
 
 
 def _list_gpus() -> Diagnosis:
+    """Return the GPUs that nvidia-smi lists; none is no error, and a warning says that nvidia-smi fails."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return passed_check("GPU", "none found: images are rendered, and policies run, on the CPU")

@@ -27,7 +27,7 @@ USER_ERROR = 2
 
 
 def check_judging(host: str) -> Diagnosis:
-    """Test the whole pipeline without a simulator: roll out, record, judge."""
+    """Roll out, record and judge an episode of this host in this process, and return the diagnosis."""
     try:
         summary = run_test_episode(host)
     except SafevlaError as problem:
@@ -36,7 +36,10 @@ def check_judging(host: str) -> Diagnosis:
 
 
 def check_episode(host: str) -> Diagnosis:
-    """Test the first task of a host's first suite in a process of its own."""
+    """Roll out and judge an episode of a host's first task in a process of its own, and return the diagnosis.
+
+    A crash, an error, or no end within `TIMEOUT_S` is a failed check.
+    """
     check = f"{host} episode"
     command = [sys.executable, "-m", "safevla_bench.doctor.selftest", host]
     try:
@@ -56,7 +59,10 @@ def check_episode(host: str) -> Diagnosis:
 
 
 def run_test_episode(host: str) -> str:
-    """Run, record and judge one episode, and return a summary; raises what the host and the judge raise."""
+    """Run, record and judge one episode of the host's first task, and return a sentence about it.
+
+    Raises what the host and the judge raise, and `HostError` where the episode crashed or its action was invalid.
+    """
     built_host = hosts.make_host(host)
     task = built_host.tasks(built_host.suites()[0])[0]
     env = built_host.make(task, Wants())
@@ -72,6 +78,7 @@ def run_test_episode(host: str) -> str:
 
 
 def _describe_scores(batch: Batch, host: str) -> str:
+    """Return by how many specifications the record was judged, or that no registry has its task's tags."""
     try:
         scores = score(batch, load_ruleset(registry_files=hosts.registry_files(host)))
     except RegistryError:  # a plug-in's tags may come by --registry
@@ -100,7 +107,7 @@ class _MidpointPolicy:
 
 
 def main() -> int:
-    """Test the host that the command line names, and return the exit code."""
+    """Test the host that the command line names, print the result as JSON, and return the exit code, 0 or 2."""
     try:
         print(json.dumps({"summary": run_test_episode(sys.argv[1])}))
     except SafevlaError as problem:

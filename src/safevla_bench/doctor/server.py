@@ -88,6 +88,8 @@ def examine_server(
 ) -> Iterator[Diagnosis]:
     """Yield a diagnosis for each thing that a server shows of itself, ending with the command that evaluates it.
 
+    What cannot be asked or understood is a failed check, never an exception.
+
     Args:
         server: its address, KIND:ADDRESS, URL or HOST:PORT.
         arguments: of the client, as `--policy-arg`.
@@ -123,7 +125,10 @@ def examine_server(
 
 
 def _candidates(wire: str, arguments: Mapping[str, str], host: str | None) -> list[str]:
-    """Return the dialects to try: the one that was chosen, or those of the wire and the host, the default first."""
+    """Return the dialects to try: the chosen one, or those of the wire and the host, the wire's default first.
+
+    [] where no dialect of the wire is for the host.
+    """
     if "dialect" in arguments:
         return [arguments["dialect"]]
     names = [name for name in dialects.dialect_names() if dialects.load_dialect_file(name).transport == wire]
@@ -132,17 +137,22 @@ def _candidates(wire: str, arguments: Mapping[str, str], host: str | None) -> li
 
 
 def _host(dialect: str) -> str:
-    """Return the host of a dialect: that of its release's simulator."""
+    """Return the host that a dialect's requests are made for: the simulator of the release that it is of."""
     return next(iter(load_protocol(dialects.load_dialect_file(dialect).release).simulator))
 
 
 def _task(dialect: str, suite: str | None) -> Task:
+    """Return the made-up task that a dialect's server is told, of the given suite if any."""
     task = _TASKS[_host(dialect)]
     return task if suite is None else replace(task, benchmark=suite)
 
 
 def _ask(spec: str, arguments: dict[str, str], task: Task) -> tuple[ServerAnswer, dict[str, str]]:
-    """Return the server's answer, and the arguments with what a server of `safevla serve` says to pass."""
+    """Return the server's answer, and the arguments that it took.
+
+    A server of `safevla serve` may name an argument that is missing: it is then asked once more with that. Raises
+    `PolicyError` where the server cannot be asked so.
+    """
     policy = cast("ChunkedPolicy", make_policy(spec, arguments))
     model = cast("ServedModel", policy.model)
     try:
@@ -159,6 +169,7 @@ def _ask(spec: str, arguments: dict[str, str], task: Task) -> tuple[ServerAnswer
 
 
 def _query(policy: ChunkedPolicy, model: ServedModel, task: Task) -> ServerAnswer:
+    """Send the same observation `REQUESTS` times and return the last reply with its actions and all times."""
     observation = make_observation(model.wants, task.instruction)
     seconds = []
     for _ in range(REQUESTS):
@@ -174,7 +185,7 @@ def _query(policy: ChunkedPolicy, model: ServedModel, task: Task) -> ServerAnswe
 
 
 def _served_arguments(greeting: Greeting, arguments: Mapping[str, str]) -> dict[str, str]:
-    """Return the arguments that a server of `safevla serve` needs and that are not given."""
+    """Return the arguments that a server of `safevla serve` needs and that are not given; {} where none is lacking."""
     size = greeting.get("image_size")
     if "safevla-bench" not in greeting or not isinstance(size, list) or "image_size" in arguments:
         return {}
@@ -182,7 +193,7 @@ def _served_arguments(greeting: Greeting, arguments: Mapping[str, str]) -> dict[
 
 
 def make_observation(wants: Wants, instruction: str) -> Observation:
-    """Return an observation of no real scene: a table with a dark block, noise on it, and a hand above it."""
+    """Return an observation of no real scene, the same at each call: a table with a dark block, and a hand above it."""
     generator = np.random.default_rng(0)
     return Observation(
         instruction=instruction,
@@ -196,6 +207,7 @@ def make_observation(wants: Wants, instruction: str) -> Observation:
 
 
 def _draw_table(size: tuple[int, int], generator: np.random.Generator) -> NDArray[np.uint8]:
+    """Return a picture of a table with a dark block and noise, [H, W, 3]."""
     height, width = size
     image = np.empty((height, width, 3))
     image[: height // 3] = (205, 203, 196)
@@ -208,6 +220,10 @@ def _draw_table(size: tuple[int, int], generator: np.random.Generator) -> NDArra
 
 
 def _describe(answer: ServerAnswer, refusals: Mapping[str, PolicyError]) -> Iterator[Diagnosis]:
+    """Yield the diagnoses of an answer: dialect, server, request, reply, number of actions, latency.
+
+    `refusals` are the dialects that failed before, which the first diagnosis names.
+    """
     name, dialect = answer.dialect.name, answer.dialect
     others = "".join(f"\nnot {other}: {error.problem.splitlines()[0]}" for other, error in refusals.items())
     twins = _same_keys(dialect)
@@ -229,6 +245,7 @@ def _same_keys(dialect: Dialect) -> list[str]:
     transport = dialects.load_dialect_file(dialect.name).transport
 
     def keys(rival: Dialect) -> object:
+        """Return the paths of a dialect's requests and replies."""
         return {field.path for field in rival.fields}, [part.path for part in rival.parts]
 
     rivals = [name for name in dialects.dialect_names() if dialects.load_dialect_file(name).transport == transport]
@@ -236,10 +253,15 @@ def _same_keys(dialect: Dialect) -> list[str]:
 
 
 def _about(names: Sequence[str]) -> str:
+    """Return the descriptions of these dialects, joined."""
     return "; ".join(dialects.load_dialect_file(name).about for name in names)
 
 
 def _describe_chunk(answer: ServerAnswer) -> Diagnosis:
+    """Return how many actions a reply holds and how many are carried out.
+
+    A warning if the dialect would carry out more than came, unless the server is one of `safevla serve`.
+    """
     count, replan = len(answer.actions), answer.replan
     came = f"{count} action{'s' * (count > 1)} a reply"
     if replan is None or replan <= count:
@@ -251,7 +273,11 @@ def _describe_chunk(answer: ServerAnswer) -> Diagnosis:
 
 
 def check_actions(actions: Numbers, dialect: Dialect) -> Iterator[Diagnosis]:
-    """Yield the statistics of a chunk [H, A], as the simulator gets it, and what is wrong with them."""
+    """Yield the statistics of a chunk [H, A], as the simulator gets it, and a warning for what is wrong with them.
+
+    Numbers that are not finite are an error, and nothing else is said then. The range is not judged for absolute
+    actions.
+    """
     if not np.isfinite(actions).all():
         row, column = np.argwhere(~np.isfinite(actions))[0]
         detail = f"number {column} of action {row} is {actions[row, column]}"
@@ -282,6 +308,7 @@ def check_actions(actions: Numbers, dialect: Dialect) -> Iterator[Diagnosis]:
 
 
 def _format_statistics(actions: Numbers) -> str:
+    """Return a heading and a line for each number of the actions [H, A]: least, mean, greatest."""
     count, width = actions.shape
     lines = [f"{count} x {width}, as the simulator gets them; of each number least, mean, greatest"]
     for column, (least, mean, most) in enumerate(
@@ -295,7 +322,7 @@ def _format_statistics(actions: Numbers) -> str:
 def _format_eval(
     spec: str, policy_arguments: Mapping[str, str], answer: ServerAnswer, name: str, suite: str | None
 ) -> str:
-    """Return the command that evaluates the server."""
+    """Return the shell command that evaluates the server in its dialect's host, with the arguments that it needs."""
     count = len(answer.actions)
     shorter = {"replan": str(count)} if answer.replan is not None and answer.replan > count else {}
     task = _task(name, suite)
@@ -306,6 +333,10 @@ def _format_eval(
 
 
 def _describe_refusals(wire: str, refusals: Mapping[str, PolicyError], host: str | None) -> Iterator[Diagnosis]:
+    """Yield a failed check for each different error of the dialects that were tried, or that there was none to try.
+
+    Where any dialect got a reply, only those dialects are told of; else those that the server did not refuse.
+    """
     answered = {name: error for name, error in refusals.items() if isinstance(error, ReplyError)}
     asked = {name: error for name, error in refusals.items() if not isinstance(error, ServerRefusedError)}
     refusals = answered or asked or refusals  # what a server answered says more than a dialect that it refused

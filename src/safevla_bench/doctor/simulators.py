@@ -65,7 +65,7 @@ class MeasuredVersion(msgspec.Struct, frozen=True, kw_only=True):
         return [task.name for task in self.tasks if task.moved_mm > STILL_MM]
 
     def describe(self) -> str:
-        """Return what was measured as one sentence without its full stop."""
+        """Return what was measured under this version as one sentence without its full stop."""
         if not self.tasks:
             return f"measured with mujoco {self.mujoco}: nothing"
         farthest = max(self.tasks, key=lambda task: task.moved_mm)
@@ -94,7 +94,7 @@ class SimulatorMeasurements(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def simulator_measurements() -> SimulatorMeasurements:
-    """Return what `make drift` measured."""
+    """Return the shipped measurements of how LIBERO's tasks behave under other versions, made by `make drift`."""
     content = resources.files(__package__).joinpath("simulator_versions.toml").read_bytes()
     return msgspec.toml.decode(content, type=SimulatorMeasurements)
 
@@ -112,7 +112,7 @@ def tested_hosts() -> tuple[str, ...]:
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of the installed simulators' distributions by name."""
+    """Return distribution -> version of the simulators' distributions that are installed."""
     names = {name for simulator in tested_versions().hosts.values() for name in simulator.versions} | set(
         _SHARED_FOLDER
     )
@@ -131,7 +131,11 @@ def installed_hosts(versions: Mapping[str, str]) -> list[str]:
 
 
 def check_simulators(versions: Mapping[str, str], host: str | None = None) -> Iterator[Diagnosis]:
-    """Check installed simulators, their versions and conflicts between them; `host` is one that must be installed."""
+    """Yield the diagnoses of installed simulators, their versions and conflicts between them.
+
+    `versions` is distribution -> installed version. `host` must be installed; without it, no simulator at all is a
+    warning.
+    """
     present = installed_hosts(versions)
     yield from _check_conflicts(versions, present)
     for name in present:
@@ -145,6 +149,10 @@ def check_simulators(versions: Mapping[str, str], host: str | None = None) -> It
 
 
 def _check_conflicts(versions: Mapping[str, str], present: list[str]) -> Iterator[Diagnosis]:
+    """Yield an error if two distributions share a folder, or if installed simulators need different versions.
+
+    `versions` is distribution -> version; `present` are the hosts whose simulator is installed.
+    """
     remedy = (
         "Make an environment for each: python -m venv, "
         "then one of the extras libero, robocasa (or robosuite) and metaworld."
@@ -168,6 +176,7 @@ def _disagree(host: str, other: str) -> bool:
 
 
 def _check_versions(host: str, versions: Mapping[str, str]) -> Iterator[Diagnosis]:
+    """Yield an error for a host's missing distributions and a diagnosis for each of another version, or one that all fit."""
     simulator = tested_versions().hosts[host]
     absent = [name for name in simulator.versions if name not in versions]
     if absent:
@@ -182,7 +191,7 @@ def _check_versions(host: str, versions: Mapping[str, str]) -> Iterator[Diagnosi
 def _version_mismatch(host: str, name: str, installed: str, tested: str, simulator: TestedSimulator) -> Diagnosis:
     """Return the diagnosis of a version that is not tested.
 
-    A robosuite of another minor version has another API; other differences move numbers.
+    A robosuite of another minor version has another API and is an error; other differences move numbers: a warning.
     """
     if name.endswith("robosuite") and installed.split(".")[:2] != tested.split(".")[:2]:
         problem = f"{name} {installed} is installed, {host} runs on {'.'.join(tested.split('.')[:2])} only"
@@ -194,7 +203,7 @@ def _version_mismatch(host: str, name: str, installed: str, tested: str, simulat
 
 
 def _known_facts(host: str, name: str, installed: str) -> list[str]:
-    """Return what others reported of a version, and what was measured under it, each as one sentence."""
+    """Return what others reported of a version and what was measured under it, each as a sentence; [] if nothing."""
     reported = [difference.describe(installed) for difference in find_differences(host, {name: installed})]
     measured = simulator_measurements().find(installed) if (host, name) == ("libero", "mujoco") else None
     return [*reported, *([measured.describe()] if measured else [])]

@@ -159,7 +159,7 @@ def _make_time(scene: ScenePlan, costs: HostCosts) -> CostRange:
 
 
 def _episode_time(scene: ScenePlan, costs: HostCosts, wait_steps: int) -> CostRange:
-    """Return the seconds of an episode that lasts its horizon: reset, waiting and control steps, and rendered images."""
+    """Return the seconds of an episode that lasts its horizon: reset, waiting and control steps, rendered images."""
     suite = costs.suite(scene.suite)
     looks = 1 + (scene.horizon - 1) // scene.look_interval
     reset = CostRange(*costs.reset_s) + CostRange(*costs.camera_reset_s) * bool(scene.cameras)

@@ -152,7 +152,7 @@ def policy_seed(seed: int, task: Task, episode: int) -> int:
 
 
 def _policy_seed(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> int:
-    """Return the policy's seed for an episode: `policy_seed` under the rule "sha256", else the protocol's plus `seed`."""
+    """Return the policy's seed for an episode: `policy_seed` by the rule "sha256", else the protocol's plus `seed`."""
     return policy_seed(seed, task, episode) if rules.policy_seed == "sha256" else rules.policy_seed + seed
 
 

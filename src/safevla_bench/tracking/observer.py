@@ -18,7 +18,7 @@ _MEANS = ("vsi", "vsi_given_unsafe")
 
 
 def episode_values(row: EpisodeScore) -> dict[str, float]:
-    """Return the numbers of one episode; what is unknown is not among them."""
+    """Return an episode's numbers by name, such as `episode/vsi`, truths as 0 or 1; unknown values are left out."""
     truths = {"success": row.success, "safe": row.safe, "unsafe_success": row.sbu}
     values = {f"episode/{name}": float(truth) for name, truth in truths.items() if truth is not None}
     return values if row.vsi is None else {**values, "episode/vsi": row.vsi}
@@ -31,7 +31,10 @@ class RunningRates:
         self._sums: dict[str, tuple[float, int]] = {}
 
     def add(self, row: EpisodeScore, *, is_counted: bool) -> dict[str, float]:
-        """Count an episode and return the rates of its cell, by names such as `pi0/libero-goal/safety`."""
+        """Count an episode and return the rates of its cell, by names such as `pi0/libero-goal/safety`.
+
+        An episode whose value is unknown leaves that rate alone; without `is_counted` its success is left out.
+        """
         known = {"sr": row.success if is_counted else None, "safety": row.safe, "sbu": row.sbu, "vsi": row.vsi}
         cell = cell_name(row.policy, row.benchmark)
         for name, value in known.items():
@@ -42,12 +45,12 @@ class RunningRates:
 
 
 def cell_name(policy: str | None, suite: str | None) -> str:
-    """Return the name of a cell, policy first."""
+    """Return "POLICY/SUITE"; "policy" and "all" stand for None."""
     return f"{policy or 'policy'}/{suite or 'all'}"
 
 
 def summary_values(cells: Iterable[Summary]) -> dict[str, float]:
-    """Return the final numbers of every cell with their intervals and n; what is unknown is not among them."""
+    """Return every cell's final numbers by name, with their intervals and n; unknown values are left out."""
     values: dict[str, float] = {}
     for cell in cells:
         name = cell_name(cell.policy, cell.suite)
@@ -60,6 +63,7 @@ def summary_values(cells: Iterable[Summary]) -> dict[str, float]:
 
 
 def _bounded_values(name: str, number: Rate | Mean) -> dict[str, float]:
+    """Return a number and the ends of its interval by name; {} for an unknown value, no ends without an interval."""
     if number.value is None:
         return {}
     bounds = {} if number.ci is None else {f"{name}_low": number.ci[0], f"{name}_high": number.ci[1]}
@@ -82,7 +86,10 @@ WarnCallback = Callable[[str], None]
 
 
 def score_outcome(outcome: EpisodeOutcome, ruleset: Ruleset) -> Scores | None:
-    """Return the scores of one episode; None where it crashed, or cannot be judged: the judge says why at the end."""
+    """Return the scores of one episode.
+
+    None where the episode crashed or cannot be judged, whose reason is not told.
+    """
     try:
         return None if outcome.batch is None else score(outcome.batch, ruleset)
     except SafevlaError:
@@ -114,7 +121,7 @@ class TrackingObserver:
         """Send nothing: trackers are for episodes."""
 
     def finished(self, outcome: EpisodeOutcome) -> None:
-        """Send the episode's numbers."""
+        """Judge the episode and send its numbers, those of a crashed episode without a verdict."""
         self._count += 1
         self._crashed += outcome.batch is None
         numbers: dict[str, float] = {"episode/steps": outcome.steps, "crashed": self._crashed}
@@ -132,17 +139,19 @@ class TrackingObserver:
             self._send(self._score_values(row, is_counted=bool(scores.is_counted[k])))
 
     def _score_values(self, row: EpisodeScore, *, is_counted: bool) -> dict[str, float]:
+        """Add the episode to its cell's rates and return its numbers with those rates."""
         return {**episode_values(row), **self._rates.add(row, is_counted=is_counted)}
 
     def _send(self, numbers: Mapping[str, float]) -> None:
         self._try(lambda tracker: tracker.log(self._count, numbers))
 
     def finish(self, numbers: Mapping[str, float]) -> None:
-        """Send the final numbers and close the tracker."""
+        """Send the final numbers and close the tracker; a second call does nothing."""
         self._try(lambda tracker: tracker.finish(numbers))
         self._tracker = None
 
     def _try(self, send: Callable[[Tracker], None]) -> None:
+        """Call `send` with the tracker; if that raises, warn once and drop the tracker. Nothing after that."""
         if self._tracker is None:
             return
         try:

@@ -20,11 +20,11 @@ class Tracker(Protocol):
     """A receiver of numbers. What a method raises is reported once; it is not asked again, and the run goes on."""
 
     def log(self, episode: int, numbers: Mapping[str, float]) -> None:
-        """Take the numbers after an episode, which are counted from 1."""
+        """Take the numbers after an episode; `episode` counts from 1."""
         ...
 
     def finish(self, numbers: Mapping[str, float]) -> None:
-        """Take the final numbers, none where the run was broken off, and close."""
+        """Take the final numbers and close; there are none where the run was broken off."""
         ...
 
 
@@ -81,13 +81,14 @@ class TensorboardTracker:
         self._write(episode, numbers)
 
     def finish(self, numbers: Mapping[str, float]) -> None:
-        """Write the final numbers under `final/`, and close."""
+        """Write the final numbers under `final/`, if any, and close the file if numbers were ever written."""
         if numbers:
             self._write(self._last, {f"final/{name}": value for name, value in numbers.items()})
         if self._writer is not None:
             self._writer.close()
 
     def _write(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Append a scalar for each number to the event file, which is begun at the first call, and flush it."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -113,7 +114,7 @@ TRACKERS: Mapping[str, Callable[[str, Path, Mapping[str, object]], Tracker]] = {
 
 
 def require_trackers(names: Sequence[str]) -> None:
-    """Raise `RunError` for the first tracker whose package is not installed."""
+    """Raise `RunError` for the first tracker whose package is not installed; import none."""
     for name in names:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:  # a folder `wandb` of former runs looks like a package without files
@@ -121,10 +122,10 @@ def require_trackers(names: Sequence[str]) -> None:
 
 
 def open_tracker(kind: str, folder: Path, config: Mapping[str, object]) -> Tracker:
-    """Begin a run of a tracker, named after a run folder.
+    """Begin a run of a tracker, named after the run folder.
 
     Raises:
-        RunError: the tracker cannot begin one, for the reason that it gives.
+        RunError: the tracker cannot begin a run, for the reason that the tracker gives.
     """
     try:
         return TRACKERS[kind](folder.resolve().name, folder, config)

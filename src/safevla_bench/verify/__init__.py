@@ -77,6 +77,10 @@ def verify_run(
 
 
 def _check_run(run: Path, files: RulesetFiles, replay: int, observer: ProgressCallback) -> list[Finding]:
+    """Make every check of a run and return the findings in order: parts, episodes, scores, stand-ins, replays.
+
+    Episodes are left unchecked where the archive cannot be read whole.
+    """
     findings = check_parts(run)
     records = ArchiveContents.read_run(run)
     findings += [mismatch(PARTS, str(problem)) for problem in records.problems]
@@ -89,6 +93,7 @@ def _check_run(run: Path, files: RulesetFiles, replay: int, observer: ProgressCa
 
 
 def _require_complete(run: Path) -> None:
+    """Raise `RunError` unless the folder holds a run that is complete."""
     place = Place(file=str(run))
     if not (run / runs.RUN).is_file():
         remedy = f"Name a folder that `safevla eval` or `safevla rollout` made; it holds {runs.RUN}."
@@ -99,10 +104,12 @@ def _require_complete(run: Path) -> None:
 
 
 def _standin_note(benchmark: str) -> str:
+    """Return the reason why a suite's assets are unchecked: stand-ins replaced them when it was simulated."""
     return f"{benchmark} was simulated with stand-ins for its own assets; nothing here checks it with the real ones"
 
 
 def _check_replays(run: Path, records: ArchiveContents, count: int, observer: ProgressCallback) -> list[Finding]:
+    """Return the findings of `count` replays; a single open finding where `count` is 0 or the run has no record."""
     if not count:
         reason = "not asked for; --replay K plays K episodes again in the simulator"
         return [open_check(REPLAY, reason, wanted=False)]
@@ -140,7 +147,10 @@ class _StartProtocol(msgspec.Struct, kw_only=True):
 
 
 def check_replays(run: Path, records: ArchiveContents, count: int, observer: ProgressCallback) -> list[Finding]:
-    """Play `count` recorded episodes again in their host, and return a finding for each, or the reason why not."""
+    """Play `count` recorded episodes again in their host, and return a finding for each.
+
+    A single open finding says why where the host cannot be used here or run.json does not tell how episodes start.
+    """
     description = runs.read_description(run)
     try:
         start = msgspec.convert(_plain_protocol(description.get("protocol")), _StartProtocol)
@@ -165,7 +175,10 @@ def check_replays(run: Path, records: ArchiveContents, count: int, observer: Pro
 
 
 def _plain_protocol(protocol: object) -> object:
-    """Return a protocol, or what a loop of somebody's own says in its place, if all its blocks settled alike."""
+    """Return the protocol of run.json unchanged, or the start rules of a folder that the user's own loop recorded.
+
+    The number of steps waited is then None unless all blocks of the loop agree.
+    """
     if not isinstance(protocol, Mapping) or protocol.get("name") != _OWN_LOOP:
         return protocol
     waited = protocol.get("wait_steps")
@@ -174,9 +187,13 @@ def _plain_protocol(protocol: object) -> object:
 
 
 def choose_episodes(headers: Sequence[Header], count: int) -> list[int]:
-    """Return the places of `count` episodes, those whose digest of policy and id is smallest."""
+    """Return `count` indices of episodes in ascending order, fewer where there are not so many.
+
+    The episodes with the smallest digests of policy and id are chosen, so that the choice repeats.
+    """
 
     def key(index: int) -> bytes:
+        """Return the digest of an episode's policy and id."""
         header = headers[index]
         return hashlib.sha256(f"{header.policy}\n{header.episode_id}".encode()).digest()
 
@@ -188,17 +205,22 @@ def _check_name(header: Header) -> str:
 
 
 def _host_arguments(description: Mapping[str, object]) -> dict[str, str]:
+    """Return the host's arguments that run.json holds, as text; {} where they are missing."""
     arguments = description.get("host_arguments")
     return {str(name): str(value) for name, value in arguments.items()} if isinstance(arguments, dict) else {}
 
 
 def _host_tasks(host: Host, description: Mapping[str, object]) -> list[Task]:
+    """Return the host's tasks in the suites that run.json names; [] where it names none.
+
+    Raises what the host raises.
+    """
     suites = description.get("suites")
     return [task for suite in suites for task in host.tasks(str(suite))] if isinstance(suites, list) else []
 
 
 def _replay_obstacle(episode: Batch, tasks: Mapping[tuple[str, str], Task], versions: Mapping[str, str]) -> str | None:
-    """Return the reason why an episode cannot be replayed here; None if it can."""
+    """Return why an episode cannot be replayed here, such as a missing task or another version; None if it can."""
     header = episode.headers[0]
     if (header.benchmark, header.task_id) not in tasks:
         return f"the host has no task {header.task_id!r} in {header.benchmark!r}"
@@ -215,7 +237,10 @@ def _replay_obstacle(episode: Batch, tasks: Mapping[tuple[str, str], Task], vers
 def _replay_finding(
     host: Host, tasks: Mapping[tuple[str, str], Task], start: _StartProtocol, episode: Batch
 ) -> Finding:
-    """Play an episode again from each start that its record tells, until one gives its states."""
+    """Return the finding of an episode played again from each start that its record tells, until a replay agrees.
+
+    Open where the record tells no start or the host cannot replay it; what the simulator raises is a mismatch.
+    """
     header = episode.headers[0]
     findings = []
     for seed in _episode_starts(start, episode, host.name):
@@ -238,13 +263,17 @@ def _replay_finding(
 
 
 def _name_all_replays(findings: Sequence[Finding]) -> Finding:
-    """Return the last of the findings on one episode, none of which agrees, with what the replays before it gave."""
+    """Return the last of an episode's findings, none of which agrees, with the text of the earlier ones added."""
     *before, last = findings
     earlier = "".join(f" Before that, from another start that the record tells: {finding.said}." for finding in before)
     return replace(last, said=f"{last.said}.{earlier}".replace("..", ".")) if earlier else last
 
 
 def _compare_states(episode: Batch, replayed_episode: Batch, seed: EpisodeSeed) -> Finding:
+    """Return whether the simulator's states of a replay equal the recorded ones bit for bit.
+
+    From a recorded first state a difference up to `_FROM_STATE` agrees too, and a larger one leaves the check open.
+    """
     name, recorded, replayed = _check_name(episode.headers[0]), _sim_states(episode), _sim_states(replayed_episode)
     if recorded.shape != replayed.shape:
         detail = f"{_describe_size(recorded)} are recorded, the replay has {_describe_size(replayed)}"
@@ -271,6 +300,7 @@ def _is_from_state(seed: EpisodeSeed) -> bool:
 
 
 def _describe_start(seed: EpisodeSeed) -> str:
+    """Return words on how the replay started, "" where it started from a seed alone."""
     if _is_from_state(seed):
         return ", from its recorded first state"
     return f", after {seed.earlier_resets} earlier resets from seed {seed.env_seed}" if seed.earlier_resets else ""
@@ -281,7 +311,10 @@ def _describe_size(states: NDArray[np.float64]) -> str:
 
 
 def _episode_starts(start: _StartProtocol, episode: Batch, host: str) -> Iterator[EpisodeSeed]:
-    """Yield the starts that a record tells: from its seed or that of an earlier reset, then from its first state."""
+    """Yield the starts that a record tells: from its seed or that of an earlier reset, then from its first state.
+
+    Yields nothing where the record tells none of them.
+    """
     header, (replay,) = episode.headers[0], replay_fields(episode)
     seed, earlier_resets = header.env_seed, read_earlier_resets(replay)
     earlier = _read_earlier_seed(episode)
@@ -310,7 +343,7 @@ def _episode_starts(start: _StartProtocol, episode: Batch, host: str) -> Iterato
 
 
 def _read_earlier_seed(episode: Batch) -> tuple[int, int] | None:
-    """Return the seed that a loop gave before an earlier reset, and the resets since; None where it gave none."""
+    """Return (seed, resets since) of an earlier reset that a loop seeded; None where the record tells of none."""
     header = episode.extra[0].get("header")
     earlier = header.get(EARLIER_SEED) if isinstance(header, Mapping) else None
     if not isinstance(earlier, Mapping):
@@ -320,6 +353,10 @@ def _read_earlier_seed(episode: Batch) -> tuple[int, int] | None:
 
 
 def _replay_actions(host: Host, task: Task, seed: EpisodeSeed, episode: Batch) -> Batch:
+    """Play an episode's recorded actions in a new environment from this start, and return the new record.
+
+    Raises whatever the host and the simulator raise; the environment is closed in any case.
+    """
     with closing(host.make(task, Wants(absolute=mark_flags(episode, ABSOLUTE)[0]))) as env:
         env.reset(seed)
         for action in episode.action.episode_rows(0):
@@ -328,4 +365,5 @@ def _replay_actions(host: Host, task: Task, seed: EpisodeSeed, episode: Batch) -
 
 
 def _sim_states(episode: Batch) -> NDArray[np.float64]:
+    """Return the simulator's states of an episode, [T + 1, S], contiguous in memory."""
     return np.ascontiguousarray(episode.sim_state.episode_rows(0), dtype=np.float64)

@@ -98,7 +98,10 @@ class ArchiveContents:
 
     @classmethod
     def read_run(cls, run: Path) -> Self:
-        """Read the archive of a run folder once."""
+        """Read all of a run folder's archive and return its headers and lengths.
+
+        Damaged episodes are its `problems`.
+        """
         headers: list[Header] = []
         steps: list[int] = []
         standin: dict[str, None] = {}
@@ -114,7 +117,10 @@ class ArchiveContents:
         return cls(files, tuple(headers), tuple(steps), tuple(standin), tuple(problems))
 
     def read_episode(self, index: int) -> Batch:
-        """Read one episode again and return it as a batch of one."""
+        """Return the episode of an index among the headers as a batch of one, read anew.
+
+        Raises `RunError` where the archive no longer holds an episode of that id.
+        """
         name = self.headers[index].episode_id
         places = None if self.problems else [index]  # behind damage the places are not known
         for batch in archive.read_episodes(self.parts, places):
@@ -125,7 +131,10 @@ class ArchiveContents:
 
 
 def check_episodes(run: Path, records: ArchiveContents) -> list[Finding]:
-    """Check that every episode that did not crash has one record, with the same task, seeds and outcome."""
+    """Check that every episode that did not crash has one record, with the same task, seeds and outcome.
+
+    There is one finding for each difference, and one if all agree; a table that is missing or damaged is a mismatch.
+    """
     has_table = (run / runs.EPISODES).exists()
     if not has_table and not runs.has_raw(run):
         return [mismatch(EPISODES, f"{runs.EPISODES} is missing")]
@@ -143,6 +152,10 @@ def check_episodes(run: Path, records: ArchiveContents) -> list[Finding]:
 def _episode_mismatches(
     rows: Sequence[EpisodeRow], headers: Sequence[Header], steps: Sequence[int], table: str
 ) -> Iterator[str]:
+    """Yield a sentence for an id that is twice in the table, for each episode missing on either side, and each difference.
+
+    `steps` are the numbers of actions of the records; `table` is what the sentences call the rows' origin.
+    """
     row_by_id = {row.episode_id: row for row in rows}
     record_by_id = {header.episode_id: (header, count) for header, count in zip(headers, steps, strict=True)}
     if len(row_by_id) < len(rows):
@@ -158,6 +171,7 @@ def _episode_mismatches(
 
 
 def _field_mismatches(row: EpisodeRow, header: Header, steps: int, table: str) -> Iterator[str]:
+    """Yield a sentence for each field, and the number of steps, in which an episode's row and record differ."""
     pairs = {field: (getattr(row, field), getattr(header, field)) for field in _SHARED_FIELDS} | {
         "steps": (row.steps, steps)
     }

@@ -55,7 +55,11 @@ def _load_ruleset(provenance: Provenance, files: RulesetFiles) -> Ruleset:
 
 
 def check_scores(run: Path, files: RulesetFiles) -> list[Finding]:
-    """Compare library, registry and version with those that judged, and both score files with a new judgement."""
+    """Compare library, registry and version with those that judged, and both score files with a new judgement.
+
+    Nothing is judged again where library or registry differ. Open where the run has no scores, or where the files that
+    judged are not here.
+    """
     if not (run / runs.SCORES).exists():
         has_table = (run / runs.SCORES_TABLE).exists()
         reason = "missing; nothing says how the run was judged"
@@ -108,6 +112,7 @@ def _compare_judges(provenance: Provenance, ruleset: Ruleset) -> list[Finding]:
 
 
 def _compare_digest(check: str, judged: str, digest: str, name: str) -> Finding:
+    """Return whether two digests of the library or the registry (`check`) agree; `name` is the present file's."""
     if judged == digest:
         return agreement(check, f"{name}, digest {digest}")
     option = f"--{check} FILE" + (" or --specs FILE" if check == LIBRARY else "")
@@ -116,12 +121,17 @@ def _compare_digest(check: str, judged: str, digest: str, name: str) -> Finding:
 
 
 def _compare_version(judged: str) -> Finding:
+    """Return whether this version of the package is the one that judged."""
     if judged == __version__:
         return agreement(VERSION, f"safevla-bench {judged}")
     return mismatch(VERSION, f"safevla-bench {judged} judged, this is {__version__}")
 
 
 def _check_rejudged(run: Path, document: Mapping[str, Any], provenance: Provenance, ruleset: Ruleset) -> list[Finding]:
+    """Judge the records again and return findings for the archive's digest and both score files.
+
+    A single mismatch where the records cannot be judged, or where another number of episodes is left out than before.
+    """
     try:
         judged = evaluation.judge([run], ruleset, skip_invalid=bool(provenance.skipped or provenance.lost))
     except SafevlaError as error:
@@ -142,7 +152,7 @@ def _check_rejudged(run: Path, document: Mapping[str, Any], provenance: Provenan
 
 
 def _check_source(run: Path, sources: object) -> Finding:
-    """Compare the digest of the archive with that of the judged archive in scores.json."""
+    """Compare the archive's digest with that of the judged archive in scores.json; open where either is not known."""
     (source,) = sources if isinstance(sources, list) and len(sources) == 1 else ({},)
     judged = source.get("archive_sha256") if isinstance(source, dict) else None
     digest = runs.archive_digest(run)
@@ -163,7 +173,7 @@ def _summarize_error(error: SafevlaError) -> str:
 
 
 def _uses_legacy_ids(document: Mapping[str, Any], judged: evaluation.Judged) -> bool:
-    """Return whether the score files name specifications by the ids of the authors' tables."""
+    """Return whether scores.json names specifications by the ids of the authors' tables."""
     specs = document.get("specs")
     names = {row.get("spec_id") for row in specs if isinstance(row, dict)} if isinstance(specs, list) else set()
     spec_ids = {spec.spec_id for spec in judged.scores.specs}
@@ -171,6 +181,7 @@ def _uses_legacy_ids(document: Mapping[str, Any], judged: evaluation.Judged) -> 
 
 
 def _check_scores_json(run: Path, expected: bytes) -> Finding:
+    """Return whether scores.json has the expected bytes; a mismatch names the first value that differs."""
     written = (run / runs.SCORES).read_bytes()
     if written == expected:
         return agreement(runs.SCORES, "judged again, the same bytes")
@@ -181,6 +192,10 @@ def _check_scores_json(run: Path, expected: bytes) -> Finding:
 
 
 def _check_scores_table(run: Path, expected: bytes) -> Finding:
+    """Return whether scores.parquet has the expected rows; a mismatch says that it is missing, unreadable or differs.
+
+    Other bytes with the same rows agree, since another version of the Parquet writer makes them.
+    """
     path = run / runs.SCORES_TABLE
     if not path.exists():
         return mismatch(runs.SCORES_TABLE, "missing")
@@ -199,7 +214,10 @@ def _check_scores_table(run: Path, expected: bytes) -> Finding:
 
 
 def _document_differences(written: object, expected: object) -> Iterator[str]:
-    """Yield the values that differ between two score documents, episodes first, with episode and field."""
+    """Yield a sentence for each difference of two score documents: episode by episode first, then field by field.
+
+    A difference within an episode may so be told twice.
+    """
     written_rows, expected_rows = _rows_by_episode(written), _rows_by_episode(expected)
     for name in [*written_rows, *(name for name in expected_rows if name not in written_rows)]:
         if name not in expected_rows:
@@ -215,12 +233,20 @@ def _document_differences(written: object, expected: object) -> Iterator[str]:
 
 
 def _rows_by_episode(document: object) -> dict[object, object]:
+    """Return episode id -> row of a score document; {} where the document has no list of episodes.
+
+    Of rows with the same id the last is taken.
+    """
     rows = document.get("episodes") if isinstance(document, dict) else None
     listed = rows if isinstance(rows, list) else []
     return {str(row.get("episode_id")): row for row in listed if isinstance(row, dict)}
 
 
 def _value_differences(written: object, expected: object, field: str = "") -> Iterator[str]:
+    """Yield a sentence for each value that differs between two JSON values; `field` is their place, as in `a.b[2]`.
+
+    Lists of different lengths, and values of different types, differ as a whole.
+    """
     if isinstance(written, dict) and isinstance(expected, dict):
         for key in [*written, *(key for key in expected if key not in written)]:
             yield from _value_differences(
@@ -234,5 +260,6 @@ def _value_differences(written: object, expected: object, field: str = "") -> It
 
 
 def _format_value(value: object) -> str:
+    """Return a value as JSON, cut after 200 characters; "nothing" for a value that is not there."""
     text = "nothing" if value is _ABSENT else json.dumps(value)
     return text if len(text) <= 200 else f"{text[:200]}…"
