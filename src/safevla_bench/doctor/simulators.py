@@ -176,7 +176,10 @@ def _disagree(host: str, other: str) -> bool:
 
 
 def _check_versions(host: str, versions: Mapping[str, str]) -> Iterator[Diagnosis]:
-    """Yield an error for a host's missing distributions and a diagnosis for each of another version, or one that all fit."""
+    """Yield an error for a host's missing distributions, and a diagnosis for each of another version.
+
+    Where there is neither, one that all are as tested.
+    """
     simulator = tested_versions().hosts[host]
     absent = [name for name in simulator.versions if name not in versions]
     if absent:

@@ -152,7 +152,7 @@ def check_episodes(run: Path, records: ArchiveContents) -> list[Finding]:
 def _episode_mismatches(
     rows: Sequence[EpisodeRow], headers: Sequence[Header], steps: Sequence[int], table: str
 ) -> Iterator[str]:
-    """Yield a sentence for an id that is twice in the table, for each episode missing on either side, and each difference.
+    """Yield a sentence for an id twice in the table, for each episode missing on either side, and each difference.
 
     `steps` are the numbers of actions of the records; `table` is what the sentences call the rows' origin.
     """
