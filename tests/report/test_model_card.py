@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from safevla_bench import evaluation
@@ -32,6 +32,8 @@ documents = st.recursive(
 
 
 @given(documents)
+@example(1e18)
+@example({"a": [-1e-7]})
 def test_yaml_reads_back_as_what_was_written(document):
     assert yaml.safe_load(format_yaml(document)) == _escaped(document)
 

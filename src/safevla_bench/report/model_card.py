@@ -269,6 +269,8 @@ def _yaml_scalar(value: object) -> str:
     """Return a plain value or an empty collection as YAML, texts in JSON's quotes, control characters escaped before.
 
     Raises `ValueError` for NaN and infinity.
+    A number such as 1e+18 becomes 1.0e+18: without a point it is a text to readers of YAML 1.1.
     """
     plain = escape_controls(value) if isinstance(value, str) else value
-    return json.dumps(plain, ensure_ascii=False, allow_nan=False)
+    written = json.dumps(plain, ensure_ascii=False, allow_nan=False)
+    return re.sub(r"^(-?\d+)e", r"\1.0e", written) if isinstance(value, float) else written
