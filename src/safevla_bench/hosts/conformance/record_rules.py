@@ -311,6 +311,7 @@ class RepeatRules(HostRules):
         skip_unless_repeatable(run)
 
         def try_bad_actions(action: Action) -> None:
+            """Fail the test unless each bad form of an action raises `InvalidActionError`."""
             for bad in (action[:-1], action[None], np.full_like(action, np.nan), np.full_like(action, np.inf)):
                 try:
                     run.env.step(bad)

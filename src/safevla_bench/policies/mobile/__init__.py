@@ -22,6 +22,7 @@ class MobilePolicy:
     wants = Wants(privileged=True)
 
     def __init__(self, style: MobileStyle) -> None:
+        """Take a style; no script runs before the first observation of an episode."""
         self.style = style
         self._still: tuple[float, ...] = ()
         self._begun = False
@@ -32,7 +33,7 @@ class MobilePolicy:
         self._still, self._begun, self._script = task.still, False, None
 
     def act(self, observation: Observation) -> Action:
-        """Return the next action of the script, [12]; the still action where the goal has no script.
+        """Return the next action of the script, [12]; the still action where the goal has no script, or it has ended.
 
         Raises:
             PolicyError: the observation has no privileged state, or no base.

@@ -51,7 +51,10 @@ class OrientedBox:
 
 
 def body_boxes(scene: Privileged, name: str) -> list[OrientedBox]:
-    """Return the pieces of a body's collision geometry as boxes in the world frame."""
+    """Return the pieces of a body's collision geometry as boxes in the world frame.
+
+    [] where the host gives no pieces.
+    """
     if name not in scene.pieces:
         return []
     turn = Rotation.from_quat(np.roll(scene.body_quat_wxyz[name], -1))
@@ -62,7 +65,10 @@ def body_boxes(scene: Privileged, name: str) -> list[OrientedBox]:
 
 
 def handle_box(scene: Privileged, joint: str) -> OrientedBox:
-    """Return the longest box of the handle that a joint moves, or of all that it moves where no body is called so."""
+    """Return the longest box of the handle that a joint moves, or of all that it moves where no body is called so.
+
+    Raises `ValueError` where none of these has pieces.
+    """
     bodies = scene.joints[joint].bodies
     names = [name for name in bodies if _HANDLE in name.removeprefix(bodies[0])] or list(bodies)
     return max((bar for name in names for bar in body_boxes(scene, name)), key=lambda bar: float(bar.half_m.max()))
@@ -127,7 +133,10 @@ def _open_door(seen: Observation, name: str, style: MobileStyle) -> Move:
 
 
 def _pull_handle(seen: Observation, name: str, by: float, style: MobileStyle) -> Move:
-    """Take the handle and drive along the joint's course; the arm pulls a drawer on where the base has no room."""
+    """Take the handle, move it by `by` (rad or m) along the joint's course, and let go.
+
+    The base drives; the arm pulls a drawer on where the base has no room.
+    """
     joint, bar, yaw = read_scene(seen).joints[name], handle_box(read_scene(seen), name), base_yaw(seen)
     way = motion_direction(joint, bar.center_m) * np.sign(by)
     upright = abs(bar.long_axis[2]) > _UPRIGHT
@@ -181,8 +190,8 @@ def point_on_door(
 ) -> Floats:
     """Return a point [3] at the handle's height with the door at an angle, rad.
 
-    `share` of the way from hinge to handle, and so far from the door's plane towards what it closes. `closed` is the
-    handle as it is at 0.
+    The point lies `share` of the way from hinge to handle, and `inside_m` from the door's plane towards what the door
+    closes. `closed` is the handle as it is at 0.
     """
     joint = scene.joints[name]
     arm = (closed.center_m - joint.anchor_m) * [1.0, 1.0, 0.0]

@@ -72,13 +72,13 @@ _STUCK_STEPS, _STUCK_M = 20, 0.004
 
 
 def read_scene(seen: Observation) -> Privileged:
-    """Return the privileged state of an observation, which every script needs."""
+    """Return the privileged state of an observation, which every script needs; `AssertionError` where there is none."""
     assert seen.privileged is not None
     return seen.privileged
 
 
 def base_yaw(seen: Observation) -> float:
-    """Return the yaw of the base, rad."""
+    """Return the yaw of the base, rad in the world frame; `AssertionError` where the robot has no base."""
     assert seen.base_quat_wxyz is not None
     return float(Rotation.from_quat(np.roll(seen.base_quat_wxyz, -1)).as_euler("xyz")[2])
 
@@ -89,7 +89,10 @@ def yaw_direction(yaw_rad: float) -> Floats:
 
 
 def base_position(seen: Observation) -> Floats:
-    """Return the horizontal position of the base, [2] m."""
+    """Return the horizontal position of the base, [2] m in the world frame.
+
+    `AssertionError` where the robot has no base.
+    """
     assert seen.base_pos_m is not None
     return seen.base_pos_m[:2]
 
@@ -103,9 +106,10 @@ def drive_base(
     max_steps: int = 150,
     insist: bool = False,
 ) -> Move:
-    """Drive the base to [2] and turn it, the arm held as it is.
+    """Drive the base to `place_m` [2] and turn it to `yaw_rad`, the arm held as it is.
 
-    It ends early where the base is stopped by something, unless it insists: it may slip past.
+    The move ends within 4 cm and 0.05 rad, after `max_steps`, or where something stops the base, unless `insist`: the
+    base may slip past.
     """
     before = [seen]
     for _ in range(max_steps):
@@ -126,7 +130,7 @@ def drive_base(
 
 
 def _is_base_still(then: Observation, now: Observation) -> bool:
-    """Return whether the base has hardly moved."""
+    """Return whether the base moved by less than 4 mm and turned by less than 0.004 rad between two observations."""
     return bool(
         np.linalg.norm(base_position(now) - base_position(then)) < _STUCK_M
         and abs(base_yaw(now) - base_yaw(then)) < _STUCK_M
@@ -142,9 +146,9 @@ def move_hand(
     near_m: float = 0.012,
     max_steps: int = 60,
 ) -> Move:
-    """Move the hand to [3] in the world and turn it by `turn`, the base standing still.
+    """Move the hand to `place_m` [3] in the world and turn it by `turn` (None = not at all), the base standing still.
 
-    It ends early where the hand is stopped by something.
+    The move ends within `near_m` and 0.1 rad, after `max_steps` / `speed` steps, or where something stops the hand.
     """
     before = [seen.eef_pos_m] * _STOPPED_STEPS
     for step in range(round(max_steps / max(speed, 0.1))):
@@ -169,7 +173,7 @@ def follow_point(
     turn: RemainingTurn | None = None,
     max_steps: int = 60,
 ) -> Move:
-    """Move the hand after a moving point [3], until there is none."""
+    """Move the hand after the point [3] that `whither` gives, until that gives None or the steps are over."""
     for _ in range(round(max_steps / max(speed, 0.1))):
         place = whither(seen)
         if place is None:
@@ -180,7 +184,7 @@ def follow_point(
 
 
 def hold_still(seen: Observation, steps: int, grip: float) -> Move:
-    """Keep still while the fingers close or open."""
+    """Keep hand and base still for so many steps, with this command to the fingers."""
     for _ in range(steps):
         seen = yield _arm_action(seen, np.zeros(3), np.zeros(3), grip)
     return seen
@@ -198,6 +202,7 @@ def turn_to_face(seen: Observation, forward: Floats, across: Floats) -> Remainin
     facing = min(facings, key=lambda rotation: float((rotation * _hand_rotation(seen).inv()).magnitude()))
 
     def remaining_turn(now: Observation) -> Floats:
+        """Return the rotation vector [3], rad, world frame, from the present hand to the facing that was chosen."""
         vector: Floats = (facing * _hand_rotation(now).inv()).as_rotvec()
         return vector
 
@@ -205,14 +210,16 @@ def turn_to_face(seen: Observation, forward: Floats, across: Floats) -> Remainin
 
 
 def _hand_rotation(seen: Observation) -> Rotation:
+    """Return the rotation of the hand in the world frame."""
     return Rotation.from_quat(np.roll(seen.eef_quat_wxyz, -1))
 
 
 def _arm_action(seen: Observation, move: Floats, turn: Floats, grip: float) -> Action:
-    """Return the arm's action [12] for a motion in world axes, in units of the largest command."""
+    """Return the arm's action [12] for a motion and a turn [3] in world axes, in units of the largest command."""
     to_base = Rotation.from_euler("z", -base_yaw(seen))
     return np.array([*to_base.apply(move), *to_base.apply(turn), grip, 0.0, 0.0, 0.0, 0.0, _ARM_MODE])
 
 
 def _limit_length(vector: Floats, length: float) -> Floats:
+    """Return the vector, shortened to `length` where it is longer."""
     return vector * min(1.0, length / max(float(np.linalg.norm(vector)), 1e-9))

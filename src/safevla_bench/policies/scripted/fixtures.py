@@ -52,7 +52,10 @@ class Knob:
 
 
 def fixture_parts(scene: Privileged, name: str) -> tuple[str, ...]:
-    """Return the bodies of the fixture that a goal names, by itself or by one of its regions, the largest first."""
+    """Return the bodies of the fixture that a goal names, by itself or by one of its regions, the largest first.
+
+    () where no body that stays in place begins with a name like it.
+    """
     fixed = [body for body in scene.half_extents_m if body not in scene.movable]
     fixture = max((_common_prefix(f"{name}_", body) for body in fixed), key=len, default="").rpartition("_")[0]
     bodies = [body for body in fixed if fixture and body.startswith(f"{fixture}_")]
@@ -69,7 +72,7 @@ def joint_position(scene: Privileged, name: str) -> float | None:
 
 
 def find_drawer(scene: Privileged, region: str) -> Drawer | None:
-    """Return the drawer around a region; None where no part but the largest is around it."""
+    """Return the drawer around a region; None for an unknown region, or where no part but the largest is around it."""
     position = joint_position(scene, region)
     if region not in scene.sites_m or position is None:
         return None
@@ -83,7 +86,7 @@ def find_drawer(scene: Privileged, region: str) -> Drawer | None:
 
 
 def find_door(scene: Privileged, name: str) -> Door | None:
-    """Return the door of a fixture of two parts; None for other fixtures."""
+    """Return the door of a fixture of two parts, of which the smaller is the door; None for other fixtures."""
     position, bodies = joint_position(scene, name), fixture_parts(scene, name)
     if position is None or len(bodies) != 2:
         return None
@@ -96,7 +99,7 @@ def find_door(scene: Privileged, name: str) -> Door | None:
 
 
 def find_knob(scene: Privileged, name: str) -> Knob | None:
-    """Return the knob of a fixture, its smallest part; None where the fixture has no joint."""
+    """Return the knob of a fixture, its smallest part; None where the fixture has no joint or no parts."""
     position, bodies = joint_position(scene, name), fixture_parts(scene, name)
     if position is None or not bodies:
         return None
@@ -111,22 +114,24 @@ def _common_prefix(first: str, second: str) -> str:
 
 
 def rotate_planar(vector: Floats, angle_rad: float) -> Floats:
-    """Rotate a vector [2] counter-clockwise."""
+    """Return a vector [2] rotated counter-clockwise."""
     return np.asarray(Rotation.from_rotvec([0.0, 0.0, angle_rad]).apply([*vector, 0.0])[:2])
 
 
 def _foremost_piece(outline: geometry.Prisms, outward: Floats) -> geometry.Prisms:
+    """Return the prisms that reach furthest along a direction [2]; several where they reach as far."""
     reach = outline.reach_m[:, geometry.nearest_direction(outward)]
     return geometry.select_prisms(outline, reach == reach.max())
 
 
 def _widest_piece(outline: geometry.Prisms) -> geometry.Prisms:
+    """Return the prisms with the largest product of height and width; several where they are equal."""
     size = (outline.top_m - outline.low_m) * (outline.reach_m + outline.reach_m[:, geometry.OPPOSITE]).max(axis=1)
     return geometry.select_prisms(outline, size == size.max())
 
 
 def is_inside(scene: Privileged, body: str, point_m: Floats) -> bool:
-    """Return whether a point [3] is inside a body's box."""
+    """Return whether a point [3], world frame, is inside a body's box or on its surface."""
     turn = rotation_axes(scene.body_quat_wxyz[body])
     local = turn.T @ (point_m - scene.body_pos_m[body]) - scene.center_m[body]
     return bool((np.abs(local) <= scene.half_extents_m[body]).all())

@@ -38,7 +38,7 @@ def downward_hand(yaw_rad: float) -> Rotation:
 
 
 def lean_angle(quat_wxyz: Floats) -> float:
-    """Return the angle between the hand's direction and straight down, rad."""
+    """Return the angle between the hand's direction and straight down, rad from 0 to pi."""
     return float(np.arccos(np.clip(-rotation_axes(quat_wxyz)[2, 2], -1.0, 1.0)))
 
 
@@ -49,7 +49,10 @@ def nearest_yaw(quat_wxyz: Floats) -> float:
 
 
 def yaw_to_open_along(direction: Floats, near_rad: float = 0.0) -> float:
-    """Return the yaw, rad, at which the fingers open along `direction` [2]; of the two, the nearer to `near_rad`."""
+    """Return the yaw, rad, at which the fingers open along `direction` [2].
+
+    Of all such yaws the nearest to `near_rad`.
+    """
     yaw = float(np.arctan2(direction[0], -direction[1]))
     return near_rad + (yaw - near_rad + np.pi / 2) % np.pi - np.pi / 2
 
@@ -80,11 +83,11 @@ class Prisms:
     top_m: Floats
 
     def shift_by(self, by_m: Floats) -> Prisms:
-        """Return the same prisms moved by [3]."""
+        """Return the same prisms moved by `by_m` [3]."""
         return Prisms(self.reach_m + DIRECTIONS @ by_m[:2], self.low_m + by_m[2], self.top_m + by_m[2])
 
     def hull(self) -> Prisms:
-        """Return the one prism around all."""
+        """Return the single prism around all, from the lowest to the highest; for at least one prism."""
         return Prisms(
             self.reach_m.max(axis=0, keepdims=True),
             self.low_m.min(keepdims=True),
@@ -93,7 +96,7 @@ class Prisms:
 
 
 def concatenate_prisms(*parts: Prisms) -> Prisms:
-    """Return all prisms of all parts."""
+    """Return all prisms of all parts, in order, as one value."""
     return Prisms(
         np.concatenate([part.reach_m for part in parts]),
         np.concatenate([part.low_m for part in parts]),
@@ -102,7 +105,7 @@ def concatenate_prisms(*parts: Prisms) -> Prisms:
 
 
 def select_prisms(outline: Prisms, chosen: NDArray[np.bool_]) -> Prisms:
-    """Return the prisms of a mask [P]."""
+    """Return the prisms where the mask `chosen` [P] is true."""
     return Prisms(outline.reach_m[chosen], outline.low_m[chosen], outline.top_m[chosen])
 
 
@@ -115,7 +118,7 @@ def planar_extent(outline: Prisms) -> tuple[Floats, Floats]:
 
 
 def nearest_direction(unit: Floats) -> int:
-    """Return the index of the direction nearest to a unit vector [2]."""
+    """Return the place in `DIRECTIONS` of the direction nearest to a unit vector [2]."""
     return int(np.argmax(DIRECTIONS @ unit))
 
 
@@ -135,6 +138,7 @@ def body_prisms(scene: Privileged, name: str) -> Prisms:
 
 
 def _body_box(scene: Privileged, name: str) -> Boxes:
+    """Return a body's whole box as its only piece, in the body frame."""
     half, center = scene.half_extents_m[name], scene.center_m[name]
     return Boxes(center[None], half[None], np.array([[1.0, 0.0, 0.0, 0.0]]))
 
@@ -143,7 +147,10 @@ NOTHING = Prisms(np.empty((0, len(DIRECTIONS))), np.empty(0), np.empty(0))
 
 
 def obstacles_except(scene: Privileged, names: frozenset[str]) -> Prisms:
-    """Return the prisms of every body of the scene except those named."""
+    """Return the prisms of every body of the scene that has a size, except those named.
+
+    `NOTHING` where none is left.
+    """
     return concatenate_prisms(
         NOTHING, *(body_prisms(scene, name) for name in scene.half_extents_m if name not in names)
     )
@@ -167,8 +174,8 @@ def hand_prisms(yaw_rad: float, aperture_m: float) -> Prisms:
 def lowest_heights(rig: Prisms, places_m: Floats, obstacles: Prisms, beside_m: float, above_m: float) -> Floats:
     """Return the least height of the rig's origin at each place, [K, 2] -> [K], world frame, m; -inf where it is free.
 
-    It stays `above_m` over every obstacle that it comes nearer to than `beside_m`, seen from above. Nothing is assumed
-    to be passed underneath.
+    The rig stays `above_m` over every obstacle that it comes nearer to than `beside_m`, seen from above. Nothing is
+    assumed to be passed underneath.
     """
     along = places_m @ DIRECTIONS.T
     reach = rig.reach_m[:, OPPOSITE][:, None, :] + obstacles.reach_m[None]
@@ -178,7 +185,10 @@ def lowest_heights(rig: Prisms, places_m: Floats, obstacles: Prisms, beside_m: f
 
 
 def out_from_under(hull: Prisms, obstacles: Prisms, beside_m: float) -> Floats:
-    """Return the shortest level move [2], m, after which nothing hangs over the prism or within `beside_m` of it."""
+    """Return the shortest level move [2], m, after which nothing hangs over the prism or within `beside_m` of it.
+
+    Zeros where nothing does already. Only obstacles that begin at or above the prism's top count.
+    """
     above = np.flatnonzero(obstacles.low_m > hull.top_m[0] - 0.01)
     gap = -hull.reach_m[0, OPPOSITE] - obstacles.reach_m[above]
     over = gap[gap.max(axis=1) < beside_m]
@@ -189,7 +199,7 @@ def out_from_under(hull: Prisms, obstacles: Prisms, beside_m: float) -> Floats:
 
 
 def line_points(start_m: Floats, end_m: Floats, spacing_m: float = 0.01) -> Floats:
-    """Return places on the straight line from [2] to [2], both included, [K, 2]."""
+    """Return places on the straight line from [2] to [2], both included, [K, 2], at most `spacing_m` apart."""
     count = 2 + int(np.linalg.norm(end_m - start_m) / spacing_m)
     share = np.linspace(0.0, 1.0, count)[:, None]
     return np.asarray(start_m + share * (end_m - start_m))

@@ -58,10 +58,10 @@ class ServedModel(ChunkModel, Protocol):
 def client_factory(
     kind: ClientKind, make_model: Callable[[Endpoint, Dialect], ServedModel]
 ) -> Callable[..., ChunkedPolicy]:
-    """Return the factory of a client, whose keyword parameters are the policy's arguments.
+    """Return the factory of a kind of client, whose keyword parameters are the policy's arguments.
 
     Args:
-        kind: the kind of server.
+        kind: the kind of server; a dialect of another kind is refused.
         make_model: makes the model behind an endpoint that is asked in a dialect.
     """
 
@@ -76,7 +76,7 @@ def client_factory(
         key_env: str | None = None,
         key_file: str | None = None,
     ) -> ChunkedPolicy:
-        """Make the client.
+        """Return a client's policy; nothing is connected yet.
 
         Args:
             arg: the addresses, URL[,URL...].

@@ -73,7 +73,7 @@ class _Zoo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def paper_entries() -> tuple[PaperEntry, ...]:
-    """Return all entries, in the paper's order; the auxiliary ones last."""
+    """Return all entries, in the paper's order; the auxiliary entries last."""
     content = resources.files(__package__).joinpath("entries.toml").read_bytes()
     return msgspec.toml.decode(content, type=_Zoo).entries
 
@@ -92,7 +92,9 @@ def find_entry(name: str) -> PaperEntry:
 
 
 def assign_servers(entry: PaperEntry, texts: tuple[str, ...]) -> dict[str, str]:
-    """Return each suite's server from `URL` and `SUITE=URL`; a suite that is not named has none.
+    """Return each suite's server from `URL` and `SUITE=URL`, in the entry's order.
+
+    A suite without a server is left out.
 
     Raises:
         PolicyError: a suite that the entry has not, or one URL for suites whose checkpoints differ.

@@ -29,7 +29,10 @@ _LOBES = 3
 
 
 def resize_picture(picture: Picture, size: tuple[int, int], method: str) -> Image:
-    """Return the image of (height, width), resized by one of `RESIZERS` unless it has that size."""
+    """Return the image of (height, width), resized by one of `RESIZERS` unless it has that size.
+
+    Raises `PolicyError` where it has another size and `method` is none of them.
+    """
     if (picture.height, picture.width) == size:
         return np.array(picture)
     if method not in RESIZERS:
@@ -55,7 +58,7 @@ def resize_padded(picture: Picture, size: tuple[int, int]) -> Image:
 
 
 def resize_lanczos(picture: Picture, size: tuple[int, int]) -> Image:
-    """Resize by a Lanczos filter of three lobes, wider where the image shrinks.
+    """Return the picture resized to (height, width) by a Lanczos filter of three lobes, wider where the image shrinks.
 
     Equals `tf.image.resize(image, size, method="lanczos3", antialias=True)`, rounded and clipped to uint8.
     """
@@ -78,7 +81,7 @@ def _lanczos_weights(length: int, size: int) -> Floats:
 
 
 def crop_center(image: Image, area: float) -> Image:
-    """Enlarge the middle of the image, `area` of its surface, to the old size by bilinear interpolation.
+    """Return the middle of the image, `area` of its surface, enlarged to the old size by bilinear interpolation.
 
     Equals OpenVLA's `tf.image.crop_and_resize` of a centred box with sides of √area, then `convert_image_dtype`.
     """
@@ -90,7 +93,10 @@ def crop_center(image: Image, area: float) -> Image:
 
 
 def _stretch_axis(image: Floats, axis: int, low: float, high: float) -> Floats:
-    """Interpolate part of an axis, from `low` to `high` of its length, to the whole; corners stay on corners."""
+    """Return the image with part of an axis, from `low` to `high` of its length, stretched to the whole.
+
+    Corners stay corners.
+    """
     last = image.shape[axis] - 1
     at = np.linspace(low, high, last + 1) * last
     below = np.clip(np.floor(at).astype(np.int64), 0, last - 1)
@@ -101,14 +107,14 @@ def _stretch_axis(image: Floats, axis: int, low: float, high: float) -> Floats:
 
 
 def pass_through_jpeg(picture: Picture) -> Picture:
-    """Encode as a JPEG of quality 95 and decode it, as the training images of OpenVLA and Cosmos Policy were stored."""
+    """Return the picture after a JPEG of quality 95, as OpenVLA's and Cosmos Policy's training images were stored."""
     buffer = io.BytesIO()
     picture.save(buffer, format="JPEG", quality=JPEG_QUALITY)
     return PillowImage.open(buffer).convert("RGB")
 
 
 def flip_image(image: Image | Reading, how: str) -> Picture:
-    """Flip an upright image or depth as a project shows it that flips MuJoCo's own rendering by `how`, one of `FLIPS`.
+    """Return an upright image or depth as a project shows it that flips MuJoCo's own rendering by `how`.
 
     MuJoCo's rows begin at the bottom. Flipped vertically it is upright; turned by 180 degrees, as LIBERO's policies are
     shown it, it is upright and mirrored left to right.
@@ -144,6 +150,7 @@ def convert_switches(actions: Floats, columns: Mapping[int, str]) -> Floats:
 
 
 def _to_uint8(values: Floats) -> Image:
+    """Return numbers clipped to 0 to 255 and cut to whole numbers."""
     return np.clip(values, 0, 255).astype(np.uint8)
 
 

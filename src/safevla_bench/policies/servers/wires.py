@@ -55,7 +55,10 @@ def resolve_server(server: str, key: str | None = None) -> str:
 
 
 def other_kind(spec: str, key: str | None = None) -> str | None:
-    """Return the policy that would ask the server of `KIND:ADDRESS`, where it is of another kind; else None."""
+    """Return the policy KIND:URL that would ask the server of `KIND:ADDRESS`, where that is of another kind; else None.
+
+    None, too, where nothing answers there or the answer is unknown. Asks the server.
+    """
     kind, _, address = spec.partition(":")
     try:
         actual = resolve_server(address.partition("://")[2] or address, key)
@@ -65,7 +68,10 @@ def other_kind(spec: str, key: str | None = None) -> str | None:
 
 
 def _identify_http(address: str, key: str | None) -> str:
-    """Return the kind of a server by its answer to a GET of `/openapi.json`."""
+    """Return the kind of a server, `openvla`, `vla-eval` or `openpi`, by its answer to a GET of `/openapi.json`.
+
+    Raises `PolicyError` where it wants another key, is of no known kind, or does not answer by HTTP.
+    """
     status, content = exchange(address, "GET", "/openapi.json", _ANSWER_S, key=key)
     if status in (401, 403):
         problem = f"the policy server {address} {'refuses this key' if key else 'wants a key'} (HTTP {status})"
