@@ -84,6 +84,10 @@ def summarize_exposure(exposure: Exposure, scores: Scores) -> list[CellExposure]
 
 
 def _summarize_cell(exposure: Exposure, scores: Scores, members: Ints, policy: str | None, suite: str) -> CellExposure:
+    """Return the exposure of one policy and suite over the episodes `members`, indices into the scores.
+
+    Phases are summed over the members that have phases; () if none has.
+    """
     totals = (exposure.any_s, exposure.above_force_s, exposure.above_impulse_ns)
     means = bootstrapped_means(np.vstack([*(row[members] for row in totals), exposure.violation_s[:, members]]))
     success, unsafe = scores.success[members], scores.unsafe[members]
@@ -107,6 +111,10 @@ def _summarize_cell(exposure: Exposure, scores: Scores, members: Ints, policy: s
 
 
 def _summarize_spec(exposure: Exposure, scores: Scores, members: Ints, row: int, violation_s: Mean) -> SpecExposure:
+    """Return the exposure of the specification in `row` of the exposure over the episodes `members`.
+
+    Its rates count only episodes to which it applies.
+    """
     column = scores.scored_columns[row]
     applies = scores.state[column, members] != INACTIVE
     violated, success = scores.is_violated[column, members], scores.success[members]
@@ -120,6 +128,7 @@ def _summarize_spec(exposure: Exposure, scores: Scores, members: Ints, row: int,
 
 
 def _summarize_phases(exposure: Exposure, members: Ints) -> tuple[PhaseExposure, ...]:
+    """Return time and violating time [s], summed over the episodes `members`, and first violations in each phase."""
     return tuple(
         PhaseExposure(
             phase=name,

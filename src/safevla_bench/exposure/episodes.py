@@ -79,6 +79,7 @@ def holding(batch: Batch, registry: Registry) -> NDArray[np.bool_]:
 
 
 def _task_has_held_object(registry: Registry, benchmark: str, task_id: str) -> bool:
+    """Return whether the task's tags hold `held_target`; False for a task that the registry does not know."""
     try:
         return _HELD in registry.task_tags(benchmark, task_id)
     except UnknownTaskError:
@@ -189,6 +190,7 @@ def measure_chunks(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) ->
 
 
 def _join_exposures(parts: Sequence[Exposure]) -> Exposure:
+    """Return exposures of successive episodes as one; specifications are those of the first. Raises for no parts."""
     values = {field.name: [getattr(part, field.name) for part in parts] for field in fields(Exposure)}
     arrays = {name: columns for name, columns in values.items() if isinstance(columns[0], np.ndarray)}
     concatenated: dict[str, Any] = {name: np.concatenate(columns, axis=-1) for name, columns in arrays.items()}
@@ -196,7 +198,7 @@ def _join_exposures(parts: Sequence[Exposure]) -> Exposure:
 
 
 def _count_per_episode(records: Bools, batch: Batch) -> Floats:
-    """Count the marked records of each episode, [..., N] -> [..., E]."""
+    """Return the number of marked records of each episode, [..., N] -> [..., E]."""
     total = np.concatenate([np.zeros((*records.shape[:-1], 1)), np.cumsum(records, axis=-1)], axis=-1)
     return np.asarray(np.diff(total[..., batch.starts], axis=-1))
 
@@ -220,7 +222,10 @@ def _violating_records(reading: signals.RecordFields, scores: Scores, library: L
 
 
 def _time_above_force(reading: signals.RecordFields, threshold_n: float | None) -> Floats:
-    """Time with a contact above the threshold, [E]; NaN where contacts were not recorded."""
+    """Return the time [s] with a contact above the threshold, [E]; NaN where contacts were not recorded.
+
+    NaN everywhere without a threshold.
+    """
     batch = reading.batch
     if threshold_n is None:
         return np.full(len(batch), np.nan)
@@ -230,7 +235,10 @@ def _time_above_force(reading: signals.RecordFields, threshold_n: float | None) 
 
 
 def _impulse_above_force(reading: signals.RecordFields, threshold_n: float | None) -> Floats:
-    """Sum of the impulses of the contacts above the threshold, [E]; a sum over none is 0, over unknown ones NaN."""
+    """Return the sum of impulses [N·s] of contacts above the threshold, [E]; of no contacts 0, of unknown impulses NaN.
+
+    NaN too where contacts were not recorded, and everywhere without a threshold.
+    """
     batch, contacts = reading.batch, reading.batch.contacts
     if threshold_n is None:
         return np.full(len(batch), np.nan)

@@ -80,7 +80,7 @@ def find_results(path: Path) -> list[Path]:
 
 
 def _holds_successes(path: Path) -> bool:
-    """Return whether a JSON file has LeRobot's keys, whatever its name."""
+    """Return whether a `.json` file holds one of LeRobot's result keys; False for another suffix or invalid JSON."""
     try:
         tree = json.loads(path.read_bytes()) if path.suffix == ".json" else None
     except (ValueError, RecursionError):
@@ -107,9 +107,11 @@ def read_results(path: Path) -> ForeignResults:
 
 
 def _read_lerobot(path: Path) -> ForeignResults:
-    """`per_task`: a list of `task_group`, `task_id` and `metrics.successes`, a truth an episode.
+    """Return the episodes of LeRobot's `eval_info.json`: `per_task`, or in older versions `per_episode`.
 
-    The file of older versions has no groups: `per_episode` with a `success` each.
+    `per_task` lists `task_group`, `task_id` and `metrics.successes`; `per_episode` lists a `success` each. A remark
+    tells if the file counts another number of episodes. Raises `KeyError`, `TypeError` or `ValueError` for another
+    structure.
     """
     tree = json.loads(path.read_text(encoding="utf-8"))
     episodes = tuple(_task_episodes(tree["per_task"]) if "per_task" in tree else _plain_episodes(tree["per_episode"]))
@@ -120,6 +122,7 @@ def _read_lerobot(path: Path) -> ForeignResults:
 
 
 def _task_episodes(tasks: Any) -> Iterator[ForeignEpisode]:
+    """Yield an episode for each success of each task; raises `KeyError` or `ValueError` for another structure."""
     for task in tasks:
         for success in task["metrics"]["successes"]:
             yield ForeignEpisode(str(task["task_group"]), f"task_{task['task_id']}", _parse_success(success))
@@ -131,13 +134,18 @@ def _plain_episodes(episodes: Any) -> Iterator[ForeignEpisode]:
 
 
 def _parse_success(value: object) -> bool:
+    """Return True for 1 and False for 0; raise `ValueError` for anything else."""
     if value not in (0, 1):  # True and False among them
         raise ValueError(f"{value!r} is no success")
     return bool(value)
 
 
 def _read_harness(path: Path) -> ForeignResults:
-    """Table `episode_results`: task_name, status (success, fail, error), steps; `eval_metadata`: the benchmark."""
+    """Return the episodes of the harness's tables `episode_results` and `eval_metadata`.
+
+    Success is None after an error. Remarks count the errors, and say whether actions are there. Raises `sqlite3.Error`
+    or `ValueError` for another structure.
+    """
     with closing(open_recording(path)) as connection:
         suites = {eval_id: _benchmark_name(text) for eval_id, text in connection.execute(_METADATA)}
         rows = connection.execute(_RESULTS).fetchall()
@@ -158,12 +166,20 @@ _RESULTS = "SELECT eval_id, task_name, status, steps FROM episode_results ORDER 
 
 
 def _parse_status(status: str) -> bool | None:
+    """Return whether an episode of that status succeeded, None for `error`.
+
+    Raise `ValueError` for an unknown status.
+    """
     if status not in (*_STATUSES, "error"):
         raise ValueError(f"unknown status {status!r}")
     return _STATUSES.get(status)
 
 
 def _benchmark_name(metadata: str) -> str | None:
+    """Return the text under `benchmark` in a JSON object.
+
+    None if there is none. Raises `ValueError` for invalid JSON.
+    """
     tree = json.loads(metadata)
     name = tree.get("benchmark") if isinstance(tree, dict) else None
     return name if isinstance(name, str) else None

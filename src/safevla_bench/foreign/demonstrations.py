@@ -125,6 +125,11 @@ def read_hdf5(path: Path) -> list[RecordedActions]:
 
 
 def _read_demos(path: Path, file: Any) -> Iterator[RecordedActions]:
+    """Yield the demonstrations of an open HDF5 file, by number.
+
+    Raises `RecordError` if there are none, actions or states are no matrix, or their counts disagree; `KeyError` if
+    the file lacks `data` or a demonstration lacks `actions`.
+    """
     data = file["data"]
     suite, task, instruction = _read_task(data.attrs)
     names = [name for name in data if re.fullmatch(r"demo_\d+", name)]
@@ -153,6 +158,7 @@ def _read_demos(path: Path, file: Any) -> Iterator[RecordedActions]:
 
 
 def _read_matrix(path: Path, name: str, field: str, rows: Any) -> Floats:
+    """Return the rows of a demonstration's field, [n, k]; raise `RecordError` if they are no matrix."""
     values = np.asarray(rows, dtype=np.float64)
     if values.ndim != 2:
         place = Place(str(path), episode=name, field=field)
@@ -161,7 +167,10 @@ def _read_matrix(path: Path, name: str, field: str, rows: Any) -> Floats:
 
 
 def _read_task(attributes: Mapping[str, Any]) -> tuple[str | None, str | None, str | None]:
-    """Suite, task and instruction, each None where the file does not say it."""
+    """Return suite, task and instruction, each None where the file's attributes do not say it.
+
+    Suite and task are the folder and stem of the BDDL file; without such a file, the task is the environment's name.
+    """
     arguments = _parse_json(attributes.get("env_args"))
     kwargs = arguments.get("env_kwargs")
     inner = kwargs if isinstance(kwargs, dict) else {}
@@ -178,6 +187,7 @@ def _read_task(attributes: Mapping[str, Any]) -> tuple[str | None, str | None, s
 
 
 def _parse_json(text: object) -> dict[str, Any]:
+    """Return the object in a JSON text, as text or bytes; {} if there is none or the text is not valid."""
     try:
         tree = json.loads(_decode_text(text) or "{}")
     except (ValueError, RecursionError):
@@ -186,13 +196,17 @@ def _parse_json(text: object) -> dict[str, Any]:
 
 
 def _decode_text(value: object) -> str | None:
+    """Return bytes as text, with invalid ones replaced, and text as it is; None for anything else."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     return value if isinstance(value, str) else None
 
 
 def _parse_fixtures(xml: str | None) -> tuple[tuple[str, tuple[float, ...]], ...]:
-    """Pose of each top body without a free joint: name -> position [3], quaternion [4] wxyz."""
+    """Return name and pose, position [3] in m and quaternion [4] wxyz, of each top body without a free joint.
+
+    () without XML, and for XML that is too large, not valid or has declarations.
+    """
     if not xml or len(xml) > _LARGEST_XML or "<!" in xml:  # no entities from a stranger's file
         return ()
     try:
@@ -241,6 +255,10 @@ def read_dataset(folder: Path) -> list[RecordedActions]:
 
 
 def _split_episodes(folder: Path, table: pa.Table, instructions: dict[int, str]) -> Iterator[RecordedActions]:
+    """Yield the episodes of a table of frames, by index, in order of their frames.
+
+    Without a known task, no instruction.
+    """
     ordered = table.sort_by([("episode_index", "ascending"), ("frame_index", "ascending")])
     episode = ordered["episode_index"].to_numpy()
     task = ordered["task_index"].to_numpy()
@@ -256,7 +274,10 @@ def _split_episodes(folder: Path, table: pa.Table, instructions: dict[int, str])
 
 
 def _read_instructions(folder: Path) -> Iterator[tuple[int, str]]:
-    """Index and text of each task; pandas keeps the text in the table's index, under a name of its own."""
+    """Yield index and text of each task of a LeRobot dataset, from `meta/tasks.parquet`, else from `meta/tasks.jsonl`.
+
+    Raises `OSError`, `KeyError` or `ValueError` for files that are missing or of another form.
+    """
     table = folder / "meta" / "tasks.parquet"
     if table.is_file():
         rows = pq.read_table(table).to_pylist()

@@ -53,7 +53,10 @@ def recording_files(path: Path) -> list[Path]:
 
 
 def open_recording(path: Path) -> sqlite3.Connection:
-    """Return a connection that only reads."""
+    """Return a read-only connection to an SQLite file, which the caller closes.
+
+    Raises `sqlite3.Error` if none can be made.
+    """
     return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
 
 
@@ -88,6 +91,11 @@ def read_recording(path: Path) -> list[RecordedActions]:
 
 
 def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[RecordedActions]:
+    """Yield the LIBERO episodes that ended in success or failure and hold an action in every step, in stored order.
+
+    `earlier_resets` counts the episodes that one environment ran before this one, of whatever outcome. Raises
+    `RecordError` if rows of steps are missing, or actions or states are not numbers of the expected size.
+    """
     entries = {
         str(eval_id): (str(name), _entry_parameters(json.loads(text)))
         for eval_id, name, text in connection.execute(_METADATA)
@@ -147,6 +155,7 @@ def _entry_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _read_rows(rows: Sequence[Mapping[str, Any]], field: str, size: int, where: Place) -> Floats:
+    """Return a field of all rows, [n, size]; raise `RecordError` for another size or numbers that are not finite."""
     values = np.array([row[field] for row in rows], dtype=np.float64)
     if values.shape != (len(rows), size) or not np.isfinite(values).all():
         problem = f"`{field}` has the shape {values.shape}, or numbers that are not finite"

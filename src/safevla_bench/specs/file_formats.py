@@ -172,6 +172,11 @@ def is_library_file(path: Path) -> bool:
 
 
 def _read_toml_source(path: Traversable, origin: RowOrigin, is_built_in: bool) -> LibrarySource:
+    """Return the drafts, tags and limits of a TOML library; with `based_on`, after the built-in library's drafts.
+
+    Rows of [[replace]] are applied to these inherited drafts. Raises the origin's error for a `based_on` that is not
+    built in, and for [[replace]] without `based_on`.
+    """
     tables = read_toml(path, LibraryFile, origin)
     drafts = tuple(
         SpecDraft(row, origin.with_subject(row.get("spec_id", f"specs[{k}]"))) for k, row in enumerate(tables.specs)
@@ -249,6 +254,10 @@ def canonical_unit(unit: str) -> str:
 
 
 def _paper_row(row: object, place: RowOrigin) -> tuple[PaperSpecRow, RowOrigin]:
+    """Return a row of the paper's format, and its origin with the row's id where the row has an id.
+
+    Raises the origin's error for a row of another form, or with only one of signal and operator.
+    """
     spec_id_given = row.get("spec_id") if isinstance(row, Mapping) else None
     origin = place if spec_id_given is None else place.with_subject(spec_id_given)
     paper = convert_row(row, PaperSpecRow, origin)
@@ -258,6 +267,10 @@ def _paper_row(row: object, place: RowOrigin) -> tuple[PaperSpecRow, RowOrigin]:
 
 
 def _paper_draft(paper: PaperSpecRow, origin: RowOrigin) -> SpecDraft:
+    """Return a row of the paper's format as a draft under today's ids; its old id becomes a legacy id.
+
+    A scored row without severe magnitude is binary unless the row says otherwise.
+    """
     # A scored row without a severe magnitude is one of the paper's hard stops (its Table 17).
     hard_stop = paper.tier != "diagnostic" and paper.vsi_severe is None
     spec_id = _current_id(paper.spec_id)
@@ -326,6 +339,11 @@ def paper_spec_rows(library: Library) -> list[dict[str, object]]:
 
 
 def _paper_spec_row(library: Library, spec: Spec) -> dict[str, object]:
+    """Return a specification as a row of the paper's format.
+
+    `signal`, `operator` and `threshold` are None where the formula has no such part; optional keys without content are
+    left out.
+    """
     written = parse(spec.stl, {name: signal.boolean for name, signal in SIGNALS.items()})
     stated = find_stated_predicate(written, spec.threshold)
     hard_stop = spec.tier != "diagnostic" and spec.severe is None
@@ -377,6 +395,7 @@ def restore_placeholder(formula: Formula, stated: StatedPredicate, threshold: fl
     }
 
     def restore_in(node: Compare) -> Compare:
+        """Return the comparison with its number replaced by the placeholder if it is the stated one, else unchanged."""
         if node.operator != operator or node.left != NumericSignal(name):
             return node
         return Compare(operator, node.left, placeholders.get(node.right, node.right))

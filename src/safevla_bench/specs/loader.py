@@ -138,6 +138,7 @@ def _built_in_library(name: str) -> Library:
 
 
 def _read_library_file(path: Path) -> LibrarySource:
+    """Return the content of a library file; raise `SpecError` if there is no such file or it holds nothing."""
     if not is_library_file(path):
         known = f"built-in: {', '.join(BUILT_IN)}; or the path of a .toml, .json or .jsonl file"
         raise SpecError(f"there is no specification library {str(path)!r}", remedy=known)
@@ -150,6 +151,10 @@ def _read_library_file(path: Path) -> LibrarySource:
 
 
 def _assemble_library(name: str, source: LibrarySource, known: Mapping[str, Tag]) -> Library:
+    """Return the library of a source's drafts in their order, with its limits set; `known` are tags declared elsewhere.
+
+    Raises the origin's error for a specification that is not valid, and for ids or legacy ids that are repeated.
+    """
     tags = {**known, **source.tags}
     specs: list[Spec] = []
     legacy: dict[str, str] = {}
@@ -187,6 +192,10 @@ def _parse_draft(draft: SpecDraft) -> Iterator[ParsedSpec]:
 
 
 def _alternate_row(row: SpecRow, other: AlternateRow) -> SpecRow:
+    """Return the row of an alternate: `row` with the id, threshold, severe magnitude and legacy ids of `other`.
+
+    Source and rationale stay where `other` has none.
+    """
     return msgspec.structs.replace(
         row,
         spec_id=other.spec_id,
@@ -200,6 +209,10 @@ def _alternate_row(row: SpecRow, other: AlternateRow) -> SpecRow:
 
 
 def _make_spec(entry: ParsedSpec, tags: Mapping[str, Tag]) -> Spec:
+    """Return the checked specification of a parsed row, its formula with the threshold filled in.
+
+    Raises the origin's error for an id, word, tag, formula, threshold, unit or severity that is not valid.
+    """
     row, origin = entry.row, entry.origin
     if not re.fullmatch(r"[A-Za-z0-9_.@-]+", row.spec_id):
         raise origin.make_error("an id is made of letters, digits and _ . - @", field="spec_id", remedy="rename it")
@@ -239,6 +252,10 @@ def _check_word(word: str, choices: tuple[str, ...], key: str, origin: RowOrigin
 
 
 def _parse_formula(entry: ParsedSpec) -> stl.Formula:
+    """Return the formula of a row over the known signals.
+
+    Raise the origin's error, with field `stl`, if it is not valid.
+    """
     try:
         return stl.parse(entry.row.stl, {name: signal.boolean for name, signal in SIGNALS.items()})
     except FormulaError as error:
@@ -300,7 +317,10 @@ def _event_predicate(predicate: syntax.Compare) -> syntax.Compare:
 
 
 def _check_unit(row: SpecRow, formula: stl.Formula, origin: RowOrigin) -> None:
-    """Check that the threshold is in the unit of the signals that it is compared with; products are not looked at."""
+    """Raise the row's error if the threshold's unit is not that of each signal it is compared with.
+
+    Comparisons with a product or quotient are passed over.
+    """
     for predicate in (node for node in syntax.walk_nodes(formula) if isinstance(node, syntax.Compare)):
         nodes = list(syntax.walk_nodes(predicate))
         if not stl.has_placeholder(predicate) or any(
@@ -315,13 +335,17 @@ def _check_unit(row: SpecRow, formula: stl.Formula, origin: RowOrigin) -> None:
 
 
 def _check_positive(value: float, key: str, origin: RowOrigin) -> None:
+    """Raise the origin's error unless `value` is finite and above zero; `key` names the field."""
     if not (math.isfinite(value) and value > 0):
         remedy = "give a positive magnitude; a lower bound is written `> -threshold`"
         raise origin.make_error(f"{key} is {value}, not positive and finite", field=key, remedy=remedy)
 
 
 def _check_severity(row: SpecRow, formula: stl.Formula, origin: RowOrigin) -> None:
-    """Check that a specification is either binary or graded. A scored graded one needs a severe magnitude."""
+    """Raise the row's error unless a specification is binary or graded; a scored graded one needs a severe magnitude.
+
+    A formula of Boolean signals alone must be binary, and a binary specification has no severe magnitude.
+    """
     if stl.is_boolean_only(formula) and not row.binary:
         problem = "all atoms are Boolean, so that no violation has a depth, yet it is not binary"
         raise origin.make_error(problem, field="binary", remedy="add binary = true")

@@ -163,6 +163,7 @@ def explain_spec(library: Library, spec_id: str) -> dict[str, object]:
 
 
 def _spec_row(library: Library, spec: Spec) -> dict[str, object]:
+    """Return a specification in plain values under the keys of a library file, with its formula as written and legacy ids."""
     return {
         "spec_id": spec.spec_id,
         "canonical_family": spec.canonical_family,

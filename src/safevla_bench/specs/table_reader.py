@@ -38,7 +38,7 @@ class RowOrigin:
 
 
 def read_text(path: Traversable, origin: RowOrigin) -> str:
-    """Return the text of a file."""
+    """Return the text of a UTF-8 file; raise the origin's error if the file cannot be read or is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
@@ -48,7 +48,10 @@ def read_text(path: Traversable, origin: RowOrigin) -> str:
 
 
 def read_toml(path: Traversable, kind: type[T], origin: RowOrigin) -> T:
-    """Return a TOML file as a struct that names its tables."""
+    """Return a TOML file as a struct that names its tables.
+
+    Raises the origin's error if the file cannot be read, is not TOML, or has an unknown key or a wrong value.
+    """
     try:
         tables = tomllib.loads(read_text(path, origin))
     except ValueError as error:  # a TOMLDecodeError, or an integer of absurd length
@@ -59,7 +62,10 @@ def read_toml(path: Traversable, kind: type[T], origin: RowOrigin) -> T:
 
 
 def read_json_rows(path: Traversable, origin: RowOrigin) -> list[tuple[RowOrigin, object]]:
-    """Return the rows of a JSON file with their origins. It holds one object, a list, or one object per line."""
+    """Return the rows of a JSON file with their origins: one object, the items of a list, or one object per line.
+
+    Raises the origin's error if the file cannot be read or is not JSON. Rows are not checked.
+    """
     text = read_text(path, origin)
     lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     if len(lines) > 1 and _is_json(lines[0][1]):
@@ -71,7 +77,10 @@ def read_json_rows(path: Traversable, origin: RowOrigin) -> list[tuple[RowOrigin
 
 
 def convert_row(row: object, kind: type[T], origin: RowOrigin) -> T:
-    """Return a row as a struct. Unknown keys, missing keys and wrong types are errors that name the key."""
+    """Return a row as a struct.
+
+    Raise the origin's error, which names the key, for unknown or missing keys and wrong types.
+    """
     if not isinstance(row, Mapping):
         raise origin.make_error(
             f"a table of keys is expected, not {_TYPE_WORDS.get(type(row).__name__, type(row).__name__)}",
@@ -145,6 +154,7 @@ def suggest_names(given: str, known: Iterable[str], label: str) -> str:
 
 
 def _is_json(text: str) -> bool:
+    """Return whether the text is valid JSON; too deep nesting counts as not valid."""
     try:
         json.loads(text)
     except (ValueError, RecursionError):
@@ -153,7 +163,14 @@ def _is_json(text: str) -> bool:
 
 
 def _parse_json(text: str, origin: RowOrigin) -> object:
+    """Return the value of a JSON text.
+
+    Raises the origin's error, with its line where known, for wrong syntax, a repeated key, or NaN and infinite
+    numbers.
+    """
+
     def reject_repeated_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        """Return the pairs as a dictionary; raise the origin's error if a key is repeated."""
         keys = [key for key, _ in pairs]
         for key in keys:
             if keys.count(key) > 1:
@@ -161,6 +178,7 @@ def _parse_json(text: str, origin: RowOrigin) -> object:
         return dict(pairs)
 
     def reject_constant(constant: str) -> NoReturn:
+        """Raise the origin's error for NaN, Infinity or -Infinity."""
         raise origin.make_error(
             f"{constant} is no number", remedy="write a finite number, or null where a key may lack"
         )

@@ -104,6 +104,10 @@ def _threshold_id(spec: Spec, threshold: float) -> str:
 
 
 def _with_threshold(library: Library, spec: Spec, threshold: float) -> Spec:
+    """Return the specification with another threshold, and so another id and severe magnitude.
+
+    Itself if nothing changes. Raises `SpecError` if the formula has no threshold that can be set.
+    """
     if threshold == spec.threshold:
         return spec
     written = stl.parse(spec.stl, {name: signal.boolean for name, signal in SIGNALS.items()})
@@ -119,7 +123,10 @@ def _with_threshold(library: Library, spec: Spec, threshold: float) -> Spec:
 
 
 def _read_quantity(spec: Spec, text: str) -> float:
-    """Return a value in the unit of a specification."""
+    """Return the value of a text such as `0.5` or `20 mm` in the unit of the specification.
+
+    Raises `SpecError` if the text is no number with a unit of that kind, or the value is not positive and finite.
+    """
     match = _QUANTITY.fullmatch(text)
     units = {spec.unit: Fraction(1), **_SMALLER_UNITS.get(spec.unit, {})}
     if match is None:
@@ -179,6 +186,10 @@ def try_spec(spec: Spec) -> SpecTrial:
 
 
 def _simple_traces(spec: Spec) -> Iterator[TrialTrace]:
+    """Yield traces of four records with their robustness: Boolean signals true, true in the middle or false.
+
+    Numeric signals rise in the middle to a share of their limit, or of the threshold where the formula has no limit.
+    """
     limits = dict(_limits(spec.formula))
     booleans = sorted(name for name in spec.signals if SIGNALS[name].boolean)
     for pattern in ((True,) * 4, (False, True, True, False), (False,) * 4):
@@ -194,7 +205,7 @@ def _simple_traces(spec: Spec) -> Iterator[TrialTrace]:
 
 
 def _limits(formula: stl.Formula) -> Iterator[tuple[str, float]]:
-    """Yield the numeric signals of predicates that compare one with a number, and that number; 1 for 0."""
+    """Yield signal and number for each comparison of one numeric signal with one number; 1 in place of the number 0."""
     for predicate in (node for node in syntax.walk_nodes(formula) if isinstance(node, syntax.Compare)):
         nodes = list(syntax.walk_nodes(predicate))
         numbers = [node.value for node in nodes if isinstance(node, syntax.Number)]

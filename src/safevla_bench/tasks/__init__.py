@@ -155,6 +155,10 @@ def exempt_tasks(
 
 
 def _task_listing(registry: Registry, library: Library, entry: TaskEntry, capabilities: Sequence[str]) -> TaskListing:
+    """Return a task's row of the listing: its tags, and the specifications that apply and that do not, with reasons.
+
+    The row has `template` where the task has one, else `components`.
+    """
     tags = registry.task_tags(entry.benchmark, entry.task_id, capabilities)
     absent = registry.absence_reasons(entry.benchmark)
     verdicts = {spec.spec_id: check_applicability(spec, tags, absent) for spec in library.safe}

@@ -42,7 +42,7 @@ class BddlProblem:
     goal: tuple[Predicate, ...]
 
     def owner_of(self, name: str) -> str:
-        """Return the owner of a region. Anything else owns itself."""
+        """Return the object or fixture that the region `name` belongs to; `name` itself if it is no region."""
         return self.regions.get(name, name)
 
     def goal_bodies(self) -> GoalBodies:
@@ -57,7 +57,7 @@ class BddlProblem:
         )
 
     def _is_ground(self, name: str) -> bool:
-        """Return whether it is what the whole scene stands on."""
+        """Return whether the fixture `name` is a table, floor or the like, on which the whole scene stands."""
         return self.fixtures.get(name, "").rpartition("_")[2] in _GROUNDS
 
     def class_of(self, name: str) -> str | None:
@@ -108,6 +108,10 @@ def parse_bddl(text: str) -> BddlProblem:
 
 
 def _parse_tree(text: str) -> Tree:
+    """Return the first expression of a text as nested lists of words in small letters; [] for an empty text.
+
+    Comments, from `;` to the line's end, are dropped. Raises `RegistryError` for unbalanced or too deep brackets.
+    """
     words = re.findall(r"[()]|[^\s()]+", re.sub(r";.*", "", text).lower())
     open_lists: list[list[Tree]] = [[]]
     for word in words:
@@ -128,7 +132,10 @@ def _parse_tree(text: str) -> Tree:
 
 
 def _flatten_predicates(trees: Sequence[Tree]) -> Iterator[Predicate]:
-    """Yield the predicates of trees and of every `and` in them. All of them must hold."""
+    """Yield the predicates of trees and of every `and` in them, all of which must hold; empty trees are passed over.
+
+    Raises `RegistryError` for a predicate that holds another, such as `not` or `forall`.
+    """
     for tree in trees:
         if not isinstance(tree, list) or not tree:
             continue
@@ -157,6 +164,10 @@ def _parse_typed_list(words: Sequence[Tree]) -> dict[str, str]:
 
 
 def _region_owners(trees: Sequence[Tree]) -> Iterator[tuple[str, str]]:
+    """Yield (name of a region, the object or fixture that is its `:target`).
+
+    Entries without a target are passed over.
+    """
     for tree in trees:
         if not isinstance(tree, list) or not tree:
             continue

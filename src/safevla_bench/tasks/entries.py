@@ -142,7 +142,10 @@ class Registry:
         )
 
     def _log_entry(self, task_id: str) -> TaskEntry:
-        """Return the entry of a task in the log of a robot: its kind is before the slash, where that is a template."""
+        """Return the entry of a task of a robot's log, whose template is the word before the slash of its id.
+
+        Without a known template the entry has none, and no tags.
+        """
         template = self.templates.get(task_id.partition("/")[0])
         return TaskEntry(
             benchmark=LOG_BENCHMARK,
@@ -176,7 +179,10 @@ class Registry:
         return suites
 
     def find_suite(self, name: str) -> str:
-        """Return the benchmark that `name` spells, such as libero-goal for LIBERO's own libero_goal; else the name."""
+        """Return the benchmark that `name` spells, such as libero-goal for LIBERO's own libero_goal.
+
+        `name` if there is none.
+        """
         known = (*self.benchmarks, *(suite for suite, _ in self.tasks)) if name not in self.benchmarks else (name,)
         return next((suite for suite in known if spell_suite(suite) == spell_suite(name)), name)
 
@@ -230,24 +236,30 @@ class Registry:
         return self.capability_sets[suite.capabilities].absent if suite is not None else {}
 
     def _capability_set(self, name: str) -> CapabilitySet:
+        """Return the capability set of that name; raise `RegistryError` with the known names if there is none."""
         if name not in self.capability_sets:
             known = ", ".join(self.capability_sets)
             raise RegistryError(f"there is no capability set {name!r}", remedy=f"capability sets: {known}")
         return self.capability_sets[name]
 
     def _host_task_name(self, benchmark: str, task_id: str) -> str:
-        """Return the host's name of a task that is given by number, or the id itself if the names are not known."""
+        """Return the host's name of a task that is given by number.
+
+        `task_id` itself if it is no number or the name is unknown.
+        """
         names = self.benchmarks[benchmark].task_names if benchmark in self.benchmarks else ()
         number = _NUMBERED.fullmatch(task_id)
         return names[int(number[1])] if number and int(number[1]) < len(names) else task_id
 
     def _unknown_task_text(self, benchmark: str, task_id: str) -> str:
+        """Return the problem for an unknown task, with the nearest known benchmark or task id if one is near."""
         ids = [task for suite, task in self.tasks if suite == benchmark]
         near = get_close_matches(benchmark, self.benchmarks, n=1) if not ids else get_close_matches(task_id, ids, n=1)
         guess = f" (did you mean {near[0]!r}?)" if near and benchmark not in near else ""
         return f"benchmark {benchmark!r} has no task {task_id!r} and no family that it fits{guess}"
 
     def _missing_entry_remedy(self, benchmark: str, task_id: str) -> str:
+        """Return the remedy for an unknown task: the TOML to put into a registry file, with [benchmarks] if that is unknown."""
         lines = ["pass --registry FILE (`safevla tasks --propose TASK` writes one), a TOML file that holds:"]
         if benchmark not in self.benchmarks:
             sets = ", ".join(self.capability_sets)

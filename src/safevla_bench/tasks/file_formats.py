@@ -134,13 +134,19 @@ class RegistrySource:
 
 
 def read_paper_rows(rows: Iterable[tuple[RowOrigin, object]]) -> tuple[tuple[RowOrigin, PaperTaskRow], ...]:
-    """Return the rows of a JSON file, each with its origin."""
+    """Return the rows of a JSON file as structs, each with its origin.
+
+    Raises the origin's error for a row of another form.
+    """
     origins = [(place.with_subject(_row_subject(row, place.subject or "a row")), row) for place, row in rows]
     return tuple((origin, convert_row(row, PaperTaskRow, origin)) for origin, row in origins)
 
 
 def read_benchmarks(source: RegistrySource) -> Iterator[tuple[str, Benchmark]]:
-    """Yield the benchmarks of a file. Their references are not yet checked."""
+    """Yield name and benchmark for each benchmark of a file; whether what it refers to exists is not checked here.
+
+    Raises the origin's error for a row of another form.
+    """
     for name, table in source.tables.benchmarks.items():
         row = convert_row(table, BenchmarkRow, source.origin.with_subject(f"benchmarks.{name}"))
         yield name, Benchmark(name, **msgspec.structs.asdict(row))
@@ -208,7 +214,10 @@ class EntryReader:
     capability_sets: Mapping[str, CapabilitySet]
 
     def read_entries(self, source: RegistrySource) -> Iterator[tuple[tuple[str, str], TaskEntry]]:
-        """Yield the tasks of a file, by benchmark and id."""
+        """Yield the tasks of a file by benchmark and id, without the paper's rows of families.
+
+        Raises the origin's error.
+        """
         for number, table in enumerate(source.tables.tasks):
             origin = source.origin.with_subject(_row_subject(table, f"tasks[{number}]"))
             row = convert_row(table, TaskRow, origin)
@@ -234,6 +243,11 @@ class EntryReader:
     def _make_entry(
         self, row: TaskRow | TaskFamilyRow, task_id: str, instruction: str | None, origin: RowOrigin
     ) -> TaskEntry:
+        """Return the entry of a row under `task_id`.
+
+        Raises the origin's error for an unknown benchmark or tag, an object tag without a reason, or a wrong
+        mechanism.
+        """
         check_known(row.benchmark, self.benchmarks, "benchmark", "benchmarks", origin)
         for tag, reason in row.object_tags.items():
             if not reason.strip():
@@ -245,6 +259,11 @@ class EntryReader:
         return TaskEntry(row.benchmark, task_id, row.template, row.components, tags, row.object_tags, instruction)
 
     def _make_paper_entry(self, row: PaperTaskRow, origin: RowOrigin) -> TaskEntry:
+        """Return the entry of a row in the paper's format.
+
+        Measured tags equal to the benchmark's own are dropped (None). An object tag without a reason gets `NO_REASON`.
+        Raises the origin's error for an unknown benchmark or tag.
+        """
         if row.benchmark_signal_tags is None:
             check_known(row.benchmark, self.benchmarks, "benchmark", "benchmarks", origin)
             measured = None
@@ -265,7 +284,7 @@ class EntryReader:
         )
 
     def _benchmark_tags(self, benchmark: str) -> frozenset[str] | None:
-        """Return the capability tags of a known benchmark."""
+        """Return the capability tags of a benchmark; None if the benchmark is unknown."""
         suite = self.benchmarks.get(benchmark)
         return self.capability_sets[suite.capabilities].tags if suite else None
 
@@ -288,13 +307,14 @@ class EntryReader:
 
 
 def _check_one_mechanism(row: TaskRow | TaskFamilyRow | PaperTaskRow, origin: RowOrigin) -> None:
+    """Raise the origin's error unless the row has exactly one of template and components."""
     if (row.template is None) == (not row.components):
         remedy = "give a template, or, where the task has several phases, components"
         raise origin.make_error("has both or neither of template and components", field="template", remedy=remedy)
 
 
 def _row_subject(row: object, otherwise: str) -> str:
-    """Return a task's name for errors: benchmark and id, as far as the row has them."""
+    """Return a row's name for errors: its benchmark and task id, as far as the row has them; else `otherwise`."""
     names = [row[key] for key in ("benchmark", "task_id") if key in row] if isinstance(row, Mapping) else []
     return " ".join(map(str, names)) or otherwise
 
@@ -325,6 +345,10 @@ def paper_task_rows(
 def _paper_task_row(
     entry: TaskEntry, patterns: tuple[str, ...], measured: frozenset[str], vocabulary: Mapping[str, Tag]
 ) -> dict[str, object]:
+    """Return an entry as a row in the paper's format; optional keys without content are left out.
+
+    `measured` are the tags of what the benchmark measures. Meanings stand there for tags that are not built in.
+    """
     tags = sorted({*entry.tags, *entry.object_tags, *measured} - set(built_in_tags()))
     mechanism = {"template": entry.template} if entry.template else {"components": list(entry.components)}
     row: dict[str, object] = {

@@ -66,6 +66,7 @@ def registry(extra: Sequence[Path] = ()) -> Registry:
 
 @cache
 def _built_in_registry() -> Registry:
+    """Return the registry that comes with the package."""
     folder = resources.files(__package__) / "registry"
     return _extend_registry(
         Registry({}, (), {}, {}, {}), [_read_source(folder / file, f"registry/{file}") for file in BUILT_IN]
@@ -73,6 +74,10 @@ def _built_in_registry() -> Registry:
 
 
 def _read_source(path: Traversable, file: str) -> RegistrySource:
+    """Return the content of one registry file, a TOML file or rows of the paper's format in JSON or JSONL.
+
+    Raises `RegistryError`, named with `file`, for another suffix or a file that cannot be read.
+    """
     origin = RowOrigin(RegistryError, file)
     if file.endswith(".toml"):
         return RegistrySource(origin, read_toml(path, RegistryFile, origin))
@@ -82,6 +87,11 @@ def _read_source(path: Traversable, file: str) -> RegistrySource:
 
 
 def _extend_registry(base: Registry, sources: Sequence[RegistrySource]) -> Registry:
+    """Return a new registry: `base` with the content of `sources` added.
+
+    Tasks and goal bodies of the sources replace those of `base`. Raises the origin's error for other names of `base`
+    that a source repeats, for names that sources repeat among each other, and for names that nothing defines.
+    """
     tags = {
         **built_in_tags(),
         **base.vocabulary,
@@ -108,7 +118,10 @@ def _merge_named(
     sources: Iterable[RegistrySource],
     read: Callable[[RegistrySource], Iterable[tuple[K, V]]],
 ) -> dict[K, V]:
-    """Return `base` with the named values of the sources added. A name that exists already is an error."""
+    """Return a copy of `base` with the named values of the sources added.
+
+    Raises the source's error for a name that is in `base` or in an earlier source.
+    """
     merged = dict(base)
     for source in sources:
         for name, value in read(source):
@@ -124,7 +137,10 @@ def _merge_named(
 def _repeat_entries(
     tasks: Mapping[tuple[str, str], TaskEntry], suites: Mapping[str, Benchmark]
 ) -> dict[tuple[str, str], TaskEntry]:
-    """Return the entries of suites that repeat another's; a suite's own entries go before."""
+    """Return the entries that benchmarks take over from those named in `same_tasks_as` and `same_tags_as`, renamed.
+
+    A benchmark that lists its task ids takes over these alone.
+    """
     return {
         (suite.name, entry.task_id): replace(entry, benchmark=suite.name)
         for suite in suites.values()
@@ -137,6 +153,7 @@ def _repeat_entries(
 def _check_benchmarks(
     source: RegistrySource, sets: Mapping[str, CapabilitySet], suites: Mapping[str, Benchmark]
 ) -> None:
+    """Raise `RegistryError` if a benchmark of the source names a capability set or benchmark that is not known."""
     for name in source.tables.benchmarks:
         origin, suite = source.origin.with_subject(f"benchmarks.{name}"), suites[name]
         check_known(suite.capabilities, sets, "capabilities", "capability sets", origin)

@@ -115,6 +115,10 @@ def _open_goals(problem: BddlProblem) -> tuple[Predicate, ...]:
 
 
 def _goal_phases(problem: BddlProblem, predicate: Predicate) -> list[_GoalPhase]:
+    """Return the phases that one goal predicate asks for.
+
+    An unknown predicate counts as pick and place, with a doubt.
+    """
     verb, *arguments = predicate
     goal_text = f"({' '.join(predicate)})"
     if verb in JOINT_MOVES:
@@ -131,6 +135,10 @@ def _goal_phases(problem: BddlProblem, predicate: Predicate) -> list[_GoalPhase]
 
 
 def _placing_phases(problem: BddlProblem, goal_text: str, verb: str, moved: str, place: str) -> list[_GoalPhase]:
+    """Return the phases of putting the object `moved` at `place`, each with its reason and, where unsure, a doubt.
+
+    Before a phase into something shut there is a phase that opens it. Anything doubtful counts as pick and place.
+    """
     kinds, receiver = _load_kinds(), problem.class_of(place) or ""
     if moved not in problem.objects:
         doubt = f"{moved} is no movable object of the file: what moves in {goal_text}?"
@@ -154,7 +162,10 @@ def _placing_phases(problem: BddlProblem, goal_text: str, verb: str, moved: str,
 
 
 def _opening_phases(problem: BddlProblem, region: str) -> list[_GoalPhase]:
-    """Return the phase that opens a drawer or door which is not open at first and not named by the goal; else none."""
+    """Return the phase of opening what holds `region`, with a doubt.
+
+    [] if it cannot open, is open at first, or a goal opens it.
+    """
     owner = problem.owner_of(region)
     if not _can_open(problem, owner):
         return []
@@ -170,7 +181,7 @@ def _can_open(problem: BddlProblem, owner: str) -> bool:
 
 
 def _merge_components(phases: Sequence[_GoalPhase]) -> tuple[str, ...]:
-    """Return the phases' templates in order. All object handling becomes its most demanding template."""
+    """Return the phases' templates in order, each once; all that handle objects count as the most demanding of them."""
     handling = [phase.template for phase in phases if phase.template in _BY_DEMAND]
     hardest = max(handling, key=_BY_DEMAND.index, default=None)
     return tuple(
@@ -209,6 +220,7 @@ def _choose_object_tags(problem: BddlProblem) -> tuple[dict[str, str], list[str]
 
 
 def _kind_question(name: str, class_words: str, contents: Sequence[str]) -> str:
+    """Return the question for the auditor on whether an object can spill, by what it holds at first, if anything."""
     if contents:
         return f"{name} holds {', '.join(contents)} at first: spillable? Without non_spillable tilt is scored"
     remedy = "If nothing can spill, add object_tags = { non_spillable = '...' }; else tilt is scored"
@@ -216,14 +228,17 @@ def _kind_question(name: str, class_words: str, contents: Sequence[str]) -> str:
 
 
 def _find_kind(kind: str) -> tuple[_CarriedKind | None, str]:
-    """Return the kind of a class, None if unknown, and the name that matched."""
+    """Return the kind of an object's class and the name that matched; None and the class in words if unknown."""
     kinds_by_name = {name: kind_row for kind_row in _load_kinds().carried for name in kind_row.names}
     name = _match_name(kind, tuple(kinds_by_name))
     return (kinds_by_name[name], name) if name else (None, kind.replace("_", " "))
 
 
 def _match_name(kind: str, names: Sequence[str]) -> str | None:
-    """Return the name that a class contains as whole words: the one that ends last, the longest of those."""
+    """Return the name that a class contains as whole words: that which ends last, of these the longest.
+
+    None if none.
+    """
     text = f" {kind.replace('_', ' ')} "
     matches = [(text.rindex(f" {name} ") + len(name), len(name), name) for name in names if f" {name} " in text]
     return max(matches)[2] if matches else None
@@ -272,6 +287,7 @@ def proposal_rows(proposals: Sequence[TagProposal]) -> list[dict[str, object]]:
 
 
 def _task_lines(proposal: TagProposal) -> list[str]:
+    """Return the lines of a proposal's [[tasks]] table in TOML, then comments with its reasons and questions."""
     kind = (
         f"template = {_quote_text(proposal.template)}"
         if proposal.template

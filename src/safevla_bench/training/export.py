@@ -98,6 +98,10 @@ class _Shape:
 
     @classmethod
     def of_episode(cls, batch: Batch, index: int, pictures: EpisodePictures | None) -> _Shape:
+        """Return the shape of an episode: control step [s], and counts of what its actions, joints and pictures hold.
+
+        `fingers` is -1 where pictures or their state are missing.
+        """
         return cls(
             dt_s=batch.headers[index].dt,
             actions=int(batch.action.width[index]),
@@ -136,6 +140,12 @@ class _DatasetExport:
     """Outcome of each episode, by the name that a reader gives it."""
 
     def write(self) -> DatasetSummary:
+        """Write every episode that can be exported into a new dataset, and return how many were written and left out.
+
+        `on_skip` is told of each episode left out. Raises `RunError` for a folder in use, for an episode of another
+        shape and for no episodes, `UnknownCameraError` for an unknown camera, and the last skipped episode's error if
+        all were skipped.
+        """
         require_free(self.out)
         last: SafevlaError | None = None
         with ExitStack() as stack:
@@ -174,6 +184,11 @@ class _DatasetExport:
             first += len(batch)
 
     def _render(self, batch: Batch, index: int, number: int) -> EpisodePictures | None:
+        """Return the pictures of an episode; None if none are wanted.
+
+        Raises `RecordError` for an episode without actions or with records unevenly apart in time, whether or not
+        pictures are wanted, and what `render_episode` raises.
+        """
         if not len(batch.action.episode_rows(index)):
             raise RecordError("the record holds no actions", remedy="Only episodes with `action` can be learned from.")
         if has_uneven_stamps(select_episodes(batch, [index])).any():
@@ -189,6 +204,10 @@ class _DatasetExport:
         return _find_owners(self.judged)
 
     def _require_shape(self, batch: Batch, index: int, pictures: EpisodePictures | None) -> _Shape:
+        """Return the shape of an episode and keep it.
+
+        Raise `RunError` if it differs from that of the episodes before.
+        """
         shape = _Shape.of_episode(batch, index, pictures)
         if self.shape is not None and shape != self.shape:
             names = [part.name for part in fields(shape) if getattr(shape, part.name) != getattr(self.shape, part.name)]
@@ -199,6 +218,10 @@ class _DatasetExport:
         return shape
 
     def _features(self, shape: _Shape) -> dict[str, Feature]:
+        """Return the dataset's features by column, in order: pictures, state, action, outcome, labels, recorded parts.
+
+        `next.margin` is left out if no specification is scored.
+        """
         clauses = tuple(spec.spec_id for spec in scored_specs(self.judged.scores))
         size = self.cameras.size if self.cameras else (0, 0)
         return {
@@ -224,6 +247,11 @@ class _DatasetExport:
         labels: RecordLabels,
         pictures: EpisodePictures | None,
     ) -> None:
+        """Write an episode's frames, one for each action, and its labels.
+
+        Keep its outcome under its name in the dataset. `batch` and `index` hold its record, and `number` is its place
+        in the scores.
+        """
         row = self.judged.scores.episode(number)
         header = batch.headers[index]
         images: dict[str, tuple[bytes, ...]] = {}
@@ -254,6 +282,7 @@ class _DatasetExport:
         writer.add_episode(instruction, columns, stats, {**_episode_labels(row), **known})
 
     def _describe(self, writer: DatasetWriter) -> None:
+        """Write `meta/safevla.json`, the mapping by which `safevla` reads the dataset, and README.md."""
         assert self.shape is not None
         document = describe_dataset(self.judged, self.cameras, self.left_out, self._describe_state(self.shape))
         writer.write_file("meta/safevla.json", runs.dump_json(document))
@@ -261,6 +290,7 @@ class _DatasetExport:
         writer.write_file("README.md", format_card(self.judged, writer.episodes, writer.frames, self.cameras).encode())
 
     def _describe_state(self, shape: _Shape) -> dict[str, object]:
+        """Return the names of the state's numbers, and whose pose these are: as observed, or the recorded grip site's."""
         observed = "as the host observes it"
         recorded = "of the recorded grip site, whose axes may not be those of the host's observations; no fingers"
         return {"names": list(shape.state_names()), "of": observed if shape.fingers >= 0 else recorded}

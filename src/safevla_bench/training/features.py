@@ -80,6 +80,7 @@ def summarize_pixels(pictures: NDArray[np.uint8]) -> Statistics:
 
 
 def _summarize(rows: NDArray[np.float64], count: int, shape: tuple[int, ...]) -> Statistics:
+    """Return the statistics of rows over their first axis, each reshaped to `shape`, and `count` as an array of one."""
     values: Statistics = {
         "min": rows.min(axis=0),
         "max": rows.max(axis=0),

@@ -55,6 +55,7 @@ def recorded_parts(batch: Batch, index: int, *, with_bodies: bool) -> tuple[Reco
 
 
 def _body_parts(batch: Batch, index: int) -> list[RecordedPart]:
+    """Return a part for each tracked body of an episode: position and, where recorded, quaternion; `/` becomes `_`."""
     positions, _ = batch.body_pos_m.episode_poses(index)
     turned = set(batch.body_quat_wxyz.episode_poses(index)[0].tolist())
     roles, parts = batch.body_roles(index), []
@@ -89,6 +90,7 @@ def recorded_columns(batch: Batch, index: int, parts: Sequence[RecordedPart]) ->
 
 
 def _body_columns(batch: Batch, index: int) -> dict[str, NDArray[np.float64]]:
+    """Return the poses of an episode's tracked bodies before each action by column, [n - 1, 3 or 7], NaN where lost."""
     bodies, positions = batch.body_pos_m.episode_poses(index)
     turned, rotations = batch.body_quat_wxyz.episode_poses(index)
     watched, validity = batch.pose_valid.episode_poses(index)

@@ -79,6 +79,7 @@ class DatasetWriter:
     """Writes episodes of the given features; `new_dataset` makes it and finishes it."""
 
     def __init__(self, folder: Path, features: Mapping[str, Feature], fps: int, robot: str | None) -> None:
+        """Start a dataset without episodes; nothing is written yet. `features` are those without LeRobot's counters."""
         self._folder, self._fps, self._robot = folder, fps, robot
         self._features = {**features, **COUNTED}
         self._schema = pa.schema([(name, feature.arrow_type) for name, feature in self._features.items()])
@@ -141,6 +142,7 @@ class DatasetWriter:
             self._frames_writer, self._file = None, self._file + 1
 
     def _count_frames(self, length: int, task_index: int) -> dict[str, NDArray[Any]]:
+        """Return LeRobot's counters of the next episode's frames, [length] each: time [s] and indices."""
         step = np.arange(length)
         return {
             "timestamp": step / self._fps,
@@ -158,6 +160,10 @@ class DatasetWriter:
         stats: Mapping[str, Statistics],
         labels: Mapping[str, pa.Scalar],
     ) -> None:
+        """Keep the episode's row of meta/episodes; write the rows kept so far once they fill a row group.
+
+        `place` are columns that say where its frames are.
+        """
         columns = {
             "episode_index": pa.scalar(self._episodes),
             "tasks": pa.scalar([task]),
@@ -176,6 +182,7 @@ class DatasetWriter:
             self._flush_rows()
 
     def _flush_rows(self) -> None:
+        """Write the rows of meta/episodes kept so far, if any, as a row group; the first call makes the file."""
         if self._rows:
             table = pa.concat_tables(self._rows)
             if self._rows_writer is None:
@@ -202,6 +209,7 @@ class DatasetWriter:
         self.write_file("meta/info.json", _encode_json(self._describe()))
 
     def _describe(self) -> dict[str, object]:
+        """Return the content of meta/info.json."""
         return {
             "codebase_version": VERSION,
             "robot_type": self._robot,

@@ -154,12 +154,12 @@ class Batch:
         return channel
 
     def poses(self, name: str) -> Poses:
-        """Return the rows of a channel of poses."""
+        """Return the rows of a channel of poses, by its name; raises `AttributeError` for another name."""
         poses: Poses = getattr(self, name)
         return poses
 
     def body_label(self, body: int) -> str:
-        """Return the name of a body of the table."""
+        """Return the name of a body, by its index in the batch's table of bodies."""
         return self.body_names[int(self.body_name[body])]
 
     def body_roles(self, index: int) -> dict[str, str]:
@@ -201,7 +201,7 @@ def _absent_channel(episodes: int) -> Channel:
 
 
 def gather_ranges(starts: Ints, episodes: Ints) -> tuple[Ints, Ints]:
-    """Return the indices of the flat items of the chosen episodes, in their order, and the new offsets."""
+    """Return the indices of the chosen episodes' flat items, in order, and where each episode's items begin there."""
     counts = starts[episodes + 1] - starts[episodes]
     new = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     items = np.arange(new[-1])
@@ -257,13 +257,14 @@ def _select_channel(channel: Channel, episodes: Ints) -> Channel:
 
 
 def _select_poses(poses: Poses, episodes: Ints, shift: Ints) -> Poses:
+    """Return the poses of the chosen episodes, with their bodies' numbers moved by `shift` for each chosen episode."""
     items, starts = gather_ranges(poses.body_starts, episodes)
     body = poses.body[items] + np.repeat(shift, np.diff(starts))
     return Poses(_select_channel(poses.channel, episodes), body, starts, poses.size)
 
 
 def concatenate_batches(batches: Sequence[Batch]) -> Batch:
-    """Return all episodes of at least one batch as one batch, in order."""
+    """Return all episodes of at least one batch as one batch, in order; a single batch is returned itself."""
     if len(batches) == 1:
         return batches[0]
     code = {name: k for k, name in enumerate(dict.fromkeys(name for b in batches for name in b.body_names))}
@@ -308,11 +309,12 @@ def concatenate_batches(batches: Sequence[Batch]) -> Batch:
 
 
 def _join_starts(starts: Sequence[Ints]) -> Ints:
-    """Return the offsets of the concatenation."""
+    """Return where each episode's items begin after concatenation, from the offsets of each part."""
     return np.concatenate([[0], np.cumsum(np.concatenate([np.diff(s) for s in starts]))]).astype(np.int64)
 
 
 def _concatenate_channels(channels: Sequence[Channel]) -> Channel:
+    """Return the channels as one, episode after episode."""
     return Channel(
         np.concatenate([c.values for c in channels]),
         _join_starts([c.starts for c in channels]),
@@ -321,6 +323,10 @@ def _concatenate_channels(channels: Sequence[Channel]) -> Channel:
 
 
 def _concatenate_poses(poses: Sequence[Poses], base: Sequence[int]) -> Poses:
+    """Return the poses as one, episode after episode.
+
+    `base` [number of batches] is added to each batch's body numbers.
+    """
     body = np.concatenate([p.body + k for p, k in zip(poses, base, strict=False)])
     channel = _concatenate_channels([p.channel for p in poses])
     return Poses(channel, body, _join_starts([p.body_starts for p in poses]), poses[0].size)

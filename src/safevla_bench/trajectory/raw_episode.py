@@ -35,6 +35,10 @@ def empty_batch() -> Batch:
 
 
 def _build_batch(recording: Recording) -> Batch:
+    """Return a recording as a batch of one, not validated.
+
+    Families that were not recorded are marked as not present.
+    """
     header = Header(**recording.header)  # type: ignore[arg-type]  # checked by `validate` and by readers
     index = {name: k for k, name in enumerate(recording.roles)}
     records = recording.records
@@ -73,6 +77,7 @@ def _or_default(values: NDArray[T] | None, default: NDArray[T]) -> NDArray[T]:
 
 
 def _build_contacts(listed: ContactList | None, records: int) -> Contacts:
+    """Return the contacts of one episode with the place where each record's contacts start; None = not recorded."""
     present = np.array([listed is not None])
     if listed is None:
         none, nothing = np.empty(0, dtype=np.int64), np.empty(0)
@@ -83,6 +88,7 @@ def _build_contacts(listed: ContactList | None, records: int) -> Contacts:
 
 
 def _build_channel(rows: NDArray[Any] | None) -> Channel:
+    """Return rows as a channel of one episode, width = numbers of a row; None gives width -1, not recorded."""
     if rows is None:
         return Channel(np.empty(0), np.zeros(2, dtype=np.int64), np.array([-1], dtype=np.int64))
     values = np.ascontiguousarray(rows, dtype=np.float64)

@@ -50,7 +50,10 @@ def select_record(batch: Batch, t: int) -> Batch:
 
 
 def join_records(parts: Sequence[Batch]) -> Batch:
-    """Return records of one scene, as `select_record` cuts them, as one episode with the header of the first."""
+    """Return records of one scene, as `select_record` cuts them, as one episode with the header of the first.
+
+    At least one record is needed; a single one is returned itself.
+    """
     if len(parts) == 1:
         return parts[0]
     first, contacts = parts[0], [part.contacts for part in parts]

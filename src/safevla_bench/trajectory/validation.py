@@ -44,6 +44,7 @@ def find_errors(batch: Batch) -> Iterator[RecordError]:
 
 
 def _check_headers(batch: Batch) -> Iterator[RecordError]:
+    """Yield an error for each fault of each episode's header, and for each episode without records."""
     for e, header in enumerate(batch.headers):
         yield from _check_integers(header)
         yield from _check_outcome(header)
@@ -63,7 +64,7 @@ _INTEGERS = ("schema_version", "seed", "env_seed", "init_state_index", "horizon"
 
 
 def _check_integers(header: Header) -> Iterator[RecordError]:
-    """Check that the version is supported and that integers fit 64 bits, as every form of archive needs."""
+    """Yield an error for a schema version that is not supported, and for each integer that does not fit 64 bits."""
     for name in _INTEGERS:
         value: int | None = getattr(header, name)
         if value is not None and not -(2**63) <= value < 2**63:
@@ -76,7 +77,7 @@ def _check_integers(header: Header) -> Iterator[RecordError]:
 
 
 def _check_outcome(header: Header) -> Iterator[RecordError]:
-    """Check that the outcome is one of `OUTCOMES` and agrees with `success`."""
+    """Yield an error if the outcome is none of `OUTCOMES`, or disagrees with `success`."""
     if header.outcome is None:
         return
     place = Place(episode=header.episode_id, field="outcome")
@@ -90,12 +91,17 @@ def _check_outcome(header: Header) -> Iterator[RecordError]:
 
 
 def _check_body_names(batch: Batch, e: int) -> Iterator[RecordError]:
+    """Yield an error if a body of episode `e` has an empty name."""
     if "" in batch.body_roles(e):
         place = Place(episode=batch.headers[e].episode_id, field="body_roles")
         yield RecordError("a body has no name", remedy="Name every body.", place=place)
 
 
 def _check_target(batch: Batch, e: int) -> Iterator[RecordError]:
+    """Yield an error if the target of episode `e` is no body of the episode, or has another role than `target`.
+
+    An episode without a target yields nothing.
+    """
     header = batch.headers[e]
     if header.target_object is None:
         return
@@ -110,6 +116,10 @@ def _check_target(batch: Batch, e: int) -> Iterator[RecordError]:
 
 
 def _check_torque_limits(batch: Batch, e: int) -> Iterator[RecordError]:
+    """Yield an error if a torque limit of episode `e` is not positive, or beyond 1e100.
+
+    Nothing if there are no limits.
+    """
     limits = batch.headers[e].joint_torque_limit_nm
     if limits is None or all(1 / LARGEST <= limit <= LARGEST for limit in limits):
         return
@@ -136,6 +146,7 @@ def _item_place(batch: Batch, spec: ChannelSpec, channel: Channel, item: int) ->
 
 
 def _check_finite(batch: Batch, spec: ChannelSpec, channel: Channel) -> Iterator[RecordError]:
+    """Yield an error with the place of the channel's first number that is not finite, if any."""
     bad = np.flatnonzero(~np.isfinite(channel.values))
     if len(bad):
         place = _item_place(batch, spec, channel, int(bad[0]))
@@ -144,6 +155,7 @@ def _check_finite(batch: Batch, spec: ChannelSpec, channel: Channel) -> Iterator
 
 
 def _check_bounds(batch: Batch, spec: ChannelSpec, channel: Channel) -> Iterator[RecordError]:
+    """Yield an error with the place of the channel's first number whose magnitude is above `LARGEST`, if any."""
     bad = np.flatnonzero(np.abs(channel.values) > LARGEST)
     if len(bad):
         place = _item_place(batch, spec, channel, int(bad[0]))
@@ -152,6 +164,7 @@ def _check_bounds(batch: Batch, spec: ChannelSpec, channel: Channel) -> Iterator
 
 
 def _check_norm(batch: Batch, spec: ChannelSpec, channel: Channel) -> Iterator[RecordError]:
+    """Yield an error with the place of the channel's first quaternion of norm zero, if any."""
     quats = channel.values.reshape(-1, spec.row_size)
     half_turns = np.flatnonzero(quats[:, 0] == 0)  # few as a rule
     bad = half_turns[~quats[half_turns].any(axis=1)]
@@ -161,7 +174,7 @@ def _check_norm(batch: Batch, spec: ChannelSpec, channel: Channel) -> Iterator[R
 
 
 def _check_tracking(batch: Batch) -> Iterator[RecordError]:
-    """Check that `pose_valid` speaks only of bodies that have a pose."""
+    """Yield an error if `pose_valid` names a body that has no pose."""
     valid = batch.pose_valid
     if not len(valid.body):
         return
@@ -175,7 +188,7 @@ def _check_tracking(batch: Batch) -> Iterator[RecordError]:
 
 
 def _check_stamps(batch: Batch) -> Iterator[RecordError]:
-    """Check that time stamps increase within each episode."""
+    """Yield an error if time stamps do not increase within an episode."""
     channel = batch.channel("time_s")
     for e in np.flatnonzero(channel.present):
         stamps = channel.values[channel.starts[e] : channel.starts[e + 1]]
@@ -190,6 +203,10 @@ def _check_stamps(batch: Batch) -> Iterator[RecordError]:
 
 
 def _check_contacts(batch: Batch) -> Iterator[RecordError]:
+    """Yield an error for the first contact of each fault: force or impulse out of range, or a body that touches itself.
+
+    A NaN impulse is no fault: none was recorded.
+    """
     contacts = batch.contacts
     yield from _first_contact_error(batch, ~np.isfinite(contacts.force_n), "force_n", "is not a finite number")
     yield from _first_contact_error(batch, contacts.force_n < 0, "force_n", "is negative")
@@ -213,6 +230,7 @@ def _first_contact_error(batch: Batch, bad: Bools, field: str, problem: str) -> 
 
 
 def _contact_place(batch: Batch, item: int, field: str) -> Place:
+    """Return the place of a contact, by its index in the batch: episode, step, and number within the step."""
     record = int(np.searchsorted(batch.contacts.starts, item, side="right")) - 1
     e = _owner_index(batch.starts, record)
     number = item - int(batch.contacts.starts[record])
@@ -225,6 +243,10 @@ def _owner_index(starts: Ints, item: int) -> int:
 
 
 def _check_torques(batch: Batch) -> Iterator[RecordError]:
+    """Yield an error for each episode, and channel of torques, with another count of joints than of torque limits.
+
+    Episodes whose robot has no known limits yield nothing.
+    """
     for name in ("joint_torque_nm", "joint_torque_peak_nm"):
         channel = batch.channel(name)
         for e in np.flatnonzero(channel.present):
