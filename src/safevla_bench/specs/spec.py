@@ -163,7 +163,7 @@ def explain_spec(library: Library, spec_id: str) -> dict[str, object]:
 
 
 def _spec_row(library: Library, spec: Spec) -> dict[str, object]:
-    """Return a specification in plain values under the keys of a library file, with its formula as written and legacy ids."""
+    """Return a specification in plain values under the keys of a library file, formula as written, legacy ids last."""
     return {
         "spec_id": spec.spec_id,
         "canonical_family": spec.canonical_family,

@@ -259,7 +259,7 @@ class Registry:
         return f"benchmark {benchmark!r} has no task {task_id!r} and no family that it fits{guess}"
 
     def _missing_entry_remedy(self, benchmark: str, task_id: str) -> str:
-        """Return the remedy for an unknown task: the TOML to put into a registry file, with [benchmarks] if that is unknown."""
+        """Return the remedy for an unknown task: the TOML of a registry file, with [benchmarks] if that is unknown."""
         lines = ["pass --registry FILE (`safevla tasks --propose TASK` writes one), a TOML file that holds:"]
         if benchmark not in self.benchmarks:
             sets = ", ".join(self.capability_sets)

@@ -290,7 +290,7 @@ class _DatasetExport:
         writer.write_file("README.md", format_card(self.judged, writer.episodes, writer.frames, self.cameras).encode())
 
     def _describe_state(self, shape: _Shape) -> dict[str, object]:
-        """Return the names of the state's numbers, and whose pose these are: as observed, or the recorded grip site's."""
+        """Return the names of the state's numbers, and whose pose these are: observed, or the recorded grip site's."""
         observed = "as the host observes it"
         recorded = "of the recorded grip site, whose axes may not be those of the host's observations; no fingers"
         return {"names": list(shape.state_names()), "of": observed if shape.fingers >= 0 else recorded}

@@ -59,7 +59,7 @@ def image_feature(size: tuple[int, int]) -> Feature:
 
 
 def build_column(feature: Feature, values: NDArray[Any] | Sequence[bytes]) -> pa.Array:
-    """Return the column of an episode: numbers [n] or [n, width], or the files of n pictures."""
+    """Return the column of an episode: numbers [n] or [n, width], or the files of n pictures as bytes without path."""
     if feature.dtype == IMAGE:
         return pa.array([{"bytes": picture, "path": None} for picture in values], _PICTURE_TYPE)
     numbers = np.asarray(values, dtype=feature.dtype)
@@ -92,7 +92,10 @@ def _summarize(rows: NDArray[np.float64], count: int, shape: tuple[int, ...]) ->
 
 
 def join_statistics(former: Statistics | None, latter: Statistics) -> Statistics:
-    """Return the statistics of both as LeRobot joins them: exact but for quantiles, which become the outermost."""
+    """Return the statistics of both as LeRobot joins them; `latter` itself if `former` is None.
+
+    They are exact but for quantiles, which become the outermost.
+    """
     if former is None:
         return latter
     counts = former["count"], latter["count"]

@@ -94,9 +94,10 @@ def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabel
 def _record_margins(
     fields: signals.RecordFields, part: stl.Formula, active: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the margin of each record, and whether a lost pose leaves open if it is violated; [N] each.
+    """Return the margin of each record, and whether a lost pose leaves open if the record violates the clause.
 
-    The margin is NaN there, in other episodes and where a gate is closed.
+    [N] each. `active` are the episodes that count. The margin is NaN in records left open, in other episodes and where
+    a gate is closed.
     """
     margins = np.full(int(fields.batch.starts[-1]), np.nan)
     undecided = np.zeros(len(margins), dtype=np.bool_)

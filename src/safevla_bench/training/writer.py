@@ -48,11 +48,13 @@ _EPISODES = "meta/episodes/chunk-000/file-000.parquet"
 def new_dataset(
     folder: Path, features: Mapping[str, Feature], *, fps: int, robot: str | None
 ) -> Iterator[DatasetWriter]:
-    """Yield the writer of a dataset; the folder appears when it is whole, and what is raised leaves none behind.
+    """Yield the writer of a dataset.
+
+    The folder appears when the dataset is whole, and not at all if something is raised.
 
     Raises:
         RunError: the folder exists and is not empty.
-        FileError: it cannot be written.
+        FileError: the folder cannot be written.
     """
     require_free(folder)
     beside = folder.with_name(f".{folder.name}.{os.getpid()}.part")
@@ -70,7 +72,7 @@ def new_dataset(
 
 
 def require_free(folder: Path) -> None:
-    """Raise `RunError` where a dataset cannot be put: something is there that is no empty folder."""
+    """Raise `RunError` unless nothing is at `folder`, or an empty folder."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError("something is there already", remedy="Name a new folder.", place=Place(file=str(folder)))
 
@@ -107,7 +109,7 @@ class DatasetWriter:
         picture_stats: Mapping[str, Statistics],
         labels: Mapping[str, pa.Scalar],
     ) -> None:
-        """Write an episode.
+        """Write an episode: its frames at once, and its row under meta/episodes with those of others, at the latest at the end.
 
         Args:
             task: its instruction.
@@ -191,12 +193,12 @@ class DatasetWriter:
             self._rows.clear()
 
     def write_file(self, name: str, content: bytes) -> None:
-        """Write a further file, such as README.md."""
+        """Write a further file, such as README.md, under the dataset's folder; a file of that name is replaced."""
         make_folder((self._folder / name).parent)
         (self._folder / name).write_bytes(content)
 
     def finish(self) -> None:
-        """Close the files and write what is known at the end."""
+        """Write the rows still kept, close the files, and write meta/tasks.parquet, meta/stats.json and meta/info.json."""
         self._flush_rows()
         for writer in (self._frames_writer, self._rows_writer):
             if writer is not None:
