@@ -32,6 +32,10 @@ class ContactFilter:
         apart: int = 1,
         fixtures: Ints | None = None,
     ) -> None:
+        """Sort the geom pairs by the contacts of record 0, `first`.
+
+        `dropped` then has the body pairs that are left out.
+        """
         geoms = len(place)
         self._geoms, self._apart = geoms, apart
         fate = np.zeros((geoms, geoms), dtype=np.int32)

@@ -50,6 +50,7 @@ class RunFolder:
     """A run folder for the episodes of several environments and policies."""
 
     def __init__(self, out: Path, volatile: Mapping[str, object]) -> None:
+        """Describe a folder without environments at `out`, which `add_environment` makes; nothing is written yet."""
         self.path = out
         self._volatile = volatile
         self._host = ""

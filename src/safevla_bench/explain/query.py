@@ -167,6 +167,7 @@ def _decide_verdict(formula: stl.Formula, rho: float, hangs_on_window: bool) -> 
 
 
 def _to_json_value(value: np.float64 | np.bool_) -> float | bool | None:
+    """Return a signal's value for JSON; None for a number that is not finite."""
     if isinstance(value, np.bool_):
         return bool(value)
     return float(value) if math.isfinite(value) else None

@@ -109,7 +109,7 @@ class DatasetWriter:
         picture_stats: Mapping[str, Statistics],
         labels: Mapping[str, pa.Scalar],
     ) -> None:
-        """Write an episode: its frames at once, and its row under meta/episodes with those of others, at the latest at the end.
+        """Write an episode's frames, and keep its row of meta/episodes, which is written with others or by `finish`.
 
         Args:
             task: its instruction.
@@ -198,7 +198,7 @@ class DatasetWriter:
         (self._folder / name).write_bytes(content)
 
     def finish(self) -> None:
-        """Write the rows still kept, close the files, and write meta/tasks.parquet, meta/stats.json and meta/info.json."""
+        """Write the rows kept, close the files, and write meta/tasks.parquet, meta/stats.json and meta/info.json."""
         self._flush_rows()
         for writer in (self._frames_writer, self._rows_writer):
             if writer is not None:

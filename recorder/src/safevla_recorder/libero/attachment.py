@@ -52,6 +52,11 @@ class RecordableLibero:
     wait_steps = 10
 
     def __init__(self, control: ControlEnv) -> None:
+        """Read the task, versions and initial states of an environment; nothing is hooked yet.
+
+        Raises:
+            HostError: the environment cannot be recorded, robosuite is not 1.4, or a file of initial states cannot be read.
+        """
         domain = _require_domain(control)
         installation.require_robosuite(str(sys.modules["robosuite"].__version__))
         bddl_file = Path(domain.bddl_file_name)

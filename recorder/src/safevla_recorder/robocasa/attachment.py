@@ -84,6 +84,11 @@ class RecordableKitchen:
     action_size = 12
 
     def __init__(self, kitchen: Any, goal: Sequence[str] | None = None) -> None:
+        """Read the task, its goal and the versions of a kitchen; nothing is hooked yet.
+
+        Raises:
+            HostError: the kitchen is being recorded already or has another robot, or the goal of its task is not known.
+        """
         _require_recordable(kitchen)
         name = type(kitchen).__name__
         self.task = TaskLabel(BENCHMARK, name, name)
