@@ -57,7 +57,7 @@ class EpisodeLog(Generic[Row]):
         first: Row,
         build_channels: Callable[[Sequence[Row]], Mapping[str, object]],
     ) -> None:
-        """Begin with record 0, whose row is `first`, and decode the contacts of record 0, which `source` then no longer has."""
+        """Begin with record 0, whose row is `first`, and decode its contacts, which empties `source`."""
         self._geoms, self._source, self._build_channels = geoms, source, build_channels
         self._robot = np.array([role == "robot" for role in geoms.roles.values()])
         self._rows = [first]

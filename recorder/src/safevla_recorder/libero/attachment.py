@@ -55,7 +55,7 @@ class RecordableLibero:
         """Read the task, versions and initial states of an environment; nothing is hooked yet.
 
         Raises:
-            HostError: the environment cannot be recorded, robosuite is not 1.4, or a file of initial states cannot be read.
+            HostError: the environment cannot be recorded, robosuite is not 1.4, or initial states cannot be read.
         """
         domain = _require_domain(control)
         installation.require_robosuite(str(sys.modules["robosuite"].__version__))
