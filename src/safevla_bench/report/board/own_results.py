@@ -73,7 +73,7 @@ class _TaskGroup:
 
 
 def own_ranked_tables(results: OwnResults) -> list[RankedTable]:
-    """Return the tables of the runs in order of first appearance."""
+    """Return the ranked tables of the runs in order of first appearance, auxiliary ones last; [] without scores."""
     if results.inputs.scores is None:
         return []
     players = _results_by_policy(results)
@@ -81,9 +81,9 @@ def own_ranked_tables(results: OwnResults) -> list[RankedTable]:
 
 
 def _results_by_policy(results: OwnResults) -> dict[PolicyName, PolicyResults]:
-    """Return the input of a comparison by policy, with distinct names.
+    """Return the input of a comparison by policy, with distinct names and the protocol of each policy's run.
 
-    A policy may have the name that is shown for a policy without one.
+    Names are made distinct because a policy may have the name that is shown for a policy without one.
     """
     assert results.inputs.scores is not None
     policy_results = split_by_policy(
@@ -101,6 +101,9 @@ def _results_by_policy(results: OwnResults) -> dict[PolicyName, PolicyResults]:
 
 
 def _task_groups(inputs: TableInputs) -> Iterator[_TaskGroup]:
+    """Yield groups of policies that ran the same tasks of the same title, the ranked first, then those of auxiliary
+    suites.
+    """
     auxiliary = [cell for cell in inputs.cells if inputs.roster.is_auxiliary(cell)]
     auxiliary_by_suite = {f"{suite}, auxiliary": [cell for cell in auxiliary if (cell.suite or "") == suite]
               for suite in dict.fromkeys(cell.suite or "" for cell in auxiliary)}  # fmt: skip
@@ -137,6 +140,9 @@ def _count_task_runs(inputs: TableInputs) -> Mapping[PolicyName, Counter[TaskKey
 def _own_ranked_table(
     group: _TaskGroup, results: OwnResults, results_by_policy: Mapping[PolicyName, PolicyResults]
 ) -> RankedTable:
+    """Return the ranked table of a group; letters come from a test in Safety, or from intervals where none
+    is possible.
+    """
     competing = _policies_to_rank(group, results)
     mixed = mixed_packages(
         {(policy, suite): cell.simulator for policy, cells in group.cells.items() for suite, cell in cells.items()}
@@ -160,7 +166,10 @@ def _own_ranked_table(
 
 
 def _policies_to_rank(group: _TaskGroup, results: OwnResults) -> set[PolicyName]:
-    """Return the policies to rank: neither privileged, auxiliary nor on stand-ins, or all if none qualifies."""
+    """Return the policies to rank: neither `noop`, privileged nor on stand-ins; the empty set for an auxiliary group.
+
+    Where stand-ins would leave none, they do not count; where all are privileged, these are ranked.
+    """
     if not group.ranked:
         return set()
     competing = results.inputs.roster.competing_policies(group.cells) - {NOOP}
@@ -168,6 +177,7 @@ def _policies_to_rank(group: _TaskGroup, results: OwnResults) -> set[PolicyName]
 
 
 def _uses_standins(cells: Mapping[str, Summary]) -> bool:
+    """Return whether any of the cells was run on stand-in assets."""
     return any(cell.standin_assets for cell in cells.values())
 
 
@@ -180,7 +190,10 @@ def _own_entry(
     competes: bool,
     mixed: Sequence[str],
 ) -> RankingEntry:
-    """Return a policy's entry; of the packages in `mixed` it names the versions, as other entries have others."""
+    """Return a policy's entry: means over the group's suites and remarks; no rank without Safety or if not `competes`.
+
+    For each package in `mixed`, whose versions differ in the group, a remark names the policy's versions.
+    """
     safety = _mean_proportion(SAFETY, "safety", cells, group.suites)
     lost = [(sum(cell.crashed for cell in cells.values()), "crashed"),
             (sum(cell.stopped for cell in cells.values()), "stopped"),
@@ -207,6 +220,7 @@ def _own_entry(
 
 
 def _versions_of(package: str, cells: Mapping[str, Summary]) -> list[str]:
+    """Return the versions of a simulator's package that the cells name, sorted; [] if none does."""
     return sorted({version for cell in cells.values() for version in cell.simulator.get(package, ())})
 
 
@@ -214,7 +228,10 @@ _UNJUDGED = "without a verdict"
 
 
 def _mean_proportion(metric: SuiteMetric, rate: str, cells: Mapping[str, Summary], names: Sequence[str]) -> Proportion:
-    """Return the unweighted mean over the suites with its interval, or the reason why a suite has no value."""
+    """Return the unweighted mean over the suites with its interval, or the reason why there is no mean.
+
+    `rate` is the name of the metric's rate in a cell, and `names` are the suites.
+    """
     mean = metric.suite_mean(cells, names)
     if mean.exact is None:
         return Proportion(
@@ -239,6 +256,7 @@ _MAX_NAMED_TASKS = 4
 
 
 def _describe_suite_tasks(suite: str, tasks: Sequence[str], inputs: TableInputs) -> str:
+    """Return `all N tasks of SUITE`, the names of up to 4 tasks, or how many of the suite's tasks there are."""
     total = len(list(inputs.registry.list_entries(suite))) if suite in inputs.registry.benchmarks else 0
     if len(tasks) == total:
         return f"all {total} tasks of {suite}"
@@ -248,6 +266,7 @@ def _describe_suite_tasks(suite: str, tasks: Sequence[str], inputs: TableInputs)
 
 
 def _table_notes(group: _TaskGroup, entries: Sequence[RankingEntry]) -> Iterator[str]:
+    """Yield notes on what has no rank and why, on unequal counts of episodes, and on crashed or unjudged ones."""
     if not group.ranked:
         yield "Auxiliary: outside every ranking."
     elif any(not entry.ranked and "privileged state" in entry.remarks and entry.policy != NOOP for entry in entries):
@@ -270,7 +289,12 @@ def _table_notes(group: _TaskGroup, entries: Sequence[RankingEntry]) -> Iterator
 def _separate_policies(
     ranked: Mapping[int, PolicyResults], group: _TaskGroup, entries: Sequence[RankingEntry], inputs: TableInputs
 ) -> tuple[SeparatedPairs | None, str]:
-    """Return the ranked entries that a test told apart, and a note on the test; None if fewer than two are ranked."""
+    """Return the pairs of ranked entries that were told apart in Safety, and a note on how; (None, "") below two
+    ranked.
+
+    Tests are paired, or else take episodes as independent. Where neither is possible, or suites differ in their number
+    of episodes, entries are told apart if their intervals do not overlap.
+    """
     if len(ranked) < 2:
         return None, ""
     suite_of = {suite: suite for suite in group.suites} | {
@@ -327,6 +351,11 @@ def _is_balanced(group: _TaskGroup) -> bool:
 
 
 def _tested_pairs(policy_results: Sequence[PolicyResults], places: Sequence[int], *, paired: bool) -> SeparatedPairs:
+    """Return the pairs of `places` whose policies a test told apart in Safety over all suites pooled.
+
+    `places` are the policies' places in the table, in the order of the results. Raises `RunError` if no test is
+    possible.
+    """
     options = ComparisonOptions(metrics=("safety",))
     comparison = compare_policies(policy_results, options, paired=paired, across_versions=True)
     place_of = {result.name: place for result, place in zip(policy_results, places, strict=True)}

@@ -40,7 +40,7 @@ def run_page_path(policy: str | None) -> str:
 
 
 def report_path(policy: str | None) -> str:
-    """Return the path of the report of a policy of a user's runs."""
+    """Return the path of the report of a policy of a user's runs; None stands for records without a policy's name."""
     return f"{REPORTS}/{_run_file_name(policy)}"
 
 
@@ -50,6 +50,7 @@ def published_page_path(policy: str) -> str:
 
 
 def _run_file_name(policy: str | None) -> str:
+    """Return the file name for a policy of a user's runs; policies without a name share a file name of their own."""
     return file_name(_RUN_KIND, policy) if policy is not None else file_name("unnamed run", "")
 
 
@@ -62,7 +63,10 @@ def select_sources(sources: Iterable[JudgedSource], policy: PolicyName) -> list[
 
 
 def protocols_by_policy(sources: Iterable[JudgedSource]) -> dict[PolicyName, Mapping[str, object]]:
-    """Return the protocol of each policy's run; of a policy that ran under several, all of them, by number."""
+    """Return the protocol of each policy's run; of a policy that ran under several, all of them by number, from "0".
+
+    Policies without a protocol are left out.
+    """
     by_policy: dict[PolicyName, list[Mapping[str, object]]] = {}
     for source in sources:
         for policy in source.policies:
@@ -76,7 +80,9 @@ def protocols_by_policy(sources: Iterable[JudgedSource]) -> dict[PolicyName, Map
 
 
 def package_versions(headers: Iterable[Header], policy: PolicyName) -> dict[str, list[str]]:
-    """Return package -> the versions that the records of a policy name."""
+    """Return package -> versions that the headers of a policy's records name, in order of appearance; {} if
+    none does.
+    """
     versions_by_package: dict[str, dict[str, None]] = {}
     for header in headers:
         for package, version in (header.versions or {}).items() if header.policy == policy else ():
@@ -85,7 +91,11 @@ def package_versions(headers: Iterable[Header], policy: PolicyName) -> dict[str,
 
 
 def flatten_values(value: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the values of nested mappings and lists, each with its dotted name and a text."""
+    """Yield the values of nested mappings and lists, each with its dotted name and a text.
+
+    A list without mappings or lists is one value, joined by commas. None and empty values are dashes, booleans yes and
+    no.
+    """
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from flatten_values(inner, f"{name}.{key}" if name else str(key))

@@ -40,15 +40,17 @@ class PublishedSection:
 
 
 def published_sections() -> list[PublishedSection]:
-    """Return every shipped publication."""
+    """Return every shipped publication with its ranked tables, the paper first."""
     return [_published_section(publication) for publication in _load_all()]
 
 
 def _load_all() -> list[PublishedResults]:
+    """Return the shipped publications: the paper's, then the leaderboard's."""
     return [load(PAPER), load(LEADERBOARD)]
 
 
 def _published_section(published: PublishedResults) -> PublishedSection:
+    """Return a publication with its ranked tables."""
     source = published.source
     return PublishedSection(
         name=source.name,
@@ -80,6 +82,11 @@ def _published_tables(published: PublishedResults) -> Iterator[RankedTable]:
 
 
 def _published_table(names: tuple[str, ...], entries: Sequence[RankingEntry], notes: tuple[str, ...]) -> RankedTable:
+    """Return the ranked table of some suites; letters by intervals that do not overlap, none where an interval is
+    unknown.
+
+    `names` are the suites, and `notes` what makes the rows incomparable.
+    """
     separated = disjoint_pairs(entries)
     title = _TITLES.get(names, "LIBERO, mean of four suites" if len(names) > 1 else names[0])
     no_counts_note = "No counts are given, so that nothing says which of these can be told apart."
@@ -95,6 +102,7 @@ def _published_table(names: tuple[str, ...], entries: Sequence[RankingEntry], no
 
 
 def _mean_entry(mean: PublishedMean, published: PublishedResults) -> RankingEntry:
+    """Return the entry of a printed mean; n and intervals only where a cell is printed for each of its suites."""
     cells = [cell for cell in published.cells if cell.policy == mean.policy and cell.benchmark in mean.benchmarks]
     cells = cells if len(cells) == len(mean.benchmarks) else []
     return RankingEntry(
@@ -110,6 +118,7 @@ def _mean_entry(mean: PublishedMean, published: PublishedResults) -> RankingEntr
 
 
 def _cell_entry(cell: PublishedCell) -> RankingEntry:
+    """Return the entry of a printed cell; an auxiliary cell has no rank."""
     return RankingEntry(
         policy=cell.policy,
         page_path=published_page_path(cell.policy),
@@ -124,7 +133,10 @@ def _cell_entry(cell: PublishedCell) -> RankingEntry:
 
 
 def _printed_proportion(printed: float, rates_and_counts: Sequence[tuple[float, int]]) -> Proportion:
-    """Return a printed mean with the interval that follows from the counts of its suites."""
+    """Return a printed mean [%] with the interval that follows from the (rate in %, n) of its suites.
+
+    No interval if there are no suites, or if no count fits some printed rate.
+    """
     rates = [(rate / 100, _printed_interval(rate, n)) for rate, n in rates_and_counts]
     known_rates = [(rate, interval) for rate, interval in rates if interval]
     mean = rate_mean_interval(known_rates) if len(known_rates) == len(rates_and_counts) else None
@@ -132,7 +144,10 @@ def _printed_proportion(printed: float, rates_and_counts: Sequence[tuple[float, 
 
 
 def _printed_interval(printed: float, n: int) -> Interval | None:
-    """Return Wilson's interval of a printed rate; if several counts fit its digits, from the least to the greatest."""
+    """Return Wilson's interval of a printed rate; if several counts fit its digits, from the least to the greatest.
+
+    None if no count fits.
+    """
     fits = matching_counts(printed, n)
     ends = [wilson_interval(count, n) for count in fits[:1] + fits[-1:]]
     low, high = ends[0] if ends else None, ends[-1] if ends else None
@@ -142,6 +157,7 @@ def _printed_interval(printed: float, n: int) -> Interval | None:
 def _means_and_cells(
     means: Sequence[PublishedMean], published: PublishedResults
 ) -> Iterator[tuple[PublishedMean | PublishedCell, str]]:
+    """Yield each mean and, after it, the cells that it is over, each with the policy's name."""
     for mean in means:
         yield mean, mean.policy
         for cell in published.cells:
@@ -167,13 +183,16 @@ def _incomparable_reasons(rows: Iterable[tuple[PublishedMean | PublishedCell, st
 
 
 def published_policy_pages() -> list[PolicyPage]:
-    """Return a page for each policy that is named in any publication."""
+    """Return a page for each policy that is named in any publication, in order of first appearance, those of means
+    first.
+    """
     means = [mean.policy for published in _load_all() for mean in published.means]
     cells = [cell.policy for published in _load_all() for cell in published.cells]
     return [_published_policy_page(name) for name in dict.fromkeys([*means, *cells])]
 
 
 def _published_policy_page(policy: str) -> PolicyPage:
+    """Return the page of a published policy, with a section for each publication that names it."""
     return PolicyPage(
         path=published_page_path(policy),
         policy=policy,
@@ -183,6 +202,7 @@ def _published_policy_page(policy: str) -> PolicyPage:
 
 
 def _publication_sections(policy: str, published: PublishedResults) -> Iterator[Section]:
+    """Yield the one section of a publication about a policy; nothing if the publication does not name the policy."""
     means = [mean for mean in published.means if mean.policy == policy]
     cells = [cell for cell in published.cells if cell.policy == policy]
     if not means and not cells:
@@ -202,6 +222,7 @@ def _publication_sections(policy: str, published: PublishedResults) -> Iterator[
 
 
 def _row_scope(row: PublishedMean | PublishedCell) -> str:
+    """Return what a row is about: a cell's suite, or a mean's label."""
     return row.benchmark if isinstance(row, PublishedCell) else _mean_label(row)
 
 
@@ -209,6 +230,7 @@ _SUITE_COLUMN = Column("Suite", numeric=False)
 
 
 def _printed_suite_table(means: Sequence[PublishedMean], cells: Sequence[PublishedCell]) -> Table:
+    """Return the table of printed numbers, cells first, then means; a dash where a number is not printed."""
     columns = (
         _SUITE_COLUMN,
         Column("n", meaning="episodes"),
@@ -235,32 +257,41 @@ def _printed_suite_table(means: Sequence[PublishedMean], cells: Sequence[Publish
 
 
 def _mean_label(mean: PublishedMean) -> str:
+    """Return `Mean of four suites` for any mean over several suites, else the name of its suite."""
     return "Mean of four suites" if len(mean.benchmarks) > 1 else mean.benchmarks[0]
 
 
 def _rate_cell(printed: float, n: int) -> Cell:
+    """Return a printed rate [%] with its interval as detail; no detail where no count of n fits the rate."""
     interval = _printed_interval(printed, n)
     detail = format_interval(interval.low, interval.high, digits=1, scale=100) if interval else ""
     return Cell(format_fixed(Fraction(repr(printed)), 1), printed, detail)
 
 
 def _number_cell(printed: float | None, digits: int) -> Cell:
+    """Return a printed number with `digits` decimals; a dash for None."""
     return Cell(NO_VALUE) if printed is None else Cell(format_fixed(Fraction(repr(printed)), digits), printed)
 
 
 def _violation_table(cells: Sequence[PublishedCell]) -> Table | None:
+    """Return the table of printed violation rates by specification and suite; None where none is printed."""
     rates = {cell.benchmark: cell.violations for cell in cells if cell.violations is not None}
     note = f"In %, of all episodes of the suite. {NO_VALUE}: not scored there."
     return _spec_table("Violations by specification", rates, 1, (note,))
 
 
 def _composition_table(cells: Sequence[PublishedCell]) -> Table | None:
+    """Return the table of what unsafe successes violate, by specification and suite; None where nothing is printed."""
     shares = {cell.benchmark: cell.composition for cell in cells if cell.composition}
     note = f"In %, of the violations in unsafe successes; {NO_VALUE}: none, or not printed."
     return _spec_table("What unsafe successes violate", shares, 0, (note,))
 
 
 def _spec_table(title: str, by_suite: dict[str, dict[str, float]], digits: int, notes: tuple[str, ...]) -> Table | None:
+    """Return a table with a row per specification and a column per suite; None without any specification.
+
+    `by_suite` is suite -> specification -> printed number [%]; a dash where a suite lacks a specification.
+    """
     specs = dict.fromkeys(spec for rates in by_suite.values() for spec in rates)
     if not specs:
         return None

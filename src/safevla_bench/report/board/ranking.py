@@ -26,12 +26,12 @@ class Proportion:
 
     @property
     def text(self) -> str:
-        """Percent with one decimal, or the mark of a missing value."""
+        """Return percent with one decimal, or a dash where there is no value."""
         return NO_VALUE if self.percent is None else format_fixed(self.percent, 1)
 
     @property
     def detail(self) -> str:
-        """The interval; where there is no value, the reason."""
+        """Return the interval; where there is no value or no interval, `missing_reason`, which may be empty."""
         return (
             format_interval(*self.interval, digits=1)
             if self.percent is not None and self.interval
@@ -40,17 +40,17 @@ class Proportion:
 
     @property
     def position(self) -> str:
-        """Percent with two decimals, as the place of its point on a strip of 0 to 100."""
+        """Return percent with two decimals, the place of the point on a strip of 0 to 100; 0 without a value."""
         return format_fixed(self.percent or 0, 2)
 
     @property
     def interval_start(self) -> str:
-        """Low end of the interval in percent."""
+        """Return the low end of the interval in percent; 0 without an interval."""
         return format_fixed(self.interval[0], 2) if self.interval else "0"
 
     @property
     def interval_length(self) -> str:
-        """Length of the interval in percent."""
+        """Return the length of the interval in percent; 0 without an interval."""
         return format_fixed(self.interval[1] - self.interval[0], 2) if self.interval else "0"
 
 
@@ -94,16 +94,17 @@ class RankedTable:
 
     @property
     def has_letters(self) -> bool:
-        """True if a row has a letter."""
+        """Return whether any row has a letter."""
         return any(row.letters for row in self.rows)
 
 
 def rank_entries(entries: Sequence[RankingEntry], separated: SeparatedPairs | None) -> tuple[RankedEntry, ...]:
-    """Return the entries ranked by Safety, those without a rank at the end.
+    """Return the entries ranked by Safety, the safest first; those without a rank at the end, by Safety too.
 
     Args:
         entries: of one table.
-        separated: the ranked entries that were told apart, by their place in `entries`; None if that is not known.
+        separated: the ranked entries that were told apart, by their place in `entries`; None if that is not known, and
+            then there are no letters.
     """
     competing = [k for k, entry in enumerate(entries) if entry.ranked and entry.safety.percent is not None]
     order = sorted(competing, key=lambda k: -_exact_percent(entries[k].safety))
@@ -119,11 +120,15 @@ def rank_entries(entries: Sequence[RankingEntry], separated: SeparatedPairs | No
 
 
 def _exact_percent(share: Proportion) -> Fraction:
+    """Return the percentage for sorting; -1, below all others, where there is no value."""
     return Fraction(-1) if share.percent is None else share.percent
 
 
 def _rank_labels(entries: Sequence[RankingEntry], competing: Sequence[int], metric: str) -> Mapping[int, str]:
-    """Return place -> rank; equal values share a rank, marked with `=`."""
+    """Return place -> rank by the metric, 1 for the highest; equal values share a rank, marked with `=`.
+
+    Entries without a value have no rank.
+    """
     values = {k: getattr(entries[k], metric).percent for k in competing}
     known_values = {k: value for k, value in values.items() if value is not None}
     above = {k: sum(other > value for other in known_values.values()) for k, value in known_values.items()}
@@ -132,6 +137,11 @@ def _rank_labels(entries: Sequence[RankingEntry], competing: Sequence[int], metr
 
 
 def _letters_by_place(order: Sequence[int], separated: SeparatedPairs | None) -> Mapping[int, str]:
+    """Return place -> letters, where entries that share a letter were not told apart; {} if unknown or below two
+    entries.
+
+    `order` are the places of the ranked entries, the safest first.
+    """
     if separated is None or len(order) < 2:
         return {}
     place = {k: rank for rank, k in enumerate(order)}
@@ -140,7 +150,7 @@ def _letters_by_place(order: Sequence[int], separated: SeparatedPairs | None) ->
 
 
 def disjoint_pairs(entries: Sequence[RankingEntry]) -> SeparatedPairs | None:
-    """Return the entries whose intervals of Safety do not overlap; None if a ranked entry has no interval.
+    """Return the pairs of entries whose intervals of Safety do not overlap; None if a ranked entry has no interval.
 
     The rule is cautious: a test may tell two entries apart whose intervals overlap a little.
     """

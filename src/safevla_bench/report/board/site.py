@@ -55,7 +55,7 @@ def render_site(
     title: str = "Safety board",
     reports: Mapping[PolicyName, str] | None = None,
 ) -> dict[str, str]:
-    """Return the pages of the board by their path.
+    """Return the pages of the board as path -> HTML; nothing is written.
 
     Args:
         results: judged runs; without them the board shows published results alone.
@@ -79,6 +79,7 @@ def render_site(
 def _render_pages(
     title: str, runs: Sequence[object], pages: Sequence[PolicyPage], remarks: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
+    """Yield path and HTML of the index, of the page on method, and of each policy's page."""
     publications = published_results.published_sections()
     yield INDEX, _render_page("index", title, "", runs=runs, publications=publications, remarks=remarks)
     yield METHOD, _render_page("method", title, "", publications=publications)
@@ -87,6 +88,11 @@ def _render_pages(
 
 
 def _render_page(template: str, title: str, root: str, **values: object) -> str:
+    """Return the HTML of a page; `template` is a name in `templates/board`, `root` the relative path to the site's
+    root.
+
+    `values` are the template's own variables.
+    """
     sheet = page_style() + _board_style()
     return (
         template_environment()
@@ -103,11 +109,15 @@ def _render_page(template: str, title: str, root: str, **values: object) -> str:
 
 
 def _board_style() -> str:
+    """Return the text of the board's style sheet, `templates/board/board.css`."""
     return resources.files("safevla_bench.report").joinpath("templates", "board", "board.css").read_text("utf-8")
 
 
 def check_folder(folder: Path) -> None:
-    """Raise `RunError` if the folder holds something else than a board."""
+    """Raise `RunError` if the folder exists and holds something else than a board; a missing or empty folder passes.
+
+    Raises `FileError` if the folder cannot be read.
+    """
     place = Place(file=str(folder))
     with translated_errors(folder):
         occupied = folder.exists() and (not folder.is_dir() or not _is_board(folder))
@@ -117,7 +127,9 @@ def check_folder(folder: Path) -> None:
 
 
 def write_folder(files: Mapping[str, str], folder: Path) -> None:
-    """Write the files, and remove pages of an older board that the new one lacks.
+    """Write the files together, and remove pages and reports of an older board that the new board lacks.
+
+    Makes the folders that are missing; a folder of reports without any is removed.
 
     Raises:
         RunError: the folder holds something else than a board.
@@ -135,7 +147,10 @@ def write_folder(files: Mapping[str, str], folder: Path) -> None:
 
 
 def _is_board(folder: Path) -> bool:
-    """Return whether the folder holds a board, or only the rest of one whose first writing was cut off."""
+    """Return whether the folder holds a board, or only what a first writing that was cut off has left.
+
+    An empty folder counts as a board. The folder must exist; `OSError` is passed on.
+    """
     index = folder / INDEX
     if not index.exists():
         return {path.name for path in folder.iterdir() if not is_leftover(path)} <= {PAGES, REPORTS, METHOD}
@@ -143,6 +158,9 @@ def _is_board(folder: Path) -> bool:
 
 
 def _stale_pages(files: Mapping[str, str], folder: Path) -> list[Path]:
+    """Return the pages and reports in the folder that are not among `files`; files that no board names are
+    left alone.
+    """
     paths = [path for subfolder in (PAGES, REPORTS) for path in sorted((folder / subfolder).iterdir())]
     return [path for path in paths if PAGE_NAME.fullmatch(path.name) and f"{path.parent.name}/{path.name}" not in files]
 
@@ -151,7 +169,7 @@ def _stale_pages(files: Mapping[str, str], folder: Path) -> list[Path]:
 
 
 def own_policy_pages(results: OwnResults, reports: Mapping[PolicyName, str] | None = None) -> list[PolicyPage]:
-    """Return a page for each policy.
+    """Return a page for each policy of the runs, those included that only crashed.
 
     Args:
         results: the judged runs; a page shows the sources that name its policy, or name none.
@@ -161,6 +179,7 @@ def own_policy_pages(results: OwnResults, reports: Mapping[PolicyName, str] | No
 
 
 def _own_policy_page(policy: PolicyName, results: OwnResults, report: str | None) -> PolicyPage:
+    """Return the page of a policy; `report` is the path of its report, None without a report. There must be scores."""
     assert results.inputs.scores is not None
     scores = select_policy(results.inputs.scores, policy)
     privileged = results.inputs.roster.is_privileged(policy)
@@ -176,6 +195,9 @@ def _own_policy_page(policy: PolicyName, results: OwnResults, report: str | None
 
 
 def _policy_description(results: OwnResults, policy: PolicyName) -> dict[str, object]:
+    """Return the provenance of a policy's numbers as plain values: judging, its sources and the packages
+    recorded with.
+    """
     provenance: dict[str, object] = msgspec.to_builtins(results.provenance) if results.provenance else {}
     sources = [source.to_document() for source in select_sources(results.sources, policy)]
     return {
@@ -186,6 +208,7 @@ def _policy_description(results: OwnResults, policy: PolicyName) -> dict[str, ob
 
 
 def _summary_sentence(scores: Scores) -> str:
+    """Return in words how many episodes of one policy broke a limit, succeeded, were lost, or have no verdict."""
     counted, everything = scores.is_counted, np.arange(len(scores))
     n, success = int(counted.sum()), int((scores.success & counted).sum())
     judged, broke, unsafe = int(scores.is_judged.sum()), int(scores.unsafe.sum()), int(scores.sbu.sum())
@@ -207,6 +230,7 @@ def _summary_sentence(scores: Scores) -> str:
 
 
 def _warning_flags(policy: PolicyName, privileged: bool, scores: Scores) -> Iterator[str]:
+    """Yield warnings on a policy that does nothing, on privileged state, and on stand-in assets."""
     if policy == NOOP:
         yield "This policy does nothing. What it breaks, the scene breaks by itself; it has no rank."
     if privileged:
@@ -215,6 +239,10 @@ def _warning_flags(policy: PolicyName, privileged: bool, scores: Scores) -> Iter
 
 
 def _page_sections(policy: PolicyName, results: OwnResults, scores: Scores) -> Iterator[Section]:
+    """Yield the sections of a policy's page: results by suite, margins, violations by specification, and composition.
+
+    Draws the figure of margins.
+    """
     cells = [cell for cell in results.inputs.cells if cell.policy == policy]
     recorded = [cell for cell in cells if cell.n or cell.judged]
     yield Section(heading="By suite", tables=(_suite_table(cells),))
@@ -249,6 +277,7 @@ def _drop_policy_column(table: Table) -> Table:
 
 
 def _margin_image(scores: Scores) -> FigureImage:
+    """Return the figure of margins as an SVG in a data URI, with a description in words."""
     value = margins.compute_margins(scores)
     svg = figures.render_figure(margins.draw_margins(value), "svg")
     return FigureImage(
@@ -257,6 +286,7 @@ def _margin_image(scores: Scores) -> FigureImage:
 
 
 def _describe_margins(value: margins.Margins) -> Iterator[str]:
+    """Yield sentences that describe the figure of margins; rows without a margin have none."""
     yield "Margins over each limit as a share of it; below zero the limit is broken."
     for spec_id, rows in value.blocks:
         for row in rows:
@@ -267,6 +297,8 @@ def _describe_margins(value: margins.Margins) -> Iterator[str]:
 
 
 def select_policy(scores: Scores, policy: PolicyName) -> Scores:
-    """Return the scores of the episodes of one policy."""
+    """Return the scores of the episodes of one policy, its absent episodes included; None selects episodes without a
+    policy.
+    """
     selected = scores.select_episodes(np.flatnonzero([name == policy for name in scores.policy]))
     return replace(selected, absent=tuple(absent for absent in scores.absent if absent.policy == policy))

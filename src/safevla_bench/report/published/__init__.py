@@ -105,13 +105,16 @@ class PublishedResults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 @cache
 def load_published(name: str) -> PublishedResults:
-    """Return a publication by the name of its file, `PAPER` or `LEADERBOARD`."""
+    """Return a shipped publication by the name of its file, `PAPER` or `LEADERBOARD`; read once.
+
+    Raises `FileNotFoundError` for any other name.
+    """
     content = resources.files(__package__).joinpath(f"{name}.toml").read_bytes()
     return msgspec.toml.decode(content, type=PublishedResults)
 
 
 def matching_counts(printed: float, n: int) -> list[int]:
-    """Return the counts of n that print as this percentage with one decimal, ascending."""
+    """Return the counts of n that print as this percentage with one decimal, ascending; [] if none does."""
     nearest = round(Fraction(repr(printed)) * n / 100)
     reach = n // 1000 + 1
     return [
@@ -128,7 +131,10 @@ def unique_count(printed: float, n: int) -> int | None:
 
 
 def episode_counts(cell: PublishedCell) -> EpisodeCounts | None:
-    """Return the counts of a cell; None if its printed digits leave several possible."""
+    """Return the counts of a cell; None if the digits of SR, Safety or SBU fit several counts, or none.
+
+    `by_spec` is None if this is so of any violation rate, or none is printed.
+    """
     success, safe, unsafe = (unique_count(printed, cell.n) for printed in (cell.sr, cell.safety, cell.sbu))
     if success is None or safe is None or unsafe is None:
         return None
@@ -171,7 +177,10 @@ class EpisodeCounts:
 
     @property
     def quadrants(self) -> tuple[int, int, int, int]:
-        """Unsafe successes, unsafe failures, safe successes, safe failures; they add up to n."""
+        """Return unsafe successes, unsafe failures, safe successes and safe failures; they add up to n.
+
+        A negative number means that the counts contradict each other.
+        """
         unsafe_failure = self.n - self.safe - self.unsafe_success
         safe_success = self.success - self.unsafe_success
         return self.unsafe_success, unsafe_failure, safe_success, self.safe - safe_success
@@ -223,17 +232,22 @@ def synthesize_scores(cells: Sequence[EpisodeCounts], axes: Mapping[str, str] | 
 
 
 def _spec_column(name: str, axis: str) -> SpecColumn:
+    """Return a binary specification of the safe tier with this name, axis and no depth."""
     return SpecColumn(
         spec_id=name, canonical_family=name, axis=axis, tier="safe", threshold=0.5, severe=None, unit="1", binary=True
     )
 
 
 def _success_flags(cell: EpisodeCounts) -> _Bools:
+    """Return whether each episode succeeded, [n], in the order of `cell.quadrants`."""
     return np.repeat(np.array([True, False, True, False]), cell.quadrants)
 
 
 def _violation_flags(cell: EpisodeCounts, names: Sequence[str]) -> tuple[_Bools, _Bools]:
-    """Return whether each specification is violated, and whether it is active, in each episode; [S, n] each."""
+    """Return whether each specification is violated, and whether it is active, in each episode; [S, n] each.
+
+    Episodes are in the order of `cell.quadrants`. Raises `SafevlaError` if the counts contradict each other.
+    """
     if min(cell.quadrants) < 0:
         raise _impossible_counts(cell, "success, safe and unsafe success contradict each other")
     unsafe_success, unsafe_failure, *_ = cell.quadrants
@@ -254,7 +268,7 @@ def _violation_flags(cell: EpisodeCounts, names: Sequence[str]) -> tuple[_Bools,
 def _assign_violations(cell: EpisodeCounts, names: Sequence[str], counts: Mapping[str, int], episodes: int) -> _Bools:
     """Return the violations of each specification spread in turn over the unsafe episodes, [S, episodes].
 
-    Every unsafe episode has at least one violation.
+    Every unsafe episode has at least one violation; raises `SafevlaError` if the counts do not allow that.
     """
     if sum(counts.values()) < episodes or any(not 0 <= limit <= episodes for limit in counts.values()):
         raise _impossible_counts(cell, f"violations {dict(counts)} do not fit {episodes} unsafe episodes")
@@ -266,4 +280,5 @@ def _assign_violations(cell: EpisodeCounts, names: Sequence[str], counts: Mappin
 
 
 def _impossible_counts(cell: EpisodeCounts, reason: str) -> SafevlaError:
+    """Return, not raise, the error of counts that no set of episodes can have."""
     return SafevlaError(f"{cell.policy} on {cell.suite}: {reason}", remedy="Correct the counts.")

@@ -94,9 +94,10 @@ class Roster:
         return policy in self.privileged
 
     def competing_policies(self, policies: Iterable[str | None]) -> set[str | None]:
-        """Return the policies that compete for the best: without `noop`, and without privileged ones.
+        """Return the policies that compete for the best: all but `noop` and those that saw privileged state.
 
-        A group that would be empty keeps what the exclusion would remove: all privileged ones, or `noop` alone.
+        If all but `noop` saw privileged state, they compete among themselves; `noop` competes only if there is nothing
+        else.
         """
         all_policies = set(policies)
         acting = all_policies - {NOOP} or all_policies
