@@ -181,7 +181,9 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         self._running: _RecordedEpisode | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
-        """Start an episode of the wrapped environment, and watch it.
+        """Reset the wrapped environment, record from there on, and return the same with safety in `info`.
+
+        The recorder of an episode before is taken off.
 
         Raises:
             HostError: no host can record what the environment holds.
@@ -325,7 +327,8 @@ class _RecordedEpisode:
 def _observation_dict(observation: Observation) -> dict[str, NDArray[Any]]:
     """Return the observation as named arrays.
 
-    Images stand under `image.CAMERA`, further readings as float64 under `extra.NAME`; `privileged` is left out.
+    Images stand under `image.CAMERA`, further readings as float64 under `extra.NAME`; `privileged` and the base's pose
+    are left out.
     """
     return {
         "eef_pos_m": observation.eef_pos_m,

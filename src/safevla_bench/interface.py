@@ -496,7 +496,7 @@ class ObservingStage(Protocol):
     def observe(self, record: int) -> Observation | None:
         """Return the observation of a record without images; its pose is the one that `render` shows.
 
-        None where the host cannot say it.
+        None where the host cannot tell from its record what the policy observed.
         """
         ...
 

@@ -119,7 +119,7 @@ class Judged:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether every planned episode of the sources, as far as they name any, was read and judged."""
+        """True if every planned episode of the sources, as far as they name any, was read and judged."""
         return not (self.interrupted_run_count or self.left_out)
 
     def summarize_scores(self) -> tuple[list[metrics.Summary], metrics.Summary]:

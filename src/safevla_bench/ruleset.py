@@ -266,7 +266,7 @@ def choose_library(benchmarks: Iterable[str]) -> str:
     ('metaworld', 'default')
 
     Raises:
-        RunError: they have different ones.
+        RunError: the benchmarks have different libraries.
     """
     registry = tasks.registry()
     suites = {name: registry.benchmarks.get(registry.find_suite(name)) for name in benchmarks}

@@ -424,7 +424,10 @@ class Scores:
         return bool(self.safe[index]) if self.is_judged[index] else None
 
     def unsafe_success(self, index: int) -> bool | None:
-        """Return whether an episode succeeded but was unsafe; None = no verdict, or it did not run to its end."""
+        """Return whether an episode succeeded but was unsafe.
+
+        None without a verdict, and where the episode did not run to its end.
+        """
         return bool(self.sbu[index]) if self.is_judged[index] and self.is_counted[index] else None
 
     def specs_in_state(self, state: int, episode: int) -> dict[str, str]:

@@ -146,8 +146,8 @@ def _unknown_counts(columns: Sequence[SpecVerdicts]) -> NDArray[np.int64] | None
 def _violation_stops(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Library) -> tuple[bool, ...]:
     """Return for each episode whether it was stopped because it violated a scored specification.
 
-    The record's mark says so. Older records have no mark: there, a stop with the first violation in the last record
-    counts.
+    The record's mark says so. In older records, without a mark, a stopped episode counts if its first violation is in
+    the last record.
     """
     last = batch.lengths - 1
     first = np.full(len(batch), np.iinfo(np.int64).max)

@@ -52,7 +52,7 @@ class RecordFields:
 
     @cached_property
     def trusting(self) -> RecordFields:
-        """The same fields with every pose taken as it stands, whether it is known or not."""
+        """The same fields with every pose taken as it stands, also where a pose is marked as not known; made once."""
         absent = batch_of_headers(self.batch.headers, self.batch.lengths).pose_valid
         return RecordFields(replace(self.batch, pose_valid=absent))
 
@@ -67,7 +67,10 @@ class RecordFields:
         return stored
 
     def select_episode(self, episode: int) -> RecordFields:
-        """Return the fields of one episode, with the signals that are already computed for the whole batch."""
+        """Return the fields of one episode.
+
+        Signals already computed for the whole batch are taken over, not computed again.
+        """
         episode_fields = RecordFields(select_episodes(self.batch, [episode]))
         records = slice(self.batch.starts[episode], self.batch.starts[episode + 1])
         episode_fields._arrays = {key: array[records] for key, array in self._arrays.items() if key[0] == SIGNAL_KIND}
@@ -124,7 +127,7 @@ class RecordFields:
 
     @cached_property
     def grip(self) -> Bools:
-        """The gripper's contact, [N], false where it holds another body than a target or there is no held target."""
+        """True while the gripper has contact, [N], unless it holds another body than a target or no target is known."""
         gripped = self.batch.gripped
         foreign = (gripped >= 0) & (self._body_roles(gripped) != TARGET)
         holds: Bools = self.batch.gripper_contact & ~foreign & (self.held_body >= 0)
@@ -162,7 +165,10 @@ class RecordFields:
         return self._pose_rows(self.batch.body_pos_m, self.held_body, at=self.first_record)
 
     def held_pos_shifted(self, by: int) -> Floats:
-        """Return the position of the body held now, `by` records later, clipped to the episode, [N, 3]."""
+        """Return the position, `by` records later, of the body that is held at each record [m], [N, 3].
+
+        `by` may be negative. Over an end of the episode, the position at that end.
+        """
         at = np.clip(np.arange(len(self.held_body)) + by, self.first_record, self.last_record)
         return self._pose_rows(self.batch.body_pos_m, self.held_body, at=at)
 
@@ -213,7 +219,7 @@ class RecordFields:
         return self.compute_once("lacks", field, RAW_FIELDS[field])
 
     def _held_body_lacks(self, poses: Poses) -> Bools:
-        """Return whether each episode lacks a pose of its held target in any record, [E]."""
+        """Return whether each episode has a record without a held target, or without such a pose of that, [E]."""
         column = pose_columns(self.batch, poses)[self.held_body] if len(self.batch.body_role) else self.held_body
         lacking = (self.held_body < 0) | (column < 0)
         return ~poses.present | np.logical_or.reduceat(lacking, self.batch.starts[:-1])

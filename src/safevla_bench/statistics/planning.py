@@ -70,9 +70,10 @@ _MOST_STEPS = 6000
 def sequential_rate_plan(
     rate: float, limit: float, power: float = POWER, confidence: float = CONFIDENCE
 ) -> SequentialPlan | None:
-    """Return after how many episodes the confidence sequence excludes `limit` with the given power; None if too many.
+    """Return after how many episodes the confidence sequence excludes `limit` with the given power.
 
-    By simulation of a rate, with a look after each of at most 200 evenly spaced numbers.
+    By simulation of a rate, with a look after each of at most 600 evenly spaced numbers. None if `rate` is the limit,
+    or too many episodes are needed.
     """
     if rate == limit:
         return None
@@ -82,7 +83,10 @@ def sequential_rate_plan(
 def sequential_paired_plan(
     difference: float, discordant: float, power: float = POWER, confidence: float = CONFIDENCE
 ) -> SequentialPlan | None:
-    """Return after how many pairs the sequential paired test distinguishes two rates; see `paired_sample_size`."""
+    """Return after how many pairs the sequential paired test distinguishes two rates; see `paired_sample_size`.
+
+    None if the rates are equal, or too many pairs are needed.
+    """
     share = (discordant + abs(difference)) / (2 * discordant)
     if share == 0.5:
         return None
