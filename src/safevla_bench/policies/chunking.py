@@ -84,12 +84,14 @@ class ChunkedPolicy:
         self.wants = self.model.wants
 
     def act(self, observation: Observation) -> Action:
-        """Return the next action of the chunk, [A]; ask for another chunk where none is left.
+        """Return the next action of the chunk, [A].
+
+        Where none is left, ask the model for another chunk and take its first.
 
         Raises:
             InvalidActionError: the model gave no [H, A] array.
             ServerRefusedError: the first reply of its server cannot be read, or holds too few actions.
-            PolicyError: a later one cannot be read or holds too few, or it cannot be asked.
+            PolicyError: a later reply cannot be read or holds too few, or the model cannot be asked.
         """
         if not self._left:
             self._left.extend(self._infer_chunk(observation))

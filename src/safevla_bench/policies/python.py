@@ -117,9 +117,9 @@ class InProcessPolicy:
 
 
 def orient_images(observation: Observation, orientation: str) -> Observation:
-    """Return an observation, whose images and depths are upright, with both as one of `ORIENTATIONS` shows them.
+    """Return an observation with its upright images and depths turned as one of `ORIENTATIONS` shows them.
 
-    A camera's matrices stay those of its upright image.
+    A camera's matrices stay those of its upright image. Nothing changes for `upright`, or where nothing was rendered.
     """
     if orientation == UPRIGHT or isinstance(observation.images, UnrenderedImages):
         return observation
@@ -167,10 +167,10 @@ def make(arg: str | None, **arguments: str) -> Policy:
 
 
 def adopt_object(name: str, policy: object) -> Policy:
-    """Return a finished object as a policy.
+    """Return a finished object as a policy: itself where it keeps one of the further protocols, else wrapped.
 
     Raises:
-        PolicyError: it is a class, or has no `act`.
+        PolicyError: the object is a class, or has no `act`.
     """
     if isinstance(policy, type):
         raise PolicyError(f"{policy.__name__} is a class and no policy yet", remedy=f"Pass {policy.__name__}(...).")
@@ -221,7 +221,8 @@ def _call_factory(owner: str, factory: object, arguments: Mapping[str, str]) -> 
     """Return what the factory makes of the arguments; an object that has `act` and is no class is returned as it is.
 
     Raises:
-        PolicyError: it cannot be called, does not take the arguments, or raises; arguments are given to an object.
+        PolicyError: the factory cannot be called, does not take the arguments, or raises; or a finished object is given
+            arguments.
     """
     if hasattr(factory, "act") and not isinstance(factory, type):
         if arguments:

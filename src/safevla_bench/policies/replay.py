@@ -232,7 +232,10 @@ def _are_absolute(path: Path, takes: Sequence[RecordedActions]) -> bool:
 
 
 def _select_policy(takes: Sequence[RecordedActions], policy: str | None) -> Sequence[RecordedActions]:
-    """Return the episodes of one policy, all for None; raises `PolicyError` where there are episodes but none of it."""
+    """Return the episodes of one policy, all for None.
+
+    Raises `PolicyError` where the policy has none, [] for no episodes.
+    """
     chosen = [take for take in takes if policy in (None, take.policy)]
     if takes and not chosen:
         policies = ", ".join(dict.fromkeys(str(take.policy) for take in takes))
@@ -286,7 +289,10 @@ def _iter_takes(path: Path, batch: Batch, waited: Mapping[str, Any]) -> Iterator
 
 
 def recording_digest(path: Path) -> str | dict[str, str]:
-    """Return the sha256 of a file, or of every file in a folder by its path there; of the harness's, its recordings."""
+    """Return the sha256 of a file; of a folder that of every file, by its path in the folder.
+
+    Of the harness's output folder the recordings alone count.
+    """
     if path.is_file():
         return sha256_of(path)
     files = foreign.recording_files(path) or sorted(path.rglob("*"))

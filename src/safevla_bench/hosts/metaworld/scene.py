@@ -49,7 +49,10 @@ def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> Scene:
 
 
 def _body_names(model: mujoco.MjModel) -> tuple[str, ...]:
-    """Return each body's name: its own if it moves by itself or is the robot's, else that of what it is fixed to."""
+    """Return the recorded name of each MuJoCo body, by id.
+
+    A named body that moves by itself, stands on the world, or is the robot's has its own name, any other its parent's.
+    """
     names = ["world"]
     robot = subtree_bodies(model, int(model.body("base").id))
     for body in range(1, model.nbody):

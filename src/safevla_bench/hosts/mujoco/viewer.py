@@ -224,6 +224,7 @@ class MujocoStage:
         return bodies
 
     def _has_visual(self, bodies: Sequence[int]) -> bool:
+        """Return whether any of the bodies has a geom in a group that the appearance shows."""
         geoms = np.isin(self._model.geom_bodyid, bodies)
         return bool((geoms & np.isin(self._model.geom_group, list(self._appearance.groups))).any())
 
@@ -266,10 +267,12 @@ def episode_seed(episode: Batch, host: str = "") -> EpisodeSeed:
 
 
 def _read_recorded_start(episode: Batch, host: str) -> RecordedEpisode | None:
-    """Return record 0's state with the fixtures that the record names; None where it names none and is no replay.
+    """Return record 0 as a start, with the fixtures that the record names.
+
+    None where the record has no states, or is no replay and names no fixtures.
 
     Raises:
-        HostError: what it says of them are no poses.
+        HostError: what the record says of fixtures are no poses.
     """
     (replay,) = replay_fields(episode)
     poses, states = recorded_fixtures(episode), episode.sim_state.episode_rows(0)
@@ -282,7 +285,7 @@ def _read_recorded_start(episode: Batch, host: str) -> RecordedEpisode | None:
 
 
 def read_told_scene(episode: Batch, host: str) -> Mapping[str, object]:
-    """Return what the record of a batch of one says of its scene, under its host's name; empty where it does not."""
+    """Return what the record of a batch of one says of its scene, its header's field `host`; {} where there is none."""
     header = episode.extra[0].get("header")
     scene = header.get(host) if isinstance(header, Mapping) else None
     return scene if isinstance(scene, Mapping) else {}

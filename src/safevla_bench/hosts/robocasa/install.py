@@ -87,7 +87,7 @@ def assets() -> Path:
 
 
 def _is_mistakable(root: Path) -> bool:
-    """Return whether RoboCasa would lose files under this path: it rewrites paths that look like its own."""
+    """Return whether RoboCasa would lose files under this path, since it rewrites paths that look like its own."""
     own = root.parts[-3:] == ("robocasa", "models", "assets")
     return not own and ("models/assets/" in f"{root.as_posix()}/" or "robosuite" in root.parts)
 
@@ -154,11 +154,11 @@ def _import_robocasa(root: Path) -> None:
 
 
 def _order_counter_tops() -> None:
-    """Have RoboCasa go through the tops of a counter in its model's order.
+    """Have RoboCasa go through the tops of a counter in its model's order; changes RoboCasa's module for good.
 
-    It puts them through a set of XML elements, which Python orders by address, and then draws one by its place in that
-    order: models/fixtures/counter.py of robocasa 1.0.0, line 813. With the same seed, a process that had built other
-    kitchens placed a stand mixer elsewhere. The name `set` occurs in that module nowhere else.
+    RoboCasa puts them through a set of XML elements, which Python orders by address, and then draws a top by its place
+    in that order: models/fixtures/counter.py of robocasa 1.0.0, line 813. With the same seed, a process that had built
+    other kitchens placed a stand mixer elsewhere. The name `set` occurs in that module nowhere else.
     """
     importlib.import_module("robocasa.models.fixtures.counter").set = dict.fromkeys  # type: ignore[attr-defined]
 

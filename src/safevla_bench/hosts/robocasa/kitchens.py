@@ -50,7 +50,7 @@ class KitchenTask:
 
     @property
     def target(self) -> str | None:
-        """The object that the goal puts somewhere."""
+        """The object that the goal puts somewhere; see `goal_target`."""
         return goal_target(self.goal)
 
     @property

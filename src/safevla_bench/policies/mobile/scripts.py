@@ -130,7 +130,7 @@ def find_shelves(scene: Privileged, fixture: str) -> list[OrientedBox]:
 
 
 def place_on_shelf(seen: Observation, name: str, fixture: str, style: MobileStyle) -> Move:
-    """With the object in hand: away from the counter, level the hand, in between the doors, let go, and out.
+    """Bring the held object away from the counter, level the hand, go in between the doors, let go, and back out.
 
     The object goes on the lowest board; raises `ValueError` where the fixture has fewer than two.
     """

@@ -22,7 +22,7 @@ _DOWN = Rotation.from_quat([1.0, 0.0, 0.0, 0.0])
 
 
 def to_rotation(quat_wxyz: Floats) -> Rotation:
-    """Return one rotation of a quaternion [4], or a stack of [N, 4]."""
+    """Return the rotation of a quaternion wxyz [4], or a stack of rotations of [N, 4]."""
     return Rotation.from_quat(np.roll(quat_wxyz, -1, axis=-1))
 
 
@@ -96,7 +96,7 @@ class Prisms:
 
 
 def concatenate_prisms(*parts: Prisms) -> Prisms:
-    """Return all prisms of all parts, in order, as one value."""
+    """Return the prisms of all parts, in order."""
     return Prisms(
         np.concatenate([part.reach_m for part in parts]),
         np.concatenate([part.low_m for part in parts]),
@@ -129,7 +129,7 @@ def prisms_around(corners_m: Floats) -> Prisms:
 
 
 def body_prisms(scene: Privileged, name: str) -> Prisms:
-    """Return a body of the scene as it stands, piece by piece where the host gives its pieces, else its box."""
+    """Return the prisms of a body of the scene as it stands: a prism for each piece, or else for its box."""
     pieces = scene.pieces.get(name) or _body_box(scene, name)
     corners = rotation_axes(pieces.quat_wxyz) @ (_CORNERS * pieces.half_extents_m[:, None, :]).swapaxes(1, 2)
     inside = corners.swapaxes(1, 2) + pieces.center_m[:, None, :]

@@ -61,7 +61,7 @@ class Grasp:
 
 
 def is_graspable(scene: Privileged, name: str) -> bool:
-    """Return whether the fingers fit around a body or hold its rim: neither is so if it is both wide and flat."""
+    """Return whether the fingers fit around a body or hold its rim; False for a body that is both wide and flat."""
     turn, half = rotation_axes(scene.body_quat_wxyz[name]), scene.half_extents_m[name]
     up = int(np.argmax(np.abs(turn[2])))
     narrow = bool((np.delete(half, up) <= WIDEST_HALF_M).any())

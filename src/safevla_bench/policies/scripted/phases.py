@@ -128,7 +128,7 @@ class PlacementProgress:
 def begin_placement(
     placement: Placement, seen: Observation, scene: Privileged, style: Style, attempt: int = 0
 ) -> PlacementProgress:
-    """Choose a grasp, the next best at each further attempt, and the path to it."""
+    """Return the start of APPROACH: a grasp, the next best at each further attempt, and the path to above it."""
     obstacles = geometry.obstacles_except(scene, frozenset({placement.body}))
     choices = rank_grasps(scene, placement.body, obstacles, nearest_yaw(seen.eef_quat_wxyz), style.clearance_m)
     grasp = choices[attempt % len(choices)]

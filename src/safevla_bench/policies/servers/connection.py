@@ -59,7 +59,7 @@ class WebsocketClient:
 
     @property
     def is_open(self) -> bool:
-        """True while there is a connection."""
+        """True between `open` and `close`; a connection that the server has ended counts until it is used."""
         return self._connection is not None
 
     def send(self, message: bytes) -> None:

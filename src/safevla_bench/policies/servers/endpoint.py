@@ -145,7 +145,7 @@ def _register_key(secret: str, source: str) -> str:
 
 
 def redact_key(text: str, secret: str | None) -> str:
-    """Return a server's text with the key hidden, should it repeat it."""
+    """Return a server's text with every occurrence of the key hidden; the text itself for no key."""
     return text.replace(secret, HIDDEN) if secret else text
 
 

@@ -59,11 +59,11 @@ class PaperEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def transport(self) -> str:
-        """The kind of server that its dialect is for, or unknown."""
+        """The kind of server that the entry's dialect is for; `unknown` where the dialect is."""
         return dialects.load_dialect_file(self.dialect).transport if self.dialect != UNKNOWN else UNKNOWN
 
     def checkpoint(self, suite: str) -> str:
-        """Return the checkpoint for a suite, that for every suite where it has none of its own, or unknown."""
+        """Return the checkpoint for a suite, else the entry's checkpoint for every suite, else `unknown`."""
         return self.checkpoints.get(suite, self.checkpoints.get(EVERY, UNKNOWN))
 
 
@@ -141,19 +141,22 @@ class EntryPolicy:
 
     @property
     def greeting(self) -> Greeting | None:
-        """The description that the suite's server gives of itself."""
+        """The description that the suite's server gives of itself.
+
+        None before `connect` or `reset`, or where it gives none.
+        """
         greeting: Greeting | None = getattr(self._now, "greeting", None)
         return greeting
 
     @property
     def looks_next(self) -> bool:
-        """True if the client looks at the images of its next observation."""
+        """True if the client looks at the images of its next observation, and where the client does not say."""
         looks: bool = getattr(self._now, "looks_next", True)
         return looks
 
     @property
     def env_seed(self) -> int | None:
-        """The simulator's seed that the suite's server asks for."""
+        """The simulator's seed that the suite's server asks for; None where it asks for none."""
         seed: int | None = getattr(self._now, "env_seed", None)
         return seed
 

@@ -111,7 +111,10 @@ def _mismatches(modalities: Mapping[str, Modality], dialect: Dialect) -> Iterato
 
 
 def wants_other_form(problem: str, *, nested: bool) -> bool:
-    """Return whether a server's error says that it takes nested requests where a flat one came, or the reverse."""
+    """Return whether a server's error says that it takes requests of the other form.
+
+    `nested` is the form that was sent.
+    """
     return any(text in problem for text in (_WANTS_FLAT if nested else _WANTS_NESTED))
 
 

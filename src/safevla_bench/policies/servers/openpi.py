@@ -44,11 +44,14 @@ class OpenpiModel:
         self._is_fresh = True
 
     def begin(self, task: Task, seed: int) -> None:
-        """Connect anew: servers take a connection for an episode, and one that was restarted is found again.
+        """Connect anew, read the server's greeting, and set `greeting`.
+
+        The connection of a `connect` just before is used. Servers take a connection for an episode, and a server that
+        was restarted is found again.
 
         Raises:
             ServerUnreachableError: no server answers.
-            ServerRefusedError: what answers is no openpi server, or wants another key.
+            ServerRefusedError: what answers is no openpi server, wants another key, or serves images of another size.
         """
         is_fresh, self._is_fresh = self._is_fresh, False
         if is_fresh and self._socket.is_open:
