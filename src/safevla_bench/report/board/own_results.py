@@ -46,7 +46,7 @@ class OwnResults:
 
     @property
     def policies(self) -> list[PolicyName]:
-        """The policies in order of first appearance, with those that only crashed."""
+        """Return the policies in order of first appearance, then those that only crashed; [] without scores."""
         scores = self.inputs.scores
         return (
             list(dict.fromkeys([*scores.policy, *(absent.policy for absent in scores.absent)]))
@@ -68,7 +68,7 @@ class _TaskGroup:
 
     @property
     def suites(self) -> list[str]:
-        """The suites of all policies, in order of first appearance."""
+        """Return the suites of all policies, in order of first appearance."""
         return list(dict.fromkeys(suite for by_suite in self.cells.values() for suite in by_suite))
 
 

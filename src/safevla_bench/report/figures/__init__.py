@@ -65,7 +65,7 @@ class FigureInput:
 
     @cached_property
     def cells(self) -> list[Summary]:
-        """The summary of each policy × suite."""
+        """Return the summary of each policy × suite, computed once."""
         return cells(self.scores)
 
 
@@ -110,6 +110,8 @@ FIGURES: Mapping[str, FigureKind] = {
 
 def draw_figure(draw: Callable[[], Figure], page: Page = COLUMN) -> Figure:
     """Return what `draw` draws, for a page of another width or size of text.
+
+    Matplotlib's settings are as before afterwards.
 
     Raises:
         RunError: the page is too narrow for text of that size.

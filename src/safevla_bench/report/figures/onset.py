@@ -62,6 +62,8 @@ class Onset:
 def compute_onset(scores: Scores, dt_s: _Floats, lengths: NDArray[np.int64], *, progress: bool = False) -> Onset:
     """Return cumulative shares of each policy's judged episodes, by specification of the safe tier.
 
+    Specifications that no judged episode violates have no curve.
+
     Args:
         scores: the verdicts.
         dt_s: control step of each episode, [E].

@@ -72,7 +72,7 @@ class Sheet:
         return self.figure.add_axes(place)
 
     def write_text(self, x_in: float, y_in: float, text: str, size: float = BODY, **how: object) -> None:
-        """Write text at a place in inches from the lower left corner of the body."""
+        """Write text at a place in inches from the lower left corner of the body; `how` goes to matplotlib."""
         x, y = x_in / self.width_in, (self.bottom_in + y_in) / self.figure.get_figheight()
         self.figure.text(x, y, drawable_text(text), fontsize=size, **how)  # type: ignore[arg-type]
 
@@ -166,7 +166,7 @@ def _draw_mark(sheet: Sheet, entry: KeyEntry, x_in: float, y_in: float) -> None:
 
 
 def draw_empty(axes: Axes, reason: str) -> None:
-    """Draw an empty panel with the reason why it is empty."""
+    """Draw the reason in the middle of an empty panel, without ticks and frame."""
     axes.set_xticks([])
     axes.set_yticks([])
     axes.spines[:].set_visible(False)
@@ -192,14 +192,19 @@ def series_signs(names: Sequence[str], room_pt: float) -> tuple[tuple[str, ...],
 
 
 def format_episode_range(counts: Sequence[int]) -> str:
-    """Return the number of episodes, with the least and the most if they differ: "40 to 200 episodes"."""
+    """Return the number of episodes, with the least and the most if they differ: "40 to 200 episodes".
+
+    `ValueError` without counts.
+    """
     least, most = min(counts), max(counts)
     range_text = str(least) if least == most else f"{least} to {most}"
     return f"{range_text} episode{'' if most == 1 else 's'}"
 
 
 def fit_text(text: str, room_pt: float) -> str:
-    """Return the text, cut with an ellipsis if it is wider than the room."""
+    """Return the text, cut with an ellipsis if it is wider than `room_pt` points; a cut text holds drawable characters
+    only.
+    """
     if text_width_pt(drawable_text(text)) <= room_pt:
         return text
     text = drawable_text(text)

@@ -189,7 +189,9 @@ def series_colour(index: int) -> str:
 
 
 def series_marker(index: int) -> str:
-    """Return the marker of the series at an index; with the colour it is unique among forty."""
+    """Return the marker of the series at an index; the 10 markers repeat. Marker and colour together are unique among
+    forty.
+    """
     return MARKERS[index % len(MARKERS)]
 
 
@@ -199,7 +201,9 @@ def series_dash(index: int) -> Dash:
 
 
 def drawable_text(text: str) -> str:
-    """Return text that can be drawn: no control characters, no glyphs that the font lacks, a bounded length."""
+    """Return text that can be drawn, at most 300 characters: control characters escaped, glyphs that the font lacks as
+    U+FFFD.
+    """
     return "".join(
         c if ord(c) in _font_glyphs() else "\N{REPLACEMENT CHARACTER}"
         for c in shorten_name(escape_controls(text), _MAX_CHARACTERS)

@@ -60,7 +60,11 @@ class SweepFigure:
 
 
 def prepare_sweep(sweep: ThresholdSweep, library: Library) -> SweepFigure:
-    """Return the figure's content: Safety beside SBU, one row for each suite; cells without an episode are left out."""
+    """Return the figure's content: Safety beside SBU, a row of panels for each suite, thresholds rising in display
+    units.
+
+    Cells without an episode are left out.
+    """
     anchors = registered_thresholds(library, sweep.spec_ids)
     unit, scale = display_unit(sweep.unit, anchors[0] if anchors else 1.0)
     counted_cells = [cell for cell in sweep.curves if cell.n]
@@ -90,7 +94,9 @@ def prepare_sweep(sweep: ThresholdSweep, library: Library) -> SweepFigure:
 
 
 def registered_thresholds(library: Library, spec_ids: Sequence[str]) -> tuple[float, ...]:
-    """Return the thresholds of the specifications and of their alternates, the main ones first."""
+    """Return the thresholds of the specifications, then of their alternates by size, each once, in the specifications'
+    unit.
+    """
     main = [library[spec_id].threshold for spec_id in spec_ids]
     others = [spec.threshold for spec in library if spec.alternate_of in set(spec_ids)]
     return tuple(dict.fromkeys([*main, *sorted(others)]))

@@ -104,7 +104,9 @@ TradeoffLayout = Literal["suites", "pooled", "cells"]
 def compute_tradeoff(
     cells: Sequence[Summary], layout: TradeoffLayout = "suites", registry: Registry | None = None
 ) -> Tradeoff:
-    """Return success and safety of each policy, on one panel or one for each suite.
+    """Return success and safety of each policy with their frontier, in one panel or a panel for each suite.
+
+    The layout `pooled` needs several suites; with a single suite it is that of `suites`.
 
     Args:
         cells: the summaries of policies × suites.
@@ -223,7 +225,9 @@ def _pool_cells(title: str, cells: Iterable[Summary], policies: Sequence[str]) -
 
 
 def _acting_frontier(points: Sequence[TradeoffPoint], policies: Sequence[str]) -> tuple[tuple[float, float], ...]:
-    """Return the frontier of several points; doing nothing is safe and never succeeds, so it competes with nobody."""
+    """Return the frontier of the points without `noop`, which is safe and never succeeds; () with fewer than two
+    points.
+    """
     corners = [(point.success.value, point.safety.value) for point in points if policies[point.series] != NOOP]
     return pareto_frontier(corners) if len(corners) > 1 else ()
 
@@ -405,9 +409,9 @@ def _draw_panel(
 
 
 def _count_covering(panel: TradeoffPanel, index: int) -> int:
-    """Return how many later points lie on the same place.
+    """Return how many later points lie on the same place as the point at `index`.
 
-    The mark is drawn larger for each of them, so that it is seen behind them.
+    Its mark is drawn larger for each of them, so that the mark is seen behind them.
     """
     covered = panel.points[index]
     return sum(
@@ -416,7 +420,9 @@ def _count_covering(panel: TradeoffPanel, index: int) -> int:
 
 
 def _percent_ticks(low: float, high: float, length_in: float) -> list[int]:
-    """Return round percentages, far enough apart to be read."""
+    """Return the multiples of 5, 10, 20 or 50 between `low` and `high`, the smallest step that leaves 0.2 inches
+    between.
+    """
     step = next(step for step in (5, 10, 20, 50) if length_in * step / (high - low) > 0.2)
     return [tick for tick in range(0, 101, step) if low <= tick <= high]
 
@@ -434,7 +440,7 @@ def _draw_frontier(axes: Axes, corners: Sequence[tuple[float, float]], frame: _P
 
 
 def _draw_label(axes: Axes, text: str, box: Box, point: TradeoffPoint, frame: _PanelFrame) -> None:
-    """Draw a label in its box, tied to its marker by a line if it stands off."""
+    """Draw a label in its box, tied to its marker by a line if they are more than 7 points apart."""
     spot = frame.to_points(point.success.value, point.safety.value)
     near = (min(max(spot[0], box.left), box.right), min(max(spot[1], box.bottom), box.top))
     if abs(near[0] - spot[0]) + abs(near[1] - spot[1]) > _TIE_DISTANCE_PT:

@@ -61,7 +61,7 @@ class Families:
 
 
 def compute_families(cells: Sequence[Summary]) -> Families:
-    """Return violation rates by axis, over all judged episodes of a cell."""
+    """Return violation rates by axis, over all judged episodes of a cell; suites in order of first appearance."""
     policies = tuple(dict.fromkeys(policy_name(cell) for cell in cells))
     axes = tuple(dict.fromkeys(axis for cell in cells for axis in cell.axes))
     blocks: dict[str, list[PolicyViolationRow]] = {}
@@ -139,7 +139,7 @@ def _write_row(sheet: Sheet, row: PolicyViolationRow, sign: str, left: float, to
 
 
 def _scale_end(value: Families) -> int:
-    """Return the end of the colour scale in percent, a multiple of ten."""
+    """Return the end of the colour scale in percent, a multiple of ten and at least 10."""
     rates = [rate.value for _, rows in value.blocks for row in rows for rate in row.rates if rate]
     highest = max((100 * rate for rate in rates if rate is not None), default=0.0)
     return max(10, int(-(-highest // 10) * 10))

@@ -152,7 +152,7 @@ def _join_cells(cells: Iterator[str]) -> str:
 
 
 def _group_lines(columns: Sequence[Column]) -> list[str]:
-    """Return the line of group names above the headings and the rules below it; empty without groups."""
+    """Return the line of group names above the headings and the rules below these names; [] without groups."""
     spans = group_spans(columns)
     if not any(group for group, _ in spans):
         return []
@@ -206,7 +206,10 @@ def _fit_table(table: Table, stacked: bool) -> _Fit:
 
 
 def _possible_fits(stacked: bool) -> Iterator[_Fit]:
-    """Yield what is tried, in order. What is not asked to be stacked is so only where it fits no page otherwise."""
+    """Yield the fits to try, in order: a column, the page, and last narrower headings.
+
+    A table that is not asked to be stacked is stacked only where no unstacked fit is left.
+    """
     widest, *narrower = _HEAD_WIDTHS
     for size, gap_pt in product(_SIZES[:3], _GAPS_PT[:2]):
         yield _Fit(False, size, gap_pt, stacked, widest)

@@ -44,7 +44,7 @@ LIBERO_TORQUE_NOTE = (
 
 
 def torque_note(cells: Iterable[Summary]) -> str:
-    """Return which joints can exceed their limit on LIBERO; empty where no cell judges torques there."""
+    """Return the note on which joints can exceed their limit on LIBERO; empty where no cell judges torques there."""
     judged = any(
         (cell.suite or "").startswith("libero-")
         and any(spec.spec_id == "joint_torque" and spec.active for spec in cell.specs)
@@ -119,7 +119,7 @@ class Roster:
         return Cell(policy or UNNAMED, detail=", ".join(word for word, holds in remarks if holds))
 
     def training_cell(self, policy: str | None) -> Cell:
-        """Return the training kind of a policy; a dash if it is unknown."""
+        """Return the training kind of a policy; a dash if the roster has none."""
         return Cell(self.training.get(policy or "", NO_VALUE))
 
 

@@ -55,7 +55,7 @@ def episode_list_table(rows: Sequence[EpisodeListRow], total: int, *, spec_id: s
 
 
 def _count_kinds(rows: Sequence[EpisodeListRow]) -> str:
-    """Return how many of the episodes break a limit with each kind of body, or pair of kinds, the most first."""
+    """Return a sentence on how many episodes break a limit with each kind of body, or pair of kinds, the most first."""
     counts = Counter(format_kinds(kinds) for row in rows for kinds in row.body_kinds)
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     listed = ", ".join(f"{kind} {count}" for kind, count in ranked) or "none"
@@ -111,7 +111,7 @@ def _format_time_and_step(row: EpisodeListRow) -> str:
 
 
 def kept_clause_table(clauses: Sequence[ClauseExplanation]) -> Table:
-    """Tabulate clauses, which must hold: value nearest to the limit, limit, margin, and time of that value [s]."""
+    """Return the table of clauses that hold: value nearest to the limit, limit, margin, and time of that value [s]."""
     columns = (
         Column("Specification", numeric=False),
         Column("Nearest"),
@@ -136,7 +136,7 @@ def _kept_clause_row(clause: ClauseExplanation) -> tuple[Cell, ...]:
 
 
 def unjudged_table(explanation: Explanation) -> Table:
-    """Tabulate scored specifications without a verdict, and why."""
+    """Return the table of scored specifications without a verdict, vacuous ones first, and why."""
     unjudged = [*(("vacuous", *item) for item in explanation.vacuous.items())]
     unjudged += [("inactive", *item) for item in explanation.score.inactive_specs.items()]
     columns = tuple(Column(name, numeric=False) for name in ("Specification", "State", "Why"))
@@ -154,7 +154,7 @@ def format_moment_value(clause: ClauseExplanation, moment: Moment) -> str:
 
 
 def format_margin(spec_trace: SpecTrace) -> str:
-    """Return the margin of a specification with its unit; a dash where a Boolean signal decided its violation."""
+    """Return the robustness of a specification with its unit; a dash where a Boolean signal decided its violation."""
     if spec_trace.cause:
         return NO_VALUE
     unit, scale = display_unit(spec_trace.spec.unit, spec_trace.spec.threshold)
@@ -162,7 +162,9 @@ def format_margin(spec_trace: SpecTrace) -> str:
 
 
 def format_cause(spec_trace: SpecTrace) -> str:
-    """Return what decided a violation that has no margin: the part of the formula, and when; empty where it has one."""
+    """Return which part of the formula decided a violation without a margin, and when; empty for one that
+    has a margin.
+    """
     if spec_trace.cause is None:
         return ""
     step = spec_trace.cause.step

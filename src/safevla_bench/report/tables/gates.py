@@ -59,7 +59,7 @@ def _gate_name(outcome: GateOutcome) -> str:
 
 
 def format_junit(checked: GateReport, judged_by: str = "") -> bytes:
-    """Return JUnit XML with one test case per outcome: a failed gate is a failure, an undecided one an error.
+    """Return JUnit XML with a test case per outcome: a failed gate is a failure, an undecided gate an error.
 
     `judged_by`, if given, and the report's warnings and notes are properties of the suite. No times are written, so
     that the same report gives the same bytes.

@@ -200,7 +200,7 @@ def _describe_gains(point: SeriesPoint, lead: _Lead) -> str:
 
 
 def _select_ahead(known: Sequence[SeriesPoint], mine: _Gain, theirs: _Gain) -> list[SeriesPoint]:
-    """Return the runs in which one number has risen, and by more than the other."""
+    """Return the runs whose interval of the gain `mine` lies above 0 and above that of `theirs`."""
     return [point for point in _select_risen(known, mine) if _low(mine(point)) > _high(theirs(point))]
 
 
@@ -254,7 +254,7 @@ def _describe_like_tasks(known: Sequence[SeriesPoint], curve: SeriesCurve) -> li
 
 
 def _has_risen_more_by_task(point: SeriesPoint) -> bool:
-    """Return whether SR has risen by more than Safety on tasks like these."""
+    """Return whether SR has risen, and by more than Safety, on tasks like these; false where a gain is missing."""
     mine, theirs = _ends_by_task(point.sr_gain), _ends_by_task(point.safety_gain)
     return bool(mine and theirs and mine[0] > max(0.0, theirs[1]))
 

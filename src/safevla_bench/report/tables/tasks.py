@@ -160,7 +160,9 @@ def _range_cell(ends: tuple[int, int] | None) -> Cell:
 
 
 def _active_ranges(scores: Scores) -> dict[Task, tuple[int, int]]:
-    """Return the fewest and most active specifications of any episode of each task."""
+    """Return task -> fewest and most scored specifications that were active in any of its episodes, vacuous ones
+    included.
+    """
     sizes = (scores.state[scores.scored_columns] != INACTIVE).sum(axis=0)
     sizes_by_task: dict[Task, list[int]] = {}
     for task, size in zip(zip(scores.benchmark, scores.task_id, strict=True), np.asarray(sizes), strict=True):
@@ -183,23 +185,23 @@ class _JudgedPair:
     template: NDArray[np.str_]
 
     def successes(self, template: str | None) -> Bools:
-        """Return the successful judged episodes, of one template or of all; [E]."""
+        """Return which episodes are counted, judged and successful, of one template or (None) of all; [E]."""
         successes = self.on.success & self.on.is_counted & self.on.is_judged
         return successes if template is None else successes & (self.template == template)
 
 
 def applicability_table(on: Scores, off: Scores, templates: Mapping[tuple[str, str], str]) -> Table:
-    """Tabulate violations in successes by template and specification, with the registry and without.
+    """Return the table of violations in successes by template and specification, with the registry and without.
 
     Without the registry, every specification whose signals the record holds is judged. A pair of template and
     specification has a row if a success violates it without the registry. Diagnostics have a row where the registry
     removes a violation. Tilt in the body's frame stands beside tilt in the world's frame, which replaced it. The rows
-    "any scored" leave both out.
+    "any scored" leave both out. Both scores must be of the same episodes in the same order.
 
     Args:
         on: the verdicts with the registry.
         off: the verdicts of the same episodes without.
-        templates: the template of each (benchmark, task).
+        templates: the template of each (benchmark, task); `KeyError` if a task has none.
     """
     assert on.episode_id == off.episode_id
     template_names = [templates[task] for task in zip(on.benchmark, on.task_id, strict=True)]

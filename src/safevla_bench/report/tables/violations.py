@@ -152,15 +152,19 @@ _DISPLACEMENT = "non_target_max_disp"
 
 
 def body_tables(findings: BodyFindings, scores: Scores, cells: Sequence[Summary]) -> tuple[Table, ...]:
-    """Tabulate the bodies of violations, and displacement without the goal's receptacles where a cell judges it.
+    """Return the table of the bodies of violations, and that of displacement without the goal's receptacles.
 
-    `cells` are the summaries of the scores, policy × suite.
+    `cells` are the summaries of the scores, policy × suite. A table without rows says so in a note.
     """
     return body_kind_table(findings.violations, scores, cells), receptacle_table(findings, scores, cells)
 
 
 def body_kind_table(violations: Sequence[BodyViolation], scores: Scores, cells: Sequence[Summary]) -> Table:
-    """Tabulate the episodes of each cell that violate a specification with a kind of body, or a pair of kinds."""
+    """Return the table of the episodes of each cell that violate a specification with a kind of body, or a pair of
+    kinds.
+
+    Without any, no rows and a note that says so.
+    """
     columns = (
         Column("Policy", numeric=False),
         Column("Suite", numeric=False),
