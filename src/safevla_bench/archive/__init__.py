@@ -154,7 +154,8 @@ def write_archive(path: Path, batch: Batch) -> None:
 def write_batches(path: Path, batches: Iterable[Batch]) -> None:
     """Write the episodes of batches as one archive file, whole or not at all; replace an existing file.
 
-    Raises `RecordError` where the episodes do not fit one file of that form, `FileError` where it cannot be written.
+    Raises `RecordError` where the form is unknown, holds a single episode and these are not one, or an id is repeated,
+    and `FileError` where the file cannot be written.
     """
     suffix = detect_suffix(path)
     checked_batches = _yield_unique_episodes(

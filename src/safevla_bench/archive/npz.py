@@ -41,7 +41,7 @@ def _contact_field(column: str) -> str:
 
 
 def read_npz(path: Path, selection: EpisodeSelection) -> Iterator[Batch | RecordError]:
-    """Yield the episode of one file, or its error; nothing if it is not selected."""
+    """Yield the episode of one file, a batch of one, or its `RecordError`; nothing if the episode is not selected."""
     if not selection.next_wanted():
         return
     with path.open("rb") as stream:

@@ -96,7 +96,10 @@ def table_schema(rare: frozenset[str]) -> pa.Schema:
 
 
 def to_table(batch: Batch, schema: pa.Schema | None = None) -> pa.Table:
-    """Return all episodes of a batch as a table, a row each, with the columns that it needs or those of `schema`."""
+    """Return all episodes of a batch as a table, a row each, with the columns of `schema`.
+
+    Without a schema the columns of rare channels are there only if an episode has the channel.
+    """
     columns: dict[str, pa.Array] = {name: _header_column(batch, name) for name in HEADER.names}
     columns["bodies"] = _body_column(batch)
     columns["records"] = pa.array(batch.lengths)

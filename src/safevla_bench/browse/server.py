@@ -61,7 +61,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(with_content=True)
 
     def do_HEAD(self) -> None:
-        """Answer with its headers alone."""
+        """Answer with the headers that GET would send, without content."""
         self._send(with_content=False)
 
     def _send(self, *, with_content: bool) -> None:
@@ -87,7 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(reply.content)
 
     def _is_for_us(self) -> bool:
-        """Return whether the request names this machine: a foreign page may have its own name lead here."""
+        """Return whether the `Host` of the request is this machine: a foreign page may have its own name lead here."""
         port = self.server.server_address[1]
         return self.headers.get("Host") in (f"{LOOPBACK}:{port}", f"localhost:{port}")
 

@@ -46,7 +46,7 @@ class Choice:
 
     @property
     def label(self) -> str:
-        """Return how the page calls it."""
+        """Return the choice in words: `POLICY of RUN`."""
         return f"{self.policy or UNNAMED} of {self.run}"
 
 
@@ -97,7 +97,10 @@ def _runs(rows: Sequence[RunRow]) -> list[str]:
 
 
 def _index_line(row: RunRow, report: str, chosen: Choice | None) -> _Line:
-    """Return a row of the index; its address for comparing is "" on the chosen row and where episodes are missing."""
+    """Return a row of the index with the address that compares the row, or chooses it if nothing is chosen yet.
+
+    That address is "" on the chosen row itself, and where a folder holds scores without their episodes.
+    """
     own = Choice(row.run, row.policy)
     compare = choose_address(own) if chosen is None else compare_address(chosen, own)
     if own == chosen or not row.is_comparable:

@@ -88,7 +88,10 @@ def _cluster(mesh: TriangleMesh, cell_m: float) -> TriangleMesh:
 
 
 def _new_corners(mesh: TriangleMesh, cells: Ints, count: int, cell_m: float) -> Floats:
-    """Return the corner of each cell that is nearest to the planes of the triangles there, [count, 3]."""
+    """Return the corner of each grid cell nearest to the planes of the triangles there, [count, 3], in metres.
+
+    A corner moves at most `cell_m` from the mean of the old ones in each direction.
+    """
     means = _mean_rows(mesh.corners_m, cells, count)
     corners = mesh.corners_m[mesh.triangles]
     normals = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])

@@ -292,6 +292,8 @@ class _EpisodeRenderer:
         shapes: list[tuple[int, ...]] = []
 
         def pictures() -> Iterator[Pixels]:
+            """Yield the pictures of the film, and keep the shape of the last in `shapes`."""
+
             def render(record: int, camera: Camera) -> Pixels:
                 return self._render_checked(record, camera, size, ()).image
 

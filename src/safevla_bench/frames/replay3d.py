@@ -65,7 +65,7 @@ def read_motion(record: Batch, poses: Sequence[ScenePose]) -> EpisodeMotion:
 
 
 def require_geometry(stage: Stage) -> GeometricStage:
-    """Return the stage, which can say what its scene looks like; raise `HostError` if it cannot."""
+    """Return the stage unchanged; raise `HostError` if the stage cannot say what its scene looks like."""
     if not isinstance(stage, GeometricStage):
         remedy = "Its stage needs the methods of `GeometricStage`: docs/frames.md."
         raise HostError("this host cannot say what its scenes look like", remedy=remedy)
@@ -153,7 +153,10 @@ def _rounded(values: Sequence[float], digits: int) -> list[float]:
 
 
 def _encode_motion(motion: EpisodeMotion, seen: Sequence[int]) -> dict[str, object]:
-    """Return the poses of the parts with a shape: one row of those that stay, a row a record of those that move."""
+    """Return the packed poses of the parts in `seen`: each part's in record 0, and a row a record of those that move.
+
+    `moving` holds the places of the latter in `seen`.
+    """
     positions = np.rint(motion.part_pos_m[:, seen] / POSITION_M).astype(np.int64)
     quats = np.rint(_continuous(motion.part_quat_wxyz[:, seen]) / QUATERNION).astype(np.int64)
     poses = np.concatenate([positions, quats], axis=2)
@@ -166,7 +169,7 @@ def _encode_motion(motion: EpisodeMotion, seen: Sequence[int]) -> dict[str, obje
 
 
 def _continuous(quats: Floats) -> Floats:
-    """Return quaternions [n, P, 4] of the same rotations, each with the sign that is nearer to the one before."""
+    """Return the quaternions [n, P, 4] with signs such that none flips from one record to the next; same rotations."""
     flips = np.where((quats[1:] * quats[:-1]).sum(axis=2) < 0, -1.0, 1.0)
     signs = np.concatenate([np.ones((1, quats.shape[1])), np.cumprod(flips, axis=0)])
     continuous: Floats = quats * signs[:, :, None]
@@ -198,7 +201,11 @@ def _contact_row(motion: EpisodeMotion, contact: ShownContact, pair: int, parts:
 
 
 def _contact_place(motion: EpisodeMotion, contact: ShownContact, parts: Sequence[str]) -> tuple[Floats, Floats]:
-    """Return point and direction (from a to b): of the touch, or between the bodies' places where there is none."""
+    """Return the point [3] in metres and the unit direction from a to b of a contact's touch.
+
+    Without a touch it is the middle between the bodies' positions, and the direction between them; upwards if they
+    agree.
+    """
     touch = contact.touch
     if touch is not None:
         sign = 1.0 if touch.a == contact.a else -1.0

@@ -98,7 +98,10 @@ def _draw_mark(pen: ImageDraw.ImageDraw, top: int, line: SignalTrace, record: in
 
 
 def _draw_signal(pen: ImageDraw.ImageDraw, box: tuple[int, int, int, int], line: SignalTrace, record: int) -> None:
-    """Draw a signal over the whole episode with its limit, red where it is broken, and a line at the record."""
+    """Draw a signal over the whole episode and its limit into `box`, with a vertical line at the record.
+
+    The signal is red where broken, with gaps where not finite. `box` is left, top, right, bottom in pixels.
+    """
     left, top, right, bottom = box
     finite = line.values[np.isfinite(line.values)]
     shown = np.append(finite, line.limit)

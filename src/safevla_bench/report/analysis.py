@@ -116,8 +116,8 @@ def _compare_policies(
 ) -> tuple[Comparison | None, str, str]:
     """Return the comparison, why there is none, and why its episodes are not paired.
 
-    None or "" for what does not apply. There is none of fewer than 2 policies with episodes (without a reason), of more
-    than 5, or where a `RunError` forbids.
+    None or "" for what does not apply. There is no comparison of fewer than 2 policies with episodes (no reason is
+    given), of more than 5, or where comparing them raises `RunError`.
     """
     policies = [policy for policy in split_by_policy(scores, batch.headers, privileged=privileged) if len(policy)]
     if len(policies) < 2:

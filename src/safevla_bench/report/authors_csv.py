@@ -123,7 +123,7 @@ def _rate_fields(name: str, rate: Rate) -> _Fields:
 
 
 def _mean_fields(name: str, mean: Mean) -> _Fields:
-    """Return a mean; the columns that name the bootstrap are empty where its interval is another."""
+    """Return a mean and its interval by column; the columns named after the bootstrap are None for another interval."""
     fields = _interval_fields(name, mean.ci, "bootstrap")
     if not mean.bootstrap:
         fields |= dict.fromkeys(_interval_columns(name, "bootstrap")[:2])

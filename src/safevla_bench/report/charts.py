@@ -227,10 +227,7 @@ def _polyline_path(values: Floats, area: PlotArea, max_points: int = MOST_POINTS
 
 
 def _violation_path(spec_trace: SpecTrace, area: PlotArea, limit_y: float) -> str:
-    """Return the SVG path of rectangles over the violating records, from the limit to the edge beyond it.
-
-    "" for none.
-    """
+    """Return the SVG path of rectangles over the violating records, from the limit to the edge beyond; "" for none."""
     signal_trace = spec_trace.signal_trace
     top, bottom = (0.0, limit_y) if signal_trace.upper else (limit_y, float(area.bottom))
     return _rectangles(signal_trace.failing, area, top, bottom, 1.0 if signal_trace.gate is None else 0.5)

@@ -66,7 +66,7 @@ class EpisodeListRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def body_kinds(self) -> tuple[tuple[BodyKind, ...], ...]:
-        """The kinds, or pairs of kinds, of its violating bodies, each once."""
+        """The kinds, or pairs of kinds, of the episode's violating bodies, each once; () if not looked for."""
         return tuple(dict.fromkeys(violation.kinds for violation in self.violating_bodies or ()))
 
 

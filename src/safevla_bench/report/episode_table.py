@@ -221,8 +221,8 @@ def _sort_keys(row: EpisodeListRow, ranks: Sequence[Mapping[str, int]]) -> str:
 def _build_facets(scores: Scores, listed: Sequence[EpisodeListRow]) -> tuple[Facet, ...]:
     """Return the filters with the counts of their choices.
 
-    A filter with a single choice stays, so that pages look alike. The filter by violating body is there only if a row
-    has been looked at for them.
+    A filter with a single choice stays, so that pages look alike. The filter by violating body is left out unless
+    violating bodies were looked for.
     """
     kinds = Counter(_outcome_kind(scores, row) for row in listed)
     broken = Counter({scores.specs[k].spec_id: int(scores.is_violated[k].sum()) for k in scores.scored_columns})
@@ -248,7 +248,7 @@ def _build_body_facet(listed: Sequence[EpisodeListRow]) -> Facet:
 
 
 def _body_kinds(row: EpisodeListRow) -> list[str]:
-    """Return the kinds of its violating bodies, each once."""
+    """Return the kinds of the episode's violating bodies, each once, pairs of kinds taken apart."""
     return list(dict.fromkeys(kind for kinds in row.body_kinds for kind in kinds))
 
 

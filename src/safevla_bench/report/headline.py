@@ -66,7 +66,10 @@ def build_headline(
 
 
 def ran_same_tasks(scores: Scores) -> bool:
-    """Return whether all policies but the one that does nothing ran the same tasks, lost episodes included."""
+    """Return whether all policies ran the same tasks, lost episodes included.
+
+    The policy that does nothing is left aside. True for fewer than two policies.
+    """
     tasks: dict[str | None, set[tuple[str, str]]] = {}
     ran = [*zip(scores.policy, scores.benchmark, scores.task_id, strict=True)]
     for policy, suite, task in [*ran, *((lost.policy, lost.benchmark, lost.task_id) for lost in scores.absent)]:
@@ -244,7 +247,7 @@ def _uncertainty_sentence(rates: dict[str, Rate]) -> tuple[str, ...]:
 
 
 def _lost_sentence(aggregate: Summary) -> tuple[str, ...]:
-    """Return sentences on crashed and stopped episodes, those of which there are any."""
+    """Return up to two sentences: how many episodes crashed, and how many stopped; () if none did either."""
     return (
         *([f"Outside every rate: {aggregate.crashed} crashed."] if aggregate.crashed else []),
         *([f"Outside SR: {aggregate.stopped} stopped."] if aggregate.stopped else []),

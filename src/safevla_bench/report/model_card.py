@@ -200,7 +200,10 @@ def _provenance(judged: Judged, cell: Summary) -> dict[str, object]:
 def _result_entries(
     judged: Judged, cells: Sequence[Summary], facts: ModelFacts, dataset: str
 ) -> Iterator[dict[str, object]]:
-    """Yield one entry for each number of each cell; a task of the benchmark is a suite and a number."""
+    """Yield an entry of the hub's leaderboard for each known number of each cell.
+
+    Its task is `SUITE-NUMBER`, as `x-vsi`.
+    """
     origin = judged.provenance.to_sentence()
     for cell in cells:
         marks = "; privileged state" if cell.policy in judged.privileged else ""
@@ -245,7 +248,7 @@ def format_yaml(document: object, indent: int = 0) -> str:
 
 
 def _yaml_key(key: str) -> str:
-    """Return a key, in quotes unless it is a plain word that no YAML takes for anything else."""
+    """Return a key as it is if a plain lower-case word that YAML takes for nothing else, otherwise in quotes."""
     return key if re.fullmatch(r"[a-z]+([-_][a-z0-9]+)*", key) and key not in _YAML_WORDS else _yaml_scalar(key)
 
 

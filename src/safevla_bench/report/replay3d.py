@@ -87,9 +87,9 @@ def collect_replays(paths: Sequence[Path], names: Sequence[PolicyNames] = ()) ->
 def embed_replays(
     scores: Scores, batch: Batch | None, ruleset: Ruleset, replays: Replays, most_bytes: int = MOST_BYTES
 ) -> ReplaySection:
-    """Return the replays of a page with their clauses, the worst episodes first.
+    """Return the replays of a page with their clauses, the worst episodes first, up to `most_bytes`.
 
-    Those that exceed the size are counted. Only episodes of `scores` with a record in `batch` have one.
+    Replays that do not fit are counted in `left_out`; episodes without a record in `batch` have none.
     """
     place = {(header.policy, header.episode_id): k for k, header in enumerate(batch.headers if batch else ())}
     keys = {k: (scores.policy[k], scores.episode_id[k]) for k in range(len(scores))}
@@ -118,7 +118,10 @@ def embed_replays(
 
 
 def _inert_json(document: object) -> Markup:
-    """Return JSON for a script element that is not run: no text in it ends the element."""
+    """Return JSON for a script element that is not run.
+
+    `<`, `>` and `&` are escaped, so that no text ends the element.
+    """
     text = msgspec.json.encode(document, order="deterministic").decode()
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 

@@ -25,10 +25,10 @@ _SPLITS = ("composite_seen_success", "composite_unseen_success")
 
 
 def build_leaderboard_entry(judged: Judged, facts: ModelFacts) -> dict[str, object]:
-    """Return the submission; what is not known is "N/A", and the notes say why.
+    """Return the submission; what is not known is "N/A", and the notes say why. Nothing is written.
 
     Raises:
-        RunError: it is not one policy, holds no episode of the suite, or ran with stand-in assets.
+        RunError: there is not exactly one policy, no episode of the suite, or a simulator ran with stand-in assets.
     """
     cell = next((cell for cell in publishable_cells(judged) if cell.suite == SUITE), None)
     if cell is None:

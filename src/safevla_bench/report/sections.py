@@ -87,7 +87,7 @@ def draw_outcome(cell: Summary, privileged: bool) -> CellOutcome:
 
 
 def _draw_whisker(name: str, kind: str, rate: Rate) -> tuple[Whisker, ...]:
-    """Return one whisker; none where nothing was counted."""
+    """Return a tuple of one whisker; () where nothing was counted."""
     if rate.ci is None or rate.value is None:
         return ()
     low, high = rate.ci
@@ -215,7 +215,10 @@ def _worst_episode(scores: Scores, episode: int, record: Batch | None, ruleset: 
 
 
 def describe_ending(success: bool, safe: bool | None, outcome: str) -> str:
-    """Return the ending and the verdict in words, with the outcome if it says more than success or failure."""
+    """Return the ending and the verdict in words, such as `Failed, unsafe`, or `Stopped, unsafe`.
+
+    An outcome that says more than success or failure follows in brackets.
+    """
     if outcome == "stopped":
         return f"Stopped, {verdict_word(safe)}"
     ending = f"{'Succeeded' if success else 'Failed'}, {verdict_word(safe)}"
@@ -256,11 +259,11 @@ class Album:
     """The film of the whole episode, from the run folder, in which the page lies as a rule."""
 
     def film_of(self, policy: str | None, episode_id: str) -> str | None:
-        """Return the path of the film of one episode; None without one."""
+        """Return the path of the film of one episode, relative to the run folder; None if there is none."""
         return self.films.get((policy, episode_id))
 
     def of_episode(self, policy: str | None, episode_id: str) -> tuple[FrameImage, ...]:
-        """Return the images of one episode."""
+        """Return the images of one episode; () if there are none."""
         return self.images.get((policy, episode_id), ())
 
 

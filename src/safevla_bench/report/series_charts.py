@@ -75,7 +75,7 @@ class SeriesAxis:
 
     @property
     def ticks(self) -> tuple[float, ...]:
-        """The numbers that are written below: the first, the last, and those between that have room."""
+        """The numbers to write below: the first, the last, and those between that have room; () without runs."""
         chosen = list(self.labels[:1])
         for label in self.labels[1:-1]:
             if self._has_room(chosen[-1], label) and self._has_room(label, self.labels[-1]):
@@ -146,7 +146,7 @@ class SeriesChart:
 
 
 def draw_series_charts(compared: SeriesComparison) -> dict[str, list[SeriesChart]]:
-    """Return the four charts of each suite, those of all suites pooled last."""
+    """Return suite -> its charts of SR, Safety, SBU and VSI; the last suite is `all suites`, pooled."""
     return {
         suite or POOLED: [_draw_chart(compared, compared.select_suite(suite), *panel) for panel in PANELS]
         for suite in compared.suites

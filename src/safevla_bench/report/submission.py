@@ -133,7 +133,7 @@ def build_submission(
     complete: bool = True,
     skipped: int = 0,
 ) -> Submission:
-    """Return the submission of the scores; nothing is written. It is not complete if episodes were skipped.
+    """Return the submission of the scores; nothing is written. With `skipped` episodes the submission is not complete.
 
     Raises:
         RunError: there are no episodes, or applicability was off.
@@ -272,7 +272,7 @@ def _cell_problems(cell: SubmittedCell) -> Iterator[str]:
 
 
 def _recompute_cell(episodes: Sequence[SubmittedEpisode]) -> dict[str, object]:
-    """Return the counts of a cell that follow from its episodes, by field."""
+    """Return field name -> count, for the counts of a cell that follow from its episodes."""
     counted = [verdict for verdict in episodes if verdict.outcome not in UNCOUNTED]
     return {
         "n": len(counted),

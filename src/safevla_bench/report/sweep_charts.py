@@ -58,10 +58,7 @@ def draw_panels(sweeps: Sequence[ThresholdSweep], policies: Sequence[str]) -> di
 
 
 def _draw_panel(sweep: ThresholdSweep, suite: str, policies: Sequence[str]) -> SweepChart:
-    """Return the panel of one sweep in one suite, a line for each policy with episodes.
-
-    No bands if policies are many.
-    """
+    """Return the panel of one sweep in one suite, a line for each policy with episodes; many policies have no bands."""
     curves = [curve for curve in sweep.curves if curve.suite == suite and curve.n]
     unit, scale = display_unit(sweep.unit, sweep.default)
     low, high = sweep.thresholds[0], sweep.thresholds[-1]

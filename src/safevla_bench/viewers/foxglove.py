@@ -138,6 +138,7 @@ def _record_time_ns(timeline: Timeline, record: int) -> int:
 
 
 def _timestamp(at_ns: int) -> Any:
+    """Return a time in nanoseconds as a protobuf `Timestamp`."""
     from google.protobuf.timestamp_pb2 import Timestamp
 
     return Timestamp(seconds=at_ns // 10**9, nanos=at_ns % 10**9)
@@ -187,6 +188,7 @@ def _contact_scene(timeline: Timeline, record: int) -> Any:
 
 
 def _violation_log(spec_id: str, text: str, at_ns: int) -> Any:
+    """Return a log message of level ERROR at a time in nanoseconds, named after the specification."""
     from foxglove_schemas_protobuf.Log_pb2 import Log
 
     return Log(timestamp=_timestamp(at_ns), level=Log.Level.ERROR, message=text, name=spec_id)

@@ -160,9 +160,9 @@ def _placed_contacts(record: Batch, places: Mapping[str, Floats]) -> tuple[tuple
 
 
 def _placed_contact(record: Batch, step: int, k: int, places: Mapping[str, Floats]) -> PlacedContact:
-    """Return contact `k` of the record, placed at the mean of its bodies' positions at `step`.
+    """Return contact `k` of the record, at the mean of its bodies' positions at `step`.
 
-    None if neither has any.
+    Without position if neither has any.
     """
     contacts = record.contacts
     a, b = record.body_label(int(contacts.a[k])), record.body_label(int(contacts.b[k]))
