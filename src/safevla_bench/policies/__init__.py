@@ -42,8 +42,8 @@ def check_policy_loads(name: str) -> None:
 def split_name(text: str) -> tuple[str | None, str]:
     """Return the name and the spec of `NAME=SPEC`; without a name None and the whole text.
 
-    >>> split_name("mine=python:my_model:Policy"), split_name("replay:runs/a=b") (('mine', 'python:my_model:Policy'),
-    (None, 'replay:runs/a=b'))
+    >>> split_name("mine=python:my_model:Policy"), split_name("replay:runs/a=b")
+    (('mine', 'python:my_model:Policy'), (None, 'replay:runs/a=b'))
 
     Raises:
         PolicyError: nothing follows the name, or `check_name` refuses it.
