@@ -30,12 +30,20 @@ def of_role(batch, role: str) -> set[str]:
     return {name for name, found in batch.body_roles(0).items() if found == role}
 
 
+def test_a_task_is_robosuite_s_own_where_robocasa_has_another_of_that_name():
+    from robocasa.environments.kitchen.atomic import kitchen_pick_place
+
+    assert tasks.find_env_class("PickPlace") not in (kitchen_pick_place.PickPlace, None)
+    env = tasks.make_env("PickPlace", Wants(), 7)
+    assert type(env).__module__ == "robosuite.environments.manipulation.pick_place"
+    env.close()
+
+
 def test_each_task_is_one_of_robosuite_s_and_has_its_horizon():
     made("Lift").close()
-    from robosuite.environments.base import REGISTERED_ENVS
 
     for task in tasks.suite_tasks("robosuite"):
-        kinds = [kind for kind in REGISTERED_ENVS[task.name].__mro__ if "__init__" in vars(kind)]
+        kinds = [kind for kind in tasks.find_env_class(task.name).__mro__ if "__init__" in vars(kind)]
         horizons = [inspect.signature(kind.__init__).parameters.get("horizon") for kind in kinds]
         assert next(horizon.default for horizon in horizons if horizon) == task.horizon
 

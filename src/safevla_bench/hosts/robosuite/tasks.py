@@ -100,12 +100,25 @@ def make_env(name: str, wants: Wants, seed: int) -> Any:
     versions()
     quieten_log()
     try:
-        import robosuite
+        import robosuite  # noqa: F401 -- importing it defines the classes of its tasks
     except ModuleNotFoundError as error:
         raise HostError(f"robosuite lacks a package: {error}", remedy=INSTALL) from error
     except Exception as error:  # MuJoCo and PyOpenGL each have their own for a MUJOCO_GL that they cannot serve
         raise graphics_error("robosuite", error) from error
-    return robosuite.make(name, **env_options("Panda", wants), seed=seed)
+    return find_env_class(name)(**env_options("Panda", wants), seed=seed)
+
+
+def find_env_class(name: str) -> Any:
+    """Return robosuite's own class of one of its tasks.
+
+    `robosuite.make` goes by the name alone, and RoboCasa defines another `PickPlace`: whoever is imported last has it.
+    """
+    from robosuite.environments.manipulation.manipulation_env import ManipulationEnv
+
+    kinds = list(ManipulationEnv.__subclasses__())
+    for kind in kinds:
+        kinds.extend(kind.__subclasses__())  # which this loop comes to as well
+    return next(kind for kind in kinds if kind.__name__ == name and kind.__module__.startswith("robosuite."))
 
 
 def read_scene(env: Any, goal: Goal) -> Scene:
