@@ -100,7 +100,7 @@ def make_env(name: str, wants: Wants, seed: int) -> Any:
     versions()
     quieten_log()
     try:
-        import robosuite  # noqa: F401 -- importing it defines the classes of its tasks
+        import robosuite  # noqa: F401 - importing it defines the classes of its tasks
     except ModuleNotFoundError as error:
         raise HostError(f"robosuite lacks a package: {error}", remedy=INSTALL) from error
     except Exception as error:  # MuJoCo and PyOpenGL each have their own for a MUJOCO_GL that they cannot serve
