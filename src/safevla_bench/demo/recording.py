@@ -55,6 +55,9 @@ def _drop_sim_state(batch: Batch) -> Batch:
 
 
 def record_archive(path: Path, episode_ids: Sequence[str] = ()) -> None:
-    """Record all episodes, or those with these ids, and write the archive, whole or not at all."""
+    """Record all episodes, or those with these ids, and write the archive at `path`, whole or not at all.
+
+    Raises `HostError` or `RunError` as `record_episodes` does.
+    """
     planned = [episode for episode in plan_episodes() if not episode_ids or episode.episode_id in episode_ids]
     archive.write_archive(path, concatenate_batches(list(record_episodes(planned))))

@@ -64,7 +64,10 @@ def phases(reading: signals.RecordFields, held: NDArray[np.bool_]) -> NDArray[np
 def _grip_ends(
     row: NDArray[np.int64], grip: NDArray[np.bool_], starts: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the first and the last gripped row of each episode, [E]; both are its end where there is no grip."""
+    """Return the first and the last gripped row of each episode, [E].
+
+    Without a grip, both are the row after its last.
+    """
     begins, ends = starts[:-1], starts[1:]
     first = np.minimum.reduceat(np.where(grip, row, len(row)), begins)
     last = np.maximum.reduceat(np.where(grip, row, -1), begins)
@@ -72,7 +75,7 @@ def _grip_ends(
 
 
 def holding(batch: Batch, registry: Registry) -> NDArray[np.bool_]:
-    """True for episodes whose task has a held object, [E]; False for a task without an entry."""
+    """Return whether the task of each episode has a held object, [E]; False for a task without an entry."""
     tasks = [(header.benchmark, header.task_id) for header in batch.headers]
     by_task = {task: _task_has_held_object(registry, *task) for task in dict.fromkeys(tasks)}
     return np.array([by_task[task] for task in tasks], dtype=np.bool_)
@@ -204,7 +207,7 @@ def _count_per_episode(records: Bools, batch: Batch) -> Floats:
 
 
 def _violating_records(reading: signals.RecordFields, scores: Scores, library: Library) -> tuple[Bools, Bools]:
-    """Return the violating records of each scored specification, [K, N], and where they can be told, [K, E]."""
+    """Return the violating records of each scored specification, [K, N], and whether these are known, [K, E]."""
     violating = np.zeros((len(scores.scored_columns), int(reading.batch.starts[-1])), dtype=np.bool_)
     is_timed = scores.state[scores.scored_columns] == ACTIVE
     for row, k in enumerate(scores.scored_columns):

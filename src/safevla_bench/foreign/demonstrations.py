@@ -78,12 +78,15 @@ class RecordedActions:
 
     @property
     def task_label(self) -> str:
-        """Return the name of the task, as far as it is recorded."""
+        """Return the task's name as far as recorded: suite and task, else the instruction quoted, else "no task"."""
         names = (self.benchmark, self.task_id) if self.benchmark else (self.suite, self.task)
         return "/".join(part for part in names if part) or (repr(self.instruction) if self.instruction else "no task")
 
     def is_of_task(self, task: Task) -> bool:
-        """Return whether these are actions of a task; LIBERO writes `libero_spatial` for our `libero-spatial`."""
+        """Return whether these are actions of a task: by benchmark and id, else by task name, else by instruction.
+
+        LIBERO writes `libero_spatial` for our `libero-spatial`. False if none of these is recorded.
+        """
         if self.benchmark is not None:
             return (self.benchmark, self.task_id) == (task.benchmark, task.task_id)
         if self.task is not None:

@@ -137,7 +137,11 @@ def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[Recor
 
 
 def _entry_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the parameters of LIBERO's benchmark, the configured before the server's; None for another benchmark."""
+    """Return the parameters of LIBERO's benchmark; None for another benchmark.
+
+    Configured parameters come before those that the server told, and these before the harness's defaults. Raises
+    `KeyError` without `config`.
+    """
     config = metadata["config"]
     if config["benchmark"] != _LIBERO:
         return None

@@ -133,7 +133,10 @@ class PaperSpecRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def current_name(name: str) -> str:
-    """Return the name of a library for its current or older name. The use of an older name is logged."""
+    """Return a library's current name for its current or an older name, and log a warning for an older name.
+
+    A name that is not known is returned as it is.
+    """
     if name in OLDER_NAMES:
         _log.warning("library %s is an older name: read as %s", name, OLDER_NAMES[name])
     return OLDER_NAMES.get(name, name)
@@ -157,7 +160,10 @@ def _library_folder() -> Traversable:
 
 
 def read_source(path: Traversable, file: str, *, is_built_in: bool = False) -> LibrarySource:
-    """Return the content of one file. `file` is its name in errors."""
+    """Return the content of one file, TOML or else rows of the paper's JSON format; `file` is its name in errors.
+
+    Raises `SpecError` if the file cannot be read or a row is not valid.
+    """
     origin = RowOrigin(SpecError, file)
     if file.endswith(".toml"):
         return _read_toml_source(path, origin, is_built_in)
@@ -216,10 +222,12 @@ def meanings_by_class(tags: Iterable[Tag]) -> dict[str, dict[str, str]]:
 def _replace_drafts(
     drafts: Sequence[SpecDraft], changes: Iterable[Mapping[str, object]], origin: RowOrigin, *, keep_ids: bool
 ) -> Iterable[SpecDraft]:
-    """Return the drafts with the keys that each change names. A changed draft gets the change's origin.
+    """Return all drafts, in their order, with the keys that each change names replaced.
 
-    An id says which threshold judged (`max_contact_force_under_200N`). Unless `keep_ids`, another threshold therefore
-    makes another id, `max_contact_force_under_200N@100N`, which is the name wherever one is printed or written.
+    Their origin is then the change's. An id says which threshold judged (`max_contact_force_under_200N`). Unless
+    `keep_ids`, another threshold therefore makes another id, `max_contact_force_under_200N@100N`, which is the name
+    wherever one is printed or written. Raises the origin's error for a change of a specification that is not among the
+    drafts.
     """
     by_id = {str(draft.row["spec_id"]): draft for draft in drafts}
     thresholds = {spec_id: draft.row.get("threshold") for spec_id, draft in by_id.items()}
@@ -298,7 +306,10 @@ OPERATORS: Mapping[str, Comparison] = {"lt": "<", "le": "<=", "gt": ">", "ge": "
 
 
 def _current_id(spec_id: str) -> str:
-    """Return the current id of a specification. The use of an older id is logged."""
+    """Return the current id of a specification, and log a warning for an older id.
+
+    An unknown id is returned as it is.
+    """
     older = {
         str(old): str(row["spec_id"])
         for draft in read_built_in("default").drafts
@@ -319,7 +330,10 @@ def _as_list(value: object) -> list[object]:
 
 
 def _family_axis(family: str, origin: RowOrigin) -> str:
-    """Return the axis of a family (paper Table 16). The paper's rows name none."""
+    """Return the axis of a family (paper Table 16), which the paper's rows leave out.
+
+    Raises the origin's error for a family of which the default library has no specification.
+    """
     axes = {str(draft.row["canonical_family"]): str(draft.row["axis"]) for draft in read_built_in("default").drafts}
     if family not in axes:
         remedy = f'add "axis": scene_interaction, object_handling or execution; known families: {", ".join(axes)}'
@@ -373,7 +387,10 @@ def _paper_spec_row(library: Library, spec: Spec) -> dict[str, object]:
 
 
 def find_stated_predicate(written: Formula, threshold: float) -> StatedPredicate | None:
-    """Return signal and operator of the only comparison with `threshold`, None where a row cannot state it so."""
+    """Return signal and operator of the only comparison with `threshold`; None if there is none or more than one.
+
+    None too where filling in the number and restoring the placeholder would not give the same formula back.
+    """
     found = {
         (node.left.name, node.operator)
         for node in walk_nodes(written)

@@ -182,7 +182,7 @@ def _set_limits(base: Library, source: LibrarySource) -> Library:
 
 
 def _parse_draft(draft: SpecDraft) -> Iterator[ParsedSpec]:
-    """Yield the specification of a draft, then its alternates."""
+    """Yield the specification of a draft, then its alternates; raises the row's error for a row of another form."""
     row = convert_row(draft.row, SpecRow, draft.origin)
     yield ParsedSpec(row, draft.origin, draft.alternate_of, draft.stated_predicate)
     for written in row.alternates:
@@ -291,7 +291,10 @@ def _read_threshold(entry: ParsedSpec, formula: stl.Formula) -> tuple[stl.Formul
 
 
 def _restore_stated(stated: StatedPredicate, threshold: float, formula: stl.Formula, origin: RowOrigin) -> stl.Formula:
-    """Return the formula with `threshold` in the predicate that a JSON row names by signal, operator and threshold."""
+    """Return the formula with `threshold` in the predicate that a JSON row names by signal, operator and threshold.
+
+    Raises the row's error if the signal is unknown or the formula holds no such predicate.
+    """
     signal, operator = stated
     if signal not in SIGNALS:
         remedy = suggest_names(signal, SIGNALS, "known signals")

@@ -100,7 +100,10 @@ class Library:
         return tuple(spec for spec in self.specs if spec.tier == tier)
 
     def canonical_id(self, spec_id: str) -> str:
-        """Return the current id for a current or older id, or for one that a `[[replace]]` gave another threshold."""
+        """Return the current id for a current or older id, or for an id that a `[[replace]]` gave another threshold.
+
+        Raises `SpecError` with close ids if the library has no such specification.
+        """
         current_id = self.legacy.get(spec_id, spec_id)
         rethresholded = [name for name in self._by_id if name.startswith(f"{current_id}@")]
         if current_id not in self._by_id and len(rethresholded) == 1:

@@ -122,7 +122,7 @@ def _list_needed_keys(kind: type[msgspec.Struct]) -> str:
 
 
 def _suggest_value(kind: type[msgspec.Struct], field: str | None, problem: str) -> str:
-    """Return a remedy for a key that lacks or has a wrong value: what is needed there."""
+    """Return a remedy for a key that is missing or has a wrong value, made from msgspec's message `problem`."""
     if "missing required field" in problem:
         return f"a row holds {_list_needed_keys(kind)}, and perhaps more"
     if problem.startswith("Invalid enum value"):
@@ -146,7 +146,7 @@ def _literal_choices(annotation: object) -> list[object]:
 
 
 def suggest_names(given: str, known: Iterable[str], label: str) -> str:
-    """Return a remedy that lists the known names, with the closest one first."""
+    """Return a remedy that lists the known names after `label`, led by the one closest to `given` if one is close."""
     names = list(known)
     close = get_close_matches(given, names, n=1)
     guess = f"did you mean {close[0]!r}? " if close else ""

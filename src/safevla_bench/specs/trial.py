@@ -28,14 +28,20 @@ _LARGEST = 10**300
 
 
 def proportional_severe(spec: Spec, threshold: float) -> float | None:
-    """Return the severe magnitude that keeps K = severe/threshold."""
+    """Return the severe magnitude that keeps K = severe/threshold.
+
+    None if the specification has no severe magnitude.
+    """
     if spec.severe is None:
         return None
     return float(Fraction(spec.severe) * Fraction(threshold) / Fraction(spec.threshold))
 
 
 def severe_magnitude(library: Library, spec: Spec, threshold: float) -> float | None:
-    """Return the severe magnitude of the alternate with this threshold, else the proportional one."""
+    """Return the severe magnitude of the alternate with this threshold, else the proportional one.
+
+    None if there is none.
+    """
     anchors = [
         alternate.severe
         for alternate in library

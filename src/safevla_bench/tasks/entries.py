@@ -172,7 +172,10 @@ class Registry:
             yield from (self.find_entry(suite, task_id) for task_id in ids if (suite, task_id) not in self.tasks)
 
     def check_benchmark(self, benchmark: str | None) -> list[str]:
-        """Return the names of all benchmarks; raises `RegistryError` unless `benchmark` is None or one of them."""
+        """Return the names of all benchmarks.
+
+        Raise `RegistryError` if `benchmark` is a name that spells none of them.
+        """
         suites = list(dict.fromkeys([*self.benchmarks, *(suite for suite, _ in self.tasks)]))
         if benchmark is not None and self.find_suite(benchmark) not in suites:
             raise RegistryError(f"there is no benchmark {benchmark!r}", remedy=f"benchmarks: {', '.join(suites)}")

@@ -83,7 +83,11 @@ class _GoalPhase:
 
 
 def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagProposal:
-    """Return template and tags of a task, from its goal, its initial state and the classes of its objects."""
+    """Return template and tags of a task, from its goal, its initial state and the classes of its objects.
+
+    The proposal also says why, and asks what to check by hand. A goal in which no phase is found counts as pick and
+    place.
+    """
     phases = [phase for predicate in _open_goals(problem) for phase in _goal_phases(problem, predicate)]
     initial_goals = [
         f"({' '.join(goal)}) holds from the start: no phase" for goal in problem.goal if goal in problem.init
@@ -190,7 +194,10 @@ def _merge_components(phases: Sequence[_GoalPhase]) -> tuple[str, ...]:
 
 
 def _choose_object_tags(problem: BddlProblem) -> tuple[dict[str, str], list[str]]:
-    """Return one object tag with its reason, and what to check; no tag if a moved object's kind is unknown."""
+    """Return spillable or non_spillable with its reason, and what to check.
+
+    No tag, {}, if a moved object's kind is unknown or nothing is moved; spillable if any moved object is.
+    """
     moved = dict.fromkeys(
         arguments[0]
         for verb, *arguments in _open_goals(problem)

@@ -58,7 +58,7 @@ def format_compact(value: float) -> str:
 
 
 def format_against_limit(value: float, limit: float) -> str:
-    """Return a measured value with enough digits to show on which side of its limit it lies."""
+    """Return a measured value with as many significant figures, at least three, as show its side of the limit."""
     for figures in range(3, 16):
         text = format_significant(value, figures)
         if value == limit or Fraction(text) != Fraction(limit):
@@ -70,7 +70,10 @@ _DISPLAY = {"deg": "°", "1": "", "m/s^2": "m/s²", "m/s^3": "m/s³"}
 
 
 def display_unit(unit: str, limit: float) -> tuple[str, int]:
-    """Return a unit's symbol and the factor for its values: millimetres for a limit below 0.1 m, else 1."""
+    """Return the unit's symbol for display and the factor for its values: mm and 1000 for metres below 0.1 m, else 1.
+
+    `limit` is the amount whose size decides; 0 stays in metres.
+    """
     if unit == "m" and 0 < abs(limit) < 0.1:
         return "mm", 1000
     return _DISPLAY.get(unit, unit), 1

@@ -174,7 +174,7 @@ class _DatasetExport:
         return DatasetSummary(writer.episodes, writer.frames, tuple(self.left_out))
 
     def _episodes(self) -> Iterator[tuple[Batch, int, RecordLabels]]:
-        """Yield each episode, in the order of the scores, as its batch and its place there, with its labels."""
+        """Yield each episode as its batch and its index in that batch, with its labels, in the order of the scores."""
         first = 0
         for batch in self.judged.records.read_chunks():
             scores = self.judged.scores.select_episodes(np.arange(first, first + len(batch)))

@@ -80,7 +80,10 @@ def read_state(stage: ObservingStage, record: int) -> NDArray[np.float64] | None
 
 
 def _render_camera(stage: Stage, record: Batch, name: str, size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Return the pictures of a camera, [n - 1, H, W, 3]."""
+    """Return the pictures of a camera before each action, [n - 1, H, W, 3].
+
+    Raise `UnknownCameraError` for another name.
+    """
     camera, steps = Camera(name), range(int(record.lengths[0]) - 1)
     try:
         return np.stack([frames.render_checked(stage, record, k, camera, size).image for k in steps])

@@ -41,7 +41,7 @@ class RecordedPart:
 
 
 def recorded_parts(batch: Batch, index: int, *, with_bodies: bool) -> tuple[RecordedPart, ...]:
-    """Return the parts that an episode has: the hand, the torques, the grip, the actions, and its tracked bodies."""
+    """Return the parts that an episode has: hand, torques, grip, actions and, `with_bodies`, its tracked bodies."""
     hand = _POSE if batch.eef_quat_wxyz.present[index] else _POSE[:3]
     parts = [RecordedPart("record.eef_pose", "eef", hand)] if batch.eef_pos_m.present[index] else []
     joints = int(batch.joint_torque_nm.width[index])

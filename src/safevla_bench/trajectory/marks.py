@@ -51,7 +51,7 @@ def mark_absolute(extra: Mapping[str, object]) -> dict[str, object]:
 
 
 def replay_fields(batch: Batch) -> tuple[Mapping[str, object], ...]:
-    """Return what each record says of the recording that it replays; empty for an episode that is no replay. [E]."""
+    """Return what each record says of the recording that it replays, [E]; {} for an episode that is no replay."""
     headers = (extra.get("header") for extra in batch.extra)
     replays = (header.get("replay") if isinstance(header, Mapping) else None for header in headers)
     return tuple(replay if isinstance(replay, Mapping) else {} for replay in replays)

@@ -24,7 +24,10 @@ def validate(batch: Batch) -> None:
 
 
 def find_errors(batch: Batch) -> Iterator[RecordError]:
-    """Yield an error for every rule that the batch breaks, at the first place of each."""
+    """Yield an error for every rule that the batch breaks, mostly at the first place of each.
+
+    Nothing for a valid batch.
+    """
     yield from _check_headers(batch)
     rows = [(spec, batch.channel(spec.name)) for spec in ROWS]
     poses = [(spec, batch.poses(spec.name).channel) for spec in POSES]
@@ -134,7 +137,10 @@ def _list_names(names: dict[str, str]) -> str:
 
 
 def _item_place(batch: Batch, spec: ChannelSpec, channel: Channel, item: int) -> Place:
-    """Return the episode, step and field of a flat item of a channel; of a pose, with the body's name."""
+    """Return the episode, step and field of a flat item of a channel; of a pose, with the body's name.
+
+    The step of a number per action is the record after the action.
+    """
     e = _owner_index(channel.starts, item)
     row, column = divmod(item - int(channel.starts[e]), int(channel.width[e]))
     field = spec.name if spec.is_scalar else f"{spec.name}[{column}]"
