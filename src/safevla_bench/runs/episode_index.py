@@ -138,7 +138,7 @@ class EpisodeIndex:
         return [(source.path, source.description) for source in self.sources]
 
     def has_repeated_ids(self) -> bool:
-        """Return whether a source has two episodes of a policy and id, which a scan in pieces does not notice."""
+        """Return whether a source has two episodes of one policy and id, which a scan in pieces does not notice."""
         return any(len({key for _, key in places}) < len(places) for places in self.places)
 
     def is_intact(self) -> bool:
@@ -146,14 +146,15 @@ class EpisodeIndex:
         return all(source.is_intact(names) for source, names in zip(self.sources, self._names(), strict=True))
 
     def _names(self) -> list[list[str]]:
+        """Return the episode ids of each source, in order."""
         return [[episode_id for _, (_, episode_id) in places] for places in self.places]
 
     def require_valid(self, *, skip_invalid: bool = False) -> None:
-        """Check that every episode is good, unless that is not asked for, and that none is in two sources.
+        """Raise an error if an episode is bad, unless `skip_invalid`, or if an episode is in two sources.
 
         Raises:
             CollectedError: lists every bad episode of every source.
-            RunError: an episode is in two sources.
+            RunError: an episode of the same policy and id is in two sources.
         """
         if self.problems and not skip_invalid:
             raise CollectedError(self.problems, remedy=remedy_for(self.problems))
@@ -171,7 +172,7 @@ class EpisodeIndex:
             seen.update(dict.fromkeys((name for _, name in places), source.path))
 
     def read_chunks(self) -> Iterator[Batch]:
-        """Yield all episodes, some at a time; `RunError` where a source changed since the scan."""
+        """Yield all good episodes in batches, in order; raise `RunError` where a source changed since the scan."""
         for source, places in zip(self.sources, self.places, strict=True):
             names, count = {name for _, name in places}, 0
             for batch in merge_batches(_filter_episodes(source.read(), names)):
@@ -181,14 +182,14 @@ class EpisodeIndex:
                 raise _changed_source(source.path)
 
     def read_all(self) -> Batch | None:
-        """Return all episodes at once, None where there is none."""
+        """Return all good episodes as one batch; None if there are none."""
         batches = list(self.read_chunks())
         return concatenate_batches(batches) if batches else None
 
     def read_episodes(self, indices: Indices) -> Batch | None:
         """Return the episodes at these indices, in the order given; None for no indices.
 
-        Only these are decoded, unless a source has moved them since the scan: then all of it is searched.
+        Only these are decoded, unless a source has moved them since the scan: then all of that source is searched.
 
         Raises:
             RunError: a source no longer holds one of them.
@@ -203,7 +204,10 @@ class EpisodeIndex:
         return concatenate_batches([picked[self.headers[k].key] for k in chosen]) if chosen else None
 
     def read_sparsely(self, indices: Sequence[int]) -> Batch:
-        """Return all episodes in order; only these have their records, the others no more than a header."""
+        """Return all episodes in order.
+
+        Those at `indices` with their records, the others with header and length alone.
+        """
         chosen = sorted(set(indices))
         full = self.read_episodes(chosen)
         rest = [k for k in range(len(self)) if k not in set(chosen)]
@@ -211,11 +215,14 @@ class EpisodeIndex:
         return select_episodes(batch, np.argsort([*chosen, *rest]))
 
     def append_headers(self, parts: Sequence[Batch], rest: Sequence[int]) -> Batch:
-        """Return the episodes of the parts, then the rest, which say no more than a header."""
+        """Return the episodes of the parts, then those at the indices `rest` with header and length alone."""
         return concatenate_batches([*parts, batch_of_headers([self.headers[k] for k in rest], self.lengths[rest])])
 
     def select_episodes(self, indices: Iterable[int]) -> EpisodeIndex:
-        """Return the index of these episodes, in the order of all, as if the sources held no others."""
+        """Return the index of the episodes at `indices`, in the order of all, as if the sources held no others.
+
+        Indices out of range are ignored. Problems and lost episodes stay.
+        """
         wanted, base = set(indices), 0
         places = []
         for of_source in self.places:
@@ -239,23 +246,24 @@ class Scan:
         return self._batches
 
     def index(self) -> EpisodeIndex:
-        """Return the index of all episodes; what was not read so far is read here. Bad episodes are its `problems`."""
+        """Return the index of all episodes, after reading what was not read so far; bad episodes are its `problems`."""
         for _ in self._batches:
             pass
         return EpisodeIndex.from_notes(self._sources, self._notes)
 
     def _read(self) -> Iterator[Batch]:
+        """Yield the good episodes of each source in batches, and note what they were."""
         for source, notes in zip(self._sources, self._notes, strict=True):
             yield from merge_batches(_note_batches(source, notes))
 
 
 def scan(paths: Sequence[Path]) -> EpisodeIndex:
-    """Read the sources once and return the index of their episodes; bad ones are its `problems`."""
+    """Read the sources once and return the index of their episodes; bad episodes are its `problems`."""
     return Scan(paths).index()
 
 
 def read_sources(paths: Sequence[Path]) -> tuple[Batch | None, EpisodeIndex]:
-    """Read the sources once and return all their valid episodes, None where there is none, with the index."""
+    """Read the sources once and return their valid episodes as one batch, None if there are none, with the index."""
     reading = Scan(paths)
     batches = list(reading)
     return concatenate_batches(batches) if batches else None, reading.index()
@@ -273,6 +281,7 @@ class KeepingPass:
         return self._batches
 
     def _read(self) -> Iterator[Batch]:
+        """Yield all episodes in batches, and keep the wanted ones."""
         first = 0
         for batch in self._index.read_chunks():
             chosen = [k for k in range(len(batch)) if first + k in self._wanted]
@@ -282,7 +291,7 @@ class KeepingPass:
             first += len(batch)
 
     def batch(self) -> Batch:
-        """Return the episodes that were kept, then all others, which say no more than a header.
+        """Return the wanted episodes with their records, then all others with header and length alone.
 
         What was not read so far is read here.
         """
@@ -293,7 +302,7 @@ class KeepingPass:
 
 
 def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """Yield the same episodes in batches of a good size."""
+    """Yield the same episodes in larger batches, of at least `CHUNK_RECORDS` records but for the last."""
     gathered: list[Batch] = []
     for batch in batches:
         gathered.append(batch)
@@ -305,6 +314,7 @@ def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
 
 
 def _note_batches(source: RecordSource, notes: list[BatchNotes | RecordError]) -> Iterator[Batch]:
+    """Yield the good batches of a source, and append the notes of each, and each error, to `notes`."""
     for batch in source.scan():
         if isinstance(batch, RecordError):
             notes.append(batch)
@@ -314,7 +324,7 @@ def _note_batches(source: RecordSource, notes: list[BatchNotes | RecordError]) -
 
 
 def _episode_places(notes: Sequence[BatchNotes | RecordError]) -> Iterator[tuple[int, EpisodeKey]]:
-    """Yield the good episodes of a source, each with its place; bad ones take places too."""
+    """Yield (place, key) of each good episode of a source; bad episodes take places too."""
     place = 0
     for note in notes:
         if isinstance(note, RecordError):
@@ -325,11 +335,13 @@ def _episode_places(notes: Sequence[BatchNotes | RecordError]) -> Iterator[tuple
 
 
 def _lost_episodes(source: RecordSource, notes: Sequence[BatchNotes | RecordError]) -> list[AbsentEpisode]:
+    """Return the expected episodes of a source that its damage names."""
     names = {note.place.episode for note in notes if isinstance(note, DamageError)}
     return [absent for absent in source.expected or () if absent.episode_id in names]
 
 
 def _filter_episodes(batches: Iterable[Batch | RecordError], names: set[EpisodeKey]) -> Iterator[Batch]:
+    """Yield the episodes with these keys; errors and batches without any of them are left out."""
     for batch in batches:
         if isinstance(batch, RecordError):
             continue
@@ -341,7 +353,10 @@ def _filter_episodes(batches: Iterable[Batch | RecordError], names: set[EpisodeK
 
 
 def _read_wanted(source: RecordSource, wanted: Sequence[tuple[int, EpisodeKey]]) -> dict[EpisodeKey, Batch]:
-    """Return the wanted episodes by their key: looked for at their places, and then wherever they are by now."""
+    """Return the wanted episodes by their key: looked for at their places, and then wherever they are by now.
+
+    Raises `RunError` where the source no longer holds all of them.
+    """
     names = {name for _, name in wanted}
     for places in ([place for place, _ in wanted], None):
         episodes = {

@@ -93,7 +93,7 @@ _EPISODES_SCHEMA = pa.schema(
 
 
 def archive_parts(folder: Path) -> list[Path]:
-    """Return the archive files of a complete run folder, in order."""
+    """Return the archive files of a complete run folder, sorted by name; [] where there are none."""
     return sorted((folder / ARCHIVE).glob("part-*"))
 
 
@@ -130,7 +130,7 @@ def read_description(folder: Path) -> dict[str, object]:
 
 
 def write_episodes(folder: Path, rows: Sequence[EpisodeRow]) -> None:
-    """Write the table of all planned episodes."""
+    """Write the table of all planned episodes, replacing one that exists."""
     table = pa.Table.from_pylist([msgspec.to_builtins(row) for row in rows], schema=_EPISODES_SCHEMA)
     write_atomically(folder / EPISODES, encode_parquet(table))
 
@@ -168,7 +168,10 @@ def read_greetings(folder: Path) -> list[PolicyGreeting]:
 
 
 def _read_volatile(folder: Path, name: str, kind: type[T]) -> T | None:
-    """Return a value that run.json has under `volatile`, None where it is missing."""
+    """Return a value that run.json has under `volatile`; None where it is missing.
+
+    Raises `RunError` where the value is not of this type.
+    """
     volatile = read_description(folder).get("volatile")
     value = volatile.get(name) if isinstance(volatile, dict) else None
     try:
@@ -179,7 +182,10 @@ def _read_volatile(folder: Path, name: str, kind: type[T]) -> T | None:
 
 
 def greetings_by_episode(folder: Path) -> dict[str, Mapping[str, object]]:
-    """Return the statements of a complete run's policies about themselves, by the episode's id."""
+    """Return episode id -> statement of its policy or server about itself, of a complete run.
+
+    {} where there is none.
+    """
     return {name: greeting.says for greeting in read_greetings(folder) for name in greeting.episodes}
 
 

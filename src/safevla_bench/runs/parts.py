@@ -94,12 +94,15 @@ def remove_raw(folder: Path, index: int) -> None:
 
 
 def count_raw(folder: Path) -> int:
-    """Return how many episodes of an unfinished run are done."""
+    """Return how many episodes of an unfinished run are done; 0 without a folder of raw episodes."""
     return len(_row_paths(folder)) if has_raw(folder) else 0
 
 
 def count_progress(folder: Path) -> tuple[int, int]:
-    """Return how many episodes of a run folder are done, and how many are planned."""
+    """Return (episodes done, episodes planned) of a run folder.
+
+    (0, 0) where run.json does not say how many are planned.
+    """
     description = read_description(folder)
     planned = description.get("planned")
     done = planned if description.get("complete") else count_raw(folder)
@@ -146,7 +149,7 @@ def episode_rows(folder: Path) -> list[EpisodeRow]:
 
 
 def read_record(folder: Path, index: int) -> Batch:
-    """Return the record of an episode that has one; `RecordError` where it is missing or damaged."""
+    """Return the raw record of the episode at this place in the plan; `RecordError` where it is missing or damaged."""
     path = record_path(folder, index)
     try:
         return npz.decode_npz(path.read_bytes())
@@ -159,8 +162,9 @@ def read_record(folder: Path, index: int) -> Batch:
 def read_unfinished(
     folder: Path, episodes: Mapping[int, RawEpisode], wanted: Collection[int] | None = None
 ) -> Iterator[Batch | RecordError]:
-    """Yield the records of an unfinished run as it was when its episodes were listed, or the error in a record's place.
+    """Yield the records of an unfinished run as it was when its episodes were listed.
 
+    In place of a bad record, its error.
     Records that are gone because the run was completed meanwhile are read from its archive.
 
     Args:
@@ -211,11 +215,16 @@ def require_records(folder: Path, episodes: Mapping[int, RawEpisode]) -> None:
 
 
 def _row_paths(folder: Path) -> dict[int, Path]:
+    """Return place in the plan -> path of the row of each episode that is done, in plan order.
+
+    Raises `FileNotFoundError` where there is no folder of raw episodes.
+    """
     paths = [path for path in (folder / RAW).iterdir() if path.suffix == _ROW and path.stem.isdecimal()]
     return {int(path.stem): path for path in sorted(paths, key=lambda path: int(path.stem))}
 
 
 def _read_row(path: Path) -> RawEpisode:
+    """Return the row in a file; raise `RunError` where it is damaged."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=RawEpisode)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -224,6 +233,7 @@ def _read_row(path: Path) -> RawEpisode:
 
 
 def _missing_record(path: Path) -> DamageError:
+    """Return the error of a raw record that is gone."""
     remedy = f"Remove {path.with_suffix(_ROW)} and resume: the episode is run again."
     return DamageError("the record is missing", episodes=1, remedy=remedy, place=Place(file=str(path)))
 
@@ -260,7 +270,7 @@ def read_digests(folder: Path) -> Mapping[str, str]:
 
 
 def listed_parts(folder: Path) -> list[Path]:
-    """Return the parts that exist and those that the manifest names, in order."""
+    """Return the archive's parts that exist and those that the manifest names, sorted; a bad manifest names none."""
     try:
         names = read_digests(folder)
     except RunError:
@@ -269,7 +279,10 @@ def listed_parts(folder: Path) -> list[Path]:
 
 
 def changed_parts(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the parts that are not as they were written, each with the problem; raises as `read_digests` does."""
+    """Yield (name, problem) of each part that is missing, changed or not in the manifest.
+
+    Raises as `read_digests` does.
+    """
     written, existing = read_digests(folder), {_part_name(part): part for part in archive_parts(folder)}
     for name, expected in written.items():
         if name not in existing:
@@ -319,6 +332,7 @@ def read_records(folder: Path) -> Iterator[Batch]:
 
 
 def _write_parts(folder: Path, records: Iterable[Batch], suffix: str) -> Iterator[Path]:
+    """Write the records into archive files of `EPISODES_A_PART` episodes each, and yield the path of each file."""
     (folder / ARCHIVE).mkdir(exist_ok=True)
     remaining = iter(records)
     for number, first in enumerate(remaining):

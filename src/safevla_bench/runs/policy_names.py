@@ -22,7 +22,10 @@ class NamedSource(PosixPath):
 
     @classmethod
     def parse(cls, text: str) -> Path:
-        """Return the source of `NAME=PATH`, or a path without a name; a file that exists under the text is a path."""
+        """Return the source of `NAME=PATH` with its policy's name; else the text as a path without a name.
+
+        A text that is an existing file, or whose NAME is empty or has a "/", is a path.
+        """
         name, equals, path = text.partition("=")
         if not equals or not name or not path or "/" in name or Path(text).exists():
             return Path(text)
@@ -31,7 +34,7 @@ class NamedSource(PosixPath):
         return named
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Return how it is made again in another process, with its name."""
+        """Return what pickle needs to make the source again in another process, with its name."""
         return NamedSource.parse, (f"{self.policy}={self}" if self.policy else str(self),)
 
 
@@ -58,10 +61,10 @@ class PolicyIdentity:
     """Suite -> the server that was asked."""
 
     def is_same(self, other: PolicyIdentity) -> bool:
-        """Return whether nothing tells the two apart; where both are silent about a thing, it does not.
+        """Return whether nothing tells the two policies apart; what both are silent about does not.
 
-        A suite is another checkpoint's where its server states something else, or where it states nothing and its
-        address is another. Suites that only one of the two ran tell nothing.
+        A suite is another checkpoint's where its server states something else, or where either states nothing and the
+        addresses differ. Suites that only one of the two ran tell nothing.
         """
         if self.facts != other.facts:
             return False
@@ -76,14 +79,17 @@ class PolicyIdentity:
         return True
 
     def all_facts(self) -> Mapping[str, str]:
-        """Return everything that tells it from others, in the order in which a name should show it."""
+        """Return all facts by name that may tell the policy from others, in the order in which a label shows them."""
         said = {f"said on {suite}": text for suite, text in (self.statements or {}).items()}
         asked = {f"server of {suite}": url for suite, url in (self.servers or {}).items()}
         return {**(self.facts or {}), **asked, **said}
 
 
 def identify_policies(path: Path, description: Mapping[str, object]) -> list[PolicyIdentity]:
-    """Return the identity of each policy that a run.json names; `RunError` where it is nested beyond reason."""
+    """Return the identity of each policy that a run.json names; [] where it names none, as for an archive.
+
+    Raises `RunError` where the file is nested too deeply to be read.
+    """
     rows = description.get("policies")
     try:
         return _identify_rows(path, description, rows if isinstance(rows, list | tuple) else ())
@@ -93,6 +99,7 @@ def identify_policies(path: Path, description: Mapping[str, object]) -> list[Pol
 
 
 def _identify_rows(path: Path, description: Mapping[str, object], rows: Iterable[object]) -> list[PolicyIdentity]:
+    """Return the identity of each row that names a policy; other rows are left out."""
     return [
         PolicyIdentity(
             name=row["policy"],
@@ -107,6 +114,7 @@ def _identify_rows(path: Path, description: Mapping[str, object], rows: Iterable
 
 
 def _flatten(value: object, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (dotted name, text) of each value in nested mappings, keys sorted; a leading "arguments." is dropped."""
     if isinstance(value, Mapping):
         for key in sorted(value, key=str):
             yield from _flatten(value[key], f"{name}.{key}" if name else str(key))
@@ -115,6 +123,10 @@ def _flatten(value: object, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _statements(description: Mapping[str, object], policy: str) -> dict[str, str]:
+    """Return suite -> what a policy or its server said of itself in this run, several statements joined.
+
+    {} for none.
+    """
     volatile = description.get("volatile")
     said = volatile.get(GREETINGS) if isinstance(volatile, Mapping) else None
     texts: dict[str, list[str]] = {}
@@ -125,7 +137,7 @@ def _statements(description: Mapping[str, object], policy: str) -> dict[str, str
 
 
 def _servers(description: Mapping[str, object]) -> dict[str, str]:
-    """Return the server of each suite: SUITE=URL, else a URL without a suite."""
+    """Return suite -> its server in this run: from SUITE=URL, else a URL without a suite; {} where none is named."""
     volatile, suites = description.get("volatile"), description.get("suites")
     named = volatile.get("servers") if isinstance(volatile, Mapping) else None
     servers: dict[str, str] = {}
@@ -138,14 +150,14 @@ def _servers(description: Mapping[str, object]) -> dict[str, str]:
 
 
 def name_source(path: Path, recorded: Sequence[str | None]) -> PolicyNames:
-    """Return the new name of the policy of a source that the user named; none for a source without a name.
+    """Return recorded name -> the name that the user gave to a source's policy; {} for a source without a given name.
 
     Args:
         path: the source.
         recorded: the policies that it holds. `noop` keeps its name beside another, since it measures the floor.
 
     Raises:
-        RunError: it holds several.
+        RunError: the source holds several policies besides `noop`.
     """
     name = getattr(path, "policy", None)
     if name is None:
@@ -159,7 +171,7 @@ def name_source(path: Path, recorded: Sequence[str | None]) -> PolicyNames:
 
 
 def distinguish_policies(identities: Sequence[Sequence[PolicyIdentity]], paths: Sequence[Path]) -> list[PolicyNames]:
-    """Return for each source the new names of policies that share their name with another policy; mostly none.
+    """Return for each source the new names of policies that share their name with another policy; mostly {}.
 
     Args:
         identities: of the policies that each source names; none for an archive, which may hold any.
@@ -209,11 +221,15 @@ def _label_groups(name: str, groups: Sequence[Sequence[PolicyIdentity]]) -> list
 
 
 def _format_fact(key: str, facts: Mapping[str, str]) -> str:
+    """Return "KEY=VALUE", or "no KEY" where the facts lack it."""
     return f"{key}={facts[key]}" if key in facts else f"no {key}"
 
 
 def describe_names(names: Sequence[PolicyNames]) -> list[str]:
-    """Return for each name that several policies have a sentence that says so."""
+    """Return a sentence for each recorded name that several policies share here.
+
+    Names that the user gave are left out.
+    """
     shown: dict[str | None, dict[str, None]] = {}
     for of_source in names:
         for policy, name in of_source.items():

@@ -63,10 +63,11 @@ class _Shard:
 
 
 def merge_shards(folders: Sequence[Path], out: Path) -> list[EpisodeRow]:
-    """Join complete shards, given in any order, into a new run folder; returns the row of each episode, in plan order.
+    """Join complete shards, given in any order, into a new run folder; return the row of each episode, in plan order.
 
-    The folder appears whole or not at all. Raises `RunError` where a folder is no complete shard or not as its manifest
-    says, the shards are of different plans (naming what differs), one is given twice, or one is missing.
+    The folder appears whole or not at all. Raises `RunError` where `out` exists, a folder is no complete shard or not
+    as its manifest says, the shards are of different plans (naming what differs), one is given twice, or one is
+    missing.
     """
     if out.exists():
         _refuse_folder(out, "exists already", "Choose another --out, or remove it first.")
@@ -81,7 +82,7 @@ def merge_shards(folders: Sequence[Path], out: Path) -> list[EpisodeRow]:
 
 
 def _require_shard(folder: Path) -> _Shard:
-    """Read a complete shard; raises `RunError` where the folder is no run, no shard or unfinished."""
+    """Return the complete shard in a folder; raise `RunError` where the folder is no run, no shard or unfinished."""
     if not (folder / RUN).exists():
         _refuse_folder(folder, "this is not a run folder", _REMEDY)
     description = read_description(folder)
@@ -99,6 +100,7 @@ def _require_shard(folder: Path) -> _Shard:
 
 
 def _require_one_plan(shards: Sequence[_Shard]) -> None:
+    """Raise `RunError` for the first shard that is of another plan than `shards[0]`, listing what differs."""
     for shard in shards[1:]:
         differing = list(list_differences(shards[0].plan, shard.plan, ("that has", "this has")))
         if differing:
@@ -109,6 +111,7 @@ def _require_one_plan(shards: Sequence[_Shard]) -> None:
 
 
 def _require_each_once(shards: Sequence[_Shard]) -> None:
+    """Raise `RunError` unless the shards, sorted by number, are all of the plan, each once, and meet without a gap."""
     for earlier, later in pairwise(shards):
         if earlier.stretch.number == later.stretch.number:
             problem = f"shard {earlier.stretch.number} of {earlier.stretch.count} is in {earlier.folder} too"
@@ -125,12 +128,13 @@ def _require_each_once(shards: Sequence[_Shard]) -> None:
 
 
 def _require_intact(shard: _Shard) -> None:
-    """Refuse a shard whose files are not those that it was completed with."""
+    """Raise `RunError` for a shard whose files are not those that it was completed with."""
     for name, problem in parts.changed_parts(shard.folder):
         _refuse_folder(shard.folder / name, problem, _DAMAGED)
 
 
 def _write_merged(shards: Sequence[_Shard], rows: Sequence[EpisodeRow], out: Path) -> None:
+    """Write the merged run beside `out` and rename it to `out`; nothing is left where that fails."""
     beside = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         with translated_errors(out):
@@ -143,7 +147,7 @@ def _write_merged(shards: Sequence[_Shard], rows: Sequence[EpisodeRow], out: Pat
 
 
 def _merged_description(shards: Sequence[_Shard]) -> dict[str, object]:
-    """Return the run.json of a run of the whole plan; the facts of the day of each shard are kept."""
+    """Return the run.json of a run of the whole plan; each shard's facts of the day are kept under `volatile`."""
     spent = {name: took for shard in shards for name, took in read_latencies(shard.folder).items()}
     today: dict[str, object] = {"shards": [shard.description.get("volatile") for shard in shards]}
     greetings = group_greetings(chain.from_iterable(map(_shard_greetings, shards)))
@@ -153,13 +157,16 @@ def _merged_description(shards: Sequence[_Shard]) -> dict[str, object]:
 
 
 def _shard_greetings(shard: _Shard) -> Iterator[tuple[EpisodeRow, Mapping[str, object]]]:
-    """Yield the episodes in which a policy or its server made a statement about itself, and the statement."""
+    """Yield each episode's row with the statement of its policy or server about itself.
+
+    Episodes without one are left out.
+    """
     greetings = greetings_by_episode(shard.folder)
     return ((row, greetings[row.episode_id]) for row in shard.rows if row.episode_id in greetings)
 
 
 def _shard_records(shard: _Shard) -> Iterator[Batch]:
-    """Yield the records of a shard; refuse it if they are not as many as its episodes left."""
+    """Yield the records of a shard; at the end raise `RunError` if they are not as many as its episodes left."""
     expected = [row.episode_id for row in shard.rows if row.outcome != "crashed"]
     count = 0
     for record in parts.read_records(shard.folder):

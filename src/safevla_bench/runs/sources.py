@@ -60,7 +60,10 @@ class LeftOut:
         return bool(self.count or self.damaged)
 
     def describe_kinds(self) -> list[str]:
-        """Return what is left out, a phrase for each kind; damage is named only where it cost no episode."""
+        """Return a phrase for each kind of what is left out, [] for nothing.
+
+        Damage is named only where it cost no episode.
+        """
         phrases = [f"{_count_episodes(self.invalid, 'invalid ')} left out"] if self.invalid else []
         if self.unknown:
             episodes_text = _count_episodes(self.lost) if self.lost else "an unknown number of episodes"
@@ -77,7 +80,7 @@ def _count_episodes(count: int, kind: str = "") -> str:
 
 
 def remedy_for(problems: Sequence[RecordError]) -> str:
-    """Return what to do where episodes are invalid or lost."""
+    """Return the remedy for invalid or lost episodes: to copy damaged files anew, or to mend records."""
     if any(isinstance(problem, DamageError) for problem in problems):
         return (
             "Copy the files anew from where they were made; or pass --skip-invalid to take the episodes that can be "
@@ -115,7 +118,10 @@ class RecordSource:
     """New names of policies, for those that are told from others of their name."""
 
     def rename_policies(self, names: PolicyNames) -> RecordSource:
-        """Return the source with these names in its records and its absent episodes; its run.json stays as it is."""
+        """Return the source with these names in its records and its absent episodes; its run.json stays as it is.
+
+        A policy that is not among `names` keeps its name.
+        """
         if not names:
             return self
         return dataclass_replace(
@@ -144,6 +150,10 @@ class RecordSource:
         return expected in (None, set(episodes)) and not (self.complete and any(_changed_parts(self.path)))
 
     def _account(self, expected: Sequence[str]) -> Iterator[Batch | RecordError]:
+        """Yield the records, and at the end an error for each expected episode that no record and no error named.
+
+        An error that names no expected episode counts no episode.
+        """
         missing = {escape_controls(name): name for name in expected}
         planned = set(missing)
         for batch in self.read():
@@ -159,10 +169,12 @@ class RecordSource:
 
 
 def _without_count(error: RecordError) -> DamageError:
+    """Return the error as damage that cost no episode of its own."""
     return DamageError(error.problem, episodes=0, remedy=error.remedy, place=error.place)
 
 
 def _lost_episode(path: Path, episode: str) -> DamageError:
+    """Return the error of an episode that the run's table names and whose record cannot be read."""
     place = Place(file=str(path), episode=episode)
     return DamageError("it was recorded, and no part of the archive has a record of it that can be read", place=place)
 
@@ -179,10 +191,12 @@ def _changed_parts(path: Path) -> Iterator[DamageError]:
 
 
 def _rename_absent(absent: Iterable[AbsentEpisode], names: PolicyNames) -> Iterator[AbsentEpisode]:
+    """Yield the absent episodes under the new names of their policies."""
     return (replace(episode, policy=names.get(episode.policy, episode.policy)) for episode in absent)
 
 
 def _rename_batches(batches: Iterable[Batch | RecordError], names: PolicyNames) -> Iterator[Batch | RecordError]:
+    """Yield the batches with the new names of policies in their headers; errors stay as they are."""
     for batch in batches:
         if isinstance(batch, Batch):
             headers = (replace(header, policy=names.get(header.policy, header.policy)) for header in batch.headers)
@@ -217,7 +231,10 @@ def open_sources(paths: Sequence[Path]) -> list[RecordSource]:
 
 
 def _recorded_policies(source: RecordSource, identities: Sequence[PolicyIdentity]) -> list[str | None]:
-    """Return the policies that a source names, or an archive holds; an archive is read only where it has a name."""
+    """Return the policies that a source's run.json names; of an archive with a user's name, those of its records.
+
+    [] for another archive, which is not read.
+    """
     if identities or getattr(source.path, "policy", None) is None:
         return [identity.name for identity in identities]
     batches = (batch for batch in source.read() if isinstance(batch, Batch))
@@ -225,7 +242,7 @@ def _recorded_policies(source: RecordSource, identities: Sequence[PolicyIdentity
 
 
 def _join_names(names: PolicyNames, further: PolicyNames) -> PolicyNames:
-    """Return the names that renaming twice gives."""
+    """Return the renaming that `names` and then `further` give together."""
     renamed = {policy: further.get(name, name) for policy, name in names.items()}
     return {**{policy: name for policy, name in further.items() if policy not in names.values()}, **renamed}
 
@@ -261,7 +278,10 @@ def require_source(path: Path) -> None:
 
 
 def _read_file(path: Path, wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:
-    """Yield the episodes of an archive file; that there are none is an error."""
+    """Yield the episodes of an archive file, at the places `wanted` or all (None), and errors for damaged ones.
+
+    A file without any episode yields an error if all are wanted.
+    """
     is_empty = wanted is None
     for batch in archive.read_episodes([path], wanted):
         is_empty = False
@@ -272,6 +292,7 @@ def _read_file(path: Path, wanted: Collection[int] | None = None) -> Iterator[Ba
 
 
 def _open_folder(path: Path) -> RecordSource:
+    """Open a run folder, complete or not; raises `RunError` where there is no run.json or one that is damaged."""
     if not (path / RUN).exists():
         remedy = f"A run folder holds {RUN}; name one, an archive file, or a log: a LeRobot dataset, or MCAP files."
         raise RunError("this is not a run folder", remedy=remedy, place=Place(file=str(path)))
@@ -305,6 +326,10 @@ def _with_rows(
     *,
     complete: bool = False,
 ) -> RecordSource:
+    """Return the source of a run folder with its rows: crashed episodes are absent, and the others are expected.
+
+    Nothing is expected of an unfinished run, or where there are no rows.
+    """
     absent = tuple(_absent_episode(row) for row in rows if row.outcome == "crashed")
     expected = tuple(
         replace(_absent_episode(row), outcome=LOST, reason=_REASON) for row in rows if row.outcome != "crashed"
@@ -315,4 +340,5 @@ def _with_rows(
 
 
 def _absent_episode(row: EpisodeRow) -> AbsentEpisode:
+    """Return the row of an episode as that of one without a record."""
     return AbsentEpisode(**{name: getattr(row, name) for name in AbsentEpisode.__struct_fields__})

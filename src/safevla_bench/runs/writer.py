@@ -105,6 +105,10 @@ class RunWriter:
         unlock_folder(self.folder, self._lock)
 
     def _open_raw(self) -> None:
+        """Read the episodes that are done into `episodes`, and make the folder of raw episodes if it is missing.
+
+        Raises `RunError` for the form of version 0.1, a damaged row, or a done episode whose record is missing.
+        """
         require_known_state(self.folder)
         (self.folder / RAW).mkdir(exist_ok=True)
         episodes = read_raw(self.folder)
@@ -124,7 +128,10 @@ class RunWriter:
             self.episodes[index] = episode
 
     def reopen(self) -> None:
-        """Make a complete run unfinished again, without its crashed episodes, so that they can be run anew."""
+        """Make a complete run unfinished again, without its crashed episodes, so that they can be run anew.
+
+        Raises `RunError` where a part of the archive is not as its digest says.
+        """
         for name, problem in changed_parts(self.folder):
             remedy = "Restore it first: its digest would be lost with the manifest."
             raise RunError(problem, remedy=remedy, place=Place(file=str(self.folder / name)))
@@ -132,6 +139,7 @@ class RunWriter:
             self._unpack()
 
     def _unpack(self) -> None:
+        """Write the archive's records as raw episodes, mark the run unfinished, then remove archive, table and manifest."""
         records = read_records(self.folder)
         spent, statements = read_latencies(self.folder), greetings_by_episode(self.folder)
         (self.folder / RAW).mkdir(exist_ok=True)
@@ -148,7 +156,10 @@ class RunWriter:
             stale.unlink(missing_ok=True)
 
     def read_record(self, index: int) -> Batch:
-        """Return the record of a finished episode of an unfinished run, by its place in the plan."""
+        """Return the record of a finished episode of an unfinished run, by its place in the plan.
+
+        Raises `RecordError` where the record is missing or damaged.
+        """
         return read_record(self.folder, index)
 
     def keep_episodes(self, indices: Collection[int]) -> None:
@@ -174,12 +185,12 @@ class RunWriter:
             _remove_leftovers(self.folder)
 
     def discard(self) -> None:
-        """Remove the folder: nothing was recorded, and nothing may look as if it had been."""
+        """Remove the folder with everything in it, for a run of which nothing was recorded."""
         shutil.rmtree(self.folder)
 
 
 def _make_run_folder(folder: Path) -> None:
-    """Make the folder if it is missing; refuse one that is neither new nor a run before it is touched."""
+    """Make the folder if it is missing; raise an error, before anything is touched, if it holds anything but a run."""
     make_folder(folder)
     with translated_errors(folder):
         if not (folder / RUN).exists():
@@ -187,11 +198,15 @@ def _make_run_folder(folder: Path) -> None:
 
 
 def _is_of_killed_run(path: Path) -> bool:
-    """Return whether a run left this file that was killed before it had a run.json."""
+    """Return whether this file is what a run leaves that was killed before it had a run.json."""
     return path.name == LOCK or (path.name.startswith(f".{RUN}.") and path.name.endswith(".partial"))
 
 
 def _require_continuable(folder: Path, description: Mapping[str, object], *, resume: bool) -> None:
+    """Raise `RunError` unless the folder's run is to be resumed and was asked for with the same fields.
+
+    The error lists the fields that differ; without `resume` it says whether the run there is finished.
+    """
     place = Place(file=str(folder))
     existing = read_description(folder)
     if not resume and existing.get("complete") is False:
@@ -218,7 +233,10 @@ def _repeatable_fields(description: Mapping[str, object]) -> dict[str, object]:
 def list_differences(
     existing: object, asked: object, words: tuple[str, str] = ("the run has", "asked is"), name: str = ""
 ) -> Iterator[str]:
-    """Yield value line for each value that differs between two JSON documents."""
+    """Yield a line for each value that differs between two JSON documents; a missing key counts as None.
+
+    `words` introduce the two values, and `name` is the place of the documents, as in `a.b[2]`, "" for the whole.
+    """
     if isinstance(existing, dict) and isinstance(asked, dict):
         for key in [*existing, *(key for key in asked if key not in existing)]:
             yield from list_differences(existing.get(key), asked.get(key), words, f"{name}.{key}" if name else key)
@@ -230,7 +248,7 @@ def list_differences(
 
 
 def _with_facts_of_the_day(description: Mapping[str, object], episodes: Sequence[RawEpisode]) -> dict[str, object]:
-    """Return the run's description with the latencies and greetings of its policies among the facts of the day."""
+    """Return the run's description with the episodes' latencies and greetings added to `volatile`."""
     spent = {episode.episode_id: episode.latency for episode in episodes if episode.latency}
     statements = group_greetings((episode.row, episode.greeting) for episode in episodes if episode.greeting)
     facts = {name: value for name, value in ((LATENCY, spent), (GREETINGS, statements)) if value}
@@ -252,7 +270,7 @@ def _remove_leftovers(folder: Path) -> None:
 
 @contextmanager
 def _resumable_errors(folder: Path) -> Iterator[None]:
-    """A disk that is full or gone is the user's to mend; what was kept before stays."""
+    """Raise the block's errors of the disk as `FileError` whose remedy is the command that resumes the run."""
     try:
         with translated_errors(folder):
             yield
@@ -264,7 +282,10 @@ def _resumable_errors(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _hold_interrupts() -> Iterator[None]:
-    """Hold Ctrl-C back until the block is done; a second one comes through at once."""
+    """Hold Ctrl-C back until the block is done, then raise `KeyboardInterrupt`; a second Ctrl-C raises it at once.
+
+    Outside the main thread nothing is held back.
+    """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
@@ -272,6 +293,7 @@ def _hold_interrupts() -> Iterator[None]:
     signals: list[int] = []
 
     def hold(number: int, frame: FrameType | None) -> None:
+        """Remember the first Ctrl-C; raise `KeyboardInterrupt` at the second."""
         if signals:
             raise KeyboardInterrupt
         signals.append(number)
@@ -292,7 +314,10 @@ LOCK = ".lock"
 
 
 def lock_folder(folder: Path) -> int:
-    """Take the folder and return the lock's descriptor; `RunError` where another process holds it."""
+    """Lock the folder for this process and return the lock's descriptor, for `unlock_folder`.
+
+    Raises `RunError` where another process holds the lock. On a file system without locks a warning is logged.
+    """
     path = folder / LOCK
     while True:
         descriptor = _open_lock(path)
@@ -312,18 +337,20 @@ def lock_folder(folder: Path) -> int:
 
 
 def unlock_folder(folder: Path, descriptor: int) -> None:
-    """Give the folder back."""
+    """Remove the folder's lock file, if it is still the one of this descriptor, and close the descriptor."""
     if _is_same_file(folder / LOCK, descriptor):
         (folder / LOCK).unlink()
     os.close(descriptor)
 
 
 def _open_lock(path: Path) -> int:
+    """Open the lock file, made if it is missing, and return its descriptor. Raises `FileError` where that fails."""
     with translated_errors(path.parent):
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
 
 def _is_same_file(path: Path, descriptor: int) -> bool:
+    """Return whether a path still names the open file; False where there is no such path."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except FileNotFoundError:
