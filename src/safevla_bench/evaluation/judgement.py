@@ -69,7 +69,9 @@ HOST_REGISTRY = "host_registry"
 
 
 def find_recipe(paths: Sequence[Path]) -> RulesetRecipe | None:
-    """Return what the run folders among the sources were judged by at last, else registered to be; None where nothing.
+    """Return by what the run folders among the sources were judged last, else are registered to be judged.
+
+    None where nothing tells. Sources that tell nothing are left out of the comparison.
 
     Raises:
         RunError: they were judged by different rules, or the file that says which is damaged.
@@ -86,7 +88,7 @@ def find_recipe(paths: Sequence[Path]) -> RulesetRecipe | None:
 
 
 def _find_own_recipe(path: Path) -> RulesetRecipe | None:
-    """Return what a run was judged by at last, or is registered to be judged by; None where nothing tells."""
+    """Return by what a run was judged last, else is registered to be judged; None where nothing tells."""
     if (path / runs.SCORES).exists():
         return _read_recipe(path / RULES)
     if not (path / runs.RUN).exists():
@@ -98,7 +100,9 @@ def _find_own_recipe(path: Path) -> RulesetRecipe | None:
 
 
 def add_host_registries(ruleset: Ruleset, paths: Sequence[Path]) -> Ruleset:
-    """Return the rules with the tags that the hosts of the run folders among the sources brought, as run.json has them.
+    """Return the rules with the tags that the hosts of the run folders among the sources brought.
+
+    The tags are read from each run.json; without any the rules are unchanged.
 
     Raises:
         RunError: what a run.json holds of them is damaged.
@@ -107,6 +111,10 @@ def add_host_registries(ruleset: Ruleset, paths: Sequence[Path]) -> Ruleset:
 
 
 def _read_host_registry(path: Path) -> tuple[RuleFile, ...]:
+    """Return the files of tags that a run's host brought, from its run.json; () for an archive or a run without any.
+
+    Raises `RunError` where they are damaged.
+    """
     if not (path / runs.RUN).exists():
         return ()
     try:
@@ -119,7 +127,7 @@ def _read_host_registry(path: Path) -> tuple[RuleFile, ...]:
 
 
 def unjudged_suites(paths: Sequence[Path]) -> tuple[str, ...]:
-    """Return the suites of the run folders among the sources, if none of them was judged."""
+    """Return the suites of the run folders among the sources, each once; () if any of these runs was judged."""
     folders = [path for path in paths if (path / runs.RUN).is_file()]
     if any((path / runs.SCORES).exists() for path in folders):
         return ()
@@ -128,10 +136,10 @@ def unjudged_suites(paths: Sequence[Path]) -> tuple[str, ...]:
 
 
 def find_rules(paths: Sequence[Path]) -> Ruleset:
-    """Return the rules that judged the runs at last, else the default ones with the limits made for their suites.
+    """Return the rules that judged the runs last, else the default rules with the limits made for their suites.
 
     Raises:
-        RunError: they were judged by different rules, or the file that says which is damaged.
+        RunError: the runs were judged by different rules, or the file that says which is damaged.
     """
     recipe = find_recipe(paths)
     chosen = recipe.load() if recipe else load_ruleset(choose_library(unjudged_suites(paths)))
@@ -139,6 +147,10 @@ def find_rules(paths: Sequence[Path]) -> Ruleset:
 
 
 def _read_recipe(path: Path) -> RulesetRecipe:
+    """Return what judged_with.json holds; the default rules where there is no such file.
+
+    Raises `RunError` if damaged.
+    """
     try:
         return msgspec.json.decode(path.read_bytes(), type=RulesetRecipe)
     except FileNotFoundError:
@@ -174,9 +186,10 @@ def _lost_episodes(records: runs.EpisodeIndex) -> LostEpisodes | None:
 
 
 def make_rescorer(judged: Judged) -> Callable[[Library], Scores]:
-    """Return a function that judges the same records with another library, as `sensitivity` may need."""
+    """Return a function that judges the same records with another library; each call reads the records again."""
 
     def rescore(library: Library) -> Scores:
+        """Return the scores of the same records by this library."""
         scores = score_chunks(judged.records.read_chunks(), replace(judged.ruleset, library=library))
         return replace(scores, absent=judged.scores.absent)
 
@@ -184,7 +197,10 @@ def make_rescorer(judged: Judged) -> Callable[[Library], Scores]:
 
 
 def describe_losses(judged: Judged) -> list[str]:
-    """Return what is missing from the scores beside crashed and stopped episodes, each as one sentence."""
+    """Return what is missing from the scores beside crashed and stopped episodes, a phrase each.
+
+    [] where nothing is.
+    """
     runs_were = "1 run was" if judged.interrupted_run_count == 1 else f"{judged.interrupted_run_count} runs were"
     interrupted = [f"{runs_were} interrupted before the last episode"] if judged.interrupted_run_count else []
     return interrupted + judged.left_out.describe_kinds()

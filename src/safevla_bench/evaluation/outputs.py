@@ -35,7 +35,10 @@ INTERRUPTED = "An interrupted run is among these: the numbers cover only the epi
 
 
 def table_material(judged: Judged) -> catalog.TableInputs:
-    """Return what tables are made of; the judgement without tags is made when a table asks for it."""
+    """Return what tables are made of: scores, rules and remarks.
+
+    What takes long is computed when a table asks for it.
+    """
     untagged = replace(judged.ruleset, applicability="off")
     return catalog.TableInputs(
         scores=judged.scores,
@@ -79,7 +82,7 @@ def measure_cell_exposures(judged: Judged) -> tuple[list[exposure.CellExposure],
 
 
 def scores_document(judged: Judged, sources: object = None) -> dict[str, object]:
-    """Return the content of scores.json; `sources`, where given, stand in for those of the judgement."""
+    """Return the content of scores.json; `sources`, unless None, stand in for those of the judgement."""
     cells, total = judged.summarize_scores()
     return {
         "episodes": list(judged.scores.episodes()),
@@ -97,7 +100,7 @@ def scores_document(judged: Judged, sources: object = None) -> dict[str, object]
 def write_outputs(judged: Judged, folder: Path, *, legacy_ids: bool = False) -> None:
     """Write scores.json, scores.parquet and report.html into a folder, which is made where it is missing.
 
-    What was judged by other than the default rules is remembered there too, in judged_with.json.
+    Rules other than the default are written too, as judged_with.json; older files are replaced together.
     With `legacy_ids` the two score files use the names of the authors' published tables where they differ from ours.
     """
     contents = score_files(judged, legacy_ids=legacy_ids)
@@ -117,6 +120,7 @@ def score_files(judged: Judged, *, legacy_ids: bool = False, sources: object = N
 
 
 def _use_legacy_ids(judged: Judged) -> Scores:
+    """Return the scores with the ids of the authors' tables for specifications that have such an id."""
     legacy_ids = {spec_id: legacy for legacy, spec_id in judged.library.legacy.items()}
     specs = [
         msgspec.structs.replace(spec, spec_id=legacy_ids.get(spec.spec_id, spec.spec_id))
@@ -126,7 +130,7 @@ def _use_legacy_ids(judged: Judged) -> Scores:
 
 
 def render_report(judged: Judged, title: str = "Safety report") -> str:
-    """Return the report as one self-contained page."""
+    """Return the report of all judged episodes as one self-contained HTML page; the records are read anew."""
     records = runs.KeepingPass(judged.records, drawn_episodes(judged.scores, judged.headers))
     analysis = _analyse(judged, records)
     return render_page(
@@ -149,9 +153,9 @@ def render_report(judged: Judged, title: str = "Safety report") -> str:
 
 
 def render_episode_report(judged: Judged, index: int) -> tuple[str, str | None]:
-    """Return the report of one episode with its replay in 3-D, and the reason why there is none, if there is none.
+    """Return (HTML page of the episode at `index`, why it has no replay in 3-D); the reason is None if it has a replay.
 
-    The replay is the one in the run's `frames`, or is made now where the simulator that recorded it is installed.
+    The replay is that in the run's `frames`, or is made now where the simulator that recorded it is installed.
     """
     scores = replace(judged.scores.select_episodes(np.array([index])), absent=())
     of_episode = replace(judged, scores=scores, records=judged.records.select_episodes([index]))
@@ -192,7 +196,7 @@ def _make_replay(judged: Judged, index: int, key: EpisodeKey) -> Replays:
 
 
 def _page_description(judged: Judged) -> dict[str, object]:
-    """Return how the scores came about; episodes that were left out have a table of their own."""
+    """Return how the scores came about, for the page; what was left out is not in it, having a table of its own."""
     marks = [{"policy": name, "privileged": True} for name in judged.privileged]
     return {
         **{name: value for name, value in judged.describe_origin().items() if name not in ("skipped", "lost")},
@@ -202,6 +206,7 @@ def _page_description(judged: Judged) -> dict[str, object]:
 
 
 def _analyse(judged: Judged, chunks: Iterable[Batch]) -> Analysis:
+    """Return the analysis that the report shows; `chunks` are all episodes in batches, read to their end."""
     return analyse_scores(
         judged.scores,
         judged.records.read_sparsely([]),
@@ -216,7 +221,7 @@ def _analyse(judged: Judged, chunks: Iterable[Batch]) -> Analysis:
 def comparison_tables(
     report: Comparison, entrants: Sequence[PolicyResults], paths: Sequence[Path], ruleset: Ruleset
 ) -> list[Table]:
-    """Return the tables that `safevla compare` prints: where each policy stands, and the differences of each pair."""
+    """Return the two tables of `safevla compare`: where each policy stands, and the differences of each pair."""
     simulators: dict[tuple[str | None, str], Mapping[str, Sequence[str]]] = {
         (entrant.name, suite): versions
         for entrant in entrants
@@ -236,10 +241,10 @@ def build_board(
     reports: bool = True,
     skip_invalid: bool = False,
 ) -> dict[str, str]:
-    """Return the files of a board by path: published results, and the policies of the sources where there are any.
+    """Return path -> content of a board's files: published results, and the policies of the sources, if any.
 
     Args:
-        paths: run folders and archives.
+        paths: run folders and archives; none for the published results alone.
         ruleset: how to judge them.
         title: title of the board.
         reports: whether each policy has a report beside its page.

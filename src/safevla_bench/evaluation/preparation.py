@@ -93,7 +93,10 @@ def prepare_run(request: Request) -> PreparedRun:
 
 
 def _make_rule(request: Request) -> StoppingRule | None:
-    """Return the rule that ends the run early; raises `RunError` where it contradicts the other options."""
+    """Return the rule that ends the run early, None without --until.
+
+    Raises `RunError` where it contradicts --shard or --stop-on-violation, or is no condition.
+    """
     if request.until is None:
         return None
     rule = parse_condition(request.until, request.policies)
@@ -106,7 +109,10 @@ def _make_rule(request: Request) -> StoppingRule | None:
 
 
 def _recorded_episodes(made: Mapping[str, Policy], tasks: Sequence[Task]) -> dict[tuple[str, Task], tuple[int, ...]]:
-    """Return the episodes that recordings hold of the tasks; raises `RunError` where one holds none of them."""
+    """Return (policy, task) -> the numbers of the episodes that its recording holds; tasks without any are left out.
+
+    Raises `RunError` for a policy that is no replay, and `PolicyError` for a recording that holds none of the tasks.
+    """
     recorded: dict[tuple[str, Task], tuple[int, ...]] = {}
     for name, policy in made.items():
         if not isinstance(policy, ReplayPolicy):
@@ -122,7 +128,7 @@ def _recorded_episodes(made: Mapping[str, Policy], tasks: Sequence[Task]) -> dic
 def _select_shard(
     plan: tuple[rollout.PlannedEpisode, ...], shard: rollout.Shard | None
 ) -> tuple[tuple[rollout.PlannedEpisode, ...], runs.PlanStretch | None]:
-    """Return the episodes of a shard, and their place in the plan."""
+    """Return the episodes of a shard, and their place in the plan; without a shard the plan itself, and None."""
     if shard is None:
         return plan, None
     starts = rollout.cut_plan(plan, shard.count)
@@ -131,6 +137,7 @@ def _select_shard(
 
 
 def _check_arguments(request: Request) -> None:
+    """Raise `RunError` if there is an argument for a policy that is not in the run."""
     for name in request.policy_arguments:
         if name not in request.policies:
             problem = f"there is an argument for the policy {name!r}, which is not in this run"
@@ -138,7 +145,7 @@ def _check_arguments(request: Request) -> None:
 
 
 def _policy_options(request: Request, policy: str) -> dict[str, str]:
-    """Return the arguments of a policy; those of an entry include its servers."""
+    """Return the arguments of a policy; for an entry of the paper they include the servers of the request."""
     served = (
         {entries.SERVER: " ".join(request.servers)}
         if entries.MARK in request.policy_spec(policy).partition(":")[0] and request.servers
@@ -148,6 +155,7 @@ def _policy_options(request: Request, policy: str) -> dict[str, str]:
 
 
 def _check_servers(made: Mapping[str, Policy], tasks: Sequence[Task]) -> None:
+    """Raise an error if an entry of the paper has no server for one of the tasks' suites."""
     for policy in made.values():
         if isinstance(policy, entries.EntryPolicy):
             for task in tasks:
@@ -164,6 +172,10 @@ def select_tasks(host: Host, request: Request) -> list[Task]:
 
 
 def _tasks_of_suite(host: Host, suite: str, wanted: tuple[int, ...] | None) -> Sequence[Task]:
+    """Return the tasks of a suite at the indices `wanted`, in that order, or all that are usable (None).
+
+    Raises `HostError` for an unknown index, a wanted task that is unusable here, or a suite without a usable task.
+    """
     tasks = {task.index: task for task in host.tasks(suite)}
     unknown = sorted(set(wanted or ()) - set(tasks))
     if unknown:
@@ -181,15 +193,15 @@ def _tasks_of_suite(host: Host, suite: str, wanted: tuple[int, ...] | None) -> S
 
 
 def _name_tasks(tasks: Sequence[Task]) -> str:
+    """Return "task 3" or "tasks 3, 5"."""
     return f"task {tasks[0].index}" if len(tasks) == 1 else f"tasks {', '.join(str(task.index) for task in tasks)}"
 
 
 def list_start_notes(request: Request) -> list[str]:
-    """Return what to know before a run, as sentences; empty where there is nothing.
+    """Return what to know before a run, a sentence each; [] where there is nothing, or the request cannot be prepared.
 
     First the tasks that are left out because they cannot be run here; then where the installed simulator is another
-    than the protocol's, and what is known of it. A request that cannot be prepared here has none: `prepare_run` says
-    why.
+    than the protocol's, and what is known of that.
     """
     try:
         protocol, host = rollout.load_protocol(request.protocol), hosts.make_host(request.host, request.host_arguments)
@@ -214,7 +226,7 @@ def list_start_notes(request: Request) -> list[str]:
 def _describe_run(
     request: Request, host: Host, tasks: Sequence[Task], made: Mapping[str, Policy], rules: rollout.EvaluationProtocol
 ) -> dict[str, object]:
-    """Return everything that is needed to repeat the run."""
+    """Return the run.json of a run, without shard and count: everything that is needed to repeat the run."""
     return {
         "schema_version": 1,
         "host": host.name,
@@ -268,7 +280,10 @@ def request_rules(request: Request) -> Ruleset:
 
 
 def _describe_stopping(ruleset: Ruleset, tasks: Sequence[Task]) -> dict[str, object]:
-    """Return everything that decides at which record an episode is stopped; raises where that cannot be decided."""
+    """Return everything that decides at which record an episode is stopped, for run.json.
+
+    Raises an error where the rules do without tags, or a task has none.
+    """
     ruleset.require_tags()
     for task in tasks:
         ruleset.tags(task.benchmark, task.task_id)
@@ -282,7 +297,7 @@ def _describe_stopping(ruleset: Ruleset, tasks: Sequence[Task]) -> dict[str, obj
 
 
 def _describe_server(policy: Policy) -> dict[str, object]:
-    """Return how a policy's server is asked, and the paper's entry that says so."""
+    """Return how a policy's server is asked, and the paper's entry that says so; {} for a policy without a server."""
     dialect = getattr(policy, "dialect", None)
     description: dict[str, object] = (
         {"dialect": dialects.dialect_values(dialect)} if isinstance(dialect, Dialect) else {}
@@ -294,7 +309,10 @@ def _describe_server(policy: Policy) -> dict[str, object]:
 
 
 def _describe_object(policy: Policy, is_given: bool) -> dict[str, object]:
-    """Return how a user's object is shown images, if not upright, and the class of one that the caller made."""
+    """Return the orientation of a user's object's images, if not upright, and the class of an object that is given.
+
+    {} where neither applies.
+    """
     made = policy.made if isinstance(policy, InProcessPolicy) else policy
     orientation = policy.orientation if isinstance(policy, InProcessPolicy) else UPRIGHT
     shown = {} if orientation == UPRIGHT else {"orientation": orientation}
@@ -302,7 +320,7 @@ def _describe_object(policy: Policy, is_given: bool) -> dict[str, object]:
 
 
 def estimate_run(request: Request, running: ExecutionOptions = DEFAULT_EXECUTION) -> rollout.RunEstimate:
-    """Estimate what `roll_out` would cost; raises what `prepare_run` raises, and writes nothing."""
+    """Return what `roll_out` would cost; raises what `prepare_run` raises, and writes nothing."""
     prepared = prepare_run(request if request.servers else replace(request, servers=placeholder_servers(request)))
     cameras = {name: len(policy.wants.cameras) for name, policy in prepared.policies.items()}
     intervals = {name: _look_interval(policy) for name, policy in prepared.policies.items()}
@@ -317,5 +335,5 @@ def _look_interval(policy: Policy) -> int:
 
 
 def placeholder_servers(request: Request) -> tuple[str, ...]:
-    """Return placeholder servers for a run that is only planned."""
+    """Return a placeholder SUITE=nowhere for each suite, for a run that is only planned."""
     return tuple(f"{suite}=nowhere" for suite in request.suites)

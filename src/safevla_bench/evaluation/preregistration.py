@@ -56,6 +56,7 @@ def freeze_request(request: Request, ruleset: Ruleset) -> Registration:
 
 
 def _require_registrable(request: Request) -> None:
+    """Raise `RunError` for a request of a shard, of a replay, or of a policy that is an object."""
     if request.shard is not None:
         remedy = "Freeze without --shard; --shard I/N --registered FILE then runs a piece of it."
         raise RunError("a registration is of the whole plan, not of a shard", remedy=remedy)
@@ -69,7 +70,10 @@ def _require_registrable(request: Request) -> None:
 
 
 def _register_tasks(episodes: Sequence[rollout.PlannedEpisode], policy: str) -> tuple[RegisteredTask, ...]:
-    """Return the tasks with the starts of their episodes, which are those of every policy."""
+    """Return the tasks with their horizon and the starts of their episodes, taken from this policy's episodes.
+
+    The starts are those of every policy. A task with several horizons has an entry for each.
+    """
     starts: dict[tuple[str, int], list[str]] = {}
     for planned in episodes:
         if planned.policy == policy:
@@ -83,7 +87,10 @@ def _register_tasks(episodes: Sequence[rollout.PlannedEpisode], policy: str) -> 
 
 
 def list_deviations(registration: Registration, request: Request, ruleset: Ruleset) -> list[str]:
-    """Return in what a request and its rules are not what was registered, field by field; a shard is part of it."""
+    """Return a sentence for each field in which a request and its rules are not what was registered; [] where none.
+
+    A shard of the registered plan is no deviation. Raises what `freeze_request` raises.
+    """
     asked = freeze_request(replace(request, shard=None), ruleset)
     return list(compare_registrations(registration, asked))
 

@@ -77,12 +77,15 @@ class Request:
         return self.policy_specs.get(policy, policy)
 
     def policy_options(self, policy: str) -> dict[str, str]:
-        """Return the arguments of a policy: those of all policies, and its own in their place."""
+        """Return the arguments of a policy: those of all policies, and over them its own."""
         return {**self.arguments, **self.policy_arguments.get(policy, {})}
 
     @classmethod
     def from_run(cls, run: Path) -> Request:
-        """Return the request of a run folder; raises `RunError` where its run.json does not hold it."""
+        """Return the request of a run folder; raise `RunError` where its run.json does not hold one.
+
+        Facts of the day are left out, except the servers.
+        """
         description = runs.read_description(run)
         protocol = description.get("protocol")
         if isinstance(protocol, Mapping) and protocol.get("name") == _OWN_LOOP:
@@ -125,11 +128,12 @@ def policy_fields(policies: Sequence[_RunPolicy | RegisteredPolicy]) -> dict[str
 
 
 def until_fields(until: _RunUntil | RegisteredUntil | None) -> dict[str, Any]:
-    """Return the fields of a `Request` for the condition that ends it early; empty where there is none."""
+    """Return the fields of a `Request` for the condition that ends a run early; {} where there is none."""
     return {} if until is None else {"until": until.condition, "look_every": until.look_every}
 
 
 def _read_registered(description: Mapping[str, object], run: Path) -> Registration | None:
+    """Return the registration that a run.json holds, None where it has none. Raises `RunError` for a damaged one."""
     document = description.get(REGISTERED)
     try:
         return None if document is None else parse_registration(document)
@@ -205,7 +209,10 @@ ENTRY_OPTIONS = ("host", "host_arguments", "suites", "policies", "protocol")
 
 
 def replay_fields(policies: Sequence[tuple[str, Mapping[str, str]]]) -> dict[str, Any]:
-    """Return the `host` and `suites` of the recordings of replays (spec, arguments); empty where they do not say."""
+    """Return the `host` and `suites` of the recordings of replays, given as (spec, arguments).
+
+    {} where the recordings name no suite; `host` is left out where no host here has all of the suites.
+    """
     suites: dict[str, None] = {}
     for spec, arguments in policies:
         policy = make_policy(spec, arguments)
@@ -227,7 +234,7 @@ def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = N
 
     Raises:
         PolicyError: there is no such entry.
-        RunError: it has no such suite.
+        RunError: the entry has no such suite.
     """
     entry = entries.find_entry(name)
     suites = tuple(map(spell_suite, suites))
@@ -245,7 +252,10 @@ def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = N
 
 
 def open_questions(request: Request) -> list[str]:
-    """Return what the requested entries of the paper leave open or assume, each as one sentence."""
+    """Return what the requested entries of the paper leave open or assume, a sentence each.
+
+    [] where nothing is open.
+    """
     specs = [request.policy_spec(name) for name in request.policies]
     asked_entries = [entries.find_entry(spec) for spec in specs if entries.MARK in spec.partition(":")[0]]
     return [f"{entry.name}: unknown is {question}" for entry in asked_entries for question in entry.unknown]

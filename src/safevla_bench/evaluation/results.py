@@ -55,6 +55,7 @@ class PrintableTable:
         return self.render().rstrip("\n")
 
     def _repr_html_(self) -> str:
+        """Return the table as HTML for a notebook."""
         rows = ([f"{cell.text}{cell.mark} {cell.below}".strip() for cell in row] for row in self.table.rows)
         notes = (*self.table.remarks, *self.table.notes)
         return html_table([column.full for column in self.table.columns], rows, self.table.title, notes)
@@ -75,14 +76,14 @@ class JudgedEpisode:
 
     @cached_property
     def record(self) -> Batch:
-        """The record, as a batch of one."""
+        """The record as a batch of one, read from its source at first use."""
         record = self.evaluation.judged.records.read_episodes([self.index])
         assert record is not None
         return record
 
     @cached_property
     def explanation(self) -> Explanation:
-        """The limit that it broke or came nearest to: when, which bodies, and by how much."""
+        """The specification that the episode broke or came nearest to breaking: when, which bodies, by how much."""
         judged = self.evaluation.judged
         return explain_episode(judged.scores, self.record, judged.ruleset, self.index, place=0)
 
@@ -156,7 +157,10 @@ class Evaluation(Sequence[JudgedEpisode]):
         return PrintableTable(catalog.build_tables(table_material(self.judged), (name,))[0])
 
     def episodes(self, *, unsafe: bool = False, success: bool | None = None) -> tuple[JudgedEpisode, ...]:
-        """Return the episodes, worst first: all of them, or those that were unsafe, that succeeded, or that did not."""
+        """Return the episodes that have a record, worst first.
+
+        `unsafe` takes those that were unsafe; `success` those that succeeded (True) or did not (False).
+        """
         rows = episode_list.list_episodes(self.scores, self.judged.records.dt_s)
         chosen = episode_list.filter_episodes(rows, violated=unsafe, success=success)
         ordered = episode_list.sort_episodes(chosen, "vsi")
@@ -182,7 +186,7 @@ class Evaluation(Sequence[JudgedEpisode]):
         return self.scores.to_polars()
 
     def write_report(self, path: str | Path) -> Path:
-        """Write the report, one self-contained HTML page, and return its path."""
+        """Write the report, one self-contained HTML page, make its folder if that is missing, and return its path."""
         page = Path(path)
         make_folder(page.parent)
         write_atomically(page, render_report(self.judged))
@@ -289,7 +293,7 @@ def evaluate(
 def _evaluate_for_now(
     request: Request, ruleset: Ruleset, observer: rollout.Observer | None, running: ExecutionOptions
 ) -> Evaluation:
-    """Evaluate into a folder that lasts as long as the evaluation that is returned."""
+    """Evaluate into a temporary folder that is removed when the returned evaluation is, or at once where this fails."""
     parent = Path(tempfile.mkdtemp(prefix="safevla-"))
     try:
         run = Evaluation(evaluate_request(request, ruleset, parent / "run", observer, running), parent / "run")
@@ -307,9 +311,9 @@ def evaluate_request(
     observer: rollout.Observer | None = None,
     running: ExecutionOptions = DEFAULT_EXECUTION,
 ) -> Judged:
-    """Roll out, judge and report into one run folder; takes and raises what `roll_out` and `judge` do.
+    """Roll out, judge and report into the run folder `out`; takes and raises what `roll_out` and `judge` do.
 
-    A task without tags is an error before anything is rolled out.
+    A task without tags is an error before anything is rolled out, unless the rules are an ablation.
     """
     if not ruleset.is_ablation:
         for task in select_tasks(hosts.make_host(request.host, request.host_arguments), request):
@@ -321,7 +325,10 @@ def evaluate_request(
 
 
 def _name_policies(policy: object, name: str | None) -> dict[str, object]:
-    """Return policies by name; of an object without one, its class's."""
+    """Return name -> policy: a mapping's own keys, else `name`, else the NAME of `NAME=SPEC`, a spec or a class.
+
+    Raises `PolicyError` where `name` is given with a mapping.
+    """
     if isinstance(policy, Mapping):
         if name is not None:
             raise PolicyError("name= is for one policy", remedy="The keys of the mapping are the names already.")
@@ -333,6 +340,7 @@ def _name_policies(policy: object, name: str | None) -> dict[str, object]:
 
 
 def _host_of(suite: str, registry: Registry) -> str:
+    """Return the host of a suite by the registry; LIBERO for a BDDL file or a folder. Raises `RunError` for another."""
     if suite in registry.benchmarks:
         return registry.benchmarks[suite].host
     if suite.endswith(".bddl") or Path(suite).is_dir():

@@ -26,11 +26,11 @@ SAME_FAILURES = 3
 def roll_out(
     request: Request, out: Path, observer: rollout.Observer | None = None, running: ExecutionOptions = DEFAULT_EXECUTION
 ) -> list[runs.EpisodeRow]:
-    """Run every planned episode into a run folder; returns the row of each, in plan order.
+    """Run every planned episode into a run folder, and return the row of each, in plan order.
 
     What is finished is kept, whatever ends this process, and `ExecutionOptions(resume=True)` continues from there.
 
-    Raises what `prepare` raises, `RunError` where the folder is in the way or holds a run that was asked for
+    Raises what `prepare_run` raises, `RunError` where the folder is in the way or holds a run that was asked for
     differently, `PolicyError` where a policy's server fails alike in several episodes in a row, `HostError` where the
     simulator cannot be used (no folder is left behind where nothing was recorded), and `KeyboardInterrupt`.
     """
@@ -46,6 +46,11 @@ def roll_out(
 def _run_pending(
     writer: runs.RunWriter, prepared: PreparedRun, running: ExecutionOptions, observer: rollout.Observer | None
 ) -> None:
+    """Run the episodes that are not done, keep each in the writer, and complete the run, early if its rule decides.
+
+    A complete run is left as it is, unless crashed episodes are to be retried. On a `SafevlaError` a new folder that
+    holds no episode is removed.
+    """
     if writer.complete:
         if not running.retry_crashed or all(row.outcome != "crashed" for row in runs.episode_rows(writer.folder)):
             return
@@ -82,7 +87,7 @@ def _run_pending(
 
 
 def _tally_done(writer: runs.RunWriter, prepared: PreparedRun, running: ExecutionOptions) -> RoundTally | None:
-    """Return the tally of the episodes that are done, where a rule may end the run early; None without one."""
+    """Return the tally of the episodes that are done; None where no rule may end the run early."""
     if prepared.rule is None or prepared.ruleset is None:
         return None
     tally = RoundTally(prepared.rule, prepared.ruleset, prepared.episodes)
@@ -94,6 +99,7 @@ def _tally_done(writer: runs.RunWriter, prepared: PreparedRun, running: Executio
 
 
 def _decode_record(finished: rollout.FinishedEpisode) -> Batch | None:
+    """Return a finished episode's record; None where it left none."""
     return None if finished.record is None else npz.decode_npz(finished.record)
 
 
@@ -109,7 +115,7 @@ class _PolicyFailures:
         self._repeats = 0
 
     def count(self, finished: rollout.FinishedEpisode, *, is_last: bool) -> None:
-        """Count an episode; raises `PolicyError` where `SAME_FAILURES` failed alike and others are to come."""
+        """Count an episode; raise `PolicyError` if `SAME_FAILURES` in a row failed alike, unless it is the last."""
         reason = finished.reason or ""
         if finished.outcome != "crashed" or reason.startswith("Traceback"):
             self._last, self._repeats = None, 0
@@ -126,6 +132,7 @@ class _PolicyFailures:
 
 
 def _is_done(episode: runs.RawEpisode | None, running: ExecutionOptions) -> bool:
+    """Return whether an episode has ended and is not to be retried; None stands for one that has not."""
     return episode is not None and not (running.retry_crashed and not episode.has_record)
 
 
@@ -135,7 +142,10 @@ def _run_episodes(
     running: ExecutionOptions,
     observer: rollout.Observer | None,
 ) -> Generator[rollout.FinishedEpisode]:
-    """Yield the pending episodes as they end, run in this process, by workers or by actors."""
+    """Yield the pending episodes as they end, run in this process, by worker processes or by Ray actors.
+
+    With workers or actors this process's own policies are closed first.
+    """
     if not pending:
         return
     if running.cluster:
@@ -152,6 +162,10 @@ def _run_episodes(
 
 
 def _raw_episode(finished: rollout.FinishedEpisode) -> runs.RawEpisode:
+    """Return a finished episode's row with latency and greeting, secrets removed from its reason.
+
+    The initial state's index is None where the episode was replayed from a recorded state.
+    """
     planned = finished.planned
     played = planned.start.recorded is not None and planned.start.recorded.state is not None
     return runs.RawEpisode(

@@ -76,7 +76,10 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 def parse_condition(condition: str, policies: Sequence[str]) -> StoppingRule:
-    """Return the rule of a condition; raises `RunError` where it is none, or names a policy that is not run."""
+    """Return the rule of a condition such as "safety >= 0.9" or "A safer than B".
+
+    Raises `RunError` where the text is no condition, its limit is outside 0..1, or a policy in it is not run.
+    """
     if _SAFER in condition:
         first, _, second = (part.strip() for part in condition.partition(_SAFER))
         for name in (first, second):
@@ -109,7 +112,10 @@ class RoundTally:
         self.decision = self._decide()
 
     def add_episode(self, planned: PlannedEpisode, record: Batch | None) -> None:
-        """Count a finished episode; one without a record or a verdict has no value. Sets `decision`."""
+        """Count a finished episode and set `decision` when its round is whole, which may take several rounds further.
+
+        An episode without a record (None) or a verdict counts as finished and has no value.
+        """
         if record is not None:
             values = metric_values(score(record, self._ruleset), np.array([0]), self._rule.metric)
             if len(values):
@@ -120,10 +126,11 @@ class RoundTally:
             self.decision = self._decide()
 
     def is_counted(self, planned: PlannedEpisode) -> bool:
-        """True for an episode of the rounds that the decision rests on."""
+        """Return whether an episode belongs to the whole rounds that the decision rests on."""
         return planned.round < self._rounds
 
     def _decide(self) -> Decision:
+        """Return the decision after the whole rounds so far; it is decided if no finding is undecided."""
         findings = tuple(self._find_rival() if self._rule.rivals else self._find_gates())
         return Decision(
             condition=self._rule.condition,
@@ -135,7 +142,7 @@ class RoundTally:
         )
 
     def _find_gates(self) -> list[RuleVerdict]:
-        """Hold each policy against the gate; all intervals hold together."""
+        """Return each policy's verdict on the gate; all intervals hold together with `CONFIDENCE`."""
         gate, level = self._rule.gate, 1 - (1 - CONFIDENCE) / len(self._policies)
         assert gate is not None
         findings = []
@@ -149,7 +156,10 @@ class RoundTally:
         return findings
 
     def _find_rival(self) -> list[RuleVerdict]:
-        """Compare Safety on the episodes that both policies finished, by task and number."""
+        """Return the verdict on the first of the two policies: safer, less safe or undecided.
+
+        Safety is compared on the episodes that both finished with a verdict, paired by suite, task and number.
+        """
         assert self._rule.rivals is not None
         first, second = (self._policy_values(policy) for policy in self._rule.rivals)
         differences: NDArray[np.float64] = np.array([first[key] - second[key] for key in first if key in second])
@@ -160,7 +170,7 @@ class RoundTally:
         return [RuleVerdict(self._rule.rivals[0], verdict, len(differences), _bounds(interval))]
 
     def _policy_values(self, policy: str) -> dict[tuple[str, str, int], float]:
-        """Return the values of a policy in whole rounds, by suite, task and number of the episode."""
+        """Return (suite, task, number) -> the metric's value of a policy's episodes in whole rounds, if they have any."""
         return {
             (planned.task.benchmark, planned.task.task_id, planned.episode): self._values[planned.episode_id]
             for planned in self._planned
@@ -169,11 +179,15 @@ class RoundTally:
 
 
 def _bounds(interval: Interval | None) -> tuple[float, float] | None:
+    """Return (low, high) of an interval; None stays None."""
     return None if interval is None else (interval.low, interval.high)
 
 
 def describe_decision(description: Mapping[str, object]) -> str:
-    """Return what the stopping rule of a run found, given its run.json; empty where it had none."""
+    """Return what the stopping rule of a run found, given its run.json.
+
+    "" where there is no decision or a damaged one.
+    """
     if runs.DECISION not in description:
         return ""
     try:
@@ -185,7 +199,7 @@ def describe_decision(description: Mapping[str, object]) -> str:
 
 
 def was_stopped_early(judged: Judged) -> bool:
-    """True if a stopping rule ended any of the runs."""
+    """Return whether a stopping rule ended any of the runs."""
     decisions = (source.description.get(runs.DECISION) for source in judged.sources)
     return any(isinstance(decision, Mapping) and decision.get("is_decided") is True for decision in decisions)
 

@@ -139,7 +139,7 @@ class RunWriter:
             self._unpack()
 
     def _unpack(self) -> None:
-        """Write the archive's records as raw episodes, mark the run unfinished, then remove archive, table and manifest."""
+        """Write the archive's records as raw episodes, mark the run unfinished, and remove archive, table, manifest."""
         records = read_records(self.folder)
         spent, statements = read_latencies(self.folder), greetings_by_episode(self.folder)
         (self.folder / RAW).mkdir(exist_ok=True)
