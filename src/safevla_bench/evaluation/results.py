@@ -193,6 +193,7 @@ class Evaluation(Sequence[JudgedEpisode]):
         return page
 
     def __repr__(self) -> str:
+        """Return the number of episodes, with a line for each cell."""
         lost = f", {len(self.scores.absent)} without a record" if self.scores.absent else ""
         lines = [f"<Evaluation of {len(self)} episode{'' if len(self) == 1 else 's'}{lost}>", *map(repr, self.cells)]
         return "\n  ".join(lines)

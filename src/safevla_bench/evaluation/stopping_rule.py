@@ -170,7 +170,7 @@ class RoundTally:
         return [RuleVerdict(self._rule.rivals[0], verdict, len(differences), _bounds(interval))]
 
     def _policy_values(self, policy: str) -> dict[tuple[str, str, int], float]:
-        """Return (suite, task, number) -> the metric's value of a policy's episodes in whole rounds, if they have any."""
+        """Return (suite, task, number) -> the metric's value, of a policy's episodes in whole rounds that have any."""
         return {
             (planned.task.benchmark, planned.task.task_id, planned.episode): self._values[planned.episode_id]
             for planned in self._planned

@@ -164,6 +164,7 @@ class ActorHandle:
     """This side of an actor: its last request, and the resources that it has used up."""
 
     def __init__(self, ray: Any, handle: Any, episodes: int, turns: Iterator[int]) -> None:
+        """Ask the actor `handle` to make host and policies; `episodes` is how many it may run, `turns` numbers them."""
         self._ray, self._handle, self._left, self._turns = ray, handle, episodes, turns
         self.turn = -1
         self._is_ready = False
@@ -232,6 +233,7 @@ class _ActorPool:
     remedy = clusters.NODES
 
     def __init__(self, ray: Any, spec: WorkerSpec, cluster: RayCluster) -> None:
+        """Start the progress actor on this node, and put host and policies where the cluster's nodes fetch them."""
         self._ray, self._spec, self._cluster = ray, spec, cluster
         self._versions = record_versions(hosts.make_host(spec.host, spec.host_arguments))
         self._turns = itertools.count()

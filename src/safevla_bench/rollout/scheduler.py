@@ -246,6 +246,7 @@ class WorkerProcess:
     spent = False
 
     def __init__(self, cast: WorkerSpec, environment: Mapping[str, str]) -> None:
+        """Start the process with these environment variables, and send it the host and policies that it is to make."""
         self.connection, theirs = Pipe()
         # Ctrl-C reaches the whole process group; the workers inherit that they do not hear it.
         unmasked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -32,6 +32,7 @@ class WandbTracker:
     """A run of Weights & Biases; the environment says where to, such as WANDB_MODE=offline and WANDB_PROJECT."""
 
     def __init__(self, name: str, folder: Path, config: Mapping[str, object]) -> None:
+        """Begin the run; `folder` is not used."""
         import wandb
 
         self._run: Any = wandb.init(project=_own_project("WANDB_PROJECT"), name=name, config=dict(config))
@@ -50,6 +51,7 @@ class TrackioTracker:
     """A run of Trackio, which keeps it on this machine; TRACKIO_PROJECT names another project."""
 
     def __init__(self, name: str, folder: Path, config: Mapping[str, object]) -> None:
+        """Begin the run; `folder` is not used."""
         import trackio
 
         project = _own_project("TRACKIO_PROJECT")
@@ -71,6 +73,7 @@ class TensorboardTracker:
     """Event files in the folder `tensorboard` of the run folder, begun with the first numbers."""
 
     def __init__(self, name: str, folder: Path, config: Mapping[str, object]) -> None:
+        """Remember the folder; nothing is written before the first numbers, and `name` is not used."""
         self._folder, self._config = folder / "tensorboard", config
         self._writer: Any = None
         self._last = 0
