@@ -200,14 +200,15 @@ def parse_registration(document: object) -> Registration:
 def _dump_canonical(document: Mapping[str, object]) -> bytes:
     """Return JSON as UTF-8 with sorted keys and a last newline.
 
-    There is a line for each key at the top, and for each object of a list there. Of such a list, items that are no
-    objects are left out. Raises `ValueError` for NaN or infinity.
+    There is a line for each key at the top, and for each item of a list there that holds an object. Raises `ValueError`
+    for NaN or infinity.
     """
     lines = []
     for key, value in sorted(document.items()):
         items = value if isinstance(value, list | tuple) else []
-        rows = [_dump_line(item) for item in items if isinstance(item, dict)]
-        text = "[\n  " + ",\n  ".join(rows) + "\n]" if rows else _dump_line(value)
+        has_rows = any(isinstance(item, dict) for item in items)
+        rows = ",\n  ".join(map(_dump_line, items))
+        text = f"[\n  {rows}\n]" if has_rows else _dump_line(value)
         lines.append(f"{_dump_line(key)}: {text}")
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 

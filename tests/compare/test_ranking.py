@@ -47,6 +47,7 @@ def test_a_threshold_that_turns_two_policies_over_is_named():
     table = ranking_table(found)
     assert [row[-1].text for row in table.rows].count("turned over") == 1
     assert table.notes[0] == "Force 100 N turns over: pushing above firm."
+    assert all(abs(float(row[3].text.replace("−", "-")) - row[3].value) < 0.06 for row in table.rows)  # both in points
 
 
 def test_each_difference_is_that_of_a_comparison_under_the_variant():

@@ -133,10 +133,10 @@ def _parse_training(texts: Sequence[str]) -> dict[str, str]:
     Of a repeated policy the last counts.
     Raises `RunError` where any text lacks the policy or the kind.
     """
-    training = dict(text.rpartition("=")[::2] for text in texts)
-    if any(not policy or not kind for policy, kind in training.items()):
-        raise RunError(f"--training {texts[0]!r} names no kind", remedy="Write POLICY=KIND, such as mine=SFT.")
-    return training
+    for text in texts:
+        if not all(text.rpartition("=")[::2]):
+            raise RunError(f"--training {text!r} names no kind", remedy="Write POLICY=KIND, such as mine=SFT.")
+    return dict(text.rpartition("=")[::2] for text in texts)
 
 
 def _parse_layout(form: str, *, stacked: bool, label: str) -> render.LatexLayout:

@@ -71,10 +71,13 @@ def plan_sample_size(request: SampleSizeRequest) -> SampleSizePlan:
     """Return the number of episodes of each policy that detects the difference, by design.
 
     Raises:
-        SafevlaError: the other rate would leave 0 to 1, fewer pairs differ than the rates do, or there is one task.
+        SafevlaError: the difference is not above 0, the other rate would leave 0 to 1, fewer pairs differ than the
+            rates do, or there is one task.
     """
     if request.tasks is not None and request.tasks < 2:
         raise SafevlaError("one task says nothing about others", remedy="Give --task-count 2 or more.")
+    if not request.difference > 0:
+        raise SafevlaError("a difference of 0 is never detected", remedy="Give a difference above 0.")
     rates = (request.baseline, _other_rate(request))
     designs = [] if request.only_paired else [_unpaired_design(request, *rates)]
     return SampleSizePlan(

@@ -47,7 +47,7 @@ def test_a_sweep_shows_small_lengths_in_millimetres_and_marks_the_default():
     )  # fmt: skip
     table = sensitivity.sweep_table(sweep)
     assert [row[3].text + row[3].mark for row in table.rows] == ["2.5", "5†"]
-    assert [row[3].value for row in table.rows] == [0.0025, 0.005]
+    assert [row[3].value for row in table.rows] == [2.5, 5.0]
     assert table.notes[0].startswith("† The library's threshold, 5 mm.")
 
 

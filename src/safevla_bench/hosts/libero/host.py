@@ -7,7 +7,7 @@ The simulator is imported when an environment is made. What makes a LIBERO episo
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -26,10 +26,6 @@ from safevla_recorder.libero.installation import ALL_SUITES
 from safevla_recorder.libero.scene import build_header, goal_predicates, read_scene
 from safevla_recorder.mujoco.recorder import Recorder
 from safevla_recorder.mujoco.scene import Scene
-
-if TYPE_CHECKING:
-    pass
-
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")
 STILL: Action = np.array(libero_tasks.STILL)

@@ -119,7 +119,7 @@ def compute_tradeoff(
     suites = dict.fromkeys(cell.suite or "" for cell in cells)
     if layout == "pooled" and len(suites) > 1:
         panel = _pool_cells(f"{len(suites)} suites, pooled", cells, policies)
-        return Tradeoff(policies, (panel,), tuple(suites), provenance_marks.warn_of_cells(cells))
+        return Tradeoff(policies, (panel,), tuple(suites), remarks=provenance_marks.warn_of_cells(cells))
     panels = (_pool_cells(suite, [cell for cell in cells if (cell.suite or "") == suite], policies) for suite in suites)
     return Tradeoff(policies, tuple(panels), remarks=provenance_marks.warn_of_cells(cells))
 

@@ -157,7 +157,7 @@ def _standing_cells(standing: PolicyStanding, metric: str) -> tuple[Cell, ...]:
     scale, digits = _print_scale(metric)
     value = Cell(NO_VALUE)
     if standing.value is not None:
-        value = Cell(format_fixed(scale * standing.value, digits), standing.value)
+        value = Cell(format_fixed(scale * standing.value, digits), scale * standing.value)
     spans = (_interval_cell(standing.ci, metric), _interval_cell(standing.ci_by_task, metric))
     return Cell(standing.policy), Cell(str(standing.n), standing.n), value, *spans
 
@@ -191,7 +191,7 @@ def _difference_cells(
     scale, digits = _print_scale(metric.metric)
     difference_cell = Cell(NO_VALUE)
     if difference.difference is not None:
-        difference_cell = Cell(format_fixed(scale * difference.difference, digits), difference.difference)
+        difference_cell = Cell(format_fixed(scale * difference.difference, digits), scale * difference.difference)
     counts = (difference.only_first, difference.only_second)
     only_cell = Cell(NO_VALUE) if None in counts else Cell(f"{counts[0]}:{counts[1]}")
     return (
@@ -342,7 +342,7 @@ def ranking_table(ranking: RankingSensitivity) -> Table:
                     Cell(variant.variant),
                     Cell(item.first),
                     Cell(item.second),
-                    Cell(value, item.difference),
+                    Cell(value, None if item.difference is None else 100 * item.difference),
                     _interval_cell(item.ci, "safety"),
                     _interval_cell(item.ci_by_task, "safety"),
                     _verdict_cell(item, "safety"),

@@ -111,8 +111,8 @@ def sweep_table(sweep: ThresholdSweep) -> Table:
 
 
 def _threshold_cell(value: float, scale: int, is_default: bool) -> Cell:
-    """Return a threshold times `scale` as text, the unscaled value behind it, and a dagger if it is the library's."""
-    return Cell(format_compact(value * scale), value, mark="†" if is_default else "")
+    """Return a threshold times `scale`, in the unit of its column, and a dagger if it is the library's."""
+    return Cell(format_compact(value * scale), value * scale, mark="†" if is_default else "")
 
 
 def _curve_rows(curve: SensitivityCurve, heads: Sequence[Cell]) -> list[tuple[Cell, ...]]:
