@@ -53,7 +53,7 @@ class JudgedSource:
 
     @property
     def privileged(self) -> tuple[str, ...]:
-        """The policies that run.json marks as privileged: they see state that no real robot has."""
+        """The policies, as renamed, that run.json marks as privileged: they see state that no real robot has."""
         return tuple(name for name, policy in self._named_policies() if policy.get("privileged") is True)
 
     def _named_policies(self) -> Iterator[tuple[str, Mapping[str, object]]]:

@@ -58,6 +58,8 @@ def parse_query(text: str) -> stl.Formula:
 def answer_query(formula: stl.Formula, batch: Batch, absent: Sequence[AbsentEpisode] = ()) -> list[Answer]:
     """Return one answer for each episode, in order; then one for each episode without a record.
 
+    Where a signal is missing or undefined in an episode, its answer says so in place of a verdict; nothing is raised.
+
     Raises:
         FormulaError: a window bound is no multiple of an episode's control step.
         SignalError: arithmetic leaves the numbers.

@@ -116,7 +116,7 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         return differing
 
     def episode_values(self) -> dict[str, object]:
-        """Return the values that a run records: how episodes start and end. The rest is recorded with the policy."""
+        """Return all of `values` but `inference`, which is recorded with the policy, for run.json's protocol."""
         return {name: value for name, value in self.values().items() if name != "inference"}
 
 

@@ -135,8 +135,9 @@ def _merge_values(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDA
 
 
 def _spacing_cdf(points: NDArray[np.float64], counts: NDArray[np.float64], mean: float) -> float:
-    """Return P(sum D_i x_i <= mean), D uniform on the simplex, for a mean below the greatest point.
+    """Return P(sum D_i x_i <= mean), D uniform on the simplex; 1 for a mean that is not below the greatest point.
 
+    The x_i are the points, in rising order, each as often as `counts` says.
     D_i is E_i / sum E with exponential E. It is therefore 1 - P(Q > 0), Q = sum E_i (x_i - mean), whose moment
     generating function is exp K(s) = prod (1 - s (x_i - mean))^-1. P(Q > 0) is the integral of exp(K(s)) / (2 pi i s)
     along a vertical line (R. Lugannani and S. Rice, Advances in Applied Probability 12 (1980) 475-490). It goes through

@@ -128,6 +128,8 @@ class RaggedLayout:
     def fold_until(self, hold: Values, reach: Values, first: int, last: int) -> Values:
         """Return out[t] = max over t' in [t+first, t+last] of min(reach[t'], min of hold over t .. t'-1), [N].
 
+        Only records of t's episode count; a window without records gives minus infinity, or False for truths.
+
         A stretch of records has a pair (reached, held). A stretch a followed by a stretch b has reached =
         max(reached_a, min(held_a, reached_b)) and held = min(held_a, held_b). The stretch is built by doubling, from
         the binary digits of its width.

@@ -142,9 +142,9 @@ class Registry:
         )
 
     def _log_entry(self, task_id: str) -> TaskEntry:
-        """Return the entry of a task of a robot's log, whose template is the word before the slash of its id.
+        """Return the entry of a task of a robot's log, whose template is the word before the first slash of its id.
 
-        Without a known template the entry has none, and no tags.
+        It has the template's tags and a log's capabilities. Where no such template is known, it has none and no tags.
         """
         template = self.templates.get(task_id.partition("/")[0])
         return TaskEntry(

@@ -188,7 +188,10 @@ class TagReader:
         return frozenset(names)
 
     def read_capability_sets(self, source: RegistrySource) -> Iterator[tuple[str, CapabilitySet]]:
-        """Yield the capability sets of a file."""
+        """Yield the capability sets of a file, by name.
+
+        Raises the origin's error for a misspelt key, and for a tag that is unknown or of another class.
+        """
         for name, table in source.tables.capabilities.items():
             origin = source.origin.with_subject(f"capabilities.{name}")
             row = convert_row(table, CapabilityRow, origin)
@@ -197,7 +200,7 @@ class TagReader:
             yield name, CapabilitySet(name, row.host, tags, row.absent)
 
     def read_templates(self, source: RegistrySource) -> Iterator[tuple[str, TaskTemplate]]:
-        """Yield the templates of a file."""
+        """Yield the templates of a file, by name; raises as `read_capability_sets` does."""
         for name, table in source.tables.templates.items():
             origin = source.origin.with_subject(f"templates.{name}")
             row = convert_row(table, TemplateRow, origin)

@@ -83,10 +83,11 @@ class _GoalPhase:
 
 
 def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagProposal:
-    """Return template and tags of a task, from its goal, its initial state and the classes of its objects.
+    """Return a task's templates, one per kind of phase of its goal, and whether what it moves can spill.
 
-    The proposal also says why, and asks what to check by hand. A goal in which no phase is found counts as pick and
-    place.
+    They follow from goal, initial state, instruction and the classes of the objects. A part of the goal that holds from
+    the start is no phase; a goal without any phase counts as pick and place. The proposal also says why, and asks what
+    to check by hand.
     """
     phases = [phase for predicate in _open_goals(problem) for phase in _goal_phases(problem, predicate)]
     initial_goals = [

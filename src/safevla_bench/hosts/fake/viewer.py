@@ -120,7 +120,7 @@ class FakeStage:
 
 
 def _box(name: str, part: int) -> Shape:
-    """Return a body's box in its own frame; the table is 2 mm thick. `part` is its place in `_COLORS`."""
+    """Return the body's cube in its own frame and colour, for the table a plate of 2 mm; `part` is its number."""
     half_m = _HALF_M[name]
     red, green, blue = (part / 255 for part in _COLORS[name])
     size_m = (half_m, half_m, 0.001 if name == "table" else half_m)

@@ -171,7 +171,7 @@ def _name_cells(cell: Summary, privileged: Collection[str | None]) -> tuple[Cell
 
 
 def _assets_note(cell: Summary) -> str:
-    """Return the remark on stand-in assets; empty where the cell has none."""
+    """Return `stand-in assets` if any episode of the cell was simulated with them, else an empty string."""
     return provenance_marks.STANDIN if cell.standin_assets else ""
 
 
