@@ -480,7 +480,8 @@ class Stage(Protocol):
     def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
         """Return the picture of a record, [height, width, 3].
 
-        In `seen`, each of `bodies` has its place in that list plus 1.
+        In `seen`, each of `bodies` has its place in that list plus 1. A camera without `lookat_m` whose name the host
+        does not have raises `KeyError`, which lists the names there are.
         """
         ...
 

@@ -172,17 +172,29 @@ def test_a_run_that_nothing_judged_is_judged_by_the_limits_made_for_its_suites(f
     "file",
     ["../secret.json", "../../secret.json", "..%2f..%2fsecret.json", "%2e%2e/%2e%2e/secret.json", "/etc/passwd",
      "%2fetc/passwd", "./run.json", "archive/../run.json", "link.json", "out/secret.json", ".hidden.json",
-     "run.json%00", "archive", "", "raw.bin", "..\\..\\secret.json"],
+     "run.json%00", "archive", "", "raw.bin", "..\\..\\secret.json",
+     f"{'n' * 300}.json", f"{'n/' * 3000}x.json", "circle.json", "run.json/run.json"],
 )  # fmt: skip
 def test_only_plain_files_within_a_run_are_sent(folder: Path, file: str):
     (folder / "still" / "link.json").symlink_to(folder.parent / "secret.json")
     (folder / "still" / "out").symlink_to(folder.parent)
+    (folder / "still" / "circle.json").symlink_to("circle.json")
     (folder / "still" / ".hidden.json").write_text("secret")
     (folder / "still" / "raw.bin").write_text("secret")
     for run in ("still", "", "..", "%2e%2e", "still%2f.."):
         reply = RunSite(folder).reply(f"/run/{run}/{file}")
         assert reply.status == 404
         assert b"secret" not in reply.content
+
+
+def test_a_file_that_cannot_be_read_is_named_on_a_page(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    reply = RunSite(folder).reply(run_address("still", "run.json"))
+    assert reply.status == 409
+    assert b"Permission denied" in reply.content
 
 
 def test_folders_behind_links_are_no_runs(folder: Path, tmp_path: Path):

@@ -69,11 +69,15 @@ def test_a_browser_that_does_not_start_is_no_error(safevla, run_folder, opened, 
     assert "No browser opened here" in err
 
 
-def test_a_folder_without_runs_and_a_taken_port_are_named(safevla, run_folder, opened, tmp_path):
+def test_a_folder_without_runs_a_file_of_another_kind_and_a_taken_port_are_named(safevla, run_folder, opened, tmp_path):
     (tmp_path / "empty").mkdir()
     code, _, err = safevla("open", tmp_path / "empty")
     assert code == 2
     assert "holds no run" in err
+    (tmp_path / "notes.txt").write_text("a note")
+    code, out, err = safevla("open", tmp_path / "notes.txt")
+    assert (code, out, opened) == (2, "", [])
+    assert "notes.txt: not an archive by its name" in err
     code, _, err = safevla("open", run_folder, "--port", "1" if os.geteuid() else "70000")
     assert code == 2
     assert "port" in err

@@ -7,13 +7,16 @@ import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 from PIL import Image
 
 from safevla_bench import archive, evaluation, frames, hosts, runs
+from safevla_bench.errors import RunError
 from safevla_bench.frames.pictures import GREEN, GREY, RED
 from safevla_bench.hosts import make_host
+from safevla_bench.hosts.fake.viewer import FakeStage
 from safevla_bench.plugins import install_command
 from safevla_bench.ruleset import load_ruleset
 
@@ -165,6 +168,51 @@ def test_other_frames_of_an_episode_stay_beside_a_video_alone(run):
     frames.render_frames(material, [0], frames.FrameStyle(clips=False))
     frames.render_frames(material, [0], frames.FrameStyle(stills=False, clips=False, video=True))
     assert [one.kind for one in runs.read_frames(run)] == ["initial", "final", "video"]
+
+
+def render(run, style):
+    judged = evaluation.judge([run], load_ruleset())
+    material = frames.RecordedRun(run, make_host("fake"), judged.batch, judged.scores, judged.ruleset)
+    return frames.render_frames(material, [0], style)
+
+
+def files_of(run):
+    return {path.name for path in (run / runs.FRAMES).iterdir()} - {"index.json"}
+
+
+def test_films_and_replays_made_before_stay_when_stills_are_made_anew(safevla, run):
+    assert safevla("frames", run, "--episode", 1, "--3d")[0] == 0
+    render(run, frames.FrameStyle(stills=False, clips=False, video=True))
+    assert safevla("frames", run, "--episode", 1)[0] == 0
+    assert [frame.kind for frame in runs.read_frames(run)] == ["initial", "final", "replay3d", "video"]
+    assert files_of(run) == {frame.file for frame in runs.read_frames(run)}
+    assert safevla("score", run)[0] == 0
+    assert '<script type="application/json" id="replay3d-1">' in (run / "report.html").read_text()
+
+
+def test_every_file_beside_the_index_is_in_it(run):
+    render(run, frames.FrameStyle(clips=False))
+    other = msgspec.structs.replace(runs.read_frames(run)[0], episode_id="gone", file="gone-initial.jpg")
+    (run / runs.FRAMES / other.file).write_bytes(b"a picture")
+    runs.write_frames(run, [*runs.read_frames(run), other])
+    render(run, frames.FrameStyle(clips=False))
+    assert {frame.kind for frame in runs.read_frames(run)} == {"initial", "final"}
+    assert files_of(run) == {frame.file for frame in runs.read_frames(run)}
+
+
+def test_an_episode_that_turns_out_not_to_be_shown_as_recorded_leaves_no_file(run, monkeypatch):
+    real, count = FakeStage.render, []
+
+    def move_at_the_end(self, *asked):
+        picture = real(self, *asked)
+        count.append(picture)
+        return picture if len(count) < 2 else replace(picture, body_pos_m={"cup": np.full(3, 9.0)})
+
+    monkeypatch.setattr(FakeStage, "render", move_at_the_end)
+    with pytest.raises(RunError, match="would be shown"):
+        render(run, frames.FrameStyle(clips=False))
+    assert len(count) == 2
+    assert files_of(run) == set()
 
 
 def test_a_safe_episode_has_no_violation_and_no_clip(safevla, run):

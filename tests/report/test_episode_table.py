@@ -81,6 +81,14 @@ def test_a_crashed_episode_has_a_reason_and_no_verdict():
     assert entry.keys.split()[1:2] + entry.keys.split()[4:] == ["-"] * 4
 
 
+def test_without_a_time_step_the_first_violation_is_shown_and_sorted_by_its_step():
+    entries = build_episode_table(SCORES, None, RULESET).entries  # only records know their time step
+    shown = [entry for entry in entries if entry.first != "—"]
+    assert shown
+    assert [entry.first for entry in shown] == [f"step {entry.keys.split()[-1]}" for entry in shown]
+    assert all(key == "-" or np.isfinite(float(key)) for entry in entries for key in entry.keys.split())
+
+
 def test_an_episode_without_a_verdict_is_not_called_safe():
     entry = build_episode_table(verdicts((True, NAN, NAN)), None, RULESET).entries[0]
     assert (entry.kind, entry.ending, entry.vsi) == ("nv", "Succeeded, no verdict", "—")

@@ -27,7 +27,7 @@ from safevla_bench.trajectory.batch import Channel
 from viewers.builders import judged as rough_episodes
 
 RULES = load_ruleset()
-CAMERAS = training.CameraChoice(("above", "front"), (24, 32))
+CAMERAS = training.CameraChoice(("agentview",), (24, 32))
 
 
 @pytest.fixture(scope="module")
@@ -174,13 +174,13 @@ def test_pictures_and_proprioception_are_those_of_the_record_before_the_action(f
     judged, summary = exported(fake_run, tmp_path / "set", CAMERAS)
     assert summary.episodes == 2
     table, info = frames_of(tmp_path / "set"), json.loads((tmp_path / "set/meta/info.json").read_text())
-    assert info["features"]["observation.images.front"]["shape"] == [24, 32, 3]
+    assert info["features"]["observation.images.agentview"]["shape"] == [24, 32, 3]
     stage = open_stage(fake_run, make_host("fake"), select_episodes(judged.batch, [0]))
     for k in (0, 5):
-        picture = Image.open(io.BytesIO(table["observation.images.front"][k].as_py()["bytes"]))
-        np.testing.assert_array_equal(np.asarray(picture), stage.render(k, Camera("front"), (24, 32)).image)
+        picture = Image.open(io.BytesIO(table["observation.images.agentview"][k].as_py()["bytes"]))
+        np.testing.assert_array_equal(np.asarray(picture), stage.render(k, Camera("agentview"), (24, 32)).image)
         np.testing.assert_array_equal(table["observation.state"][k].as_py(), read_state(stage, k).astype(np.float32))
-    stats = json.loads((tmp_path / "set/meta/stats.json").read_text())["observation.images.front"]
+    stats = json.loads((tmp_path / "set/meta/stats.json").read_text())["observation.images.agentview"]
     assert np.array(stats["mean"]).shape == (3, 1, 1)
     assert np.array(stats["max"]).max() <= 1
 
@@ -211,14 +211,10 @@ def test_an_episode_that_cannot_be_rendered_is_left_out_with_its_reason(fake_run
     assert "no light" in (tmp_path / "set/meta/safevla.json").read_text()
 
 
-def test_a_camera_that_there_is_not_ends_the_export_at_once(fake_run, tmp_path, monkeypatch):
-    def unknown(self, record, camera, size, bodies=()):
-        raise KeyError(f"Invalid name {camera.name!r}. Valid names: ['above']")
-
-    monkeypatch.setattr("safevla_bench.hosts.fake.viewer.FakeStage.render", unknown)
-    skipped = []
-    with pytest.raises(HostError, match=r"no camera 'above'.*Valid names"):
-        training.export_dataset(evaluation.judge([fake_run], RULES), tmp_path / "set", CAMERAS, on_skip=skipped.append)
+def test_a_camera_that_there_is_not_ends_the_export_at_once(fake_run, tmp_path):
+    skipped, cameras = [], training.CameraChoice(("agentview", "above"))
+    with pytest.raises(HostError, match=r"no camera 'above'.*Valid names: \['agentview'\]"):
+        training.export_dataset(evaluation.judge([fake_run], RULES), tmp_path / "set", cameras, on_skip=skipped.append)
     assert not skipped
     assert not list(tmp_path.iterdir())
 

@@ -14,7 +14,9 @@ from pathlib import Path
 import msgspec
 
 from safevla_bench import runs
+from safevla_bench.archive import detect_suffix
 from safevla_bench.errors import RunError
+from safevla_bench.logs import find_log
 from safevla_bench.metrics import Summary
 
 MOST_RUNS = 1000
@@ -49,9 +51,12 @@ def find_runs(folder: Path) -> dict[str, Path]:
 
     Raises:
         RunError: there is no such folder, or no run in it.
+        RecordError: the file is no archive and no log.
     """
     if not folder.exists():
         raise RunError(f"there is no {folder}", remedy="Name a run folder, or a folder that holds some.")
+    if folder.is_file() and find_log(folder) is None:
+        detect_suffix(folder)
     if folder.is_file() or _is_run(folder):
         return {folder.resolve().name: folder}
     folders = {path.relative_to(folder).as_posix(): path for path in _walk_runs(folder)}

@@ -212,7 +212,7 @@ class RunSite:
             run, slash, file = parts.path.removeprefix(RUN).partition("/")
             if parts.path.startswith(RUN) and slash:
                 return self._file(unquote(run), unquote(file))
-        except SafevlaError as error:
+        except (SafevlaError, OSError) as error:  # OSError: a file that may not be read, or that went meanwhile
             return _page(message_page("That did not work", str(error)), HTTPStatus.CONFLICT)
         return _not_found()
 
@@ -296,8 +296,14 @@ def _find_file(run: Path, file: str) -> Path | None:
     if not run.is_dir() or "\0" in file or any(part in ("", ".", "..") or part[:1] == "." for part in parts):
         return None
     path = run.joinpath(*parts)
-    inside = path.resolve().is_relative_to(run.resolve())
-    return path if inside and path.is_file() and path.suffix in _TYPES else None
+    try:
+        is_inside = path.resolve(strict=True).is_relative_to(run.resolve())
+    except (
+        OSError,
+        RuntimeError,
+    ):  # no such file, or too long a name; before Python 3.13 RuntimeError: links in a circle
+        return None
+    return path if is_inside and path.is_file() and path.suffix in _TYPES else None
 
 
 def _report_policy(content: bytes) -> str:

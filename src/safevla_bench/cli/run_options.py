@@ -286,16 +286,19 @@ def _expand_replay(what: Mapping[str, Any]) -> dict[str, Any]:
 def _parse_indices(text: str) -> tuple[int, ...] | None:
     """Return the task indices of `0,3` or `0-4` or both, each once, in the order given; None for `all`.
 
-    `task_3` is read as 3, and a range includes its end. Raises `RunError` for any other text.
+    `task_3` is read as 3, and a range includes its end. Raises `RunError` for any other text, such as 4-0 or 4-.
     """
     if text == "all":
         return None
     indices: list[int] = []
     for part in text.split(","):
-        first, _, last = (end.removeprefix("task_") for end in part.strip().partition("-"))
-        if not first.isdecimal() or not (last.isdecimal() or not last):
+        first, dash, last = (end.removeprefix("task_") for end in part.strip().partition("-"))
+        if not first.isdecimal() or (dash and not last.isdecimal()):
             raise RunError(f"--task {text!r} names no tasks", remedy="Write indices such as 0,3 or 0-4, or all.")
-        indices += range(int(first), int(last or first) + 1)
+        if dash and int(last) < int(first):
+            problem = f"--task {text!r}: the range {part.strip()} ends before it begins"
+            raise RunError(problem, remedy=f"Write {int(last)}-{int(first)}.")
+        indices += range(int(first), int(last if dash else first) + 1)
     return tuple(dict.fromkeys(indices))
 
 

@@ -1,4 +1,4 @@
-"""Rendering of episodes of a run folder: each is set up again in its host, its shots are taken and indexed."""
+"""Rendering of episodes of a run folder: each is set up again in its host, its shots are taken, written and indexed."""
 
 from __future__ import annotations
 
@@ -45,6 +45,8 @@ physics, as RoboCasa does with the door of a toaster oven (1.4e-6 m, and 3.8e-5 
 a millimetre."""
 REPLAY = "replay3d.json"
 """How the file of a replay in three dimensions ends."""
+_WHOLE_EPISODE: frozenset[runs.Kind] = frozenset({"video", "replay3d"})
+"""Kinds of frames that show every record, whatever the stills are about."""
 ProgressCallback = Callable[[int, str], None]
 """Called before each episode with the number of finished episodes and the id of the next."""
 SkipCallback = Callable[[SafevlaError], None]
@@ -88,7 +90,8 @@ def render_frames(
 ) -> list[Frame]:
     """Render episodes of a run into its folder `frames`, update the index there, and return their frames.
 
-    Former frames of these episodes are removed; those of other episodes stay.
+    Former frames of these episodes are removed, except films and replays of the whole episode that are not made anew;
+    those of other episodes stay. An episode that cannot be shown changes nothing.
 
     Args:
         run: the run.
@@ -109,7 +112,7 @@ def render_frames(
     for done, index in enumerate(episodes):
         observer(done, run.batch.headers[index].episode_id)
         try:
-            episode_frames = _render_episode(run, index, style, known)
+            rendered = _render_episode(run, index, style, known)
         except (HostError, RunError) as error:
             error.with_place(Place(episode=run.batch.headers[index].episode_id))
             skipped += 1
@@ -117,43 +120,64 @@ def render_frames(
                 raise
             on_skip(error)
             continue
-        _update_index(run, index, episode_frames, keep_others=not style.stills)
-        frames += episode_frames
+        frames += _store_frames(run, index, rendered, keep_others=not style.stills)
     return frames
 
 
-def _update_index(run: RecordedRun, index: int, frames: Sequence[Frame], *, keep_others: bool) -> None:
-    """Replace the frames of an episode in the run's index, and delete the files that this takes out of the index.
+@dataclass(frozen=True)
+class _RenderedFrame:
+    """A frame and the content of its file, which is not written yet."""
 
-    With `keep_others` the episode's frames of kinds that are not among the new ones stay. Frames of episodes that the
-    batch lacks leave the index; their files stay.
+    frame: Frame
+    content: bytes
+
+
+def _store_frames(
+    run: RecordedRun, index: int, rendered: Sequence[_RenderedFrame], *, keep_others: bool
+) -> list[Frame]:
+    """Write the files of an episode's new frames, put these into the run's index, and return them.
+
+    Former frames that they replace leave the index, and so do those of episodes that the batch lacks; their files are
+    deleted. Frames of the whole episode, such as a film, stay until they are made anew; with `keep_others` so do all
+    of the episode's frames of other kinds.
     """
+    frames = [new.frame for new in rendered]
+    for new in rendered:
+        write_atomically(run.folder / runs.FRAMES / new.frame.file, new.content)
     kinds = {frame.kind for frame in frames}
     places = {(header.policy, header.episode_id): k for k, header in enumerate(run.batch.headers)}
     current = run.batch.headers[index]
     own = (current.policy, current.episode_id)
-    former = [frame for frame in runs.read_frames(run.folder) if (frame.policy, frame.episode_id) in places]
-    other_frames = [
-        frame
-        for frame in former
-        if (frame.policy, frame.episode_id) != own or (keep_others and frame.kind not in kinds)
-    ]
-    runs.write_frames(
-        run.folder, sorted([*other_frames, *frames], key=lambda frame: places[frame.policy, frame.episode_id])
-    )
-    for stale in {frame.file for frame in former} - {frame.file for frame in [*other_frames, *frames]}:
+    former = runs.read_frames(run.folder)
+    lasting: list[Frame] = []
+    for frame in former:
+        key = (frame.policy, frame.episode_id)
+        is_valid = frame.kind not in kinds and (keep_others or frame.kind in _WHOLE_EPISODE)
+        if key in places and (key != own or is_valid):
+            lasting.append(frame)
+    indexed = sorted([*lasting, *frames], key=lambda frame: _index_order(frame, places))
+    runs.write_frames(run.folder, indexed)
+    for stale in {frame.file for frame in former} - {frame.file for frame in indexed}:
         (run.folder / runs.FRAMES / stale).unlink(missing_ok=True)
+    return frames
 
 
-def _render_episode(run: RecordedRun, index: int, style: FrameStyle, known: dict[str, TriangleMesh]) -> list[Frame]:
-    """Write the frames that the style asks for of one episode, and return them; the index is not changed.
+def _index_order(frame: Frame, places: Mapping[tuple[str | None, str], int]) -> tuple[int, bool]:
+    """Return the sort key of the index: episodes in the batch's order, frames of the whole episode last in each."""
+    return places[frame.policy, frame.episode_id], frame.kind in _WHOLE_EPISODE
+
+
+def _render_episode(
+    run: RecordedRun, index: int, style: FrameStyle, known: dict[str, TriangleMesh]
+) -> list[_RenderedFrame]:
+    """Return the frames that the style asks for of one episode; nothing is written.
 
     `known` keeps simplified meshes for further episodes. Raises `HostError` or `RunError` as `render_frames` does.
     """
     record = select_episodes(run.batch, [index])
     explanation = explain_episode(run.scores, run.batch, run.ruleset, index)
     with closing(open_stage(run.folder, run.host, record)) as stage:
-        renderer = _EpisodeRenderer(run.folder / runs.FRAMES, record, stage, style)
+        renderer = _EpisodeRenderer(record, stage, style)
         shots = select_shots(explanation) if style.stills else ()
         frames = [renderer.render_still(shot, number) for number, shot in enumerate(shots)]
         if style.clips and explanation.violated_clauses:
@@ -161,7 +185,7 @@ def _render_episode(run: RecordedRun, index: int, style: FrameStyle, known: dict
         if style.video:
             frames.append(renderer.render_video(explanation))
         if style.replay3d:
-            frames.append(renderer.write_replay3d(explanation, known))
+            frames.append(renderer.render_replay3d(explanation, known))
     return frames
 
 
@@ -242,18 +266,14 @@ def _check_positions(shown_m: Mapping[str, NDArray[np.float64]], record: Batch, 
 
 @dataclass(frozen=True)
 class _EpisodeRenderer:
-    """Renders the pictures of one episode and writes their files."""
+    """Renders the pictures, films and replay of one episode; nothing is written."""
 
-    folder: Path
     record: Batch
     stage: Stage
     style: FrameStyle
 
-    def render_still(self, shot: Shot, number: int) -> Frame:
-        """Write the picture of a shot as a JPEG file, and return its frame.
-
-        `number` is its place in the episode's shots.
-        """
+    def render_still(self, shot: Shot, number: int) -> _RenderedFrame:
+        """Return the picture of a shot as JPEG; `number` is its place in the episode's shots."""
         bodies = self._bodies_to_show(shot)
         camera = self.stage.aim(shot.record, bodies, self.style.size)
         image = self._outlined_image(shot, camera, bodies)
@@ -262,7 +282,7 @@ class _EpisodeRenderer:
             border = GREEN
         sheet = add_caption(image, border, Caption(shot.title, shot.detail))
         name = f"violation-{number}" if shot.kind == "violation" else shot.kind
-        return self._write_frame(shot, shot.kind, bodies, camera, sheet.shape, f"{name}.jpg", encode_jpeg(sheet))
+        return self._make_frame(shot, shot.kind, bodies, camera, sheet.shape, f"{name}.jpg", encode_jpeg(sheet))
 
     def _outlined_image(self, shot: Shot, camera: Camera, bodies: tuple[str, ...]) -> Pixels:
         """Return the picture of a shot with its bodies outlined, with `moved` also where they were in record 0."""
@@ -273,8 +293,8 @@ class _EpisodeRenderer:
             image = outline_bodies(image, before, OUTLINE_BEFORE)
         return outline_bodies(image, picture.seen)
 
-    def render_clip(self, clause: ClauseExplanation) -> Frame:
-        """Write a film of the first violation of a clause, in simulated time, from one camera, and return its frame."""
+    def render_clip(self, clause: ClauseExplanation) -> _RenderedFrame:
+        """Return a film of the first violation of a clause, in simulated time, from one camera."""
         first = clause.first
         assert first is not None
         shot = violation_shot(clause, first)
@@ -282,10 +302,10 @@ class _EpisodeRenderer:
         camera = self.stage.aim(first.step, bodies, self.style.clip_size)
         pictures = list(self._clip_images(clause, first.step, camera))
         content = encode_clip(pictures, Fraction(1 / clause.spec_trace.dt_s).limit_denominator(1000))
-        return self._write_frame(shot, "clip", bodies, camera, pictures[0].shape, f"clip.{CLIP_SUFFIX}", content)
+        return self._make_frame(shot, "clip", bodies, camera, pictures[0].shape, f"clip.{CLIP_SUFFIX}", content)
 
-    def render_video(self, explanation: Explanation) -> Frame:
-        """Write a film of the whole episode, in simulated time, from all cameras of the stage, and return its frame."""
+    def render_video(self, explanation: Explanation) -> _RenderedFrame:
+        """Return a film of the whole episode, in simulated time, from all cameras of the stage."""
         size = self.style.video_size
         usual = self.stage.aim(0, (), size)
         cameras = [usual, *(Camera(name) for name in getattr(self.stage, "further_cameras", ()))]
@@ -304,17 +324,14 @@ class _EpisodeRenderer:
         content = encode_clip(pictures(), Fraction(1 / explanation.dt_s).limit_denominator(1000))
         final = select_shots(explanation)[-1]
         shot = replace(final, record=0, title="Whole episode", detail=final.title)
-        return self._write_frame(shot, "video", (), usual, shapes[0], f"video.{CLIP_SUFFIX}", content)
+        return self._make_frame(shot, "video", (), usual, shapes[0], f"video.{CLIP_SUFFIX}", content)
 
-    def write_replay3d(self, explanation: Explanation, known: dict[str, TriangleMesh]) -> Frame:
-        """Write the replay of the whole episode in three dimensions, and return its frame, of size 0.
-
-        `known` keeps meshes.
-        """
+    def render_replay3d(self, explanation: Explanation, known: dict[str, TriangleMesh]) -> _RenderedFrame:
+        """Return the replay of the whole episode in three dimensions, of size 0; `known` keeps meshes."""
         content = build_replay3d(self.stage, self.record, known)
         final = select_shots(explanation)[-1]
         shot = replace(final, record=0, title="Whole episode in 3-D", detail=final.title)
-        return self._write_frame(shot, "replay3d", (), self.stage.aim(0, (), self.style.size), (0, 0), REPLAY, content)
+        return self._make_frame(shot, "replay3d", (), self.stage.aim(0, (), self.style.size), (0, 0), REPLAY, content)
 
     def _clip_images(self, clause: ClauseExplanation, first: int, camera: Camera) -> Iterator[Pixels]:
         """Yield the captioned pictures of the records around record `first`, from `clip_s` of the style."""
@@ -332,7 +349,7 @@ class _EpisodeRenderer:
     def _render_checked(self, record: int, camera: Camera, size: tuple[int, int], bodies: tuple[str, ...]) -> Picture:
         return render_checked(self.stage, self.record, record, camera, size, bodies)
 
-    def _write_frame(
+    def _make_frame(
         self,
         shot: Shot,
         kind: runs.Kind,
@@ -341,15 +358,13 @@ class _EpisodeRenderer:
         shape: tuple[int, ...],
         name: str,
         content: bytes,
-    ) -> Frame:
-        """Write `content` as a file `STEM-name` in the frames' folder, replacing a former one, and return its frame.
+    ) -> _RenderedFrame:
+        """Return a frame with its `content`, whose file will be `STEM-name`.
 
         `shape` is that of the picture: height, width.
         """
         header, line = self.record.headers[0], shot.clause.spec_trace.signal_trace if shot.clause else None
-        file = f"{runs.frame_stem(header.policy, header.episode_id)}-{name}"
-        write_atomically(self.folder / file, content)
-        return Frame(
+        frame = Frame(
             episode_id=header.episode_id,
             policy=header.policy,
             kind=kind,
@@ -365,8 +380,9 @@ class _EpisodeRenderer:
             camera=camera.name,
             width=shape[1],
             height=shape[0],
-            file=file,
+            file=f"{runs.frame_stem(header.policy, header.episode_id)}-{name}",
         )
+        return _RenderedFrame(frame, content)
 
 
 def _recorded_positions(record: Batch, step: int) -> dict[str, NDArray[np.float64]]:

@@ -178,8 +178,14 @@ def _format_time_or_step(row: EpisodeListRow) -> str:
     """Return when the first violation began: its time, or its step where no time is known."""
     if row.first_violation_step is None:
         return NO_VALUE
+    at_s = _known_time_s(row)
+    return f"step {row.first_violation_step}" if at_s is None else f"{format_fixed(at_s, 2)} s"
+
+
+def _known_time_s(row: EpisodeListRow) -> float | None:
+    """Return when the first violation began [s]; None without one, and where the episode's time step is not known."""
     at_s = row.first_violation_s
-    return f"step {row.first_violation_step}" if at_s is None or np.isnan(at_s) else f"{format_fixed(at_s, 2)} s"
+    return None if at_s is None or np.isnan(at_s) else at_s
 
 
 # Sort keys and filters
@@ -202,10 +208,12 @@ def _task_label(row: EpisodeListRow) -> str:
 def _sort_keys(row: EpisodeListRow, ranks: Sequence[Mapping[str, int]]) -> str:
     """Return the sort keys of the columns, separated by spaces: numbers, `-` for a missing value.
 
-    They are number, outcome (safe successes first), policy, task, worst specification, VSI, and first violation.
+    They are number, outcome (safe successes first), policy, task, worst specification, VSI, and first violation: its
+    time, or its step where no time is known.
     """
     policies, tasks, specs = ranks
     outcome = None if row.safe is None else 2 * (not row.safe) + (not row.success)
+    first_s = _known_time_s(row)
     values: tuple[float | None, ...] = (
         row.number,
         outcome,
@@ -213,7 +221,7 @@ def _sort_keys(row: EpisodeListRow, ranks: Sequence[Mapping[str, int]]) -> str:
         tasks[_task_label(row)],
         specs[row.spec] if row.spec else None,
         row.vsi,
-        row.first_violation_step if row.first_violation_s is None else row.first_violation_s,
+        row.first_violation_step if first_s is None else first_s,
     )
     return " ".join("-" if value is None else f"{value:z.6g}" for value in values)
 

@@ -88,7 +88,7 @@ def _render_camera(stage: Stage, record: Batch, name: str, size: tuple[int, int]
     try:
         return np.stack([frames.render_checked(stage, record, k, camera, size).image for k in steps])
     except KeyError as error:  # MuJoCo's own, which lists the names there are
-        problem = f"there is no camera {name!r}: {error}"
+        problem = f"there is no camera {name!r}: {error.args[0]}"
         raise UnknownCameraError(problem, remedy="Choose another by --cameras.") from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +14,7 @@ from report.figures.builders import LONG, crashed
 from report.figures.figure_texts import outside, overlapping, words
 from report.scenes import NAN, joined, verdicts
 from safevla_bench.metrics import Rate, cells
+from safevla_bench.provenance_marks import warn_of_cells
 from safevla_bench.report.figures import margins, onset, style, sweeps, tradeoff, violations
 from safevla_bench.report.published import PAPER, EpisodeCounts, load_published, matching_counts, synthesize_scores
 from safevla_bench.ruleset import load_ruleset
@@ -54,6 +56,18 @@ def test_pooling_adds_up_the_episodes_of_a_policy():
     [panel] = tradeoff.compute_tradeoff(cells(scores), "pooled").panels
     assert [(point.n, point.success.value, point.safety.value) for point in panel.points] == [(4, 50.0, 75.0)]
     assert [len(panel.points) for panel in tradeoff.compute_tradeoff(cells(scores)).panels] == [1, 1]
+
+
+@pytest.mark.parametrize("layout", ["suites", "pooled", "cells"])
+def test_warnings_of_the_cells_stand_below_the_trade_off_in_every_layout(layout):
+    both = joined(verdicts((False, -1, 1)), verdicts((True, 1, 1), suite="robocasa-365"))
+    scores = replace(both, standin=(False, True))
+    value = tradeoff.compute_tradeoff(cells(scores), layout)
+    assert value.remarks == warn_of_cells(cells(scores))
+    assert len(value.remarks) == 1
+    assert (value.pooled != ()) == (layout == "pooled")
+    printed = " ".join(word for word, _ in words(tradeoff.draw_tradeoff(value)))
+    assert value.remarks[0] in printed
 
 
 def test_on_one_panel_every_cell_is_a_marker_and_one_frontier_is_that_of_all():

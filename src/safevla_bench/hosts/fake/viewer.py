@@ -74,8 +74,11 @@ class FakeStage:
     def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
         """Return the picture of one record; later squares of `_COLORS` cover earlier ones.
 
-        `seen` has 1 and on for the places in `bodies`, 0 for what is not asked for.
+        `seen` has 1 and on for the places in `bodies`, 0 for what is not asked for. Raises `KeyError` for a camera of
+        its own that it lacks, as MuJoCo does.
         """
+        if camera.lookat_m is None and camera.name != self._camera:
+            raise KeyError(f"Invalid name {camera.name!r}. Valid names: {[self._camera]}")
         image, seen = np.full((*size, 3), 255, dtype=np.uint8), np.zeros(size, dtype=np.uint8)
         places = self._body_positions(record)
         for name, color in _COLORS.items():

@@ -103,7 +103,7 @@ def _suite_tables(inputs: TableInputs, host: str | None) -> list[Table]:
     """Return the table of SR, Safety and SBU of each group of suites; [] without cells."""
     order = list(inputs.registry.benchmarks)
     return [
-        _with_asset_remarks(cells, tables.suite_table(cells, inputs.roster, title, order=order))
+        _add_warnings(cells, tables.suite_table(cells, inputs.roster, title, order=order))
         for title, cells in inputs.suite_groups(host)
     ]
 
@@ -112,7 +112,7 @@ def _severity_tables(inputs: TableInputs, host: str | None) -> list[Table]:
     """Return the table of P[U|S], VSI and VSI|U of each group of suites; [] without cells."""
     order = list(inputs.registry.benchmarks)
     return [
-        _with_asset_remarks(cells, tables.severity_table(cells, inputs.roster, title, order=order))
+        _add_warnings(cells, tables.severity_table(cells, inputs.roster, title, order=order))
         for title, cells in inputs.suite_groups(host)
     ]
 
@@ -120,13 +120,13 @@ def _severity_tables(inputs: TableInputs, host: str | None) -> list[Table]:
 def _auxiliary_tables(inputs: TableInputs, host: str | None) -> list[Table]:
     """Return the one table of auxiliary runs; [] where no cell is auxiliary. The host does not matter."""
     cells = inputs.auxiliary_cells
-    return [_with_asset_remarks(cells, tables.auxiliary_table(cells, inputs.roster))] if cells else []
+    return [_add_warnings(cells, tables.auxiliary_table(cells, inputs.roster))] if cells else []
 
 
 def _violation_tables(inputs: TableInputs, host: str | None) -> list[Table]:
     """Return the table of violation rates of each group of suites and, without a host, of auxiliary runs."""
     groups = _groups_and_auxiliary(inputs, host)
-    return [_with_asset_remarks(cells, tables.constraint_table(cells, inputs.roster, title)) for title, cells in groups]
+    return [_add_warnings(cells, tables.constraint_table(cells, inputs.roster, title)) for title, cells in groups]
 
 
 def _composition_tables(inputs: TableInputs, host: str | None) -> list[Table]:
@@ -134,13 +134,11 @@ def _composition_tables(inputs: TableInputs, host: str | None) -> list[Table]:
     auxiliary runs.
     """
     groups = _groups_and_auxiliary(inputs, host)
-    return [
-        _with_asset_remarks(cells, tables.composition_table(cells, inputs.roster, title)) for title, cells in groups
-    ]
+    return [_add_warnings(cells, tables.composition_table(cells, inputs.roster, title)) for title, cells in groups]
 
 
-def _with_asset_remarks(cells: Iterable[Summary], table: Table) -> Table:
-    """Return the table with the remarks on stand-in assets of the cells behind its numbers."""
+def _add_warnings(cells: Iterable[Summary], table: Table) -> Table:
+    """Return the table with the warnings for numbers made of these cells, such as of stand-in assets."""
     return replace(table, remarks=(*table.remarks, *provenance_marks.warn_of_cells(cells)))
 
 
@@ -156,7 +154,7 @@ def _task_tables(inputs: TableInputs, host: str | None) -> list[Table]:
     if inputs.scores is None or not inputs.cells:
         return []
     table = tables.task_table(metrics.task_rates(inputs.scores), inputs.cells, inputs.roster)
-    return [_with_asset_remarks(inputs.cells, table)]
+    return [_add_warnings(inputs.cells, table)]
 
 
 def _active_spec_tables(inputs: TableInputs, host: str | None) -> list[Table]:
@@ -175,7 +173,7 @@ def _active_spec_tables(inputs: TableInputs, host: str | None) -> list[Table]:
         return []
     ordered_tasks = sorted(judged_tasks, key=_suite_order(inputs.registry))
     table = tables.active_spec_table(ordered_tasks, inputs.ruleset, inputs.scores)
-    return [_with_asset_remarks(inputs.cells, table)]
+    return [_add_warnings(inputs.cells, table)]
 
 
 def _suite_order(registry: Registry) -> Callable[[tuple[str, str]], tuple[int, str, int, str]]:
@@ -202,7 +200,7 @@ def _applicability_tables(inputs: TableInputs, host: str | None) -> list[Table]:
     judged_tasks = set(zip(inputs.scores.benchmark, inputs.scores.task_id, strict=True))
     templates = {task: _template_name(inputs.registry, task) for task in judged_tasks}
     table = tables.applicability_table(inputs.scores, inputs.judge_untagged(), templates)
-    return [_with_asset_remarks(inputs.cells, table)]
+    return [_add_warnings(inputs.cells, table)]
 
 
 def _exposure_tables(inputs: TableInputs, host: str | None) -> list[Table]:
@@ -213,7 +211,7 @@ def _exposure_tables(inputs: TableInputs, host: str | None) -> list[Table]:
     if not inputs.measure_exposure or not inputs.cells:
         return []
     cells, force_threshold_n = inputs.measure_exposure()
-    return [_with_asset_remarks(inputs.cells, table) for table in exposure.exposure_tables(cells, force_threshold_n)]
+    return [_add_warnings(inputs.cells, table) for table in exposure.exposure_tables(cells, force_threshold_n)]
 
 
 def _body_tables(inputs: TableInputs, host: str | None) -> list[Table]:
@@ -224,7 +222,7 @@ def _body_tables(inputs: TableInputs, host: str | None) -> list[Table]:
     if inputs.scores is None or not inputs.find_bodies or not inputs.cells or inputs.is_ablation:
         return []
     built = violations.body_tables(inputs.find_bodies(), inputs.scores, inputs.cells)
-    return [_with_asset_remarks(inputs.cells, table) for table in built]
+    return [_add_warnings(inputs.cells, table) for table in built]
 
 
 def _template_name(registry: Registry, task: tuple[str, str]) -> str:
