@@ -7,8 +7,12 @@ Same episodes and same version of pyarrow, same bytes.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from io import BytesIO
+from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, NoReturn
@@ -132,11 +136,9 @@ def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Re
                 _check_columns(file.schema_arrow)
                 if file.num_row_groups != len(groups):
                     raise RecordError("the footer contradicts itself", remedy=REMEDY_BROKEN)
-                first = 1
-                for number, group in enumerate(groups):
-                    if selection.next_wanted(group.rows):
-                        yield from _read_group(path, stream, file, group, number, end, first)
-                    first += group.rows
+                reader = _GroupReader(path, stream, file, end)
+                for loaded in reader.read_ahead(_place_groups(groups, selection)):
+                    yield from loaded.decode(path)
         except RecordError as error:
             yield DamageError(error.problem, remedy=error.remedy, place=error.place.fill_from(place))
         except _DAMAGED as error:
@@ -151,44 +153,85 @@ def _one_line_message(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _read_group(
-    path: Path, stream: IO[bytes], file: pq.ParquetFile, group: RowGroup, number: int, end: int, first: int
-) -> Iterator[Batch | RecordError]:
-    """Yield the episodes of row group `number`, or their errors.
+@dataclass(frozen=True)
+class _PlacedGroup:
+    """A row group of the file, its index, and the number of its first row in the file, from 1."""
 
-    `first` is the number of its first row in the file, from 1. `end` is the byte offset where the file's data end.
-    """
-    try:
-        group.check_pages(stream, end)
-        batches = file.read_row_group(number).to_batches()
-    except (RecordError, *_DAMAGED) as error:
-        reason = (
-            error if isinstance(error, RecordError) else RecordError(_one_line_message(error), remedy=REMEDY_BROKEN)
-        )
-        reason.problem = f"rows {first} to {first + group.rows - 1} cannot be read: {reason.problem}"
-        yield from _report_lost(path, file, group, number, reason)
-        return
-    for rows in batches:
+    group: RowGroup
+    number: int
+    first: int
+
+
+def _place_groups(groups: Sequence[RowGroup], selection: EpisodeSelection) -> list[_PlacedGroup]:
+    """Return the groups with a selected episode; moves the selection past all groups."""
+    firsts = accumulate((group.rows for group in groups), initial=1)
+    placed = [_PlacedGroup(group, k, first) for k, (group, first) in enumerate(zip(groups, firsts, strict=False))]
+    return [each for each in placed if selection.next_wanted(each.group.rows)]
+
+
+@dataclass(frozen=True)
+class _LoadedGroup:
+    """The rows of a row group, not yet decoded, or the errors of a damaged one."""
+
+    first: int
+    rows: Sequence[pa.RecordBatch] = ()
+    errors: Sequence[DamageError] = ()
+
+    def decode(self, path: Path) -> Iterator[Batch | RecordError]:
+        """Yield the episodes, all of a record batch together, else row by row, or the errors."""
+        yield from self.errors
+        first = self.first
+        for rows in self.rows:
+            try:
+                yield parquet_batch.decode_group(rows)
+            except parquet_batch.IrregularGroup:
+                yield from _decode_rows(path, first, rows)
+            first += rows.num_rows
+
+
+@dataclass(frozen=True)
+class _GroupReader:
+    """An open file: its path, the stream whose pages are checked, pyarrow's reader, the offset where its data end."""
+
+    path: Path
+    stream: IO[bytes]
+    file: pq.ParquetFile
+    end: int
+
+    def read_ahead(self, groups: Iterable[_PlacedGroup]) -> Iterator[_LoadedGroup]:
+        """Yield the groups in order; while one is used, a thread reads the next. Only that thread touches the file."""
+        with ThreadPoolExecutor(1) as thread:
+            awaited: deque[Future[_LoadedGroup]] = deque()
+            for placed in groups:
+                awaited.append(thread.submit(self.read_group, placed))
+                if len(awaited) > 1:
+                    yield awaited.popleft().result()
+            while awaited:
+                yield awaited.popleft().result()
+
+    def read_group(self, placed: _PlacedGroup) -> _LoadedGroup:
+        """Return the rows of a group, or its errors where it is damaged."""
+        group, first = placed.group, placed.first
         try:
-            yield parquet_batch.decode_group(rows)
-        except parquet_batch.IrregularGroup:
-            yield from _decode_rows(path, first, rows)
-        first += rows.num_rows
+            group.check_pages(self.stream, self.end)
+            return _LoadedGroup(first, self.file.read_row_group(placed.number).to_batches())
+        except RecordError as error:
+            reason = error
+        except _DAMAGED as error:
+            reason = RecordError(_one_line_message(error), remedy=REMEDY_BROKEN)
+        reason.problem = f"rows {first} to {first + group.rows - 1} cannot be read: {reason.problem}"
+        return _LoadedGroup(first, errors=self.lost_episodes(placed, reason))
 
-
-def _report_lost(
-    path: Path, file: pq.ParquetFile, group: RowGroup, number: int, why: RecordError
-) -> Iterator[DamageError]:
-    """Yield the errors of a damaged row group: one for each episode by name, or one for all if names cannot be read."""
-    try:
-        names = file.read_row_group(number, columns=[_NAME]).column(_NAME).to_pylist()
-    except _DAMAGED:
-        names = []
-    if len(names) != group.rows or None in names:
-        yield DamageError(why.problem, episodes=group.rows, remedy=why.remedy, place=Place(file=str(path)))
-        return
-    for name in names:
-        yield DamageError(why.problem, remedy=why.remedy, place=Place(file=str(path), episode=name))
+    def lost_episodes(self, placed: _PlacedGroup, why: RecordError) -> list[DamageError]:
+        """Return the errors of a damaged group: one for each episode by name, or one for all without their names."""
+        file = str(self.path)
+        try:
+            names = self.file.read_row_group(placed.number, columns=[_NAME]).column(_NAME).to_pylist()
+        except _DAMAGED:
+            names = []
+        if len(names) != placed.group.rows or None in names:
+            return [DamageError(why.problem, episodes=placed.group.rows, remedy=why.remedy, place=Place(file=file))]
+        return [DamageError(why.problem, remedy=why.remedy, place=Place(file=file, episode=name)) for name in names]
 
 
 def _decode_rows(path: Path, first: int, rows: pa.RecordBatch) -> Iterator[Batch | RecordError]:
