@@ -182,6 +182,9 @@ def _write_file(path: Path, content: bytes) -> None:
 
 
 def _encode_json(document: Mapping[str, object], indent: int | None = None) -> bytes:
-    """Return a document as UTF-8 JSON with a line end; raises `ValueError` for numbers that are not finite."""
+    """Return a document as UTF-8 JSON with a line end; raises `ValueError` for NaN and infinities.
+
+    Lone surrogates become `?`.
+    """
     text = json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=False)
     return text.encode("utf-8", "replace") + b"\n"  # a file name in a traceback may hold lone surrogates

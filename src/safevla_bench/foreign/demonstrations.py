@@ -292,10 +292,12 @@ def _read_instructions(folder: Path) -> Iterator[tuple[int, str]]:
 
 
 def read_demonstrations(path: Path) -> list[RecordedActions] | None:
-    """Return the episodes of a file or folder, in its order; None if it is none of these forms.
+    """Return the episodes of an HDF5 file (`.hdf5`, `.h5`), of a folder of these by name, or of a LeRobot dataset.
+
+    None for anything else; what it is, the names alone say.
 
     Raises:
-        RecordError: it is one, and cannot be read; or a package is missing.
+        RecordError: it is missing, cannot be read or holds no demonstrations; or a package is missing.
     """
     if path.is_dir():
         if (path / INFO).is_file():

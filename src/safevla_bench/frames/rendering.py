@@ -212,7 +212,9 @@ def open_stage(folder: Path, host: Host, record: Batch) -> Stage:
     `record` is a batch of one.
 
     Raises:
-        HostError: the host cannot show episodes, rendering does not work here, or the record lacks a needed channel.
+        HostError: the host cannot show episodes or lacks the task, rendering does not work here, or the record lacks a
+            needed channel.
+        RunError: run.json is missing or damaged.
     """
     if not isinstance(host, StagingHost):
         problem = f"the host {host.name!r} cannot show what it recorded"

@@ -172,9 +172,9 @@ def _env_seed(task: Task, episode: int, rules: EvaluationProtocol, seed: int) ->
 
 
 def _count_episodes(task: Task, episodes: Episodes, rules: EvaluationProtocol) -> int:
-    """Return how many episodes of a task to run: the given number, the task's own (None), else the protocol's.
+    """Return how many episodes of a task to run: the given number; for None the task's own; else the protocol's.
 
-    Where the protocol has no number for the suite, or the episodes are those of a recording, the task's own counts.
+    Where the protocol has no number for the suite, the task's own counts.
     """
     if isinstance(episodes, int):
         return episodes

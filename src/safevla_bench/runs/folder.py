@@ -264,7 +264,10 @@ def read_table(content: bytes) -> pa.Table:
 
 
 def dump_json(document: object) -> bytes:
-    """Return a document as JSON for people: two spaces a level."""
+    """Return a document as JSON for people: two spaces a level, a line end; NaN becomes null.
+
+    Raises `TypeError` for NumPy's values and other types that msgspec does not know.
+    """
     return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
 
 

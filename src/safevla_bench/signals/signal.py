@@ -174,7 +174,7 @@ class RecordFields:
 
     @cached_property
     def held_quat(self) -> Floats:
-        """Orientation of the held target, [N, 4], unit, NaN where not recorded."""
+        """Orientation of `held_body` (the target while nothing is held), unit wxyz, [N, 4]; NaN as in `held_pos`."""
         rows = self._pose_rows(self.batch.body_quat_wxyz, self.held_body, at=np.arange(len(self.held_body)))
         return unit_quaternions(rows)
 

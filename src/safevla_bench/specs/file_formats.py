@@ -180,8 +180,8 @@ def is_library_file(path: Path) -> bool:
 def _read_toml_source(path: Traversable, origin: RowOrigin, is_built_in: bool) -> LibrarySource:
     """Return the drafts, tags and limits of a TOML library; with `based_on`, after the built-in library's drafts.
 
-    Rows of [[replace]] are applied to these inherited drafts. Raises the origin's error for a `based_on` that is not
-    built in, and for [[replace]] without `based_on`.
+    [[replace]] changes inherited drafts; a new threshold also makes a new id, as in `…@100N`, unless `is_built_in`.
+    Raises the origin's error for a `based_on` that is not built in, and for [[replace]] without it or of an unknown id.
     """
     tables = read_toml(path, LibraryFile, origin)
     drafts = tuple(

@@ -25,7 +25,10 @@ _COLUMNS = {
 def describe_dataset(
     judged: Judged, cameras: CameraChoice | None, left_out: Sequence[str], state: Mapping[str, object]
 ) -> dict[str, object]:
-    """Return what `meta/safevla.json` holds: the clauses with their limits, the columns, and what judged them."""
+    """Return what `meta/safevla.json` holds: clauses of the scored tier with their limits, columns, what judged them.
+
+    `state` describes the numbers of `observation.state`; `left_out` says what was left out, and why.
+    """
     return {
         "kind": "safevla-dataset",
         "schema_version": 1,

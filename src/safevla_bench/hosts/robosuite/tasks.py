@@ -94,8 +94,10 @@ def versions() -> dict[str, str]:
 def make_env(name: str, wants: Wants, seed: int) -> Any:
     """Return robosuite's environment of a task, whose generator has that seed, before its reset.
 
+    From then on robosuite's log lacks what `quieten_log` names.
+
     Raises:
-        HostError: robosuite cannot be imported here.
+        HostError: robosuite is not installed, is not version 1.5, or cannot be imported here.
     """
     versions()
     quieten_log()

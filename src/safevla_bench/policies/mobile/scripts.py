@@ -87,7 +87,10 @@ def press_button(seen: Observation, style: MobileStyle) -> Move:
 
 
 def put_object(seen: Observation, style: MobileStyle) -> Move:
-    """Bring the object into a container or an open cabinet and leave; nothing where it goes elsewhere."""
+    """Bring the object into a movable container or a cabinet, and leave; nothing where the goal's first row differs.
+
+    A cabinet is a fixture of two or more shelf boards. Its doors are taken to be open, unchecked.
+    """
     scene = read_scene(seen)
     verb, name, place = scene.goal[0]
     if place in scene.movable:

@@ -342,9 +342,9 @@ def _select_suites(result: PolicyResults, suite_of: Mapping[str, str]) -> Policy
 
 
 def _is_balanced(group: _TaskGroup) -> bool:
-    """Return whether every policy has the same number of episodes in every suite.
+    """Return whether there is one suite, or every policy has as many episodes, crashed and stopped too, in each suite.
 
-    Then the pooled rate is the mean over suites.
+    Then the pooled rate is the mean over suites, unless an episode crashed or stopped.
     """
     planned = {cell.n + cell.crashed + cell.stopped for by_suite in group.cells.values() for cell in by_suite.values()}
     return len(group.suites) == 1 or len(planned) == 1

@@ -140,7 +140,7 @@ def headline_table(
     *,
     privileged: Collection[str | None] = (),
 ) -> Table:
-    """Return the table of the headline numbers, a row per policy × suite; several cells are pooled in a last row.
+    """Return the table of the headline numbers, a row per policy × suite; several have their aggregate below.
 
     Args:
         cells: one summary a row.
