@@ -177,3 +177,59 @@ def test_a_sequential_plan_stands_beside_each_paired_one():
 def test_one_task_is_no_plan_for_others():
     with pytest.raises(SafevlaError, match="one task says nothing about others"):
         sample_size.plan_sample_size(sample_size.SampleSizeRequest(difference=0.1, tasks=1))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "problem"),
+    [
+        ({"difference": np.nan}, "a difference of 0"),
+        ({"difference": 1e-300}, "cannot be planned for"),
+        ({"difference": 0.1, "power": 1.0}, "a power of 1 is never reached"),
+        ({"difference": 0.1, "power": np.nan}, "a power of nan"),
+        ({"difference": 0.1, "confidence": 1.0}, "a confidence of 1"),
+        ({"difference": 0.1, "discordant": np.nan}, "differ in at least 0.1 of the pairs"),
+        ({"difference": 0.1, "tasks": 5, "task_spread": np.nan}, "spread is nan"),
+        ({"difference": 0.1, "tasks": 5, "task_spread": np.inf}, "spread is inf"),
+        ({"difference": 0.1, "tasks": 5, "task_spread": -0.1}, "spread is -0.1"),
+    ],
+)
+def test_a_plan_without_end_is_refused(wanted, problem):
+    with pytest.raises(SafevlaError, match=problem):
+        sample_size.plan_sample_size(sample_size.SampleSizeRequest(**wanted))
+
+
+WRONG_DIFFERENCES = [0.0, np.nan, np.inf, 1.2, -1.2]
+WRONG_SHARES = [-0.1, 1.1, np.nan, np.inf]
+
+
+@pytest.mark.parametrize(
+    ("plan", "wrong"),
+    [
+        *((lambda wrong: least_tasks(wrong, 0.1), wrong) for wrong in WRONG_DIFFERENCES),
+        *((lambda wrong: task_sample_size(wrong, 0.1, 5, 0.3), wrong) for wrong in WRONG_DIFFERENCES),
+        *((lambda wrong: paired_sample_size(wrong, 0.3), wrong) for wrong in [*WRONG_DIFFERENCES, 0.4]),
+        *((lambda wrong: sequential_paired_plan(wrong, 0.3), wrong) for wrong in [*WRONG_DIFFERENCES[1:], 0.4]),
+        *((lambda wrong: unpaired_sample_size(0.5, wrong), wrong) for wrong in [0.5, *WRONG_SHARES]),
+        *((lambda wrong: rate_sample_size(0.5, wrong), wrong) for wrong in WRONG_SHARES),
+        *((lambda wrong: sequential_rate_plan(0.5, wrong), wrong) for wrong in WRONG_SHARES),
+        *((lambda wrong: half_width(wrong, 10), wrong) for wrong in WRONG_SHARES),
+        *((lambda wrong: task_sample_size(0.1, 0.1, wrong, 0.3), wrong) for wrong in [0, 1, -1]),
+        *((lambda wrong: task_sample_size(0.1, 0.1, 5, wrong), wrong) for wrong in [-0.1, np.nan, np.inf]),
+    ],
+)
+def test_a_number_that_no_plan_can_have_is_refused(plan, wrong):
+    with pytest.raises(SafevlaError):
+        plan(wrong)
+
+
+def test_the_least_number_of_tasks_is_the_first_that_has_the_power():
+    """So many tasks have the power, one fewer has not; a difference of a hundredth of a point is planned for too."""
+    for difference, spread in [(0.1, 0.2), (0.3, 0.05), (0.05, 0.3), (0.2, 0.2)]:
+        tasks = least_tasks(difference, spread)
+        assert task_sample_size(difference, spread, tasks, 0.0) == 1
+        assert tasks == 2 or task_sample_size(difference, spread, tasks - 1, 0.0) is None
+    assert least_tasks(1e-4, 0.1) == pytest.approx((1.96 + 0.8416) ** 2 * 1e6, rel=1e-3)
+
+
+def test_pairs_beyond_a_million_are_those_of_the_normal_approximation():
+    assert paired_sample_size(0.001, 0.3) == pytest.approx((1.96 + 0.8416) ** 2 * 0.3 / 1e-6, rel=1e-3)

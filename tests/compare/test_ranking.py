@@ -100,3 +100,34 @@ def test_a_suite_without_verdicts_leaves_no_ranking():
 def test_other_protocols_are_compared_as_independent_with_the_reason(protocols):
     found = rank_under_variants(SCORES, BATCH.headers, RULES.library, VARIANTS, protocols=protocols)
     assert (found.paired, found.unpaired) == (False, "the sources were run under different protocols")
+
+
+def stopped(policy: str, **changes: object) -> Batch:
+    """An episode that was stopped after a contact of 150 N: unsafe where 100 N are the limit, else unknown."""
+    (batch,) = episodes(policy, (False,), 150.0)
+    header = structs.replace(
+        batch.headers[0], episode_id=f"{policy}-stopped", success=False, outcome="stopped", **changes
+    )
+    return replace(batch, headers=(header,))
+
+
+def test_episodes_are_paired_under_every_variant_or_under_none():
+    """The stopped episode does not say where it started; it counts under 100 N alone, and then nothing can be paired.
+
+    The first variants and the last would pair.
+    """
+    batch = concatenate_batches([BATCH, stopped("firm", init_state_index=None)])
+    scores = score(batch, RULES)
+    found = rank_under_variants(scores, batch.headers, RULES.library, VARIANTS)
+    assert not found.paired
+    assert "do not say from which initial state they started" in found.unpaired
+    for variant, ranking in zip(VARIANTS, found.variants, strict=True):
+        results = split_by_policy(apply_variant(scores, RULES.library, variant), batch.headers)
+        comparison = compare_policies(results, ComparisonOptions(metrics=("safety",)), paired=False)
+        assert ranking.differences == comparison.scopes[-1].metrics[0].differences
+    assert compare_policies(split_by_policy(scores, batch.headers)).paired
+
+
+def test_a_policy_that_has_episodes_under_some_variants_only_has_no_rank():
+    batch = concatenate_batches([BATCH, stopped("halted")])
+    assert rank_under_variants(score(batch, RULES), batch.headers, RULES.library, VARIANTS) is None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -60,13 +61,31 @@ def compare_where_possible(
     Raises:
         RunError: they cannot be compared either way.
     """
+    return _pair_where_possible(
+        lambda paired: compare_policies(results, options, paired=paired, across_versions=True), protocols
+    )
+
+
+Compared = TypeVar("Compared")
+
+
+def _pair_where_possible(
+    compare: Callable[[bool], Compared], protocols: Sequence[Mapping[str, object]]
+) -> tuple[Compared, str]:
+    """Return what `compare` makes of paired episodes and "", else of independent ones and why they are not paired.
+
+    `compare` takes whether to pair, and raises `RunError` where it cannot. Different protocols are a reason too.
+    """
+    if any(protocol != protocols[0] for protocol in protocols):
+        return compare(False), "the sources were run under different protocols"
     try:
-        if any(protocol != protocols[0] for protocol in protocols):
-            raise RunError("the sources were run under different protocols")
-        return compare_policies(results, options, across_versions=True), ""
+        return compare(True), ""
     except RunError as error:
         unpaired = error.problem
-    return compare_policies(results, options, paired=False, across_versions=True), unpaired
+    return compare(False), unpaired
+
+
+_BY_SAFETY = ComparisonOptions(metrics=("safety",))
 
 
 def rank_under_variants(
@@ -81,7 +100,9 @@ def rank_under_variants(
     """Return the ranking of the policies by Safety over all suites, under each variant of the thresholds.
 
     None if the policies cannot be ranked under every variant: there is only one, or one has no Safety over all suites.
-    Policies without an episode are left out. Episodes are paired where possible; `unpaired` says why they are not.
+    Policies without an episode are left out. Episodes are paired under every variant, or under none, so that only the
+    thresholds differ between the variants; `unpaired` says why they are not. A threshold can decide whether episodes
+    pair: an episode that was stopped counts if it had violated, whether or not it says where it started.
 
     Args:
         scores: the verdicts.
@@ -94,48 +115,54 @@ def rank_under_variants(
     Raises:
         SpecError: a variant needs `rescore`, and there is none.
     """
-    rankings: list[VariantRanking] = []
-    unpaired, paired, confidence = "", True, ComparisonOptions().confidence
-    reference: Mapping[tuple[str, str], Difference] = {}
-    for variant in variants:
-        changed = apply_variant(scores, library, variant, rescore)
-        results = [result for result in split_by_policy(changed, headers) if len(result)]
-        try:
-            comparison, unpaired = compare_where_possible(
-                results, ComparisonOptions(metrics=("safety",)), protocols=protocols
-            )
-        except RunError:
-            return None
-        paired = comparison.paired
-        values = _pooled_values(comparison)
-        if values is None:
-            return None
-        (metric,) = comparison.scopes[-1].metrics
-        names = rankings[0].order if rankings else tuple(values)
-        reference = reference or _by_pair(metric.differences)
-        rankings.append(
-            VariantRanking(
-                variant=variant.name,
-                order=tuple(sorted(names, key=lambda name: -values[name])),
-                differences=metric.differences,
-                reversed=tuple(_reversed_pairs(reference, metric.differences)),
-            )
+
+    def compare_variants(paired: bool) -> list[Comparison] | None:
+        """Return the comparison under each variant; None if the policies are not the same under all."""
+        comparisons: list[Comparison] = []
+        for variant in variants:
+            changed = apply_variant(scores, library, variant, rescore)
+            results = [result for result in split_by_policy(changed, headers) if len(result)]
+            comparisons.append(compare_policies(results, _BY_SAFETY, paired=paired, across_versions=True))
+            if comparisons[-1].policies != comparisons[0].policies:
+                return None
+        return comparisons
+
+    try:
+        comparisons, unpaired = _pair_where_possible(compare_variants, protocols)
+    except RunError:
+        return None
+    values = [_pooled_values(comparison) for comparison in comparisons or ()]
+    if not comparisons or not all(values):
+        return None
+    names = tuple(values[0])
+    order = tuple(sorted(names, key=lambda name: -values[0][name]))
+    differences = [comparison.scopes[-1].metrics[0].differences for comparison in comparisons]
+    rankings = [
+        VariantRanking(
+            variant=variant.name,
+            order=tuple(sorted(order, key=lambda name: -variant_values[name])),
+            differences=variant_differences,
+            reversed=tuple(_reversed_pairs(_by_pair(differences[0]), variant_differences)),
         )
-    return RankingSensitivity(variants=tuple(rankings), paired=paired, confidence=confidence, unpaired=unpaired)
+        for variant, variant_values, variant_differences in zip(variants, values, differences, strict=True)
+    ]
+    return RankingSensitivity(
+        variants=tuple(rankings), paired=not unpaired, confidence=_BY_SAFETY.confidence, unpaired=unpaired
+    )
 
 
-def _pooled_values(comparison: Comparison) -> dict[str, float] | None:
+def _pooled_values(comparison: Comparison) -> dict[str, float]:
     """Return each policy's Safety in the last scope (all suites, or the only one), from 0 to 1.
 
-    None if a policy has none, or Safety was not compared.
+    {} if a policy has none, or Safety was not compared.
     """
     values: dict[str, float] = {}
     for metric in comparison.scopes[-1].metrics:
         for standing in metric.standings:
             if standing.value is None:
-                return None
+                return {}
             values[standing.policy] = standing.value
-    return values or None
+    return values
 
 
 def _by_pair(differences: Sequence[Difference]) -> dict[tuple[str, str], Difference]:

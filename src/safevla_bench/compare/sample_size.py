@@ -71,8 +71,8 @@ def plan_sample_size(request: SampleSizeRequest) -> SampleSizePlan:
     """Return the number of episodes of each policy that detects the difference, by design.
 
     Raises:
-        SafevlaError: the difference is not above 0, the other rate would leave 0 to 1, fewer pairs differ than the
-            rates do, or there is one task.
+        SafevlaError: the difference is not above 0 or too small to plan for, the other rate would leave 0 to 1, fewer
+            pairs differ than the rates do, there is one task, or a number is no share.
     """
     if request.tasks is not None and request.tasks < 2:
         raise SafevlaError("one task says nothing about others", remedy="Give --task-count 2 or more.")
@@ -117,7 +117,7 @@ def _paired_designs(request: SampleSizeRequest, first: float, second: float) -> 
     """
     difference = abs(first - second)
     if request.discordant is not None:
-        if request.discordant < difference - 1e-12:
+        if not request.discordant >= difference - 1e-12:
             problem = f"rates {100 * difference:g} points apart differ in at least {difference:g} of the pairs"
             raise SafevlaError(problem, remedy=f"Give --discordant {difference:g} or more.")
         shares = {"paired, as given": max(difference, request.discordant)}

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from fractions import Fraction
 from functools import cache
 from importlib import resources
+from math import isfinite
 
 import msgspec
 
 from safevla_bench.errors import SpecError
 from safevla_bench.specs import Library, Spec, severe_magnitude
 from safevla_bench.specs.table_reader import RowOrigin, convert_row, read_toml, suggest_names
+from safevla_bench.text.sanitize import shorten_name
 
 _MOST_THRESHOLDS = 1000
 
@@ -141,7 +143,7 @@ def parse_sweep(text: str, library: Library) -> SweepRequest:
 def _sweep_error(text: str, why: str) -> SpecError:
     """Return, without raising, the `SpecError` that a text is no sweep."""
     remedy = "Write NAME=LOW:HIGH:COUNT, such as non_target_max_disp=0.002:0.05:25, or NAME=A,B,C; in the spec's unit."
-    return SpecError(f"{text!r} is no sweep: {why}", remedy=remedy)
+    return SpecError(f"{shorten_name(text)!r} is no sweep: {why}", remedy=remedy)
 
 
 def _find_specs(library: Library, name: str) -> Sequence[Spec]:
@@ -166,27 +168,50 @@ def _find_specs(library: Library, name: str) -> Sequence[Spec]:
 def _parse_grid(text: str, grid: str) -> tuple[float, ...]:
     """Return the thresholds of a grid, `LOW:HIGH:COUNT` or `A,B,C`, rising and each once.
 
-    Raises `SpecError`, which quotes the whole sweep `text`, for any other grid and for a threshold that is not above 0.
+    Raises `SpecError`, which quotes the whole sweep `text`, for any other grid, for more than `_MOST_THRESHOLDS`, and
+    for a threshold that is not above 0.
     """
     try:
         if ":" in grid:
-            low, high, count = (Fraction(part) for part in grid.split(":"))
-            exact = _space_evenly(low, high, count)
+            low, high, count = grid.split(":")
+            exact = _space_evenly(text, _parse_number(low), _parse_number(high), _parse_number(count))
         else:
-            exact = sorted({Fraction(part) for part in grid.split(",")})
+            exact = sorted({_parse_number(part) for part in _split_list(text, grid)})
         values = tuple(float(value) for value in exact)
     except (ValueError, ZeroDivisionError, OverflowError):
-        raise _sweep_error(text, f"{grid!r} is no grid of numbers") from None
+        raise _sweep_error(text, f"{shorten_name(grid)!r} is no grid of numbers") from None
     if not values or not values[0] > 0:
         raise _sweep_error(text, "thresholds are positive magnitudes, from LOW up to HIGH")
     return values
 
 
-def _space_evenly(low: Fraction, high: Fraction, count: Fraction) -> list[Fraction]:
+def _parse_number(text: str) -> Fraction:
+    """Return a number exactly as written; raise `ValueError` for any other text, and where a float cannot hold it.
+
+    The float comes first: the exact value of 1e999999999 takes more time and memory than there is.
+    """
+    nearest = 1.0 if "/" in text else float(text)
+    if not isfinite(nearest):
+        raise ValueError
+    return Fraction(text) if nearest else Fraction(0)
+
+
+def _split_list(text: str, grid: str) -> list[str]:
+    """Return the parts of a grid `A,B,C`; raise `SpecError` if they are more than `_MOST_THRESHOLDS`."""
+    parts = grid.split(",")
+    if len(parts) > _MOST_THRESHOLDS:
+        raise _sweep_error(text, f"it has {len(parts)} thresholds, and {_MOST_THRESHOLDS} are the most")
+    return parts
+
+
+def _space_evenly(text: str, low: Fraction, high: Fraction, count: Fraction) -> list[Fraction]:
     """Return exact, evenly spaced values, both ends included, so that 0.005 on a grid equals the threshold 0.005.
 
-    Raises `ValueError` unless low < high and count is a whole number from 2 to `_MOST_THRESHOLDS`.
+    Raises `ValueError` unless low < high and count is a whole number from 2 on, `SpecError` if it is more than
+    `_MOST_THRESHOLDS`.
     """
-    if not (high > low and count.denominator == 1 and 2 <= count <= _MOST_THRESHOLDS):
+    if not (high > low and count.denominator == 1 and count >= 2):
         raise ValueError
+    if count > _MOST_THRESHOLDS:
+        raise _sweep_error(text, f"COUNT is {int(count)}, and {_MOST_THRESHOLDS} are the most")
     return [low + (high - low) * k / (count - 1) for k in range(int(count))]
