@@ -101,6 +101,51 @@ def test_what_is_no_demonstration_is_an_error(tmp_path):
         read_demonstrations(tmp_path / "c.hdf5")
 
 
+def spoil_actions(demo):
+    del demo["actions"]
+    demo["actions"] = [["left", "right"]] * 4
+
+
+def spoil_group(demo):
+    del demo["actions"]
+    demo.create_group("actions")
+
+
+def spoil_pose(demo):
+    demo.attrs["model_file"] = MODEL.replace("0.1 0.2 0.9", "0.1 high 0.9")
+
+
+def spoil_model(demo):
+    demo.attrs["model_file"] = MODEL[:60]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "problem"),
+    [
+        (spoil_actions, r"field actions: cannot be read as numbers"),
+        (spoil_group, r"field actions: has the shape"),
+        (spoil_pose, r"field model_file: the model cannot be read: could not convert string to float: 'high'"),
+        (spoil_model, r"field model_file: the model cannot be read"),
+    ],
+)
+def test_a_damaged_part_of_a_demonstration_is_an_error_with_its_place(tmp_path, spoil, problem):
+    path = demonstrations(tmp_path / "a.hdf5")
+    with h5py.File(path, "r+") as file:
+        spoil(file["data/demo_1"])
+    with pytest.raises(RecordError, match=rf"a\.hdf5.*demo_1.*{problem}"):
+        read_demonstrations(path)
+
+
+@pytest.mark.parametrize("name", ["data", "data/demo_1"])
+def test_an_array_in_the_place_of_a_group_is_an_error_that_names_it(tmp_path, name):
+    path = demonstrations(tmp_path / "a.hdf5")
+    with h5py.File(path, "r+") as file:
+        del file[name]
+        file[name] = np.zeros(3)
+    with pytest.raises(RecordError, match=rf"a\.hdf5.*{name.rpartition('/')[2]} is no group"):
+        read_demonstrations(path)
+
+
 def test_other_forms_are_left_to_others(tmp_path):
     assert read_demonstrations(tmp_path) is None
     assert read_demonstrations(tmp_path / "episodes.jsonl") is None
@@ -144,6 +189,56 @@ def test_a_dataset_without_frames_is_an_error(tmp_path):
     (tmp_path / "meta" / "info.json").write_text("{}")
     with pytest.raises(RecordError, match="no episodes"):
         read_demonstrations(tmp_path)
+
+
+def rewrite_column(folder, name, values):
+    """Replace a column of the dataset's second file."""
+    path = folder / "data" / "chunk-000" / "file-001.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.set_column(table.schema.get_field_index(name), name, values), path)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "problem"),
+    [
+        ("action", pa.array([["left"] * 7] * 5), "cannot be read: could not convert string to float"),
+        ("action", pa.array([[0.0] * 7] * 4 + [[0.0] * 6]), "cannot be read"),
+        ("action", pa.array([[0.0] * 7] * 4 + [None]), "cannot be read"),
+        ("action", pa.array([0.0] * 5), r"action has the shape \(5,\)"),
+        ("episode_index", pa.array(["a"] * 5), "episode_index holds string"),
+        ("frame_index", pa.array([0, 1, 2, 3, None]), "frame_index holds int64, or nothing in places"),
+        ("task_index", pa.array([0.5] * 5), "task_index holds double"),
+    ],
+)
+def test_a_damaged_column_of_a_dataset_is_an_error_that_names_its_file(tmp_path, name, values, problem):
+    folder = dataset(tmp_path / "libero")
+    rewrite_column(folder, name, values)
+    with pytest.raises(RecordError, match=rf"file-001\.parquet.*{problem}"):
+        read_demonstrations(folder)
+
+
+def test_files_of_other_actions_are_no_dataset(tmp_path):
+    folder = dataset(tmp_path / "libero")
+    rewrite_column(folder, "action", pa.array([[0.0] * 6] * 5))
+    with pytest.raises(RecordError, match="actions have 7 and 6 numbers"):
+        read_demonstrations(folder)
+
+
+@pytest.mark.parametrize("row", ['{"task_index": 1}', '{"task": "turn on the stove"}', '["a"]', '{"task_index": null}'])
+def test_a_damaged_row_of_tasks_is_an_error_that_names_it(tmp_path, row):
+    folder = dataset(tmp_path / "libero", version="v2.1")
+    with (folder / "meta" / "tasks.jsonl").open("a") as stream:
+        stream.write(f"\n{row}")
+    with pytest.raises(RecordError, match=r"tasks\.jsonl.*row 3 lacks"):
+        read_demonstrations(folder)
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff", b"[" * 100_000])
+def test_tasks_that_cannot_be_read_are_an_error_that_names_the_file(tmp_path, content):
+    folder = dataset(tmp_path / "libero", version="v2.1")
+    (folder / "meta" / "tasks.jsonl").write_bytes(content)
+    with pytest.raises(RecordError, match=r"tasks\.jsonl.*cannot be read"):
+        read_demonstrations(folder)
 
 
 TASK = Task("libero-goal", "task_7", 7, "turn_on_the_stove", "turn on the stove", (0.0,) * 6 + (-1.0,), 50)

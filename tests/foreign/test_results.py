@@ -103,3 +103,17 @@ def test_an_empty_evaluation_a_foreign_database_and_a_missing_file_are_errors(tm
         foreign.read_results(tmp_path / "other.sqlite")
     with pytest.raises(RecordError, match="No such file"):
         foreign.read_results(tmp_path / "missing.json")
+
+
+def test_a_file_that_cannot_be_read_holds_no_results(tmp_path, monkeypatch):
+    """Whoever reads it as a source then says why; here nothing is raised."""
+    path = lerobot(tmp_path / "results.json", per_task=PER_TASK)
+    assert foreign.find_results(path) == [path]
+
+    def refuse(*_arguments, **_options):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.open", refuse)
+    monkeypatch.setattr("pathlib.Path.read_bytes", refuse)
+    assert foreign.find_results(path) == []
+    assert foreign.read_recorded_actions(path) is None

@@ -80,10 +80,13 @@ def find_results(path: Path) -> list[Path]:
 
 
 def _holds_successes(path: Path) -> bool:
-    """Return whether a `.json` file holds one of LeRobot's result keys; False for another suffix or invalid JSON."""
+    """Return whether a `.json` file holds one of LeRobot's result keys.
+
+    False for another suffix, invalid JSON, and a file that cannot be read: whoever reads it as a source says why.
+    """
     try:
         tree = json.loads(path.read_bytes()) if path.suffix == ".json" else None
-    except (ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(tree, dict) and not _RESULT_KEYS.isdisjoint(tree)
 

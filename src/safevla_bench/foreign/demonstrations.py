@@ -106,6 +106,8 @@ def _normalize_instruction(instruction: str) -> str:
 
 SUFFIXES = (".hdf5", ".h5")
 _LARGEST_XML = 64 * 2**20
+_MOST_NUMBERS = 1 << 28
+"""Numbers of one field of a demonstration, 2 GiB; a small file that says more is hostile."""
 
 
 def read_hdf5(path: Path) -> list[RecordedActions]:
@@ -122,32 +124,36 @@ def read_hdf5(path: Path) -> list[RecordedActions]:
     try:
         with h5py.File(path, "r") as file:
             return list(_read_demos(path, file))
-    except (OSError, KeyError) as error:
-        remedy = "Name an HDF5 file of demonstrations: data/demo_N/actions and states."
-        raise RecordError(f"cannot be read: {error}", remedy=remedy, place=_file_place(path)) from None
+    except (OSError, KeyError, RuntimeError) as error:
+        raise RecordError(f"cannot be read: {error}", remedy=_HDF5_REMEDY, place=_file_place(path)) from None
+
+
+_HDF5_REMEDY = "Name an HDF5 file of demonstrations: data/demo_N/actions and states."
 
 
 def _read_demos(path: Path, file: Any) -> Iterator[RecordedActions]:
     """Yield the demonstrations of an open HDF5 file, by number.
 
-    Raises `RecordError` if there are none, actions or states are no matrix, or their counts disagree; `KeyError` if
-    the file lacks `data` or a demonstration lacks `actions`.
+    Raises `RecordError` if there are none, a demonstration is no group, actions or states are no matrix of numbers or
+    their counts disagree, or the model cannot be read; `KeyError` if the file lacks `data` or a demonstration lacks
+    `actions`.
     """
-    data = file["data"]
+    data = _require_group(path, "data", file["data"])
     suite, task, instruction = _read_task(data.attrs)
     names = [name for name in data if re.fullmatch(r"demo_\d+", name)]
     if not names:
         remedy = "Demonstrations are the groups data/demo_0, data/demo_1, …"
         raise RecordError("there are no demonstrations", remedy=remedy, place=_file_place(path))
-    for name in sorted(names, key=lambda one: int(one.removeprefix("demo_"))):
-        demo = data[name]
+    for name in sorted(names, key=lambda group: int(group.removeprefix("demo_"))):
+        demo = _require_group(path, name, data[name])
         actions = _read_matrix(path, name, "actions", demo["actions"])
         states = _read_matrix(path, name, "states", demo["states"]) if "states" in demo else None
         if states is not None and not len(actions) <= len(states) <= len(actions) + 1:
             problem = f"{len(states)} states, but {len(actions)} actions"
             remedy = "A state stands before each action, and perhaps one after the last."
             raise RecordError(problem, remedy=remedy, place=Place(str(path), episode=name, field="states"))
-        fixtures = _parse_fixtures(_decode_text(demo.attrs.get("model_file")))
+        model = Place(str(path), episode=name, field="model_file")
+        fixtures = _parse_fixtures(_decode_text(demo.attrs.get("model_file")), model)
         yield RecordedActions(
             name=name,
             source=path.name,
@@ -160,11 +166,24 @@ def _read_demos(path: Path, file: Any) -> Iterator[RecordedActions]:
         )
 
 
+def _require_group(path: Path, name: str, item: Any) -> Any:
+    """Return an item of an HDF5 file that has items itself; raise `RecordError` if it is an array."""
+    if hasattr(item, "keys"):
+        return item
+    raise RecordError(f"{name} is no group", remedy=_HDF5_REMEDY, place=_file_place(path))
+
+
 def _read_matrix(path: Path, name: str, field: str, rows: Any) -> Floats:
-    """Return the rows of a demonstration's field, [n, k]; raise `RecordError` if they are no matrix."""
-    values = np.asarray(rows, dtype=np.float64)
+    """Return the rows of a demonstration's field, [n, k]; raise `RecordError` if they are no matrix of numbers."""
+    place = Place(str(path), episode=name, field=field)
+    if getattr(rows, "size", 0) > _MOST_NUMBERS:
+        raise RecordError(f"has {rows.size} numbers", remedy="Split the file; so many are no episode.", place=place)
+    try:
+        values = np.asarray(rows, dtype=np.float64)
+    except (OSError, TypeError, ValueError) as error:
+        problem = f"cannot be read as numbers: {' '.join(str(error).split())}"
+        raise RecordError(problem, remedy="One row of numbers a step.", place=place) from None
     if values.ndim != 2:
-        place = Place(str(path), episode=name, field=field)
         raise RecordError(f"has the shape {values.shape}", remedy="One row a step.", place=place)
     return values
 
@@ -205,19 +224,21 @@ def _decode_text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _parse_fixtures(xml: str | None) -> tuple[tuple[str, tuple[float, ...]], ...]:
+def _parse_fixtures(xml: str | None, place: Place) -> tuple[tuple[str, tuple[float, ...]], ...]:
     """Return name and pose, position [3] in m and quaternion [4] wxyz, of each top body without a free joint.
 
-    () without XML, and for XML that is too large, not valid or has declarations.
+    () without XML, and for XML that is too large or has declarations. Raises `RecordError` for text that is no XML, and
+    for a pose that is no numbers.
     """
     if not xml or len(xml) > _LARGEST_XML or "<!" in xml:  # no entities from a stranger's file
         return ()
     try:
         world = ElementTree.fromstring(xml).find("worldbody")
-    except ElementTree.ParseError:
-        return ()
-    bodies = [] if world is None else world.findall("body")
-    fixed = ((body.get("name"), _parse_pose(body)) for body in bodies if not _has_free_joint(body))
+        bodies = [] if world is None else world.findall("body")
+        fixed = [(body.get("name"), _parse_pose(body)) for body in bodies if not _has_free_joint(body)]
+    except (ElementTree.ParseError, ValueError) as error:
+        remedy = "Copy the file again. Without this attribute, fixtures stand where the simulator puts them."
+        raise RecordError(f"the model cannot be read: {error}", remedy=remedy, place=place) from None
     return tuple((name, pose) for name, pose in fixed if name and len(pose) == 7)
 
 
@@ -226,6 +247,7 @@ def _has_free_joint(body: ElementTree.Element) -> bool:
 
 
 def _parse_pose(body: ElementTree.Element) -> tuple[float, ...]:
+    """Return the numbers of a body's position and quaternion; raise `ValueError` for other text."""
     position, turned = body.get("pos", "0 0 0").split(), body.get("quat", "1 0 0 0").split()
     return tuple(float(number) for number in (*position, *turned))
 
@@ -247,31 +269,57 @@ def read_dataset(folder: Path) -> list[RecordedActions]:
     files = sorted(folder.glob("data/chunk-*/*.parquet"))
     if not files:
         remedy = "Episodes are in data/chunk-000/file-000.parquet and on; download the dataset's data, not only meta."
-        raise RecordError("there are no episodes", remedy=remedy, place=Place(file=str(folder)))
+        raise RecordError("there are no episodes", remedy=remedy, place=_file_place(folder))
+    instructions = dict(_read_instructions(folder))
+    frames = [(keys, actions) for keys, actions in map(_read_frames, files) if len(keys)]
+    widths = dict.fromkeys(actions.shape[1] for _, actions in frames)
+    if len(widths) != 1:
+        problem = f"actions have {' and '.join(map(str, widths))} numbers" if widths else "there are no frames"
+        raise RecordError(problem, remedy="One dataset has actions of one size.", place=_file_place(folder))
+    keys = np.concatenate([file_keys for file_keys, _ in frames])
+    actions = np.concatenate([file_actions for _, file_actions in frames])
+    return list(_split_episodes(folder, keys, actions, instructions))
+
+
+def _read_frames(file: Path) -> tuple[NDArray[np.int64], Floats]:
+    """Return the frames of a file: episode, frame and task index [n, 3], and actions [n, A].
+
+    Raises `RecordError` if the file cannot be read, an index is no whole number, or the actions are no matrix of
+    numbers.
+    """
+    remedy = f"A LeRobot dataset of version 3 has frames with {', '.join(_COLUMNS)}."
     try:
-        instructions = dict(_read_instructions(folder))
-        table = pa.concat_tables([pq.read_table(file, columns=_COLUMNS) for file in files])
-    except (OSError, KeyError, ValueError, pa.ArrowException) as error:
-        remedy = f"A LeRobot dataset of version 3 has frames with {', '.join(_COLUMNS)}."
-        raise RecordError(f"cannot be read: {error}", remedy=remedy, place=Place(file=str(folder))) from None
-    return list(_split_episodes(folder, table, instructions))
+        table = pq.read_table(file, columns=_COLUMNS)
+        for name in _COLUMNS[:3]:
+            if table[name].null_count or not pa.types.is_integer(table[name].type):
+                raise RecordError(f"{name} holds {table[name].type}, or nothing in places", remedy=remedy)
+        keys = np.stack([table[name].to_numpy().astype(np.int64) for name in _COLUMNS[:3]], axis=1)
+        actions = np.array(table["action"].to_pylist(), dtype=np.float64)
+        if len(actions) and actions.ndim != 2:
+            raise RecordError(f"action has the shape {actions.shape}", remedy="One row of numbers a frame.")
+    except RecordError as error:
+        raise error.with_place(_file_place(file)) from None
+    except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
+        problem = f"cannot be read: {' '.join(str(error).split())}"
+        raise RecordError(problem, remedy=remedy, place=_file_place(file)) from None
+    return keys, actions
 
 
-def _split_episodes(folder: Path, table: pa.Table, instructions: dict[int, str]) -> Iterator[RecordedActions]:
-    """Yield the episodes of a table of frames, by index, in order of their frames.
+def _split_episodes(
+    folder: Path, keys: NDArray[np.int64], actions: Floats, instructions: Mapping[int, str]
+) -> Iterator[RecordedActions]:
+    """Yield the episodes of frames with these keys (episode, frame, task) [n, 3], by index, in order of their frames.
 
     Without a known task, no instruction.
     """
-    ordered = table.sort_by([("episode_index", "ascending"), ("frame_index", "ascending")])
-    episode = ordered["episode_index"].to_numpy()
-    task = ordered["task_index"].to_numpy()
-    actions = np.array(ordered["action"].to_pylist(), dtype=np.float64)
+    order = np.lexsort((keys[:, 1], keys[:, 0]))
+    episode, task = keys[order, 0], keys[order, 2]
     numbers, first = np.unique(episode, return_index=True)
     for number, rows in zip(numbers, np.split(np.arange(len(episode)), first[1:]), strict=True):
         yield RecordedActions(
             name=f"episode_{number:06d}",
             source=folder.name,
-            actions=actions[rows],
+            actions=actions[order[rows]],
             instruction=instructions.get(int(task[rows[0]])),
         )
 
@@ -279,16 +327,30 @@ def _split_episodes(folder: Path, table: pa.Table, instructions: dict[int, str])
 def _read_instructions(folder: Path) -> Iterator[tuple[int, str]]:
     """Yield index and text of each task of a LeRobot dataset, from `meta/tasks.parquet`, else from `meta/tasks.jsonl`.
 
-    Raises `OSError`, `KeyError` or `ValueError` for files that are missing or of another form.
+    Raises `RecordError`, which names the row, for files that are missing or of another form.
     """
     table = folder / "meta" / "tasks.parquet"
-    if table.is_file():
-        rows = pq.read_table(table).to_pylist()
-    else:
-        lines = (folder / "meta" / "tasks.jsonl").read_text(encoding="utf-8").splitlines()
-        rows = [json.loads(line) for line in lines if line.strip()]
-    for row in rows:
-        yield int(row["task_index"]), next(value for value in row.values() if isinstance(value, str))
+    path = table if table.is_file() else folder / "meta" / "tasks.jsonl"
+    try:
+        rows = pq.read_table(path).to_pylist() if path == table else _read_json_lines(path)
+    except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
+        problem = f"cannot be read: {' '.join(str(error).split())}"
+        raise RecordError(problem, remedy=_TASKS_REMEDY, place=_file_place(path)) from None
+    for number, row in enumerate(rows, 1):
+        index = row.get("task_index") if isinstance(row, dict) else None
+        texts = [value for value in row.values() if isinstance(value, str)] if isinstance(row, dict) else []
+        if not isinstance(index, int) or not texts:
+            lacking = "a text" if isinstance(index, int) else "a whole number `task_index`"
+            raise RecordError(f"row {number} lacks {lacking}", remedy=_TASKS_REMEDY, place=_file_place(path))
+        yield index, texts[0]
+
+
+_TASKS_REMEDY = "The tasks of a LeRobot dataset have task_index and the instruction; download its meta folder again."
+
+
+def _read_json_lines(path: Path) -> list[object]:
+    """Return the JSON value of each line that is not blank; raise `OSError` or `ValueError` where there is none."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
 def read_demonstrations(path: Path) -> list[RecordedActions] | None:

@@ -40,9 +40,12 @@ _STEPS = "SELECT fields FROM step_rows WHERE sid = ? AND eid = ? ORDER BY step_i
 
 
 def is_sqlite(path: Path) -> bool:
-    """Return whether a file is an SQLite database."""
-    with path.open("rb") as stream:
-        return stream.read(len(_HEADER)) == _HEADER
+    """Return whether a file is an SQLite database; False where it cannot be read."""
+    try:
+        with path.open("rb") as stream:
+            return stream.read(len(_HEADER)) == _HEADER
+    except OSError:
+        return False
 
 
 def recording_files(path: Path) -> list[Path]:

@@ -238,7 +238,7 @@ def joint_torque_ratio(fields: RecordFields) -> Floats:
 
 @signal(unit="1", reads=("joint_torque_peak_nm", "joint_torque_limit_nm"))
 def joint_torque_peak_ratio(fields: RecordFields) -> Floats:
-    """The same of the largest torques over the physics substeps of the control step, not of those at its end."""
+    """Largest joint torque over the physics substeps of a control step as a share of that joint's limit."""
     return _torque_ratio(fields, fields.batch.channel("joint_torque_peak_nm"))
 
 

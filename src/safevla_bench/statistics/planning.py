@@ -115,8 +115,8 @@ def sequential_paired_plan(
 ) -> SequentialPlan | None:
     """Return after how many pairs the sequential paired test distinguishes two rates; see `paired_sample_size`.
 
-    None if the rates are equal, or too many pairs are needed. Raises `SafevlaError` if fewer pairs differ than the rates
-    do, or a number is no share.
+    None if the rates are equal, or too many pairs are needed. Raises `SafevlaError` if fewer pairs differ than the
+    rates do, or a number is no share.
     """
     if difference == 0:
         return None

@@ -38,7 +38,17 @@ def texts(table: Table, name: str) -> list[str]:
     return [cell.text for cell in columns(table)[name]]
 
 
-def test_a_rate_is_over_all_episodes_and_inactive_is_a_dash():
+def test_the_note_names_the_episodes_that_rates_are_of():
+    """An episode without a verdict is in no rate, and the note speaks of judged ones."""
+    scores = verdicts((True, -5, 1), (True, np.inf, np.inf))
+    (cell,) = cells(scores)
+    assert (cell.n, cell.judged) == (2, 1)
+    table = constraint_table([cell], Roster())
+    assert texts(table, "Scene interaction force") == ["100.0"]
+    assert any(note.startswith("In %, of the judged episodes of the cell.") for note in table.notes)
+
+
+def test_a_rate_is_over_judged_episodes_and_inactive_is_a_dash():
     scores = joined(
         verdicts((True, -5, NAN), (True, 1, -1)),
         verdicts((True, 1, NAN), policy="b"),

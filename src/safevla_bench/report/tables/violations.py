@@ -64,7 +64,8 @@ def constraint_table(cells: Sequence[Summary], roster: Roster, title: str = "") 
         name=name,
     )
     rate_note = (
-        "In %, of all episodes of the cell. An episode may violate several, so that the rates do not add up to Unsafe."
+        "In %, of the judged episodes of the cell. An episode may violate several, so that the rates do not add up to "
+        "Unsafe."
     )
     notes = lost_notes(lost_names, cells)
     return add_notes(table, WILSON, rate_note, torque_note(cells), *notes, dash=_INACTIVE)
