@@ -366,3 +366,18 @@ def test_a_run_folder_s_settling_steps_and_seed_are_taken_from_it(tmp_path, reco
     policy = policies.make_policy(f"replay:{tmp_path / 'run'}", {"policy": "noop"})
     start = policy.match(FakeHost().tasks("fake")[0], EpisodeSeed(1, env_seed=99, wait_steps=10))
     assert (start.wait_steps, start.env_seed, start.init_state_index) == (3, 7, 1)
+
+
+def test_asking_beyond_the_recording_or_before_an_episode_is_chosen_is_an_error_that_says_so(recorded):
+    policy = policies.make_policy(f"replay:{recorded}", {"policy": "random"})
+    task, observation = FakeHost().tasks("fake")[0], Observation("", np.zeros(3), np.ones(4), np.zeros(2))
+    with pytest.raises(PolicyError, match="before it was told which recorded episode") as caught:
+        policy.act(observation)
+    assert caught.value.remedy == "Call cue first, with the start that `match` returns."
+    start = policy.match(task, EpisodeSeed(0, 0, 0))
+    policy.cue(start)
+    policy.reset(task, 0)
+    for _ in range(start.recorded.steps):
+        policy.act(observation)
+    with pytest.raises(PolicyError, match=f"has {start.recorded.steps} actions, and all are played"):
+        policy.act(observation)

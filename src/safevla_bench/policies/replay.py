@@ -100,10 +100,16 @@ class Replay:
     def act(self, observation: Observation) -> Action:
         """Return the next recorded action, [A], and keep the observation without its images.
 
-        `IndexError` after the last.
+        Raises:
+            PolicyError: no episode was chosen by `cue`, or all its actions are played.
         """
+        take = self._current_take()
+        if self._step >= len(take.actions):
+            problem = f"{take.name} of {take.source} has {len(take.actions)} actions, and all are played"
+            remedy = "End the episode after as many steps (`recorded.steps` of the start that `match` returns)."
+            raise PolicyError(problem, remedy=remedy)
         self._observations.append(dataclasses.replace(observation, images={}))
-        action: Action = self._current_take().actions[self._step].copy()
+        action: Action = take.actions[self._step].copy()
         self._step += 1
         return action
 
@@ -134,9 +140,10 @@ class Replay:
         """Nothing to free."""
 
     def _current_take(self) -> RecordedActions:
-        """Return the recorded episode that `cue` chose, found by its source and name."""
-        assert self._start is not None
-        assert self._start.recorded is not None
+        """Return the recorded episode that `cue` chose, found by its source and name; `PolicyError` where it did not."""
+        if self._start is None or self._start.recorded is None:
+            problem = "the replay was asked before it was told which recorded episode to play"
+            raise PolicyError(problem, remedy="Call cue first, with the start that `match` returns.")
         key = (self._start.recorded.source, self._start.recorded.episode)
         return next(take for take in self._takes if (take.source, take.name) == key)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policies.servers.test_hostile_servers import raw
-from safevla_bench.errors import PolicyError, ServerLostError, ServerUnreachableError
+from safevla_bench.errors import PolicyError, ServerUnreachableError
 from safevla_bench.policies.servers import wires
 from stub_servers import chunk, gr00t, gr00t_action, http_server, openpi, operation, websockets
 
@@ -58,18 +58,24 @@ def test_a_server_that_wants_a_key_says_so_and_gets_it():
         assert "Api-Key k3y" in server.headers
 
 
-def test_nothing_at_an_address_is_unreachable():
+@pytest.mark.parametrize("scheme", ["", "ws://", "wss://", "http://", "https://"])
+def test_nothing_at_an_address_is_unreachable(scheme):
     with http_server(lambda *asked: (404, b"")) as server:
         gone = bare(server.url)
-    with pytest.raises(ServerUnreachableError, match="connection refused"):
-        wires.resolve_server(gone)
+    with pytest.raises(ServerUnreachableError, match=r"refused(.|\n)*Start the server, or look at its address\."):
+        wires.resolve_server(scheme + gone)
+
+
+def test_a_server_that_speaks_no_tls_is_unreachable_by_it():
+    with http_server(lambda *asked: (404, b"")) as server, pytest.raises(ServerUnreachableError, match=r"https://.*SSL"):
+        wires.resolve_server(f"https://{bare(server.url)}")
 
 
 def test_a_stranger_s_noise_is_no_server(monkeypatch):
     monkeypatch.setattr(wires, "_ANSWER_S", 0.5)
     with (
         raw(lambda connection, over: connection.sendall(b"SSH-2.0-OpenSSH\r\n")) as address,
-        pytest.raises(ServerLostError),
+        pytest.raises(ServerUnreachableError, match="no HTTP"),
     ):
         wires.resolve_server(address)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
-from safevla_bench.errors import PolicyError, ServerUnreachableError
+from safevla_bench.errors import PolicyError, ServerLostError, ServerUnreachableError
 from safevla_bench.policies.servers.endpoint import KEY
 from safevla_bench.policies.servers.http_exchange import exchange, is_harness
 from safevla_bench.policies.servers.openvla import parse_operation
@@ -21,6 +21,7 @@ WIRES: Mapping[str, str] = {
 """The policies that are asked over a network, and what goes over it."""
 _SCHEMES = ("ws", "wss", "tcp", "http", "https")
 _REMEDY = "Write its address as HOST:PORT or URL, or with its kind before it, such as openpi:ws://HOST:8000."
+_UNREACHABLE = "Start the server, or look at its address."
 _ANSWER_S = 5.0
 _GREETING_S = 0.5
 """Seconds for ZeroMQ's greeting, which its servers send unasked; those of HTTP wait for a request."""
@@ -70,9 +71,13 @@ def other_kind(spec: str, key: str | None = None) -> str | None:
 def _identify_http(address: str, key: str | None) -> str:
     """Return the kind of a server, `openvla`, `vla-eval` or `openpi`, by its answer to a GET of `/openapi.json`.
 
-    Raises `PolicyError` where it wants another key, is of no known kind, or does not answer by HTTP.
+    Raises `ServerUnreachableError` where nothing answers by HTTP, and `PolicyError` where the server wants another key
+    or is of no known kind.
     """
-    status, content = exchange(address, "GET", "/openapi.json", _ANSWER_S, key=key)
+    try:
+        status, content = exchange(address, "GET", "/openapi.json", _ANSWER_S, key=key)
+    except ServerLostError as error:
+        raise ServerUnreachableError(error.problem, remedy=_UNREACHABLE) from None
     if status in (401, 403):
         problem = f"the policy server {address} {'refuses this key' if key else 'wants a key'} (HTTP {status})"
         raise PolicyError(problem, remedy=f"Put its key into the environment variable {KEY}, or pass key_file=FILE.")
@@ -102,4 +107,4 @@ def speaks_zeromq(host: str, port: int) -> bool:
     except OSError as error:
         reason = "connection refused" if isinstance(error, ConnectionRefusedError) else str(error)
         problem = f"nothing answers at {host}:{port}: {reason}"
-        raise ServerUnreachableError(problem, remedy="Start the server, or look at its address.") from None
+        raise ServerUnreachableError(problem, remedy=_UNREACHABLE) from None
