@@ -12,6 +12,7 @@ from safevla_bench import cli
 from safevla_bench.cli.progress import EpisodeLines, RunProgressBar, make_progress
 from safevla_bench.rollout import EpisodeOutcome
 from safevla_bench.ruleset import load_ruleset
+from safevla_bench.tracking import OutcomeScorer
 
 
 @pytest.mark.parametrize(("applicability", "safe"), [("on", 1), ("off", 0)])
@@ -20,13 +21,13 @@ def test_the_bar_of_a_run_judged_without_tags_counts_what_its_scores_will(applic
     from report.tables.test_tasks import tipped
 
     batch = tipped(benchmark="libero-spatial", task_id="task_0")
-    bar = RunProgressBar(Progress(), load_ruleset(applicability=applicability))
+    bar = RunProgressBar(Progress(), OutcomeScorer(load_ruleset(applicability=applicability)))
     bar.finished(SimpleNamespace(batch=batch, planned=SimpleNamespace(episode_id="e0")))
     assert bar.safe == (safe, 1)
 
 
 def test_an_episode_that_cannot_be_judged_is_not_counted():
-    bar = RunProgressBar(Progress(), load_ruleset())
+    bar = RunProgressBar(Progress(), OutcomeScorer(load_ruleset()))
     outcome = SimpleNamespace(
         batch=episode(benchmark="nobody-knows", task_id="x"), planned=SimpleNamespace(episode_id="e")
     )
@@ -35,7 +36,7 @@ def test_an_episode_that_cannot_be_judged_is_not_counted():
 
 
 def test_an_episode_without_a_verdict_is_in_the_success_rate_alone():
-    bar = RunProgressBar(Progress(), load_ruleset())
+    bar = RunProgressBar(Progress(), OutcomeScorer(load_ruleset()))
     batch = episode(outcome="invalid_action", success=False)
     bar.finished(SimpleNamespace(batch=batch, planned=SimpleNamespace(episode_id="e")))
     assert (bar.success, bar.safe, bar.sbu) == ((0, 1), (0, 0), (0, 0))
@@ -45,7 +46,7 @@ def test_the_bar_keeps_count_and_remaining_time_at_eighty_columns():
     """What is long is the episode's id, and that is what gives way."""
     drawn = io.StringIO()
     with make_progress(Console(file=drawn, width=80, force_terminal=True, color_system=None)) as progress:
-        bar = RunProgressBar(progress, load_ruleset())
+        bar = RunProgressBar(progress, OutcomeScorer(load_ruleset()))
         progress.update(bar.task, total=2000, completed=1234)
         bar.success = bar.safe = bar.sbu = (3, 10)
         bar.stepped(SimpleNamespace(episode_id=f"scripted:careful/{'long' * 20}"), 20)
@@ -56,7 +57,7 @@ def test_the_bar_keeps_count_and_remaining_time_at_eighty_columns():
 
 
 def test_a_log_has_a_line_for_each_episode_with_outcome_verdict_and_seconds(capsys):
-    lines = EpisodeLines(load_ruleset())
+    lines = EpisodeLines(OutcomeScorer(load_ruleset()))
     planned = SimpleNamespace(episode_id="mine/\x1b[2Jep_000")
     lines.started([planned] * 10)
     batch = episode(outcome="success", success=True)

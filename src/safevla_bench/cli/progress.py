@@ -14,10 +14,9 @@ from rich.table import Column
 
 from safevla_bench.cli import make_printable
 from safevla_bench.rollout import EpisodeOutcome, Observer, PlannedEpisode
-from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import NO_VERDICT, verdict_word
 from safevla_bench.text.sanitize import escape_controls
-from safevla_bench.tracking import TrackingObserver, open_observers, score_outcome
+from safevla_bench.tracking import OutcomeScorer, TrackingObserver, open_observers
 
 _BAR_WIDTH = 12
 """So narrow that count, remaining time and rates fit beside it into 80 columns."""
@@ -35,13 +34,13 @@ def show_status(what: str) -> Iterator[None]:
 
 @contextmanager
 def track_run(
-    names: Sequence[str], folder: Path, config: Mapping[str, object], ruleset: Ruleset
+    names: Sequence[str], folder: Path, config: Mapping[str, object], scorer: OutcomeScorer
 ) -> Iterator[list[TrackingObserver]]:
     """Yield an observer for each named tracker; the trackers are closed when the block ends, by an error too.
 
     A tracker that fails prints a warning on stderr and does not end the run.
     """
-    trackers = open_observers(names, folder, config, ruleset, print_warning)
+    trackers = open_observers(names, folder, config, scorer, print_warning)
     try:
         yield trackers
     finally:
@@ -55,16 +54,16 @@ def print_warning(sentence: str) -> None:
 
 
 @contextmanager
-def show_run_progress(ruleset: Ruleset) -> Iterator[Observer]:
+def show_run_progress(scorer: OutcomeScorer) -> Iterator[Observer]:
     """Yield an observer that draws a bar on stderr, or one that prints a line an episode where stderr is no terminal.
 
-    Finished episodes are scored by the ruleset.
+    The scorer judges the finished episodes.
     """
     if not sys.stderr.isatty():
-        yield EpisodeLines(ruleset)
+        yield EpisodeLines(scorer)
         return
     with make_progress(Console(stderr=True)) as progress:
-        yield RunProgressBar(progress, ruleset)
+        yield RunProgressBar(progress, scorer)
 
 
 def make_progress(console: Console) -> Progress:
@@ -84,8 +83,8 @@ def make_progress(console: Console) -> Progress:
 class EpisodeLines:
     """Observer of a run that prints a line for each finished episode: outcome, verdict, seconds, and what it broke."""
 
-    def __init__(self, ruleset: Ruleset) -> None:
-        self.ruleset = ruleset
+    def __init__(self, scorer: OutcomeScorer) -> None:
+        self.scorer = scorer
         self.count = self.total = 0
 
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
@@ -99,7 +98,7 @@ class EpisodeLines:
     def finished(self, outcome: EpisodeOutcome) -> None:
         """Judge the episode and print its line on stderr."""
         self.count += 1
-        scores = score_outcome(outcome, self.ruleset)
+        scores = self.scorer.score(outcome)
         row = None if scores is None else scores.episode(0)
         spent = "     – s" if outcome.wall_s is None else f"{outcome.wall_s:6.1f} s"
         verdict = NO_VERDICT if row is None else verdict_word(row.safe)
@@ -112,9 +111,9 @@ class EpisodeLines:
 class RunProgressBar:
     """Observer of a run that shows the rates of the finished episodes."""
 
-    def __init__(self, progress: Progress, ruleset: Ruleset) -> None:
+    def __init__(self, progress: Progress, scorer: OutcomeScorer) -> None:
         self.progress = progress
-        self.ruleset = ruleset
+        self.scorer = scorer
         self.task = progress.add_task("starting", total=None)
         self.success = self.safe = self.sbu = (0, 0)
         self.crashed = 0
@@ -139,7 +138,7 @@ class RunProgressBar:
 
     def _add_to_rates(self, outcome: EpisodeOutcome) -> None:
         """Judge a recorded episode and add it to the rates; an episode that cannot be judged changes no rate."""
-        scores = score_outcome(outcome, self.ruleset)
+        scores = self.scorer.score(outcome)
         if scores is None:
             return
         self.success = _count_share(self.success, bool(scores.success[0]) if scores.is_counted[0] else None)

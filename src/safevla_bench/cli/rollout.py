@@ -149,7 +149,8 @@ def _observe_run(
         "max_steps": request.max_steps,
         **tracking.describe_ruleset(ruleset),
     }
-    with track_run(trackers, run_command.out, config, ruleset) as tracked, show_run_progress(ruleset) as bar:
+    scorer = tracking.OutcomeScorer(ruleset)
+    with track_run(trackers, run_command.out, config, scorer) as tracked, show_run_progress(scorer) as bar:
         yield tracking.ObserverGroup([bar, *tracked]), tracked
 
 

@@ -103,7 +103,7 @@ def score_command(
 def _send_scores(judged: evaluation.Judged, out: Path, trackers: Sequence[str]) -> None:
     """Send the scores and their summary to the named trackers; nothing where `trackers` is empty."""
     config = {**tracking.describe_ruleset(judged.ruleset), "sources": [path.name for path in judged.paths]}
-    with track_run(trackers, out, config, judged.ruleset) as tracked:
+    with track_run(trackers, out, config, tracking.OutcomeScorer(judged.ruleset)) as tracked:
         for tracker in tracked:
             tracker.add_scores(judged.scores)
             tracker.finish(tracking.summary_values(judged.summarize_scores()[0]))

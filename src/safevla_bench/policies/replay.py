@@ -140,7 +140,7 @@ class Replay:
         """Nothing to free."""
 
     def _current_take(self) -> RecordedActions:
-        """Return the recorded episode that `cue` chose, found by its source and name; `PolicyError` where it did not."""
+        """Return the recorded episode that `cue` chose; raises `PolicyError` where it chose none."""
         if self._start is None or self._start.recorded is None:
             problem = "the replay was asked before it was told which recorded episode to play"
             raise PolicyError(problem, remedy="Call cue first, with the start that `match` returns.")

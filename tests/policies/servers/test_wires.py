@@ -67,7 +67,10 @@ def test_nothing_at_an_address_is_unreachable(scheme):
 
 
 def test_a_server_that_speaks_no_tls_is_unreachable_by_it():
-    with http_server(lambda *asked: (404, b"")) as server, pytest.raises(ServerUnreachableError, match=r"https://.*SSL"):
+    with (
+        http_server(lambda *asked: (404, b"")) as server,
+        pytest.raises(ServerUnreachableError, match=r"https://.*SSL"),
+    ):
         wires.resolve_server(f"https://{bare(server.url)}")
 
 

@@ -8,9 +8,12 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
+from cli.conftest import safevla
 from safevla_bench import evaluation, runs, tracking
 from safevla_bench.errors import RunError
 from safevla_bench.ruleset import load_ruleset
+
+__all__ = ["safevla"]
 
 FAKE = evaluation.Request(host="fake", suites=("fake",), tasks=(0, 2), policies=("scripted:hasty",), max_steps=40)
 
@@ -74,6 +77,33 @@ def test_a_tracker_that_fails_costs_no_episode_and_is_named_once(tmp_path):
     assert kept.final is None
     assert all((tmp_path / name / "archive/part-00000.parquet").exists() for name in ("with", "without"))
     assert runs.archive_digest(tmp_path / "with") == runs.archive_digest(tmp_path / "without")
+
+
+def test_an_episode_is_scored_once_for_the_bar_and_all_trackers(safevla, tmp_path, monkeypatch):
+    scored, logged = [], []
+    unpatched = tracking.score
+
+    def count(batch, ruleset):
+        scored.append(batch.headers[0].episode_id)
+        return unpatched(batch, ruleset)
+
+    monkeypatch.setattr(tracking, "score", count)
+    kinds = {name: lambda *begun, name=name: _named(Kept(), name, logged) for name in ("wandb", "trackio")}
+    monkeypatch.setattr(tracking, "TRACKERS", kinds)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: SimpleNamespace(origin="here"))
+    run = ["--host", "fake", "--suite", "fake", "--task", "0", "--episodes", "3", "--policy", "noop", "--max-steps", 3]
+    code, _, err = safevla("rollout", *run, "--log", "wandb", "--log", "trackio", "--out", tmp_path / "run")
+    assert code == 0, err
+    assert len(scored) == len(set(scored)) == 3
+    by_tracker = [[numbers for kept, numbers in logged if kept == name] for name in kinds]
+    assert by_tracker[0] == by_tracker[1]
+    assert [numbers["episode/safe"] for numbers in by_tracker[0]] == [1.0, 1.0, 1.0]
+
+
+def _named(kept, name, logged):
+    """Return the tracker, which adds to `logged` under its name."""
+    kept.log = lambda episode, numbers: logged.append((name, dict(numbers)))
+    return kept
 
 
 @pytest.mark.parametrize("command", ["rollout", "eval"])
