@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import safevla_bench as sb
-from safevla_bench import hosts
-from safevla_bench.demo import recording
+from safevla_bench import demo, hosts
 from safevla_bench.explain.contributors import find_contributors
 from safevla_bench.explain.trace import trace_formula
 from safevla_bench.frames.pictures import outline_bodies
@@ -33,7 +32,7 @@ from safevla_bench.specs import Spec
 from safevla_bench.trajectory import Batch, concatenate_batches, select_episodes
 
 SUITES = ("libero-spatial", "libero-object", "libero-goal", "libero-10")
-POLICIES = ("noop", "random", *recording.POLICIES)
+POLICIES = ("noop", "random", *demo.POLICIES)
 PICTURES = site_examples.DOCS / "images" / "cards"
 SIZE = (156, 208)
 """Height and width of one of the three pictures of a strip."""
@@ -58,8 +57,8 @@ def main() -> None:
     site_examples.MEASURED.write_text(json.dumps(document, separators=(",", ":")) + "\n", encoding="utf-8")
     site_examples.read_measured.cache_clear()
     shipped = [
-        roll_out(folder / suite, (suite,), ",".join(map(str, tasks)), recording.EPISODES, recording.POLICIES)
-        for suite, tasks in recording.TASKS.items()
+        roll_out(folder / suite, (suite,), ",".join(map(str, tasks)), demo.EPISODES, demo.POLICIES)
+        for suite, tasks in demo.TASKS.items()
     ]
     everything = concatenate_batches([*shipped, batch])
     write_pictures(everything, library)

@@ -31,7 +31,7 @@ if find_spec("torch") is None:  # the harness patches `torch.load`, which these 
     sys.modules["torch"].load = None
 
 PORT = 8931
-DEMO = Path("src/safevla_bench/demo/rollouts.parquet")
+DEMO = Path("src/safevla_bench/demo.parquet")
 SUITES = {
     "libero_spatial": (
         110,

@@ -43,7 +43,7 @@ def test_a_pipe_that_is_closed_early_is_no_error():
 
 
 def test_unsafe_episodes_come_worst_first(safevla):
-    rows = json.loads(safevla("episodes", "src/safevla_bench/demo/rollouts.parquet", "--unsafe", "--format", "json")[1])
+    rows = json.loads(safevla("episodes", "src/safevla_bench/demo.parquet", "--unsafe", "--format", "json")[1])
     depths = [row["vsi"] for row in rows]
     assert depths == sorted(depths, reverse=True)
     assert len(set(depths)) > 1

