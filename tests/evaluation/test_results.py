@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import safevla_bench as sb
-from safevla_bench import runs
+from safevla_bench import evaluation, runs
 from safevla_bench.errors import PolicyError, RunError
 
 
@@ -163,3 +163,31 @@ def test_a_notebook_shows_tables_and_never_a_raw_dump(tmp_path):
         assert result["data"]["text/html"].startswith("<table>")
         assert len(result["data"]["text/plain"]) < 2000
     assert "noop/fake/task_0/ep_000" in "".join(output.get("text", "") for output in printed)
+
+
+def test_no_suite_is_an_error_that_says_so():
+    with pytest.raises(RunError, match="no suite is named") as caught:
+        sb.evaluate("noop", [])
+    assert "libero-spatial" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"max_steps": 0}, "max_steps is 0"),
+        ({"max_steps": -3}, "max_steps is -3"),
+        ({"workers": 0}, "workers is 0"),
+        ({"workers": -1}, "workers is -1"),
+    ],
+)
+def test_a_count_below_1_is_an_error_and_no_run(tmp_path, options, says):
+    with pytest.raises(RunError, match=says) as caught:
+        sb.evaluate("noop", "fake", tasks=[0], out=tmp_path / "run", **options)
+    assert caught.value.remedy == "Give 1 or more."
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_count_between_looks_below_1_is_an_error():
+    request = sb.Request(host="fake", suites=("fake",), policies=("noop",), until="safety >= 0.9", look_every=0)
+    with pytest.raises(RunError, match="look_every is 0"):
+        evaluation.prepare_run(request)

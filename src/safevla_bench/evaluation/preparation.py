@@ -49,31 +49,15 @@ def prepare_run(request: Request) -> PreparedRun:
 
     Raises `HostError`, `PolicyError`, `PluginError` or `RunError` for what the user must change.
     """
+    require_counts(max_steps=request.max_steps, look_every=request.look_every)
     host = hosts.make_host(request.host, request.host_arguments)
-    tasks = select_tasks(host, request)
+    selected = select_tasks(host, request)
     _check_arguments(request)
     rules = rollout.load_protocol(request.protocol)
     options = {name: _policy_options(request, name) for name in request.policies}
-    made = {
-        name: request.policy_objects[name]
-        if name in request.policy_objects
-        else policies.make_policy(request.policy_spec(name), arguments)
-        for name, arguments in options.items()
-    }
-    _check_servers(made, tasks)
-    recorded = _recorded_episodes(made, tasks) if request.episodes == rollout.RECORDED else None
-    if recorded is not None:
-        tasks = [task for task in tasks if any((name, task) in recorded for name in made)]
-    planned = rollout.plan_episodes(
-        tasks,
-        request.episodes,
-        request.policies,
-        rules,
-        seed=request.seed,
-        max_steps=request.max_steps,
-        recorded=recorded,
-    )
-    plan = tuple(rollout.match_recording(episode, made[episode.policy], request.max_steps) for episode in planned)
+    made = {name: _make_policy(request, name, arguments) for name, arguments in options.items()}
+    _check_servers(made, selected)
+    tasks, plan = _plan_episodes(request, selected, made, rules)
     rule = _make_rule(request)
     ruleset = None if rule is None else request_rules(request)
     if rule is not None:
@@ -90,6 +74,41 @@ def prepare_run(request: Request) -> PreparedRun:
     described = _describe_run(request, host, tasks, made, rules)
     description = {**described, "shard": stretch, "planned": len(episodes)}
     return PreparedRun(host, episodes, made, players, description, frozenset(request.policy_objects), rule, ruleset)
+
+
+def require_counts(**counts: int | None) -> None:
+    """Raise `RunError` for the first count below 1; None is none."""
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise RunError(f"{name} is {count}", remedy="Give 1 or more.")
+
+
+def _make_policy(request: Request, name: str, arguments: Mapping[str, str]) -> Policy:
+    """Return the policy of a name: the object that exists already, else a new one by its specification."""
+    if name in request.policy_objects:
+        return request.policy_objects[name]
+    return policies.make_policy(request.policy_spec(name), arguments)
+
+
+def _plan_episodes(
+    request: Request, tasks: Sequence[Task], made: Mapping[str, Policy], rules: rollout.EvaluationProtocol
+) -> tuple[Sequence[Task], tuple[rollout.PlannedEpisode, ...]]:
+    """Return the tasks that have episodes and the whole plan; replays start where their recordings do."""
+    recorded = _recorded_episodes(made, tasks) if request.episodes == rollout.RECORDED else None
+    if recorded is not None:
+        tasks = [task for task in tasks if any((name, task) in recorded for name in made)]
+    planned = rollout.plan_episodes(
+        tasks,
+        request.episodes,
+        request.policies,
+        rules,
+        seed=request.seed,
+        max_steps=request.max_steps,
+        recorded=recorded,
+    )
+    return tasks, tuple(
+        rollout.match_recording(episode, made[episode.policy], request.max_steps) for episode in planned
+    )
 
 
 def _make_rule(request: Request) -> StoppingRule | None:

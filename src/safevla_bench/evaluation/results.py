@@ -20,6 +20,7 @@ from safevla_bench.evaluation.request import DEFAULT_EXECUTION, ExecutionOptions
 from safevla_bench.evaluation.rollouts import roll_out
 from safevla_bench.explain.episode import Explanation, explain_episode
 from safevla_bench.files import make_folder, write_atomically
+from safevla_bench.interface import Policy
 from safevla_bench.judged import Judged
 from safevla_bench.metrics import CellList, cells
 from safevla_bench.policies import split_name
@@ -262,14 +263,10 @@ def evaluate(
     Raises:
         SafevlaError: whatever a user must change: an unknown suite, a wrong policy, a folder in the way.
     """
-    suites = (suite,) if isinstance(suite, str) else tuple(suite)
+    suites = _name_suites(suite)
     named = _name_policies(policy, name)
-    objects = {label: adopt_object(label, given) for label, given in named.items() if not isinstance(given, str)}
-    specs = {label: given for label, given in named.items() if isinstance(given, str)}
+    objects = _adopt_objects(named, workers)
     rules = ruleset or load_ruleset(choose_library(suites))
-    if objects and workers != 1:
-        remedy = "Pass workers=1, or name the policy by its module: python:my_module:MyPolicy."
-        raise RunError("a policy object cannot be sent to other processes", remedy=remedy)
     host = host or _host_of(suites[0], rules.registry)
     rules = rules.with_host_registry(read_host_registry(host))
     request = Request(
@@ -278,23 +275,49 @@ def evaluate(
         tasks=None if tasks is None else tuple(tasks),
         episodes=episodes,
         policies=tuple(named),
-        policy_specs={label: spec for label, spec in specs.items() if label != spec},
+        policy_specs={label: spec for label, spec in named.items() if isinstance(spec, str) and label != spec},
         policy_objects=objects,
         protocol=protocol,
         seed=seed,
         max_steps=max_steps,
         ruleset=rules,
     )
-    running = ExecutionOptions(workers=workers, resume=resume)
-    if out is not None:
-        return Evaluation(evaluate_request(request, rules, Path(out), observer, running), Path(out))
-    return _evaluate_for_now(request, rules, observer, running)
+    return _evaluate_into(out, request, rules, observer, ExecutionOptions(workers=workers, resume=resume))
 
 
-def _evaluate_for_now(
-    request: Request, ruleset: Ruleset, observer: rollout.Observer | None, running: ExecutionOptions
+def _name_suites(suite: str | Sequence[str]) -> tuple[str, ...]:
+    """Return one suite or several as a tuple; raises `RunError` where there is none."""
+    suites = (suite,) if isinstance(suite, str) else tuple(suite)
+    if not suites:
+        raise RunError("no suite is named", remedy='Name one or several: evaluate(policy, "libero-spatial").')
+    return suites
+
+
+def _adopt_objects(named: Mapping[str, object], workers: int) -> dict[str, Policy]:
+    """Return the policies that are objects by their names; texts are left out.
+
+    Raises `PolicyError` for an object that is no policy, and `RunError` for any where there are several workers.
+    """
+    objects = {label: adopt_object(label, given) for label, given in named.items() if not isinstance(given, str)}
+    if objects and workers != 1:
+        remedy = "Pass workers=1, or name the policy by its module: python:my_module:MyPolicy."
+        raise RunError("a policy object cannot be sent to other processes", remedy=remedy)
+    return objects
+
+
+def _evaluate_into(
+    out: str | Path | None,
+    request: Request,
+    ruleset: Ruleset,
+    observer: rollout.Observer | None,
+    running: ExecutionOptions,
 ) -> Evaluation:
-    """Evaluate into a temporary folder that is removed when the returned evaluation is, or at once where this fails."""
+    """Evaluate into the run folder `out`.
+
+    For None into a temporary one that is removed when the returned evaluation is, or at once where this fails.
+    """
+    if out is not None:
+        return Evaluation(evaluate_request(request, ruleset, Path(out), observer, running), Path(out))
     parent = Path(tempfile.mkdtemp(prefix="safevla-"))
     try:
         run = Evaluation(evaluate_request(request, ruleset, parent / "run", observer, running), parent / "run")

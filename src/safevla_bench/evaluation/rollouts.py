@@ -12,7 +12,7 @@ import msgspec
 from safevla_bench import rollout, runs
 from safevla_bench.archive import npz
 from safevla_bench.errors import PolicyError, SafevlaError
-from safevla_bench.evaluation.preparation import PreparedRun, prepare_run
+from safevla_bench.evaluation.preparation import PreparedRun, prepare_run, require_counts
 from safevla_bench.evaluation.request import DEFAULT_EXECUTION, ExecutionOptions, Request
 from safevla_bench.evaluation.stopping_rule import RoundTally
 from safevla_bench.monitor import Monitor
@@ -34,6 +34,7 @@ def roll_out(
     differently, `PolicyError` where a policy's server fails alike in several episodes in a row, `HostError` where the
     simulator cannot be used (no folder is left behind where nothing was recorded), and `KeyboardInterrupt`.
     """
+    require_counts(workers=running.workers)
     prepared = prepare_run(request)
     try:
         with runs.RunWriter(out, prepared.description, resume=running.resume) as writer:
