@@ -91,6 +91,14 @@ class SpecSummary(msgspec.Struct, frozen=True, kw_only=True):
     rho: Mean
 
 
+class LogSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """The episodes of a cell that were read from logs of robots, which hold what their rig measures."""
+
+    episodes: int
+    inactive: dict[str, int]
+    """Scored specification -> those of these episodes in which it is inactive."""
+
+
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """One cell (policy × suite) or the aggregate of all; the first six names are the paper's Appendix B."""
 
@@ -131,6 +139,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Episodes that replay a recording and left it, or may have."""
     simulator: dict[str, tuple[str, ...]] = {}
     """Package -> versions, of what decided the physics of the episodes; several = they are mixed."""
+    logs: LogSummary | msgspec.UnsetType = msgspec.UNSET
+    """Unset where no episode was read from the log of a robot."""
 
     def __repr__(self) -> str:
         """Return the cell and its four numbers, as one line."""
@@ -360,7 +370,14 @@ def _summarize_cell(
         diverged_replays=sum(scores.diverged[k] for k in members) if scores.diverged else 0,
         standin_assets=any(scores.standin[k] for k in members) if scores.standin else False,
         simulator=collect_versions(scores.simulator[k] for k in members) if scores.simulator else {},
+        logs=_summarize_logs(scores, members),
     )
+
+
+def _summarize_logs(scores: Scores, members: NDArray[np.int64]) -> LogSummary | msgspec.UnsetType:
+    """Return the logs among the episodes at these indices; unset where there are none."""
+    episodes, inactive = scores.count_logs(members)
+    return LogSummary(episodes=episodes, inactive=inactive) if episodes else msgspec.UNSET
 
 
 _MEAN_NAMES = ("vsi", "vsi_given_unsafe", "rho_min", "peak_contact_force_n")

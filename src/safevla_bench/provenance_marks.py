@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from safevla_bench.scores import (
@@ -24,7 +25,6 @@ from safevla_bench.scores import (
     Scores,
     collect_versions,
 )
-from safevla_bench.trajectory import LOG_BENCHMARK
 from safevla_recorder.simulator_versions import PHYSICS, find_differences
 
 STANDIN = "stand-in assets"
@@ -49,6 +49,20 @@ class SpecLike(Protocol):
     @property
     def inactive(self) -> Mapping[str, int]:
         """Number of episodes in which the specification was inactive, by reason."""
+        ...
+
+
+class LogsLike(Protocol):
+    """The logs of robots in one cell."""
+
+    @property
+    def episodes(self) -> int:
+        """Number of episodes that were read from logs."""
+        ...
+
+    @property
+    def inactive(self) -> Mapping[str, int]:
+        """Number of these episodes in which a scored specification was inactive, by its id."""
         ...
 
 
@@ -83,6 +97,11 @@ class CellLike(Protocol):
     @property
     def outcomes(self) -> Mapping[str, int]:
         """Number of episodes by outcome."""
+        ...
+
+    @property
+    def logs(self) -> LogsLike | msgspec.UnsetType:
+        """The cell's episodes that were read from logs of robots; unset where there are none."""
         ...
 
     @property
@@ -122,7 +141,7 @@ def warn_of_cells(cells: Iterable[CellLike]) -> tuple[str, ...]:
         *warn_of_standins({key: cell.standin_assets for key, cell in by_key.items()}),
         *warn_of_mixtures({key: cell.simulator for key, cell in by_key.items()}),
         *warn_of_divergence({key: cell.diverged_replays for key, cell in by_key.items()}),
-        *_warn_of_log_cells([cell for cell in summaries if cell.suite == LOG_BENCHMARK]),
+        *_warn_of_log_cells(summaries),
         *_describe_left_out(left_out, _count_recorded(summaries)),
     )
 
@@ -325,38 +344,42 @@ def warn_of_unknown_poses(scores: Scores) -> tuple[str, ...]:
 
 
 def warn_of_logs(scores: Scores) -> tuple[str, ...]:
-    """Return the line on the scored specifications that judged no log of a real robot.
+    """Return the line on the scored specifications that judged no log of a real robot, whatever its benchmark's name.
 
     Empty if there is no log, or every specification judged some.
     """
-    logs = np.array([suite == LOG_BENCHMARK for suite in scores.benchmark], dtype=np.bool_)
-    inactive = (scores.state[:, logs] == INACTIVE).sum(axis=1)
-    counts = {scores.specs[k].spec_id: int(inactive[k]) for k in scores.scored_columns}
-    return _describe_logs(counts, int(logs.sum()))
+    episodes, inactive = scores.count_logs(np.arange(len(scores)))
+    suites = dict.fromkeys(suite for suite, is_log in zip(scores.benchmark, scores.is_log, strict=False) if is_log)
+    return _describe_logs(inactive, episodes, suites)
 
 
-def _warn_of_log_cells(cells: Sequence[CellLike]) -> tuple[str, ...]:
-    """Return the line of `warn_of_logs` for cells of logs."""
+def _warn_of_log_cells(cells: Iterable[CellLike]) -> tuple[str, ...]:
+    """Return the line of `warn_of_logs` for the logs in cells."""
     inactive: Counter[str] = Counter()
+    episodes = 0
+    suites: dict[str, None] = {}
     for cell in cells:
-        inactive.update({spec.spec_id: sum(spec.inactive.values()) for spec in cell.specs if spec.tier == "safe"})
-    return _describe_logs(inactive, _count_recorded(cells))
+        if cell.logs:
+            inactive.update(cell.logs.inactive)
+            episodes += cell.logs.episodes
+            suites[cell.suite or "all suites"] = None
+    return _describe_logs(inactive, episodes, suites)
 
 
-def _describe_logs(inactive: Mapping[str, int], episodes: int) -> tuple[str, ...]:
+def _describe_logs(inactive: Mapping[str, int], episodes: int, suites: Iterable[str]) -> tuple[str, ...]:
     """Return the line on the clauses that judge no log of `episodes`; empty if there is no such clause or no log.
 
-    `inactive` has for each clause the number of logs in which it is inactive.
+    `inactive` has for each clause the number of logs in which it is inactive, `suites` the benchmarks of the logs.
     """
     silent = [spec_id for spec_id, count in inactive.items() if count == episodes]
     judged = [spec_id for spec_id, count in inactive.items() if count < episodes]
     if not episodes or not silent:
         return ()
-    noun = "episode" if episodes == 1 else "episodes"
+    noun, names = "episode" if episodes == 1 else "episodes", ", ".join(suites)
     return (
-        f"Logs of real robots ({LOG_BENCHMARK}, {episodes} {noun}): {len(silent)} of {len(inactive)} scored "
+        f"Logs of real robots ({names}, {episodes} {noun}): {len(silent)} of {len(inactive)} scored "
         "specifications judge none of them, because a log, or the tags of its task, lacks what they need: "
-        f"{', '.join(silent)}. Safety of {LOG_BENCHMARK} speaks of the others alone: {', '.join(judged) or 'none'}.",
+        f"{', '.join(silent)}. Safety of {names} speaks of the others alone: {', '.join(judged) or 'none'}.",
     )
 
 

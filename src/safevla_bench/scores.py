@@ -153,10 +153,10 @@ class Scores:
     [S, E] NaN = null, first [S, E] the first violating record, -1 = none, peak_force_n [E] NaN = not recorded. A rho of
     -inf is a violation that a Boolean signal decided: it has depth 1, and null is written for its robustness.
     `standin` [E] marks episodes simulated with stand-ins for the host's own assets, `stopped_on_violation` [E] those
-    that were stopped because they violated a scored specification, `diverged` [E] replays that left their recording;
-    empty = none. `simulator` [E] holds the versions that decided the physics, package -> version; empty = no record
-    says. `intervals` is how their means are summarized. `unknown` [S, E] counts the records that a specification left
-    out because a pose is unknown there; None = none anywhere.
+    that were stopped because they violated a scored specification, `diverged` [E] replays that left their recording,
+    `is_log` [E] episodes read from the log of a robot; empty = none. `simulator` [E] holds the versions that decided
+    the physics, package -> version; empty = no record says. `intervals` is how their means are summarized. `unknown`
+    [S, E] counts the records that a specification left out because a pose is unknown there; None = none anywhere.
     """
 
     specs: tuple[SpecColumn, ...]
@@ -179,6 +179,7 @@ class Scores:
     simulator: tuple[Mapping[str, str], ...] = ()
     stopped_on_violation: tuple[bool, ...] = ()
     diverged: tuple[bool, ...] = ()
+    is_log: tuple[bool, ...] = ()
     intervals: IntervalMethod = "default"
     unknown: Ints | None = None
 
@@ -238,7 +239,7 @@ class Scores:
         arrays = ("success", "state", "reason", "rho", "depth", "extreme", "first", "peak_force_n")
         chosen: dict[str, Any] = {name: tuple(getattr(self, name)[k] for k in index) for name in texts}
         chosen |= {name: getattr(self, name)[..., index] for name in arrays}
-        marks = ("standin", "simulator", "stopped_on_violation", "diverged")
+        marks = ("standin", "simulator", "stopped_on_violation", "diverged", "is_log")
         chosen |= {name: tuple(getattr(self, name)[k] for k in index) for name in marks if getattr(self, name)}
         chosen |= {} if self.unknown is None else {"unknown": self.unknown[:, index]}
         return replace(self, **chosen)
@@ -345,6 +346,15 @@ class Scores:
     def is_stopped_on_violation(self) -> Bools:
         """True for episodes that were stopped because they violated a scored specification, [E]."""
         return np.array(self.stopped_on_violation or (False,) * len(self), dtype=np.bool_)
+
+    def count_logs(self, members: Ints) -> tuple[int, dict[str, int]]:
+        """Return how many of the episodes at these indices are logs of robots, and what is inactive in them.
+
+        The latter is, by scored specification, the number of these logs in which it is inactive.
+        """
+        logs = [k for k in members.tolist() if self.is_log[k]] if self.is_log else []
+        inactive = (self.state[:, logs] == INACTIVE).sum(axis=1)
+        return len(logs), {self._spec_id(k): int(inactive[k]) for k in self.scored_columns}
 
     def no_verdict_reason(self, index: int) -> str | None:
         """Return why the safety of an episode is unknown; None where it is known.

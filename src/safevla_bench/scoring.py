@@ -18,7 +18,15 @@ from safevla_bench.errors import CollectedError
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import AbsentEpisode, Scores, SpecColumn
 from safevla_bench.specs import Library, Spec
-from safevla_bench.trajectory import DIVERGED, STANDIN, STOPPED_ON_VIOLATION, Batch, Header, mark_flags
+from safevla_bench.trajectory import (
+    DIVERGED,
+    FOREIGN_LOG,
+    STANDIN,
+    STOPPED_ON_VIOLATION,
+    Batch,
+    Header,
+    mark_flags,
+)
 from safevla_bench.verdicts import SpecVerdicts, find_errors, join_verdicts, judge_spec
 from safevla_recorder.simulator_versions import physics_versions
 
@@ -69,6 +77,8 @@ class ScoredChunk:
     """True for each episode that was stopped because it violated a scored specification."""
     diverged: tuple[bool, ...]
     """True for each episode that is a replay and left its recording, or may have."""
+    is_log: tuple[bool, ...]
+    """True for each episode that was read from the log of a robot."""
 
 
 def judge_chunk(batch: Batch, ruleset: Ruleset) -> ScoredChunk:
@@ -90,6 +100,7 @@ def judge_chunk(batch: Batch, ruleset: Ruleset) -> ScoredChunk:
         standin=mark_flags(batch, STANDIN),
         stopped_on_violation=_violation_stops(batch, verdicts, ruleset.library),
         diverged=mark_flags(batch, DIVERGED),
+        is_log=mark_flags(batch, FOREIGN_LOG),
     )
 
 
@@ -129,6 +140,7 @@ def join_chunks(chunks: Sequence[ScoredChunk], ruleset: Ruleset, *, absent: Sequ
         simulator=tuple(physics_versions(header.versions) for header in headers),
         stopped_on_violation=tuple(mark for chunk in chunks for mark in chunk.stopped_on_violation),
         diverged=tuple(mark for chunk in chunks for mark in chunk.diverged),
+        is_log=tuple(mark for chunk in chunks for mark in chunk.is_log),
         intervals=ruleset.intervals,
         unknown=_unknown_counts(columns),
     )

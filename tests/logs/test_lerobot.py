@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -84,8 +83,24 @@ def test_a_warning_names_what_no_log_was_judged_by_and_what_safety_speaks_of(tmp
     silent, spoken = warning.split("Safety of real-robot speaks of the others alone: ")
     assert "max_contact_force_under_200N" in silent
     assert sorted(spoken.strip(".").split(", ")) == ["joint_torque", "non_target_max_disp_5mm"]
-    elsewhere = replace(scores, benchmark=("libero-goal",) * len(scores))
-    assert not any(line.startswith("Logs") for line in warn_of_scores(elsewhere))
+
+
+def test_the_warning_goes_with_logs_whatever_their_benchmark_is_called(tmp_path):
+    """A mapping may name a benchmark of its own, even one that a simulator has; its episodes stay logs."""
+    named = MAPPED.replace('template = "pnp-basic"', 'benchmark = "libero-goal"\ntask = "task_0"')
+    save_mapping(write_dataset(tmp_path / "d", [frames(), frames()]), named)
+    batch = concatenate_batches([*read(tmp_path / "d"), episode(contacts=contacts())])
+    scores = score(batch, load_ruleset(missing="deactivate"))
+    assert set(scores.benchmark) == {"libero-goal"}
+    (warning,) = (line for line in warn_of_scores(scores) if line.startswith("Logs of real robots"))
+    assert warning.startswith("Logs of real robots (libero-goal, 2 episodes): ")
+    assert "max_contact_force_under_200N" in warning.split("speaks of the others alone: ")[0]
+    cells = metrics.cells(scores)
+    assert [cell.logs.episodes for cell in cells if cell.logs] == [2]
+    assert warning in warn_of_cells(cells)
+    simulated = scores.select_episodes(np.array([2]))
+    assert not any(line.startswith("Logs") for line in warn_of_scores(simulated))
+    assert not any(line.startswith("Logs") for line in warn_of_cells(metrics.cells(simulated)))
 
 
 def test_beside_a_simulator_the_warning_stands_with_the_logs_alone_and_counts_no_other_episode(tmp_path):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.logs.mapping import SCALES_M, GripColumns, LogMapping
-from safevla_bench.trajectory import FOREIGN_LOG, LOG_BENCHMARK, SCHEMA_VERSION, Batch, Recording, from_recording
+from safevla_bench.trajectory import FOREIGN_LOG, SCHEMA_VERSION, Batch, Recording, from_recording
 from safevla_recorder.episode import add_header_mark
 
 Floats = NDArray[np.float64]
@@ -225,5 +225,5 @@ def _find_implausible(
             w, z = np.median(np.abs(values[:, 3])), np.median(np.abs(values[:, 6]))
             if columns.quaternion_order is None and w < 0.3 and z > 0.9:
                 yield episode.file, f'[{name}] has quaternions like x, y, z, w: quaternion_order = "xyzw", perhaps?'
-    if mapping.episode.benchmark == LOG_BENCHMARK and not mapping.bodies and "eef" not in series:
+    if not mapping.bodies and "eef" not in series:
         yield episode.file, "neither [eef] nor [bodies] is mapped: nothing of motion or of objects is judged"
