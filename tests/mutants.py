@@ -74,6 +74,20 @@ class Nudging(Mutant):
         return result
 
 
+class Unstated(Mutant):
+    """Records what it should, and its author's hook `bare` gives no states to compare that with."""
+
+    breaks = "test_recording_changes_nothing_in_the_simulation"
+    bare_states = slice(0)
+
+
+class Abridged(Mutant):
+    """Records what it should, and its author's hook `bare` leaves out the state after the last action."""
+
+    breaks = "test_recording_changes_nothing_in_the_simulation"
+    bare_states = slice(-1)
+
+
 class Restless(Mutant):
     """Draws a little more at each reset, as LIBERO does where nobody stops it."""
 

@@ -26,6 +26,8 @@ for name, mutant in vars(mutants).items():
         needs = getattr(mutant, "needs", ())
         given = {"factory": factory, "trials": FakeConformance.trials[:1], "needs": needs}
         given["touch_with_one_finger"] = FakeConformance.over_the_block if name == "OneFinger" else None
+        if hasattr(mutant, "bare_states"):
+            given["bare"] = lambda self, *told, few=mutant.bare_states: FakeConformance.bare(self, *told)[few]
         globals()[f"Test{name}"] = type(f"Test{name}", (FakeConformance,), given)
 """
 
@@ -63,4 +65,7 @@ def test_a_failure_reads_as_one_sentence_about_the_host(broken):
     _, told = broken
     assert "\nfake task 0: with the recorder the simulator's state differs from record 2 on.\n" in told
     assert "\nfake task 0: the role target is given to ['block', 'tray'], not to ['block'].\n" in told
+    expected = "not (21, 15): one after settling, and one after each action."
+    for states in ("(0, 15)", "(20, 15)"):
+        assert f"\nfake task 0: bare() returns states of shape {states}, {expected}\n" in told
     assert "Traceback" not in told

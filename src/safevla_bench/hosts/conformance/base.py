@@ -145,7 +145,11 @@ class HostRules:
         return np.random.default_rng(0).uniform(env.action_low, env.action_high, (self.steps, len(env.action_low)))
 
     def bare(self, task: Task, seed: EpisodeSeed, actions: Floats) -> Floats:
-        """Return the states, [N + 1, S], of the same episode by the simulator alone, without the recorder."""
+        """Return the states, [N + 1, S], of the same episode by the simulator alone, without the recorder.
+
+        The first is the state after the seed's settling steps, as record 0 has it; then comes one after each of the N
+        actions. S as in `sim_state`.
+        """
         raise NotImplementedError
 
     def hold(self, env: HostEnv, seed: EpisodeSeed) -> str:
@@ -207,11 +211,13 @@ class HostRules:
         host = conform.host()
         task = trial.find_task(host)
         env = host.make(task, Wants())
-        actions = conform.actions(env)
-        batch, again = run_actions(env, conform.seed, actions), run_actions(env, conform.seed, actions)
-        elsewhere = conform.run_elsewhere(task, Wants(), actions)
-        yield TrialRun(trial, task, env, actions, batch, again, elsewhere)
-        env.close()
+        try:
+            actions = conform.actions(env)
+            batch, again = run_actions(env, conform.seed, actions), run_actions(env, conform.seed, actions)
+            elsewhere = conform.run_elsewhere(task, Wants(), actions)
+            yield TrialRun(trial, task, env, actions, batch, again, elsewhere)
+        finally:
+            env.close()
 
     def run_elsewhere(self, task: Task, wants: Wants, actions: Floats) -> Batch:
         """Return the record of the episode by `self.seed` in a new environment of a new host, and close that."""

@@ -5,7 +5,7 @@ They concern lengths, names, roles and units, contacts and the grip, and an epis
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -235,19 +235,22 @@ class RepeatRules(HostRules):
         require(not difference, f"{run}: the same episode in another environment differs in {difference}.")
 
     def test_recording_changes_nothing_in_the_simulation(self, run: TrialRun) -> None:
-        """Fail where a state of the hook `bare` and that of the record differ in a bit, or in their length S.
+        """Fail where a state of the hook `bare` and that of the record differ in a bit.
 
-        Only as many states are compared as both have. Skipped where the hook is not written.
+        Fail, too, where the hook gives another number of states than actions and one, or the record has none. Records
+        that are missing are another rule's. Skipped where the hook is not written.
         """
         skip_unless_repeatable(run)
         bare = call_hook(lambda: self.bare(run.task, self.seed, run.actions), "bare")
         states = run.batch.sim_state.episode_rows(0)
-        require(bare.shape[1:] == states.shape[1:], f"{run}: bare states {bare.shape} are not like {states.shape}.")
-        records = min(len(bare), len(states))
-        same = [
-            bare_state.tobytes() == state.tobytes()
-            for bare_state, state in zip(bare[:records], states[:records], strict=True)
-        ]
+        require(states.size > 0, f"{run}: the record has no sim_state to compare with the states of bare().")
+        expected = len(run.actions) + 1, states.shape[1]
+        require(
+            bare.shape == expected,
+            f"{run}: bare() returns states of shape {bare.shape}, not {expected}: "
+            "one after settling, and one after each action.",
+        )
+        same = [bare_state.tobytes() == state.tobytes() for bare_state, state in zip(bare, states, strict=False)]
         require(
             all(same),
             f"{run}: with the recorder the simulator's state differs from record {_first_false(same)} on.",
@@ -278,8 +281,10 @@ class RepeatRules(HostRules):
         for wants in self.other_wants:
             host = self.host()
             env = host.make(self.trials[0].find_task(host), wants)
-            images = env.reset(self.seed).images
-            env.close()
+            try:
+                images = env.reset(self.seed).images
+            finally:
+                env.close()
             require(set(images) == set(wants.cameras), f"There are images of {set(images)}, wanted are {wants}.")
             for camera, image in images.items():
                 fits = image.dtype == np.uint8 and image.shape == (*wants.image_size, 3)
@@ -295,8 +300,10 @@ class RepeatRules(HostRules):
         host = self.host()
         task = self.trials[0].find_task(host)
         env = host.make(task, wants)
-        images, episode = env.reset(self.seed).images, env.recorded()
-        env.close()
+        try:
+            images, episode = env.reset(self.seed).images, env.recorded()
+        finally:
+            env.close()
         for camera, image in images.items():
             expected = call_hook(partial(self.upright, task, episode, camera, wants.image_size), "upright")
             if image.shape != expected.shape:
@@ -340,15 +347,21 @@ class RepeatRules(HostRules):
     def test_there_is_no_step_and_no_record_before_a_reset(self, run: TrialRun) -> None:
         """Fail unless `recorded` and `step` raise `HostError` in a new environment."""
         env = self.host().make(run.task, Wants())
-        for call in (env.recorded, lambda: env.step(run.actions[0])):
-            try:
-                call()
-            except HostError:
-                continue
-            except Exception as error:  # whatever else it raises breaks the rule
-                pytest.fail(f"{run}: before a reset it must raise HostError, not {error!r}.", pytrace=False)
-            pytest.fail(f"{run}: it works before a reset.", pytrace=False)
-        env.close()
+        try:
+            self._require_refusal(run, env.recorded)
+            self._require_refusal(run, lambda: env.step(run.actions[0]))
+        finally:
+            env.close()
+
+    def _require_refusal(self, run: TrialRun, call: Callable[[], object]) -> None:
+        """Fail the test unless `call`, made before a reset, raises `HostError`."""
+        try:
+            call()
+        except HostError:
+            return
+        except Exception as error:  # whatever else it raises breaks the rule
+            pytest.fail(f"{run}: before a reset it must raise HostError, not {error!r}.", pytrace=False)
+        pytest.fail(f"{run}: it works before a reset.", pytrace=False)
 
 
 def _mean_difference(image: NDArray[np.uint8], expected: NDArray[np.uint8]) -> float:

@@ -17,7 +17,7 @@ from safevla_bench.hosts.libero import tasks as libero_tasks
 from safevla_bench.hosts.libero.tasks import coordinates, restore_controllers, starting_state
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.hosts.mujoco.robosuite_env import RawObservation, RobosuiteEnv, drawn_reset_seed
-from safevla_bench.hosts.mujoco.viewer import MujocoStage, episode_seed
+from safevla_bench.hosts.mujoco.viewer import MujocoStage, open_stage
 from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, Task, Wants, check_action
 from safevla_bench.trajectory import Batch, mark_absolute
 from safevla_recorder.attachment import TaskLabel
@@ -78,13 +78,7 @@ class LiberoHost:
         Raises:
             HostError: nothing can be rendered here, or the record lacks what it takes.
         """
-        env = self.make(task, Wants())
-        try:
-            env.reset(episode_seed(episode))
-            return env.make_stage(episode)
-        except BaseException:
-            env.close()
-            raise
+        return open_stage(self.make(task, Wants()), episode)
 
     def versions(self) -> dict[str, str]:
         """Return the versions of all that a trajectory depends on, by distribution.

@@ -18,7 +18,7 @@ from safevla_bench.hosts.metaworld import install, tasks
 from safevla_bench.hosts.metaworld.scene import read_scene
 from safevla_bench.hosts.mujoco.renderer import Appearance, Renderer, camera_matrices
 from safevla_bench.hosts.mujoco.robosuite_env import DEPTH, MATRICES, camera_readings, model_coordinates
-from safevla_bench.hosts.mujoco.viewer import MujocoStage, episode_seed
+from safevla_bench.hosts.mujoco.viewer import MujocoStage, open_stage
 from safevla_bench.interface import (
     Action,
     Camera,
@@ -82,13 +82,7 @@ class MetaworldHost:
         Raises:
             HostError: nothing can be rendered here, or the record lacks what it takes.
         """
-        env = MetaworldEnv(task, Wants(), self.versions())
-        try:
-            env.reset(episode_seed(episode))
-            return env.make_stage(episode)
-        except BaseException:
-            env.close()
-            raise
+        return open_stage(MetaworldEnv(task, Wants(), self.versions()), episode)
 
     def versions(self) -> dict[str, str]:
         """Return the versions of all that a trajectory depends on, by distribution."""

@@ -7,7 +7,7 @@ the cameras to try, and how well each shows the bodies.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -227,6 +227,42 @@ class MujocoStage:
         """Return whether any of the bodies has a geom in a group that the appearance shows."""
         geoms = np.isin(self._model.geom_bodyid, bodies)
         return bool((geoms & np.isin(self._model.geom_group, list(self._appearance.groups))).any())
+
+
+class StageableEnv(Protocol):
+    """What `open_stage` needs of a host's environment."""
+
+    def reset(self, seed: EpisodeSeed) -> Observation:
+        """Start an episode."""
+        ...
+
+    def make_stage(self, episode: Batch) -> MujocoStage:
+        """Return the scene of the last reset as a stage, which owns this environment."""
+        ...
+
+    def close(self) -> None:
+        """Free the simulator."""
+        ...
+
+
+def open_stage(env: StageableEnv, episode: Batch, rebuild: Callable[[], object] | None = None) -> MujocoStage:
+    """Return a recorded episode, a batch of one with its `sim_state`, as a stage that owns a new environment.
+
+    The scene is made by a reset from the record's seed, or by `rebuild` where that is given. The environment is closed
+    where either fails.
+
+    Raises:
+        HostError: nothing can be rendered here, or the record lacks what it takes.
+    """
+    try:
+        if rebuild is None:
+            env.reset(episode_seed(episode))
+        else:
+            rebuild()
+        return env.make_stage(episode)
+    except BaseException:
+        env.close()
+        raise
 
 
 def read_states(episode: Batch, width: int) -> Floats:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts.mujoco.robosuite_env import RawObservation, RobosuiteEnv, flat_state, to_wxyz
-from safevla_bench.hosts.mujoco.viewer import MujocoStage, episode_seed, read_told_scene, recorded_fixtures
+from safevla_bench.hosts.mujoco.viewer import MujocoStage, open_stage, read_told_scene, recorded_fixtures
 from safevla_bench.hosts.robocasa import install, kitchens
 from safevla_bench.hosts.robocasa.kitchens import RobocasaPrivileged
 from safevla_bench.interface import Action, EpisodeSeed, Observation, RecordedEpisode, Task, Wants
@@ -88,15 +88,10 @@ class RobocasaHost:
             raise HostError("the record does not say in which kitchen it was made", remedy=remedy)
         split = _require_one_of("split", str(told.get("split", kitchens.SPLITS[0])), kitchens.SPLITS)
         env = RobocasaEnv(task, Wants(), self.versions(), split, self._horizons)
-        try:
-            if "split" in told:
-                env.reset(episode_seed(episode))
-            else:  # of a loop of somebody's own, which names no seed of this host's
-                env.rebuild(told, recorded_fixtures(episode))
-            return env.make_stage(episode)
-        except BaseException:
-            env.close()
-            raise
+        if "split" in told:
+            return open_stage(env, episode)
+        # An episode of a loop of somebody's own names no seed of this host's.
+        return open_stage(env, episode, lambda: env.rebuild(told, recorded_fixtures(episode)))
 
     def versions(self) -> dict[str, str]:
         """Return the versions of all that a trajectory depends on, by distribution, and whose assets they are."""

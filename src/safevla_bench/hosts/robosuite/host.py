@@ -10,7 +10,7 @@ from safevla_bench.errors import HostError
 from safevla_bench.hosts import episode_header
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.hosts.mujoco.robosuite_env import RawObservation, RobosuiteEnv, drawn_reset_seed, model_coordinates
-from safevla_bench.hosts.mujoco.viewer import MujocoStage, episode_seed
+from safevla_bench.hosts.mujoco.viewer import MujocoStage, open_stage
 from safevla_bench.hosts.robosuite import tasks
 from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, Task, Wants
 from safevla_bench.trajectory import Batch
@@ -53,13 +53,7 @@ class RobosuiteHost:
         Raises:
             HostError: nothing can be rendered here, or the record lacks what it takes.
         """
-        env = self.make(task, Wants())
-        try:
-            env.reset(episode_seed(episode))
-            return env.make_stage(episode)
-        except BaseException:
-            env.close()
-            raise
+        return open_stage(self.make(task, Wants()), episode)
 
     def versions(self) -> dict[str, str]:
         """Return the versions of all that a trajectory depends on, by distribution."""
