@@ -209,6 +209,34 @@ class Boundless(Mutant):
         return super().reset(replace(seed, init_state_index=min(seed.init_state_index, 4)))
 
 
+class Downward(Mutant):
+    """Counts initial states from the end where an index is negative."""
+
+    breaks = "test_an_initial_state_that_does_not_exist_is_a_host_error"
+
+    def reset(self, seed):
+        index = seed.init_state_index
+        return super().reset(replace(seed, init_state_index=index + 5 if index < 0 else index))
+
+
+class Stubborn(Mutant):
+    """Starts from an initial state though the start is to be drawn."""
+
+    breaks = "test_a_drawn_start_is_none_of_the_initial_states_and_repeats"
+
+    def reset(self, seed):
+        return super().reset(replace(seed, drawn=False))
+
+
+class Rolling(Mutant):
+    """Draws each time anew what is to be drawn from the seed."""
+
+    breaks = "test_a_drawn_start_is_none_of_the_initial_states_and_repeats"
+
+    def reset(self, seed):
+        return super().reset(replace(seed, env_seed=next(_counter)) if seed.drawn else seed)
+
+
 class Eager(Mutant):
     breaks = "test_there_is_no_step_and_no_record_before_a_reset"
 

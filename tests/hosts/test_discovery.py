@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 import safevla_bench.hosts as found
 from safevla_bench import plugins
 from safevla_bench.errors import HostError, PluginError
+from safevla_bench.interface import EpisodeSeed, RecordedEpisode, Task
 
 
 class Distribution:
@@ -70,6 +72,41 @@ def test_tags_that_are_no_file_name_their_distribution(monkeypatch, value):
     registries(monkeypatch, value)
     with pytest.raises(PluginError, match=r"the registry of host 'mine'.*\n.*broken-simulator"):
         found.registry_files("mine")
+
+
+RECORDED = RecordedEpisode("episode", "file", 3, state=(0.0,))
+
+
+@pytest.mark.parametrize(
+    ("states", "start"),
+    [
+        (5, EpisodeSeed(0, 0, 0)),
+        (5, EpisodeSeed(4, 7, 0)),
+        (5, EpisodeSeed(5, 7, 0, drawn=True)),
+        (5, EpisodeSeed(9, 7, 0, recorded=RECORDED)),
+        (None, EpisodeSeed(900, 7, 0)),
+    ],
+)
+def test_a_start_that_there_is_passes(states, start):
+    found.check_start(Task("suite", "task_0", 0, "name", "do it", (), states), start)
+
+
+@pytest.mark.parametrize(
+    ("states", "start", "problem", "remedy"),
+    [
+        (5, EpisodeSeed(5, 7, 0), "suite task_0 has no initial state 5", "It has 5: choose from 0 to 4."),
+        (5, EpisodeSeed(-1, 7, 0), "suite task_0 has no initial state -1", "It has 5: choose from 0 to 4."),
+        (5, EpisodeSeed(0, -7, 0), "suite task_0 cannot be seeded by -7", "an environment seed of 0 or more"),
+        (5, EpisodeSeed(-1, 7, 0, drawn=True), "suite task_0 has no episode -1", "count from 0"),
+        (None, EpisodeSeed(-1, 7, 0), "suite task_0 has no episode -1", "count from 0"),
+        # Without a recorded state the episode begins at an initial state all the same.
+        (5, EpisodeSeed(9, 7, 0, recorded=replace(RECORDED, state=None)), "no initial state 9", "0 to 4"),
+    ],
+)
+def test_a_start_that_cannot_be_names_its_number_and_those_there_are(states, start, problem, remedy):
+    with pytest.raises(HostError, match=problem) as caught:
+        found.check_start(Task("suite", "task_0", 0, "name", "do it", (), states), start)
+    assert remedy in str(caught.value)
 
 
 def test_importing_hosts_imports_no_simulator():

@@ -22,7 +22,16 @@ REGISTRIES = "safevla_bench.registries"
 _HOSTS = PluginGroup(GROUP, "host", "Hosts", HostError)
 _REGISTRIES = PluginGroup(REGISTRIES, "the registry of host", "Registries", HostError)
 
-__all__ = ["GROUP", "REGISTRIES", "episode_header", "host_names", "host_owner", "make_host", "registry_files"]
+__all__ = [
+    "GROUP",
+    "REGISTRIES",
+    "check_start",
+    "episode_header",
+    "host_names",
+    "host_owner",
+    "make_host",
+    "registry_files",
+]
 
 
 def host_names() -> tuple[str, ...]:
@@ -69,6 +78,26 @@ def _require_file(name: str, value: object) -> Path:
         f"Its entry point in {REGISTRIES} is to name the path of a .toml file: a fault of {_REGISTRIES.owner(name)}."
     )
     raise PluginError(f"the registry of host {name!r} is no file: {value}", remedy=remedy)
+
+
+def check_start(task: Task, seed: EpisodeSeed) -> None:
+    """Raise `HostError` unless an episode of the task can start by this seed; for a host's `reset`.
+
+    The environment's seed and the index are 0 or more. The index is below `Task.init_states`, where there is such a
+    number and the start is neither drawn nor a recorded state.
+    """
+    name = f"{task.benchmark} {task.task_id}"
+    if seed.env_seed < 0:
+        problem = f"{name} cannot be seeded by {seed.env_seed}, which is below 0"
+        raise HostError(problem, remedy="Give an environment seed of 0 or more.")
+    index, count = seed.init_state_index, task.init_states
+    if index < 0 and (seed.drawn or not count):
+        problem = f"{name} has no episode {index}"
+        raise HostError(problem, remedy="Its starts are drawn, and count from 0.")
+    is_state_free = seed.drawn or (seed.recorded is not None and seed.recorded.state is not None)
+    if count and (index < 0 or (index >= count and not is_state_free)):
+        problem = f"{name} has no initial state {index}"
+        raise HostError(problem, remedy=f"It has {count}: choose from 0 to {count - 1}.")
 
 
 def episode_header(

@@ -18,6 +18,9 @@ STOPPED_ON_VIOLATION = "stopped_on_violation"
 ABSOLUTE = "absolute_actions"
 """Host-specific header field: true where the actions are poses in the world and not changes of pose."""
 
+DRAWN = "drawn_start"
+"""Host-specific header field: true where the start was drawn and not one of the task's initial states."""
+
 DIVERGED = "diverged_replay"
 """Host-specific header field: true where the episode is a replay that left its recording, or may have."""
 
@@ -48,6 +51,11 @@ def standin_benchmarks(batch: Batch) -> tuple[str, ...]:
 def mark_absolute(extra: Mapping[str, object]) -> dict[str, object]:
     """Return an episode's host-specific fields with the mark of actions that are poses in the world."""
     return add_header_mark(extra, ABSOLUTE)
+
+
+def mark_drawn(extra: Mapping[str, object]) -> dict[str, object]:
+    """Return an episode's host-specific fields with the mark of a start that was drawn."""
+    return add_header_mark(extra, DRAWN)
 
 
 def replay_fields(batch: Batch) -> tuple[Mapping[str, object], ...]:

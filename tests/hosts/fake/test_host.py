@@ -7,7 +7,7 @@ import pytest
 
 from safevla_bench.errors import HostError, InvalidActionError
 from safevla_bench.hosts.fake.host import DT_S, FakeHost
-from safevla_bench.interface import EpisodeSeed, Wants
+from safevla_bench.interface import EpisodeSeed, RecordedEpisode, Wants
 
 DOWN, UP, STILL = (0, 0, -1, 0, 0, 0), (0, 0, 1, 0, 0, 0), (0,) * 6
 
@@ -128,6 +128,14 @@ def test_the_same_seed_gives_the_same_bytes_in_one_env_and_in_another():
     assert states(made(), seed) == first
 
 
+def test_a_recorded_state_starts_whatever_number_its_episode_has():
+    env = made()
+    env.reset(EpisodeSeed(2, 7, 0))
+    state = env.recorded().sim_state.episode_rows(0)[0]
+    env.reset(EpisodeSeed(17, 7, 0, recorded=RecordedEpisode("episode", "file", 3, state=tuple(state))))
+    np.testing.assert_array_equal(env.recorded().sim_state.episode_rows(0)[0], state)
+
+
 @pytest.mark.parametrize("bad", [np.zeros(6), np.zeros((1, 7)), np.full(7, np.nan), np.array([np.inf] + [0] * 6)])
 def test_an_invalid_action_is_refused_and_leaves_no_record(bad):
     env = made()
@@ -145,6 +153,8 @@ def test_unknown_suites_cameras_and_initial_states_are_errors_that_list_what_the
     with pytest.raises(HostError, match="no initial state 5") as caught:
         made().reset(EpisodeSeed(5, 7, 0))
     assert "0 to 4" in str(caught.value)
+    with pytest.raises(HostError, match="cannot be seeded by -7"):
+        made().reset(EpisodeSeed(0, -7, 0))
     with pytest.raises(HostError, match="reset first"):
         made().recorded()
 

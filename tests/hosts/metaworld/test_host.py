@@ -10,6 +10,7 @@ from safevla_bench.archive.npz import encode_npz
 from safevla_bench.errors import HostError, PolicyError
 from safevla_bench.hosts.metaworld import install, tasks
 from safevla_bench.hosts.metaworld.host import CAMERAS, MetaworldHost
+from safevla_bench.hosts.mujoco.robosuite_env import drawn_reset_seed
 from safevla_bench.interface import EpisodeSeed, RecordedEpisode, Wants
 from safevla_bench.policies import make_policy
 from safevla_bench.tasks import registry
@@ -62,6 +63,25 @@ def test_an_initial_state_is_the_goal_of_that_number_that_upstream_draws():
     recorded = RecordedEpisode("episode", "file", 3, state=(0.0,))
     with pytest.raises(HostError, match="no recorded state"):
         env.reset(EpisodeSeed(0, 7, 0, recorded=recorded))
+    env.close()
+
+
+def test_a_drawn_start_is_the_first_goal_of_a_draw_of_its_own_and_its_stage_has_it():
+    """The peg's box stands where the goal is: the model, not the state, holds it."""
+    host, task = MetaworldHost(), next(task for task in tasks.suite_tasks("mt10") if task.name == "peg-insert-side-v3")
+    env = host.make(task, Wants(privileged=True))
+    seed = EpisodeSeed(73, 11, 0, drawn=True)
+    state = env.reset(seed).extra["state"]
+    goals = install.import_metaworld().MT1(task.name, seed=drawn_reset_seed(seed))
+    own = goals.train_classes[task.name]()
+    own.set_task(goals.train_tasks[0])
+    np.testing.assert_array_equal(state, own.reset()[0])
+    stage = host.stage(task, env.recorded())
+    np.testing.assert_array_equal(stage._model.body("box").pos, env._env.model.body("box").pos)
+    for index in range(2):
+        env.reset(EpisodeSeed(index, 11, 0))
+        assert not np.array_equal(stage._model.body("box").pos, env._env.model.body("box").pos)
+    stage.close()
     env.close()
 
 

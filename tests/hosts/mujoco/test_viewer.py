@@ -22,12 +22,12 @@ from safevla_bench.trajectory import Channel
 SIZE = (48, 64)
 
 
-def recorded(host, suite: str, index: int, wait_steps: int, steps: int):
+def recorded(host, suite: str, index: int, wait_steps: int, steps: int, *, drawn: bool = False):
     """A task and an episode of random actions."""
     task = host.tasks(suite)[index]
     env = host.make(task, Wants())
     try:
-        env.reset(EpisodeSeed(1, 7, wait_steps))
+        env.reset(EpisodeSeed(1, 7, wait_steps, drawn=drawn))
         for action in np.random.default_rng(0).uniform(-1, 1, (steps, len(env.action_low))):
             env.step(action)
         return task, env.recorded()
@@ -61,6 +61,16 @@ class TestLibero:
         batch, stage = drawer
         for record in range(int(batch.lengths[0])):
             assert max(gaps(stage, batch, record)) <= 1e-12
+
+    @pytest.mark.long
+    def test_a_drawn_episode_is_shown_with_its_fixtures_where_the_reset_drew_them(self):
+        host = LiberoHost()
+        task, batch = recorded(host, "libero-spatial", 4, wait_steps=3, steps=0, drawn=True)
+        unmarked = replace(batch, extra=({},))
+        for episode, is_right in ((batch, True), (unmarked, False)):
+            stage = host.stage(task, episode)
+            assert (max(gaps(stage, batch, 0)) <= 1e-12) == is_right
+            stage.close()
 
     @pytest.mark.long
     def test_a_first_record_without_settling_is_shown_where_it_was_recorded(self):

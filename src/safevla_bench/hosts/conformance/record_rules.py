@@ -6,6 +6,7 @@ They concern lengths, names, roles and units, contacts and the grip, and an epis
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -332,17 +333,41 @@ class RepeatRules(HostRules):
         require(not difference, f"{run}: after refused actions the episode differs in {difference}.")
 
     def test_an_initial_state_that_does_not_exist_is_a_host_error(self, run: TrialRun) -> None:
-        """Fail unless a reset with the index `init_states` raises `HostError`.
+        """Fail unless a reset with the index `init_states`, and one with -1, raise `HostError`.
 
         Passes where the task has no fixed number.
         """
         if run.task.init_states is None:
             return
+        for index in (run.task.init_states, -1):
+            try:
+                run.env.reset(EpisodeSeed(index, 0, 0))
+            except HostError:
+                continue
+            pytest.fail(f"{run} has {run.task.init_states} initial states, yet number {index} starts.", pytrace=False)
+
+    def test_a_drawn_start_is_none_of_the_initial_states_and_repeats(self, run: TrialRun) -> None:
+        """Fail where a `drawn` start equals the initial state of its index, or does not repeat, in the bits of states.
+
+        Passes where a reset refuses a drawn start by `HostError`, or the task has no fixed number of initial states, so
+        that every start is drawn. Nothing can be told where initial states have one `sim_state` and goals alone differ.
+        """
+        count = run.task.init_states
+        if count is None:
+            return
+        skip_unless_repeatable(run)
+
+        def start_state(seed: EpisodeSeed) -> bytes:
+            return run_actions(run.env, seed, run.actions[:0]).sim_state.values.tobytes()
+
+        index, drawn = self.seed.init_state_index, replace(self.seed, drawn=True)
         try:
-            run.env.reset(EpisodeSeed(run.task.init_states, 0, 0))
+            state = start_state(drawn)
         except HostError:
             return
-        pytest.fail(f"{run} has {run.task.init_states} initial states, yet another one starts.", pytrace=False)
+        require(state == start_state(drawn), f"{run}: the same drawn start, begun again, is another one.")
+        initial, other = (start_state(replace(self.seed, init_state_index=k)) for k in (index, (index + 1) % count))
+        require(state != initial or initial == other, f"{run}: a drawn start is initial state {index}.")
 
     def test_there_is_no_step_and_no_record_before_a_reset(self, run: TrialRun) -> None:
         """Fail unless `recorded` and `step` raise `HostError` in a new environment."""

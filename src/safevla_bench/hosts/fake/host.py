@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
+from safevla_bench.hosts import check_start
 from safevla_bench.hosts.fake.viewer import DOWNWARD_WXYZ, FakeStage, finger_positions
 from safevla_bench.hosts.mujoco.privileged import read_only
 from safevla_bench.hosts.mujoco.robosuite_env import flat_state
@@ -32,7 +33,7 @@ from safevla_bench.interface import (
     check_action,
     check_extra,
 )
-from safevla_bench.trajectory import Batch, ContactList, Header, Recording, from_recording
+from safevla_bench.trajectory import Batch, ContactList, Header, Recording, from_recording, mark_drawn
 from safevla_recorder.episode import Floats
 
 SUITE = "fake"
@@ -157,12 +158,9 @@ class FakeEnv:
         observation has images again, whatever `render_next` said.
 
         Raises:
-            HostError: the task has no such initial state (and `drawn` is false), or the recorded state has another
-                size.
+            HostError: `check_start` refuses the seed, or the recorded state has another size.
         """
-        if not (seed.drawn or 0 <= seed.init_state_index < INIT_STATES):
-            problem = f"{self.task.task_id} has no initial state {seed.init_state_index}"
-            raise HostError(problem, remedy=f"It has {INIT_STATES}: choose from 0 to {INIT_STATES - 1}.")
+        check_start(self.task, seed)
         self._seed = seed
         played = seed.recorded.state if seed.recorded else None
         self._world = (
@@ -241,6 +239,7 @@ class FakeEnv:
             gripped=gripped,
             action=np.stack(actions) if actions else np.empty((0, 7)),
             sim_state=states,
+            extra=mark_drawn({}) if seed.drawn else {},
             further={"joint_torque_peak_nm": np.abs(torques)},  # one substep a control step
         )
         return from_recording(recording)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from safevla_bench.errors import HostError
+from safevla_bench.hosts import check_start
 from safevla_bench.hosts.libero import install
 from safevla_bench.hosts.libero import tasks as libero_tasks
 from safevla_bench.hosts.libero.tasks import coordinates, restore_controllers, starting_state
@@ -19,7 +20,7 @@ from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.hosts.mujoco.robosuite_env import RawObservation, RobosuiteEnv, drawn_reset_seed
 from safevla_bench.hosts.mujoco.viewer import MujocoStage, open_stage
 from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, Task, Wants, check_action
-from safevla_bench.trajectory import Batch, mark_absolute
+from safevla_bench.trajectory import Batch, mark_absolute, mark_drawn
 from safevla_recorder.attachment import TaskLabel
 from safevla_recorder.episode import Floats
 from safevla_recorder.libero.installation import ALL_SUITES
@@ -140,9 +141,10 @@ class LiberoEnv(RobosuiteEnv):
         with a seed made of the environment's and the index. A recorded state goes before all that.
 
         Raises:
-            HostError: the task has no such initial state, or the recorded state is not one of its simulation.
+            HostError: `check_start` refuses the seed, or the recorded state is not one of the task's simulation.
         """
         replayed = seed.recorded if seed.recorded and seed.recorded.state is not None else None
+        check_start(self.task, seed)
         state = None if seed.drawn or replayed else self._initial_state(seed.init_state_index)
         still = STILL
         if seed.wait_action is not None:
@@ -185,16 +187,9 @@ class LiberoEnv(RobosuiteEnv):
             self._env.close()
 
     def _initial_state(self, index: int) -> Floats | None:
-        """Return the flat state of an initial state; None where the task has none.
-
-        Raises `HostError` for another index.
-        """
+        """Return the flat state [1 + nq + nv] of an initial state that there is; None where the task has none."""
         if self._init_states is None:
             return None
-        count = len(self._init_states)
-        if not 0 <= index < count:
-            problem = f"{self.task.benchmark} {self.task.task_id} has no initial state {index}"
-            raise HostError(problem, remedy=f"It has {count}: choose from 0 to {count - 1}.")
         state: Floats = self._init_states[index]
         return state
 
@@ -220,8 +215,10 @@ class LiberoEnv(RobosuiteEnv):
         return ScenePrivileged(model, data, scene, goal_predicates(domain), joints, sites)
 
     def _extra_fields(self) -> dict[str, object]:
-        """Return the mark of absolute actions where poses are wanted, else {}."""
-        return mark_absolute({}) if self._wants.absolute else {}
+        """Return the marks of absolute actions, where poses are wanted, and of a start that was drawn; {} without."""
+        assert self._seed is not None
+        extra = mark_absolute({}) if self._wants.absolute else {}
+        return mark_drawn(extra) if self._seed.drawn else extra
 
     def _build_header(self, recorder: Recorder) -> dict[str, object]:
         """Return the header with the success of the present moment.

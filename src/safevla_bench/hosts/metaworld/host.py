@@ -8,16 +8,24 @@ joints, there are no torques, and nothing yields: forces are several times those
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts import episode_header
+from safevla_bench.hosts import check_start, episode_header
 from safevla_bench.hosts.metaworld import install, tasks
 from safevla_bench.hosts.metaworld.scene import read_scene
 from safevla_bench.hosts.mujoco.renderer import Appearance, Renderer, camera_matrices
-from safevla_bench.hosts.mujoco.robosuite_env import DEPTH, MATRICES, camera_readings, model_coordinates
+from safevla_bench.hosts.mujoco.robosuite_env import (
+    DEPTH,
+    MATRICES,
+    camera_readings,
+    drawn_reset_seed,
+    model_coordinates,
+)
 from safevla_bench.hosts.mujoco.viewer import MujocoStage, open_stage
 from safevla_bench.interface import (
     Action,
@@ -33,7 +41,7 @@ from safevla_bench.interface import (
     check_action,
     check_extra,
 )
-from safevla_bench.trajectory import Batch, from_recording
+from safevla_bench.trajectory import Batch, from_recording, mark_drawn
 from safevla_recorder.mujoco.hook import hook_after, hook_substeps
 from safevla_recorder.mujoco.recorder import Recorder
 from safevla_recorder.mujoco.settling import settling_steps, warn_if_moving
@@ -119,24 +127,29 @@ class MetaworldEnv:
         """Start an episode, settle, take record 0.
 
         Initial state i is the i-th of the fifty goals that `metaworld.MT1(task, seed=env_seed)` draws, which places
-        things, too. Meta-World moves the hand to its start by fifty steps of its own before those of `seed`.
+        things, too. A start that is `drawn` has the first goal that `MT1` draws by the seed `drawn_reset_seed(seed)`.
+        Meta-World moves the hand to its start by fifty steps of its own before those of `seed`.
 
         Raises:
-            HostError: there is no such initial state, or a recorded state is to start from.
+            HostError: `check_start` refuses the seed, or a recorded state is to start from.
         """
         if seed.recorded is not None and seed.recorded.state is not None:
             raise HostError("Meta-World starts from no recorded state", remedy="Replay by its initial state and seed.")
-        if not 0 <= seed.init_state_index < (self.task.init_states or 0):
-            problem = f"{self.task.task_id} has no initial state {seed.init_state_index}"
-            raise HostError(problem, remedy=f"They are 0 to {(self.task.init_states or 0) - 1}.")
+        check_start(self.task, seed)
         self._stop_recording()
         self._renders_next = True
         env = self._env
-        env.set_task(install.draw_goals(self.task.name, seed.env_seed)[seed.init_state_index])
+        env.set_task(self._draw_goal(seed))
         vector, _ = env.reset()
         vector = self._settle(seed, vector)
         self._start_recording(seed)
         return self._observe(vector)
+
+    def _draw_goal(self, seed: EpisodeSeed) -> Any:
+        """Return the goal of an initial state, else of a drawn start, as Meta-World's `set_task` takes it."""
+        if seed.drawn:
+            return install.draw_goals(self.task.name, drawn_reset_seed(seed))[0]
+        return install.draw_goals(self.task.name, seed.env_seed)[seed.init_state_index]
 
     def _settle(self, seed: EpisodeSeed, vector: NDArray[np.float64]) -> NDArray[np.float64]:
         """Make the settling steps that `seed` asks for, by its `wait_action` or the still action, and set the success.
@@ -195,7 +208,9 @@ class MetaworldEnv:
     def recorded(self) -> Batch:
         """Return the episode so far as a validated batch of one; raises `HostError` before a reset."""
         recorder = self._require_recorder()
-        return from_recording(recorder.build_recording(self._build_header(recorder)))
+        assert self._seed is not None
+        recording = recorder.build_recording(self._build_header(recorder))
+        return from_recording(replace(recording, extra=mark_drawn({}) if self._seed.drawn else {}))
 
     def latest(self) -> Batch:
         """Return the newest record alone, as a validated batch of one record; raises `HostError` before a reset."""

@@ -25,7 +25,7 @@ from safevla_bench.interface import (
     SceneGeometry,
     ScenePose,
 )
-from safevla_bench.trajectory import Batch, read_earlier_resets, replay_fields
+from safevla_bench.trajectory import DRAWN, Batch, mark_flags, read_earlier_resets, replay_fields
 from safevla_recorder.episode import FIXTURES, Floats
 from safevla_recorder.mujoco.scene import Scene
 from safevla_recorder.mujoco.state import set_state, state_size
@@ -299,7 +299,10 @@ def episode_seed(episode: Batch, host: str = "") -> EpisodeSeed:
         remedy = "They place what `sim_state` does not hold, such as fixtures; record with `safevla rollout`."
         raise HostError("the record does not name env_seed and init_state_index", remedy=remedy)
     earlier_resets = read_earlier_resets(replay_fields(episode)[0])
-    return EpisodeSeed(header.init_state_index, header.env_seed, wait_steps=0, earlier_resets=earlier_resets)
+    (drawn,) = mark_flags(episode, DRAWN)
+    return EpisodeSeed(
+        header.init_state_index, header.env_seed, wait_steps=0, earlier_resets=earlier_resets, drawn=bool(drawn)
+    )
 
 
 def _read_recorded_start(episode: Batch, host: str) -> RecordedEpisode | None:

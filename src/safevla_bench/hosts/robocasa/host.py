@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
+from safevla_bench.hosts import check_start
 from safevla_bench.hosts.mujoco.robosuite_env import RawObservation, RobosuiteEnv, flat_state, to_wxyz
 from safevla_bench.hosts.mujoco.viewer import MujocoStage, open_stage, read_told_scene, recorded_fixtures
 from safevla_bench.hosts.robocasa import install, kitchens
@@ -144,9 +145,13 @@ class RobocasaEnv(RobosuiteEnv):
         at its recorded state where one is given, else from `seed.env_seed` as the generator's own seed, after as many
         resets of one kitchen as the loop had made.
 
+        Every other start is drawn, whether `seed.drawn` says so or not: RoboCasa's tasks have no initial states.
+
         Raises:
-            HostError: the index is below 0, RoboCasa cannot build this kitchen, or the recorded state is not one of it.
+            HostError: `check_start` refuses the seed, RoboCasa cannot build this kitchen, or the recorded state is not
+                one of it.
         """
+        check_start(self.task, seed)
         if seed.recorded is not None and seed.recorded.state is not None:
             raw = self._begin_at_state(seed.recorded, seed.recorded.state, is_seen=not seed.wait_steps)
         else:

@@ -129,14 +129,8 @@ def kitchen_task(task: Task) -> KitchenTask:
 
 
 def start(split: str, seed: EpisodeSeed, no_layouts: Collection[int], no_styles: Collection[int]) -> KitchenStart:
-    """Return the start of the episode with that index, past the layouts and styles that the task bars.
-
-    Raises:
-        HostError: the index is below 0.
-    """
+    """Return the start of the episode with that index, 0 or more, past the layouts and styles that the task bars."""
     index = seed.init_state_index
-    if index < 0:
-        raise HostError(f"there is no episode {index}", remedy="Episodes count from 0.")
     allowed = [pair for pair in _scenes(split) if pair[0] not in no_layouts and pair[1] not in no_styles]
     layout, style = allowed[index % len(allowed)]
     return KitchenStart(split, layout, style, _SEEDS * seed.env_seed + index)

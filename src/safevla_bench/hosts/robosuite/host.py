@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts import episode_header
+from safevla_bench.hosts import check_start, episode_header
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.hosts.mujoco.robosuite_env import RawObservation, RobosuiteEnv, drawn_reset_seed, model_coordinates
 from safevla_bench.hosts.mujoco.viewer import MujocoStage, open_stage
@@ -84,14 +84,15 @@ class RobosuiteTaskEnv(RobosuiteEnv):
     def reset(self, seed: EpisodeSeed) -> Observation:
         """Start an episode in an environment made anew, whose generator is seeded by `seed`; settle, take record 0.
 
+        Every start is drawn, whether `seed.drawn` says so or not: robosuite's tasks have no initial states.
+
         Raises:
-            HostError: the index is below 0, or a recorded state is to start from.
+            HostError: `check_start` refuses the seed, or a recorded state is to start from.
         """
         if seed.recorded is not None and seed.recorded.state is not None:
             problem = "the host robosuite starts from no recorded state"
             raise HostError(problem, remedy="Replay by its initial state and seed.")
-        if seed.init_state_index < 0:
-            raise HostError(f"there is no episode {seed.init_state_index}", remedy="Episodes count from 0.")
+        check_start(self.task, seed)
         self.close()
         env = self._env = tasks.make_env(self.task.name, self._wants, drawn_reset_seed(seed))
         self._gate.install(env)
