@@ -6,6 +6,7 @@ import gc
 import importlib.util
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ALLOWED_SKIPS = Path(__file__).parents[1] / ".ci" / "allowed-skips"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
+    """Yield a `report.browser.Browser` that the tests of a module share; without Chromium they are skipped."""
+    from report.browser import CHROMIUM, Browser
+
+    if CHROMIUM is None:
+        pytest.skip("there is no chromium (Debian: chromium)")
+    shared = Browser(tmp_path_factory.mktemp("profile"))
+    yield shared
+    shared.close()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 import safevla_bench as sb
-from report.browser import CHROMIUM, Browser
+from report.browser import Browser
 from safevla_bench import compare, evaluation
 from safevla_bench.browse import RunServer, RunSite, find_runs, list_runs, start_server
 from safevla_bench.browse.site import Choice, compare_address, run_address
@@ -264,23 +264,18 @@ def test_a_port_that_is_taken_is_named_and_without_one_another_is_found(server: 
 
 
 @pytest.mark.long
-@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
-def test_the_index_sorts_and_leads_to_a_comparison_in_a_browser(server: RunServer, tmp_path: Path):
-    browser = Browser(tmp_path / "profile")
-    try:
-        browser.open(server.address + "/")
-        names = "Array.from(document.querySelectorAll('#runs tbody th'), (one) => one.textContent)"
-        before = browser.run(names)
-        press = "document.querySelectorAll('#runs thead button')[0].click()"
-        browser.run(press)
-        assert browser.run(names) == sorted(before)
-        browser.run(press)
-        assert browser.run(names) == sorted(before, reverse=True)
-        assert "greatest first" in browser.run("document.getElementById('sorted').textContent")
-        browser.open(server.address + "/?with=still&policy=noop")
-        address = browser.run("document.querySelector(\"a[href^='/compare']\").href")
-        browser.open(address)
-        assert browser.run("document.querySelectorAll('main table').length") == 2
-        assert browser.complaints() == []
-    finally:
-        browser.close()
+def test_the_index_sorts_and_leads_to_a_comparison_in_a_browser(server: RunServer, browser: Browser):
+    browser.open(server.address + "/")
+    names = "Array.from(document.querySelectorAll('#runs tbody th'), (one) => one.textContent)"
+    before = browser.run(names)
+    press = "document.querySelectorAll('#runs thead button')[0].click()"
+    browser.run(press)
+    assert browser.run(names) == sorted(before)
+    browser.run(press)
+    assert browser.run(names) == sorted(before, reverse=True)
+    assert "greatest first" in browser.run("document.getElementById('sorted').textContent")
+    browser.open(server.address + "/?with=still&policy=noop")
+    address = browser.run("document.querySelector(\"a[href^='/compare']\").href")
+    browser.open(address)
+    assert browser.run("document.querySelectorAll('main table').length") == 2
+    assert browser.complaints() == []

@@ -22,7 +22,7 @@ from xml.etree import ElementTree
 import pytest
 
 from hostile import BENIGN, MARK, TEXTS, World, world
-from report.browser import CHROMIUM, Browser
+from report.browser import Browser
 from safevla_bench.cli import run_command_line
 
 pytestmark = pytest.mark.long
@@ -257,9 +257,8 @@ def test_a_text_is_only_ever_shown(name: str, done: Callable[[str, str], Done]) 
         FORMS[suffix](text, "\n".join(other for name, other in good.texts.items() if Path(name).suffix == suffix))
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium (Debian: chromium)")
 def test_no_script_runs_even_where_the_pages_own_policy_is_switched_off(
-    done: Callable[[str, str], Done], tmp_path: Path
+    done: Callable[[str, str], Done], browser: Browser
 ) -> None:
     pages = [
         path
@@ -268,18 +267,14 @@ def test_no_script_runs_even_where_the_pages_own_policy_is_switched_off(
         if path.suffix in (".html", ".svg")
     ]
     assert len(pages) > 20
-    browser = Browser(tmp_path / "profile")
-    try:
-        browser.ask("Page.setBypassCSP", enabled=True)
-        for path in pages:
-            browser.open(path)
-            browser.run("document.querySelectorAll('*').forEach(e => ['mouseover', 'click'].forEach("
-                        "kind => e.tagName == 'A' || e.dispatchEvent(new Event(kind))))")  # fmt: skip
-            assert browser.run("typeof window.PWNED") == "undefined", path
-            assert browser.run("[...document.querySelectorAll('a')].every(a => a.protocol != 'javascript:')"), path
-            assert all(url.startswith("file:") for url in browser.requests()), path
-    finally:
-        browser.close()
+    browser.ask("Page.setBypassCSP", enabled=True)
+    for path in pages:
+        browser.open(path)
+        browser.run("document.querySelectorAll('*').forEach(e => ['mouseover', 'click'].forEach("
+                    "kind => e.tagName == 'A' || e.dispatchEvent(new Event(kind))))")  # fmt: skip
+        assert browser.run("typeof window.PWNED") == "undefined", path
+        assert browser.run("[...document.querySelectorAll('a')].every(a => a.protocol != 'javascript:')"), path
+        assert all(url.startswith("file:") for url in browser.requests()), path
 
 
 def test_a_mark_would_have_been_seen(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from report.browser import CHROMIUM, Browser
+from report.browser import Browser
 from report.scenes import rollout, run, verdicts
 from safevla_bench.report.analysis import analyse_scores
 from safevla_bench.report.episode_table import ENDINGS
@@ -25,7 +24,6 @@ from safevla_bench.scores import AbsentEpisode, Scores
 from safevla_bench.scoring import score
 from safevla_bench.trajectory import Batch, concatenate_batches, select_episodes
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium (Debian: chromium)")
 needs_pdftotext = pytest.mark.skipif(shutil.which("pdftotext") is None, reason="no pdftotext (Debian: poppler-utils)")
 RULESET = load_ruleset()
 HOSTILE = (
@@ -91,13 +89,6 @@ STATES = {
     "hostile": lambda: (judged(STRANGE, crashed(HOSTILE, 1, HOSTILE), crashed(LONG, 2, LONG)), STRANGE),
     "mixed": lambda: (judged(MIXED, *(crashed("hasty", k) for k in range(2))), MIXED),
 }
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    found = Browser(tmp_path_factory.mktemp("profile"))
-    yield found
-    found.close()
 
 
 @pytest.fixture(scope="module")

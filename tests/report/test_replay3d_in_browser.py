@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 from PIL import Image
 from scipy.spatial.transform import Rotation
 
-from report.browser import CHROMIUM, Browser
+from report.browser import Browser
 from safevla_bench import cli, evaluation
 from safevla_bench.frames import build_replay3d
 from safevla_bench.hosts.fake.host import FakeHost
@@ -27,23 +26,13 @@ from safevla_bench.ruleset import load_ruleset
 from safevla_bench.scoring import score
 from safevla_bench.trajectory import Batch
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium (Debian: chromium)"),
-]
+pytestmark = pytest.mark.long
 RULESET = load_ruleset()
 FIGURE = "document.querySelector('figure.replay3d')"
 POSES = f"""(() => {{ const player = {FIGURE}.player; player.draw(); return player.parts.map((part) =>
     [part.name, part.matrixWorld.elements.slice(12, 15), part.quaternion.toArray()]); }})()"""
 NO_NEWS = ("GPU stall", "GroupMarkerNotSet")
 """What Chromium's software graphics say of themselves when a picture is read."""
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    found = Browser(tmp_path_factory.mktemp("profile"))
-    yield found
-    found.close()
 
 
 @pytest.fixture(scope="module")
