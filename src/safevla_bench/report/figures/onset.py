@@ -11,14 +11,13 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from safevla_bench import provenance_marks
-from safevla_bench.report.figures.sheet import KeyEntry, draw_empty, draw_grid, make_sheet
+from safevla_bench.report.figures.sheet import KeyEntry, PanelGrid, draw_empty, draw_grid, make_sheet
 from safevla_bench.report.figures.style import (
     BODY,
     drawable_text,
     figure_style,
     series_colour,
     series_dash,
-    sheet_width,
     text_width_pt,
 )
 from safevla_bench.report.tables import UNNAMED
@@ -112,35 +111,32 @@ def _onset_curve(
 
 
 _LEFT, _RIGHT, _BELOW, _ABOVE, _GAP = 0.42, 0.12, 0.38, 0.2, 0.14
+_COLUMNS = 2
 
 
 def draw_onset(value: Onset) -> Figure:
     """Draw a panel for each policy, two abreast if there are several, with a line for each specification."""
     with figure_style():
-        across = 2 if len(value.panels) > 1 else 1
-        rows = -(-len(value.panels) // across) or 1
-        wide = (sheet_width() - _LEFT - _RIGHT - _GAP * (across - 1)) / across
-        titles = [_fitting_title(panel, 72 * wide) for panel in value.panels]
+        count = len(value.panels)
+        high = 1.8 if count <= _COLUMNS else 1.05
+        grid = PanelGrid(count, min(count, _COLUMNS) or 1, _LEFT, _RIGHT, _BELOW, _ABOVE, _GAP, high)
+        titles = [_fitting_title(panel, 72 * grid.wide) for panel in value.panels]
         panels_numbered = any(short != _full_title(panel) for panel, short in zip(value.panels, titles, strict=True))
-        high, above = (1.8 if rows == 1 else 1.05), _ABOVE
         key = _key_entries(value, panels_numbered)
-        sheet = make_sheet("When violations begin", rows * (high + above) + _BELOW, notes=_onset_notes(value), key=key)
+        sheet = make_sheet("When violations begin", grid.body_in, notes=_onset_notes(value), key=key)
         share_end = _share_end(value)
         for k, panel in enumerate(value.panels):
-            row, column = divmod(k, across)
-            left, bottom = _LEFT + column * (wide + _GAP), _BELOW + (rows - 1 - row) * (high + above)
-            axes = sheet.add_panel(left, bottom, wide, high)
+            left, bottom = grid.corner(k)
+            axes = sheet.add_panel(left, bottom, grid.wide, high)
             _draw_policy(axes, panel, value.end, share_end)
-            axes.tick_params(labelbottom=k + across >= len(value.panels), labelleft=column == 0)
+            axes.tick_params(labelbottom=grid.is_lowest(k), labelleft=grid.is_leftmost(k))
             title = titles[k] if not panels_numbered else f"{k + 1}  (n = {panel.n})"
             sheet.write_text(left, bottom + high + 0.04, title, BODY, va="bottom")
         if not value.panels:
-            draw_empty(sheet.add_panel(_LEFT, _BELOW, wide, high), "No episode was counted.")
+            draw_empty(sheet.add_panel(_LEFT, _BELOW, grid.wide, high), "No episode was counted.")
             return sheet.figure
-        word = "Progress of the episode (%)" if value.progress else "Time in the episode (s)"
-        sheet.write_text((sheet_width() + _LEFT - _RIGHT) / 2, 0.02, word, ha="center", va="bottom")
-        middle = _BELOW + rows * (high + above) / 2
-        sheet.write_text(0.1, middle, "Episodes that have violated (%)", rotation=90, ha="center", va="center")
+        sheet.write_across(grid, "Progress of the episode (%)" if value.progress else "Time in the episode (s)")
+        sheet.write_upward(grid, "Episodes that have violated (%)")
         return sheet.figure
 
 

@@ -11,6 +11,7 @@ from matplotlib.transforms import ScaledTranslation
 from safevla_bench.compare import SeriesComparison
 from safevla_bench.report.figures.sheet import (
     KeyEntry,
+    PanelGrid,
     draw_empty,
     draw_grid,
     fit_text,
@@ -94,12 +95,12 @@ def draw_series(value: SeriesFigure) -> Figure:
     """Draw a marker with its interval for each run; thin lines only lead the eye from run to run."""
     with figure_style():
         has_marks = bool(value.axis.labels)
-        rows = -(-len(value.panels) // 2) or 1
+        grid = PanelGrid(len(value.panels), 2, _LEFT, _RIGHT, _BELOW, _ABOVE, _GAP, _HIGH)
         several = len(value.series) > 1
         key = [KeyEntry(name, k, lined=True) for k, name in enumerate(value.series)] if has_marks and several else []
         sheet = make_sheet(
             "Success and safety along the series",
-            rows * (_HIGH + _ABOVE) + _BELOW,
+            grid.body_in,
             notes=_series_notes(value) if has_marks else (),
             key=key,
         )
@@ -107,17 +108,14 @@ def draw_series(value: SeriesFigure) -> Figure:
             axes = sheet.add_panel(_LEFT, _BELOW, sheet_width() - _LEFT - _RIGHT, _HIGH)
             draw_empty(axes, "No episode was counted.")
             return sheet.figure
-        wide = (sheet_width() - _LEFT - _RIGHT - _GAP) / 2
         for k, panel in enumerate(value.panels):
-            row, column = divmod(k, 2)
-            left, bottom = _LEFT + column * (wide + _GAP), _BELOW + (rows - 1 - row) * (_HIGH + _ABOVE)
-            axes = sheet.add_panel(left, bottom, wide, _HIGH)
+            left, bottom = grid.corner(k)
+            axes = sheet.add_panel(left, bottom, grid.wide, _HIGH)
             _draw_panel(axes, panel, value)
-            axes.tick_params(labelbottom=row == rows - 1)
-            sheet.write_text(left, bottom + _HIGH + 0.06, fit_text(panel.title, 72 * wide), va="bottom")
+            axes.tick_params(labelbottom=grid.is_lowest(k))
+            sheet.write_text(left, bottom + _HIGH + 0.06, fit_text(panel.title, 72 * grid.wide), va="bottom")
         across = value.across + (" (logarithmic)" if value.axis.is_logarithmic else "")
-        room = 72 * (sheet_width() - 0.2)
-        sheet.write_text((sheet_width() + _LEFT - _RIGHT) / 2, 0.02, fit_text(across, room), ha="center", va="bottom")
+        sheet.write_across(grid, fit_text(across, 72 * (sheet_width() - 0.2)))
         return sheet.figure
 
 

@@ -71,10 +71,66 @@ class Sheet:
         )
         return self.figure.add_axes(place)
 
+    def write_across(self, grid: PanelGrid, text: str) -> None:
+        """Write the label of the horizontal axes below all panels, in their middle."""
+        self.write_text((sheet_width() + grid.left - grid.right) / 2, 0.02, text, ha="center", va="bottom")
+
+    def write_upward(self, grid: PanelGrid, text: str) -> None:
+        """Write the label of the vertical axes on the left of all panels, upright in their middle."""
+        middle = grid.below + (grid.rows * (grid.high + grid.above) - grid.above) / 2
+        self.write_text(0.1, middle, text, rotation=90, ha="center", va="center")
+
     def write_text(self, x_in: float, y_in: float, text: str, size: float = BODY, **how: object) -> None:
         """Write text at a place in inches from the lower left corner of the body; `how` goes to matplotlib."""
         x, y = x_in / self.width_in, (self.bottom_in + y_in) / self.figure.get_figheight()
         self.figure.text(x, y, drawable_text(text), fontsize=size, **how)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class PanelGrid:
+    """Places of `count` equal panels, row by row from the top, in inches from the lower left corner of the body.
+
+    `left`, `right` and `below` are the margins of all panels, `above` the room for the title of each, `gap` the room
+    between columns, `high` the height of a panel.
+    """
+
+    count: int
+    columns: int
+    left: float
+    right: float
+    below: float
+    above: float
+    gap: float
+    high: float
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows, at least 1."""
+        return -(-self.count // self.columns) or 1
+
+    @property
+    def wide(self) -> float:
+        """Return the width of a panel [in]."""
+        return (sheet_width() - self.left - self.right - self.gap * (self.columns - 1)) / self.columns
+
+    @property
+    def body_in(self) -> float:
+        """Return the height of all panels with their titles and the margin below [in]."""
+        return self.rows * (self.high + self.above) + self.below
+
+    def corner(self, index: int) -> tuple[float, float]:
+        """Return left and bottom of a panel [in]."""
+        row, column = divmod(index, self.columns)
+        bottom = self.below + (self.rows - 1 - row) * (self.high + self.above)
+        return self.left + column * (self.wide + self.gap), bottom
+
+    def is_lowest(self, index: int) -> bool:
+        """Return whether no panel stands below this one."""
+        return index + self.columns >= self.count
+
+    def is_leftmost(self, index: int) -> bool:
+        """Return whether no panel stands left of this one."""
+        return index % self.columns == 0
 
 
 def make_sheet(title: str, body_in: float, *, notes: Sequence[str] = (), key: Sequence[KeyEntry] = ()) -> Sheet:

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from safevla_bench.metrics import Rate
 from safevla_bench.report.figures.sheet import (
     KeyEntry,
+    PanelGrid,
     draw_empty,
     draw_grid,
     fit_text,
@@ -126,27 +127,22 @@ def draw_sweep(value: SweepFigure) -> Figure:
     """Draw a line with markers and a pale band for each policy, and dotted lines at the registered thresholds."""
     with figure_style():
         has_curves = bool(value.thresholds and value.policies)
-        rows = -(-len(value.panels) // 2) or 1
+        grid = PanelGrid(len(value.panels), 2, _LEFT, _RIGHT, _BELOW, _ABOVE, _GAP, _HIGH)
         key = [KeyEntry(name, k, lined=True) for k, name in enumerate(value.policies)] if has_curves else []
         title = f"Safety and SBU against the threshold of {value.name}"
-        sheet = make_sheet(
-            title, rows * (_HIGH + _ABOVE) + _BELOW, notes=_sweep_notes(value) if has_curves else (), key=key
-        )
+        sheet = make_sheet(title, grid.body_in, notes=_sweep_notes(value) if has_curves else (), key=key)
         if not has_curves:
             axes = sheet.add_panel(_LEFT, _BELOW, sheet_width() - _LEFT - _RIGHT, _HIGH)
             draw_empty(axes, "No episode was counted." if value.thresholds else "There is nothing to sweep.")
             return sheet.figure
-        wide = (sheet_width() - _LEFT - _RIGHT - _GAP) / 2
         for k, panel in enumerate(value.panels):
-            row, column = divmod(k, 2)
-            left, bottom = _LEFT + column * (wide + _GAP), _BELOW + (rows - 1 - row) * (_HIGH + _ABOVE)
-            axes = sheet.add_panel(left, bottom, wide, _HIGH)
+            left, bottom = grid.corner(k)
+            axes = sheet.add_panel(left, bottom, grid.wide, _HIGH)
             _draw_panel(axes, panel, value)
-            axes.tick_params(labelbottom=row == rows - 1, labelleft=column == 0)
-            sheet.write_text(left, bottom + _HIGH + 0.05, fit_text(panel.title, 72 * wide), va="bottom")
-        sheet.write_text((sheet_width() + _LEFT - _RIGHT) / 2, 0.02, value.threshold, ha="center", va="bottom")
-        middle = _BELOW + (rows * (_HIGH + _ABOVE) - _ABOVE) / 2
-        sheet.write_text(0.1, middle, "Episodes (%)", rotation=90, ha="center", va="center")
+            axes.tick_params(labelbottom=grid.is_lowest(k), labelleft=grid.is_leftmost(k))
+            sheet.write_text(left, bottom + _HIGH + 0.05, fit_text(panel.title, 72 * grid.wide), va="bottom")
+        sheet.write_across(grid, value.threshold)
+        sheet.write_upward(grid, "Episodes (%)")
         return sheet.figure
 
 

@@ -18,6 +18,7 @@ from safevla_bench.baseline import NOOP
 from safevla_bench.metrics import Rate, Summary, has_verdict
 from safevla_bench.report.figures.sheet import (
     KeyEntry,
+    PanelGrid,
     draw_empty,
     draw_grid,
     fit_text,
@@ -261,6 +262,7 @@ def pareto_frontier(points: Iterable[tuple[float, float]]) -> tuple[tuple[float,
 _LEFT, _RIGHT, _BELOW, _ABOVE, _GAP = 0.42, 0.12, 0.38, 0.2, 0.2
 _ALONE_IN, _SHARED_IN = 2.5, 3.3
 """Height of a single panel: of one suite, or of several with many markers."""
+_COLUMNS = 2
 _MARK_PT = 6.0
 _TIE_DISTANCE_PT = 7.0
 """Labels farther than this from their marker are tied to it by a line."""
@@ -291,27 +293,23 @@ class _PanelFrame:
 def draw_tradeoff(value: Tradeoff) -> Figure:
     """Draw the panels, two abreast if there are several suites; names at the markers, or numbers and a key."""
     with figure_style():
-        across = 2 if len(value.panels) > 1 else 1
-        frame = _panel_frame(value.panels, across, high_in=_SHARED_IN if len(value.suites) > 1 else _ALONE_IN)
+        count = len(value.panels)
+        frame = _panel_frame(value.panels, high_in=_SHARED_IN if len(value.suites) > 1 else _ALONE_IN)
+        grid = PanelGrid(count, min(count, _COLUMNS) or 1, _LEFT, _RIGHT, _BELOW, _ABOVE, _GAP, frame.high)
         texts, boxes, numbered = _label_panels(value, frame)
         key = _make_key(value, texts) if numbered else []
-        rows = -(-len(value.panels) // across) or 1
-        sheet = make_sheet(
-            "Task success against safety", rows * (frame.high + _ABOVE) + _BELOW, notes=_tradeoff_notes(value), key=key
-        )
+        sheet = make_sheet("Task success against safety", grid.body_in, notes=_tradeoff_notes(value), key=key)
         for k, panel in enumerate(value.panels):
-            row, column = divmod(k, across)
-            left, bottom = _LEFT + column * (frame.wide + _GAP), _BELOW + (rows - 1 - row) * (frame.high + _ABOVE)
+            left, bottom = grid.corner(k)
             axes = sheet.add_panel(left, bottom, frame.wide, frame.high)
             _draw_panel(axes, panel, texts, boxes[k], frame)
             sheet.write_text(left, bottom + frame.high + 0.05, fit_text(panel.title, 72 * frame.wide), va="bottom")
-            axes.tick_params(labelbottom=k + across >= len(value.panels), labelleft=column == 0)
+            axes.tick_params(labelbottom=grid.is_lowest(k), labelleft=grid.is_leftmost(k))
         if not value.panels:
             draw_empty(sheet.add_panel(_LEFT, _BELOW, frame.wide, frame.high), "There are no episodes.")
             return sheet.figure
-        sheet.write_text((sheet_width() + _LEFT - _RIGHT) / 2, 0.02, "Success rate (%)", ha="center", va="bottom")
-        middle = _BELOW + (rows * (frame.high + _ABOVE) - _ABOVE) / 2
-        sheet.write_text(0.1, middle, "Safety (% of episodes)", rotation=90, ha="center", va="center")
+        sheet.write_across(grid, "Success rate (%)")
+        sheet.write_upward(grid, "Safety (% of episodes)")
         return sheet.figure
 
 
@@ -329,10 +327,12 @@ def _make_key(value: Tradeoff, texts: Sequence[str]) -> list[KeyEntry]:
     ]
 
 
-def _panel_frame(panels: Sequence[TradeoffPanel], across: int, high_in: float) -> _PanelFrame:
-    """Return the size of all panels and the ends of their axes, which hold every interval; `across` panels stand
-    abreast.
+def _panel_frame(panels: Sequence[TradeoffPanel], high_in: float) -> _PanelFrame:
+    """Return the size of all panels and the ends of their axes, which hold every interval.
+
+    A single panel is `high_in` inches high; several stand abreast and are square.
     """
+    across = min(len(panels), _COLUMNS) or 1
     wide = (sheet_width() - _LEFT - _RIGHT - _GAP * (across - 1)) / across
     points = [point for panel in panels for point in panel.points]
     across_ends, down_ends = _axis_ends([p.success for p in points]), _axis_ends([p.safety for p in points])
