@@ -258,7 +258,7 @@ def test_a_port_that_is_taken_is_named_and_without_one_another_is_found(server: 
     port = server.server_address[1]
     with pytest.raises(RunError, match=f"port {port} cannot be used"):
         start_server(RunSite(folder), port)
-    monkeypatch.setattr("safevla_bench.browse.server.PORT", port)
+    monkeypatch.setattr("safevla_bench.browse.PORT", port)
     with start_server(RunSite(folder)) as other:
         assert other.server_address[1] != port
 

@@ -11,7 +11,7 @@ import click
 import pytest
 
 from safevla_bench import cli
-from safevla_bench.cli.former_commands import FORMER_COMMANDS
+from safevla_bench.cli.sections import FORMER_COMMANDS
 
 DEMO = Path("src/safevla_bench/demo.parquet")
 FORMULA = "G[0,T](max_contact_force < 200)"

@@ -15,7 +15,7 @@ from types import FrameType
 import click
 from click.shell_completion import CompletionItem
 
-from safevla_bench.cli.former_commands import FORMER_COMMANDS
+from safevla_bench.cli.sections import FORMER_COMMANDS
 from safevla_bench.errors import SafevlaError
 from safevla_bench.text.sanitize import escape_controls, redact_secrets
 from safevla_bench.version import __version__

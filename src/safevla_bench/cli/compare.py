@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, reduce, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import msgspec
@@ -14,15 +15,16 @@ from safevla_bench import compare, evaluation, runs, sensitivity
 from safevla_bench.cli import sections
 from safevla_bench.cli.options import (
     format_option,
+    is_given,
     judge_options,
     optional_sources_argument,
     require_sources,
     skip_option,
     sources_argument,
 )
-from safevla_bench.cli.planning import plan_options, print_plan
 from safevla_bench.cli.progress import show_status
 from safevla_bench.cli.score import print_missing
+from safevla_bench.compare import sample_size
 from safevla_bench.registration import REGISTERED, check_registrations
 from safevla_bench.report.render import render_text
 from safevla_bench.report.tables import Roster, Table, comparison
@@ -30,6 +32,8 @@ from safevla_bench.report.tables import sensitivity as varying
 from safevla_bench.report.tables.host_means import host_mean_table, host_means, mean_documents
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.text.sanitize import escape_controls
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 confidence_option = click.option(
     "--confidence",
@@ -39,6 +43,46 @@ confidence_option = click.option(
     metavar="PERCENT",
     help="Of intervals; tests are made at its complement.",
 )
+
+
+_option = partial(sections.option, section=sections.PLANNING)
+_PLAN_OPTIONS = [
+    _option("--plan", type=click.FloatRange(0, 100, min_open=True, max_open=True), metavar="POINTS",
+            help="Plan how many episodes of each policy it takes to see a difference of so many percentage points; "
+                 "needs no SOURCE."),
+    _option("--baseline", default=0.8, show_default=True, type=click.FloatRange(0, 1), help="The rate of one policy."),
+    _option("--power", default=0.8, show_default=True, type=click.FloatRange(0, 1, min_open=True, max_open=True),
+            help="The chance of seeing it where it is there."),
+    _option("--paired", is_flag=True, help="Only plan pairs: both policies on the same episodes."),
+    _option("--discordant", type=click.FloatRange(0, 1, min_open=True), metavar="SHARE",
+            help="Share of pairs in which the policies differ, from a pilot run; else a range is shown."),
+    _option("--task-count", type=click.IntRange(min=2), metavar="N", former=("--tasks",),
+            help="Plan for tasks like these, with N of them."),
+    _option("--task-spread", type=click.FloatRange(0, 100), default=10.0, show_default=True, metavar="POINTS",
+            help="With --task-count: how much the true difference varies between tasks (standard deviation)."),
+]  # fmt: skip
+_PLAN_NAMES = ("plan", "baseline", "power", "paired", "discordant", "task_count", "task_spread")
+
+
+def _plan_options(command: F) -> F:
+    """Add the options of planning to a command. It takes them as one keyword, `planned`: None without --plan.
+
+    Any of them without --plan is a usage error.
+    """
+
+    @wraps(command)
+    @click.pass_context
+    def with_plan(context: click.Context, *args: Any, **given: Any) -> Any:
+        """Call the command with the options of planning by name as `planned`, None without --plan."""
+        planned = {name: given.pop(name) for name in _PLAN_NAMES}
+        chosen = [name for name in _PLAN_NAMES if is_given(context, name)]
+        if planned["plan"] is None and chosen:
+            raise click.UsageError(
+                f"--{chosen[0].replace('_', '-')} is for a plan: pass --plan POINTS with it.", context
+            )
+        return command(*args, planned=None if planned["plan"] is None else planned, **given)
+
+    return reduce(lambda inner, option: option(inner), reversed(_PLAN_OPTIONS), with_plan)  # type: ignore[return-value]
 
 
 @sections.command("compare")
@@ -83,7 +127,7 @@ confidence_option = click.option(
 @click.option("--seed", default=0, show_default=True, help="Of the bootstrap and the re-labelling tests.")
 @skip_option
 @format_option
-@plan_options
+@_plan_options
 @judge_options
 def compare_command(
     sources: tuple[Path, ...],
@@ -123,7 +167,7 @@ def compare_command(
     if planned is not None:
         if sources:
             raise click.UsageError("--plan plans what is not yet run and takes no SOURCE.")
-        print_plan(planned, confidence, form, sequential=sequential)
+        _print_plan(planned, confidence, form, sequential=sequential)
         return
     require_sources(sources)
     how = compare.ComparisonOptions(
@@ -145,6 +189,26 @@ def compare_command(
         return
     tables = evaluation.comparison_tables(comparison_report, entrants, sources, ruleset)
     click.echo("\n".join(render_text(table) for table in tables), nl=False)
+
+
+def _print_plan(planned: Mapping[str, Any], confidence: float, form: str, *, sequential: bool) -> None:
+    """Print how many episodes it takes to see a difference, by the options of planning; `confidence` in percent."""
+    request = sample_size.SampleSizeRequest(
+        difference=planned["plan"] / 100,
+        baseline=planned["baseline"],
+        power=planned["power"],
+        confidence=confidence / 100,
+        discordant=planned["discordant"],
+        only_paired=planned["paired"] or planned["discordant"] is not None,
+        sequential=sequential,
+        tasks=planned["task_count"],
+        task_spread=planned["task_spread"] / 100,
+    )
+    plan = sample_size.plan_sample_size(request)
+    if form == "json":
+        click.echo(json.dumps(msgspec.to_builtins(plan), indent=2, allow_nan=False))
+        return
+    click.echo("\n".join(render_text(table) for table in comparison.sample_size_tables(plan)), nl=False)
 
 
 def _describe_origin(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -19,7 +20,6 @@ from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.report import figures as drawing
 from safevla_bench.report.figures import series as ordering
 from safevla_bench.report.figures import sweeps as sweeping
-from safevla_bench.report.figures import tradeoff
 from safevla_bench.report.render import render_text
 from safevla_bench.report.tables.series import describe_series, series_table
 from safevla_bench.ruleset import Ruleset
@@ -138,46 +138,63 @@ def figures_command(
     if series:
         _require_own_names(sources)
     folder = choose_output(out, sources, "figures")
-    page = drawing.Page(width, font_size, titled=not no_title)
-    layout: tradeoff.TradeoffLayout = "pooled" if pooled else "cells" if one_panel else "suites"
-    specs = ruleset.library
-    requests = [sensitivity.parse_sweep(text, specs) for text in sweeps]
+    requests = [sensitivity.parse_sweep(text, ruleset.library) for text in sweeps]
     judged = evaluation.judge(sources, ruleset, skip_invalid=skip_invalid)
     compared = evaluation.compare_runs_in_order(judged) if series else None
-    shown = drawing.FigureInput(
+    make_folder(folder)
+    target = _FigureTarget(folder, drawing.Page(width, font_size, titled=not no_title), forms)
+    inputs = drawing.FigureInput(
         judged.scores,
         judged.records.dt_s,
         judged.records.lengths,
-        tradeoff_layout=layout,
+        tradeoff_layout="pooled" if pooled else "cells" if one_panel else "suites",
         registry=ruleset.registry,
         progress=progress,
     )
-    make_folder(folder)
     for name in which:
         kind = drawing.FIGURES[name]
-        _write_figure(folder / name, drawing.draw_figure(partial(kind.draw, shown), page), forms, kind.description)
-    rescore = evaluation.make_rescorer(judged)
-    for one in requests:
-        sweep = sensitivity.sweep_threshold(judged.scores, specs, one, rescore)
-        prepared = sweeping.prepare_sweep(sweep, specs)
-        figure = drawing.draw_figure(partial(sweeping.draw_sweep, prepared), page)
-        _write_figure(folder / f"sweep-{one.name}", figure, forms, "Safety and SBU against the threshold")
+        target.write(name, partial(kind.draw, inputs), kind.description)
+    _write_sweeps(target, judged, requests)
     if compared is not None:
-        prepared_series = ordering.prepare_series(compared.pooled if pooled else compared, across)
-        figure = drawing.draw_figure(partial(ordering.draw_series, prepared_series), page)
-        _write_figure(folder / "series", figure, forms, "SR, Safety, SBU and VSI along the series")
-        _print_series(compared.pooled if pooled else compared)
+        _write_series(target, compared.pooled if pooled else compared, across)
     print_warnings(judged)
     print_missing(judged)
     count = (len(which) + len(requests) + series) * len(forms)
     click.echo(make_printable(f"{count} file{'s' * (count > 1)} in {folder}: {', '.join(forms)} of each."))
 
 
-def _write_figure(stem: Path, figure: Figure, forms: tuple[drawing.FigureFormat, ...], shows: str) -> None:
-    """Write the figure in each form to `stem` with the form as suffix, and print `stem` with what the figure shows."""
-    for form in forms:
-        write_atomically(stem.with_name(f"{stem.name}.{form}"), drawing.render_figure(figure, form))
-    click.echo(make_printable(f"{stem}  {shows}"))
+@dataclass(frozen=True)
+class _FigureTarget:
+    """Where figures are written, for which page, and in which forms."""
+
+    folder: Path
+    page: drawing.Page
+    forms: tuple[drawing.FigureFormat, ...]
+
+    def write(self, name: str, draw: Callable[[], Figure], shows: str) -> None:
+        """Write what `draw` draws as `name` in each form, and print its place with what the figure shows."""
+        stem, figure = self.folder / name, drawing.draw_figure(draw, self.page)
+        for form in self.forms:
+            write_atomically(stem.with_name(f"{stem.name}.{form}"), drawing.render_figure(figure, form))
+        click.echo(make_printable(f"{stem}  {shows}"))
+
+
+def _write_sweeps(
+    target: _FigureTarget, judged: evaluation.Judged, requests: Sequence[sensitivity.SweepRequest]
+) -> None:
+    """Write a figure for each sweep: Safety and SBU of the episodes, judged again at each of its thresholds."""
+    rescore, specs = evaluation.make_rescorer(judged), judged.library
+    for request in requests:
+        sweep = sensitivity.sweep_threshold(judged.scores, specs, request, rescore)
+        draw = partial(sweeping.draw_sweep, sweeping.prepare_sweep(sweep, specs))
+        target.write(f"sweep-{request.name}", draw, "Safety and SBU against the threshold")
+
+
+def _write_series(target: _FigureTarget, compared: compare.SeriesComparison, across: str) -> None:
+    """Write the figure of the series, whose numbers are `across`, and print its table and sentences."""
+    draw = partial(ordering.draw_series, ordering.prepare_series(compared, across))
+    target.write("series", draw, "SR, Safety, SBU and VSI along the series")
+    _print_series(compared)
 
 
 def _require_own_names(sources: Sequence[Path]) -> None:

@@ -16,7 +16,7 @@ from safevla_bench.report.analysis import Analysis
 from safevla_bench.report.episode_table import ENDINGS, MOST_DRAWN, batch_places, build_episode_table
 from safevla_bench.report.headline import build_headline, ran_same_tasks
 from safevla_bench.report.paired_episodes import find_shared_states, paired_indices
-from safevla_bench.report.replay3d import Replays, embed_replays
+from safevla_bench.report.replay3d import Replays, ReplaySection, embed_replays
 from safevla_bench.report.sections import Album
 from safevla_bench.report.tables import Roster, comparison, exposure, notices, policy_name, sensitivity
 from safevla_bench.report.tables.cells import torque_note
@@ -64,35 +64,20 @@ def render_page(
         remarks: what applies to all numbers of the page, each as one sentence.
     """
     summaries, total = cells(scores), aggregate(scores)
-    noop_baseline, sheet, script = measure_baseline(scores), render.page_style(), render.page_script()
-    worst = list(sections.worst_episodes(scores, batch, ruleset))
-    body_violations = analysis.bodies.violations if analysis.bodies else None
     in_3d = embed_replays(scores, batch, ruleset, replays)
-    listed = build_episode_table(scores, batch, ruleset, analysis.phase, body_violations)
     return (
         render.template_environment()
         .get_template("page.html")
         .render(
             title=title,
-            policy=render.content_security_policy(sheet, script, *in_3d.scripts),
-            style=Markup(sheet),  # our own files, not anybody's text
-            script=Markup(script),
+            **_page_texts(in_3d),
             headline=build_headline(summaries, total, analysis.comparison, same_tasks=ran_same_tasks(scores)),
-            total=total,
             ablated=provenance is not None and provenance.applicability == "off",
             remarks=remarks,
-            warnings=notices.baseline_warnings(noop_baseline),
-            floor=notices.baseline_table(noop_baseline),
             **_number_sections(scores, summaries, total, provenance, privileged),
-            cases=worst,
-            case_of=defaultdict(int, {case.number: k for k, case in enumerate(worst, 1)}),
-            any_unsafe=total.rates["safety"].count < total.rates["safety"].n,
             album=album,
             in_3d=in_3d,
-            player_scripts=[Markup(text) for text in in_3d.scripts],
-            register=listed,
-            endings=ENDINGS,
-            meetings=find_shared_states(scores, batch, ruleset, listed.entries, batch_places(scores, batch)),
+            **_episode_sections(scores, batch, ruleset, analysis),
             **_analysis_sections(analysis, summaries, privileged),
             bodies=body_tables(analysis.bodies, scores, summaries) if analysis.bodies else (),
             limits=_limit_rows(scores.specs),
@@ -103,6 +88,31 @@ def render_page(
     )
 
 
+def _page_texts(in_3d: ReplaySection) -> dict[str, object]:
+    """Return the template values of our own files, which are nobody's text: style, scripts, and what may run."""
+    style, script = render.page_style(), render.page_script()
+    return {
+        "policy": render.content_security_policy(style, script, *in_3d.scripts),
+        "style": Markup(style),
+        "script": Markup(script),
+        "player_scripts": [Markup(text) for text in in_3d.scripts],
+    }
+
+
+def _episode_sections(scores: Scores, batch: Batch | None, ruleset: Ruleset, analysis: Analysis) -> dict[str, object]:
+    """Return the template values of the worst episodes, the table of all, and policies on the same initial state."""
+    worst = list(sections.worst_episodes(scores, batch, ruleset))
+    body_violations = analysis.bodies.violations if analysis.bodies else None
+    table = build_episode_table(scores, batch, ruleset, analysis.phase, body_violations)
+    return {
+        "cases": worst,
+        "case_of": defaultdict(int, {case.number: k for k, case in enumerate(worst, 1)}),
+        "register": table,
+        "endings": ENDINGS,
+        "meetings": find_shared_states(scores, batch, ruleset, table.entries, batch_places(scores, batch)),
+    }
+
+
 def _number_sections(
     scores: Scores,
     summaries: Sequence[Summary],
@@ -110,11 +120,16 @@ def _number_sections(
     provenance: Provenance | None,
     privileged: Collection[str | None],
 ) -> dict[str, object]:
-    """Return the template values of outcomes, violations, and what was not scored."""
+    """Return the template values of outcomes, violations, the no-op baseline, and what was not scored."""
     marked = frozenset(name for name in privileged if name is not None)
     damage = (provenance.lost if provenance else None) or LostEpisodes()
     outcomes = [sections.draw_outcome(cell, cell.policy in marked) for cell in summaries]
+    noop_baseline = measure_baseline(scores)
     return {
+        "total": total,
+        "any_unsafe": total.rates["safety"].count < total.rates["safety"].n,
+        "warnings": notices.baseline_warnings(noop_baseline),
+        "floor": notices.baseline_table(noop_baseline),
         "standin": provenance_marks.warn_of_scores(scores),
         "lost": str(damage),
         "privileged": sorted(marked & {policy_name(cell) for cell in summaries}),
