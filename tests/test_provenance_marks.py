@@ -17,7 +17,7 @@ from report.scenes import SPECS, joined, rollout, verdicts
 from safevla_bench import compare, evaluation, gates, metrics, provenance_marks, sensitivity, viewers
 from safevla_bench.archive import write_archive
 from safevla_bench.explain import episode, query
-from safevla_bench.report import authors_csv, episode_list, figures, render_page, terminal
+from safevla_bench.report import episode_list, figures, leaderboards, render_page, terminal
 from safevla_bench.report.figures import margins, sweeps
 from safevla_bench.report.tables import Roster, catalog
 from safevla_bench.report.tables import episodes as episode_tables
@@ -161,7 +161,7 @@ def test_score_files_the_page_and_the_board_say_so(judged, tmp_path):
 
 
 def test_exports_do_not_pass_for_results_on_the_suite(judged):
-    text = authors_csv.format_authors_csv(judged.summarize_scores()[0], library(), "x")
+    text = leaderboards.format_authors_csv(judged.summarize_scores()[0], library(), "x")
     rows = list(csv.DictReader(io.StringIO(text)))
     assert [row["benchmark_suite"] for row in rows][:2] == ["libero_goal", "robocasa365_atomic_seen (stand-in assets)"]
     cells = evaluation.build_submission(judged, judged.paths).cells
@@ -213,7 +213,7 @@ def test_the_versions_of_a_record_are_in_its_verdict_its_cell_and_every_file_of_
 
 def test_exports_name_the_versions(runs_of_two_versions):
     judged = evaluation.judge([runs_of_two_versions], load_ruleset())
-    rows = csv.DictReader(io.StringIO(authors_csv.format_authors_csv(judged.summarize_scores()[0], library(), "x")))
+    rows = csv.DictReader(io.StringIO(leaderboards.format_authors_csv(judged.summarize_scores()[0], library(), "x")))
     assert {row["model"]: row["simulator"] for row in rows} == {
         "a": "mujoco 3.2.3; robosuite 1.4.0",
         "b": "mujoco 3.17.0; robosuite 1.4.0",

@@ -26,12 +26,11 @@ from safevla_bench.cli.progress import show_status
 from safevla_bench.errors import RunError
 from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.report import (
-    authors_csv,
     board,
     episode_list,
+    leaderboards,
     model_card,
     render,
-    robocasa_leaderboard,
     submission,
 )
 from safevla_bench.report.tables import Roster, Table, catalog, drop_intervals, has_column, select_columns
@@ -206,7 +205,7 @@ def _count_tables(count: int) -> str:
 def _export_authors_csv(judged: evaluation.Judged, sources: tuple[Path, ...]) -> str:
     """Return the rows of the authors' CSV; the names of the sources' paths go into it as their origin."""
     names = ";".join(path.resolve().name for path in sources)
-    return authors_csv.format_authors_csv(judged.summarize_scores()[0], judged.library, names)
+    return leaderboards.format_authors_csv(judged.summarize_scores()[0], judged.library, names)
 
 
 def _export_submission(judged: evaluation.Judged, sources: tuple[Path, ...]) -> bytes:
@@ -331,9 +330,9 @@ def _export_card(judged: evaluation.Judged, out: Path, facts: model_card.ModelFa
 
 def _export_leaderboard_entry(judged: evaluation.Judged, out: Path, facts: model_card.ModelFacts) -> None:
     """Write RoboCasa's JSON to `out`, and name on stderr the fields that are still unknown (N/A)."""
-    entry = robocasa_leaderboard.build_leaderboard_entry(judged, facts)
-    _save_file(out, robocasa_leaderboard.encode_leaderboard_entry(entry))
-    if unknown := robocasa_leaderboard.unknown_fields(entry):
+    entry = leaderboards.build_leaderboard_entry(judged, facts)
+    _save_file(out, leaderboards.encode_leaderboard_entry(entry))
+    if unknown := leaderboards.unknown_fields(entry):
         click.echo(f"note: N/A, to be filled, by --meta FILE or by hand: {', '.join(unknown)}", err=True)
 
 

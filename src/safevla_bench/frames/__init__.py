@@ -1,9 +1,9 @@
 """Pictures of recorded episodes: their initial state, each violation, and their final state.
 
-`moments` selects what to show, `pictures` adds border and caption and encodes films, `rendering`
-writes the pictures of a run folder, `contact_sheet` sets them out in rows. `replay3d` packs an episode's scene and
-poses for the report's player, with meshes that `decimation` made simpler. A report embeds the pictures of the
-folder and renders none.
+`moments` selects what to show, `stage` sets an episode up in its host and checks what it shows, `pictures` adds border
+and caption, makes films and sets pictures out in rows, `rendering` writes the pictures of a run folder. `replay3d`
+packs an episode's scene and poses for the report's player, with meshes that `decimation` made simpler. A report embeds
+the pictures of the folder and renders none.
 """
 
 from safevla_bench.frames.moments import Shot, select_shots
@@ -12,11 +12,9 @@ from safevla_bench.frames.rendering import (
     FrameStyle,
     ProgressCallback,
     RecordedRun,
-    build_replay3d,
-    open_stage,
-    render_checked,
     render_frames,
 )
+from safevla_bench.frames.stage import build_replay3d, open_stage, render_checked
 
 __all__ = [
     "FrameStyle",
