@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from safevla_recorder.contact_filter import ContactFilter
 from safevla_recorder.contacts import NOTHING, Ints, SubstepContacts, contact_peaks, gripped_bodies, join_contacts
 from safevla_recorder.episode import Action, ContactList, Floats, Recording
+from safevla_recorder.errors import HostError
 
 BLOCK = 32
 """Control steps whose contacts are decoded together; bounds the copies to a few megabytes."""
@@ -66,6 +67,7 @@ class EpisodeLog(Generic[Row]):
         self._contacts: list[ContactList] = []
         self._gripped: list[NDArray[np.int64]] = []
         self._filter: ContactFilter | None = None
+        self._torn: int | None = None  # the record whose substeps were decoded, and left out, before its end
         if source is not None:
             self._decode_first(source.take_contacts())
 
@@ -82,7 +84,14 @@ class EpisodeLog(Generic[Row]):
         self._decode_contacts(self._filter, contacts, np.array([1]), substep_s=None)
 
     def add_step(self, action: Action, row: Row) -> None:
-        """Add the record of the control step that `action` [A] drove; decode contacts every `BLOCK` steps."""
+        """Add the record of the control step that `action` [A] drove; decode contacts every `BLOCK` steps.
+
+        Raises:
+            HostError: contacts were decoded in the middle of this control step, so that some of it are lost.
+        """
+        if self._torn == len(self):
+            problem = f"the records were read in the middle of control step {len(self)}, whose contacts are lost"
+            raise HostError(problem, remedy="Read records between control steps, or begin the episode again.")
         self._rows.append(row)
         self._actions.append(np.array(action, dtype=np.float64))
         if self._source is not None:
@@ -157,6 +166,8 @@ class EpisodeLog(Generic[Row]):
         """
         geoms, decoded = self._geoms, sum(len(block) for block in self._gripped)
         owner = decoded + np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
+        if contacts.substeps > ends[-1] and substep_s is not None:
+            self._torn = len(self)
         # Substeps after the last end belong to a control step that broke off: there is no record of it.
         which = np.flatnonzero(counts.mark_counted(contacts) & (contacts.substep < ends[-1]))
         self._contacts.append(contact_peaks(contacts, which, owner, geoms.place, substep_s))

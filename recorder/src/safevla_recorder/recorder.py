@@ -136,6 +136,7 @@ class EpisodeRecorder:
         self._families: Mapping[str, object] = {}  # of record 0
         self._has_contacts = False
         self._substeps = 0
+        self._is_whole = True  # False once a substep was refused
 
     def begin(
         self,
@@ -165,6 +166,7 @@ class EpisodeRecorder:
             raise HostError(f"{unknown[0]} has a pose and no role", remedy="Name its role in the scene's `roles`.")
         self._log = None
         self._contacts, self._torques, self._substeps = _ContactBuffer(self.scene), [], 0
+        self._is_whole = True
         self._has_contacts = contacts is not None
         if contacts is not None:
             self._contacts.add_substep(contacts)
@@ -179,8 +181,10 @@ class EpisodeRecorder:
 
         Raises:
             HostError: no episode has begun, a shape is not in the scene, or there is less or more than in record 0.
+                What the substep did is then lost, so that nothing more can be added to this episode.
         """
-        self.require_episode()
+        self._require_whole()
+        self._is_whole = False  # until this substep is taken
         torques = _floats(torques_nm)
         _check_substep("contacts", contacts is not None, self._has_contacts)
         _check_substep("torques", torques is not None, "torques" in self._families)
@@ -192,6 +196,7 @@ class EpisodeRecorder:
         if torques is not None:
             self._torques.append(torques)
         self._substeps += 1
+        self._is_whole = True
 
     def step(
         self, action: ArrayLike, *, poses: Mapping[str, Pose], eef: Pose | None = None, state: ArrayLike | None = None
@@ -201,9 +206,9 @@ class EpisodeRecorder:
         Read everything right after the last physics step of the control step.
 
         Raises:
-            HostError: no substep was recorded, or there is less or more than in record 0.
+            HostError: no substep was recorded, one was refused, or there is less or more than in record 0.
         """
-        log = self.require_episode()
+        log = self._require_whole()
         if not self._substeps:
             problem = f"no physics substep was recorded in control step {len(log)}"
             raise HostError(problem, remedy="Call substep after each of the simulator's steps.")
@@ -213,6 +218,17 @@ class EpisodeRecorder:
         self._check_families(reading.families(), step=len(log))
         log.add_step(np.asarray(action, dtype=np.float64), reading)
         self._torques, self._substeps = [], 0
+
+    def _require_whole(self) -> EpisodeLog[_Reading]:
+        """Return the records so far.
+
+        Raises `HostError` where no episode has begun, or one of its substeps was refused.
+        """
+        log = self.require_episode()
+        if not self._is_whole:
+            problem = f"a physics substep of control step {len(log)} was refused, and its contacts are lost"
+            raise HostError(problem, remedy="Mend what the error about it names, and begin the episode again.")
+        return log
 
     def _check_families(self, families: Mapping[str, object], step: int) -> None:
         """Raise `HostError` if a control step's reading has other bodies, families or sizes than record 0."""
