@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import gymnasium
@@ -14,6 +15,7 @@ from gymnasium.utils.env_checker import check_env
 from safevla_bench.errors import HostError
 from safevla_bench.gym import TASK_ID, CostStep, SafetyEnv, SafetyWrapper, make_env
 from safevla_bench.hosts import make_host
+from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.interface import EpisodeSeed, Wants
 from safevla_bench.monitor import Monitor
 from safevla_bench.ruleset import load_ruleset
@@ -30,6 +32,53 @@ def made(horizon=10, **changes):
 @pytest.mark.filterwarnings("ignore:.*Box observation space m.*imum value is.*infinity")
 def test_it_is_a_gymnasium_environment():
     check_env(made(wants=Wants(cameras=("agentview",), image_size=(32, 32))), skip_render_check=True)
+
+
+class Driving(FakeHost):
+    """A fake host whose hand stands on a base."""
+
+    def make(self, task, wants):
+        class Base(type(super().make(task, wants))):
+            def _observe(self):
+                pose = {"base_pos_m": np.array([1.0, 2.0, 0.0]), "base_quat_wxyz": np.array([1.0, 0.0, 0.0, 0.0])}
+                return replace(super()._observe(), **pose)
+
+        return Base(task, wants, self.versions())
+
+
+def test_the_base_of_a_robot_that_drives_is_observed_and_that_of_a_fixed_arm_is_not():
+    env = SafetyEnv(Driving(), FAKE.tasks("fake")[0], horizon=10)
+    seen, _ = env.reset()
+    later = env.step(DOWN)[0]
+    assert seen["base_pos_m"].tolist() == later["base_pos_m"].tolist() == [1.0, 2.0, 0.0]
+    assert later["base_quat_wxyz"].tolist() == [1.0, 0.0, 0.0, 0.0]
+    assert env.observation_space.contains(seen)
+    assert env.observation_space.contains(later)
+    assert set(env.observation_space) - set(made().observation_space) == {"base_pos_m", "base_quat_wxyz"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cost": "bad"}, "there is no cost 'bad'\n.*violation, severity, limit_use"),
+        ({"horizon": 0}, "horizon is 0\n.*1 or more"),
+        ({"wait_steps": -1}, "wait_steps is -1\n.*0 or more"),
+    ],
+)
+def test_what_cannot_be_is_refused_when_the_environment_is_made(changes, message):
+    with pytest.raises(HostError, match=message):
+        made(**changes)
+
+
+def test_a_wrapper_without_such_a_cost_is_refused_when_it_is_made():
+    with pytest.raises(HostError, match="there is no cost 'bad'"):
+        SafetyWrapper(gymnasium.make("CartPole-v1"), cost="bad")
+
+
+@pytest.mark.parametrize("index", ["a", 1.5, None])
+def test_an_initial_state_that_is_no_whole_number_is_refused(index):
+    with pytest.raises(HostError, match=r"init_state_index is .*\n.*whole number"):
+        made().reset(options={"init_state_index": index})
 
 
 def test_a_step_that_violates_costs_and_says_which_clause():

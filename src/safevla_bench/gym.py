@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, SupportsFloat, TypeVar
+from numbers import Integral
+from typing import Any, Literal, SupportsFloat, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,10 +69,10 @@ def step_info(standing: EpisodeStanding, cost: Cost = "violation") -> dict[str, 
 class SafetyEnv(gymnasium.Env[Any, Action]):
     """One task of a host: reward 1 at its native success, which ends the episode; truncated at the horizon.
 
-    Observations are end-effector position [3] and quaternion [4], gripper joints, and what was asked for: images under
-    `image.CAMERA`, further readings under `extra.NAME`. `reset(seed=…, options={"init_state_index": k})` chooses the
-    start; else the initial states come in turn, one an episode. The scene settles for `wait_steps`, as under the
-    protocol `safevla-bench`.
+    Observations are end-effector position [3] and quaternion [4], gripper joints, those of the base of a robot that
+    drives, and what was asked for: images under `image.CAMERA`, further readings under `extra.NAME`. `reset(seed=…,
+    options={"init_state_index": k})` chooses the start; else the initial states come in turn, one an episode. The scene
+    settles for `wait_steps`, as under the protocol `safevla-bench`.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012  # gymnasium's own name and form
@@ -97,7 +98,14 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
             monitor: with what to judge; else the default specifications.
             wait_steps: for which the scene settles.
             cost: what `info["cost"]` is; see `step_info`.
+
+        Raises:
+            HostError: the host cannot make the environment, or there is no such cost, horizon or number of steps.
         """
+        _check_cost(cost)
+        for name, number, least in (("horizon", horizon, 1), ("wait_steps", wait_steps, 0)):
+            if number < least:
+                raise HostError(f"{name} is {number}", remedy=f"Give {least} or more.")
         self._env = host.make(task, wants or Wants())
         self._task, self._horizon, self._cost = task, horizon, cost
         self._seeded = partial(EpisodeSeed, wait_steps=wait_steps)
@@ -115,11 +123,17 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
 
         A seed is the environment's from then on, and begins the turn of initial states at 0 again. The option
         `init_state_index` chooses the initial state; the turn goes on behind that.
+
+        Raises:
+            HostError: there is no such initial state.
         """
         super().reset(seed=seed)
         if seed is not None:
             self._env_seed, self._next = seed, 0
         index = (options or {}).get("init_state_index", self._next)
+        if not isinstance(index, Integral):
+            raise HostError(f"init_state_index is {index!r}", remedy="Give a whole number from 0.")
+        index = int(index)
         self._next = (index + 1) % (self._task.init_states or 2**31)
         seen = self._start(index)
         return seen, step_info(self._monitor.start(newest_record(self._env)), self._cost)
@@ -174,7 +188,11 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
             cost: what `info["cost"]` is; see `step_info`.
             benchmark: in the place of the one that the task's BDDL file says.
             task_id: likewise.
+
+        Raises:
+            HostError: there is no such cost.
         """
+        _check_cost(cost)
         super().__init__(env)
         self._monitor, self._cost = monitor or Monitor(), cost
         self._named = (benchmark, task_id)
@@ -267,7 +285,8 @@ def make_env(
         host_arguments: the host's own.
 
     Raises:
-        HostError: no such host, suite, task, camera or reading.
+        HostError: no such host, suite, task, camera, reading or cost.
+        SpecError: no such library.
     """
     made = make_host(host, host_arguments)
     tags = [RuleFile.read(path) for path in registry_files(host)]
@@ -282,19 +301,24 @@ def make_env(
 gymnasium.register(id=TASK_ID, entry_point="safevla_bench.gym:make_env")
 
 
+def _check_cost(cost: str) -> None:
+    """Raise `HostError`, with the kinds there are, for a cost that is none of `Cost`."""
+    if cost not in get_args(Cost):
+        raise HostError(f"there is no cost {cost!r}", remedy=f"Choose one of: {', '.join(get_args(Cost))}.")
+
+
 def _find_task(host: Host, suite: str, task: int | str) -> Task:
     """Return the task with this id, or at this place of the suite from 0.
 
     Raises `HostError` with the first ids if none fits.
     """
     tasks = host.tasks(suite)
-    found = [one for k, one in enumerate(tasks) if task in (k, one.task_id)]
-    if not found:
-        remedy = f"It has {len(tasks)}: {', '.join(one.task_id for one in tasks[:_MOST_NAMED])}" + (
-            ", …" if len(tasks) > _MOST_NAMED else "."
-        )
-        raise HostError(f"{suite} has no task {task!r}", remedy=remedy)
-    return found[0]
+    for place, candidate in enumerate(tasks):
+        if task in (place, candidate.task_id):
+            return candidate
+    names = ", ".join(candidate.task_id for candidate in tasks[:_MOST_NAMED])
+    remedy = f"It has {len(tasks)}: {names}{', …' if len(tasks) > _MOST_NAMED else '.'}"
+    raise HostError(f"{suite} has no task {task!r}", remedy=remedy)
 
 
 _MOST_NAMED = 5
@@ -327,13 +351,15 @@ class _RecordedEpisode:
 def _observation_dict(observation: Observation) -> dict[str, NDArray[Any]]:
     """Return the observation as named arrays.
 
-    Images stand under `image.CAMERA`, further readings as float64 under `extra.NAME`; `privileged` and the base's pose
-    are left out.
+    Images stand under `image.CAMERA`, further readings as float64 under `extra.NAME`. The base's pose is there if the
+    robot drives; `privileged` is left out.
     """
+    base = {"base_pos_m": observation.base_pos_m, "base_quat_wxyz": observation.base_quat_wxyz}
     return {
         "eef_pos_m": observation.eef_pos_m,
         "eef_quat_wxyz": observation.eef_quat_wxyz,
         "gripper_qpos": observation.gripper_qpos,
+        **{name: pose for name, pose in base.items() if pose is not None},
         **{f"image.{camera}": image for camera, image in observation.images.items()},
         **{f"extra.{name}": np.asarray(value, dtype=np.float64) for name, value in observation.extra.items()},
     }

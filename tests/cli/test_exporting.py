@@ -62,6 +62,7 @@ def test_a_dataset_says_how_many_frames_and_pictures_it_has(safevla, source, tmp
         (["--format", "submission", "--meta", "x.toml"], "--meta is for hub and robocasa"),
         (["--format", "hub", "--cameras", "front"], "--cameras is for lerobot"),
         (["--format", "lerobot", "--cameras", "front"], "names none"),
+        (["--format", "lerobot", "--cameras", " , "], "--cameras names no camera"),
         (["--format", "hub", "--meta", "nowhere.toml"], "cannot be read"),
     ],
 )

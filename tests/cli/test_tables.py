@@ -81,10 +81,19 @@ def test_an_option_about_a_policy_that_has_no_episode_is_refused(safevla, archiv
     assert "scripted:careful, scripted:hasty" in err
 
 
-def test_an_unreadable_training_is_named(safevla, archive):
-    code, _, err = safevla("tables", archive, "--training", "SFT")
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        (["SFT"], "--training 'SFT' names no kind\n  Write POLICY=KIND"),
+        (["mine="], "--training 'mine=' names no kind"),
+        (["=SFT"], "--training '=SFT' names no policy"),
+        (["mine=SFT", "mine=RL"], "--training gives 'mine' two kinds, 'SFT' and 'RL'"),
+    ],
+)
+def test_an_unreadable_training_is_named(safevla, archive, texts, words):
+    code, _, err = safevla("tables", archive, *(f"--training={text}" for text in texts))
     assert code == 2
-    assert "POLICY=KIND" in err
+    assert words in err
 
 
 @pytest.mark.parametrize(

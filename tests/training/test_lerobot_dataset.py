@@ -14,7 +14,7 @@ from PIL import Image
 
 from safevla_bench import evaluation, training
 from safevla_bench.archive import write_archive
-from safevla_bench.errors import HostError, RunError
+from safevla_bench.errors import FileError, HostError, RunError
 from safevla_bench.foreign import read_demonstrations
 from safevla_bench.frames import open_stage
 from safevla_bench.hosts import make_host
@@ -242,6 +242,13 @@ def test_an_episode_without_actions_is_left_out(source, tmp_path):
     summary = training.export_dataset(judged, tmp_path / "set")
     assert summary.episodes == 2
     assert "'other': the record holds no actions" in summary.left_out[0]
+
+
+def test_a_folder_that_cannot_be_made_is_named_and_not_the_one_beside_it(source, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileError, match="file/set") as caught:
+        exported(source, tmp_path / "file" / "set")
+    assert ".part" not in str(caught.value)
 
 
 def test_a_folder_in_use_is_left_alone(source, tmp_path):

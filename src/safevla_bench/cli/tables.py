@@ -129,13 +129,18 @@ def _load_material(
 def _parse_training(texts: Sequence[str]) -> dict[str, str]:
     """Return policy -> kind of the --training texts POLICY=KIND, split at the last `=`.
 
-    Of a repeated policy the last counts.
-    Raises `RunError` where any text lacks the policy or the kind.
+    Raises `RunError` where any text lacks the policy or the kind, or two give one policy different kinds.
     """
+    kinds: dict[str, str] = {}
     for text in texts:
-        if not all(text.rpartition("=")[::2]):
-            raise RunError(f"--training {text!r} names no kind", remedy="Write POLICY=KIND, such as mine=SFT.")
-    return dict(text.rpartition("=")[::2] for text in texts)
+        policy, _, kind = text.rpartition("=")
+        if not policy or not kind:
+            lacking = "policy" if kind and "=" in text else "kind"
+            raise RunError(f"--training {text!r} names no {lacking}", remedy="Write POLICY=KIND, such as mine=SFT.")
+        if kinds.setdefault(policy, kind) != kind:
+            problem = f"--training gives {policy!r} two kinds, {kinds[policy]!r} and {kind!r}"
+            raise RunError(problem, remedy="Name each policy once.")
+    return kinds
 
 
 def _parse_layout(form: str, *, stacked: bool, label: str) -> render.LatexLayout:
@@ -296,6 +301,8 @@ def export_command(
         raise click.UsageError(f"--episode is for {' and '.join(_VIEWER_FORMS)}; {form} takes all episodes.")
     if cameras is not None and form != _DATASET:
         raise click.UsageError(f"--cameras is for {_DATASET}.")
+    if cameras is not None and not cameras.strip(" ,"):
+        raise click.UsageError("--cameras names no camera; leave it out to have no pictures.")
     if meta is not None and form not in _MODEL_FORMS:
         raise click.UsageError(f"--meta is for {' and '.join(_MODEL_FORMS)}.")
     facts = model_card.read_facts(meta)

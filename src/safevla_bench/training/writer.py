@@ -58,9 +58,9 @@ def new_dataset(
     """
     require_free(folder)
     beside = folder.with_name(f".{folder.name}.{os.getpid()}.part")
-    make_folder(beside / Path(_EPISODES).parent)
     with translated_errors(folder):
         try:
+            (beside / _EPISODES).parent.mkdir(parents=True, exist_ok=True)
             writer = DatasetWriter(beside, features, fps, robot)
             yield writer
             writer.finish()
