@@ -18,7 +18,7 @@ from safevla_bench.compare import (
     split_by_policy,
 )
 from safevla_bench.explain.violating_bodies import find_bodies
-from safevla_bench.metrics import aggregate, cells
+from safevla_bench.metrics import Rate, aggregate, cells
 from safevla_bench.report import sweep_charts
 from safevla_bench.report.analysis import MOST_COMPARED, Analysis, analyse_scores
 from safevla_bench.report.headline import build_headline, ran_same_tasks
@@ -98,6 +98,24 @@ def test_a_panel_draws_every_policy_of_its_suite_between_0_and_100():
             places = [tuple(map(float, place.split(","))) for place in line.path.removeprefix("M").split()]
             assert [places[0][0], places[-1][0]] == [0, 1000]
             assert all(sweep_charts.TOP <= y <= sweep_charts.BOTTOM for _, y in places)
+
+
+def test_an_unknown_rate_interrupts_the_line_and_is_called_unknown():
+    """Unknown is never zero: no point, no band, and the word in the description."""
+    sweep = FOUND.sweeps[0]
+    curve, *_ = sweep.curves
+    last = len(curve.points) - 1
+    unknown = {1: "2 pieces", last: "unknown end"}
+    points = [
+        msgspec.structs.replace(point, safety=Rate.without_value("no verdict")) if k in unknown else point
+        for k, point in enumerate(curve.points)
+    ]
+    partly = msgspec.structs.replace(sweep, curves=(msgspec.structs.replace(curve, points=tuple(points)),))
+    ((panel,),) = sweep_charts.draw_panels([partly], ["calm", "rough"]).values()
+    (line,) = panel.lines
+    assert (line.path.count("M"), line.band.count("M"), line.band.count("Z")) == (2, 2, 2)
+    assert len(line.path.split()) + line.path.count("M") - 1 == len(points) - len(unknown)
+    assert panel.description.endswith("to unknown")
 
 
 def test_series_beyond_the_colours_differ_in_their_dash():

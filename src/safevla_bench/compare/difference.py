@@ -184,7 +184,9 @@ def unpaired_difference(first: TaskValues, second: TaskValues, metric: str, opti
     """Return the difference over independent episodes of the tasks that both policies ran, each task of equal weight.
 
     Rates: the test of Cochran, Mantel and Haenszel, on one task Barnard's or Boschloo's. Means: labels drawn anew
-    within tasks. Without a common task, no difference and no p-value; `test` then says why.
+    within tasks. With `options.sequential` the betting test of episodes paired by their order within each task, surplus
+    ones left out. From two tasks on, `ci_by_task` and `p_by_task` speak of tasks like these. Without a common task, no
+    difference and no p-value; `test` then says why.
     """
     names = first.policy, second.policy
     shared = [task for task in first.tasks if task in second.by_task]

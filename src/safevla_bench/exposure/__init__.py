@@ -113,7 +113,8 @@ def _summarize_cell(exposure: Exposure, scores: Scores, members: Ints, policy: s
 def _summarize_spec(exposure: Exposure, scores: Scores, members: Ints, row: int, violation_s: Mean) -> SpecExposure:
     """Return the exposure of the specification in `row` of the exposure over the episodes `members`.
 
-    Its rates count only episodes to which it applies.
+    That is `violation_s` as given, the median time of the first violation, and the shares of the successes and of the
+    failures that violate it, among the episodes to which it applies.
     """
     column = scores.scored_columns[row]
     applies = scores.state[column, members] != INACTIVE

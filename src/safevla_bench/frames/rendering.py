@@ -163,7 +163,9 @@ def _index_order(frame: Frame, places: Mapping[tuple[str | None, str], int]) -> 
 def _render_episode(
     run: RecordedRun, index: int, style: FrameStyle, known: dict[str, TriangleMesh]
 ) -> list[_RenderedFrame]:
-    """Return the frames that the style asks for of one episode; nothing is written.
+    """Return the frames that the style asks for of one episode: stills, a clip, film, replay; nothing is written.
+
+    The clip is of the first violated clause, if there is one.
 
     `known` keeps simplified meshes for further episodes. Raises `HostError` or `RunError` as `render_frames` does.
     """

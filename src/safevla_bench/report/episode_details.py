@@ -135,9 +135,9 @@ def _clause_verdicts(scores: Scores, episode: int, evidence: Evidence | None) ->
 
 
 def _describe_cause(spec_trace: SpecTrace, drawn: Sparkline) -> str:
-    """Return the bodies behind the worst value, or what decided a violation without a margin.
+    """Return which part of the formula decided a violation without a margin, and when; else whose the worst value is.
 
-    "" where neither is known.
+    The latter: bodies or a joint, with the amount, unless the caption of `drawn` has it. "" where neither is known.
     """
     if spec_trace.cause:
         return format_cause(spec_trace)

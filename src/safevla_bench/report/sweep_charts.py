@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from safevla_bench.compare import Comparison, Difference
+from safevla_bench.metrics import Rate
 from safevla_bench.report.tables import UNNAMED
 from safevla_bench.sensitivity import SensitivityCurve, ThresholdSweep
 from safevla_bench.text.numbers import append_unit, display_unit, format_compact, format_fixed, format_significant
@@ -77,17 +79,29 @@ def _draw_panel(sweep: ThresholdSweep, suite: str, policies: Sequence[str]) -> S
 
 
 def _draw_line(curve: SensitivityCurve, thresholds: Sequence[float], series: int, banded: bool) -> SweepLine:
-    """Return the line of one policy, and its band if `banded`, else ""; unknown rates are drawn as 0 %."""
+    """Return the line of one policy, and its band if `banded`, else ""; both have gaps where a rate is unknown."""
     across = [f"{1000 * _log_share(value, thresholds):.0f}" for value in thresholds]
-    rates = [100 * (point.safety.value or 0.0) for point in curve.points]
-    spans = [point.safety.ci or (0.0, 1.0) for point in curve.points]
-    upper = [f"{x},{_format_down(100 * high)}" for x, (_, high) in zip(across, spans, strict=True)]
-    lower = [f"{x},{_format_down(100 * low)}" for x, (low, _) in zip(across, spans, strict=True)]
+    places = list(zip(across, (point.safety for point in curve.points), strict=True))
+    stretches = [list(group) for is_known, group in groupby(places, lambda at: at[1].value is not None) if is_known]
     return SweepLine(
         style=series_style(series),
-        path="M" + " ".join(f"{x},{_format_down(rate)}" for x, rate in zip(across, rates, strict=True)),
-        band="M" + " ".join([*upper, *reversed(lower)]) + "Z" if banded else "",
+        path="".join(_curve_path(stretch) for stretch in stretches),
+        band="".join(_band_path(stretch) for stretch in stretches) if banded else "",
     )
+
+
+def _curve_path(stretch: Sequence[tuple[str, Rate]]) -> str:
+    """Return a line through known rates, each with its place across; a single one is a short stroke."""
+    points = [f"{x},{_format_down(100 * (rate.value or 0.0))}" for x, rate in stretch]
+    return "M" + " ".join(points) + ("h4" if len(points) == 1 else "")
+
+
+def _band_path(stretch: Sequence[tuple[str, Rate]]) -> str:
+    """Return the outline of the intervals of known rates, each with its place across."""
+    ends = [(x, rate.ci or (0.0, 1.0)) for x, rate in stretch]
+    upper = [f"{x},{_format_down(100 * high)}" for x, (_, high) in ends]
+    lower = [f"{x},{_format_down(100 * low)}" for x, (low, _) in ends]
+    return "M" + " ".join([*upper, *reversed(lower)]) + "Z"
 
 
 def series_style(series: int) -> str:
@@ -106,8 +120,13 @@ def _format_down(percent: float) -> str:
 
 
 def _describe_curve(curve: SensitivityCurve) -> str:
-    first, last = (curve.points[k].safety.value or 0.0 for k in (0, -1))
-    return f"{curve.policy or UNNAMED} {format_fixed(100 * first, 1)} % to {format_fixed(100 * last, 1)} %"
+    """Return a policy with its Safety at the first and the last threshold, such as "careful 90.0 % to 95.0 %"."""
+    first, last = (_format_safety(curve.points[k].safety) for k in (0, -1))
+    return f"{curve.policy or UNNAMED} {first} to {last}"
+
+
+def _format_safety(rate: Rate) -> str:
+    return "unknown" if rate.value is None else f"{format_fixed(100 * rate.value, 1)} %"
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,7 +161,9 @@ def grip_onset(fields: RecordFields) -> Ints:
 
 
 def _grip_begins(fields: RecordFields) -> tuple[Bools, Ints, Ints]:
-    """Return where a grip begins at any rate [N], the records behind a short gap, the last gripped before each [N]."""
+    """Return where a grip begins at any rate [N]; the rows where the same body is back after a short gap; the row of
+    the last gripped record before each [N], which may lie in an earlier episode, -1 where there is none.
+    """
     number = np.arange(len(fields.held_body))
     gripped = np.maximum.accumulate(np.where(fields.grip, number, -1))
     before = np.concatenate([[-1], gripped[:-1]])  # -1 = none
@@ -279,6 +281,8 @@ def eef_speed(fields: RecordFields) -> Floats:
     """‖Δ₁x̃‖/dt with Δ₁x = (x₊ - x₋)/2.
 
     x̃ is the centred mean of five recorded positions; x₊ is its value one record later, x₋ one record earlier.
+    The first and last three records take the nearest interior value, NaN in an episode without one. Time stamps, where
+    recorded, take the place of dt.
     """
     x = _smoothed_position(fields)
     return _derivative_norm(fields, (_shift_rows(x, 1) - _shift_rows(x, -1)) / 2.0, (-1, 1), margin=3)
@@ -289,6 +293,8 @@ def eef_acc(fields: RecordFields) -> Floats:
     """‖Δ₂x̃‖/dt² with Δ₂x = x₊ - 2x + x₋.
 
     x̃ is the centred mean of five recorded positions; x₊ is its value one record later, x₋ one record earlier.
+    The first and last three records take the nearest interior value, NaN in an episode without one. Time stamps, where
+    recorded, take the place of dt.
     """
     x = _smoothed_position(fields)
     return _derivative_norm(fields, _shift_rows(x, 1) - 2.0 * x + _shift_rows(x, -1), (-1, 0, 1), margin=3)
@@ -299,6 +305,8 @@ def eef_jerk(fields: RecordFields) -> Floats:
     """‖Δ₃x̃‖/dt³ with Δ₃x = (x₊₂ - 2x₊₁ + 2x₋₁ - x₋₂)/2.
 
     x̃ is the centred mean of five recorded positions; x₊ is its value one record later, x₋ one record earlier.
+    The first and last four records take the nearest interior value, NaN in an episode without one. Time stamps, where
+    recorded, take the place of dt.
     """
     x = _smoothed_position(fields)
     third = (_shift_rows(x, 2) - 2.0 * _shift_rows(x, 1) + 2.0 * _shift_rows(x, -1) - _shift_rows(x, -2)) / 2.0

@@ -219,7 +219,10 @@ class RecordFields:
         return self.compute_once("lacks", field, RAW_FIELDS[field])
 
     def _held_body_lacks(self, poses: Poses) -> Bools:
-        """Return whether each episode has a record without a held target, or without such a pose of that, [E]."""
+        """Return whether each episode lacks such poses, or has a record whose `held_body` has none or is -1, [E].
+
+        Poses that are marked as not known count as posed.
+        """
         column = pose_columns(self.batch, poses)[self.held_body] if len(self.batch.body_role) else self.held_body
         lacking = (self.held_body < 0) | (column < 0)
         return ~poses.present | np.logical_or.reduceat(lacking, self.batch.starts[:-1])

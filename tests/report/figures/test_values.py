@@ -307,6 +307,14 @@ def test_a_sweep_is_drawn_in_rising_order_in_the_unit_that_reads_best():
     assert (sbu.curves[0].low[0], sbu.curves[0].high[0]) == (100 * low, 100 * high)
 
 
+def test_an_unknown_rate_of_a_sweep_is_no_number():
+    """Unknown is never zero: the curve and its band have a gap there."""
+    curve = sweeps._sweep_curve(0, [Rate.of(1, 4), Rate.without_value("no verdict"), Rate.of(3, 4)])
+    for values in (curve.rate, curve.low, curve.high):
+        assert np.isnan(values).tolist() == [False, True, False]
+    assert (curve.rate[0], curve.rate[2], curve.n) == (25.0, 75.0, 4)
+
+
 def test_a_sweep_names_policies_axis_and_the_registered_thresholds_within_it():
     figure = sweeps.draw_sweep(swept())
     told = " ".join(text for text, _ in words(figure))

@@ -148,6 +148,7 @@ class RecordableKitchen:
         """Return a recorder of the present model, attached, with record 0 taken; and what detaches it.
 
         Also keeps what `header_fields` tells of the controller's and solver's memory at this moment.
+        Warns of the fastest object if one still moves.
         """
         kitchen: Any = self._kitchen
         self._memory = read_memory(kitchen)

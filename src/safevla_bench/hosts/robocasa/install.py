@@ -183,6 +183,7 @@ class _AssetsFinder(importlib.abc.MetaPathFinder):
             load = spec.loader.exec_module
 
             def load_with_root(module: ModuleType) -> None:
+                """Load `robocasa.models`, then set its `assets_root`; what it computed from it while loading stays."""
                 load(module)
                 module.assets_root = str(self._root)  # type: ignore[attr-defined]
 

@@ -126,8 +126,9 @@ def find_env_class(name: str) -> Any:
 def read_scene(env: Any, goal: Goal) -> Scene:
     """Return names and roles of the present model of robosuite's environment.
 
-    The robot is the subtree of its base. Objects go by robosuite's names with all their bodies, whatever else by
-    MuJoCo's body names, as furniture. Tasks of one object throw the others out of reach, where they fall to the floor:
+    The robot is the subtree of its base. Objects are those of robosuite's that move freely, under its names with all
+    their bodies: targets if the goal names them, else bystanders. Whatever else, fixed objects too, is furniture under
+    MuJoCo's body names. Tasks of one object throw the others out of reach, where they fall to the floor:
     those are furniture, untracked, and what they do to the floor is left out. So is what parts of a door that is to be
     opened do to each other.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import nan
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -104,15 +105,15 @@ def registered_thresholds(library: Library, spec_ids: Sequence[str]) -> tuple[fl
 
 
 def _sweep_curve(series: int, rates: Sequence[Rate]) -> SweepCurve:
-    """Return a policy's rates and intervals in percent; a rate without an interval counts as 0 % with 0 to 100 %.
+    """Return a policy's rates and intervals in percent; NaN where a rate is unknown, which interrupts the curve.
 
     `n` is the most episodes at any threshold.
     """
-    ends = [rate.ci or (0.0, 1.0) for rate in rates]
+    ends = [(nan, nan) if rate.value is None else rate.ci or (0.0, 1.0) for rate in rates]
     return SweepCurve(
         series=series,
         n=max((rate.n for rate in rates), default=0),
-        rate=tuple(100 * (rate.value or 0.0) for rate in rates),
+        rate=tuple(nan if rate.value is None else 100 * rate.value for rate in rates),
         low=tuple(100 * low for low, _ in ends),
         high=tuple(100 * high for _, high in ends),
     )
