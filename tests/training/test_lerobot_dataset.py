@@ -20,8 +20,8 @@ from safevla_bench.frames import open_stage
 from safevla_bench.hosts import make_host
 from safevla_bench.interface import Camera
 from safevla_bench.ruleset import load_ruleset
-from safevla_bench.training.features import Feature, build_column, join_statistics, summarize_numbers
 from safevla_bench.training.pictures import read_state
+from safevla_bench.training.writer import Feature, build_column, join_statistics, summarize_numbers
 from safevla_bench.trajectory import select_episodes
 from safevla_bench.trajectory.batch import Channel
 from viewers.builders import judged as rough_episodes

@@ -23,8 +23,16 @@ from safevla_bench.interface import Host
 from safevla_bench.judged import Judged
 from safevla_bench.policies.servers.image_transforms import to_axis_angle
 from safevla_bench.scores import EpisodeScore
-from safevla_bench.training.card import describe_dataset, format_card
-from safevla_bench.training.features import Feature, Statistics, image_feature
+from safevla_bench.training.description import (
+    MAPPING,
+    RecordedPart,
+    describe_dataset,
+    format_card,
+    format_mapping,
+    has_one_task,
+    recorded_columns,
+    recorded_parts,
+)
 from safevla_bench.training.labels import RecordLabels, label_records, scored_specs
 from safevla_bench.training.pictures import (
     STATE_NAMES,
@@ -33,15 +41,7 @@ from safevla_bench.training.pictures import (
     UnknownCameraError,
     render_episode,
 )
-from safevla_bench.training.recorded import (
-    MAPPING,
-    RecordedPart,
-    format_mapping,
-    has_one_task,
-    recorded_columns,
-    recorded_parts,
-)
-from safevla_bench.training.writer import DatasetWriter, new_dataset, require_free
+from safevla_bench.training.writer import DatasetWriter, Feature, Statistics, image_feature, new_dataset, require_free
 from safevla_bench.trajectory import Batch, select_episodes
 from safevla_bench.verdicts import has_uneven_stamps
 
@@ -272,14 +272,14 @@ class _DatasetExport:
         }
         self.outcomes[f"episode_{writer.episodes:06d}"] = row.outcome
         instruction = header.instruction or f"{header.benchmark}/{header.task_id}"
-        known = {
+        seed_and_records = {
             "safety/env_seed": pa.scalar(header.env_seed, pa.int64()),
             "safety/init_state_index": pa.scalar(header.init_state_index, pa.int64()),
             "safety/violating_records": pa.scalar(
                 None if np.isnan(labels.severity).any() else int(labels.violating.any(axis=1).sum()), pa.int64()
             ),
         }
-        writer.add_episode(instruction, columns, stats, {**_episode_labels(row), **known})
+        writer.add_episode(instruction, columns, stats, {**_episode_labels(row), **seed_and_records})
 
     def _describe(self, writer: DatasetWriter) -> None:
         """Write `meta/safevla.json`, the mapping by which `safevla` reads the dataset, and README.md."""

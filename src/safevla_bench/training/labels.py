@@ -56,8 +56,8 @@ class RecordLabels:
     @property
     def safe(self) -> NDArray[np.int8]:
         """`HOLDS`, `VIOLATED` or `UNKNOWN`, [N]."""
-        known = np.where(self.violating.any(axis=1), VIOLATED, HOLDS)
-        return np.where(np.isnan(self.severity), UNKNOWN, known).astype(np.int8)
+        decided = np.where(self.violating.any(axis=1), VIOLATED, HOLDS)
+        return np.where(np.isnan(self.severity), UNKNOWN, decided).astype(np.int8)
 
 
 def scored_specs(scores: Scores) -> tuple[SpecColumn, ...]:
@@ -102,8 +102,8 @@ def _record_margins(
     margins = np.full(int(fields.batch.starts[-1]), np.nan)
     undecided = np.zeros(len(margins), dtype=np.bool_)
     if len(active):
-        whole = signals.build_trace(fields, stl.signal_names(part))
-        trace, rows = whole.select_episodes(active), whole.record_rows(active)
+        all_episodes = signals.build_trace(fields, stl.signal_names(part))
+        trace, rows = all_episodes.select_episodes(active), all_episodes.record_rows(active)
         values = stl.trajectory_robustness(part, trace)
         if trace.unknown:
             undecided[rows] = (values >= 0) & (stl.trajectory_robustness(part, trace, best=False) < 0)

@@ -16,7 +16,7 @@ from safevla_bench import frames
 from safevla_bench.errors import HostError
 from safevla_bench.interface import Camera, Host, ObservingStage, Stage
 from safevla_bench.policies.servers.image_transforms import to_axis_angle
-from safevla_bench.training.features import Statistics, summarize_pixels
+from safevla_bench.training.writer import Statistics, summarize_pixels
 from safevla_bench.trajectory import Batch
 
 STATE_NAMES = ("eef_x_m", "eef_y_m", "eef_z_m", "eef_axis_angle_x", "eef_axis_angle_y", "eef_axis_angle_z")

@@ -6,7 +6,9 @@
     meta/stats.json                             statistics of all frames
     data/chunk-000/file-000.parquet             a row a frame, a row group an episode
 
-Source: huggingface/lerobot at 7427f31, `src/lerobot/datasets/` (dataset_writer, dataset_metadata, io_utils).
+Features are the columns of its frames: a number alone is a scalar, numbers are a list of fixed size, a picture is the
+bytes of its file. Source: huggingface/lerobot at 7427f31, `src/lerobot/datasets/` (dataset_writer, dataset_metadata,
+io_utils, feature_utils, compute_stats).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +29,114 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import Place, RunError
 from safevla_bench.files import make_folder, translated_errors
-from safevla_bench.training.features import (
-    COUNTED,
-    IMAGE,
-    Feature,
-    Statistics,
-    build_column,
-    join_statistics,
-    summarize_numbers,
-)
 
-VERSION = "v3.0"
-FILE_MB, FILES_A_CHUNK = 100, 1000
+_VERSION = "v3.0"
+_FILE_MB, _FILES_A_CHUNK = 100, 1000
 _ROWS_A_GROUP = 100
 """Rows of meta/episodes that are written at once: each has some two hundred columns."""
 _DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 _EPISODES = "meta/episodes/chunk-000/file-000.parquet"
+_IMAGE = "image"
+_QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
+_PICTURE_TYPE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+Statistics = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """One column of the frames; `shape` is that of one frame's value, (1,) a number alone."""
+
+    dtype: str
+    shape: tuple[int, ...] = (1,)
+    names: tuple[str, ...] | None = None
+    is_summarized: bool = True
+    """False where values may be unknown, which are NaN and have no statistics."""
+
+    def to_document(self) -> dict[str, object]:
+        """Return the feature as info.json has it."""
+        return {"dtype": self.dtype, "shape": list(self.shape), "names": list(self.names) if self.names else None}
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """The type of its column."""
+        if self.dtype == _IMAGE:
+            return _PICTURE_TYPE
+        number = pa.bool_() if self.dtype == "bool" else pa.from_numpy_dtype(self.dtype)
+        return number if self.shape == (1,) else pa.list_(number, self.shape[0])
+
+
+_COUNTED: Mapping[str, Feature] = {
+    "timestamp": Feature("float32"),
+    "frame_index": Feature("int64"),
+    "episode_index": Feature("int64"),
+    "index": Feature("int64"),
+    "task_index": Feature("int64"),
+}
+"""The features that every dataset of LeRobot has, which are counted here."""
+
+
+def image_feature(size: tuple[int, int]) -> Feature:
+    """Return the feature of a camera of some height and width in pixels."""
+    return Feature(_IMAGE, (*size, 3), ("height", "width", "channels"))
+
+
+def build_column(feature: Feature, values: NDArray[Any] | Sequence[bytes]) -> pa.Array:
+    """Return the column of an episode: numbers [n] or [n, width], or the files of n pictures as bytes without path."""
+    if feature.dtype == _IMAGE:
+        return pa.array([{"bytes": picture, "path": None} for picture in values], _PICTURE_TYPE)
+    numbers = np.asarray(values, dtype=feature.dtype)
+    if feature.shape == (1,):
+        return pa.array(numbers.reshape(-1), feature.arrow_type)
+    return pa.FixedSizeListArray.from_arrays(pa.array(numbers.reshape(-1)), feature.shape[0]).cast(feature.arrow_type)
+
+
+def summarize_numbers(values: NDArray[Any]) -> Statistics:
+    """Return the statistics of an episode's values, [n] or [n, width]; arrays of [width]."""
+    numbers = np.asarray(values, dtype=np.float64).reshape(len(values), -1)
+    return _summarize(numbers, len(values), (numbers.shape[1],))
+
+
+def summarize_pixels(pictures: NDArray[np.uint8]) -> Statistics:
+    """Return the statistics of an episode's pictures, [n, H, W, 3], for each colour between 0 and 1; [3, 1, 1]."""
+    return _summarize(pictures.reshape(-1, 3) / 255.0, len(pictures), (3, 1, 1))
+
+
+def _summarize(rows: NDArray[np.float64], count: int, shape: tuple[int, ...]) -> Statistics:
+    """Return the statistics of rows over their first axis, each reshaped to `shape`, and `count` as an array of one."""
+    values: Statistics = {
+        "min": rows.min(axis=0),
+        "max": rows.max(axis=0),
+        "mean": rows.mean(axis=0),
+        "std": rows.std(axis=0),
+        **dict(zip(_QUANTILES, np.quantile(rows, list(_QUANTILES.values()), axis=0), strict=True)),
+    }
+    return {**{name: value.reshape(shape) for name, value in values.items()}, "count": np.array([count])}
+
+
+def join_statistics(former: Statistics | None, latter: Statistics) -> Statistics:
+    """Return the statistics of both as LeRobot joins them; `latter` itself if `former` is None.
+
+    They are exact but for quantiles, which become the outermost.
+    """
+    if former is None:
+        return latter
+    counts = former["count"], latter["count"]
+    total = counts[0] + counts[1]
+    weights = [count[0] / total[0] for count in counts]
+    mean = weights[0] * former["mean"] + weights[1] * latter["mean"]
+    spread = sum(
+        weight * (part["std"] ** 2 + (part["mean"] - mean) ** 2)
+        for weight, part in zip(weights, (former, latter), strict=True)
+    )
+    joined: Statistics = {
+        "min": np.minimum(former["min"], latter["min"]),
+        "max": np.maximum(former["max"], latter["max"]),
+        "mean": mean,
+        "std": np.sqrt(spread),
+    }
+    for name, share in _QUANTILES.items():
+        joined[name] = (np.minimum if share <= 0.5 else np.maximum)(former[name], latter[name])
+    return {**joined, "count": total}
 
 
 @contextmanager
@@ -83,7 +178,7 @@ class DatasetWriter:
     def __init__(self, folder: Path, features: Mapping[str, Feature], fps: int, robot: str | None) -> None:
         """Start a dataset without episodes; nothing is written yet. `features` are those without LeRobot's counters."""
         self._folder, self._fps, self._robot = folder, fps, robot
-        self._features = {**features, **COUNTED}
+        self._features = {**features, **_COUNTED}
         self._schema = pa.schema([(name, feature.arrow_type) for name, feature in self._features.items()])
         self._tasks: dict[str, int] = {}
         self._stats: dict[str, Statistics] = {}
@@ -118,11 +213,11 @@ class DatasetWriter:
             labels: further columns of its row under meta/episodes, of the same types in every episode.
         """
         length = len(next(iter(columns.values())))
-        place = {"data/chunk_index": self._file // FILES_A_CHUNK, "data/file_index": self._file % FILES_A_CHUNK}
+        place = {"data/chunk_index": self._file // _FILES_A_CHUNK, "data/file_index": self._file % _FILES_A_CHUNK}
         counted = self._count_frames(length, self._tasks.setdefault(task, len(self._tasks)))
         values = {**columns, **counted}
         stats = {
-            name: picture_stats[name] if feature.dtype == IMAGE else summarize_numbers(np.asarray(values[name]))
+            name: picture_stats[name] if feature.dtype == _IMAGE else summarize_numbers(np.asarray(values[name]))
             for name, feature in self._features.items()
             if feature.is_summarized
         }
@@ -139,7 +234,7 @@ class DatasetWriter:
             self._stats[name] = join_statistics(self._stats.get(name), of_feature)
         self._episodes += 1
         self._frames += length
-        if path.stat().st_size >= FILE_MB * 2**20:
+        if path.stat().st_size >= _FILE_MB * 2**20:
             self._frames_writer.close()
             self._frames_writer, self._file = None, self._file + 1
 
@@ -213,14 +308,14 @@ class DatasetWriter:
     def _describe(self) -> dict[str, object]:
         """Return the content of meta/info.json."""
         return {
-            "codebase_version": VERSION,
+            "codebase_version": _VERSION,
             "robot_type": self._robot,
             "total_episodes": self._episodes,
             "total_frames": self._frames,
             "total_tasks": len(self._tasks),
-            "chunks_size": FILES_A_CHUNK,
-            "data_files_size_in_mb": FILE_MB,
-            "video_files_size_in_mb": FILE_MB,
+            "chunks_size": _FILES_A_CHUNK,
+            "data_files_size_in_mb": _FILE_MB,
+            "video_files_size_in_mb": _FILE_MB,
             "fps": self._fps,
             "splits": {"train": f"0:{self._episodes}"},
             "data_path": _DATA,
