@@ -25,15 +25,20 @@ def open_atomically(path: Path) -> Iterator[IO[bytes]]:
     """Yield a stream to a hidden file beside the target, which replaces the target after the block.
 
     On the disk by then. A reader sees the old file or the new one, never a part. Whatever is raised in the block leaves
-    the target as it was.
+    the target as it was. A device or a pipe, such as `/dev/null`, is written to and never replaced.
 
     Raises:
         FileError: the target cannot be written; what was there before still is.
     """
-    with translated_errors(path), _temporary_path(path) as beside:
-        with _synced_file(beside) as stream:
-            yield stream
-        beside.replace(path)
+    with translated_errors(path):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            with path.open("wb") as stream:
+                yield stream
+            return
+        with _temporary_path(path) as beside:
+            with _synced_file(beside) as stream:
+                yield stream
+            beside.replace(path)
 
 
 def write_together(folder: Path, contents: Mapping[str, bytes | str], chief: str) -> None:

@@ -13,7 +13,8 @@ import pytest
 from PIL import Image
 
 from safevla_bench import archive, evaluation, frames, hosts, runs
-from safevla_bench.errors import RunError
+from safevla_bench.cli.frames import make_skip_reporter
+from safevla_bench.errors import Place, RunError
 from safevla_bench.frames.pictures import GREEN, GREY, RED
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.fake.viewer import FakeStage
@@ -278,6 +279,22 @@ def test_an_episode_that_cannot_be_shown_is_left_out_with_its_reason(safevla, ru
     assert {frame.episode_id for frame in runs.read_frames(run)} == {batch.headers[1].episode_id}
 
 
+def test_a_remedy_for_several_episodes_is_printed_once(safevla, run, capsys):
+    description = json.loads((run / runs.RUN).read_text())
+    (run / runs.RUN).write_text(json.dumps({**description, "suites": ["other"]}))
+    code, _, err = safevla("frames", run, "--no-clips")
+    assert code == 2
+    assert err.count("has no suite 'other'") == 2  # one left out, one the error
+    assert err.count("left out: ") == 1
+    report = make_skip_reporter()
+    capsys.readouterr()
+    for name in ("a", "b"):
+        report(RunError("is gone", remedy="Look for it.", place=Place(episode=name)))
+    report(RunError("is gone", place=Place(episode="c")))
+    printed = capsys.readouterr().err
+    assert (printed.count("is gone"), printed.count("Look for it.")) == (3, 1)
+
+
 def test_without_the_extra_for_clips_there_are_pictures_and_a_hint(safevla, run, monkeypatch):
     monkeypatch.setattr(frames, "can_film", lambda: False)
     code, _, err = safevla("frames", run, "--specs", run.parent / "tight.toml", "--episode", 2)
@@ -368,6 +385,7 @@ def test_the_page_of_an_archive_s_episode_says_why_there_is_no_replay(safevla, r
     code, _, err = safevla("show", part, "1", "--html", tmp_path / "one.html")
     assert code == 0
     assert "No replay in 3-D: it is in no run folder" in err
+    assert "Name the run folder that `safevla eval` or `rollout` made." in err
     assert "No replay in 3-D: it is in no run folder" in (tmp_path / "one.html").read_text()
 
 

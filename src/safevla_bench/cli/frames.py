@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -115,7 +115,7 @@ def frames_command(
     material = frames.RecordedRun(run, hosts.make_host(str(description["host"])), shown, judged.scores, judged.ruleset)
     look = frames.FrameStyle(size=size, clips=filming, video=video, replay3d=in_3d)
     with show_frame_progress(len(chosen)) as observer:
-        frame_rows = frames.render_frames(material, chosen, look, observer, report_skipped)
+        frame_rows = frames.render_frames(material, chosen, look, observer, make_skip_reporter())
     shown_keys = {(row.policy, row.episode_id) for row in frame_rows}
     if sheet is not None:
         keys = {k: (judged.scores.policy[k], judged.scores.episode_id[k]) for k in chosen}
@@ -152,12 +152,22 @@ def film_episodes(run: Path, judged: evaluation.Judged, choice: str) -> int:
     material = frames.RecordedRun(run, hosts.make_host(str(description["host"])), shown, judged.scores, judged.ruleset)
     look = frames.FrameStyle(stills=False, clips=False, video=True)
     with show_frame_progress(len(chosen)) as observer:
-        return len(frames.render_frames(material, chosen, look, observer, report_skipped))
+        return len(frames.render_frames(material, chosen, look, observer, make_skip_reporter()))
 
 
-def report_skipped(reason: SafevlaError) -> None:
-    """Print on stderr why an episode is left out."""
-    click.echo(make_printable(f"left out: {reason}"), err=True)
+def make_skip_reporter() -> Callable[[SafevlaError], None]:
+    """Return a callback that prints on stderr why an episode is left out; a remedy is printed once."""
+    printed: set[str] = set()
+
+    def report_skipped(reason: SafevlaError) -> None:
+        """Print the episode and the problem, and the remedy unless it was printed before."""
+        text = str(reason)
+        if reason.remedy:
+            text = text.removesuffix(reason.remedy).rstrip() if reason.remedy in printed else text
+            printed.add(reason.remedy)
+        click.echo(make_printable(f"left out: {text}"), err=True)
+
+    return report_skipped
 
 
 def _row_title(scores: Scores, episode: int) -> str:

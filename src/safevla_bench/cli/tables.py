@@ -13,7 +13,7 @@ import click
 
 from safevla_bench import evaluation, training, viewers
 from safevla_bench.cli import make_printable, sections
-from safevla_bench.cli.frames import report_skipped, show_frame_progress
+from safevla_bench.cli.frames import make_skip_reporter, show_frame_progress
 from safevla_bench.cli.options import (
     SourceType,
     choose_output,
@@ -351,7 +351,7 @@ def _export_dataset(judged: evaluation.Judged, out: Path, cameras: str | None, i
     names = tuple(dict.fromkeys(name.strip() for name in (cameras or "").split(",") if name.strip()))
     choice = training.CameraChoice(names, (image_size, image_size)) if names else None
     with show_frame_progress(len(judged.records)) as observer:
-        summary = training.export_dataset(judged, out, choice, observer, report_skipped)
+        summary = training.export_dataset(judged, out, choice, observer, make_skip_reporter())
     shown = f"pictures of {', '.join(names)}" if names else "no pictures, which need --cameras"
     episodes = "1 episode" if summary.episodes == 1 else f"{summary.episodes} episodes"
     click.echo(make_printable(f"{episodes}, {summary.frames} frames, {shown}"))

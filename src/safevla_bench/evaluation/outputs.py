@@ -186,11 +186,12 @@ def _make_replay(judged: Judged, index: int, key: EpisodeKey) -> Replays:
     try:
         name = runs.read_description(folder).get("host") if (folder / runs.RUN).exists() else None
         if not isinstance(name, str) or record is None:
-            raise RunError("it is in no run folder of a host, so its scene is not known")
+            problem = "it is in no run folder of a host, so its scene is not known"
+            raise RunError(problem, remedy="Name the run folder that `safevla eval` or `rollout` made.")
         with closing(frames.open_stage(folder, hosts.make_host(name), record)) as stage:
             document = read_replay(frames.build_replay3d(stage, record))
     except SafevlaError as error:
-        return Replays(missing={key: error.problem})
+        return Replays(missing={key: f"{error.problem}. {error.remedy}" if error.remedy else error.problem})
     assert document is not None
     return Replays({key: document})
 
