@@ -233,7 +233,7 @@ def test_errors_name_the_features_that_there_are(tmp_path):
     folder = write_dataset(tmp_path / "d", [frames()])
     assert "eef [7]; plate [7]; effort [2]" in problem(folder)  # no mapping at all
     save_mapping(folder, '[eef]\nfrom = "nothing"')
-    assert "there is no feature 'nothing'" in problem(folder)
+    assert "safevla-log.toml, field eef: there is no feature 'nothing'" in problem(folder)
     save_mapping(folder, '[eef]\nfrom = "effort"')
     assert "'effort' has 2 numbers" in problem(folder)
     save_mapping(folder, '[eef]\nfrom = "eef"\n[gripper]\nfrom = "effort"\nnames = ["x"]')

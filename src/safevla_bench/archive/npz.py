@@ -154,7 +154,10 @@ def _decode_arrays(arrays: Arrays) -> Batch:
 
     Raises `RecordError` naming the episode where not valid.
     """
-    tree = parse_json(_text_bytes(arrays, "header"))
+    try:
+        tree = parse_json(_text_bytes(arrays, "header"))
+    except RecordError as error:
+        raise error.with_place(Place(field="header")) from None
     try:
         recording = _build_recording(arrays, tree)
         check_shapes(recording)
@@ -203,8 +206,13 @@ def _build_recording(arrays: Arrays, tree: Mapping[str, object]) -> Recording:
 def _check_complete(arrays: Arrays, expected: object) -> None:
     """Raise `RecordError` unless `expected` lists the arrays of the file in order, all but `header`."""
     names = sorted(arrays.keys() - {"header"})
-    if expected != names:
-        _refuse_field(f"the file holds {', '.join(names)}, the header names others", REMEDY_BROKEN, "header.arrays")
+    if expected == names:
+        return
+    listed = [name for name in expected if isinstance(name, str)] if isinstance(expected, list) else []
+    parts = {"missing": sorted(set(listed) - set(names)), "not in the header": sorted(set(names) - set(listed))}
+    which = "; ".join(f"{what} {', '.join(map(repr, those))}" for what, those in parts.items() if those)
+    problem = f"these are not the arrays that the header lists: {which or 'it lists them in another order'}"
+    _refuse_field(problem, REMEDY_BROKEN, "header.arrays")
 
 
 def _read_bodies(arrays: Arrays, family: str, name: str) -> list[int]:

@@ -7,7 +7,7 @@ What a log holds is judged. It says nothing of contacts, so clauses on them are 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from safevla_bench.errors import Place, RecordError
@@ -52,10 +52,16 @@ class Log:
     def _read_logged(self, wanted: Collection[int] | None) -> Iterator[LoggedEpisode | RecordError]:
         """Yield the episodes as logged, or the error in the place of an MCAP file that cannot be read.
 
-        Raises `RecordError` if a LeRobot dataset cannot be opened.
+        Raises `RecordError` if a LeRobot dataset cannot be opened, or the mapping names what it has not; its place is
+        then the mapping's file.
         """
         if not self.files:
-            yield from lerobot.read_episodes(lerobot.open_dataset(self.path), self.mapping, wanted)
+            dataset = lerobot.open_dataset(self.path)
+            try:
+                yield from lerobot.read_episodes(dataset, self.mapping, wanted)
+            except RecordError as error:
+                file = str(self.mapping_file or self.path)
+                raise RecordError(error.problem, remedy=error.remedy, place=replace(error.place, file=file)) from None
             return
         for number, path in enumerate(self.files):
             if wanted is None or number in wanted:
