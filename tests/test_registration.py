@@ -185,8 +185,8 @@ def test_an_episode_that_is_not_the_planned_one_is_found_in_the_table_of_episode
     moved = EpisodeRow(**{**{name: getattr(last, name) for name in last.__struct_fields__}, "init_state_index": 9})
     write_episodes(tmp_path / "run", [*rows[:-1], moved])
     (sentence,) = told(tmp_path / "run")
-    assert "1 of 8 registered episodes are missing (1 of random on fake/task_1)" in sentence
-    assert "1 episodes are not among the registered ones" in sentence
+    assert "1 of 8 registered episodes is missing (1 of random on fake/task_1)" in sentence
+    assert "1 episode is not among the registered ones" in sentence
 
 
 def test_a_registration_that_was_changed_in_run_json_is_none(tmp_path, registration):

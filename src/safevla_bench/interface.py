@@ -311,6 +311,8 @@ def check_action(action: object, size: int, meaning: str = "") -> Action:
         InvalidActionError: it is no array of numbers, has another shape, or holds a number that is not finite.
     """
     remedy = "Mend the policy's output."
+    if action is None:
+        raise InvalidActionError(f"None in place of an action, where the host takes {(size,)}", remedy=remedy)
     try:
         numbers = np.asarray(action, dtype=np.float64)
     except (TypeError, ValueError):

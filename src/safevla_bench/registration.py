@@ -348,9 +348,11 @@ def _compare_episodes(registration: Registration, sources: Sequence[RecordSource
     decisions = [source.description.get(runs.DECISION) for source in sources]
     is_decided = any(isinstance(decision, Mapping) and decision.get("is_decided") is True for decision in decisions)
     if missing and not is_decided:
-        yield f"{missing.total()} of {registration.n} registered episodes are missing ({_name_scenes(missing)})"
+        are = "is" if missing.total() == 1 else "are"
+        yield f"{missing.total()} of {registration.n} registered episodes {are} missing ({_name_scenes(missing)})"
     if further:
-        yield f"{further.total()} episodes are not among the registered ones, or there twice ({_name_scenes(further)})"
+        are = "episode is" if further.total() == 1 else "episodes are"
+        yield f"{further.total()} {are} not among the registered ones, or there twice ({_name_scenes(further)})"
     horizons = {task.task: task.horizon for task in registration.tasks}
     for task, horizon in dict.fromkeys((f"{row.benchmark}/{row.task_id}", row.horizon) for row in rows):
         if task in horizons and horizon != horizons[task]:

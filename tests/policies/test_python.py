@@ -58,7 +58,9 @@ def odd():
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     """A package of one's own in the current folder."""
-    for name in [one for one in sys.modules if one.split(".")[0] in ("mine_pkg", "broken", "needy")]:
+    for name in [
+        one for one in sys.modules if one.split(".")[0] in ("mine_pkg", "broken", "needy", "garbled", "leaving")
+    ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
@@ -69,6 +71,8 @@ def here(tmp_path, monkeypatch):
     (package / "policy.py").write_text(MODULE)
     (tmp_path / "broken.py").write_text("x = 1\nraise RuntimeError('no weights')\n")
     (tmp_path / "needy.py").write_text("import no_such_library\n")
+    (tmp_path / "garbled.py").write_text("x = 1\ndef f(:\n")
+    (tmp_path / "leaving.py").write_text("raise SystemExit('no weights')\n")
 
 
 @pytest.mark.usefixtures("here")
@@ -105,6 +109,8 @@ class TestHere:
             ("python:mine_pkg.none:f", "no module 'mine_pkg.none'"),
             ("python:needy:f", r"'needy' needs a module .* 'no_such_library'.*needy.py, line 1"),
             ("python:broken:f", r"'broken' fails to import: RuntimeError: no weights .*broken.py, line 2"),
+            ("python:garbled:f", r"'garbled' fails to import: SyntaxError: invalid syntax \(.*garbled.py, line 2\)"),
+            ("python:leaving:f", r"'leaving' fails to import: SystemExit: no weights \(.*leaving.py, line 1\)"),
             ("python:mine_pkg.policy:nothing", "'mine_pkg.policy' has no 'nothing'"),
             ("python:mine_pkg.policy:fails", r"policy:fails fails: ZeroDivisionError.*policy.py, line 28"),
             ("python:mine_pkg.policy:lame", r"gives a object without act"),
@@ -120,6 +126,11 @@ class TestHere:
         with pytest.raises(PolicyError, match="unexpected keyword argument 'sped'") as caught:
             make_policy("python:mine_pkg.policy:fails", {"sped": "2"})
         assert "It takes: gain" in caught.value.remedy
+
+    def test_a_factory_that_fails_on_its_arguments_is_told_that_they_are_text(self):
+        with pytest.raises(PolicyError, match="fails fails: ") as caught:
+            make_policy("python:mine_pkg.policy:fails", {"gain": "2"})
+        assert "each --policy-arg is given as text" in caught.value.remedy
 
     def test_what_there_is_to_call_is_listed(self):
         with pytest.raises(PolicyError) as caught:
@@ -176,3 +187,19 @@ def test_an_action_out_of_range_names_clip():
     assert "clip = True" in rows[0].reason
     Wild.clip = True
     assert sb.evaluate(Wild(), "fake", tasks=[0], max_steps=3).scores.outcome == ("timeout",)
+
+
+def test_an_object_that_cannot_be_closed_costs_no_episode_and_is_named(tmp_path, caplog):
+    class Stuck:
+        def act(self, observation):
+            return np.zeros(7)
+
+        def close(self):
+            raise OSError("the socket is gone")
+
+    request = sb.Request(host="fake", suites=("fake",), tasks=(0,), policies=(f"python:{__name__}:stuck",), max_steps=2)
+    sys.modules[__name__].stuck = Stuck()
+    rows = sb.roll_out(request, tmp_path / "run")
+    assert [row.outcome for row in rows] == ["timeout"]
+    (record,) = caplog.records
+    assert f"python:{__name__}:stuck fails: OSError: the socket is gone" in record.getMessage()

@@ -127,7 +127,7 @@ def test_the_comparison_takes_pairs_of_the_same_task_and_number():
     ("condition", "problem"),
     [
         ("safety > 0.9", "is no condition"),
-        ("safety >= 90", "is no condition"),
+        ("safety >= 90", "has the limit 90, which is not from 0 to 1"),
         ("speed >= 0.9", "is no condition"),
         ("safety >= nan", "is no condition"),
         ("safety >= 0.9 please", "is no condition"),
@@ -145,6 +145,7 @@ def test_a_condition_that_is_none_is_refused_with_the_forms_there_are(condition,
     ("changes", "problem"),
     [
         ({"shard": "1/2"}, "--until and --shard"),
+        ({"until": None, "look_every": 3}, "--look-every 3 says how often --until looks, and there is no --until"),
         ({"until": "sr >= 0.5", "stop_on_violation": True}, "which --stop-on-violation leaves unknown"),
     ],
 )

@@ -18,7 +18,7 @@ from safevla_bench.files import sha256_of
 from safevla_bench.interface import EpisodeSeed
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.trajectory import Channel, mark_standin, select_episodes
-from safevla_bench.verify import RulesetFiles, record_check, verify_run
+from safevla_bench.verify import RulesetFiles, record_check, score_check, verify_run
 
 
 def differing(found):
@@ -122,6 +122,39 @@ def test_another_digest_of_what_judged_differs_and_nothing_is_judged_with_the_wr
     assert list(differing(found)) == [kind]
     assert "0" * 64 in differing(found)[kind]
     assert "not judged again" in left_out(found)["scores.json"]
+
+
+ROWS = [{"episode_id": "a", "vsi": 0.0, "safe": True}, {"episode_id": "b", "vsi": 0.5, "safe": False}]
+
+
+@pytest.mark.parametrize(
+    ("rows", "library", "sentences"),
+    [
+        ([{**ROWS[0], "vsi": 1.0}, ROWS[1]], "x", ["episode 'a', vsi: 1.0 is written, the archive gives 0.0"]),
+        (ROWS[:1], "x", ["episode 'b' is missing here"]),
+        (
+            [{**ROWS[0], "safe": None}, {"episode_id": "c"}],
+            "y",
+            [
+                "episode 'a', safe: null is written, the archive gives true",
+                "episode 'c' is here, and is not among what the archive gives",
+                "episode 'b' is missing here",
+                'library: "y" is written, the archive gives "x"',
+            ],
+        ),
+        (ROWS[::-1], "x", ['episodes[0].episode_id: "b" is written, the archive gives "a"']),
+        ([*ROWS, ROWS[0]], "x", ["episodes: ["]),
+        (ROWS, "x", []),
+    ],
+)
+def test_each_difference_of_two_score_documents_is_named_once(rows, library, sentences):
+    written, expected = {"episodes": rows, "library": library}, {"episodes": ROWS, "library": "x"}
+    named = list(score_check._document_differences(written, expected))
+    assert len(named) == len(set(named))
+    if rows == ROWS[::-1]:  # every field is another one
+        assert named[0] == sentences[0]
+        return
+    assert [sentence[: len(start)] for sentence, start in zip(named, sentences, strict=True)] == sentences
 
 
 def test_another_version_differs_and_the_scores_are_still_compared(run):

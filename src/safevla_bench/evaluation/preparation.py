@@ -114,13 +114,18 @@ def _plan_episodes(
 def _make_rule(request: Request) -> StoppingRule | None:
     """Return the rule that ends the run early, None without --until.
 
-    Raises `RunError` where it contradicts --shard or --stop-on-violation, or is no condition.
+    Raises `RunError` where it contradicts --shard or --stop-on-violation, is no condition, or where --look-every is
+    given without it.
     """
     if request.until is None:
+        if request.look_every != 1:
+            problem = f"--look-every {request.look_every} says how often --until looks, and there is no --until"
+            raise RunError(problem, remedy='Pass --until "safety >= 0.9" or another condition, or leave it out.')
         return None
     rule = parse_condition(request.until, request.policies)
     if request.shard:
-        raise RunError("--until and --shard are both given", remedy="A piece of a plan cannot decide for the others.")
+        problem = "--until and --shard are both given, and a piece of a plan cannot decide for the others"
+        raise RunError(problem, remedy="Leave one of them out.")
     if request.stop_on_violation and rule.metric != "safety":
         remedy = "Leave --stop-on-violation out, or decide Safety."
         raise RunError(f"--until decides {rule.metric}, which --stop-on-violation leaves unknown", remedy=remedy)

@@ -7,6 +7,7 @@ every task has had as many episodes.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -88,16 +89,24 @@ def parse_condition(condition: str, policies: Sequence[str]) -> StoppingRule:
         if first == second:
             raise RunError("--until compares a policy with itself", remedy=_FORMS)
         return StoppingRule(condition, rivals=(first, second))
+    return StoppingRule(condition, gate=_parse_gate(condition))
+
+
+def _parse_gate(condition: str) -> Gate:
+    """Return the gate of a condition such as "safety >= 0.9"; raises `RunError` where the text is none."""
     metric, relation, limit = [*condition.split(), "", "", ""][:3]
     try:
         value = float(limit)
     except ValueError:
         value = float("nan")
     is_known = metric in get_args(GateMetric) and relation in (">=", "<=") and len(condition.split()) == 3
-    if not is_known or not 0 <= value <= 1:
+    if not is_known or math.isnan(value):
         raise RunError(f"--until {condition!r} is no condition", remedy=_FORMS)
+    if not 0 <= value <= 1:
+        problem = f"--until {condition!r} has the limit {limit}, which is not from 0 to 1"
+        raise RunError(problem, remedy="Write rates and severities as fractions: 0.9 for 90 %.")
     bound: Literal["min", "max"] = "min" if relation == ">=" else "max"
-    return StoppingRule(condition, gate=Gate(metric, bound, value))  # type: ignore[arg-type]
+    return Gate(metric, bound, value)  # type: ignore[arg-type]
 
 
 class RoundTally:

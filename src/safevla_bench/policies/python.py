@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 import os
 import sys
 import traceback
@@ -43,6 +44,8 @@ ORIENTATIONS: Mapping[str, str] = {"upright": "vertical", "libero-vla": "180", "
 degrees (openpi 15a9616 examples/libero/main.py; openvla c8f03f4 experiments/robot/libero/libero_utils.py).
 """
 UPRIGHT = "upright"
+_MEND = "Mend it there."
+_LOG = logging.getLogger(__name__)
 _FORM = "Write python:module:factory, where the factory makes an object with act(observation)."
 
 
@@ -56,6 +59,7 @@ class InProcessPolicy:
             PolicyError: its `wants` is no `Wants`, or its `orientation` is none of `ORIENTATIONS`.
         """
         self.made = policy
+        self._owner = owner
         self._left: deque[Action] = deque()
         self.clip = bool(getattr(policy, "clip", False))
         self.wants = getattr(policy, "wants", Wants())
@@ -111,9 +115,13 @@ class InProcessPolicy:
         return self._left.popleft()
 
     def close(self) -> None:
-        """Close the object, where it has a `close`."""
-        if hasattr(self.made, "close"):
+        """Close the object, where it has a `close`; an error in that is logged, since no episode depends on it."""
+        if not hasattr(self.made, "close"):
+            return
+        try:
             self.made.close()
+        except Exception as error:  # a user's object may raise anything
+            _LOG.warning("close() of the policy of %s fails: %s", self._owner, _describe_foreign(error))
 
 
 def orient_images(observation: Observation, orientation: str) -> Observation:
@@ -197,7 +205,7 @@ def _import_module(name: str) -> object:
             raise _foreign_error(f"the module {name!r} needs a module that is not here", error) from error
         remedy = f"Modules are looked for in {folder} and where this Python looks: {sys.executable}."
         raise PolicyError(f"there is no module {error.name!r}", remedy=remedy) from None
-    except Exception as error:  # a module may raise anything while it is imported
+    except (Exception, SystemExit) as error:  # a module may raise anything while it is imported
         raise _foreign_error(f"the module {name!r} fails to import", error) from error
 
 
@@ -236,8 +244,9 @@ def _call_factory(owner: str, factory: object, arguments: Mapping[str, str]) -> 
         return factory(**arguments)
     except PolicyError:
         raise
-    except Exception as error:  # a factory may raise anything
-        raise _foreign_error(f"{owner} fails", error) from error
+    except (Exception, SystemExit) as error:  # a factory may raise anything
+        hint = "Mend it there; each --policy-arg is given as text." if arguments else _MEND
+        raise _foreign_error(f"{owner} fails", error, hint) from error
 
 
 def _check_arguments(owner: str, factory: Callable[..., object], arguments: Mapping[str, str]) -> None:
@@ -256,8 +265,19 @@ def _check_arguments(owner: str, factory: Callable[..., object], arguments: Mapp
         raise PolicyError(f"{owner}: {error}", remedy=f"It takes: {takes}. Pass them as --policy-arg.") from None
 
 
-def _foreign_error(what: str, error: Exception) -> PolicyError:
+def _foreign_error(what: str, error: BaseException, remedy: str = _MEND) -> PolicyError:
     """Return the error for a user's code that raised, with the line where it did."""
+    return PolicyError(f"{what}: {_describe_foreign(error)}", remedy=remedy)
+
+
+def _describe_foreign(error: BaseException) -> str:
+    """Return the type and text of an error of a user's code, with the file and the line where it was raised.
+
+    Of text that is no Python, where that is.
+    """
     frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    return PolicyError(f"{what}: {type(error).__name__}: {error}{where}", remedy="Mend it there.")
+    file, line = (frames[-1].filename, frames[-1].lineno) if frames else (None, None)
+    text = str(error)
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        file, line, text = error.filename, error.lineno, error.msg
+    return f"{type(error).__name__}: {text}" + (f" ({file}, line {line})" if file else "")

@@ -224,8 +224,12 @@ def make(
     try:
         takes = foreign.read_recorded_actions(path)
         readable = _read_run(path) if takes is None else takes
-    except (RecordError, RunError, CollectedError) as error:
+    except (RecordError, RunError) as error:
         raise PolicyError(f"replay:{arg} cannot be read: {error}") from error
+    except CollectedError as error:  # its own remedy is of judging
+        problems = "\n".join(map(str, error.errors))
+        remedy = "Mend them, or replay a copy without them: safevla convert --skip-invalid."
+        raise PolicyError(f"replay:{arg} cannot be read: {problems}", remedy=remedy) from error
     return Replay(path, _select_policy(readable, policy), limit, start == "host")
 
 

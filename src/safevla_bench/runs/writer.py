@@ -244,7 +244,16 @@ def list_differences(
         for place, (value, counterpart) in enumerate(zip(existing, asked, strict=True)):
             yield from list_differences(value, counterpart, words, f"{name}[{place}]")
     elif existing != asked:
-        yield f"{name}: {words[0]} {json.dumps(existing)}, {words[1]} {json.dumps(asked)}"
+        yield f"{name}: {words[0]} {_format_value(existing)}, {words[1]} {_format_value(asked)}"
+
+
+def _format_value(value: object) -> str:
+    """Return a JSON value as text; of a long one its digest where it holds one, else its first 200 characters."""
+    text = json.dumps(value)
+    if len(text) <= 200:
+        return text
+    digest = value.get("digest") if isinstance(value, dict) else None
+    return f"one with the digest {digest[:12]}" if isinstance(digest, str) else f"{text[:200]}…"
 
 
 def _with_facts_of_the_day(description: Mapping[str, object], episodes: Sequence[RawEpisode]) -> dict[str, object]:

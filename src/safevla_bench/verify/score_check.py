@@ -214,22 +214,36 @@ def _check_scores_table(run: Path, expected: bytes) -> Finding:
 
 
 def _document_differences(written: object, expected: object) -> Iterator[str]:
-    """Yield a sentence for each difference of two score documents: episode by episode first, then field by field.
+    """Yield a sentence for each difference of two score documents, once: episode by episode first, then field by field.
 
-    A difference within an episode may so be told twice.
+    Where both list the same episodes in another order, or one of them twice, the lists are compared place by place.
     """
     written_rows, expected_rows = _rows_by_episode(written), _rows_by_episode(expected)
-    for name in [*written_rows, *(name for name in expected_rows if name not in written_rows)]:
-        if name not in expected_rows:
+    by_episode = list(_episode_differences(written_rows, expected_rows))
+    yield from by_episode
+    if by_episode:
+        written, expected = _without_episodes(written), _without_episodes(expected)
+    yield from _value_differences(written, expected)
+
+
+def _without_episodes(document: object) -> object:
+    """Return a document without its list of episodes."""
+    if not isinstance(document, dict):
+        return document
+    return {name: value for name, value in document.items() if name != "episodes"}
+
+
+def _episode_differences(written: Mapping[object, object], expected: Mapping[object, object]) -> Iterator[str]:
+    """Yield a sentence for each episode on one side alone, and for each value that differs in one on both."""
+    for name in [*written, *(name for name in expected if name not in written)]:
+        if name not in expected:
             yield f"episode {name!r} is here, and is not among what the archive gives"
-        elif name not in written_rows:
+        elif name not in written:
             yield f"episode {name!r} is missing here"
         else:
             yield from (
-                f"episode {name!r}, {difference}"
-                for difference in _value_differences(written_rows[name], expected_rows[name])
+                f"episode {name!r}, {difference}" for difference in _value_differences(written[name], expected[name])
             )
-    yield from _value_differences(written, expected)
 
 
 def _rows_by_episode(document: object) -> dict[object, object]:
