@@ -52,6 +52,8 @@ from safevla_bench.statistics.strata import (
 )
 from safevla_bench.statistics.tests import (
     CochranQ,
+    barnard_p,
+    boschloo_p,
     cochran_q,
     holm_adjust,
     letter_display,
@@ -59,7 +61,6 @@ from safevla_bench.statistics.tests import (
     permutation_p,
     sign_flip_p,
 )
-from safevla_bench.statistics.unconditional import barnard_p, boschloo_p
 
 __all__ = [
     "CONFIDENCE",

@@ -43,8 +43,7 @@ from safevla_bench.trajectory.marks import (
     replay_fields,
     standin_benchmarks,
 )
-from safevla_bench.trajectory.raw_episode import empty_batch, from_recording
-from safevla_bench.trajectory.slices import join_records, records, select_record
+from safevla_bench.trajectory.single_episode import empty_batch, from_recording, join_records, records, select_record
 from safevla_bench.trajectory.validation import validate
 from safevla_recorder.episode import ContactList, Recording
 
