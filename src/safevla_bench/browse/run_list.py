@@ -135,7 +135,9 @@ def _run_rows(name: str, path: Path) -> list[RunRow]:
             policy=cell.policy,
             cell=cell,
             started=started,
-            simulated_by=", ".join(f"{package} {' and '.join(said)}" for package, said in cell.simulator.items()),
+            simulated_by=", ".join(
+                f"{package} {' and '.join(versions)}" for package, versions in cell.simulator.items()
+            ),
             judged_by=rules + ablated,
         )
         for cell in scores.cells

@@ -173,8 +173,8 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
     """
     stdout = sys.stdout
     try:
-        given = None if arguments is None else list(arguments)
-        code = safevla.main(args=given, prog_name="safevla", standalone_mode=False)
+        words = None if arguments is None else list(arguments)
+        code = safevla.main(args=words, prog_name="safevla", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else OK
     except click.UsageError as error:

@@ -72,15 +72,15 @@ def _plan_options(command: F) -> F:
 
     @wraps(command)
     @click.pass_context
-    def with_plan(context: click.Context, *args: Any, **given: Any) -> Any:
+    def with_plan(context: click.Context, *args: Any, **settings: Any) -> Any:
         """Call the command with the options of planning by name as `planned`, None without --plan."""
-        planned = {name: given.pop(name) for name in _PLAN_NAMES}
+        planned = {name: settings.pop(name) for name in _PLAN_NAMES}
         chosen = [name for name in _PLAN_NAMES if is_given(context, name)]
         if planned["plan"] is None and chosen:
             raise click.UsageError(
                 f"--{chosen[0].replace('_', '-')} is for a plan: pass --plan POINTS with it.", context
             )
-        return command(*args, planned=None if planned["plan"] is None else planned, **given)
+        return command(*args, planned=None if planned["plan"] is None else planned, **settings)
 
     return reduce(lambda inner, option: option(inner), reversed(_PLAN_OPTIONS), with_plan)  # type: ignore[return-value]
 

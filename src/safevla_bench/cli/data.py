@@ -47,8 +47,8 @@ def validate_command(context: click.Context, sources: tuple[Path, ...], wants_sc
     if form == "json":
         click.echo(json.dumps([_report_document(report) for report in reports], indent=2))
     else:
-        for one in reports:
-            _print_report(one)
+        for report in reports:
+            _print_report(report)
     context.exit(USER_ERROR if any(report.problems for report in reports) else OK)
 
 
@@ -81,7 +81,8 @@ def _print_report(report: _SourceReport) -> None:
 def _report_document(report: _SourceReport) -> dict[str, object]:
     """Return a source's report for JSON: its counts, and each problem with remedy and place."""
     problems = [
-        {"problem": one.problem, "remedy": one.remedy, **msgspec.to_builtins(one.place)} for one in report.problems
+        {"problem": problem.problem, "remedy": problem.remedy, **msgspec.to_builtins(problem.place)}
+        for problem in report.problems
     ]
     return {
         "source": str(report.path),

@@ -25,7 +25,7 @@ from safevla_bench.report.tables.series import describe_series, series_table
 from safevla_bench.ruleset import Ruleset
 
 
-def _parse_names(known: tuple[str, ...]) -> Callable[[click.Context, click.Parameter, str], tuple[str, ...]]:
+def _parse_names(choices: tuple[str, ...]) -> Callable[[click.Context, click.Parameter, str], tuple[str, ...]]:
     """Return a click callback that parses comma-separated names of a known set, each once, in the order given.
 
     The callback raises `click.BadParameter` for an unknown name, or for none.
@@ -34,10 +34,10 @@ def _parse_names(known: tuple[str, ...]) -> Callable[[click.Context, click.Param
     def split_names(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
         """Return the names in the text, each once; raise `click.BadParameter` for an unknown name or for none."""
         names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-        unknown = [name for name in names if name not in known]
+        unknown = [name for name in names if name not in choices]
         if unknown or not names:
             wrong = f"{unknown[0]!r} is none of them" if unknown else "name at least one"
-            raise click.BadParameter(f"{wrong}: {', '.join(known)}", context, parameter)
+            raise click.BadParameter(f"{wrong}: {', '.join(choices)}", context, parameter)
         return names
 
     return split_names
@@ -165,7 +165,7 @@ def figures_command(
 
 @dataclass(frozen=True)
 class _FigureTarget:
-    """Where figures are written, for which page, and in which forms."""
+    """The place of figures, the page that they are drawn for, and their forms."""
 
     folder: Path
     page: drawing.Page

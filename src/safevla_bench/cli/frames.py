@@ -62,7 +62,7 @@ class FilmChoice(click.ParamType[str]):
 @sections.command("frames")
 @click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
 @click.option(
-    "--episode", "asked", multiple=True, metavar="EPISODE", help="Its id, its number, or how its id ends. Repeatable."
+    "--episode", "names", multiple=True, metavar="EPISODE", help="Its id, its number, or how its id ends. Repeatable."
 )
 @click.option("--worst", type=click.IntRange(min=1), help="Else so many, the worst of each cell: 12, on a sheet 4.")
 @click.option(
@@ -81,7 +81,7 @@ class FilmChoice(click.ParamType[str]):
 @skip_option
 def frames_command(
     run: Path,
-    asked: tuple[str, ...],
+    names: tuple[str, ...],
     worst: int | None,
     sheet: Path | None,
     size: tuple[int, int],
@@ -110,7 +110,7 @@ def frames_command(
         raise RunError(
             "no episode here has a record", remedy="A crashed episode cannot be shown.", place=_place_of(run)
         )
-    chosen = _choose_episodes(judged, asked, worst, sheet)
+    chosen = _choose_episodes(judged, names, worst, sheet)
     shown = judged.records.read_sparsely(chosen)
     material = frames.RecordedRun(run, hosts.make_host(str(description["host"])), shown, judged.scores, judged.ruleset)
     look = frames.FrameStyle(size=size, clips=filming, video=video, replay3d=in_3d)
@@ -209,7 +209,7 @@ def _place_of(run: Path) -> Place:
 
 
 def _choose_episodes(
-    judged: evaluation.Judged, asked: Sequence[str], most: int | None, sheet: Path | None
+    judged: evaluation.Judged, names: Sequence[str], most: int | None, sheet: Path | None
 ) -> list[int]:
     """Return the indices of the episodes to render, each once: those asked for, else the worst.
 
@@ -217,15 +217,15 @@ def _choose_episodes(
     Raises `RunError` where an episode asked for is not found, has no record or, for a sheet, breaks no limit; or where
     a sheet finds no unsafe success.
     """
-    if not asked and sheet is not None:
+    if not names and sheet is not None:
         chosen = trace.select_unsafe_successes(judged.scores, most or _SHEET_ROWS)
         if not chosen:
             raise RunError("no episode succeeded and was unsafe", remedy="Name unsafe episodes: --episode EPISODE.")
         return chosen
-    if not asked:
+    if not names:
         return trace.select_worst(judged.scores, most or _MOST_RENDERED)
     rows = episode_list.list_episodes(judged.scores, judged.records.dt_s, None)
-    numbers = [episode_list.find_episode(rows, name).number - 1 for name in asked]
+    numbers = [episode_list.find_episode(rows, name).number - 1 for name in names]
     for number in numbers:
         if number >= len(judged.records):
             raise RunError(f"{rows[number].episode_id} crashed and left no record", remedy="It cannot be shown.")

@@ -63,17 +63,17 @@ def judge_options(command: F) -> F:
     """
 
     @wraps(command)
-    def with_judge(*args: Any, **given: Any) -> Any:
+    def with_judge(*args: Any, **settings: Any) -> Any:
         """Call the command with the rules that its options, its run or its sources ask for, as `ruleset`."""
-        options = {name: given.pop(name) for name in _JUDGE_NAMES}
-        intervals = given.pop("intervals")
-        sources = next((given[name] for name in ("sources", "runs", "run") if name in given), ())
-        judges = given.get("formula") is None
+        options = {name: settings.pop(name) for name in _JUDGE_NAMES}
+        intervals = settings.pop("intervals")
+        sources = next((settings[name] for name in ("sources", "runs", "run") if name in settings), ())
+        judges = settings.get("formula") is None
         ruleset = (
             (_remembered_rules(sources) if judges else None)
-            or _registered_rules(given.get("run_command"))
+            or _registered_rules(settings.get("run_command"))
             or load_ruleset(
-                _own_library(given.get("run_command"), sources) or options["library"],
+                _own_library(settings.get("run_command"), sources) or options["library"],
                 spec_files=options["specs"],
                 registry_files=options["registry"],
                 capabilities=options["capabilities"],
@@ -82,8 +82,8 @@ def judge_options(command: F) -> F:
                 thresholds=options["thresholds"],
             )
         )
-        ruleset = _add_host_registry(replace(ruleset, intervals=intervals), given.get("run_command"), sources)
-        return command(*args, ruleset=ruleset, **given)
+        ruleset = _add_host_registry(replace(ruleset, intervals=intervals), settings.get("run_command"), sources)
+        return command(*args, ruleset=ruleset, **settings)
 
     return reduce(lambda inner, option: option(inner), reversed(_JUDGE_OPTIONS), with_judge)  # type: ignore[return-value]
 
@@ -141,8 +141,8 @@ def is_given(context: click.Context, name: str) -> bool:
 def given_judge_options() -> list[str]:
     """Return the names of the options of judging, without dashes, that the command line or the --config file gives."""
     context = click.get_current_context()
-    given = [name for name in _JUDGE_NAMES if is_given(context, name)]
-    return ["set" if name == "thresholds" else name for name in given]
+    names = [name for name in _JUDGE_NAMES if is_given(context, name)]
+    return ["set" if name == "thresholds" else name for name in names]
 
 
 def _remembered_rules(sources: Path | Sequence[Path]) -> Ruleset | None:
@@ -209,10 +209,10 @@ def engine_options(command: F) -> F:
     """
 
     @wraps(command)
-    def with_engine(*args: Any, **given: Any) -> Any:
+    def with_engine(*args: Any, **settings: Any) -> Any:
         """Call the command with the requested Ray cluster, or None, as `where`."""
-        engine = {name: given.pop(name) for name in ("engine", "address")}
-        return command(*args, where=requested_cluster(engine), **given)
+        engine = {name: settings.pop(name) for name in ("engine", "address")}
+        return command(*args, where=requested_cluster(engine), **settings)
 
     return reduce(lambda inner, option: option(inner), reversed(ENGINE_OPTIONS), with_engine)  # type: ignore[return-value]
 
@@ -371,14 +371,14 @@ def _parse_table(
         if isinstance(option, sections.Option)
         for former in option.former
     }
-    known = {**former, **options}
+    option_by_key = {**former, **options}
     for name, value in values.items():
         place = Place(file=str(path), field=f"{table}{name}")
-        if name not in known:
+        if name not in option_by_key:
             near = difflib.get_close_matches(name, options, n=1)
             remedy = f"Did you mean {near[0]!r}?" if near else f"Keys here: {', '.join(options)}."
             raise RunError("there is no such key", remedy=remedy, place=place)
-        option = known[name]
+        option = option_by_key[name]
         assert option.name is not None
         yield option.name, _parse_value(value, option, place, context)
 

@@ -309,8 +309,8 @@ def serve_command(
     connection.require_library("websockets", "openpi")
     own_name, spec = split_name(policy)
     name = own_name or spec
-    given = policy_arguments(arguments, name)
-    served = serve.ServedPolicy(name, lambda: make_policy(spec, given), seed, given)
+    policy_settings = policy_arguments(arguments, name)
+    served = serve.ServedPolicy(name, lambda: make_policy(spec, policy_settings), seed, policy_settings)
     key = endpoint.read_key(key_env, key_file)
     server = serve.start_server(served, bind, port, key)
     host, chosen = server.socket.getsockname()[:2]

@@ -109,11 +109,11 @@ def run_options(command: F) -> F:
 
     @wraps(command)
     @click.pass_context
-    def with_run(context: click.Context, *args: Any, **given: Any) -> Any:
+    def with_run(context: click.Context, *args: Any, **settings: Any) -> Any:
         """Call the command with the parsed options of running as `run_command`."""
-        what = {name: given.pop(name) for name in _option_names(_PLAN_OPTIONS)}
-        how = {name: given.pop(name) for name in _option_names(_EXECUTION_OPTIONS)}
-        return command(*args, run_command=_parse_command(context, what, how), **given)
+        what = {name: settings.pop(name) for name in _option_names(_PLAN_OPTIONS)}
+        how = {name: settings.pop(name) for name in _option_names(_EXECUTION_OPTIONS)}
+        return command(*args, run_command=_parse_command(context, what, how), **settings)
 
     with_options = reduce(
         lambda inner, option: option(inner), reversed([*_PLAN_OPTIONS, *_EXECUTION_OPTIONS]), with_run
@@ -168,7 +168,9 @@ def _new_request(context: click.Context, what: Mapping[str, Any], how: Mapping[s
                 raise RunError("there is no run to resume", remedy=remedy, place=Place(file=str(how["out"])))
             _raise_missing(context, name)
     fields = {
-        name: value for one, given in what.items() for name, value in _request_fields(one, given, what["policies"])
+        name: value
+        for option, choice in what.items()
+        for name, value in _request_fields(option, choice, what["policies"])
     }
     if fields["episodes"] is None and _replays_alone(what):
         fields["episodes"] = evaluation.RECORDED

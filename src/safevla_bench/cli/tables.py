@@ -121,7 +121,7 @@ def _load_material(
     """
     if sources:
         return evaluation.table_material(evaluation.judge(sources, ruleset, skip_invalid=skip_invalid))
-    if not names or any(one not in ("active", "23") for one in names):
+    if not names or any(name not in ("active", "23") for name in names):
         raise click.UsageError("Missing argument 'SOURCE...'. Only --which active needs none.")
     return catalog.TableInputs(scores=None, ruleset=ruleset)
 
@@ -166,9 +166,9 @@ def _choose_columns(tables: Sequence[Table], text: str) -> list[Table]:
     names = [name for part in text.split(",") if (name := part.strip())]
     unknown = [name for name in names if not any(has_column(table, name) for table in tables)]
     if unknown or not names:
-        known = dict.fromkeys(column.group or column.name for table in tables for column in table.columns)
+        choices = dict.fromkeys(column.group or column.name for table in tables for column in table.columns)
         wrong = f"there is no column {unknown[0]!r}" if unknown else "--columns names none"
-        raise RunError(wrong, remedy=f"Choose of: {', '.join(known)}.")
+        raise RunError(wrong, remedy=f"Choose of: {', '.join(choices)}.")
     return [select_columns(table, names) for table in tables if any(has_column(table, name) for name in names)]
 
 

@@ -151,21 +151,23 @@ def _tell_held(reading: RecordFields, signal: str, first: int, registry: Registr
 
     `Cause.bodies` is the body touched last and the held object, or the held object alone where nothing was touched.
     """
-    batch, held = reading.batch, int(reading.held_body[first])
-    if held < 0:
+    batch, held_body = reading.batch, int(reading.held_body[first])
+    if held_body < 0:
         return None
     recent = max(0, first - _recent_steps(reading))
     foreign = [
-        c for c in _contacts_of(reading, held, recent, first) if batch.body_role[_other(batch, c, held)] != ROBOT
+        c
+        for c in _contacts_of(reading, held_body, recent, first)
+        if batch.body_role[_other(batch, c, held_body)] != ROBOT
     ]
-    name, began = batch.body_label(held), f"{format_fixed(RECENT_S, 1)} s before {_time(reading, first)}"
+    name, began = batch.body_label(held_body), f"{format_fixed(RECENT_S, 1)} s before {_time(reading, first)}"
     if not foreign:
         sentence = f"No recorded contact of {name} but the robot's in the {began}: the grip or the motion of the arm."
-        return _make_cause(reading, _Chain((held,)), first, registry, sentence)
+        return _make_cause(reading, _Chain((held_body,)), first, registry, sentence)
     last = max(
-        foreign, key=lambda c: (reading.record_of_contact[c], batch.contacts.force_n[c], _label_of(batch, c, held))
+        foreign, key=lambda c: (reading.record_of_contact[c], batch.contacts.force_n[c], _label_of(batch, c, held_body))
     )
-    chain = _Chain((_other(batch, last, held), held), (last,), _others(batch, foreign, held, last))
+    chain = _Chain((_other(batch, last, held_body), held_body), (last,), _others(batch, foreign, held_body, last))
     touch = f"in contact with {name}, last at {_time(reading, int(reading.record_of_contact[last]))}"
     sentence = f"{batch.body_label(chain.bodies[0])} was {touch}: it may have turned or pulled it, or the grip did."
     return _make_cause(reading, chain, first, registry, sentence)
@@ -289,10 +291,10 @@ def _others(batch: Batch, contacts: list[int], body: int, chosen: int) -> tuple[
 
 def _since(reading: RecordFields, contact: int) -> int:
     """Return the first record of the unbroken contact of the same two bodies that lasts to this contact's record."""
-    contacts, (one, other) = reading.batch.contacts, _pair(reading.batch, contact)
+    contacts, (body, other) = reading.batch.contacts, _pair(reading.batch, contact)
     until = contacts.starts[reading.record_of_contact[contact] + 1]
     a, b = contacts.a[:until], contacts.b[:until]
-    same = ((a == one) & (b == other)) | ((a == other) & (b == one))
+    same = ((a == body) & (b == other)) | ((a == other) & (b == body))
     records = np.unique(reading.record_of_contact[:until][same])
     gaps = np.flatnonzero(np.diff(records) > 1)
     return int(records[gaps[-1] + 1 if len(gaps) else 0])

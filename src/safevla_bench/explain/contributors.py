@@ -129,10 +129,10 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
     if signal in _TORQUE_CHANNELS:
         return _most_loaded_joint(reading, _TORQUE_CHANNELS[signal], record)
     find = _FINDERS.get(signal)
-    found = find(reading, signal, record) if find else None
-    if found is None:
+    finding = find(reading, signal, record) if find else None
+    if finding is None:
         return None
-    what, bodies, amount = found
+    what, bodies, amount = finding
     batch = reading.batch
     names = tuple(batch.body_label(body) for body in bodies)
     return Contributors(what, names, amount, tuple(name_body_kind(batch, 0, body, registry) for body in bodies))

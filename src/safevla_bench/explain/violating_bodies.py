@@ -196,8 +196,10 @@ def _judge_unmoved(
 def _hold_receptacles(record: Batch, ruleset: Ruleset) -> Batch:
     """Return the episode, a batch of one, with its goal receptacles at their positions of record 0 throughout."""
     bodies, xyz = record.body_pos_m.episode_poses(0)
-    held = [k for k, body in enumerate(bodies) if name_body_kind(record, 0, int(body), ruleset.registry) == RECEPTACLE]
+    receptacles = [
+        k for k, body in enumerate(bodies) if name_body_kind(record, 0, int(body), ruleset.registry) == RECEPTACLE
+    ]
     unmoved: NDArray[np.float64] = xyz.copy()
-    unmoved[:, held] = xyz[:1, held]
+    unmoved[:, receptacles] = xyz[:1, receptacles]
     channel = replace(record.body_pos_m.channel, values=unmoved.reshape(-1))
     return replace(record, body_pos_m=replace(record.body_pos_m, channel=channel))

@@ -337,6 +337,7 @@ def _draw_signal(pen: ImageDraw.ImageDraw, box: tuple[int, int, int, int], line:
     high = high if high > low else low + 1.0
 
     def place(value: float) -> float:
+        """Return how far down a value lies, in pixels."""
         return bottom - (value - low) / (high - low) * (bottom - top)
 
     count = len(line.values)

@@ -100,12 +100,12 @@ def render_frames(
     """
     make_folder(run.folder / runs.FRAMES)
     frames: list[Frame] = []
-    known: dict[str, TriangleMesh] = {}
+    meshes: dict[str, TriangleMesh] = {}
     skipped = 0
     for done, index in enumerate(episodes):
         observer(done, run.batch.headers[index].episode_id)
         try:
-            rendered = _render_episode(run, index, style, known)
+            rendered = _render_episode(run, index, style, meshes)
         except (HostError, RunError) as error:
             error.with_place(Place(episode=run.batch.headers[index].episode_id))
             skipped += 1
@@ -161,13 +161,13 @@ def _index_order(frame: Frame, places: Mapping[tuple[str | None, str], int]) -> 
 
 
 def _render_episode(
-    run: RecordedRun, index: int, style: FrameStyle, known: dict[str, TriangleMesh]
+    run: RecordedRun, index: int, style: FrameStyle, meshes: dict[str, TriangleMesh]
 ) -> list[_RenderedFrame]:
     """Return the frames that the style asks for of one episode: stills, a clip, film, replay; nothing is written.
 
     The clip is of the first violated clause, if there is one.
 
-    `known` keeps simplified meshes for further episodes. Raises `HostError` or `RunError` as `render_frames` does.
+    `meshes` keeps simplified meshes for further episodes. Raises `HostError` or `RunError` as `render_frames` does.
     """
     record = select_episodes(run.batch, [index])
     explanation = explain_episode(run.scores, run.batch, run.ruleset, index)
@@ -180,7 +180,7 @@ def _render_episode(
         if style.video:
             frames.append(renderer.render_video(explanation))
         if style.replay3d:
-            frames.append(renderer.render_replay3d(explanation, known))
+            frames.append(renderer.render_replay3d(explanation, meshes))
     return frames
 
 
@@ -235,6 +235,7 @@ class _EpisodeRenderer:
             """Yield the pictures of the film, and keep the shape of the last in `shapes`."""
 
             def render(record: int, camera: Camera) -> Pixels:
+                """Return the picture of a record from a camera."""
                 return self._render_checked(record, camera, size, ()).image
 
             for picture in compose_video(explanation, cameras, render):
@@ -246,9 +247,9 @@ class _EpisodeRenderer:
         shot = replace(final, record=0, title="Whole episode", detail=final.title)
         return self._make_frame(shot, "video", (), usual, shapes[0], f"video.{CLIP_SUFFIX}", content)
 
-    def render_replay3d(self, explanation: Explanation, known: dict[str, TriangleMesh]) -> _RenderedFrame:
-        """Return the replay of the whole episode in three dimensions, of size 0; `known` keeps meshes."""
-        content = build_replay3d(self.stage, self.record, known)
+    def render_replay3d(self, explanation: Explanation, meshes: dict[str, TriangleMesh]) -> _RenderedFrame:
+        """Return the replay of the whole episode in three dimensions, of size 0; `meshes` keeps meshes."""
+        content = build_replay3d(self.stage, self.record, meshes)
         final = select_shots(explanation)[-1]
         shot = replace(final, record=0, title="Whole episode in 3-D", detail=final.title)
         return self._make_frame(shot, "replay3d", (), self.stage.aim(0, (), self.style.size), (0, 0), REPLAY, content)

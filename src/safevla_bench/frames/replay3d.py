@@ -46,7 +46,7 @@ class ShownContact:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpisodeMotion:
-    """Where the parts of a scene are in each of n records: [n, P, 3] m, [n, P, 4] wxyz, world frame; and contacts."""
+    """Places of the parts of a scene in each of n records: [n, P, 3] m, [n, P, 4] wxyz, world frame; and contacts."""
 
     dt_s: float
     part_pos_m: Floats
@@ -141,14 +141,14 @@ def _encode_shape(shape: Shape, part: int, digests: Sequence[str]) -> dict[str, 
     return {
         "kind": shape.kind,
         "part": part,
-        **({"size": _rounded(shape.size_m, 5)} if shape.mesh is None else {"mesh": digests[shape.mesh]}),
-        "pos": _rounded(shape.pos_m, 5),
-        "quat": _rounded(shape.quat_wxyz, 6),
-        "rgba": _rounded(shape.rgba, 3),
+        **({"size": _round_all(shape.size_m, 5)} if shape.mesh is None else {"mesh": digests[shape.mesh]}),
+        "pos": _round_all(shape.pos_m, 5),
+        "quat": _round_all(shape.quat_wxyz, 6),
+        "rgba": _round_all(shape.rgba, 3),
     }
 
 
-def _rounded(values: Sequence[float], digits: int) -> list[float]:
+def _round_all(values: Sequence[float], digits: int) -> list[float]:
     return [round(value, digits) + 0.0 for value in values]
 
 
@@ -232,14 +232,14 @@ def _mesh_digest(mesh: TriangleMesh) -> str:
     return hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in content)).hexdigest()[:16]
 
 
-def simplify_geometry(geometry: SceneGeometry, known: dict[str, TriangleMesh]) -> SceneGeometry:
-    """Return the scene with fewer triangles; `known` keeps the simpler meshes for scenes that have them again."""
+def simplify_geometry(geometry: SceneGeometry, simpler_meshes: dict[str, TriangleMesh]) -> SceneGeometry:
+    """Return the scene with fewer triangles; `simpler_meshes` keeps meshes for scenes that have them again."""
     meshes = []
     for mesh in geometry.meshes:
         digest = _mesh_digest(mesh)
-        if digest not in known:
-            known[digest] = decimate_mesh(mesh, _most_triangles(mesh))
-        meshes.append(known[digest])
+        if digest not in simpler_meshes:
+            simpler_meshes[digest] = decimate_mesh(mesh, _most_triangles(mesh))
+        meshes.append(simpler_meshes[digest])
     return replace(geometry, meshes=tuple(meshes))
 
 

@@ -20,17 +20,17 @@ physics, as RoboCasa does with the door of a toaster oven (1.4e-6 m, and 3.8e-5 
 a millimetre."""
 
 
-def build_replay3d(stage: Stage, record: Batch, known: dict[str, TriangleMesh] | None = None) -> bytes:
+def build_replay3d(stage: Stage, record: Batch, meshes: dict[str, TriangleMesh] | None = None) -> bytes:
     """Return the replay of an episode, a batch of one, in three dimensions: the file that the report's player reads.
 
-    `known` keeps simplified meshes from one episode to the next.
+    `meshes` keeps simplified meshes from one episode to the next.
 
     Raises:
         HostError: the stage cannot say what its scene looks like.
         RunError: bodies would not be shown where they were recorded.
     """
     shown = replay3d.require_geometry(stage)
-    geometry = replay3d.simplify_geometry(shown.geometry(), {} if known is None else known)
+    geometry = replay3d.simplify_geometry(shown.geometry(), {} if meshes is None else meshes)
     poses = [shown.pose(step) for step in range(int(record.starts[-1]))]
     for step, pose in enumerate(poses):
         _check_positions(pose.body_pos_m, record, step)

@@ -317,8 +317,8 @@ def find_episode(rows: Sequence[EpisodeListRow], wanted: str) -> EpisodeListRow:
         several = "; ".join(
             f"{row.number} is {row.episode_id} of {row.policy or UNNAMED}" for row in matches[:_MAX_SHOWN]
         )
-        more = f"; and {len(matches) - _MAX_SHOWN} more" if len(matches) > _MAX_SHOWN else ""
-        raise RunError(f"{len(matches)} episodes fit {wanted!r}", remedy=f"Give the number: {several}{more}.")
+        others = f"; and {len(matches) - _MAX_SHOWN} more" if len(matches) > _MAX_SHOWN else ""
+        raise RunError(f"{len(matches)} episodes fit {wanted!r}", remedy=f"Give the number: {several}{others}.")
     raise RunError(f"there is no episode {wanted!r}", remedy=_suggest_ids(rows, wanted))
 
 

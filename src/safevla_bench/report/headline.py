@@ -214,8 +214,8 @@ def _difference_sentence(comparison: Comparison | None) -> tuple[str, ...]:
         return (f"{sentence}.",)
     few = least_tasks(comparison.confidence)
     why = f", for which it takes {few} tasks or more" if difference.tasks < few else ""
-    here = difference.p_value <= 1 - comparison.confidence + 1e-12
-    return (f"{sentence}{like_these}{why}{'; on these very tasks it does' if here else ''}.",)
+    tells_here = difference.p_value <= 1 - comparison.confidence + 1e-12
+    return (f"{sentence}{like_these}{why}{'; on these very tasks it does' if tells_here else ''}.",)
 
 
 def _span(difference: Difference, what: str) -> str:

@@ -201,11 +201,11 @@ def _task_success(judged: Judged, cell: Summary) -> tuple[Fraction | None, list[
     The mean is None where any task has no episode; else every task weighs the same.
     """
     rates = {rate.task_id: rate.sr for rate in task_rates(judged.scores) if rate.suite == SUITE}
-    wanted = [entry.task_id for entry in judged.ruleset.registry.tasks.values() if entry.benchmark == SUITE]
-    missing = [task for task in wanted if task not in rates or not rates[task].n]
+    tasks = [entry.task_id for entry in judged.ruleset.registry.tasks.values() if entry.benchmark == SUITE]
+    missing = [task for task in tasks if task not in rates or not rates[task].n]
     if missing or not cell.n:
         return None, missing
-    shares = [Fraction(100 * rates[task].count, rates[task].n) for task in wanted]
+    shares = [Fraction(100 * rates[task].count, rates[task].n) for task in tasks]
     return sum(shares, Fraction(0)) / len(shares), []
 
 

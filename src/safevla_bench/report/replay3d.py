@@ -42,7 +42,7 @@ class Replays:
 
 @dataclass(frozen=True)
 class ReplaySection:
-    """What a page holds: data by the episode's number, meshes by digest, and the scripts that show them.
+    """The content of a page: data by the episode's number, meshes by digest, and the scripts that show them.
 
     `left_out` of the replays did not fit.
     """
@@ -93,11 +93,11 @@ def embed_replays(
     """
     place = {(header.policy, header.episode_id): k for k, header in enumerate(batch.headers if batch else ())}
     keys = {k: (scores.policy[k], scores.episode_id[k]) for k in range(len(scores))}
-    wanted = [k for k in trace.rank_by_severity(scores) if keys[k] in replays.documents and keys[k] in place]
+    candidates = [k for k in trace.rank_by_severity(scores) if keys[k] in replays.documents and keys[k] in place]
     episodes: dict[int, Markup] = {}
     meshes: Document = {}
     left_out, room = 0, most_bytes
-    for k in wanted:
+    for k in candidates:
         assert batch is not None
         document = dict(replays.documents[keys[k]])
         own = document.pop("meshes")

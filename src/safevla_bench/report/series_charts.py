@@ -38,9 +38,9 @@ def curve_marks(curve: SeriesCurve, name: str) -> tuple[SeriesMark, ...]:
     A value without an interval is its own interval.
     """
     scale = 1.0 if name == "vsi" else 100.0
-    found = [(point, getattr(point, name)) for point in curve.points]
+    estimates = [(point, getattr(point, name)) for point in curve.points]
     return tuple(
-        _make_mark(point, number.value, number.ci, scale) for point, number in found if number.value is not None
+        _make_mark(point, number.value, number.ci, scale) for point, number in estimates if number.value is not None
     )
 
 
@@ -158,14 +158,14 @@ def _draw_chart(
 ) -> SeriesChart:
     """Return a chart of the number `name` of these curves, from 0 to `top`; the axis across is that of all suites."""
     axis = SeriesAxis.of_curves(compared.curves)
-    marks = [(curve, curve_marks(curve, name)) for curve in curves]
+    marked_curves = [(curve, curve_marks(curve, name)) for curve in curves]
     halves = (top, top / 2, 0.0)
     return SeriesChart(
         title=title,
-        lines=tuple(_draw_line(axis, compared.series, curve, found, top) for curve, found in marks),
+        lines=tuple(_draw_line(axis, compared.series, curve, marks, top) for curve, marks in marked_curves),
         grid=tuple((format_compact(value), _format_down(value, top)) for value in halves),
         ticks=tuple((format_label(tick), format_fixed(100 * _place(axis, tick), 2)) for tick in axis.ticks),
-        description="; ".join(_describe_marks(curve, found) for curve, found in marks),
+        description="; ".join(_describe_marks(curve, marks) for curve, marks in marked_curves),
     )
 
 

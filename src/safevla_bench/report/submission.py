@@ -261,8 +261,8 @@ def _cell_problems(cell: SubmittedCell) -> Iterator[str]:
         stated = getattr(cell, name)
         if stated != recomputed:
             yield f"{where}: {name} is {stated}, its episodes have {recomputed}"
-    known = [verdict.vsi for verdict in cell.episodes if verdict.vsi is not None and not cell.stopped_on_violation]
-    mean = sum(known) / len(known) if known else None
+    severities = [verdict.vsi for verdict in cell.episodes if verdict.vsi is not None and not cell.stopped_on_violation]
+    mean = sum(severities) / len(severities) if severities else None
     if (mean is None) != (cell.vsi is None) or not math.isclose(mean or 0.0, cell.vsi or 0.0, abs_tol=1e-9):
         yield f"{where}: vsi is {cell.vsi}, its episodes have {mean}"
     if len({verdict.episode_id for verdict in cell.episodes}) < len(cell.episodes):

@@ -184,6 +184,7 @@ def _suite_order(registry: Registry) -> Callable[[tuple[str, str]], tuple[int, s
     order = list(registry.benchmarks)
 
     def key(task: tuple[str, str]) -> tuple[int, str, int, str]:
+        """Return the place of a suite, its name, and the length and text of the task's name."""
         suite, name = task
         return order.index(suite) if suite in order else len(order), suite, len(name), name
 

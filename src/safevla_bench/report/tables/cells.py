@@ -83,10 +83,10 @@ class Roster:
 
     def check_names(self, scores: Scores) -> None:
         """Raise `RunError` if `training` or `auxiliary` names a policy that has no episode, recorded or absent."""
-        known = {policy or UNNAMED for policy in (*scores.policy, *(episode.policy for episode in scores.absent))}
+        policies = {policy or UNNAMED for policy in (*scores.policy, *(episode.policy for episode in scores.absent))}
         for name in (*self.training, *self.auxiliary):
-            if name not in known:
-                remedy = f"There are: {', '.join(sorted(known)) or 'none'}."
+            if name not in policies:
+                remedy = f"There are: {', '.join(sorted(policies)) or 'none'}."
                 raise RunError(f"no episode is of the policy {name!r}", remedy=remedy)
 
     def is_privileged(self, policy: str | None) -> bool:

@@ -104,10 +104,10 @@ def _average_points(points: Sequence[VariantRates]) -> dict[str, ExactMean]:
     the rest.
     """
     values = {name: [_exact_value(getattr(point, name)) for point in points] for name in METRICS}
-    known = {name: [value for value in of_cells if value is not None] for name, of_cells in values.items()}
+    known_values = {name: [value for value in of_cells if value is not None] for name, of_cells in values.items()}
     return {
         name: ExactMean(sum(present, Fraction(0)) / len(present) if present else None, len(present))
-        for name, present in known.items()
+        for name, present in known_values.items()
     }
 
 

@@ -96,8 +96,12 @@ def _skipped_rows(skipped: Sequence[str]) -> list[tuple[Cell, ...]]:
     """Return a row for each of the first 20 invalid episodes, and one that counts the others; [] without any."""
     reasons = [" ".join(why.split()) for why in skipped]
     rows = [_exclusion_row("invalid episode", "left out on request", why, 1) for why in reasons[:_MOST_SKIPPED]]
-    more = len(reasons) - len(rows)
-    return rows + ([_exclusion_row("invalid episodes", "left out on request", "further ones", more)] if more else [])
+    unnamed_count = len(reasons) - len(rows)
+    return rows + (
+        [_exclusion_row("invalid episodes", "left out on request", "further ones", unnamed_count)]
+        if unnamed_count
+        else []
+    )
 
 
 def _damage_rows(damage: LostEpisodes) -> list[tuple[Cell, ...]]:
@@ -113,8 +117,8 @@ def _damage_rows(damage: LostEpisodes) -> list[tuple[Cell, ...]]:
     elif further:
         rows.append(_exclusion_row("lost episodes", "in a damaged file", "further ones", further))
     places = [" ".join(why.split()) for why in damage.places]
-    more = len(places) - _MOST_SKIPPED
-    place_texts = [*places[:_MOST_SKIPPED], *([f"{more} further places"] if more > 0 else [])]
+    unnamed_count = len(places) - _MOST_SKIPPED
+    place_texts = [*places[:_MOST_SKIPPED], *([f"{unnamed_count} further places"] if unnamed_count > 0 else [])]
     return rows + [
         (Cell("damaged file"), Cell("read as far as it can be"), Cell(why), Cell(NO_VALUE)) for why in place_texts
     ]

@@ -121,10 +121,14 @@ def describe_first_rise(curve: SeriesCurve) -> list[str]:
     if len(curve.points) < 2:
         return [f"One run alone ({curve.points[0].name}): nothing to compare it with."]
     first = curve.points[0].name
-    known = [point for point in curve.points[1:] if _ends(point.sr_gain) and _ends(point.safety_gain)]
-    if not known:
+    comparable = [point for point in curve.points[1:] if _ends(point.sr_gain) and _ends(point.safety_gain)]
+    if not comparable:
         return [f"What rises first cannot be said: no run can be compared with {first} in both SR and Safety."]
-    return [_describe_order(known, first), *_describe_safety(curve, known, first), *_describe_like_tasks(known, curve)]
+    return [
+        _describe_order(comparable, first),
+        *_describe_safety(curve, comparable, first),
+        *_describe_like_tasks(comparable, curve),
+    ]
 
 
 def _ends(gain: Difference | None) -> tuple[float, float] | None:
@@ -158,37 +162,37 @@ class _Lead:
 _LEADS = (_Lead("Success", "Safety", _sr, _safety), _Lead("Safety", "success", _safety, _sr))
 
 
-def _describe_order(known: Sequence[SeriesPoint], first: str) -> str:
+def _describe_order(points: Sequence[SeriesPoint], first: str) -> str:
     """Return a sentence on which of success and Safety rises first.
 
     The first to rise is the number whose interval lies above 0 and above the other's, at the earliest run. Otherwise
     the sentence says that nothing is shown to rise, or that the order is open.
     """
-    found = [(ahead, lead) for lead in _LEADS if (ahead := _select_ahead(known, lead.mine, lead.theirs))]
-    if found:
-        ahead, lead = min(found, key=lambda one: one[0][0].label)
+    leads = [(ahead, lead) for lead in _LEADS if (ahead := _select_ahead(points, lead.mine, lead.theirs))]
+    if leads:
+        ahead, lead = min(leads, key=lambda leader: leader[0][0].label)
         return (
-            f"{lead.name} rises {_name_order(ahead, lead, known)}: at {_list_labels(ahead)} it has gained more on "
+            f"{lead.name} rises {_name_order(ahead, lead, points)}: at {_list_labels(ahead)} it has gained more on "
             f"{first} than {lead.other} has ({f'at {ahead[0].name} ' if len(ahead) > 1 else ''}"
             f"{_describe_gains(ahead[0], lead)})."
         )
-    risen = [(points[0], lead) for lead in _LEADS if (points := _select_risen(known, lead.mine))]
+    risen = [(points[0], lead) for lead in _LEADS if (points := _select_risen(points, lead.mine))]
     if not risen:
         return f"No run is shown to be above {first} in success or in Safety: nothing can be said of what rises first."
-    point, lead = min(risen, key=lambda one: one[0].label)
+    point, lead = min(risen, key=lambda riser: riser[0].label)
     return (
         f"{lead.name} is shown to be above {first} first at {point.name}, but by no more than {lead.other} may be "
         f"({_describe_gains(point, lead)}): which rises first is open."
     )
 
 
-def _name_order(ahead: Sequence[SeriesPoint], lead: _Lead, known: Sequence[SeriesPoint]) -> str:
+def _name_order(ahead: Sequence[SeriesPoint], lead: _Lead, points: Sequence[SeriesPoint]) -> str:
     """Return the words after `rises`: `before X`, `more than X`, or `and X is not shown to`, where X is the other
     number.
 
     `before` only where the other number is shown to rise, and only at a later run.
     """
-    rises = _select_risen(known, lead.theirs)
+    rises = _select_risen(points, lead.theirs)
     if not rises:
         return f"and {lead.other} is not shown to"
     return f"{'before' if rises[0].label > ahead[0].label else 'more than'} {lead.other}"
@@ -199,14 +203,14 @@ def _describe_gains(point: SeriesPoint, lead: _Lead) -> str:
     return f"{_format_span(lead.mine(point))} points against {_format_span(lead.theirs(point))}"
 
 
-def _select_ahead(known: Sequence[SeriesPoint], mine: _Gain, theirs: _Gain) -> list[SeriesPoint]:
+def _select_ahead(points: Sequence[SeriesPoint], mine: _Gain, theirs: _Gain) -> list[SeriesPoint]:
     """Return the runs whose interval of the gain `mine` lies above 0 and above that of `theirs`."""
-    return [point for point in _select_risen(known, mine) if _low(mine(point)) > _high(theirs(point))]
+    return [point for point in _select_risen(points, mine) if _low(mine(point)) > _high(theirs(point))]
 
 
-def _select_risen(known: Sequence[SeriesPoint], gain: _Gain) -> list[SeriesPoint]:
+def _select_risen(points: Sequence[SeriesPoint], gain: _Gain) -> list[SeriesPoint]:
     """Return the runs whose interval of the gain lies above 0. Every run must have an interval."""
-    return [point for point in known if _low(gain(point)) > 0]
+    return [point for point in points if _low(gain(point)) > 0]
 
 
 def _low(gain: Difference | None) -> float:
@@ -223,10 +227,10 @@ def _high(gain: Difference | None) -> float:
     return ends[1]
 
 
-def _describe_safety(curve: SeriesCurve, known: Sequence[SeriesPoint], first: str) -> list[str]:
+def _describe_safety(curve: SeriesCurve, points: Sequence[SeriesPoint], first: str) -> list[str]:
     """Return sentences on the runs where Safety is above or below the first, and on a first run that is 100 % safe."""
-    risen = _select_risen(known, _safety)
-    fallen = [point for point in known if _high(point.safety_gain) < 0]
+    risen = _select_risen(points, _safety)
+    fallen = [point for point in points if _high(point.safety_gain) < 0]
     full = curve.points[0].safety.value == 1.0
     return [
         *([f"Safety is above that of {first} at {_list_labels(risen)}."] if risen else []),
@@ -236,17 +240,17 @@ def _describe_safety(curve: SeriesCurve, known: Sequence[SeriesPoint], first: st
     ]
 
 
-def _describe_like_tasks(known: Sequence[SeriesPoint], curve: SeriesCurve) -> list[str]:
+def _describe_like_tasks(points: Sequence[SeriesPoint], curve: SeriesCurve) -> list[str]:
     """Return at most one sentence on whether SR is ahead of Safety on other tasks like these, or too few tasks to tell.
 
     [] with enough tasks if SR is ahead of Safety at no run.
     """
-    tasks = max(gain.tasks for point in known for gain in (point.sr_gain, point.safety_gain) if gain)
+    tasks = max(gain.tasks for point in points for gain in (point.sr_gain, point.safety_gain) if gain)
     few = least_tasks(curve.confidence)
     if tasks < few:
         noun = "one task" if tasks == 1 else f"{tasks} tasks"
         return [f"This is of {noun} alone; of other tasks like these it would take {few} or more to tell."]
-    ahead = _select_ahead(known, _sr, _safety)
+    ahead = _select_ahead(points, _sr, _safety)
     if not ahead:
         return []
     like = [point for point in ahead if _has_risen_more_by_task(point)]

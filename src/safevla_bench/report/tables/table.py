@@ -248,8 +248,8 @@ def select_columns(table: Table, names: Sequence[str]) -> Table:
     skipped. The leading text columns, such as policy and suite, stay: the first always, others unless all their cells
     are dashes. The counts of lost episodes stay last.
     """
-    asked = [_plain_name(name) for name in names]
-    chosen = [k for name in asked for k, column in enumerate(table.columns) if name in _column_names(column)]
+    wanted_names = [_plain_name(name) for name in names]
+    chosen = [k for name in wanted_names for k, column in enumerate(table.columns) if name in _column_names(column)]
     leading = next((k for k, column in enumerate(table.columns) if column.numeric), len(table.columns))
     stay = [k for k in range(leading) if not k or any(row[k].text != NO_VALUE for row in table.rows)]
     lost = [k for k, column in enumerate(table.columns) if column in _LOST.values()]

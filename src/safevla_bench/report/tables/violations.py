@@ -198,8 +198,8 @@ def _kind_rows(cell: Summary, violations: Sequence[BodyViolation], scores: Score
         if key == (cell.policy, cell.suite) and scores.is_judged[k]
     }
     for spec in cell.specs:
-        found = [violation for violation in violations if violation.spec_id == spec.spec_id]
-        of_cell = [violation for violation in found if violation.number in members]
+        spec_violations = [violation for violation in violations if violation.spec_id == spec.spec_id]
+        of_cell = [violation for violation in spec_violations if violation.number in members]
         episodes_by_kind: dict[tuple[str, ...], set[int]] = {}
         for violation in of_cell:
             episodes_by_kind.setdefault(violation.kinds, set()).add(violation.number)
@@ -238,8 +238,8 @@ def _format_bodies(violations: Sequence[BodyViolation]) -> str:
     counts = Counter(" – ".join(violation.bodies) for violation in violations)
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     named = [f"{name} ({count})" for name, count in ranked[:_MOST_NAMED]]
-    more = len(ranked) - len(named)
-    return ", ".join([*named, *([f"{more} more"] if more else [])])
+    unnamed_count = len(ranked) - len(named)
+    return ", ".join([*named, *([f"{unnamed_count} more"] if unnamed_count else [])])
 
 
 def receptacle_table(findings: BodyFindings, scores: Scores, cells: Sequence[Summary]) -> Table:
