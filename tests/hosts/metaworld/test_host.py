@@ -8,7 +8,7 @@ import pytest
 from depth_rays import agreeing_share, depth_readings
 from safevla_bench.archive.npz import encode_npz
 from safevla_bench.errors import HostError, PolicyError
-from safevla_bench.hosts.metaworld import install, tasks
+from safevla_bench.hosts.metaworld import tasks
 from safevla_bench.hosts.metaworld.host import CAMERAS, MetaworldHost
 from safevla_bench.hosts.mujoco.robosuite_env import drawn_reset_seed
 from safevla_bench.interface import EpisodeSeed, RecordedEpisode, Wants
@@ -22,7 +22,7 @@ _FLAT_M = 0.03
 
 
 def test_suites_are_upstream_s_lists_in_its_order():
-    lists = install.import_metaworld().env_dict
+    lists = tasks.import_metaworld().env_dict
     for size in (10, 25, 50):
         assert [task.name for task in tasks.suite_tasks(f"mt{size}")] == list(getattr(lists, f"MT{size}_V3"))
     for size in (10, 25, 45):
@@ -33,7 +33,7 @@ def test_suites_are_upstream_s_lists_in_its_order():
 
 @pytest.mark.parametrize("task", tasks.suite_tasks("mt50"), ids=lambda task: task.name)
 def test_each_task_s_bodies_exist_and_a_push_s_goal_lies_where_the_object_does(task):
-    env, rules = install.make_env(task.name), tasks.metaworld_task(task.name)
+    env, rules = tasks.make_env(task.name), tasks.metaworld_task(task.name)
     names = {str(env.model.body(body).name) for body in range(env.model.nbody)} | set(
         tasks.moving_part_names().values()
     )
@@ -53,7 +53,7 @@ def test_an_initial_state_is_the_goal_of_that_number_that_upstream_draws():
     task = tasks.suite_tasks("mt10")[1]
     env = MetaworldHost().make(task, Wants(privileged=True))
     state = env.reset(EpisodeSeed(3, 11, 0)).extra["state"]
-    goals = install.import_metaworld().MT1(task.name, seed=11)
+    goals = tasks.import_metaworld().MT1(task.name, seed=11)
     own = goals.train_classes[task.name]()
     own.set_task(goals.train_tasks[3])
     np.testing.assert_array_equal(state, own.reset()[0])
@@ -72,7 +72,7 @@ def test_a_drawn_start_is_the_first_goal_of_a_draw_of_its_own_and_its_stage_has_
     env = host.make(task, Wants(privileged=True))
     seed = EpisodeSeed(73, 11, 0, drawn=True)
     state = env.reset(seed).extra["state"]
-    goals = install.import_metaworld().MT1(task.name, seed=drawn_reset_seed(seed))
+    goals = tasks.import_metaworld().MT1(task.name, seed=drawn_reset_seed(seed))
     own = goals.train_classes[task.name]()
     own.set_task(goals.train_tasks[0])
     np.testing.assert_array_equal(state, own.reset()[0])

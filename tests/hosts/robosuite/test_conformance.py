@@ -7,14 +7,14 @@ import pytest
 
 from safevla_bench.hosts.conformance import HostConformance, Trial
 from safevla_bench.hosts.mujoco.robosuite_env import drawn_reset_seed
-from safevla_bench.hosts.robosuite import tasks
+from safevla_bench.hosts.robosuite import host
 from safevla_bench.interface import Wants
 from safevla_recorder.mujoco.state import copy_state
 
 pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
-STILL = np.array(tasks.STILL)
-CLOSE = np.array([*tasks.STILL[:6], 1.0])
+STILL = np.array(host.STILL)
+CLOSE = np.array([*host.STILL[:6], 1.0])
 CUBE, FINGER_M = "cubeA", 0.04
 
 
@@ -30,7 +30,7 @@ class TestRobosuite(HostConformance):
     other_wants = (Wants(privileged=True, cameras=("agentview", "robot0_eye_in_hand"), image_size=(32, 48)),)
 
     def bare(self, task, seed, actions):
-        env = tasks.make_env(task.name, Wants(), drawn_reset_seed(seed))
+        env = host.make_env(task.name, Wants(), drawn_reset_seed(seed))
         env.reset()
         for _ in range(seed.wait_steps):
             env.step(STILL)

@@ -1,21 +1,23 @@
-"""The host robosuite on the real simulator: upstream's tasks and defaults, roles, what is thrown away, success."""
+"""The host robosuite: its tasks and what is refused; in the simulator: defaults, roles, what is thrown away, success."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import inspect
 
 import numpy as np
 import pytest
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts.robosuite import tasks
+from safevla_bench.hosts.robosuite import host
 from safevla_bench.hosts.robosuite.host import RobosuiteHost
 from safevla_bench.interface import EpisodeSeed, RecordedEpisode, Wants
+from safevla_bench.tasks import registry
 
-pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 START = EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=10)
-STILL = np.array(tasks.STILL)
+STILL = np.array(host.STILL)
 FALL_STEPS = 40
 """Longer than what is thrown away takes to the floor: 10 m in 1.4 s."""
 
@@ -30,24 +32,80 @@ def of_role(batch, role: str) -> set[str]:
     return {name for name, found in batch.body_roles(0).items() if found == role}
 
 
+def install(monkeypatch, **versions: str) -> None:
+    found = {name.replace("_", "-"): version for name, version in versions.items()}
+
+    def version(name: str) -> str:
+        if name not in found:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return found[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+
+
+def test_the_suite_holds_the_tasks_of_the_registry_with_its_instructions():
+    suite = RobosuiteHost().tasks("robosuite")
+    assert {task.task_id for task in suite} == {name for found, name in registry().tasks if found == "robosuite"}
+    assert [task.index for task in suite] == list(range(len(suite)))
+    assert all(task.instruction == registry().tasks["robosuite", task.task_id].instruction for task in suite)
+    with pytest.raises(HostError, match="no suite 'robocasa-365'"):
+        RobosuiteHost().tasks("robocasa-365")
+
+
+@pytest.mark.parametrize("task", host.suite_tasks("robosuite"), ids=lambda task: task.task_id)
+def test_tags_follow_from_the_goal(task):
+    goal, tags = host.task_goal(task.task_id), registry().task_tags("robosuite", task.task_id)
+    assert ("manipulated_target" in tags) == bool(host.goal_targets(goal))
+    assert ("goal_moves_articulated_fixture" in tags) == bool(host.opened_fixtures(goal))
+
+
+def test_robosuite_under_either_name_will_do_in_version_1_5_alone(monkeypatch):
+    install(monkeypatch, mujoco="3.3.1", praxis_robosuite="1.5.2.post1")
+    assert host.versions() == {"mujoco": "3.3.1", "praxis-robosuite": "1.5.2.post1"}
+    install(monkeypatch, robosuite="1.5.1")
+    assert host.versions() == {"robosuite": "1.5.1"}
+    install(monkeypatch, robosuite="1.4.0")
+    with pytest.raises(HostError, match=r"robosuite 1\.4\.0 is installed, this host runs on 1\.5 only"):
+        host.versions()
+    install(monkeypatch)
+    with pytest.raises(HostError, match="robosuite is not installed"):
+        host.versions()
+
+
+def test_what_it_does_not_have_is_refused_with_what_there_is():
+    robosuite = RobosuiteHost()
+    with pytest.raises(HostError, match=r"no camera 'leftview'(.|\n)*agentview"):
+        robosuite.make(robosuite.tasks("robosuite")[0], Wants(cameras=("leftview",)))
+    with pytest.raises(HostError, match="changes of pose"):
+        robosuite.make(robosuite.tasks("robosuite")[0], Wants(absolute=True))
+    with pytest.raises(HostError, match=r"no task 'Wipe'(.|\n)*Lift"):
+        host.task_goal("Wipe")
+
+
+# On the real simulator
+
+
+@pytest.mark.robocasa
 def test_a_task_is_robosuite_s_own_where_robocasa_has_another_of_that_name():
     from robocasa.environments.kitchen.atomic import kitchen_pick_place
 
-    assert tasks.find_env_class("PickPlace") not in (kitchen_pick_place.PickPlace, None)
-    env = tasks.make_env("PickPlace", Wants(), 7)
+    assert host.find_env_class("PickPlace") not in (kitchen_pick_place.PickPlace, None)
+    env = host.make_env("PickPlace", Wants(), 7)
     assert type(env).__module__ == "robosuite.environments.manipulation.pick_place"
     env.close()
 
 
+@pytest.mark.robocasa
 def test_each_task_is_one_of_robosuite_s_and_has_its_horizon():
     made("Lift").close()
 
-    for task in tasks.suite_tasks("robosuite"):
-        kinds = [kind for kind in tasks.find_env_class(task.name).__mro__ if "__init__" in vars(kind)]
+    for task in host.suite_tasks("robosuite"):
+        kinds = [kind for kind in host.find_env_class(task.name).__mro__ if "__init__" in vars(kind)]
         horizons = [inspect.signature(kind.__init__).parameters.get("horizon") for kind in kinds]
         assert next(horizon.default for horizon in horizons if horizon) == task.horizon
 
 
+@pytest.mark.robocasa
 @pytest.mark.parametrize("name", ["PickPlaceCan", "NutAssemblyRound"])
 def test_objects_that_a_task_throws_away_are_no_bystanders_and_their_fall_is_left_out(name):
     env = made(name)
@@ -67,6 +125,7 @@ def test_objects_that_a_task_throws_away_are_no_bystanders_and_their_fall_is_lef
     env.close()
 
 
+@pytest.mark.robocasa
 def test_parts_of_the_door_strike_nothing_and_the_door_s_handle_is_furniture():
     env = made("Door")
     env.reset(START)
@@ -77,6 +136,7 @@ def test_parts_of_the_door_strike_nothing_and_the_door_s_handle_is_furniture():
     env.close()
 
 
+@pytest.mark.robocasa
 def test_success_is_robosuite_s_own():
     env = made("Lift")
     env.reset(START)
@@ -87,6 +147,7 @@ def test_success_is_robosuite_s_own():
     env.close()
 
 
+@pytest.mark.robocasa
 def test_all_four_things_of_pick_place_are_targets_and_the_stand_to_hang_a_tool_on_is_none():
     for name, targets, bystanders in (
         ("PickPlace", {"Milk", "Bread", "Cereal", "Can"}, set()),
@@ -98,6 +159,7 @@ def test_all_four_things_of_pick_place_are_targets_and_the_stand_to_hang_a_tool_
         env.close()
 
 
+@pytest.mark.robocasa
 def test_episodes_are_told_apart_by_index_and_seed_and_none_starts_at_a_recorded_state():
     env = made("Stack")
     starts = []

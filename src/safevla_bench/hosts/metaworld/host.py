@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts import check_start, episode_header
-from safevla_bench.hosts.metaworld import install, tasks
-from safevla_bench.hosts.metaworld.scene import read_scene
+from safevla_bench.hosts.metaworld import tasks
 from safevla_bench.hosts.mujoco.renderer import Appearance, Renderer, camera_matrices
 from safevla_bench.hosts.mujoco.robosuite_env import (
     DEPTH,
@@ -94,7 +93,7 @@ class MetaworldHost:
 
     def versions(self) -> dict[str, str]:
         """Return the versions of all that a trajectory depends on, by distribution."""
-        return install.versions()
+        return tasks.versions()
 
 
 class MetaworldEnv:
@@ -114,7 +113,7 @@ class MetaworldEnv:
         self.task, self._wants, self._versions = task, wants, versions
         self._rules = tasks.metaworld_task(task.name)
         self.action_low, self.action_high = np.full(4, -1.0), np.full(4, 1.0)
-        self._env = install.make_env(task.name)
+        self._env = tasks.make_env(task.name)
         self.dt_s = float(self._env.dt)
         self._recorder: Recorder | None = None
         self._seed: EpisodeSeed | None = None
@@ -148,8 +147,8 @@ class MetaworldEnv:
     def _draw_goal(self, seed: EpisodeSeed) -> Any:
         """Return the goal of an initial state, else of a drawn start, as Meta-World's `set_task` takes it."""
         if seed.drawn:
-            return install.draw_goals(self.task.name, drawn_reset_seed(seed))[0]
-        return install.draw_goals(self.task.name, seed.env_seed)[seed.init_state_index]
+            return tasks.draw_goals(self.task.name, drawn_reset_seed(seed))[0]
+        return tasks.draw_goals(self.task.name, seed.env_seed)[seed.init_state_index]
 
     def _settle(self, seed: EpisodeSeed, vector: NDArray[np.float64]) -> NDArray[np.float64]:
         """Make the settling steps that `seed` asks for, by its `wait_action` or the still action, and set the success.
@@ -158,7 +157,7 @@ class MetaworldEnv:
         """
         env = self._env
         still = np.array(seed.wait_action or tasks.STILL)
-        objects = read_scene(env.model, self._rules).objects
+        objects = tasks.read_scene(env.model, self._rules).objects
         self._success = False
         for _ in settling_steps(env.model, env.data, objects, seed.wait_steps, seed.rest_steps):
             vector, self._success = self._advance(still)
@@ -167,7 +166,7 @@ class MetaworldEnv:
     def _start_recording(self, seed: EpisodeSeed) -> None:
         """Attach a recorder to the simulation, which takes record 0; logs a warning where an object still moves."""
         env, self._seed = self._env, seed
-        scene = read_scene(env.model, self._rules)
+        scene = tasks.read_scene(env.model, self._rules)
         warn_if_moving(env.model, env.data, scene.objects, self.task.task_id)
         recorder = Recorder(env.model, env.data, scene)
         self._undo = (
@@ -220,12 +219,12 @@ class MetaworldEnv:
     def coordinates(self) -> tuple[Coordinate, ...]:
         """Return the coordinates of the present `sim_state`."""
         model = self._env.model
-        return model_coordinates(model, read_scene(model, self._rules).body_name)
+        return model_coordinates(model, tasks.read_scene(model, self._rules).body_name)
 
     def make_stage(self, episode: Batch) -> MujocoStage:
         """Return the scene of the last reset as a stage for an episode of the same seed; the stage owns this env."""
         model = self._env.model
-        scene = read_scene(model, self._rules)
+        scene = tasks.read_scene(model, self._rules)
         return MujocoStage(model, scene, episode, _STAGE_CAMERA, self.close, appearance=_APPEARANCE)
 
     def close(self) -> None:

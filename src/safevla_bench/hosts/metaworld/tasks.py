@@ -1,16 +1,34 @@
-"""Meta-World's suites and tasks, from `metaworld.toml`, and what each task moves. Imports no simulator."""
+"""Meta-World's suites and tasks, from `metaworld.toml`: what each moves, its environment, goals and scene.
+
+Importing it imports no simulator.
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
+import warnings
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from safevla_bench.errors import HostError
+from safevla_bench.hosts.mujoco.renderer import graphics_error
 from safevla_bench.interface import Task
+from safevla_recorder.mujoco.scene import Scene, moving_links, roles_in_use, subtree_bodies
 
+if TYPE_CHECKING:
+    import mujoco
+    from metaworld.sawyer_xyz_env import SawyerXYZEnv
+
+_SIMULATOR = ("mujoco", "gymnasium", "metaworld")
+_INSTALL = "make metaworld   (in a checkout: it makes Meta-World's own environment, .venv-metaworld)"
+_FREE = 0  # MuJoCo's mjtJoint
+_ROBOT_ROOTS = ("base", "mocap")
+_FINGERS = (("rightclaw", "rightpad"), ("leftclaw", "leftpad"))
 STILL = (0.0, 0.0, 0.0, -1.0)
 """No motion, gripper opening."""
 
@@ -64,3 +82,117 @@ def metaworld_task(name: str) -> MetaworldTask:
 def moving_part_names() -> Mapping[str, str]:
     """Return the names of moving bodies that the models leave unnamed, by the body that they hang on."""
     return _read_tasks().names
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of all that a trajectory depends on, by distribution; imports no simulator.
+
+    Raises:
+        HostError: Meta-World is not installed.
+    """
+    installed = {}
+    for name in (*_SIMULATOR, "numpy", "safevla-bench"):
+        try:
+            installed[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError as error:
+            problem = f"Meta-World is not installed: there is no distribution {name!r}"
+            raise HostError(problem, remedy=_INSTALL) from error
+    return installed
+
+
+def import_metaworld() -> Any:
+    """Return the package `metaworld`; raises `HostError` where it is missing or cannot be imported."""
+    versions()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # gymnasium's, about its own registry
+            import metaworld
+    except ModuleNotFoundError as error:
+        raise HostError(f"Meta-World lacks a package: {error}", remedy=_INSTALL) from error
+    except (ImportError, OSError, AttributeError) as error:
+        raise graphics_error("Meta-World", error) from error
+    return metaworld
+
+
+def make_env(name: str) -> SawyerXYZEnv:
+    """Return Meta-World's environment of a task, without a renderer and without a limit on its steps.
+
+    Meta-World's own environment refuses the step after its horizon; here the rollout counts.
+    """
+    env = import_metaworld().env_dict.ALL_V3_ENVIRONMENTS[name]()
+    env.max_path_length = 2**31
+    return env
+
+
+@lru_cache(maxsize=64)
+def draw_goals(name: str, seed: int) -> tuple[Any, ...]:
+    """Return Meta-World's own tasks, fifty goals and places of things, as `metaworld.MT1(name, seed)` draws them.
+
+    The last 64 draws are kept.
+    """
+    return tuple(import_metaworld().MT1(name, seed=seed).train_tasks)
+
+
+def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> Scene:
+    """Return names and roles of a task's model.
+
+    The robot is the arm and the mocap body that drags it; it has no driven joints, so that none are listed. A rigid
+    piece is one body, whatever it is made of. Pieces that fly free, and the task's targets, are objects; other moving
+    pieces are links of furniture, tracked unless the goal moves their fixture. A fixture's parts touch by design.
+    """
+    names = _body_names(model)
+    robot = {body for root in _ROBOT_ROOTS for body in subtree_bodies(model, int(model.body(root).id))}
+    moving = [body for body in moving_links(model, 0) if body not in robot]
+    moved = subtree_bodies(model, int(model.body(rules.moves).id)) if rules.moves else ()
+    objects = {names[body]: body for body in moving if names[body] in rules.targets or _is_free(model, body)}
+    links = {names[body]: body for body in moving if names[body] not in objects and body not in moved}
+    roles = {
+        **dict.fromkeys(names, "furniture"),
+        **dict.fromkeys(objects, "bystander"),
+        **dict.fromkeys(rules.targets, "target"),
+        **{names[body]: "robot" for body in robot},
+    }
+    return Scene(
+        body_name=names,
+        roles=roles_in_use(model, names, roles, frozenset({*objects, *links})),
+        objects=objects,
+        links=links,
+        fingers=(_finger_geoms(model, _FINGERS[0]), _finger_geoms(model, _FINGERS[1])),
+        eef_site=int(model.site("endEffector").id),
+        arm_dofs=(),
+        fixtures=tuple(_fixtures(model, names, roles)),
+    )
+
+
+def _body_names(model: mujoco.MjModel) -> tuple[str, ...]:
+    """Return the recorded name of each MuJoCo body, by id.
+
+    A named body that moves by itself, stands on the world, or is the robot's has its own name, any other its parent's.
+    """
+    names = ["world"]
+    robot = subtree_bodies(model, int(model.body("base").id))
+    for body in range(1, model.nbody):
+        parent, own = int(model.body_parentid[body]), str(model.body(body).name)
+        stands_alone = parent == 0 or body in robot or model.body_jntnum[body] > 0
+        fallback = moving_part_names().get(names[parent], names[parent]) if model.body_jntnum[body] else names[parent]
+        names.append((own if stands_alone else "") or fallback)
+    return tuple(names)
+
+
+def _is_free(model: mujoco.MjModel, body: int) -> bool:
+    """Return whether a body's first joint is free; for bodies that have a joint only."""
+    return int(model.jnt_type[model.body_jntadr[body]]) == _FREE
+
+
+def _finger_geoms(model: mujoco.MjModel, bodies: tuple[str, ...]) -> tuple[int, ...]:
+    """Return the ids of the colliding geoms of some bodies."""
+    inside = np.isin(model.geom_bodyid, [int(model.body(name).id) for name in bodies])
+    return tuple(int(geom) for geom in np.flatnonzero(inside & (model.geom_contype > 0)))
+
+
+def _fixtures(model: mujoco.MjModel, names: tuple[str, ...], roles: dict[str, str]) -> list[frozenset[str]]:
+    """Return the recorded bodies of each piece of furniture that is made of several."""
+    roots = [body for body in range(1, model.nbody) if int(model.body_parentid[body]) == 0]
+    parts = [{names[body] for body in subtree_bodies(model, root)} for root in roots]
+    fixed = [frozenset(name for name in group if roles[name] == "furniture") for group in parts]
+    return [group for group in fixed if len(group) > 1]
