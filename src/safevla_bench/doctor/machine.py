@@ -86,7 +86,7 @@ def _check_rendering(backend: str) -> Diagnosis:
 
     A crash, a failure, a blank frame or no frame within `TIMEOUT_S` is an error.
     """
-    command = [sys.executable, "-m", "safevla_bench.hosts.mujoco.frame_probe"]
+    command = [sys.executable, "-m", "safevla_bench.hosts.mujoco.renderer"]
     environment = {**os.environ, "MUJOCO_GL": backend or "egl"}
     try:
         probe = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)

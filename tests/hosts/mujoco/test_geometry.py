@@ -7,8 +7,9 @@ import pytest
 
 mujoco = pytest.importorskip("mujoco", reason="MuJoCo comes with the extra libero")
 
-from safevla_bench.hosts.mujoco.geometry import extract_geometry, find_touches  # noqa: E402
+from safevla_bench.hosts.mujoco.geometry import choose_camera, close_ups, extract_geometry, find_touches, shares  # noqa: E402
 from safevla_bench.hosts.mujoco.renderer import Appearance  # noqa: E402
+from safevla_bench.interface import CLOSE_UP, Camera  # noqa: E402
 from safevla_recorder.mujoco.scene import Scene  # noqa: E402
 
 MODEL = """
@@ -92,3 +93,34 @@ def test_a_touch_is_between_the_bodies_and_points_from_the_first_to_the_second(m
     assert (touch.a, touch.b) == ("cube", "table")
     assert touch.normal == pytest.approx((0, 0, -1))
     assert touch.point_m == pytest.approx((0, 0, -0.0025), abs=0.003)
+
+
+CAMERAS = [Camera(name) for name in "abc"]
+
+
+def test_shares_count_the_pixels_of_each_body():
+    seen = np.array([[0, 1, 1], [2, 0, 1]], dtype=np.uint8)
+    np.testing.assert_allclose(shares(seen, 3), [3 / 6, 1 / 6, 0])
+
+
+def test_the_least_visible_body_decides():
+    shown = [np.array([0.9, 0.0]), np.array([0.03, 0.03]), np.array([0.5, 0.001])]
+    assert choose_camera(CAMERAS, shown).name == "b"
+
+
+def test_a_little_more_of_a_body_does_not_beat_a_more_natural_view():
+    shown = [np.array([0.050]), np.array([0.052]), np.array([0.4])]
+    assert choose_camera(CAMERAS, shown[:2]).name == "a"
+    assert choose_camera(CAMERAS, [np.array([0.07]), np.array([0.4])]).name == "a"
+
+
+def test_where_nothing_shows_the_bodies_the_first_camera_is_taken():
+    assert choose_camera(CAMERAS, [np.zeros(2)] * 3).name == "a"
+
+
+def test_close_ups_look_at_the_point_from_within_reach():
+    cameras = list(close_ups(np.array([0.1, 0.2, 0.3]), 50.0, 90.0))
+    assert {camera.name for camera in cameras} == {CLOSE_UP}
+    assert {camera.lookat_m for camera in cameras} == {(0.1, 0.2, 0.3)}
+    assert cameras[0].azimuth_deg == 90.0
+    assert all(0.3 < camera.distance_m < 2 and -90 < camera.elevation_deg < 0 for camera in cameras)

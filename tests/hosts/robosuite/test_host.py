@@ -1,4 +1,4 @@
-"""The host robosuite: its tasks and what is refused; in the simulator: defaults, roles, what is thrown away, success."""
+"""The host robosuite: its tasks, what is refused; in the simulator: defaults, roles, what is thrown away, success."""
 
 from __future__ import annotations
 

@@ -17,11 +17,8 @@ from numpy.typing import NDArray
 from safevla_bench.errors import HostError
 from safevla_bench.hosts import check_start, episode_header
 from safevla_bench.hosts.metaworld import tasks
-from safevla_bench.hosts.mujoco.renderer import Appearance, Renderer, camera_matrices
+from safevla_bench.hosts.mujoco.renderer import DEPTH, MATRICES, Appearance, Renderer, camera_matrices, camera_readings
 from safevla_bench.hosts.mujoco.robosuite_env import (
-    DEPTH,
-    MATRICES,
-    camera_readings,
     drawn_reset_seed,
     model_coordinates,
 )

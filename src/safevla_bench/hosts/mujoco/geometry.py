@@ -1,24 +1,34 @@
-"""What a MuJoCo model looks like, as values: its visible geoms and sites, their colours, and where bodies touch.
+"""The geometry of a MuJoCo model: visible geoms and sites as values, where bodies touch, and cameras that show them.
 
-Textures become colours of corners (of a mesh with texture coordinates), or one mean colour.
+Textures become colours of corners (of a mesh with texture coordinates), or one mean colour. A camera is chosen by the
+point of interest, the cameras to try, and how well each shows the bodies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.hosts.mujoco.renderer import Appearance
-from safevla_bench.interface import SceneGeometry, Shape, ShapeKind, Touch, TriangleMesh, Viewpoint
+from safevla_bench.interface import CLOSE_UP, Camera, SceneGeometry, Shape, ShapeKind, Touch, TriangleMesh, Viewpoint
 from safevla_recorder.episode import Floats
 from safevla_recorder.mujoco.scene import Scene
 
 if TYPE_CHECKING:
     import mujoco
 
+WELL_SHOWN = 0.015
+"""Share of a picture that makes a body easy to find in the default view."""
+_ENOUGH = 0.06
+"""Share of a close-up beyond which a body is not shown any better: a table shall not outweigh a finger."""
+_NEARLY_BEST = 0.85
+_TURNS_DEG = (0, 30, -30, 60, -60, 90, -90, 135, -135, 180)
+_TILTS_DEG = (-30, -50, -12, -70)
+_RADII = 5.0
+_DISTANCE_M = (0.4, 1.4)
 _UNSET_RGBA = (0.5, 0.5, 0.5, 1.0)
 """A geom of this colour has its material's (MuJoCo 3.2.3, engine_vis_visualize.c, setMaterial)."""
 _ENDLESS_M = 10.0
@@ -195,3 +205,67 @@ def _three(values: NDArray[np.floating]) -> tuple[float, float, float]:
 def _four(values: NDArray[np.floating]) -> tuple[float, float, float, float]:
     w, x, y, z = (float(value) for value in values)
     return w, x, y, z
+
+
+# The choice of a camera
+
+
+def focus(model: mujoco.MjModel, data: mujoco.MjData, groups: Sequence[NDArray[np.intp]]) -> tuple[Floats, float]:
+    """Return the point to look at, [3], and the radius of the smallest body, in m.
+
+    `groups` holds the geoms of each body. Where two bodies touch, the point is the middle of their contacts, else the
+    centre of the smallest body: that shows where a contact was that has ended by the end of the control step.
+    """
+    balls = [_bounding_ball(model, data, geoms) for geoms in groups]
+    center, radius = min(balls, key=lambda ball: ball[1])
+    touching = [contact.pos.copy() for contact in data.contact if _between(contact, groups)]
+    return (np.mean(touching, axis=0) if touching else center), radius
+
+
+def _between(contact: mujoco.MjContact, groups: Sequence[NDArray[np.intp]]) -> bool:
+    """Return whether a contact is a touch between exactly two groups of geoms; False for another number of groups."""
+    if len(groups) != 2 or contact.dist > 0:
+        return False
+    a, b = groups
+    return bool((contact.geom1 in a and contact.geom2 in b) or (contact.geom2 in a and contact.geom1 in b))
+
+
+def _bounding_ball(model: mujoco.MjModel, data: mujoco.MjData, geoms: NDArray[np.intp]) -> tuple[Floats, float]:
+    """Return the center, [3], and radius of a ball around the geoms; the radius of a plane is infinite."""
+    radii = np.where(model.geom_rbound[geoms] > 0, model.geom_rbound[geoms], np.inf)
+    places = data.geom_xpos[geoms]
+    center = (places.min(axis=0) + places.max(axis=0)) / 2
+    return center, float((np.linalg.norm(places - center, axis=1) + radii).max())
+
+
+def close_ups(lookat_m: Floats, radius_m: float, azimuth_deg: float) -> Iterator[Camera]:
+    """Yield free cameras around a point, the most natural first: as the default camera looks, from a little above."""
+    x, y, z = (float(part) for part in lookat_m)
+    distance = float(np.clip(_RADII * radius_m, *_DISTANCE_M))
+    for tilt in _TILTS_DEG:
+        for turn in _TURNS_DEG:
+            yield Camera(CLOSE_UP, (x, y, z), distance, azimuth_deg + turn, float(tilt))
+
+
+def azimuth_deg(model: mujoco.MjModel, data: mujoco.MjData, camera: str) -> float:
+    """Return the direction in which one of the model's cameras looks, seen from above, in degrees from x towards y."""
+    forward = -data.cam_xmat[model.camera(camera).id].reshape(3, 3)[:, 2]
+    return float(np.degrees(np.arctan2(forward[1], forward[0])))
+
+
+def shares(seen: NDArray[np.uint8], bodies: int) -> Floats:
+    """Return the share of the picture that shows each body, [B]; `seen` as in `Picture`."""
+    counted: Floats = np.bincount(seen.ravel(), minlength=bodies + 1)[1:] / seen.size
+    return counted
+
+
+def choose_camera(cameras: Sequence[Camera], shown: Sequence[Floats]) -> Camera:
+    """Return the first camera that shows its least visible body nearly as well as the best does."""
+    scores = np.array([_score(seen) for seen in shown])
+    return cameras[int(np.flatnonzero(scores >= _NEARLY_BEST * scores.max())[0])]
+
+
+def _score(shown: Floats) -> float:
+    """Return how well a camera shows bodies: the least share and a quarter of the mean, both capped at `_ENOUGH`."""
+    capped = np.minimum(shown / _ENOUGH, 1.0)
+    return float(capped.min() + capped.mean() / 4)

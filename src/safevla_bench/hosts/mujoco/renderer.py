@@ -1,21 +1,31 @@
-"""Pictures of a MuJoCo model, off screen: colour, and which body each pixel shows."""
+"""Pictures of a MuJoCo model, off screen: colours, depths, which body each pixel shows, and the matrices of cameras.
+
+    python -m safevla_bench.hosts.mujoco.renderer
+
+renders one frame and prints what it came to, as JSON. It may crash: run it in a process of its own.
+"""
 
 from __future__ import annotations
 
 import importlib
+import json
 import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.interface import Camera
+from safevla_bench.interface import Camera, Wants
 
 if TYPE_CHECKING:
     import mujoco
 
+DEPTH, MATRICES = "depth", ("intrinsics", "extrinsics")
+"""Kinds of readings of a camera."""
 VISUAL_GROUPS = frozenset({1, 2})
 """robosuite's models: group 0 holds the collision geometry, 1 what is to be seen; 2 is MuJoCo's other visible one."""
 
@@ -187,3 +197,109 @@ def graphics_error(simulator: str, error: Exception) -> HostError:
     asked = os.environ.get("MUJOCO_GL")
     where = f" with MUJOCO_GL={asked}" if asked else ""
     return HostError(f"{simulator} cannot be imported{where}: {error}", remedy=_GRAPHICS)
+
+
+def camera_readings(cameras: Sequence[str]) -> list[str]:
+    """Return the names of the readings of some cameras, as `Wants.extra` has them."""
+    return [f"{kind}/{camera}" for camera in cameras for kind in (DEPTH, *MATRICES)]
+
+
+def wanted_depths(wants: Wants) -> list[bool]:
+    """Return for each wanted camera, in order, whether its depth is wanted too: robosuite's `camera_depths`."""
+    return [f"{DEPTH}/{camera}" in wants.extra for camera in wants.cameras]
+
+
+_Sensor = Callable[[Mapping[str, Any]], Any]
+
+
+class CameraGate:
+    """The gate of one robosuite environment's cameras; `renders` counts the pictures that were rendered.
+
+    robosuite renders every camera at the first physics substep of every control step, and three times at a reset; a
+    policy that answers with several actions looks at one picture in that many steps. The gate wraps the sensors and
+    leaves the observables around them alone: their timers run on, so that a picture which is rendered is sampled at the
+    same instant, from the same state, as without the gate. Switching an observable off
+    (`modify_observable(enabled=False)`) resets its timer and shifts that instant.
+
+    It takes hold at the environment's next reset, which makes its sensors anew. A closed sensor gives a black picture,
+    which must not be shown: `is_open` says whether pictures may be, and `is_fresh` whether there is one.
+    """
+
+    def __init__(self, size: tuple[int, int]) -> None:
+        """Begin open; `size` is (height, width) of the black picture."""
+        self.is_open = True
+        self.is_fresh = False
+        """Whether a picture was rendered since the gate was last opened."""
+        self.renders = 0
+        self._blank: NDArray[np.uint8] = np.zeros((*size, 3), dtype=np.uint8)
+
+    def set_open(self, wanted: bool) -> None:
+        """Open or close the gate for the samples to come; `is_fresh` stays true only while the gate stays open."""
+        self.is_fresh = self.is_fresh and self.is_open and wanted
+        self.is_open = wanted
+
+    def install(self, env: Any) -> None:
+        """Wrap the camera sensors that robosuite's environment makes from its next reset on.
+
+        A second call does nothing. For versions 1.4 and 1.5. Sensors of depth are left as they are: they read what
+        their camera's sensor has left.
+        """
+        create = env._create_camera_sensors
+        if getattr(create, "gate", None) is self:
+            return
+
+        @wraps(create)
+        def create_gated(*args: Any, **options: Any) -> tuple[list[_Sensor], list[str]]:
+            """Return robosuite's camera sensors, those of pictures wrapped, and their names."""
+            sensors, names = create(*args, **options)
+            # A depth is made with its camera's picture; its own sensor reads what that one has left.
+            depths = [name.endswith(f"_{DEPTH}") for name in names]
+            wrap = self._wrap_sensor
+            return [sensor if d else wrap(env, sensor) for sensor, d in zip(sensors, depths, strict=True)], names
+
+        create_gated.gate = self  # type: ignore[attr-defined]
+        env._create_camera_sensors = create_gated
+
+    def _wrap_sensor(self, env: Any, sensor: _Sensor) -> _Sensor:
+        """Return a sensor that gives a black picture while the gate is closed, and else counts and renders."""
+
+        @wraps(sensor)  # with robosuite's mark of its modality
+        def sample(cache: Mapping[str, Any]) -> Any:
+            """Return the camera's picture; black while the gate is closed, or where robosuite tries the shape."""
+            # robosuite tries each new sensor for its shape, with an empty cache; what is observed has the environment's
+            if not self.is_open or cache is not env._obs_cache:
+                return self._blank
+            self.renders, self.is_fresh = self.renders + 1, True
+            return sensor(cache)
+
+        return sample
+
+
+_PROBE_SCENE = """
+<mujoco>
+  <worldbody>
+    <light pos="0 0 3"/>
+    <geom type="sphere" size="0.3" rgba="1 1 1 1"/>
+    <camera name="seen" pos="0 -2 0" xyaxes="1 0 0 0 0 1"/>
+  </worldbody>
+</mujoco>
+"""
+
+
+def main() -> None:
+    """Render a white ball on black, 64 x 64; name the renderer and the darkest and brightest value."""
+    import mujoco
+
+    gl = importlib.import_module("OpenGL.GL")  # it has no types
+    model = mujoco.MjModel.from_xml_string(_PROBE_SCENE)
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    with mujoco.Renderer(model, 64, 64) as renderer:
+        renderer.update_scene(data, camera="seen")
+        image = renderer.render()
+        name = gl.glGetString(gl.GL_RENDERER).decode()
+    print(json.dumps({"renderer": name, "darkest": int(image.min()), "brightest": int(image.max())}))
+
+
+if __name__ == "__main__":
+    main()

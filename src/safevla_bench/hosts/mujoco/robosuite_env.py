@@ -1,25 +1,29 @@
-"""The life cycle that LIBERO and RoboCasa share: reset, step, record, observe and close one robosuite environment.
+"""The life cycle of a robosuite environment, which its hosts share: make, reset, step, record, observe and close.
 
-**Cameras** render only when their picture will be looked at. robosuite renders every camera at the first physics
-substep of every control step, and three times at a reset. A policy that answers with several actions looks at one
-picture in that many steps. The gate wraps the sensors and leaves the observables around them alone: their timers run
-on, so that a picture which is rendered is sampled at the same instant, from the same state, as without the gate.
-Switching an observable off (`modify_observable(enabled=False)`) resets its timer and shifts that instant.
+robosuite's log goes without chatter.
 """
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import wraps
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts.mujoco.renderer import camera_matrices, to_metres
+from safevla_bench.hosts.mujoco.renderer import (
+    DEPTH,
+    MATRICES,
+    CameraGate,
+    camera_matrices,
+    camera_readings,
+    to_metres,
+    wanted_depths,
+)
 from safevla_bench.hosts.mujoco.viewer import MujocoStage
 from safevla_bench.interface import (
     Action,
@@ -43,10 +47,17 @@ from safevla_recorder.mujoco.scene import Scene
 from safevla_recorder.mujoco.settling import settling_steps
 
 CONTROL_STEP_S = 0.05
+_CHATTER = (
+    "No private macro file found",
+    "It is recommended to use a private macro",
+    "To setup, run: python",
+    "Could not import robosuite_models",
+    "Could not load the mink-based whole-body IK",
+    "Loading controller configuration from",
+)
+"""Log records about what no part of this package needs."""
 _JOINT_READINGS = {"joint_pos": "robot0_joint_pos", "joint_vel": "robot0_joint_vel"}
 """robosuite's names of the arm's readings that policies may ask for."""
-DEPTH, MATRICES = "depth", ("intrinsics", "extrinsics")
-"""Kinds of readings of a camera."""
 RawObservation = Mapping[str, NDArray[np.generic]]
 """An observation as robosuite returns it, by its own names."""
 
@@ -269,14 +280,38 @@ class RobosuiteEnv(ABC):
         return {camera: np.array(raw[f"{camera}_image"][::-1], dtype=np.uint8) for camera in self._wants.cameras}
 
 
-def camera_readings(cameras: Sequence[str]) -> list[str]:
-    """Return the names of the readings of some cameras, as `Wants.extra` has them."""
-    return [f"{kind}/{camera}" for camera in cameras for kind in (DEPTH, *MATRICES)]
+def env_options(robot: str, wants: Wants) -> dict[str, object]:
+    """Return the keyword arguments of an environment of one robot under its own controller; imports robosuite.
+
+    Nothing is rendered where no camera is wanted.
+    """
+    from robosuite.controllers import load_composite_controller_config
+
+    height, width = wants.image_size
+    rendered = bool(wants.cameras)
+    return {
+        "robots": robot,
+        "controller_configs": load_composite_controller_config(controller=None, robot=robot),
+        "has_renderer": False,
+        "has_offscreen_renderer": rendered,
+        "use_camera_obs": rendered,
+        "camera_names": list(wants.cameras),
+        "camera_heights": height,
+        "camera_widths": width,
+        "camera_depths": wanted_depths(wants),
+        # The rollout decides when an episode ends.
+        "ignore_done": True,
+    }
 
 
-def wanted_depths(wants: Wants) -> list[bool]:
-    """Return for each wanted camera, in order, whether its depth is wanted too: robosuite's `camera_depths`."""
-    return [f"{DEPTH}/{camera}" in wants.extra for camera in wants.cameras]
+def quieten_log() -> None:
+    """Keep from robosuite's log, from now on, what no part of this package needs."""
+    logging.getLogger("robosuite_logs").addFilter(_is_no_chatter)
+
+
+def _is_no_chatter(record: logging.LogRecord) -> bool:
+    """Return whether a log record does not begin with one of the texts of `_CHATTER`."""
+    return not record.getMessage().startswith(_CHATTER)
 
 
 def drawn_reset_seed(seed: EpisodeSeed) -> int:
@@ -330,67 +365,3 @@ def _joint_coordinates(model: Any, joint: int, body_name: Sequence[str]) -> Iter
 
 
 _FREE, _BALL, _SLIDE = 0, 1, 2  # MuJoCo's mjtJoint; 3 is a hinge
-
-
-# Camera sensors
-
-
-Image = NDArray[np.uint8]
-Sensor = Callable[[Mapping[str, Any]], Any]
-
-
-class CameraGate:
-    """The gate of one environment's cameras; `renders` counts the pictures that were rendered.
-
-    It takes hold at the environment's next reset, which makes its sensors anew. A closed sensor gives a black picture,
-    which must not be shown: `is_open` says whether pictures may be, and `is_fresh` whether there is one.
-    """
-
-    def __init__(self, size: tuple[int, int]) -> None:
-        """Begin open; `size` is (height, width) of the black picture."""
-        self.is_open = True
-        self.is_fresh = False
-        """Whether a picture was rendered since the gate was last opened."""
-        self.renders = 0
-        self._blank: Image = np.zeros((*size, 3), dtype=np.uint8)
-
-    def set_open(self, wanted: bool) -> None:
-        """Open or close the gate for the samples to come; `is_fresh` stays true only while the gate stays open."""
-        self.is_fresh = self.is_fresh and self.is_open and wanted
-        self.is_open = wanted
-
-    def install(self, env: Any) -> None:
-        """Wrap the camera sensors that robosuite's environment makes from its next reset on.
-
-        A second call does nothing. For versions 1.4 and 1.5. Sensors of depth are left as they are: they read what
-        their camera's sensor has left.
-        """
-        create = env._create_camera_sensors
-        if getattr(create, "gate", None) is self:
-            return
-
-        @wraps(create)
-        def create_gated(*args: Any, **options: Any) -> tuple[list[Sensor], list[str]]:
-            """Return robosuite's camera sensors, those of pictures wrapped, and their names."""
-            sensors, names = create(*args, **options)
-            # A depth is made with its camera's picture; its own sensor reads what that one has left.
-            depths = [name.endswith(f"_{DEPTH}") for name in names]
-            wrap = self._wrap_sensor
-            return [sensor if d else wrap(env, sensor) for sensor, d in zip(sensors, depths, strict=True)], names
-
-        create_gated.gate = self  # type: ignore[attr-defined]
-        env._create_camera_sensors = create_gated
-
-    def _wrap_sensor(self, env: Any, sensor: Sensor) -> Sensor:
-        """Return a sensor that gives a black picture while the gate is closed, and else counts and renders."""
-
-        @wraps(sensor)  # with robosuite's mark of its modality
-        def sample(cache: Mapping[str, Any]) -> Any:
-            """Return the camera's picture; black while the gate is closed, or where robosuite tries the shape."""
-            # robosuite tries each new sensor for its shape, with an empty cache; what is observed has the environment's
-            if not self.is_open or cache is not env._obs_cache:
-                return self._blank
-            self.renders, self.is_fresh = self.renders + 1, True
-            return sensor(cache)
-
-        return sample

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts.mujoco.renderer import graphics_error
-from safevla_bench.hosts.mujoco.robosuite_options import env_options, quieten_log
+from safevla_bench.hosts.mujoco.robosuite_env import env_options, quieten_log
 from safevla_bench.hosts.robocasa.kitchens import KitchenStart
 from safevla_bench.interface import Task, Wants
 from safevla_recorder.robocasa.attachment import ASSETS_ENTRY, OFFICIAL, STANDIN, is_standin

@@ -18,8 +18,14 @@ from safevla_bench.errors import HostError
 from safevla_bench.hosts import check_start, episode_header
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.hosts.mujoco.renderer import graphics_error
-from safevla_bench.hosts.mujoco.robosuite_env import RawObservation, RobosuiteEnv, drawn_reset_seed, model_coordinates
-from safevla_bench.hosts.mujoco.robosuite_options import env_options, quieten_log
+from safevla_bench.hosts.mujoco.robosuite_env import (
+    RawObservation,
+    RobosuiteEnv,
+    drawn_reset_seed,
+    env_options,
+    model_coordinates,
+    quieten_log,
+)
 from safevla_bench.hosts.mujoco.viewer import MujocoStage, open_stage
 from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, Task, Wants
 from safevla_bench.tasks import registry
