@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from safevla_recorder.contact_filter import ContactFilter
+from safevla_recorder.contacts import ContactFilter
 from safevla_recorder.mujoco.contacts import ConstraintContacts
 
 # Geoms and the bodies that own them: table, bowl (two geoms), plate, two links, two fingers.

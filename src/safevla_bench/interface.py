@@ -545,7 +545,7 @@ class Viewpoint:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SceneGeometry:
-    """What a scene looks like, apart from where its parts are; `view` is the host's usual camera at record 0.
+    """The look of a scene, apart from the places of its parts; `view` is the host's usual camera at record 0.
 
     `parts` names the recorded body that each part belongs to; several parts may have one name. `stand_ins` has the
     parts that are shown for a body with no shape of its own, such as the finger for its pad.
@@ -560,7 +560,7 @@ class SceneGeometry:
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """Where two recorded bodies touch in a state: a point [m] and the direction from `a` to `b`, world frame."""
+    """The touch of two recorded bodies in a state: a point [m] and the direction from `a` to `b`, world frame."""
 
     a: str
     b: str
@@ -570,7 +570,7 @@ class Touch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScenePose:
-    """Where the parts of a scene are in one record: [P, 3] m, [P, 4] wxyz, world frame, and which bodies touch where.
+    """The poses of a scene's parts in one record, [P, 3] m and [P, 4] wxyz, world frame, and the bodies that touch.
 
     `body_pos_m` as in `Picture`.
     """
@@ -586,11 +586,11 @@ class GeometricStage(Protocol):
     """Methods that a stage may offer beside `Stage`, for replays in three dimensions."""
 
     def geometry(self) -> SceneGeometry:
-        """Return what the scene looks like."""
+        """Return the look of the scene."""
         ...
 
     def pose(self, record: int) -> ScenePose:
-        """Return where the parts of the scene are in a record."""
+        """Return the poses of the scene's parts in a record."""
         ...
 
 

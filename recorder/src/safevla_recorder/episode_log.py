@@ -8,8 +8,15 @@ from typing import Callable, Generic, Mapping, Protocol, Sequence, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_recorder.contact_filter import ContactFilter
-from safevla_recorder.contacts import NOTHING, Ints, SubstepContacts, contact_peaks, gripped_bodies, join_contacts
+from safevla_recorder.contacts import (
+    NOTHING,
+    ContactFilter,
+    Ints,
+    SubstepContacts,
+    contact_peaks,
+    gripped_bodies,
+    join_contacts,
+)
 from safevla_recorder.episode import Action, ContactList, Floats, Recording
 from safevla_recorder.errors import HostError
 

@@ -136,6 +136,7 @@ class RecordRules(HostRules):
             require(off < _UNIT, f"{run}: the length of a quaternion of {name} is off 1 by {off:g}.")
 
     def test_contact_forces_are_finite_and_not_negative(self, run: TrialRun) -> None:
+        """Fail where a contact's force is NaN, infinite or below 0."""
         force = run.batch.contacts.force_n
         require(bool(np.all(np.isfinite(force) & (force >= 0))), f"{run}: a contact force is negative or not finite.")
 
@@ -228,10 +229,12 @@ class RepeatRules(HostRules):
     """The same seed and actions give the same bytes; recording, asking, rendering and bad actions change none."""
 
     def test_the_same_seed_and_actions_give_the_same_bytes_in_the_same_environment(self, run: TrialRun) -> None:
+        """Fail where two episodes of one environment, by one seed and actions, differ in any bit."""
         difference = first_difference(run.batch, run.again)
         require(not difference, f"{run}: a second episode in the same environment differs in {difference}.")
 
     def test_the_same_seed_and_actions_give_the_same_bytes_in_another_environment(self, run: TrialRun) -> None:
+        """Fail where the episode of one environment differs from that of a new one of a new host in any bit."""
         difference = first_difference(run.batch, run.elsewhere)
         require(not difference, f"{run}: the same episode in another environment differs in {difference}.")
 

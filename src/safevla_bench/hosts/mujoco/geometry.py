@@ -182,19 +182,19 @@ def find_touches(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> tu
         a, b = (scene.body_name[model.geom_bodyid[geom]] for geom in (contact.geom1, contact.geom2))
         sign = 1.0 if a <= b else -1.0  # a contact's first axis points from geom1 to geom2
         points.setdefault((min(a, b), max(a, b)), []).append((contact.pos.copy(), sign * contact.frame[:3]))
-    return tuple(_touch(*pair, found) for pair, found in sorted(points.items()))
+    return tuple(_touch(*pair, contacts) for pair, contacts in sorted(points.items()))
 
 
-def _touch(a: str, b: str, found: list[tuple[Floats, Floats]]) -> Touch:
+def _touch(a: str, b: str, contacts: list[tuple[Floats, Floats]]) -> Touch:
     """Return one touch of two bodies from its (point, direction) pairs, at least one: mean point, mean direction.
 
     Where the directions cancel, as in a grasp from both sides, the first one.
     """
-    normal = np.sum([direction for _, direction in found], axis=0)
+    normal = np.sum([direction for _, direction in contacts], axis=0)
     length = float(np.linalg.norm(normal))
     # Forces of a grasp from both sides cancel; one of them is shown.
-    direction = normal / length if length > 0.1 else found[0][1]
-    return Touch(a, b, _three(np.mean([point for point, _ in found], axis=0)), _three(direction))
+    direction = normal / length if length > 0.1 else contacts[0][1]
+    return Touch(a, b, _three(np.mean([point for point, _ in contacts], axis=0)), _three(direction))
 
 
 def _three(values: NDArray[np.floating]) -> tuple[float, float, float]:

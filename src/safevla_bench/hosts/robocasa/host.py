@@ -83,16 +83,16 @@ class RobocasaHost:
         Raises:
             HostError: nothing can be rendered here, or the record lacks what it takes.
         """
-        told = read_told_scene(episode, self.name)
-        if not told:
+        scene = read_told_scene(episode, self.name)
+        if not scene:
             remedy = "Only records of this host, or of safevla_recorder.record, can be shown."
             raise HostError("the record does not say in which kitchen it was made", remedy=remedy)
-        split = _require_one_of("split", str(told.get("split", kitchens.SPLITS[0])), kitchens.SPLITS)
+        split = _require_one_of("split", str(scene.get("split", kitchens.SPLITS[0])), kitchens.SPLITS)
         env = RobocasaEnv(task, Wants(), self.versions(), split, self._horizons)
-        if "split" in told:
+        if "split" in scene:
             return open_stage(env, episode)
         # An episode of a loop of somebody's own names no seed of this host's.
-        return open_stage(env, episode, lambda: env.rebuild(told, recorded_fixtures(episode)))
+        return open_stage(env, episode, lambda: env.rebuild(scene, recorded_fixtures(episode)))
 
     def versions(self) -> dict[str, str]:
         """Return the versions of all that a trajectory depends on, by distribution, and whose assets they are."""

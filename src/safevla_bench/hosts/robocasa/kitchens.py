@@ -99,14 +99,14 @@ def tasks(suite: str, horizons: str) -> tuple[Task, ...]:
     table = _table()
     if suite not in table.suites:
         raise HostError(f"RoboCasa has no suite {suite!r}", remedy=f"Suites: {', '.join(table.suites)}.")
-    known = registry().tasks
+    entries = registry().tasks
     return tuple(
         Task(
             benchmark=suite,
             task_id=name,
             index=index,
             name=name,
-            instruction=known[suite, name].instruction or name,
+            instruction=entries[suite, name].instruction or name,
             horizon=table.tasks[name].horizon[horizons],
             episodes=table.episodes,
             still=STILL,
@@ -210,16 +210,16 @@ def restore_memory(kitchen: Any, memory: object) -> None:
     controller, gripper = robot.composite_controller.part_controllers[arm], robot.gripper[arm]
     data = kitchen.sim.data._data
     try:
-        told = msgspec.convert(memory, _Memory)
-        data.qacc_warmstart[:] = told.qacc_warmstart
+        remembered = msgspec.convert(memory, _Memory)
+        data.qacc_warmstart[:] = remembered.qacc_warmstart
         for name in ARM_MEMORY:
             shape = np.shape(getattr(controller, name))
-            setattr(controller, name, np.array(told.arm[name], dtype=np.float64).reshape(shape))
+            setattr(controller, name, np.array(remembered.arm[name], dtype=np.float64).reshape(shape))
     except (msgspec.ValidationError, ValueError, TypeError, KeyError) as error:
         remedy = "Its `memory` is what safevla_recorder.record writes."
         raise HostError(f"the record does not say what the controllers remembered: {error}", remedy=remedy) from None
     controller.new_update = True
-    gripper.current_action = np.array(told.gripper)
+    gripper.current_action = np.array(remembered.gripper)
 
 
 class _Memory(msgspec.Struct, frozen=True, kw_only=True):
