@@ -11,7 +11,7 @@ from pathlib import Path
 
 from safevla_bench import hosts, policies, tasks
 from safevla_bench.doctor import machine, selftest, simulators
-from safevla_bench.doctor.findings import Diagnosis, Level, failed_check, passed_check, warned_check
+from safevla_bench.doctor.machine import Diagnosis, Level, failed_check, passed_check, warned_check
 from safevla_bench.doctor.server import examine_server
 from safevla_bench.errors import PluginError, RegistryError
 
@@ -34,6 +34,7 @@ def examine_machine(host: str | None = None, out: Path | None = None, *, quick: 
     """
     if host is not None:
         hosts.make_host(host)
+    yield simulators.check_python()
     yield from machine.check_machine(out)
     yield selftest.check_judging(_TEST_HOST)
     yield from _check_plugins()

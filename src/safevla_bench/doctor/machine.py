@@ -1,4 +1,4 @@
-"""Checks of the machine: Python, folders, disk, memory, GPUs, and OpenGL.
+"""Diagnoses, the results of all checks, and checks of the machine: folders, disk, memory, GPUs, and OpenGL.
 
 OpenGL means its libraries, the backend that MUJOCO_GL names, and one frame rendered off screen.
 """
@@ -8,17 +8,44 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from safevla_bench.doctor.findings import Diagnosis, failed_check, passed_check, warned_check
-from safevla_bench.doctor.simulators import tested_versions
 from safevla_bench.version import __version__
+
+Level = Literal["ok", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """One check: its level, what was found, and the remedy if there is one."""
+
+    check: str
+    level: Level
+    found: str
+    remedy: str | None = None
+
+
+def passed_check(check: str, detail: str) -> Diagnosis:
+    """Return the diagnosis of a check that passed."""
+    return Diagnosis(check, "ok", detail)
+
+
+def warned_check(check: str, detail: str, remedy: str) -> Diagnosis:
+    """Return the diagnosis of something that works with limits, or may fail."""
+    return Diagnosis(check, "warning", detail, remedy)
+
+
+def failed_check(check: str, detail: str, remedy: str) -> Diagnosis:
+    """Return the diagnosis of something that does not work."""
+    return Diagnosis(check, "error", detail, remedy)
+
 
 TIMEOUT_S = 60
 _LIBRARIES = (
@@ -132,27 +159,16 @@ _CGROUP = Path("/sys/fs/cgroup/memory.max")
 
 
 def check_machine(out: Path | None) -> Iterator[Diagnosis]:
-    """Yield the diagnoses of Python, this package's version, the folders, memory and GPUs.
+    """Yield the diagnoses of this package's version, the folders, memory and GPUs.
 
     `out` is the folder of a future run, None for no check of it.
     """
-    yield _check_python()
     yield passed_check("safevla-bench", __version__)
     yield from _check_folder("current folder", Path.cwd())
     if out is not None:
         yield from _check_out_folder(out)
     yield _check_memory()
     yield _list_gpus()
-
-
-def _check_python() -> Diagnosis:
-    """Return the diagnosis of Python's version: a warning if this project is not tested with it."""
-    description = f"{platform.python_version()} ({sys.executable})"
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    if version in tested_versions().python:
-        return passed_check("Python", description)
-    tested = ", ".join(tested_versions().python)
-    return warned_check("Python", f"{description}; tested are {tested}", "Make an environment with one of those.")
 
 
 def _check_out_folder(out: Path) -> Iterator[Diagnosis]:

@@ -12,8 +12,7 @@ import subprocess
 import sys
 
 from safevla_bench import hosts, rollout
-from safevla_bench.doctor.findings import Diagnosis, failed_check, passed_check
-from safevla_bench.doctor.machine import last_line
+from safevla_bench.doctor.machine import Diagnosis, failed_check, last_line, passed_check
 from safevla_bench.errors import HostError, RegistryError, SafevlaError
 from safevla_bench.interface import Action, HostEnv, Observation, Task, Wants
 from safevla_bench.provenance_marks import STANDIN

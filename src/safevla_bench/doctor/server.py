@@ -16,7 +16,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.doctor.findings import Diagnosis, failed_check, passed_check, warned_check
+from safevla_bench.doctor.machine import Diagnosis, failed_check, passed_check, warned_check
 from safevla_bench.errors import PolicyError, ReplyError, ServerLostError, ServerRefusedError
 from safevla_bench.interface import Observation, Task, Wants
 from safevla_bench.plugins import NO_ARGUMENTS

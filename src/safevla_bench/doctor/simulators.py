@@ -1,8 +1,10 @@
-"""Checks of the installed simulators: the tested versions, and what others and this project found under another."""
+"""Checks of Python and the simulators: the tested versions, and what others and this project found under another."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import platform
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache, partial
@@ -10,7 +12,7 @@ from importlib import resources
 
 import msgspec
 
-from safevla_bench.doctor.findings import Diagnosis, failed_check, passed_check, warned_check
+from safevla_bench.doctor.machine import Diagnosis, failed_check, passed_check, warned_check
 from safevla_bench.plugins import install_command
 from safevla_recorder.simulator_versions import find_differences
 
@@ -104,6 +106,16 @@ def tested_versions() -> TestedVersions:
     """Return the shipped list of tested versions."""
     text = resources.files(__package__).joinpath("tested.toml").read_text(encoding="utf-8")
     return msgspec.convert(tomllib.loads(text), TestedVersions)
+
+
+def check_python() -> Diagnosis:
+    """Return the diagnosis of Python's version: a warning if this project is not tested with it."""
+    description = f"{platform.python_version()} ({sys.executable})"
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if version in tested_versions().python:
+        return passed_check("Python", description)
+    tested = ", ".join(tested_versions().python)
+    return warned_check("Python", f"{description}; tested are {tested}", "Make an environment with one of those.")
 
 
 def tested_hosts() -> tuple[str, ...]:

@@ -34,7 +34,6 @@ from safevla_bench.evaluation.preparation import (
     read_host_registry,
     request_rules,
 )
-from safevla_bench.evaluation.preregistration import freeze_request, list_deviations, registered_request
 from safevla_bench.evaluation.request import (
     DEFAULT_EXECUTION,
     ENTRY_OPTIONS,
@@ -55,7 +54,7 @@ from safevla_bench.evaluation.results import (
     evaluate_request,
     load,
 )
-from safevla_bench.evaluation.rollouts import roll_out
+from safevla_bench.evaluation.rollouts import freeze_request, list_deviations, registered_request, roll_out
 from safevla_bench.evaluation.stopping_rule import STOPPED_EARLY, describe_decision, was_stopped_early
 from safevla_bench.judged import Judged
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from safevla_bench.errors import PolicyError, ServerLostError, ServerRefusedError, ServerUnreachableError
 from safevla_bench.plugins import install_command
 from safevla_bench.policies.servers.endpoint import KEY, Timeouts
-from safevla_bench.policies.servers.http_exchange import is_harness
+from safevla_bench.policies.servers.wires import is_harness
 
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection

@@ -13,7 +13,6 @@ from dataclasses import replace
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,8 +25,8 @@ from safevla_bench.policies.servers.codecs import OPENVLA
 from safevla_bench.policies.servers.dialect import Dialect, Reply, RequestEntry
 from safevla_bench.policies.servers.dialects import read_reply
 from safevla_bench.policies.servers.endpoint import KEY, Greeting, Timeouts, redact_key
-from safevla_bench.policies.servers.http_exchange import exchange
 from safevla_bench.policies.servers.openpi import server_error
+from safevla_bench.policies.servers.wires import exchange, parse_operation
 
 DIALECTS: Mapping[str, str] = {
     "predict_action": "openvla-rest-libero",
@@ -112,19 +111,6 @@ class HttpClient:
 def _shorten(content: bytes) -> str:
     """Return the first 500 bytes as text without blanks at its ends."""
     return content[:500].decode(errors="replace").strip()
-
-
-def parse_operation(description: bytes) -> str | None:
-    """Return the function behind `/act` by a server's `/openapi.json`; None where it is not described.
-
-    FastAPI calls the operation of a function NAME at POST /act NAME_act_post.
-    """
-    try:
-        content = msgspec.json.decode(description)
-        operation = content["paths"]["/act"]["post"]["operationId"]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
-        return None
-    return operation.removesuffix("_act_post")[:100] if isinstance(operation, str) else None
 
 
 class OpenvlaModel:

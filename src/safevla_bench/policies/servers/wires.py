@@ -1,16 +1,111 @@
-"""The wire of a policy server whose kind nobody names: openpi, vla-eval, gr00t or openvla, by what answers there."""
+"""Wires of policy servers: one HTTP request, and the kind of a server that nobody names, by what answers there.
+
+A request is bounded in time and size, with no proxy, no redirect, and a connection of its own: servers of this kind
+close a connection that is idle for five seconds, which a simulator may take between two requests.
+"""
 
 from __future__ import annotations
 
+import http.client
 import socket
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
+import msgspec
+
 from safevla_bench.errors import PolicyError, ServerLostError, ServerUnreachableError
 from safevla_bench.policies.servers.endpoint import KEY
-from safevla_bench.policies.servers.http_exchange import exchange, is_harness
-from safevla_bench.policies.servers.openvla import parse_operation
+
+MAX_REPLY_BYTES = 4 * 2**20
+"""The largest answer that is taken; a chunk of actions has a few kilobytes."""
+_LEAST_S = 0.2
+_CONFIG_S = 2.0
+
+
+def exchange(
+    address: str, method: str, path: str, seconds: float, body: bytes | None = None, key: str | None = None
+) -> tuple[int, bytes]:
+    """Return the status and the content of one answer.
+
+    Args:
+        address: the server's URL; that of a websocket has its HTTP beside it.
+        method: GET or POST.
+        path: of the page.
+        seconds: for all of it.
+        body: JSON to send.
+        key: the server's, in the header `Authorization`.
+
+    Raises:
+        ServerLostError: nothing answers, or not in time, or no HTTP.
+        PolicyError: the answer is too large.
+    """
+    seconds = max(seconds, _LEAST_S)
+    split = urlsplit(address)
+    kind = http.client.HTTPSConnection if split.scheme in ("https", "wss") else http.client.HTTPConnection
+    asked = kind(split.hostname or "", split.port, timeout=seconds)
+    headers = {"Connection": "close", "Content-Type": "application/json"}
+    if key:
+        headers["Authorization"] = f"Api-Key {key}"
+    over = threading.Event()
+    try:
+        asked.connect()
+        with _hang_up_after(asked.sock, seconds, over):
+            asked.request(method, path, body, headers)
+            answer = asked.getresponse()
+            content = answer.read(MAX_REPLY_BYTES + 1)
+        if over.is_set() or (answer.length and len(content) <= MAX_REPLY_BYTES):
+            raise http.client.IncompleteRead(content, answer.length)
+    except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: headers that cannot be read
+        is_late = over.is_set() or isinstance(error, TimeoutError)
+        what = f"gave no answer for {seconds:.3g} s" if is_late else _describe_cause(error)
+        remedy = "Its own messages say why; start it again. One that is slow needs --policy-arg timeout_s=SECONDS."
+        raise ServerLostError(f"the policy server {address} {what}", remedy=remedy) from None
+    finally:
+        asked.close()
+    if len(content) > MAX_REPLY_BYTES:
+        problem = f"the server {address} sent an answer of more than {MAX_REPLY_BYTES // 2**20} MiB"
+        raise PolicyError(problem, remedy="A reply holds one chunk of actions; have it send nothing else.")
+    return answer.status, content
+
+
+@contextmanager
+def _hang_up_after(connection: socket.socket, seconds: float, over: threading.Event) -> Iterator[None]:
+    """Set `over` and shut the connection down when the block takes longer than `seconds`.
+
+    A server that sends a byte now and then would hold up every read anew.
+    """
+
+    def hang_up() -> None:
+        """Set `over` and shut the connection down in both directions; an error in that is ignored."""
+        over.set()
+        with suppress(OSError):
+            socket.socket.shutdown(
+                connection, socket.SHUT_RDWR
+            )  # the plain socket's: that of TLS breaks a read under way
+
+    timer = threading.Timer(seconds, hang_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _describe_cause(error: Exception) -> str:
+    """Return what a server did instead of answering, as the end of a sentence that begins with its name."""
+    if isinstance(error, ConnectionRefusedError):
+        return "refused the connection"
+    if isinstance(error, http.client.BadStatusLine) and not isinstance(error, http.client.RemoteDisconnected):
+        return "answered with something that is no HTTP"
+    return f"closed the connection ({str(error)[:200] or type(error).__name__})"
+
+
+# The kind of a server
+
 
 WIRES: Mapping[str, str] = {
     "openpi": "websocket, MessagePack",
@@ -48,7 +143,7 @@ def resolve_server(server: str, key: str | None = None) -> str:
     if not split.hostname or port is None or split.scheme not in ("", *_SCHEMES) or split.username is not None:
         shown = server if "@" not in server else "what was given"
         raise PolicyError(f"{shown} is not the address of a server", remedy=_REMEDY)
-    if split.scheme == "tcp" or (split.scheme not in ("wss", "https") and speaks_zeromq(split.hostname, port)):
+    if split.scheme == "tcp" or (split.scheme not in ("wss", "https") and _speaks_zeromq(split.hostname, port)):
         return f"gr00t:tcp://{split.netloc}"
     suffix = "s" if split.scheme in ("wss", "https") else ""
     kind = _identify_http(f"http{suffix}://{split.netloc}", key)
@@ -91,7 +186,31 @@ def _identify_http(address: str, key: str | None) -> str:
     raise PolicyError(problem, remedy=f"Is it the port of the server? {_REMEDY}")
 
 
-def speaks_zeromq(host: str, port: int) -> bool:
+def is_harness(address: str) -> bool:
+    """Return whether a model server of vla-evaluation-harness answers there: it has a page `/config` beside its socket.
+
+    Its `_make_process_request` (src/vla_eval/model_servers/serve.py at e1ee9ad) says what the page holds.
+    """
+    with suppress(PolicyError):
+        _, content = exchange(address, "GET", "/config", _CONFIG_S)
+        return b'"applied"' in content and b'"config"' in content
+    return False
+
+
+def parse_operation(description: bytes) -> str | None:
+    """Return the function behind `/act` by a server's `/openapi.json`; None where it is not described.
+
+    FastAPI calls the operation of a function NAME at POST /act NAME_act_post.
+    """
+    try:
+        content = msgspec.json.decode(description)
+        operation = content["paths"]["/act"]["post"]["operationId"]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
+        return None
+    return operation.removesuffix("_act_post")[:100] if isinstance(operation, str) else None
+
+
+def _speaks_zeromq(host: str, port: int) -> bool:
     """Return whether a server greets as ZeroMQ's do: ten bytes, the first 0xFF, the last 0x7F.
 
     Raises `ServerUnreachableError` where nothing takes a connection.
