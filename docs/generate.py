@@ -13,7 +13,7 @@ from pathlib import Path
 from safevla_bench import specs, tasks
 from safevla_bench.signals import SIGNALS
 from safevla_bench.tasks import TaskListing
-from safevla_bench.text.numbers import append_unit, display_unit, format_compact
+from safevla_bench.text import append_unit, display_unit, format_compact
 
 PAGE = Path(__file__).with_name("specifications.md")
 TEST_HOSTS = ("fake",)

@@ -29,7 +29,7 @@ from safevla_bench.metrics import Rate, Summary, cells
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.scores import EpisodeScore, Scores
 from safevla_bench.statistics import newcombe_interval, wilson_interval
-from safevla_bench.text.numbers import format_interval, format_percent
+from safevla_bench.text import format_interval, format_percent
 
 PAGE = Path(__file__).with_name("measured.md")
 HOST = "libero"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from safevla_bench import specs, tasks
 from safevla_bench.report.published import PAPER, PublishedCell, PublishedVariant, load_published, unique_count
-from safevla_bench.text.numbers import format_fixed
+from safevla_bench.text import format_fixed
 from safevla_bench.trajectory.header import TORQUE_LIMIT_NM
 
 PAGE = Path(__file__).with_name("reconstruction.md")

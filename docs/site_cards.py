@@ -19,7 +19,7 @@ from safevla_bench import tasks
 from safevla_bench.protocols import load_protocol
 from safevla_bench.signals import SIGNALS
 from safevla_bench.specs import Library, Spec
-from safevla_bench.text.numbers import append_unit, display_unit, format_compact
+from safevla_bench.text import append_unit, display_unit, format_compact
 
 DOCS = Path(__file__).parent
 NOTES = tomllib.loads((DOCS / "cards.toml").read_text(encoding="utf-8"))

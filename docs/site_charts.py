@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.explain.trace import SignalTrace
-from safevla_bench.text.numbers import append_unit, display_unit, format_compact
+from safevla_bench.text import append_unit, display_unit, format_compact
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 720, 190, 96, 14, 150
 

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.scores import INACTIVE, VACUOUS, IntervalMethod, Scores, collect_versions
 from safevla_bench.statistics import Interval, bootstrap_means, bounded_mean_interval, wilson_interval
-from safevla_bench.text import html_table
-from safevla_bench.text.numbers import NO_VALUE, format_fixed, format_percent
+from safevla_bench.text import NO_VALUE, format_fixed, format_percent, html_table
 
 BOOTSTRAP_SEED = 0
 LEAST_UNSAFE = 10

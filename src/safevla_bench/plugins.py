@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from safevla_bench.errors import PluginError, SafevlaError
-from safevla_bench.text.sanitize import is_secret_name
+from safevla_bench.text import is_secret_name
 
 NO_ARGUMENTS: Mapping[str, str] = MappingProxyType({})
 

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import SafevlaError
 from safevla_bench.plugins import install_command
-from safevla_bench.text import html_table
-from safevla_bench.text.numbers import NO_VALUE, format_compact, format_fixed
+from safevla_bench.text import NO_VALUE, format_compact, format_fixed, html_table
 
 if TYPE_CHECKING:
     import pandas

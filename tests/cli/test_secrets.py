@@ -14,7 +14,7 @@ import pytest
 from safevla_bench import cli
 from safevla_bench.policies.servers import serve
 from safevla_bench.policies.servers.codecs import OPENPI
-from safevla_bench.text.sanitize import is_secret_name, redact_secrets
+from safevla_bench.text import is_secret_name, redact_secrets
 from stub_servers import Gr00tServer, chunk, openpi, vla_eval, websockets
 
 SECRET = "pl4nted-s3cret"

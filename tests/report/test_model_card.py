@@ -17,7 +17,7 @@ from safevla_bench.provenance_marks import warn_of_scores
 from safevla_bench.report.model_card import CARD, RESULTS, ModelFacts, format_yaml, read_facts
 from safevla_bench.report.model_card import build_card as build_card_with
 from safevla_bench.ruleset import load_ruleset
-from safevla_bench.text.sanitize import escape_controls
+from safevla_bench.text import escape_controls
 from safevla_bench.trajectory import concatenate_batches
 from viewers.builders import judged as rough_episodes
 

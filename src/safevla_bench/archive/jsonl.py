@@ -26,7 +26,7 @@ from safevla_bench.archive.record_schema import (
     check_values,
 )
 from safevla_bench.errors import DamageError, Place, RecordError
-from safevla_bench.text.sanitize import escape_controls
+from safevla_bench.text import escape_controls
 from safevla_bench.trajectory import Batch
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")

@@ -18,7 +18,7 @@ import msgspec
 
 from safevla_bench.archive.record_schema import ROW_TYPES, Contact, Role, Step, Trajectory, check_values
 from safevla_bench.errors import Place, RecordError
-from safevla_bench.text.sanitize import escape_controls
+from safevla_bench.text import escape_controls
 from safevla_recorder.channels import POSES
 
 Path = tuple[str | int, ...]

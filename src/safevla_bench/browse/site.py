@@ -30,7 +30,7 @@ from safevla_bench.report.render import (
 from safevla_bench.report.tables import UNNAMED, Cell, Table
 from safevla_bench.report.tables.suites import SAFETY, SR, VSI
 from safevla_bench.report.tables.table import count_cell
-from safevla_bench.text.numbers import NO_VALUE
+from safevla_bench.text import NO_VALUE
 
 INDEX, RUN, COMPARE = "/", "/run/", "/compare"
 _METRICS = (SR, SAFETY, VSI)

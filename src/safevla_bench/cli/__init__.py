@@ -17,7 +17,7 @@ from click.shell_completion import CompletionItem
 
 from safevla_bench.cli.sections import FORMER_COMMANDS
 from safevla_bench.errors import SafevlaError
-from safevla_bench.text.sanitize import escape_controls, redact_secrets
+from safevla_bench.text import escape_controls, redact_secrets
 from safevla_bench.version import __version__
 
 OK, GATE_FAILED, USER_ERROR, UNDECIDED, CRASHED, INTERRUPTED = 0, 1, 2, 3, 4, 130

@@ -20,8 +20,7 @@ from safevla_bench.files import write_atomically
 from safevla_bench.hosts.libero.tasks import list_bddl_files, name_task
 from safevla_bench.signals import SIGNALS
 from safevla_bench.tasks import bddl, proposal
-from safevla_bench.text.numbers import format_compact, format_significant
-from safevla_bench.text.sanitize import escape_controls
+from safevla_bench.text import escape_controls, format_compact, format_significant
 
 if TYPE_CHECKING:
     from safevla_bench import sensitivity

@@ -26,7 +26,7 @@ from safevla_bench.report.submission import recorded_versions
 from safevla_bench.report.tables import gates as gating
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.statistics import CONFIDENCE
-from safevla_bench.text.sanitize import escape_controls
+from safevla_bench.text import escape_controls
 
 _SHARE = click.FloatRange(0, 1)
 

@@ -31,7 +31,7 @@ from safevla_bench.report.tables import Roster, Table, comparison
 from safevla_bench.report.tables import sensitivity as varying
 from safevla_bench.report.tables.host_means import host_mean_table, host_means, mean_documents
 from safevla_bench.ruleset import Ruleset
-from safevla_bench.text.sanitize import escape_controls
+from safevla_bench.text import escape_controls
 
 F = TypeVar("F", bound=Callable[..., Any])
 

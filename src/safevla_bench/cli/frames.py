@@ -23,7 +23,7 @@ from safevla_bench.report import episode_list
 from safevla_bench.report.tables import UNNAMED
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import Scores
-from safevla_bench.text.sanitize import escape_controls
+from safevla_bench.text import escape_controls
 
 _MOST_RENDERED, _SHEET_ROWS = 12, 4
 """Episodes that are rendered unless the user says how many."""

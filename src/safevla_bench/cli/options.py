@@ -24,7 +24,7 @@ from safevla_bench.ray_cluster import ADDRESS, HERE, RayCluster
 from safevla_bench.ruleset import Ruleset, choose_library, load_ruleset
 from safevla_bench.runs import RUN, NamedSource, require_source
 from safevla_bench.specs.file_formats import DEFAULT_LIBRARY, LIBRARY_NAMES
-from safevla_bench.text.sanitize import escape_controls
+from safevla_bench.text import escape_controls
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -15,7 +15,7 @@ from rich.table import Column
 from safevla_bench.cli import make_printable
 from safevla_bench.rollout import EpisodeOutcome, Observer, PlannedEpisode
 from safevla_bench.scores import NO_VERDICT, verdict_word
-from safevla_bench.text.sanitize import escape_controls
+from safevla_bench.text import escape_controls
 from safevla_bench.tracking import OutcomeScorer, TrackingObserver, open_observers
 
 _BAR_WIDTH = 12

@@ -26,7 +26,7 @@ from safevla_bench.report.tables.table import Cell, Column, Table
 from safevla_bench.rollout import Observer
 from safevla_bench.rollout.estimate import CostRange, RunEstimate
 from safevla_bench.ruleset import Ruleset
-from safevla_bench.text.sanitize import redact_secrets
+from safevla_bench.text import redact_secrets
 from safevla_bench.trajectory import Batch
 
 

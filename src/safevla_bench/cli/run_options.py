@@ -28,7 +28,7 @@ from safevla_bench.cli.options import (
 from safevla_bench.errors import Place, RunError
 from safevla_bench.policies import check_name, split_name
 from safevla_bench.registration import read_registration
-from safevla_bench.text.sanitize import redact_secrets
+from safevla_bench.text import redact_secrets
 
 F = TypeVar("F", bound=Callable[..., Any])
 

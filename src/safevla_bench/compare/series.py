@@ -28,7 +28,7 @@ from safevla_bench.errors import RunError
 from safevla_bench.metrics import Mean, Rate, severity_means
 from safevla_bench.scores import IntervalMethod
 from safevla_bench.statistics import CONFIDENCE
-from safevla_bench.text.numbers import format_compact
+from safevla_bench.text import format_compact
 
 _NUMBER = re.compile(r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][+-]?\d+)?(?:[kKM](?![A-Za-z]))?")
 _FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6}

@@ -29,7 +29,7 @@ from safevla_bench.registration import (
     format_start,
 )
 from safevla_bench.ruleset import Ruleset
-from safevla_bench.text.sanitize import redact_secrets
+from safevla_bench.text import redact_secrets
 from safevla_bench.trajectory import Batch
 
 SAME_FAILURES = 3

@@ -25,7 +25,7 @@ from safevla_bench.rollout import PlannedEpisode
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.scoring import score
 from safevla_bench.statistics import CONFIDENCE, Interval
-from safevla_bench.text.numbers import format_interval
+from safevla_bench.text import format_interval
 from safevla_bench.trajectory import Batch
 
 _SAFER = " safer than "

@@ -27,7 +27,7 @@ from safevla_bench.exposure import PHASES, phases
 from safevla_bench.exposure.episodes import holding
 from safevla_bench.signals import RecordFields
 from safevla_bench.tasks import Registry
-from safevla_bench.text.numbers import format_fixed
+from safevla_bench.text import format_fixed
 from safevla_bench.trajectory import FURNITURE, ROBOT, Batch
 
 MOVED_M = 0.0005

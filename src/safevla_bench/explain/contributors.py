@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.signals import RecordFields
 from safevla_bench.tasks import GoalBodies, Registry
-from safevla_bench.text.numbers import append_unit, display_unit, format_significant
+from safevla_bench.text import append_unit, display_unit, format_significant
 from safevla_bench.trajectory import BYSTANDER, FURNITURE, ROBOT, TARGET, Batch
 
 BodyKind = Literal[

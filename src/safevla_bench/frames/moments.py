@@ -9,8 +9,14 @@ from typing import Literal
 from safevla_bench.explain.episode import ClauseExplanation, Explanation, Moment
 from safevla_bench.explain.trace import SignalTrace
 from safevla_bench.scores import verdict_word
-from safevla_bench.text.numbers import append_unit, display_unit, format_against_limit, format_compact, format_fixed
-from safevla_bench.text.sanitize import escape_controls
+from safevla_bench.text import (
+    append_unit,
+    display_unit,
+    escape_controls,
+    format_against_limit,
+    format_compact,
+    format_fixed,
+)
 
 _TORQUE, _MOVED, _MARGIN = "joint_torque_ratio", "non_target_disp_max", "margin"
 

@@ -24,8 +24,7 @@ from safevla_bench.files import write_atomically
 from safevla_bench.frames.moments import format_clip_reading
 from safevla_bench.interface import Camera
 from safevla_bench.runs import FRAMES, Frame
-from safevla_bench.text.numbers import format_fixed
-from safevla_bench.text.sanitize import escape_controls
+from safevla_bench.text import escape_controls, format_fixed
 
 Pixels = NDArray[np.uint8]
 Color = tuple[int, int, int]

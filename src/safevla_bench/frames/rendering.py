@@ -32,8 +32,7 @@ from safevla_bench.interface import Camera, Host, Picture, Stage, TriangleMesh
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.runs import Frame
 from safevla_bench.scores import Scores
-from safevla_bench.text.numbers import format_fixed
-from safevla_bench.text.sanitize import escape_controls
+from safevla_bench.text import escape_controls, format_fixed
 from safevla_bench.trajectory import Batch, select_episodes
 
 REPLAY = "replay3d.json"

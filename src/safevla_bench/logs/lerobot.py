@@ -29,7 +29,7 @@ from safevla_bench.errors import Place, RecordError
 from safevla_bench.foreign.demonstrations import INFO
 from safevla_bench.logs.mapping import Columns, LogMapping, PoseColumns
 from safevla_bench.logs.records import Floats, LoggedEpisode, Series
-from safevla_bench.text.sanitize import escape_controls
+from safevla_bench.text import escape_controls
 
 _KEYS = ("episode_index", "frame_index", "task_index", "timestamp")
 _SUCCESS = "next.success"

@@ -24,7 +24,7 @@ from safevla_bench.errors import Place, RecordError
 from safevla_bench.logs.mapping import Columns, LogMapping, PoseColumns
 from safevla_bench.logs.records import Floats, LoggedEpisode, Series, warn_once
 from safevla_bench.plugins import install_command
-from safevla_bench.text.sanitize import escape_controls
+from safevla_bench.text import escape_controls
 
 SUFFIX = ".mcap"
 _MAX_MESSAGE_BYTES = 1 << 26

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.explain.trace import SpecTrace
-from safevla_bench.text.numbers import append_unit, display_unit, format_against_limit, format_compact, format_fixed
+from safevla_bench.text import append_unit, display_unit, format_against_limit, format_compact, format_fixed
 
 Floats = NDArray[np.float64]
 V = TypeVar("V", float, Floats)

@@ -21,7 +21,7 @@ from safevla_bench.report.tables.episodes import format_cause
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import ACTIVE, INACTIVE, VACUOUS, Scores, nan_to_none
 from safevla_bench.signals import RecordFields
-from safevla_bench.text.numbers import append_unit, display_unit, format_fixed, format_significant
+from safevla_bench.text import append_unit, display_unit, format_fixed, format_significant
 from safevla_bench.trajectory import Batch, select_episodes
 
 _AT_ONCE = 50

@@ -26,7 +26,7 @@ from safevla_bench.report.sections import describe_ending
 from safevla_bench.report.tables import UNNAMED
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import Scores
-from safevla_bench.text.numbers import NO_VALUE, format_fixed
+from safevla_bench.text import NO_VALUE, format_fixed
 from safevla_bench.trajectory import Batch
 
 Floats = NDArray[np.float64]

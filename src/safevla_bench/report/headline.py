@@ -11,8 +11,7 @@ from safevla_bench.compare import Comparison, Difference, least_tasks
 from safevla_bench.metrics import Rate, Summary, describe_unjudged, has_verdict
 from safevla_bench.report.tables import policy_name
 from safevla_bench.scores import NO_VERDICT, Scores
-from safevla_bench.text.numbers import NO_VALUE, format_fixed, format_percent
-from safevla_bench.text.sanitize import shorten_name
+from safevla_bench.text import NO_VALUE, format_fixed, format_percent, shorten_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from safevla_bench.report.render.text import spreadsheet_text
 from safevla_bench.report.tables import policy_name
 from safevla_bench.runs import dump_json
 from safevla_bench.specs import Library
-from safevla_bench.text.numbers import format_fixed, format_percent
+from safevla_bench.text import format_fixed, format_percent
 
 _RATES = {"SR": "sr", "safety_rate": "safety", "succ_unsafe": "sbu"}
 _MEANS = {"vsi": "vsi", "vsi_unsafe": "vsi_given_unsafe"}

@@ -22,8 +22,7 @@ from safevla_bench.judged import Judged
 from safevla_bench.metrics import Mean, Rate, Summary
 from safevla_bench.report.render import render_tables
 from safevla_bench.report.tables import headline_table
-from safevla_bench.text.numbers import format_fixed
-from safevla_bench.text.sanitize import escape_controls
+from safevla_bench.text import escape_controls, format_fixed
 
 _Text = Annotated[str, Meta(min_length=1)]
 _Percent = Annotated[float, Meta(ge=0, le=100)]

@@ -25,7 +25,7 @@ from safevla_bench.report.tables.series import describe_series, series_table
 from safevla_bench.report.tables.violations import body_tables
 from safevla_bench.ruleset import LostEpisodes, Provenance, Ruleset
 from safevla_bench.scores import Scores, SpecColumn
-from safevla_bench.text.numbers import NO_VALUE, append_unit, display_unit, format_compact, format_fixed
+from safevla_bench.text import NO_VALUE, append_unit, display_unit, format_compact, format_fixed
 from safevla_bench.trajectory import Batch, Header
 
 _NOTHING, _EMPTY, _NO_REPLAYS = Analysis(), Album(), Replays()

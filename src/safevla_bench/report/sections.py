@@ -18,7 +18,7 @@ from safevla_bench.report.tables import Table, policy_name
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.runs import FRAMES, RUN, Frame, PolicyNames, read_frames
 from safevla_bench.scores import NO_VERDICT, Scores, verdict_word
-from safevla_bench.text.numbers import NO_VALUE, format_fixed, format_interval, format_percent
+from safevla_bench.text import NO_VALUE, format_fixed, format_interval, format_percent
 from safevla_bench.trajectory import Batch, select_episodes
 
 # Success and safety

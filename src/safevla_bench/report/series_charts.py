@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from safevla_bench.compare import SeriesComparison, SeriesCurve, SeriesPoint
 from safevla_bench.report.sweep_charts import BOTTOM, HEIGHT, TOP, series_style
-from safevla_bench.text.numbers import format_compact, format_fixed
+from safevla_bench.text import format_compact, format_fixed
 
 PANELS = (("SR (%)", "sr", 100.0), ("Safety (%)", "safety", 100.0), ("SBU (%)", "sbu", 100.0), ("VSI", "vsi", 1.0))
 """Title, name and greatest value of each panel."""

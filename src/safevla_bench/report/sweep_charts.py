@@ -14,7 +14,7 @@ from safevla_bench.compare import Comparison, Difference
 from safevla_bench.metrics import Rate
 from safevla_bench.report.tables import UNNAMED
 from safevla_bench.sensitivity import SensitivityCurve, ThresholdSweep
-from safevla_bench.text.numbers import append_unit, display_unit, format_compact, format_fixed, format_significant
+from safevla_bench.text import append_unit, display_unit, format_compact, format_fixed, format_significant
 
 HEIGHT, TOP, BOTTOM = 132, 8, 112
 SERIES = 8

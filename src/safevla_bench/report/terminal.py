@@ -23,15 +23,15 @@ from safevla_bench.report.tables.episodes import (
     kept_clause_table,
     unjudged_table,
 )
-from safevla_bench.text.numbers import (
+from safevla_bench.text import (
     NO_VALUE,
     append_unit,
     display_unit,
+    escape_controls,
     format_compact,
     format_fixed,
     format_significant,
 )
-from safevla_bench.text.sanitize import escape_controls
 
 _LABEL = 14
 """Columns for the names of facts."""

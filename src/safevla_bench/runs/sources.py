@@ -26,7 +26,7 @@ from safevla_bench.runs.policy_names import (
     name_source,
 )
 from safevla_bench.scores import AbsentEpisode
-from safevla_bench.text.sanitize import escape_controls
+from safevla_bench.text import escape_controls
 from safevla_bench.trajectory import Batch
 
 

@@ -13,7 +13,7 @@ import msgspec
 from safevla_bench.errors import SpecError
 from safevla_bench.specs import Library, Spec, severe_magnitude
 from safevla_bench.specs.table_reader import RowOrigin, convert_row, read_toml, suggest_names
-from safevla_bench.text.sanitize import shorten_name
+from safevla_bench.text import shorten_name
 
 _MOST_THRESHOLDS = 1000
 

@@ -17,7 +17,7 @@ import msgspec
 
 from safevla_bench.tasks.bddl import JOINT_MOVES, PLACINGS, SWITCHES, BddlProblem, Predicate
 from safevla_bench.tasks.entries import GoalBodies, Registry
-from safevla_bench.text.sanitize import escape_controls
+from safevla_bench.text import escape_controls
 
 _BY_DEMAND = ("push-no-lift", "pnp-basic", "pnp-into-container", "wine-rack-insert")
 """Templates of object handling, the least demanding first. Several such phases become the most demanding one."""

@@ -14,7 +14,7 @@ from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import NO_VERDICT, Scores
 from safevla_bench.signals import RecordFields
 from safevla_bench.tasks import Registry
-from safevla_bench.text.numbers import append_unit, display_unit, format_against_limit, format_compact
+from safevla_bench.text import append_unit, display_unit, format_against_limit, format_compact
 from safevla_bench.trajectory import Batch, Header, select_episodes
 
 Floats = NDArray[np.float64]

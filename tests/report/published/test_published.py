@@ -30,7 +30,7 @@ from safevla_bench.report.tables import (
 )
 from safevla_bench.specs import library
 from safevla_bench.tasks import active_specs, registry
-from safevla_bench.text.numbers import NO_VALUE, format_fixed
+from safevla_bench.text import NO_VALUE, format_fixed
 
 V1 = load_published(PAPER)
 AXES = {spec.spec_id: spec.axis for spec in library().safe}

@@ -24,7 +24,7 @@ from safevla_bench.report.render import (
     render_text,
 )
 from safevla_bench.report.tables import Cell, Column, Roster, Table, suite_table
-from safevla_bench.text.numbers import NO_VALUE
+from safevla_bench.text import NO_VALUE
 
 HOSTILE = '=cmd|"/C calc"!A0\x1b[31m<script>alert(1)</script>&%$#_{}~^\\|\u202e'
 MARKED = Table(

@@ -8,7 +8,7 @@ from report.scenes import NAN, joined, verdicts
 from safevla_bench.metrics import aggregate, cells
 from safevla_bench.report.tables import Table, headline_table, violation_table
 from safevla_bench.scores import AbsentEpisode
-from safevla_bench.text.numbers import NO_VALUE
+from safevla_bench.text import NO_VALUE
 
 
 def column(table: Table, name: str) -> list[str]:

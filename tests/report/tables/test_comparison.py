@@ -13,7 +13,7 @@ from safevla_bench.compare import sample_size
 from safevla_bench.report.render import render_markdown, render_text
 from safevla_bench.report.tables import comparison as comparing
 from safevla_bench.report.tables import gates as gating
-from safevla_bench.text.numbers import NO_VALUE
+from safevla_bench.text import NO_VALUE
 
 
 def difference(**changes: object) -> compare.Difference:

@@ -17,7 +17,7 @@ from safevla_bench.sensitivity import (
 )
 from safevla_bench.specs import library
 from safevla_bench.tasks import registry
-from safevla_bench.text.numbers import NO_VALUE
+from safevla_bench.text import NO_VALUE
 
 TASKS, NOBODY = registry(), Roster()
 V1 = load_published(PAPER)

@@ -15,7 +15,7 @@ from safevla_bench.sensitivity import (
     VariantRates,
     VerdictChanges,
 )
-from safevla_bench.text.numbers import NO_VALUE
+from safevla_bench.text import NO_VALUE
 
 
 def point(safe: int, n: int, given: tuple[int, int] = (1, 4)) -> VariantRates:

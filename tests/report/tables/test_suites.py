@@ -18,7 +18,7 @@ from safevla_bench.report.tables import (
 )
 from safevla_bench.scores import AbsentEpisode
 from safevla_bench.statistics import Interval, rate_mean_interval
-from safevla_bench.text.numbers import NO_VALUE
+from safevla_bench.text import NO_VALUE
 
 GOOD, BAD, FAILED = (True, 1, 1), (True, -5, 1), (False, 1, 1)
 

@@ -24,7 +24,7 @@ from safevla_bench.scores import INACTIVE, AbsentEpisode, Scores
 from safevla_bench.scoring import score
 from safevla_bench.specs import library
 from safevla_bench.tasks import registry
-from safevla_bench.text.numbers import NO_VALUE
+from safevla_bench.text import NO_VALUE
 from safevla_bench.trajectory import Batch, concatenate_batches
 
 GOOD, BAD, FAILED = (True, 1, 1), (True, -5, 1), (False, 1, 1)

@@ -24,7 +24,7 @@ from safevla_bench.report.tables.cells import LIBERO_TORQUE_NOTE
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.scores import INACTIVE
 from safevla_bench.scoring import score
-from safevla_bench.text.numbers import NO_VALUE
+from safevla_bench.text import NO_VALUE
 from safevla_bench.trajectory import concatenate_batches
 
 GOOD, BAD, FAILED = (True, 1, 1), (True, -5, 1), (False, 1, 1)

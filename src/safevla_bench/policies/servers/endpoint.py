@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from safevla_bench.errors import Place, PolicyError
-from safevla_bench.text.sanitize import HIDDEN, is_secret_name, learn_secret, redact_secrets
+from safevla_bench.text import HIDDEN, is_secret_name, learn_secret, redact_secrets
 
 KEY = "SAFEVLA_API_KEY"
 """The environment variable that holds a server's key, unless an argument names another."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from safevla_bench.judged import JudgedSource
 from safevla_bench.report.tables import Table
-from safevla_bench.text.numbers import NO_VALUE
+from safevla_bench.text import NO_VALUE
 from safevla_bench.trajectory import Header
 
 PAGES, REPORTS = "policies", "reports"

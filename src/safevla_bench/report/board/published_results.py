@@ -20,7 +20,7 @@ from safevla_bench.report.published import (
 from safevla_bench.report.published import load_published as load
 from safevla_bench.report.tables import Cell, Column, Table
 from safevla_bench.statistics import Interval, rate_mean_interval, wilson_interval
-from safevla_bench.text.numbers import NO_VALUE, format_fixed, format_interval
+from safevla_bench.text import NO_VALUE, format_fixed, format_interval
 
 _TITLES: Mapping[tuple[str, ...], str] = {
     ("robocasa-365",): "RoboCasa-365, 18 tasks",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from safevla_bench.statistics import letter_display
-from safevla_bench.text.numbers import NO_VALUE, format_fixed, format_interval
+from safevla_bench.text import NO_VALUE, format_fixed, format_interval
 
 SeparatedPairs = Collection[tuple[int, int]]
 """Pairs of entries that were told apart, by their place in a sequence."""

@@ -42,7 +42,7 @@ from safevla_bench.report.tables import UNNAMED, Cell, Column, Table
 from safevla_bench.report.tables.suites import SAFETY, SBU, SR, UNSAFE_SUCCESS, VSI, VSI_UNSAFE
 from safevla_bench.report.tables.table import add_notes, count_cell, describe_intervals, lost_notes
 from safevla_bench.scores import Scores
-from safevla_bench.text.numbers import NO_VALUE, format_fixed
+from safevla_bench.text import NO_VALUE, format_fixed
 
 INDEX, METHOD = "index.html", "method.html"
 GENERATOR = "safevla board"

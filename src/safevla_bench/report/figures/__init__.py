@@ -22,7 +22,7 @@ from safevla_bench.report.figures import margins, onset, series, sweeps, tradeof
 from safevla_bench.report.figures.style import COLUMN, NARROWEST_IN, Page, drawing_page, figure_style, scale_figure
 from safevla_bench.scores import Scores
 from safevla_bench.tasks import Registry
-from safevla_bench.text.numbers import format_fixed
+from safevla_bench.text import format_fixed
 
 __all__ = [
     "COLUMN",

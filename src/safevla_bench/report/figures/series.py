@@ -20,7 +20,7 @@ from safevla_bench.report.figures.sheet import (
 )
 from safevla_bench.report.figures.style import figure_style, series_colour, series_dash, series_marker, sheet_width
 from safevla_bench.report.series_charts import PANELS, POOLED, SeriesAxis, SeriesMark, curve_marks, format_label
-from safevla_bench.text.numbers import format_compact
+from safevla_bench.text import format_compact
 
 LABEL = "Number in the run's name"
 """What stands below the figure where nobody says what the numbers are."""

@@ -27,7 +27,7 @@ from matplotlib.text import Text
 from matplotlib.textpath import text_to_path
 from numpy.typing import NDArray
 
-from safevla_bench.text.sanitize import escape_controls, shorten_name
+from safevla_bench.text import escape_controls, shorten_name
 
 _MAX_CHARACTERS = 300
 """Longest text that is drawn: a name may have any length, and each character is measured."""

@@ -23,7 +23,7 @@ from safevla_bench.report.figures.style import INK, figure_style, series_colour,
 from safevla_bench.report.tables import UNNAMED
 from safevla_bench.sensitivity import ThresholdSweep
 from safevla_bench.specs import Library
-from safevla_bench.text.numbers import display_unit, format_compact
+from safevla_bench.text import display_unit, format_compact
 
 
 @dataclass(frozen=True, slots=True)

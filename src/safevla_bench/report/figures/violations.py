@@ -38,7 +38,7 @@ from safevla_bench.report.figures.style import (
 )
 from safevla_bench.report.tables import UNNAMED, policy_name
 from safevla_bench.scores import INACTIVE, Scores
-from safevla_bench.text.numbers import NO_VALUE, format_percent
+from safevla_bench.text import NO_VALUE, format_percent
 
 
 @dataclass(frozen=True, slots=True)

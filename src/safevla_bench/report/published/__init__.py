@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import SafevlaError
 from safevla_bench.scores import ACTIVE, INACTIVE, Scores, SpecColumn
-from safevla_bench.text.numbers import format_percent
+from safevla_bench.text import format_percent
 from safevla_bench.verdicts import BINARY_MARGIN
 
 PAPER, LEADERBOARD = "paper_v1", "leaderboard_2026_09_20"

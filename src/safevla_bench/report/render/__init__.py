@@ -24,7 +24,7 @@ from safevla_bench.report.render.latex import LatexLayout, render_latex
 from safevla_bench.report.render.text import render_csv, render_markdown, render_rows_csv, render_text, wrap_line
 from safevla_bench.report.tables import Table
 from safevla_bench.report.tables.table import group_spans
-from safevla_bench.text.sanitize import escape_controls, shorten_name
+from safevla_bench.text import escape_controls, shorten_name
 
 
 @cache

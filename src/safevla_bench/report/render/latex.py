@@ -16,7 +16,7 @@ from typing import NamedTuple
 from safevla_bench.report.render.text import wrap_line
 from safevla_bench.report.tables import Cell, Column, Table
 from safevla_bench.report.tables.table import group_spans
-from safevla_bench.text.sanitize import escape_controls
+from safevla_bench.text import escape_controls
 
 _HEAD_WIDTHS = (14, 10, 8)
 """Longest line of a heading over numbers, in characters: the usual one, and less where that is too wide."""

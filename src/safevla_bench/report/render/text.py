@@ -16,8 +16,7 @@ from math import isnan
 from rich.cells import cell_len, chop_cells
 
 from safevla_bench.report.tables import Cell, Column, Table
-from safevla_bench.text.numbers import NO_VALUE
-from safevla_bench.text.sanitize import escape_controls
+from safevla_bench.text import NO_VALUE, escape_controls
 
 _GAP = 2
 _NARROWEST = 13

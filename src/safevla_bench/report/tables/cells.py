@@ -29,7 +29,7 @@ from safevla_bench.report.tables.table import (
 from safevla_bench.scores import NO_VERDICT, Scores
 from safevla_bench.sensitivity import SensitivityCurve
 from safevla_bench.tasks import Registry
-from safevla_bench.text.numbers import NO_VALUE
+from safevla_bench.text import NO_VALUE
 
 AUXILIARY_SUITES = ("robocasa-pnp",)
 """Suites that are always auxiliary: the paper's five-task check, sampled by another protocol (its Table 6)."""

@@ -16,7 +16,7 @@ from safevla_bench.compare import (
 )
 from safevla_bench.compare.sample_size import SampleDesign, SampleSizePlan
 from safevla_bench.report.tables.table import Cell, Column, Emphasis, Table
-from safevla_bench.text.numbers import NO_VALUE, format_compact, format_fixed, format_interval
+from safevla_bench.text import NO_VALUE, format_compact, format_fixed, format_interval
 
 _SHOWN = {
     "sr": "SR %",

@@ -13,7 +13,7 @@ from safevla_bench.report.episode_list import EpisodeListRow
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table
 from safevla_bench.report.tables.violations import format_kinds
 from safevla_bench.scores import NO_VERDICT
-from safevla_bench.text.numbers import (
+from safevla_bench.text import (
     NO_VALUE,
     append_unit,
     display_unit,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from safevla_bench.exposure import CellExposure, SpecExposure
 from safevla_bench.metrics import Mean, Rate
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table
-from safevla_bench.text.numbers import NO_VALUE, format_compact, format_fixed, format_interval, format_percent
+from safevla_bench.text import NO_VALUE, format_compact, format_fixed, format_interval, format_percent
 
 _NAMES = (Column("Policy", numeric=False), Column("Suite", numeric=False))
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from safevla_bench.foreign import LACKS, ForeignEpisode, ForeignResults
 from safevla_bench.metrics import Rate
 from safevla_bench.report.tables.table import WILSON, Cell, Column, Table, count_cell, rate_cell
-from safevla_bench.text.numbers import NO_VALUE, format_significant
+from safevla_bench.text import NO_VALUE, format_significant
 from safevla_bench.trajectory import DIVERGED, Batch, mark_flags, replay_fields
 
 NOT_RECORDED = "not recorded"

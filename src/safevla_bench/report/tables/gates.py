@@ -7,8 +7,7 @@ from xml.etree import ElementTree
 
 from safevla_bench.gates import GateOutcome, GateReport
 from safevla_bench.report.tables.table import Cell, Column, Emphasis, Table
-from safevla_bench.text.numbers import NO_VALUE, format_compact, format_fixed, format_interval
-from safevla_bench.text.sanitize import escape_controls
+from safevla_bench.text import NO_VALUE, escape_controls, format_compact, format_fixed, format_interval
 
 
 def gate_table(checked: GateReport, remarks: Sequence[str] = ()) -> Table:

@@ -17,7 +17,7 @@ from safevla_bench.report.tables.cells import HOST_TITLES, Roster, published_sui
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, dash_cell
 from safevla_bench.sensitivity import SensitivityCurve, ThresholdAblation, VariantRates
 from safevla_bench.tasks import Registry
-from safevla_bench.text.numbers import format_fixed
+from safevla_bench.text import format_fixed
 
 METRICS = ("safety", "sbu", "p_unsafe_given_success", "vsi")
 AUXILIARY = "auxiliary entries"

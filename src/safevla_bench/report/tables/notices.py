@@ -10,7 +10,7 @@ from safevla_bench.metrics import Summary
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table
 from safevla_bench.ruleset import LostEpisodes
 from safevla_bench.scores import NO_VERDICT, AbsentEpisode
-from safevla_bench.text.numbers import NO_VALUE, append_unit, display_unit, format_against_limit, format_compact
+from safevla_bench.text import NO_VALUE, append_unit, display_unit, format_against_limit, format_compact
 
 _NO_LOSS = LostEpisodes()
 

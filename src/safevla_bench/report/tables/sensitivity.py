@@ -17,7 +17,7 @@ from safevla_bench.sensitivity import (
     VariantRates,
     VerdictChanges,
 )
-from safevla_bench.text.numbers import NO_VALUE, display_unit, format_compact, format_fixed, format_interval
+from safevla_bench.text import NO_VALUE, display_unit, format_compact, format_fixed, format_interval
 
 _METRICS = (
     Column("Safety %", meaning="share of episodes that break no limit"),

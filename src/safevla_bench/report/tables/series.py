@@ -19,7 +19,7 @@ from safevla_bench.report.tables.table import (
     mean_cell,
     rate_cell,
 )
-from safevla_bench.text.numbers import format_compact, format_fixed
+from safevla_bench.text import format_compact, format_fixed
 
 _INTERVALS = "Below each value its 95 % interval: Wilson for proportions; for VSI one that holds for any severities."
 

@@ -31,7 +31,7 @@ from safevla_bench.report.tables.table import (
     table_file_name,
 )
 from safevla_bench.statistics import Interval, rate_mean_interval
-from safevla_bench.text.numbers import NO_VALUE, format_fixed, format_interval
+from safevla_bench.text import NO_VALUE, format_fixed, format_interval
 
 Cells = Mapping[str, Summary]
 """The cells of one policy by suite."""

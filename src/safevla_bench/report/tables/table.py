@@ -16,7 +16,7 @@ from typing import Literal
 
 from safevla_bench.metrics import LEAST_UNSAFE, Mean, Rate, Summary, describe_unjudged
 from safevla_bench.sensitivity import SensitivityCurve
-from safevla_bench.text.numbers import NO_VALUE, format_fixed, format_interval, format_percent
+from safevla_bench.text import NO_VALUE, format_fixed, format_interval, format_percent
 
 Emphasis = Literal["", "best", "bad", "total"]
 LARGEST = "†"

@@ -31,7 +31,7 @@ from safevla_bench.report.tables.table import (
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import ACTIVE, INACTIVE, NO_VERDICT, Scores
 from safevla_bench.tasks import check_applicability
-from safevla_bench.text.numbers import NO_VALUE, format_fixed
+from safevla_bench.text import NO_VALUE, format_fixed
 
 Task = tuple[str, str]
 """Benchmark and task id."""

@@ -32,7 +32,7 @@ from safevla_bench.report.tables.table import (
     table_file_name,
 )
 from safevla_bench.scores import Scores
-from safevla_bench.text.numbers import NO_VALUE, append_unit, display_unit, format_fixed, format_significant
+from safevla_bench.text import NO_VALUE, append_unit, display_unit, format_fixed, format_significant
 
 _NAMING = (Column("Policy", numeric=False), Column("Suite", numeric=False), Column("n"))
 

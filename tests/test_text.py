@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from safevla_bench.text.numbers import (
+from safevla_bench.text import (
     NO_VALUE,
     append_unit,
     display_unit,

@@ -1,10 +1,41 @@
-"""Printed numbers: rounded from exact values, halves away from zero. A missing number is a dash, never a zero."""
+"""Printed numbers and names: rounded exactly, safe for terminals and pages, without secrets.
+
+Numbers are rounded from exact values, halves away from zero. A missing number is a dash, never a zero. Names may come
+from a stranger's file: they are shown without control characters. Learning and redacting secrets is the recorder's: one
+process has one set of them.
+"""
 
 from __future__ import annotations
 
 import math
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
 from decimal import ROUND_HALF_UP, Context, Decimal
 from fractions import Fraction
+from html import escape
+
+from safevla_recorder.errors import HIDDEN, learn_secret, redact_secrets
+
+__all__ = [
+    "HIDDEN",
+    "MAX_CHARACTERS",
+    "NO_VALUE",
+    "append_unit",
+    "display_unit",
+    "escape_controls",
+    "format_against_limit",
+    "format_compact",
+    "format_fixed",
+    "format_interval",
+    "format_percent",
+    "format_significant",
+    "html_table",
+    "is_secret_name",
+    "learn_secret",
+    "redact_secrets",
+    "shorten_name",
+]
 
 NO_VALUE = "—"
 _MAX_DECIMALS = 9
@@ -82,3 +113,68 @@ def display_unit(unit: str, limit: float) -> tuple[str, int]:
 def append_unit(text: str, unit: str) -> str:
     """Return a number and its unit, joined by a no-break space; the degree sign follows without a space."""
     return f"{text}{unit}" if unit == "°" else f"{text}\N{NO-BREAK SPACE}{unit}".rstrip()
+
+
+# Names
+
+
+_NAMES = re.compile(
+    r"(^|[_.-])(api[_-]?key|auth|authorization|cookie|credentials?|passw(or)?d|secret|token)$", re.IGNORECASE
+)
+
+
+def is_secret_name(name: str) -> bool:
+    """Return whether an argument of this name holds a secret: `api_key`, `hf_token` or `password`, not `key_file`."""
+    return _NAMES.search(name) is not None
+
+
+MAX_CHARACTERS = 160
+_TAIL_CHARACTERS = 36
+
+
+def escape_controls(text: str) -> str:
+    """Return the text with every character that is not visible replaced by its escape sequence.
+
+    Escaped are controls, bidirectional overrides and other format characters, line separators, lone surrogates and
+    unassigned code points. Spaces of any width stay.
+    """
+    return text if text.isprintable() else "".join(c if _is_visible(c) else _escape_character(c) for c in text)
+
+
+def _is_visible(character: str) -> bool:
+    return character.isprintable() or unicodedata.category(character) == "Zs"
+
+
+def _escape_character(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def shorten_name(name: str, longest: int = MAX_CHARACTERS) -> str:
+    """Return the name; if it is longer than `longest` characters, its beginning and its end.
+
+    >>> shorten_name("a" * 200, 50)
+    'aaaaaaaaaaa … aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'
+    """
+    return name if len(name) <= longest else f"{name[: longest - _TAIL_CHARACTERS - 3]} … {name[-_TAIL_CHARACTERS:]}"
+
+
+# Tables for notebooks
+
+
+def html_table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "", notes: Sequence[str] = ()
+) -> str:
+    """Return a `<table>` with every text escaped, and its notes as paragraphs below it.
+
+    >>> html_table(["policy"], [["<b>"]])
+    '<table><thead><tr><th>policy</th></tr></thead><tbody><tr><td>&lt;b&gt;</td></tr></tbody></table>'
+    """
+    title = f"<caption>{_escape_text(caption)}</caption>" if caption else ""
+    head = "".join(f"<th>{_escape_text(name)}</th>" for name in heads)
+    body = "".join(f"<tr>{''.join(f'<td>{_escape_text(text)}</td>' for text in row)}</tr>" for row in rows)
+    below = "".join(f"<p>{_escape_text(note)}</p>" for note in notes if note)
+    return f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
+
+
+def _escape_text(text: str) -> str:
+    return escape(escape_controls(text))
