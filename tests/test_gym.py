@@ -70,6 +70,31 @@ def test_what_cannot_be_is_refused_when_the_environment_is_made(changes, message
         made(**changes)
 
 
+class Stumbling(FakeHost):
+    """A fake host whose environments cannot start; counts those that were closed."""
+
+    closed = 0
+
+    def make(self, task, wants):
+        host = self
+
+        class Broken(type(super().make(task, wants))):
+            def reset(self, seed):
+                raise HostError("nothing starts here", remedy="Nothing.")
+
+            def close(self):
+                host.closed += 1
+
+        return Broken(task, wants, self.versions())
+
+
+def test_an_environment_whose_first_episode_cannot_start_is_closed():
+    host = Stumbling()
+    with pytest.raises(HostError, match="nothing starts here"):
+        SafetyEnv(host, FAKE.tasks("fake")[0], horizon=10)
+    assert host.closed == 1
+
+
 def test_a_wrapper_without_such_a_cost_is_refused_when_it_is_made():
     with pytest.raises(HostError, match="there is no cost 'bad'"):
         SafetyWrapper(gymnasium.make("CartPole-v1"), cost="bad")

@@ -113,7 +113,11 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         self._steps, self._next, self._env_seed = 0, 0, 7
         low, high = self._env.action_low, self._env.action_high
         self.action_space = gymnasium.spaces.Box(low, high, dtype=np.float64)
-        first = self._start(0)
+        try:
+            first = self._start(0)
+        except BaseException:
+            self._env.close()
+            raise
         self.observation_space = gymnasium.spaces.Dict({name: _array_space(value) for name, value in first.items()})
 
     def reset(

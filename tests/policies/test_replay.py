@@ -67,6 +67,17 @@ def demos(path, batch, *, task="place_block", last=False, **changes):
     return path
 
 
+def test_a_drawn_start_is_drawn_again_whatever_the_protocol(tmp_path):
+    """The initial state of that number is another scene, and a replay from it would diverge."""
+    drawn = Request(
+        host="fake", suites=("fake",), tasks=(0,), episodes=2, policies=("random",), protocol="gr00t", max_steps=30
+    )
+    roll_out(drawn, tmp_path / "drawn")
+    again = played(tmp_path / "again", tmp_path / "drawn", tasks=(0,))
+    recorded = read_sources([tmp_path / "drawn"])[0]
+    np.testing.assert_array_equal(again.sim_state.values, recorded.sim_state.values)
+
+
 @pytest.mark.parametrize("suffix", ["", ".jsonl.zst", ".parquet"])
 def test_a_replay_of_our_own_record_is_the_record_whatever_the_form(tmp_path, recorded, suffix):
     batch = read_sources([recorded])[0]

@@ -66,6 +66,8 @@ class RecordedActions:
     rest_steps: int = 0
     """Where `wait_steps` are known."""
     earlier_resets: int | None = None
+    drawn: bool = False
+    """Whether the record says that its start was drawn: the initial state of that number is not its own."""
     """Resets of the environment before this episode's, since it was made and seeded; None = seeded before this one."""
     proprioception: Floats | None = None
     """After each action, [T, 8] float32: the hand's position in m, its rotation as an axis-angle, two fingers."""

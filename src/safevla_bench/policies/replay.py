@@ -22,7 +22,7 @@ from safevla_bench.files import sha256_of
 from safevla_bench.foreign import RecordedActions
 from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, RecordedEpisode, Task, Wants
 from safevla_bench.policies.divergence import has_diverged, measure_divergence
-from safevla_bench.trajectory import ABSOLUTE, DIVERGED, Batch, mark_flags
+from safevla_bench.trajectory import ABSOLUTE, DIVERGED, DRAWN, Batch, mark_flags
 
 TOLERANCE = 1e-3
 """Differences above this count as divergence: 1 mm, 1 mrad."""
@@ -273,7 +273,7 @@ def _iter_takes(path: Path, batch: Batch, waited: Mapping[str, Any]) -> Iterator
     `waited` is the run's protocol, for the numbers of settling steps. Raises `PolicyError` at an episode whose actions
     are not as many as its steps.
     """
-    absolute = mark_flags(batch, ABSOLUTE)
+    absolute, drawn = mark_flags(batch, ABSOLUTE), mark_flags(batch, DRAWN)
     for e, header in enumerate(batch.headers):
         actions = batch.action.episode_rows(e)
         if len(actions) != batch.lengths[e] - 1:
@@ -296,6 +296,7 @@ def _iter_takes(path: Path, batch: Batch, waited: Mapping[str, Any]) -> Iterator
             policy=header.policy,
             ending="stopped" if header.outcome == "stopped" else "timeout",
             absolute=absolute[e],
+            drawn=drawn[e],
         )
 
 
@@ -311,9 +312,9 @@ def recording_digest(path: Path) -> str | dict[str, str]:
 
 
 def _apply_recorded_seed(start: EpisodeSeed, take: RecordedActions) -> EpisodeSeed:
-    """Return the start with the recording's env_seed, earlier resets and settling steps, where it names them."""
-    seed = start.env_seed if take.env_seed is None else take.env_seed
-    start = dataclasses.replace(start, env_seed=seed, earlier_resets=take.earlier_resets)
+    """Return the start with the recording's env_seed, draw, earlier resets and settling steps, where it names them."""
+    seed, drawn = start.env_seed if take.env_seed is None else take.env_seed, start.drawn or take.drawn
+    start = dataclasses.replace(start, env_seed=seed, drawn=drawn, earlier_resets=take.earlier_resets)
     if take.wait_steps is None:
         return start
     return dataclasses.replace(start, wait_steps=take.wait_steps, rest_steps=take.rest_steps)

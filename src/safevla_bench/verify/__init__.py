@@ -23,6 +23,7 @@ from safevla_bench.hosts.mujoco.viewer import episode_seed, read_told_scene
 from safevla_bench.interface import EpisodeSeed, Host, RecordedEpisode, Task, Wants
 from safevla_bench.trajectory import (
     ABSOLUTE,
+    DRAWN,
     Batch,
     Channel,
     Header,
@@ -330,7 +331,7 @@ def _episode_starts(start: _StartProtocol, episode: Batch, host: str) -> Iterato
             ),
             wait_action=None if isinstance(start.wait_action, str) else start.wait_action,
             rest_steps=start.rest_steps,
-            drawn=start.init_state == "drawn",
+            drawn=start.init_state == "drawn" or mark_flags(episode, DRAWN)[0],
             earlier_resets=earlier_resets,
         )
     scene = read_told_scene(episode, host)

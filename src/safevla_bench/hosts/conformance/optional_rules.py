@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 
 import msgspec
@@ -198,12 +199,8 @@ class OptionalRules(HostRules):
         if wants is None or not isinstance(run.env, SelectiveEnv):
             return
         skip_unless_repeatable(run)
-        shown, selective = self.host().make(run.task, wants), self.host().make(run.task, wants)
-        try:
-            self._compare_images(run, shown, selective)
-        finally:
-            shown.close()
-            selective.close()
+        with closing(self.host().make(run.task, wants)) as shown, closing(self.host().make(run.task, wants)) as other:
+            self._compare_images(run, shown, other)
 
     def _compare_images(self, run: TrialRun, shown: HostEnv, selective: HostEnv) -> None:
         """Step two environments side by side, and fail where the selective environment's images, or its record, differ.
