@@ -272,13 +272,13 @@ def metric_values(scores: Scores, members: NDArray[np.int64], metric: GateMetric
     """
     counted, judged = scores.is_counted[members], scores.is_judged[members]
     success, unsafe = scores.success[members], scores.unsafe[members]
-    values, known = {
+    values, is_known = {
         "sr": (success, counted),
         "safety": (~unsafe, judged),
         "sbu": (success & unsafe, counted & judged),
         "vsi": (scores.vsi[members], judged),
     }[metric]
-    return np.asarray(values[known], dtype=np.float64)
+    return np.asarray(values[is_known], dtype=np.float64)
 
 
 def _describe_shortage(n: int, needed: int | None) -> str:

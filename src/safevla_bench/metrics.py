@@ -171,8 +171,8 @@ class CellList(list[Summary]):
         names = {key} if isinstance(key, str) else set(key)
         matches = [cell for cell in self if names <= {cell.policy, cell.suite}]
         if len(matches) != 1:
-            there = ", ".join(f"({cell.policy!r}, {cell.suite!r})" for cell in self) or "none"
-            raise KeyError(f"{len(matches)} cells fit {key!r}; there are {there}")
+            listed = ", ".join(f"({cell.policy!r}, {cell.suite!r})" for cell in self) or "none"
+            raise KeyError(f"{len(matches)} cells fit {key!r}; there are {listed}")
         return matches[0]
 
     def _repr_html_(self) -> str:

@@ -353,9 +353,9 @@ class _RecordContext:
         The record is kept; records that no later one can depend on are dropped.
         """
         self._step += 1
-        kept = {0: self._first, **self._latest_grip, **self._gripped_before, **self._recent, self._step: record}
-        steps = sorted(kept)
-        fields = signals.RecordFields(join_records([kept[step] for step in steps]))
+        records = {0: self._first, **self._latest_grip, **self._gripped_before, **self._recent, self._step: record}
+        steps = sorted(records)
+        fields = signals.RecordFields(join_records([records[step] for step in steps]))
         if fields.grip[-1]:
             with np.errstate(invalid="ignore"):  # a field that is not recorded is NaN
                 onset = steps[int(grip_onset(fields)[-1])]

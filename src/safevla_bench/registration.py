@@ -319,14 +319,14 @@ def _compare_descriptions(registration: Registration, run: Mapping[str, Any]) ->
     yield from list_differences({name: document[name] for name in described}, _plain(described), _WORDS)
     listed = run.get("policies")
     policies = [policy for policy in listed if isinstance(policy, Mapping)] if isinstance(listed, list) else []
-    here = {str(policy.get("policy")): policy for policy in policies}
-    yield from _compare_policies(registration, here)
+    run_policies = {str(policy.get("policy")): policy for policy in policies}
+    yield from _compare_policies(registration, run_policies)
 
 
-def _compare_policies(registration: Registration, here: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a line for each policy in `here`, by name, that is not registered or was made with other arguments."""
+def _compare_policies(registration: Registration, run_policies: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a line for each policy of the run, by name, that is not registered or was made with other arguments."""
     registered = {policy.policy: policy for policy in registration.policies}
-    for name, policy in here.items():
+    for name, policy in run_policies.items():
         if name not in registered:
             yield f"the policy {name} is not registered"
             continue
@@ -361,10 +361,12 @@ def _compare_episodes(registration: Registration, sources: Sequence[RecordSource
 
 def compare_registrations(registration: Registration, asked: Registration) -> Iterator[str]:
     """Yield in what a plan differs from the registered one, a line each; nothing if it does not."""
-    here = {policy.policy: msgspec.to_builtins(policy) for policy in asked.policies}
-    yield from _compare_policies(registration, here)
+    asked_policies = {policy.policy: msgspec.to_builtins(policy) for policy in asked.policies}
+    yield from _compare_policies(registration, asked_policies)
     yield from (
-        f"the policy {policy.policy} is left out" for policy in registration.policies if policy.policy not in here
+        f"the policy {policy.policy} is left out"
+        for policy in registration.policies
+        if policy.policy not in asked_policies
     )
     skipped = (
         "rules",
@@ -429,13 +431,13 @@ def _name_scenes(starts: Counter[_Start]) -> str:
 def compare_rules(rules: RegisteredRules, provenance: Provenance | RegisteredRules) -> Iterator[str]:
     """Yield a line for each rule of judging that is another than the registered one."""
     for name in ("library", "registry"):
-        registered, here = getattr(rules, name), getattr(provenance, name)
-        if registered.digest != here.digest:
-            yield f"{name}: {_WORDS[0]} {_name_digest(registered)}, judged by {_name_digest(here)}"
+        registered, judged_by = getattr(rules, name), getattr(provenance, name)
+        if registered.digest != judged_by.digest:
+            yield f"{name}: {_WORDS[0]} {_name_digest(registered)}, judged by {_name_digest(judged_by)}"
     names = ("capabilities", "missing", "applicability", "intervals")
     registered = {name: getattr(rules, name) for name in names}
-    here = {name: getattr(provenance, name) for name in names}
-    yield from list_differences(_plain(registered), _plain(here), (_WORDS[0], "judged by"))
+    judged_by = {name: getattr(provenance, name) for name in names}
+    yield from list_differences(_plain(registered), _plain(judged_by), (_WORDS[0], "judged by"))
 
 
 def _name_digest(named: NamedDigest) -> str:

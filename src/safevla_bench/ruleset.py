@@ -236,8 +236,8 @@ class Ruleset:
         recipe = self.recipe
         if recipe is None:
             return self
-        known = {file.text for file in (*recipe.host_registry, *recipe.registry)}
-        added = tuple({file.text: file for file in files if file.text not in known}.values())
+        host_texts = {file.text for file in (*recipe.host_registry, *recipe.registry)}
+        added = tuple({file.text: file for file in files if file.text not in host_texts}.values())
         if not added:
             return self
         extended = msgspec.structs.replace(recipe, host_registry=(*recipe.host_registry, *added))

@@ -54,9 +54,9 @@ def format_fixed(value: Fraction | float, digits: int) -> str:
         return text.removeprefix("-") if not text.strip("-0.") else text
     exact = Fraction(value)
     units = math.floor(abs(exact) * 10**digits + Fraction(1, 2))
-    whole, part = divmod(units, 10**digits)
+    integer, part = divmod(units, 10**digits)
     sign = "-" if exact < 0 and units else ""
-    return f"{sign}{whole}.{part:0{digits}d}" if digits else f"{sign}{whole}"
+    return f"{sign}{integer}.{part:0{digits}d}" if digits else f"{sign}{integer}"
 
 
 def format_percent(count: int, n: int, digits: int = 1) -> str:

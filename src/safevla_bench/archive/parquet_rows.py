@@ -311,8 +311,8 @@ def _require_no_nulls(values: pa.Array, name: str) -> pa.Array:
 
 def _to_numpy(values: pa.Array, name: str) -> NDArray[Any]:
     """Return the values as a NumPy array; raise `RecordError` naming the column `name` if any is null."""
-    found: NDArray[Any] = _require_no_nulls(values, name).to_numpy(zero_copy_only=False)
-    return found
+    array: NDArray[Any] = _require_no_nulls(values, name).to_numpy(zero_copy_only=False)
+    return array
 
 
 def _read_numbers(row: Row, spec: ChannelSpec) -> NDArray[Any] | None:

@@ -62,10 +62,12 @@ def parse_json(line: bytes) -> dict[str, object]:
         return repeated
 
     def literal(text: str) -> _Literal:
+        """Return a value for NaN or an infinity, and note it as a fault."""
         faults.append(fault := _Literal(text))
         return fault
 
     def refuse(problem: str) -> NoReturn:
+        """Raise the error of this line, with its episode as far as it can be read."""
         raise RecordError(problem, remedy=_REMEDY_JSON, place=Place(episode=_guess_episode_id(line)))
 
     check_values(line)

@@ -273,7 +273,7 @@ def _compare_scope(scope: _Scope, options: ComparisonOptions) -> SuiteComparison
     """
     judged = not any(result.suites_without_verdict for result in scope.members)
     ran = not any(result.suites_stopped_on_violation for result in scope.members)
-    known = {metric: judged and ran for metric in options.metrics} | {"sr": ran, "safety": judged}
+    is_known = {metric: judged and ran for metric in options.metrics} | {"sr": ran, "safety": judged}
     pairs = scope.pairs
     finished = 0 if pairs is None else len(pairs.keys) - len(pairs.left_out)
     if pairs and pairs.by_state:
@@ -284,7 +284,7 @@ def _compare_scope(scope: _Scope, options: ComparisonOptions) -> SuiteComparison
         pairs=None if pairs is None else finished,
         left_out=len(pairs.left_out) if pairs else 0,
         tasks=len(tasks),
-        metrics=tuple(_compare_metric(scope, name, options) for name in options.metrics if known[name]),
+        metrics=tuple(_compare_metric(scope, name, options) for name in options.metrics if is_known[name]),
     )
 
 

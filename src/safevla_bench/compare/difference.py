@@ -296,10 +296,10 @@ def judge_margin(difference: Difference, metric: str, options: ComparisonOptions
     if difference.tasks > 1 and not difference.sequential:
         is_known = difference.tasks >= least_tasks(options.confidence)
         intervals.append(difference.ci_by_task or ((value, value) if is_known else None))
-    known = [interval for interval in intervals if interval is not None]
-    if len(known) < len(intervals):
+    bounds = [interval for interval in intervals if interval is not None]
+    if len(bounds) < len(intervals):
         return "open"
-    low, high = min(low for low, _ in known), max(high for _, high in known)
+    low, high = min(low for low, _ in bounds), max(high for _, high in bounds)
     if not HIGHER_IS_BETTER[metric]:
         low, high = -high, -low
     if low > -margin and high < margin:

@@ -87,12 +87,12 @@ class PairedResults:
 
     def select_suite(self, suite: str | None) -> PairedResults:
         """Return the part of one suite; None = all."""
-        kept = [k for k, key in enumerate(self.keys) if suite in (None, key.suite)]
+        chosen = [k for k, key in enumerate(self.keys) if suite in (None, key.suite)]
         return replace(
             self,
-            keys=tuple(self.keys[k] for k in kept),
-            places=self.places[:, kept],
-            is_planned=self.is_planned[:, kept],
+            keys=tuple(self.keys[k] for k in chosen),
+            places=self.places[:, chosen],
+            is_planned=self.is_planned[:, chosen],
         )
 
     def metric_values(self, metric: str) -> NDArray[np.float64]:
@@ -113,8 +113,8 @@ class PairedResults:
         """
         mine, theirs = self.metric_values(metric)[[first, second]]
         if not self.by_state:
-            known = ~np.isnan(mine) & ~np.isnan(theirs)
-            mine, theirs = np.where(known, mine, np.nan), np.where(known, theirs, np.nan)
+            have_values = ~np.isnan(mine) & ~np.isnan(theirs)
+            mine, theirs = np.where(have_values, mine, np.nan), np.where(have_values, theirs, np.nan)
         return self._average_states(mine, theirs)
 
     def extreme_differences(self, first: int, second: int, metric: str) -> tuple[float, float] | None:
@@ -175,9 +175,9 @@ def _sum_by_number(
     values: NDArray[np.float64], numbers: NDArray[np.int64], count: int
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return the sum of the values of each number, [count], and how many values that are; NaN are left out."""
-    known = ~np.isnan(values)
-    sums = np.bincount(numbers[known], values[known], count).astype(np.float64)
-    return sums, np.bincount(numbers[known], minlength=count).astype(np.int64)
+    has_value = ~np.isnan(values)
+    sums = np.bincount(numbers[has_value], values[has_value], count).astype(np.float64)
+    return sums, np.bincount(numbers[has_value], minlength=count).astype(np.int64)
 
 
 def pair_episodes(results: Sequence[PolicyResults], *, across_seeds: bool = False) -> PairedResults:

@@ -66,7 +66,7 @@ class PolicyResults:
         both, P[U|S] of successes among these alone. Raises `KeyError` for another metric.
         """
         both = self.is_judged & self.is_counted
-        values, known = {
+        values, is_known = {
             "sr": (self.success, self.is_counted),
             "safety": (~self.unsafe, self.is_judged),
             "clean": (self.success & ~self.unsafe, both),
@@ -74,7 +74,7 @@ class PolicyResults:
             "p_unsafe_given_success": (self.unsafe, both & self.success),
             "vsi": (self.vsi, self.is_judged),
         }[metric]
-        return np.where(known, values, np.nan)
+        return np.where(is_known, values, np.nan)
 
     @property
     def tasks(self) -> list[TaskKey]:
@@ -168,10 +168,10 @@ def _policy_results(
 
     Episodes that neither ran to their end nor have a verdict go to `lost`, with the absent ones.
     """
-    of_policy = np.array([one == policy for one in scores.policy], dtype=np.bool_)
-    known = scores.is_counted | scores.is_judged
-    index = [int(e) for e in np.flatnonzero(of_policy & known)]
-    stopped = tuple(_stopped_episode(headers[e]) for e in np.flatnonzero(of_policy & ~known).tolist())
+    of_policy = np.array([name == policy for name in scores.policy], dtype=np.bool_)
+    can_tell = scores.is_counted | scores.is_judged
+    index = [int(e) for e in np.flatnonzero(of_policy & can_tell)]
+    stopped = tuple(_stopped_episode(headers[e]) for e in np.flatnonzero(of_policy & ~can_tell).tolist())
     own = scores.select_episodes(np.array(index, dtype=np.int64))
     return PolicyResults(
         name=policy or UNNAMED,
@@ -183,7 +183,7 @@ def _policy_results(
         is_counted=scores.is_counted[index],
         is_judged=scores.is_judged[index],
         stopped_on_violation=scores.is_stopped_on_violation[index],
-        lost=(*(one for one in scores.absent if one.policy == policy), *stopped),
+        lost=(*(episode for episode in scores.absent if episode.policy == policy), *stopped),
         protocol=protocol,
         privileged=privileged,
         standin_suites=own.standin_suites,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -116,39 +116,52 @@ def rank_under_variants(
         SpecError: a variant needs `rescore`, and there is none.
     """
 
-    def compare_variants(paired: bool) -> list[Comparison] | None:
-        """Return the comparison under each variant; None if the policies are not the same under all."""
-        comparisons: list[Comparison] = []
+    def results_by_variant() -> Iterator[list[PolicyResults]]:
+        """Yield the policies that have episodes under each variant, in its order."""
         for variant in variants:
             changed = apply_variant(scores, library, variant, rescore)
-            results = [result for result in split_by_policy(changed, headers) if len(result)]
-            comparisons.append(compare_policies(results, _BY_SAFETY, paired=paired, across_versions=True))
-            if comparisons[-1].policies != comparisons[0].policies:
-                return None
-        return comparisons
+            yield [result for result in split_by_policy(changed, headers) if len(result)]
 
     try:
-        comparisons, unpaired = _pair_where_possible(compare_variants, protocols)
+        comparisons, unpaired = _pair_where_possible(
+            lambda paired: _compare_safety(results_by_variant(), paired=paired), protocols
+        )
     except RunError:
         return None
-    values = [_pooled_values(comparison) for comparison in comparisons or ()]
-    if not comparisons or not all(values):
+    values = [_pooled_values(comparison) for comparison in comparisons]
+    if len({comparison.policies for comparison in comparisons}) != 1 or not all(values):
         return None
-    names = tuple(values[0])
-    order = tuple(sorted(names, key=lambda name: -values[0][name]))
-    differences = [comparison.scopes[-1].metrics[0].differences for comparison in comparisons]
-    rankings = [
-        VariantRanking(
-            variant=variant.name,
-            order=tuple(sorted(order, key=lambda name: -variant_values[name])),
-            differences=variant_differences,
-            reversed=tuple(_reversed_pairs(_by_pair(differences[0]), variant_differences)),
-        )
-        for variant, variant_values, variant_differences in zip(variants, values, differences, strict=True)
-    ]
     return RankingSensitivity(
-        variants=tuple(rankings), paired=not unpaired, confidence=_BY_SAFETY.confidence, unpaired=unpaired
+        variants=tuple(_rank_variants(variants, comparisons, values)),
+        paired=not unpaired,
+        confidence=_BY_SAFETY.confidence,
+        unpaired=unpaired,
     )
+
+
+def _compare_safety(results_by_variant: Iterable[Sequence[PolicyResults]], *, paired: bool) -> list[Comparison]:
+    """Return the comparison by Safety under each variant; raises `RunError` where one cannot be made."""
+    return [
+        compare_policies(results, _BY_SAFETY, paired=paired, across_versions=True) for results in results_by_variant
+    ]
+
+
+def _rank_variants(
+    variants: Sequence[ThresholdVariant],
+    comparisons: Sequence[Comparison],
+    values: Sequence[Mapping[str, float]],
+) -> Iterator[VariantRanking]:
+    """Yield the ranking under each variant; `values` are each policy's Safety there. The first is the reference."""
+    order = sorted(values[0], key=lambda name: -values[0][name])
+    reference = _by_pair(comparisons[0].scopes[-1].metrics[0].differences)
+    for variant, comparison, safety in zip(variants, comparisons, values, strict=True):
+        differences = comparison.scopes[-1].metrics[0].differences
+        yield VariantRanking(
+            variant=variant.name,
+            order=tuple(sorted(order, key=safety.__getitem__, reverse=True)),
+            differences=differences,
+            reversed=tuple(_reversed_pairs(reference, differences)),
+        )
 
 
 def _pooled_values(comparison: Comparison) -> dict[str, float]:

@@ -96,7 +96,7 @@ def _other_rate(request: SampleSizeRequest) -> float:
     Raises `SafevlaError` if both lie outside.
     """
     sides = (request.baseline - request.difference, request.baseline + request.difference)
-    valid_rates = [one for one in sides if 0 <= one <= 1]
+    valid_rates = [rate for rate in sides if 0 <= rate <= 1]
     if not valid_rates:
         problem = f"no rate is {100 * request.difference:g} points from {100 * request.baseline:g} %"
         raise SafevlaError(problem, remedy="Give a smaller --plan or another --baseline.")

@@ -73,10 +73,10 @@ def read_label(name: str) -> SeriesLabel | None:
     sign = -1.0 if name.startswith("-") else 1.0
     if sign < 0 and _NUMBER.fullmatch(name[1:]):
         return SeriesLabel(sign * _parse_number(name[1:]), "", "")
-    found = list(_NUMBER.finditer(name))
-    if not found:
+    numbers = list(_NUMBER.finditer(name))
+    if not numbers:
         return None
-    last = found[-1]
+    last = numbers[-1]
     return SeriesLabel(_parse_number(last.group()), name[: last.start()], name[last.end() :])
 
 
@@ -303,19 +303,19 @@ def _compare_with_first(
     Without pairs, episodes are taken as independent.
     """
     both = (result, first)
-    silent = any(one.suites_without_verdict for one in both)
-    stopped = any(one.suites_stopped_on_violation for one in both)
-    known = [metric for metric in _GAINS if not (silent if metric == "safety" else stopped)]
+    silent = any(run.suites_without_verdict for run in both)
+    stopped = any(run.suites_stopped_on_violation for run in both)
+    metrics = [metric for metric in _GAINS if not (silent if metric == "safety" else stopped)]
     if pairs is not None:
         return {
             metric: paired_difference((result.name, first.name), pairs.state_means(0, 1, metric), metric, options)
-            for metric in known
+            for metric in metrics
         }
     mine, theirs = (
-        {metric: TaskValues.of_episodes(one.name, one.metric_values(metric), one.tasks) for metric in known}
-        for one in both
+        {metric: TaskValues.of_episodes(run.name, run.metric_values(metric), run.tasks) for metric in metrics}
+        for run in both
     )
-    return {metric: unpaired_difference(mine[metric], theirs[metric], metric, options) for metric in known}
+    return {metric: unpaired_difference(mine[metric], theirs[metric], metric, options) for metric in metrics}
 
 
 def _make_point(
@@ -342,8 +342,8 @@ def _make_point(
 
 def _count_rate(values: NDArray[np.float64], unknown: str) -> Rate:
     """Return the rate of ones among the values that are not NaN; a rate without a value where `unknown` says why."""
-    known = values[~np.isnan(values)]
-    return Rate.without_value(unknown) if unknown else Rate.of(int(known.sum()), len(known))
+    values_known = values[~np.isnan(values)]
+    return Rate.without_value(unknown) if unknown else Rate.of(int(values_known.sum()), len(values_known))
 
 
 def _warn(members: _Members, curves: Sequence[SeriesCurve]) -> list[str]:

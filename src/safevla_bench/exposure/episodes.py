@@ -39,12 +39,12 @@ NO_PHASE = -1
 _HELD = "held_target"
 
 
-def phases(reading: signals.RecordFields, held: NDArray[np.bool_]) -> NDArray[np.int8]:
+def phases(reading: signals.RecordFields, has_held_object: NDArray[np.bool_]) -> NDArray[np.int8]:
     """Return the phase of each record, an index into `PHASES`, [N]; -1 throughout episodes without phases.
 
     Args:
         reading: the batch.
-        held: whether the task of each episode has a held object, [E].
+        has_held_object: whether the task of each episode has a held object, [E].
     """
     batch = reading.batch
     derived = signals.derive_signals(reading, ("grip", "transport"))
@@ -56,8 +56,8 @@ def phases(reading: signals.RecordFields, held: NDArray[np.bool_]) -> NDArray[np
     phase[row < reading.spread_over_records(first)] = BEFORE
     phase[row > reading.spread_over_records(last)] = AFTER
     for lacking in signals.missing_fields(reading, ("grip", "transport")).values():
-        held = held & ~lacking
-    phase[reading.spread_over_records(~held)] = NO_PHASE
+        has_held_object = has_held_object & ~lacking
+    phase[reading.spread_over_records(~has_held_object)] = NO_PHASE
     return phase
 
 

@@ -329,7 +329,7 @@ def _entry_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if config["benchmark"] != _LIBERO:
         return None
     asked = metadata.get("server_info", {}).get("observation_params") or {}
-    given = {
+    parameters = {
         "suite": "libero_spatial",
         "seed": _SEED,
         "num_steps_wait": _WAIT_STEPS,
@@ -337,8 +337,8 @@ def _entry_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
         **asked,
         **(config.get("params") or {}),
     }
-    seed = given["seed"] if given.get("env_seed") is None else given["env_seed"]
-    return {**given, "env_seed": seed}
+    seed = parameters["seed"] if parameters.get("env_seed") is None else parameters["env_seed"]
+    return {**parameters, "env_seed": seed}
 
 
 def _read_rows(rows: Sequence[Mapping[str, Any]], field: str, size: int, where: Place) -> Floats:

@@ -231,15 +231,15 @@ def _read_series(frames: pa.Table, pick: _Pick, columns: Columns | PoseColumns) 
     Numbers that are not finite, a quaternion of zeros, and frames that the `valid` feature denies are not known.
     """
     values = _feature_matrix(frames, pick.feature, pick.size)[:, pick.index]
-    known = np.asarray(np.isfinite(values).all(axis=1))
+    is_known = np.asarray(np.isfinite(values).all(axis=1))
     if isinstance(columns, Columns):
-        return Series(values * columns.scale, np.asarray(known))
+        return Series(values * columns.scale, np.asarray(is_known))
     if values.shape[1] == 7:
-        known = np.asarray(known & values[:, 3:].any(axis=1))
+        is_known = np.asarray(is_known & values[:, 3:].any(axis=1))
     if columns.valid:
         is_valid = np.nan_to_num(_feature_matrix(frames, columns.valid), nan=0.0)  # no value: nothing says that it is
-        known = np.asarray(known & is_valid.all(axis=1))
-    return Series(values, np.asarray(known))
+        is_known = np.asarray(is_known & is_valid.all(axis=1))
+    return Series(values, np.asarray(is_known))
 
 
 def _read_success(numbers: Floats) -> bool | None:

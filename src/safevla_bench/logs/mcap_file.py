@@ -426,7 +426,7 @@ def _hold(part: str, taken: Samples, times: Floats, instants: Floats, mapping: L
         period = float(np.median(np.diff(stamps))) if len(stamps) > 1 else np.inf
         limit = _HELD_PERIODS * period if max_age_s is None else max_age_s
         holds = instants - stamps[np.maximum(last, 0)] <= limit
-    known = (last >= 0) & holds & np.isfinite(values).all(axis=1)
+    is_known = (last >= 0) & holds & np.isfinite(values).all(axis=1)
     if values.shape[1] == 7:
-        known &= values[:, 3:].any(axis=1)
-    return Series(values, np.asarray(known))
+        is_known &= values[:, 3:].any(axis=1)
+    return Series(values, np.asarray(is_known))

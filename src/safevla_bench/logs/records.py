@@ -60,10 +60,10 @@ def build_episode(episode: LoggedEpisode, mapping: LogMapping) -> Batch:
         RecordError: it is not said how the episode ended, no instant is left, or a number is not valid.
     """
     place = Place(file=episode.file, episode=episode.name)
-    kept = _choose_records(episode, place)
-    series = {name: Series(part.values[kept], part.known[kept]) for name, part in episode.series.items()}
-    time_s = episode.time_s[kept] - episode.time_s[kept[0]]
-    even = np.abs(time_s / episode.dt_s - np.arange(len(kept))).max() <= _EVEN
+    chosen = _choose_records(episode, place)
+    series = {name: Series(part.values[chosen], part.known[chosen]) for name, part in episode.series.items()}
+    time_s = episode.time_s[chosen] - episode.time_s[chosen[0]]
+    even = np.abs(time_s / episode.dt_s - np.arange(len(chosen))).max() <= _EVEN
     bodies = {name: series[f"bodies.{name}"] for name in mapping.bodies}
     lost = [name for name, part in bodies.items() if not part.known.all()]
     positions = [part.values[:, :3] * SCALES_M[mapping.bodies[name].unit] for name, part in bodies.items()]
@@ -73,7 +73,7 @@ def build_episode(episode: LoggedEpisode, mapping: LogMapping) -> Batch:
     recording = Recording(
         header=_build_header(episode, mapping, place),
         roles={name: body.role for name, body in mapping.bodies.items()},
-        records=len(kept),
+        records=len(chosen),
         eef_pos_m=None if eef is None or mapping.eef is None else eef.values[:, :3] * SCALES_M[mapping.eef.unit],
         eef_quat_wxyz=eef.values[:, 3:] if eef is not None and eef.values.shape[1] == 7 else None,
         pos_bodies=list(number.values()),
@@ -86,7 +86,7 @@ def build_episode(episode: LoggedEpisode, mapping: LogMapping) -> Batch:
         else None,
         joint_torque_nm=series["torque"].values if "torque" in series else None,
         gripper_contact=_gripper_contact(series["gripper"], mapping.gripper) if mapping.gripper else None,
-        action=series["action"].values[:-1] if "action" in series and len(kept) > 1 else None,
+        action=series["action"].values[:-1] if "action" in series and len(chosen) > 1 else None,
         extra=add_header_mark({}, FOREIGN_LOG),
         further={} if even else {"time_s": time_s},
         valid_bodies=[number[name] for name in lost],
@@ -126,11 +126,11 @@ def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
         remedy = "Leave it out of the mapping, or map it to what was recorded."
         raise RecordError(f"{', '.join(missing)} is known at no instant", remedy=remedy, place=place)
     begin = max((int(part.known.argmax()) for part in episode.series.values()), default=0)
-    kept = np.flatnonzero(usable & (np.arange(len(usable)) >= begin))
-    if not len(kept):
+    chosen = np.flatnonzero(usable & (np.arange(len(usable)) >= begin))
+    if not len(chosen):
         remedy = "Map topics that overlap in time, or give max_age_s."
         raise RecordError("at no instant all that is mapped is known", remedy=remedy, place=place)
-    skipped = int((~usable[kept[0] :]).sum())
+    skipped = int((~usable[chosen[0] :]).sum())
     if skipped:
         problem = (
             f"{skipped} instants at which a part of the robot is unknown are no records; time stamps show the gaps"
@@ -138,7 +138,7 @@ def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
         warn_once(f"{episode.file}: {episode.name}", problem)
     if unseen:
         warn_once(f"{episode.file}: {episode.name}", f"never seen: {', '.join(unseen)}; clauses on it have no verdict")
-    return kept
+    return chosen
 
 
 def _fill_lost(rows: Floats, bodies: Mapping[str, Series]) -> Floats:

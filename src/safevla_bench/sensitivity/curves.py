@@ -222,10 +222,10 @@ def cell_curves(
     """
     vsi = np.array([variant_scores.vsi for variant_scores in variant_results])
     vsi = vsi.reshape(len(variant_results), len(scores))
-    known = np.logical_or.reduce([scores.is_counted, *(result.is_judged for result in variant_results)])
+    can_tell = np.logical_or.reduce([scores.is_counted, *(result.is_judged for result in variant_results)])
     curves = []
     for (policy, suite), episodes in cell_members(scores).items():
-        members = episodes[known[episodes]]
+        members = episodes[can_tell[episodes]]
         if _lacks_verdict(scores, members):
             continue
         points = _variant_rates(variant_results, members, vsi[:, members], intervals)

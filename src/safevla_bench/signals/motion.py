@@ -44,8 +44,8 @@ def gripper_contact(fields: RecordFields) -> Floats:
 
 def _loses_lift(fields: RecordFields) -> Bools:
     """Return whether a gripped target's height is unknown at each record, [N]: nobody knows whether it is lifted."""
-    held = fields.grip & ~fields.spread_over_records(_lacks_inputs(fields, "target_height"))
-    return held & np.isnan(target_height(fields))
+    is_unsure = fields.grip & ~fields.spread_over_records(_lacks_inputs(fields, "target_height"))
+    return is_unsure & np.isnan(target_height(fields))
 
 
 @signal(unit="1", reads=("gripper_contact", "body_pos_m of the held target"), boolean=True, unknown=_loses_lift)

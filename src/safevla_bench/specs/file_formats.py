@@ -391,14 +391,14 @@ def find_stated_predicate(written: Formula, threshold: float) -> StatedPredicate
 
     None too where filling in the number and restoring the placeholder would not give the same formula back.
     """
-    found = {
+    predicates = {
         (node.left.name, node.operator)
         for node in walk_nodes(written)
         if isinstance(node, Compare) and isinstance(node.left, NumericSignal) and has_placeholder(node)
     }
-    if len(found) != 1:
+    if len(predicates) != 1:
         return None
-    (stated,) = found
+    (stated,) = predicates
     is_restored = restore_placeholder(substitute_threshold(written, threshold), stated, threshold) == written
     return stated if is_restored else None
 

@@ -140,8 +140,8 @@ def _built_in_library(name: str) -> Library:
 def _read_library_file(path: Path) -> LibrarySource:
     """Return the content of a library file; raise `SpecError` if there is no such file or it holds nothing."""
     if not is_library_file(path):
-        known = f"built-in: {', '.join(BUILT_IN)}; or the path of a .toml, .json or .jsonl file"
-        raise SpecError(f"there is no specification library {str(path)!r}", remedy=known)
+        remedy = f"built-in: {', '.join(BUILT_IN)}; or the path of a .toml, .json or .jsonl file"
+        raise SpecError(f"there is no specification library {str(path)!r}", remedy=remedy)
     source = read_source(path, str(path))
     if not source.drafts and not source.limits:
         raise RowOrigin(SpecError, str(path)).make_error(
@@ -150,12 +150,14 @@ def _read_library_file(path: Path) -> LibrarySource:
     return source
 
 
-def _assemble_library(name: str, source: LibrarySource, known: Mapping[str, Tag]) -> Library:
-    """Return the library of a source's drafts in their order, with its limits set; `known` are tags declared elsewhere.
+def _assemble_library(name: str, source: LibrarySource, vocabulary: Mapping[str, Tag]) -> Library:
+    """Return the library of a source's drafts in their order, with its limits set.
+
+    `vocabulary` has the tags that are declared elsewhere.
 
     Raises the origin's error for a specification that is not valid, and for ids or legacy ids that are repeated.
     """
-    tags = {**known, **source.tags}
+    tags = {**vocabulary, **source.tags}
     specs: list[Spec] = []
     legacy: dict[str, str] = {}
     taken: set[str] = set()
@@ -271,23 +273,23 @@ def _read_threshold(entry: ParsedSpec, formula: stl.Formula) -> tuple[stl.Formul
 
     Raises the row's error if the threshold is missing, is not positive, or is not used by the formula.
     """
-    given, origin = entry.row.threshold, entry.origin
-    if entry.stated_predicate is not None and given is not None and not stl.has_placeholder(formula):
-        formula = _restore_stated(entry.stated_predicate, given, formula, origin)
-    if entry.row.binary and not given:
+    threshold, origin = entry.row.threshold, entry.origin
+    if entry.stated_predicate is not None and threshold is not None and not stl.has_placeholder(formula):
+        formula = _restore_stated(entry.stated_predicate, threshold, formula, origin)
+    if entry.row.binary and not threshold:
         event_formula = syntax.map_predicates(formula, _event_predicate)
         if event_formula != formula:
             return event_formula, BINARY_THRESHOLD
     holds = stl.has_placeholder(formula)
-    if given is None:
+    if threshold is None:
         if holds or not stl.is_boolean_only(formula):
             raise origin.make_error("has no threshold", field="threshold", remedy="add threshold = NUMBER, positive")
         return formula, BINARY_THRESHOLD
-    _check_positive(given, "threshold", origin)
+    _check_positive(threshold, "threshold", origin)
     if not holds:
-        problem = f"the formula does not use the threshold {given:g}"
+        problem = f"the formula does not use the threshold {threshold:g}"
         raise origin.make_error(problem, field="stl", remedy="write `threshold` in place of the number")
-    return formula, given
+    return formula, threshold
 
 
 def _restore_stated(stated: StatedPredicate, threshold: float, formula: stl.Formula, origin: RowOrigin) -> stl.Formula:

@@ -145,10 +145,10 @@ def _literal_choices(annotation: object) -> list[object]:
     return [choice for part in parts for choice in _literal_choices(part)]
 
 
-def suggest_names(given: str, known: Iterable[str], label: str) -> str:
-    """Return a remedy that lists the known names after `label`, led by the one closest to `given` if one is close."""
-    names = list(known)
-    close = get_close_matches(given, names, n=1)
+def suggest_names(name: str, choices: Iterable[str], label: str) -> str:
+    """Return a remedy that lists the choices after `label`, led by the one closest to `name` if one is close."""
+    names = list(choices)
+    close = get_close_matches(name, names, n=1)
     guess = f"did you mean {close[0]!r}? " if close else ""
     return f"{guess}{label}: {', '.join(names) or 'none'}"
 

@@ -182,11 +182,11 @@ def try_spec(spec: Spec) -> SpecTrial:
     there, or throughout, or never. Of the traces tried these are the two nearest to the limit.
     """
     traces = list(_simple_traces(spec))
-    kept = [trace for trace in traces if trace.rho >= 0]
+    safe = [trace for trace in traces if trace.rho >= 0]
     broken = [trace for trace in traces if trace.rho < 0]
     return SpecTrial(
         spec,
-        min(kept, key=lambda trace: trace.rho, default=None),
+        min(safe, key=lambda trace: trace.rho, default=None),
         max(broken, key=lambda trace: trace.rho, default=None),
     )
 

@@ -103,8 +103,8 @@ def _rows_in_windows(trace: Trace, lo: Ints, hi: Ints, place: Callable[[int, int
 
 def _until_margins(hold: Values, reach: Values, start: int, lo: int, hi: int) -> Values:
     """Return min(reach[t], min of hold over [start, t)) for t in [lo, hi)."""
-    held = np.minimum.accumulate(np.concatenate([[np.inf], hold[start : hi - 1]]))
-    return np.asarray(np.minimum(reach[lo:hi], held[lo - start :]))
+    least_before = np.minimum.accumulate(np.concatenate([[np.inf], hold[start : hi - 1]]))
+    return np.asarray(np.minimum(reach[lo:hi], least_before[lo - start :]))
 
 
 def violating_records(formula: Formula, trace: Trace) -> Bools | None:

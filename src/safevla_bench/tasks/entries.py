@@ -186,8 +186,8 @@ class Registry:
 
         `name` if there is none.
         """
-        known = (*self.benchmarks, *(suite for suite, _ in self.tasks)) if name not in self.benchmarks else (name,)
-        return next((suite for suite in known if spell_suite(suite) == spell_suite(name)), name)
+        suites = (*self.benchmarks, *(suite for suite, _ in self.tasks)) if name not in self.benchmarks else (name,)
+        return next((suite for suite in suites if spell_suite(suite) == spell_suite(name)), name)
 
     def task_tags(self, benchmark: str, task_id: str, capabilities: Sequence[str] = ()) -> frozenset[str]:
         """Return every tag of a task: its host's capabilities, its mechanism's tags and its objects'.
@@ -241,8 +241,8 @@ class Registry:
     def _capability_set(self, name: str) -> CapabilitySet:
         """Return the capability set of that name; raise `RegistryError` with the known names if there is none."""
         if name not in self.capability_sets:
-            known = ", ".join(self.capability_sets)
-            raise RegistryError(f"there is no capability set {name!r}", remedy=f"capability sets: {known}")
+            names = ", ".join(self.capability_sets)
+            raise RegistryError(f"there is no capability set {name!r}", remedy=f"capability sets: {names}")
         return self.capability_sets[name]
 
     def _host_task_name(self, benchmark: str, task_id: str) -> str:

@@ -160,9 +160,9 @@ def read_goal_bodies(source: RegistrySource) -> Iterator[tuple[tuple[str, str], 
             yield (benchmark, task_id), GoalBodies(row.receptacles, row.fixtures)
 
 
-def check_known(name: str, known: Iterable[str], key: str, what: str, origin: RowOrigin) -> None:
-    """Raise the origin's error unless a name is among the known ones. `key` holds the name."""
-    names = list(known)
+def check_known(name: str, choices: Iterable[str], key: str, what: str, origin: RowOrigin) -> None:
+    """Raise the origin's error unless a name is among the choices. `key` holds the name."""
+    names = list(choices)
     if name not in names:
         raise origin.make_error(f"{name!r} is none of the {what}", field=key, remedy=suggest_names(name, names, what))
 

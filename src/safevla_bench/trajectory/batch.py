@@ -271,12 +271,15 @@ def concatenate_batches(batches: Sequence[Batch]) -> Batch:
     base = [0, *np.cumsum([len(b.body_name) for b in batches]).tolist()]
 
     def join_arrays(pick: Callable[[Batch], NDArray[T]]) -> NDArray[T]:
+        """Return an array of all batches, one after another."""
         return np.concatenate([pick(b) for b in batches])
 
     def join_bodies(pick: Callable[[Batch], Ints]) -> Ints:
+        """Return an array of indices into the body tables of all batches, as indices into the joined table."""
         return np.concatenate([_shift_bodies(pick(b), k) for b, k in zip(batches, base, strict=False)])
 
     def name_codes(b: Batch) -> Ints:
+        """Return the name of each body of a batch, as an index into the joined names."""
         return np.array([code[name] for name in b.body_names], dtype=np.int64)[b.body_name]
 
     return Batch(
