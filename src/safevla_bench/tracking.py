@@ -171,9 +171,9 @@ class _RunningRates:
 
         An episode whose value is unknown leaves that rate alone; without `is_counted` its success is left out.
         """
-        known = {"sr": row.success if is_counted else None, "safety": row.safe, "sbu": row.sbu, "vsi": row.vsi}
+        values = {"sr": row.success if is_counted else None, "safety": row.safe, "sbu": row.sbu, "vsi": row.vsi}
         cell = _cell_name(row.policy, row.benchmark)
-        for name, value in known.items():
+        for name, value in values.items():
             if value is not None:
                 total, n = self._sums.get(f"{cell}/{name}", (0.0, 0))
                 self._sums[f"{cell}/{name}"] = (total + float(value), n + 1)

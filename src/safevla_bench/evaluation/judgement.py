@@ -248,13 +248,15 @@ def compare_runs_in_order(judged: Judged) -> SeriesComparison:
 
     Raises what `compare.compare_series` raises.
     """
-    found = judged.records
+    records = judged.records
     results = split_by_policy(
-        replace(judged.scores, absent=(*judged.scores.absent, *found.lost)),
+        replace(judged.scores, absent=(*judged.scores.absent, *records.lost)),
         judged.headers,
         privileged=judged.privileged,
         left_out=judged.left_out.describe_kinds(),
     )
-    told = [replace(result, earlier_resets=found.earlier_resets, kitchens=found.kitchens) for result in results]
+    with_starts = [
+        replace(result, earlier_resets=records.earlier_resets, kitchens=records.kitchens) for result in results
+    ]
     protocols = [source.protocol for source in judged.sources if source.protocol is not None]
-    return compare_series(told, intervals=judged.scores.intervals, protocols=protocols)
+    return compare_series(with_starts, intervals=judged.scores.intervals, protocols=protocols)

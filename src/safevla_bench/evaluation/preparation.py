@@ -238,13 +238,13 @@ def list_start_notes(request: Request) -> list[str]:
         f"the protocol {protocol.name} was established with {package} {established}, installed is {version}"
         for package, (established, version) in protocol.version_differences(host.name, installed).items()
     ]
-    known = [
+    documented = [
         difference.describe(installed[difference.package])
         for difference in find_differences(host.name, installed)
         if any(map(difference.concerns, planned))
     ]
     left_out = [f"{task.benchmark}/{task.task_id} is left out: {task.unusable}" for task in all_tasks if task.unusable]
-    return [*left_out, *differing, *known]
+    return [*left_out, *differing, *documented]
 
 
 def _describe_run(

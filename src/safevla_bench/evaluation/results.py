@@ -298,7 +298,7 @@ def _adopt_objects(named: Mapping[str, object], workers: int) -> dict[str, Polic
 
     Raises `PolicyError` for an object that is no policy, and `RunError` for any where there are several workers.
     """
-    objects = {label: adopt_object(label, given) for label, given in named.items() if not isinstance(given, str)}
+    objects = {label: adopt_object(label, policy) for label, policy in named.items() if not isinstance(policy, str)}
     if objects and workers != 1:
         remedy = "Pass workers=1, or name the policy by its module: python:my_module:MyPolicy."
         raise RunError("a policy object cannot be sent to other processes", remedy=remedy)

@@ -71,13 +71,7 @@ def _run_pending(
         writer.reopen()
     tally = _tally_done(writer, prepared, running)
     places = {planned.episode_id: place for place, planned in enumerate(prepared.episodes)}
-    pending = [
-        episode
-        for episode in prepared.episodes
-        if not _is_done(writer.episodes.get(places[episode.episode_id]), running)
-    ]
-    if tally:
-        pending = [] if tally.decision.is_decided else sorted(pending, key=lambda episode: episode.round)
+    pending = _pending_episodes(writer, prepared, running, tally)
     failures = _PolicyFailures(writer.folder)
     try:
         with closing(_run_episodes(prepared, pending, running, observer)) as finished_episodes:
@@ -98,6 +92,18 @@ def _run_pending(
     if tally.decision.is_decided:
         writer.keep_episodes([place for place, planned in enumerate(prepared.episodes) if tally.is_counted(planned)])
     writer.finish(msgspec.to_builtins(tally.decision))
+
+
+def _pending_episodes(
+    writer: runs.RunWriter, prepared: PreparedRun, running: ExecutionOptions, tally: RoundTally | None
+) -> list[rollout.PlannedEpisode]:
+    """Return the episodes that are not done: round by round where a rule may end the run, none where it has."""
+    pending = [
+        episode for place, episode in enumerate(prepared.episodes) if not _is_done(writer.episodes.get(place), running)
+    ]
+    if tally is None:
+        return pending
+    return [] if tally.decision.is_decided else sorted(pending, key=lambda episode: episode.round)
 
 
 def _tally_done(writer: runs.RunWriter, prepared: PreparedRun, running: ExecutionOptions) -> RoundTally | None:

@@ -110,9 +110,9 @@ def _require_readings(policy: Policy, observation: Observation) -> None:
     """Raise `PolicyError` where the policy asks for readings that the host does not give."""
     lacking = [name for name in policy.wants.extra if name not in observation.extra]
     if lacking:
-        given = ", ".join(observation.extra) or "none"
+        offered = ", ".join(observation.extra) or "none"
         problem = f"the policy asks for the reading {lacking[0]!r}, which this host does not give"
-        raise PolicyError(problem, remedy=f"Further readings here: {given}.")
+        raise PolicyError(problem, remedy=f"Further readings here: {offered}.")
 
 
 def _final_outcome(planned: PlannedEpisode) -> str:

@@ -212,8 +212,8 @@ def _task_horizon(task: Task, rules: EvaluationProtocol, max_steps: int | None) 
         return max_steps
     horizon = rules.suite_horizon(task.benchmark) or task.horizon
     if horizon is None:
-        known = ", ".join(rules.horizons) or "none"
-        problem = f"the protocol {rules.name!r} has no horizon for {task.benchmark!r}; it has {known}"
+        suites = ", ".join(rules.horizons) or "none"
+        problem = f"the protocol {rules.name!r} has no horizon for {task.benchmark!r}; it has {suites}"
         raise RunError(problem, remedy="Pass --max-steps N.")
     return horizon
 

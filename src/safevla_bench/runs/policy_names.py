@@ -80,9 +80,9 @@ class PolicyIdentity:
 
     def all_facts(self) -> Mapping[str, str]:
         """Return all facts by name that may tell the policy from others, in the order in which a label shows them."""
-        said = {f"said on {suite}": text for suite, text in (self.statements or {}).items()}
+        statements = {f"said on {suite}": text for suite, text in (self.statements or {}).items()}
         asked = {f"server of {suite}": url for suite, url in (self.servers or {}).items()}
-        return {**(self.facts or {}), **asked, **said}
+        return {**(self.facts or {}), **asked, **statements}
 
 
 def identify_policies(path: Path, description: Mapping[str, object]) -> list[PolicyIdentity]:
@@ -128,9 +128,9 @@ def _statements(description: Mapping[str, object], policy: str) -> dict[str, str
     {} for none.
     """
     volatile = description.get("volatile")
-    said = volatile.get(GREETINGS) if isinstance(volatile, Mapping) else None
+    greetings = volatile.get(GREETINGS) if isinstance(volatile, Mapping) else None
     texts: dict[str, list[str]] = {}
-    for row in said if isinstance(said, list) else ():
+    for row in greetings if isinstance(greetings, list) else ():
         if isinstance(row, Mapping) and row.get("policy") == policy:
             texts.setdefault(str(row.get("suite")), []).append(json.dumps(row.get("says"), sort_keys=True, default=str))
     return {suite: ", ".join(sorted(of_suite)) for suite, of_suite in texts.items()}
@@ -191,9 +191,13 @@ def distinguish_policies(identities: Sequence[Sequence[PolicyIdentity]], paths: 
             continue
         labels = _label_groups(str(name), groups)
         for source, (of_source, path) in enumerate(zip(identities, paths, strict=True)):
-            known = [label for group, label in zip(groups, labels, strict=True) for one in group if one in of_source]
-            if known:
-                renamed[source][name] = known[0]
+            of_its_groups = [
+                label
+                for group, label in zip(groups, labels, strict=True)
+                if any(identity in of_source for identity in group)
+            ]
+            if of_its_groups:
+                renamed[source][name] = of_its_groups[0]
             elif not of_source:  # an archive does not say which of them it holds
                 renamed[source][name] = f"{name} ({path.name})"
     return list(renamed)
@@ -214,7 +218,9 @@ def _label_groups(name: str, groups: Sequence[Sequence[PolicyIdentity]]) -> list
     ]
     labels = [f"{name} ({', '.join(_format_fact(key, of_group) for key in shown[:_MOST_FACTS])})" for of_group in facts]
     if not shown or len(set(labels)) < len(labels):
-        labels = [f"{name} ({', '.join(dict.fromkeys(one.source.name for one in group))})" for group in groups]
+        labels = [
+            f"{name} ({', '.join(dict.fromkeys(identity.source.name for identity in group))})" for group in groups
+        ]
     if len(set(labels)) < len(labels):
         labels = [f"{name} #{number}" for number in range(1, len(groups) + 1)]
     return labels

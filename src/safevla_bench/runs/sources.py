@@ -215,18 +215,18 @@ def open_sources(paths: Sequence[Path]) -> list[RecordSource]:
     """
     sources = [open_source(path) for path in paths]
     recorded = [identify_policies(source.path, source.description) for source in sources]
-    given = [
+    user_names = [
         name_source(path, _recorded_policies(source, of_source))
         for path, source, of_source in zip(paths, sources, recorded, strict=True)
     ]
     identities = [
-        [dataclass_replace(one, name=names.get(one.name, one.name)) for one in of_source]
-        for of_source, names in zip(recorded, given, strict=True)
+        [dataclass_replace(identity, name=names.get(identity.name, identity.name)) for identity in of_source]
+        for of_source, names in zip(recorded, user_names, strict=True)
     ]
     distinct = distinguish_policies(identities, paths)
     return [
         source.rename_policies(_join_names(names, further))
-        for source, names, further in zip(sources, given, distinct, strict=True)
+        for source, names, further in zip(sources, user_names, distinct, strict=True)
     ]
 
 

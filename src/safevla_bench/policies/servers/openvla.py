@@ -213,6 +213,7 @@ def make(
         raise PolicyError(problem, remedy="Start the server of OpenVLA-OFT with --unnorm_key.")
 
     def make_model(endpoint: Endpoint, spoken: Dialect) -> OpenvlaModel:
+        """Return the model behind these servers."""
         return OpenvlaModel(HttpClient(endpoint.addresses, endpoint.timeouts, endpoint.key), spoken, unnorm_key)
 
     arguments = (replan, dialect, cameras, image_size, connect_timeout_s, timeout_s, key_env, key_file)

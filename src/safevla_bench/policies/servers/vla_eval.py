@@ -287,6 +287,7 @@ def make(
     own_params = parse_params(params)
 
     def make_model(endpoint: Endpoint, spoken: Dialect) -> VlaEvalModel:
+        """Return the model behind these servers."""
         socket = connection.WebsocketClient(endpoint.addresses, endpoint.timeouts, endpoint.key)
         return VlaEvalModel(socket, spoken, endpoint.key, own_params, chosen=dialect is not None)
 

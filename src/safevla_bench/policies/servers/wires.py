@@ -43,9 +43,7 @@ def exchange(
         PolicyError: the answer is too large.
     """
     seconds = max(seconds, _LEAST_S)
-    split = urlsplit(address)
-    kind = http.client.HTTPSConnection if split.scheme in ("https", "wss") else http.client.HTTPConnection
-    asked = kind(split.hostname or "", split.port, timeout=seconds)
+    asked = _make_connection(address, seconds)
     headers = {"Connection": "close", "Content-Type": "application/json"}
     if key:
         headers["Authorization"] = f"Api-Key {key}"
@@ -60,15 +58,28 @@ def exchange(
             raise http.client.IncompleteRead(content, answer.length)
     except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: headers that cannot be read
         is_late = over.is_set() or isinstance(error, TimeoutError)
-        what = f"gave no answer for {seconds:.3g} s" if is_late else _describe_cause(error)
-        remedy = "Its own messages say why; start it again. One that is slow needs --policy-arg timeout_s=SECONDS."
-        raise ServerLostError(f"the policy server {address} {what}", remedy=remedy) from None
+        raise _lost_error(
+            address, f"gave no answer for {seconds:.3g} s" if is_late else _describe_cause(error)
+        ) from None
     finally:
         asked.close()
     if len(content) > MAX_REPLY_BYTES:
         problem = f"the server {address} sent an answer of more than {MAX_REPLY_BYTES // 2**20} MiB"
         raise PolicyError(problem, remedy="A reply holds one chunk of actions; have it send nothing else.")
     return answer.status, content
+
+
+def _make_connection(address: str, seconds: float) -> http.client.HTTPConnection:
+    """Return a connection, not yet open, to a server's host and port; with TLS for https and wss."""
+    split = urlsplit(address)
+    kind = http.client.HTTPSConnection if split.scheme in ("https", "wss") else http.client.HTTPConnection
+    return kind(split.hostname or "", split.port, timeout=seconds)
+
+
+def _lost_error(address: str, event: str) -> ServerLostError:
+    """Return the error for a server that did not answer; `event` is what it did instead."""
+    remedy = "Its own messages say why; start it again. One that is slow needs --policy-arg timeout_s=SECONDS."
+    return ServerLostError(f"the policy server {address} {event}", remedy=remedy)
 
 
 @contextmanager
