@@ -46,8 +46,9 @@ def template_environment() -> Environment:
 
 @lru_cache(maxsize=1 << 14)
 def _breakable_name(name: str) -> Markup:
-    """Return a name with break opportunities after `_`, `/`, `:` and `-`."""
-    return Markup("<wbr>").join(re.split(r"(?<=[_/:-])", escape_controls(name)))
+    """Return a name with break opportunities after `_`, `/`, `:`, `-` and the dots between words; none before `%`."""
+    parts = re.split(r"(?<=[_/:-])|(?<=\.)(?=[A-Za-z])", escape_controls(name).replace(" %", "\u00a0%"))
+    return Markup("<wbr>").join(parts)
 
 
 @cache
