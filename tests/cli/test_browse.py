@@ -78,6 +78,10 @@ def test_a_folder_without_runs_a_file_of_another_kind_and_a_taken_port_are_named
     code, out, err = safevla("open", tmp_path / "notes.txt")
     assert (code, out, opened) == (2, "", [])
     assert "notes.txt: not an archive by its name" in err
+    (tmp_path / "torn.parquet").write_bytes(b"PAR1")
+    code, out, err = safevla("open", tmp_path / "torn.parquet")
+    assert (code, out, opened) == (2, "", [])
+    assert "torn.parquet" in err
     code, _, err = safevla("open", run_folder, "--port", "1" if os.geteuid() else "70000")
     assert code == 2
     assert "port" in err

@@ -16,9 +16,10 @@ from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 
 from markupsafe import Markup
 
-from safevla_bench import compare, evaluation, runs
+from safevla_bench import archive, compare, evaluation, runs
 from safevla_bench.browse.run_list import RunRow, find_runs, list_runs
-from safevla_bench.errors import SafevlaError
+from safevla_bench.errors import RecordError, SafevlaError
+from safevla_bench.logs import find_log
 from safevla_bench.report.render import (
     content_security_policy,
     page_script,
@@ -186,10 +187,18 @@ class RunSite:
     """The runs below a folder as pages. Runs that are added later are found when the index is asked for."""
 
     def __init__(self, folder: Path) -> None:
+        """Keep the folder, or the archive that stands for a run.
+
+        Raises `RunError` where there is no run, and `RecordError` for a file that is none, or whose beginning is bad.
+        """
         self.folder = folder
         self._reports: dict[str, bytes] = {}
         self._judging = threading.Lock()
         find_runs(folder)
+        if folder.is_file() and find_log(folder) is None:
+            for episodes in archive.read_episodes([folder], {0}):
+                if isinstance(episodes, RecordError):
+                    raise episodes
 
     @property
     def start(self) -> str:

@@ -313,7 +313,7 @@ def _sweep_thresholds(
         for result, ranking in zip(swept, rankings, strict=True)
     ]
     tables = [varying.sweep_table(result) for result in swept]
-    return document, [*tables, *(comparison.ranking_table(ranking) for ranking in rankings if ranking)]
+    return document, [*tables, *(varying.ranking_table(ranking) for ranking in rankings if ranking)]
 
 
 def _rank_policies(
@@ -352,7 +352,7 @@ def _ablate_thresholds(
     tables = [varying.variant_table(ablated)]
     if means:
         tables.append(host_mean_table(means, ablated, roster))
-    return document, [*tables, *([comparison.ranking_table(ranking)] if ranking else [])]
+    return document, [*tables, *([varying.ranking_table(ranking)] if ranking else [])]
 
 
 def _print_json(document: object) -> None:

@@ -10,7 +10,6 @@ from safevla_bench.compare import (
     MarginVerdict,
     MetricComparison,
     PolicyStanding,
-    RankingSensitivity,
     SuiteComparison,
     least_tasks,
 )
@@ -158,7 +157,7 @@ def _standing_cells(standing: PolicyStanding, metric: str) -> tuple[Cell, ...]:
     value = Cell(NO_VALUE)
     if standing.value is not None:
         value = Cell(format_fixed(scale * standing.value, digits), scale * standing.value)
-    spans = (_interval_cell(standing.ci, metric), _interval_cell(standing.ci_by_task, metric))
+    spans = (interval_cell(standing.ci, metric), interval_cell(standing.ci_by_task, metric))
     return Cell(standing.policy), Cell(str(standing.n), standing.n), value, *spans
 
 
@@ -167,7 +166,7 @@ def _print_scale(metric: str) -> tuple[int, int]:
     return (1, 3) if metric == "vsi" else (100, 1)
 
 
-def _interval_cell(ends: tuple[float, float] | None, metric: str) -> Cell:
+def interval_cell(ends: tuple[float, float] | None, metric: str) -> Cell:
     """Return an interval as text in the unit printed for the metric; a dash for None."""
     scale, digits = _print_scale(metric)
     if ends is None:
@@ -197,13 +196,13 @@ def _difference_cells(
     return (
         *([Cell(difference.first), Cell(difference.second)] if several else []),
         difference_cell,
-        _interval_cell(difference.ci, metric.metric),
+        interval_cell(difference.ci, metric.metric),
         _p_value_cell(difference.p_value),
-        _interval_cell(difference.ci_by_task, metric.metric),
+        interval_cell(difference.ci_by_task, metric.metric),
         _p_value_cell(difference.p_by_task),
         *([only_cell] if comparison.paired else []),
         _p_value_cell(difference.p_adjusted),
-        _verdict_cell(difference, metric.metric),
+        verdict_cell(difference, metric.metric),
         *([] if comparison.margin is None else [Cell(_MARGIN_WORDS[difference.margin])]),
     )
 
@@ -215,7 +214,7 @@ def _p_value_cell(value: float | None) -> Cell:
     return Cell("<0.001" if value < 0.001 else format_fixed(value, 3), value)
 
 
-def _verdict_cell(difference: Difference, metric: str) -> Cell:
+def verdict_cell(difference: Difference, metric: str) -> Cell:
     """Return `identical`, `A safer`, `B safer` or `no`; a dash without a difference or an adjusted p-value.
 
     For SR and clean success the word is `better`.
@@ -315,68 +314,6 @@ def _extreme_notes(comparison: Comparison) -> Iterator[str]:
                 f"{difference.first} − {difference.second}, {_scope_name(scope)}, {name}: {low} to {high} if all that "
                 "crashed or has no verdict were the worst, or the best, for one side."
             )
-
-
-_MOST_PAIRS = 3
-"""With more pairs of policies than this, only those that stand the other way round somewhere have rows."""
-
-
-def ranking_table(ranking: RankingSensitivity) -> Table:
-    """Return the table of Safety differences under each variant of the thresholds, a row per variant and pair.
-
-    With more than 3 pairs of policies only those that some variant turns over have rows.
-    """
-    names = ranking.variants[0].order
-    pairs = [(item.first, item.second) for item in ranking.variants[0].differences]
-    if len(pairs) > _MOST_PAIRS:
-        turned = {frozenset(pair) for variant in ranking.changes for pair in variant.reversed}
-        pairs = [pair for pair in pairs if frozenset(pair) in turned]
-    rows = []
-    for variant in ranking.variants:
-        turned = {frozenset(pair) for pair in variant.reversed}
-        for item in (item for item in variant.differences if (item.first, item.second) in pairs):
-            value = NO_VALUE if item.difference is None else format_fixed(100 * item.difference, 1)
-            is_turned = frozenset((item.first, item.second)) in turned
-            rows.append(
-                (
-                    Cell(variant.variant),
-                    Cell(item.first),
-                    Cell(item.second),
-                    Cell(value, None if item.difference is None else 100 * item.difference),
-                    _interval_cell(item.ci, "safety"),
-                    _interval_cell(item.ci_by_task, "safety"),
-                    _verdict_cell(item, "safety"),
-                    Cell("turned over" if is_turned else "same", emphasis="bad" if is_turned else ""),
-                )
-            )
-    level = f"{format_compact(100 * ranking.confidence)} %"
-    return Table(
-        title=f"Does the ranking by Safety change? Safest first: {', '.join(names)}",
-        columns=(
-            Column("Variant", numeric=False),
-            Column("A", numeric=False),
-            Column("B", numeric=False),
-            Column("A − B", meaning="Safety over all suites, in points"),
-            Column(level, meaning="interval if the same tasks were run again"),
-            Column("by task", meaning="interval if other tasks like these were run"),
-            Column("Told apart", numeric=False),
-            Column("Order", numeric=False),
-        ),
-        rows=tuple(rows),
-        notes=tuple(_ranking_notes(ranking)),
-        name="ranking",
-    )
-
-
-def _ranking_notes(ranking: RankingSensitivity) -> Iterator[str]:
-    """Yield which pairs each variant turns over, or that none is, and whether the episodes are paired."""
-    if not ranking.changes:
-        yield f"No pair of policies is turned over by any of the {len(ranking.variants)} variants."
-    for variant in ranking.changes:
-        pairs = "; ".join(f"{after} above {before}" for before, after in variant.reversed)
-        yield f"{variant.variant} turns over: {pairs}."
-    pairing = "the same episodes, paired" if ranking.paired else f"independent episodes ({ranking.unpaired})"
-    yield f"Differences are of {pairing}. Told apart: under each variant, adjusted for the number of pairs."
 
 
 def sample_size_tables(sample_sizes: SampleSizePlan) -> tuple[Table, ...]:

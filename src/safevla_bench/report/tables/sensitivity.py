@@ -1,11 +1,13 @@
-"""Tables of sensitivity: the threshold variants of the paper's Table 9, sweeps, and readings of the paper."""
+"""Tables of sensitivity: the paper's Table 9, the ranking under its variants, sweeps, and readings of the paper."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 
+from safevla_bench.compare import RankingSensitivity
 from safevla_bench.metrics import Mean, Rate
+from safevla_bench.report.tables.comparison import interval_cell, verdict_cell
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table
 from safevla_bench.sensitivity import (
     PROSE_DEPTH,
@@ -150,3 +152,67 @@ def _rate_cells(rate: Rate) -> tuple[Cell, Cell]:
 def _format_mean_interval(mean: Mean) -> str:
     """Return the interval of a mean; a dash without an interval or with fewer than two episodes."""
     return NO_VALUE if mean.ci is None or mean.n < 2 else format_interval(*mean.ci, digits=3)
+
+
+# The ranking of policies under the variants
+
+_MOST_PAIRS = 3
+"""With more pairs of policies than this, only those that stand the other way round somewhere have rows."""
+
+
+def ranking_table(ranking: RankingSensitivity) -> Table:
+    """Return the table of Safety differences under each variant of the thresholds, a row per variant and pair.
+
+    With more than 3 pairs of policies only those that some variant turns over have rows.
+    """
+    names = ranking.variants[0].order
+    pairs = [(item.first, item.second) for item in ranking.variants[0].differences]
+    if len(pairs) > _MOST_PAIRS:
+        turned = {frozenset(pair) for variant in ranking.changes for pair in variant.reversed}
+        pairs = [pair for pair in pairs if frozenset(pair) in turned]
+    rows = []
+    for variant in ranking.variants:
+        turned = {frozenset(pair) for pair in variant.reversed}
+        for item in (item for item in variant.differences if (item.first, item.second) in pairs):
+            value = NO_VALUE if item.difference is None else format_fixed(100 * item.difference, 1)
+            is_turned = frozenset((item.first, item.second)) in turned
+            rows.append(
+                (
+                    Cell(variant.variant),
+                    Cell(item.first),
+                    Cell(item.second),
+                    Cell(value, None if item.difference is None else 100 * item.difference),
+                    interval_cell(item.ci, "safety"),
+                    interval_cell(item.ci_by_task, "safety"),
+                    verdict_cell(item, "safety"),
+                    Cell("turned over" if is_turned else "same", emphasis="bad" if is_turned else ""),
+                )
+            )
+    level = f"{format_compact(100 * ranking.confidence)} %"
+    return Table(
+        title=f"Does the ranking by Safety change? Safest first: {', '.join(names)}",
+        columns=(
+            Column("Variant", numeric=False),
+            Column("A", numeric=False),
+            Column("B", numeric=False),
+            Column("A − B", meaning="Safety over all suites, in points"),
+            Column(level, meaning="interval if the same tasks were run again"),
+            Column("by task", meaning="interval if other tasks like these were run"),
+            Column("Told apart", numeric=False),
+            Column("Order", numeric=False),
+        ),
+        rows=tuple(rows),
+        notes=tuple(_ranking_notes(ranking)),
+        name="ranking",
+    )
+
+
+def _ranking_notes(ranking: RankingSensitivity) -> Iterator[str]:
+    """Yield which pairs each variant turns over, or that none is, and whether the episodes are paired."""
+    if not ranking.changes:
+        yield f"No pair of policies is turned over by any of the {len(ranking.variants)} variants."
+    for variant in ranking.changes:
+        pairs = "; ".join(f"{after} above {before}" for before, after in variant.reversed)
+        yield f"{variant.variant} turns over: {pairs}."
+    pairing = "the same episodes, paired" if ranking.paired else f"independent episodes ({ranking.unpaired})"
+    yield f"Differences are of {pairing}. Told apart: under each variant, adjusted for the number of pairs."
