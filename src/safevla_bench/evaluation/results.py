@@ -266,9 +266,7 @@ def evaluate(
     suites = _name_suites(suite)
     named = _name_policies(policy, name)
     objects = _adopt_objects(named, workers)
-    rules = ruleset or load_ruleset(choose_library(suites))
-    host = host or _host_of(suites[0], rules.registry)
-    rules = rules.with_host_registry(read_host_registry(host))
+    host, rules = _choose_rules(suites, host, ruleset)
     request = Request(
         host=host,
         suites=suites,
@@ -283,6 +281,13 @@ def evaluate(
         ruleset=rules,
     )
     return _evaluate_into(out, request, rules, observer, ExecutionOptions(workers=workers, resume=resume))
+
+
+def _choose_rules(suites: Sequence[str], host: str | None, ruleset: Ruleset | None) -> tuple[str, Ruleset]:
+    """Return the host, that of the first suite for None, and the rules with the tags that the host brings."""
+    rules = ruleset or load_ruleset(choose_library(suites))
+    host = host or _host_of(suites[0], rules.registry)
+    return host, rules.with_host_registry(read_host_registry(host))
 
 
 def _name_suites(suite: str | Sequence[str]) -> tuple[str, ...]:

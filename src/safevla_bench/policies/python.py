@@ -121,7 +121,9 @@ class InProcessPolicy:
         try:
             self.made.close()
         except Exception as error:  # a user's object may raise anything
-            _LOG.warning("close() of the policy of %s fails: %s", self._owner, _describe_foreign(error))
+            _LOG.warning(
+                "close() of the policy of %s fails: %s; what it did is kept", self._owner, _describe_foreign(error)
+            )
 
 
 def orient_images(observation: Observation, orientation: str) -> Observation:
