@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from builders import HAND, LINK, contacts, episode
-from safevla_bench import __version__, cli
+from runs.test_folder import ASKED, fill
+from safevla_bench import __version__, cli, runs
 from safevla_bench.archive import append, encode_json
 
 FAKE = ["--host", "fake", "--suite", "fake", "--max-steps", "6"]
@@ -250,6 +251,17 @@ def test_validate_lists_what_is_bad_and_counts_what_is_good(safevla, archive):
     assert code == 2
     assert "episode 'c'" in err
     assert "2 valid episodes (24 records), 1 bad" in out
+
+
+def test_validate_counts_the_episodes_that_a_damaged_file_lost(safevla, tmp_path):
+    with runs.RunWriter(tmp_path / "run", ASKED) as writer:
+        fill(writer)
+    (tmp_path / "run" / "raw" / "000001.npz").write_bytes(b"cut off")
+    code, out, err = safevla("validate", tmp_path / "run")
+    assert code == 2
+    assert "000001.npz, episode 'b'" in err
+    assert "1 valid episodes" in out
+    assert "0 bad, 1 lost" in out
 
 
 def test_the_schema_is_json(safevla):

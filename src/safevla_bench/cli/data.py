@@ -73,7 +73,8 @@ def _print_report(report: _SourceReport) -> None:
     for problem in report.problems:
         click.echo(f"error: {make_printable(str(problem))}", err=True)
     left_out = runs.LeftOut.from_problems(report.problems)
-    lost = f", {'at least ' if left_out.unknown else ''}{left_out.lost} lost" if left_out.damaged else ""
+    is_lost = left_out.damaged or left_out.lost
+    lost = f", {'at least ' if left_out.unknown else ''}{left_out.lost} lost" if is_lost else ""
     words = f"{report.path}: {report.episodes} valid episodes ({report.records} records), {left_out.invalid} bad{lost}"
     click.echo(make_printable(words))
 
