@@ -229,7 +229,7 @@ def test_on_even_stamps_derivatives_are_those_by_dt():
 
 @pytest.mark.parametrize("stamps", [[0.0, 0.1, 0.1], [0.0, 0.2, 0.1]])
 def test_stamps_increase(stamps):
-    with pytest.raises(RecordError, match="does not follow") as caught:
+    with pytest.raises(RecordError, match=f"the time stamp {stamps[2]} does not follow {stamps[1]}") as caught:
         episode(3, further={"time_s": np.array(stamps)})
     assert (caught.value.place.step, caught.value.place.field) == (2, "time_s")
 

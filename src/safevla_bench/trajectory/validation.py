@@ -202,7 +202,7 @@ def _check_stamps(batch: Batch) -> Iterator[RecordError]:
         if len(back):
             step = int(back[0]) + 1
             place = Place(episode=batch.headers[e].episode_id, step=step, field="time_s")
-            problem = f"the time stamp {stamps[step]!r} does not follow {stamps[step - 1]!r}"
+            problem = f"the time stamp {float(stamps[step])} does not follow {float(stamps[step - 1])}"
             yield RecordError(
                 problem, remedy="Time stamps increase, in seconds; leave repeated records out.", place=place
             )
