@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -191,3 +193,26 @@ def test_a_count_between_looks_below_1_is_an_error():
     request = sb.Request(host="fake", suites=("fake",), policies=("noop",), until="safety >= 0.9", look_every=0)
     with pytest.raises(RunError, match="look_every is 0"):
         evaluation.prepare_run(request)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"), [({"until": "speed >= 1"}, "is no condition"), ({"policies": ("mine", "nope")}, "no policy")]
+)
+def test_a_run_that_cannot_be_prepared_closes_the_policies_it_made(monkeypatch, changes, says):
+    made = []
+
+    def make():
+        made.append(Closing())
+        return made[-1]
+
+    monkeypatch.setattr(sys.modules[__name__], "make", make, raising=False)
+    request = sb.Request(
+        host="fake", suites=("fake",), policies=("mine",), policy_specs={"mine": f"python:{__name__}:make"}
+    )
+    with pytest.raises((PolicyError, RunError), match=says):
+        evaluation.prepare_run(replace(request, **changes))
+    assert [policy.closed for policy in made] == [True]
+    prepared = evaluation.prepare_run(request)
+    assert made[-1].closed is False
+    prepared.close()
+    assert made[-1].closed is True

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from safevla_bench import hosts, policies, rollout, runs
 from safevla_bench.errors import HostError, PluginError, RunError
 from safevla_bench.evaluation.judgement import HOST_REGISTRY
-from safevla_bench.evaluation.request import DEFAULT_EXECUTION, ExecutionOptions, Request
+from safevla_bench.evaluation.request import DEFAULT_EXECUTION, ExecutionOptions, Request, select_tasks
 from safevla_bench.evaluation.stopping_rule import StoppingRule, parse_condition
 from safevla_bench.interface import EpisodeSeed, Host, Policy, ReplayPolicy, Task
 from safevla_bench.policies.python import UPRIGHT, InProcessPolicy
@@ -29,8 +30,8 @@ class PreparedRun:
     policies: dict[str, Policy]
     cast: rollout.WorkerSpec
     description: Mapping[str, object]
-    given: frozenset[str] = frozenset()
-    """The policies that the caller made, which are left open."""
+    left_open: frozenset[str] = frozenset()
+    """The policies that the caller made, which stay open."""
     rule: StoppingRule | None = None
     """The rule that ends the run early; None = there is none."""
     ruleset: Ruleset | None = None
@@ -40,14 +41,15 @@ class PreparedRun:
         """Close the policies; a second call does nothing."""
         while self.policies:
             name, policy = self.policies.popitem()
-            if name not in self.given:
+            if name not in self.left_open:
                 policy.close()
 
 
 def prepare_run(request: Request) -> PreparedRun:
     """Find the host, its tasks and the policies, and plan the episodes; nothing is written yet.
 
-    Raises `HostError`, `PolicyError`, `PluginError` or `RunError` for what the user must change.
+    Raises `HostError`, `PolicyError`, `PluginError` or `RunError` for what the user must change; policies made until
+    then are closed.
     """
     require_counts(max_steps=request.max_steps, look_every=request.look_every)
     host = hosts.make_host(request.host, request.host_arguments)
@@ -55,7 +57,25 @@ def prepare_run(request: Request) -> PreparedRun:
     _check_arguments(request)
     rules = rollout.load_protocol(request.protocol)
     options = {name: _policy_options(request, name) for name in request.policies}
-    made = {name: _make_policy(request, name, arguments) for name, arguments in options.items()}
+    with ExitStack() as made_here:
+        made = {name: _make_policy(request, name, arguments, made_here) for name, arguments in options.items()}
+        prepared = _prepare_parts(request, host, selected, options, made, rules)
+        made_here.pop_all()  # from here on closing them is up to the prepared run
+    return prepared
+
+
+def _prepare_parts(
+    request: Request,
+    host: Host,
+    selected: Sequence[Task],
+    options: Mapping[str, Mapping[str, str]],
+    made: dict[str, Policy],
+    rules: rollout.EvaluationProtocol,
+) -> PreparedRun:
+    """Return the run of the selected tasks by the policies that are made; `options` are their arguments.
+
+    Raises as `prepare_run` does.
+    """
     _check_servers(made, selected)
     tasks, plan = _plan_episodes(request, selected, made, rules)
     rule = _make_rule(request)
@@ -83,11 +103,13 @@ def require_counts(**counts: int | None) -> None:
             raise RunError(f"{name} is {count}", remedy="Give 1 or more.")
 
 
-def _make_policy(request: Request, name: str, arguments: Mapping[str, str]) -> Policy:
-    """Return the policy of a name: the object that exists already, else a new one by its specification."""
+def _make_policy(request: Request, name: str, arguments: Mapping[str, str], made_here: ExitStack) -> Policy:
+    """Return the policy of a name: the object that exists already, else a new one, which `made_here` closes."""
     if name in request.policy_objects:
         return request.policy_objects[name]
-    return policies.make_policy(request.policy_spec(name), arguments)
+    policy = policies.make_policy(request.policy_spec(name), arguments)
+    made_here.callback(policy.close)
+    return policy
 
 
 def _plan_episodes(
@@ -184,41 +206,6 @@ def _check_servers(made: Mapping[str, Policy], tasks: Sequence[Task]) -> None:
         if isinstance(policy, entries.EntryPolicy):
             for task in tasks:
                 policy.server_for(task.benchmark)
-
-
-def select_tasks(host: Host, request: Request) -> list[Task]:
-    """Return the requested tasks, without those of whole suites that are `unusable`.
-
-    Raises:
-        HostError: there is no such suite or task, or one that was asked for, or all of a suite, cannot be run here.
-    """
-    return [task for suite in request.suites for task in _tasks_of_suite(host, suite, request.tasks)]
-
-
-def _tasks_of_suite(host: Host, suite: str, wanted: tuple[int, ...] | None) -> Sequence[Task]:
-    """Return the tasks of a suite at the indices `wanted`, in that order, or all that are usable (None).
-
-    Raises `HostError` for an unknown index, a wanted task that is unusable here, or a suite without a usable task.
-    """
-    tasks = {task.index: task for task in host.tasks(suite)}
-    unknown = sorted(set(wanted or ()) - set(tasks))
-    if unknown:
-        remedy = f"It has the tasks {min(tasks)} to {max(tasks)}; `safevla tasks --suite {suite}` lists them."
-        raise HostError(f"{suite} has no task {unknown[0]}", remedy=remedy)
-    chosen = list(tasks.values()) if wanted is None else [tasks[index] for index in wanted]
-    unusable = [task for task in chosen if task.unusable]
-    if unusable and (wanted is not None or len(unusable) == len(chosen)):
-        reasons = "; ".join(dict.fromkeys(str(task.unusable) for task in unusable))
-        problem = f"{_name_tasks(unusable)} of {suite} cannot be run here: {reasons}"
-        usable = [str(task.index) for task in tasks.values() if not task.unusable]
-        remedy = f"Its other tasks can: --task {','.join(usable)}." if usable else "Install what is missing."
-        raise HostError(problem, remedy=remedy)
-    return [task for task in chosen if not task.unusable]
-
-
-def _name_tasks(tasks: Sequence[Task]) -> str:
-    """Return "task 3" or "tasks 3, 5"."""
-    return f"task {tasks[0].index}" if len(tasks) == 1 else f"tasks {', '.join(str(task.index) for task in tasks)}"
 
 
 def list_start_notes(request: Request) -> list[str]:

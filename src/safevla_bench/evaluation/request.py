@@ -1,4 +1,4 @@
-"""A request for a rollout (`Request`), and the options of its execution (`ExecutionOptions`)."""
+"""A request for a rollout (`Request`), the tasks that it selects, and the options of its execution."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 
 from safevla_bench import hosts, rollout, runs
 from safevla_bench.errors import HostError, Place, PluginError, RunError
-from safevla_bench.interface import Policy
+from safevla_bench.interface import Host, Policy, Task
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers import entries
 from safevla_bench.ray_cluster import RayCluster
@@ -183,6 +183,41 @@ class _RunOptions(msgspec.Struct):
     stop_on_violation: dict[str, object] | None = None
     until: _RunUntil | None = None
     host_arguments: dict[str, str] = {}
+
+
+def select_tasks(host: Host, request: Request) -> list[Task]:
+    """Return the requested tasks, without those of whole suites that are `unusable`.
+
+    Raises:
+        HostError: there is no such suite or task, or one that was asked for, or all of a suite, cannot be run here.
+    """
+    return [task for suite in request.suites for task in _tasks_of_suite(host, suite, request.tasks)]
+
+
+def _tasks_of_suite(host: Host, suite: str, wanted: tuple[int, ...] | None) -> Sequence[Task]:
+    """Return the tasks of a suite at the indices `wanted`, in that order, or all that are usable (None).
+
+    Raises `HostError` for an unknown index, a wanted task that is unusable here, or a suite without a usable task.
+    """
+    tasks = {task.index: task for task in host.tasks(suite)}
+    unknown = sorted(set(wanted or ()) - set(tasks))
+    if unknown:
+        remedy = f"It has the tasks {min(tasks)} to {max(tasks)}; `safevla tasks --suite {suite}` lists them."
+        raise HostError(f"{suite} has no task {unknown[0]}", remedy=remedy)
+    chosen = list(tasks.values()) if wanted is None else [tasks[index] for index in wanted]
+    unusable = [task for task in chosen if task.unusable]
+    if unusable and (wanted is not None or len(unusable) == len(chosen)):
+        reasons = "; ".join(dict.fromkeys(str(task.unusable) for task in unusable))
+        problem = f"{_name_tasks(unusable)} of {suite} cannot be run here: {reasons}"
+        usable = [str(task.index) for task in tasks.values() if not task.unusable]
+        remedy = f"Its other tasks can: --task {','.join(usable)}." if usable else "Install what is missing."
+        raise HostError(problem, remedy=remedy)
+    return [task for task in chosen if not task.unusable]
+
+
+def _name_tasks(tasks: Sequence[Task]) -> str:
+    """Return "task 3" or "tasks 3, 5"."""
+    return f"task {tasks[0].index}" if len(tasks) == 1 else f"tasks {', '.join(str(task.index) for task in tasks)}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ from safevla_bench import hosts, rollout
 from safevla_bench.errors import PolicyError, RunError
 from safevla_bench.evaluation.judgement import find_rules, judge
 from safevla_bench.evaluation.outputs import render_report, table_material, write_outputs
-from safevla_bench.evaluation.preparation import read_host_registry, select_tasks
-from safevla_bench.evaluation.request import DEFAULT_EXECUTION, ExecutionOptions, Request
+from safevla_bench.evaluation.preparation import read_host_registry
+from safevla_bench.evaluation.request import DEFAULT_EXECUTION, ExecutionOptions, Request, select_tasks
 from safevla_bench.evaluation.rollouts import roll_out
 from safevla_bench.explain.episode import Explanation, explain_episode
 from safevla_bench.files import make_folder, write_atomically

@@ -11,7 +11,7 @@ import pytest
 
 from safevla_bench import evaluation, runs
 from safevla_bench.errors import HostError, UnknownTaskError
-from safevla_bench.evaluation.preparation import select_tasks
+from safevla_bench.evaluation.request import select_tasks
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.libero.tasks import bddl_file, is_task_path, load_init_states, name_task
 from safevla_bench.hosts.mujoco.robosuite_env import drawn_reset_seed
