@@ -1,4 +1,4 @@
-"""Labels: near their points, on nothing, the same each time."""
+"""Labels are near their points, on nothing, the same each time; panels stand in rows within the sheet."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from safevla_bench.report.figures.style import Box, place_labels
+from safevla_bench.report.figures.sheet import PanelGrid
+from safevla_bench.report.figures.style import Box, place_labels, sheet_width
 
 WITHIN = Box(0.0, 0.0, 200.0, 180.0)
 COORDINATES = st.tuples(st.floats(5, 195), st.floats(5, 175))
@@ -57,3 +58,18 @@ def test_boxes_that_touch_do_not_meet():
     assert not one.overlaps(Box(0, 1, 1, 2))
     assert one.overlaps(Box(0.9, 0.9, 2, 2))
     assert one.overlaps(one)
+
+
+@given(st.integers(1, 9), st.integers(1, 3))
+def test_panels_fill_the_width_meet_no_other_and_the_lowest_of_each_column_is_known(count, columns):
+    grid = PanelGrid(count, columns, left=0.4, right=0.1, below=0.3, above=0.2, gap=0.15, high=1.0)
+    corners = [grid.corner(k) for k in range(count)]
+    boxes = [Box(left, bottom, left + grid.wide, bottom + grid.high) for left, bottom in corners]
+    assert math.isclose(0.4 + columns * grid.wide + (columns - 1) * 0.15 + 0.1, sheet_width())
+    for k, box in enumerate(boxes):
+        assert not any(box.overlaps(other) for other in boxes[:k])
+        assert box.bottom + 1e-9 >= 0.3
+        assert box.top + grid.above <= grid.body_in + 1e-9
+        below = [other for other in corners if other[0] == box.left and other[1] < box.bottom - 1e-9]
+        assert grid.is_lowest(k) == (not below)
+        assert grid.is_leftmost(k) == (box.left == 0.4)
