@@ -22,7 +22,6 @@ from site_charts import draw_signal
 from site_reference import escape_markdown
 
 import safevla_bench as sb
-from safevla_bench import demo
 from safevla_bench.explain.trace import SignalTrace, trace_formula
 from safevla_bench.signals import RecordFields
 from safevla_bench.specs import Spec
@@ -62,7 +61,7 @@ class Example:
 @cache
 def archive() -> Batch:
     """Return the records of the archive that ships."""
-    with resources.as_file(resources.files(demo) / demo.ARCHIVE) as path:
+    with resources.as_file(resources.files("safevla_bench") / "demo.parquet") as path:
         return sb.open_archive(path)
 
 
