@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts import make_host
+from safevla_bench.hosts import check_start, make_host
 from safevla_bench.hosts.robocasa import install, kitchens
 from safevla_bench.interface import EpisodeSeed
 from safevla_bench.rollout import load_protocol, plan_episodes
@@ -67,8 +67,9 @@ def test_scenes_that_a_task_bars_are_left_out_before_counting():
 
 
 def test_a_negative_episode_is_an_error():
+    task = make_host("robocasa").tasks("robocasa-365")[0]
     with pytest.raises(HostError, match="no episode -1"):
-        start("target", -1)
+        check_start(task, EpisodeSeed(-1, env_seed=7, wait_steps=10))
 
 
 @pytest.mark.parametrize(
