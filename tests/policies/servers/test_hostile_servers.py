@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zmq
+from websockets.sync.client import ClientConnection
 
 from policies.servers.test_openpi import TASK, seen
 from safevla_bench.errors import PolicyError, ServerLostError, ServerRefusedError, ServerUnreachableError
@@ -229,6 +230,33 @@ def test_frames_that_never_make_a_message_end_in_time_and_memory(talk, answer_s,
         meet(address, answer_s=answer_s)
     assert caught.value.remedy
     assert peak_mib() - before < 150
+
+
+def test_the_socket_of_a_silent_server_is_shut_down_before_the_closing_handshake(monkeypatch):
+    """The handshake would wait for whatever the server does not read, such as the answers to its pings."""
+    order = []
+    shut_down, close = socket.socket.shutdown, ClientConnection.close
+
+    def note_shutdown(plain, how):
+        order.append("socket")
+        shut_down(plain, how)
+
+    def note_close(client, *reason):
+        order.append("handshake")
+        close(client, *reason)
+
+    def silent(connection, over):
+        shaken(connection)
+        over.wait()
+
+    with raw(silent) as address:
+        monkeypatch.setattr(socket.socket, "shutdown", note_shutdown)
+        monkeypatch.setattr(ClientConnection, "close", note_close)
+        with pytest.raises(PolicyError, match="no answer for"):
+            meet(address, answer_s="0.1")
+        monkeypatch.undo()
+    assert order[0] == "socket"
+    assert "handshake" in order
 
 
 def peak_mib() -> float:

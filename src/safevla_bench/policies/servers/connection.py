@@ -170,7 +170,13 @@ class WebsocketClient:
         return PolicyError(f"{problem}, or of too many pieces", remedy=remedy)
 
     def _lost_error(self, what: str, remedy: str | None = None) -> ServerLostError:
-        """Close the connection and return the error that the server did `what`."""
+        """Close the connection and return the error that the server did `what`.
+
+        The socket is shut down first: a server that pings and reads no answer would hold up the closing handshake.
+        """
+        if self._connection is not None:
+            with suppress(OSError):
+                socket.socket.shutdown(self._connection.socket, socket.SHUT_RDWR)  # the plain socket's, under TLS too
         self.close()
         return ServerLostError(
             f"the policy server {self.address} {what}", remedy=remedy or "Its own messages say why; start it again."
