@@ -279,3 +279,15 @@ def test_the_index_sorts_and_leads_to_a_comparison_in_a_browser(server: RunServe
     browser.open(address)
     assert browser.run("document.querySelectorAll('main table').length") == 2
     assert browser.complaints() == []
+
+
+@pytest.mark.long
+def test_a_telephone_shows_every_number_of_the_index_and_its_sorting(server: RunServer, browser: Browser):
+    browser.open(server.address + "/", width=390, height=844)
+    hidden = """[...document.querySelectorAll('#runs td, #runs button')].filter((e) => e.checkVisibility()
+        && e.getBoundingClientRect().right > innerWidth + 0.5).length"""
+    assert browser.run(hidden) == 0
+    assert browser.run("[...document.querySelectorAll('#runs td, #runs button')].every((e) => e.checkVisibility())")
+    labels = browser.run("[...document.querySelectorAll('#runs tbody tr:first-child td')].map((e) => e.dataset.label)")
+    heads = browser.run("[...document.querySelectorAll('#runs thead th')].map((e) => e.textContent)")
+    assert labels == heads[1:]
