@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from builders import same_bits
 from logs.log_files import pose_message, save_mapping, write_mcap
 from safevla_bench import runs
 from safevla_bench.errors import RecordError
@@ -133,6 +134,22 @@ def test_altered_bytes_are_an_episode_or_an_error_and_nothing_else(tmp_path, see
         content[rng.randrange(8, len(content))] = rng.randrange(256)
     (tmp_path / "take_1.mcap").write_bytes(bytes(content))
     assert all(isinstance(one, Batch | RecordError) for one in read(folder))
+
+
+def test_a_bit_that_turned_over_is_an_error_or_changes_no_number(tmp_path):
+    """The file's checksums are compared: damage never becomes a number that nobody measured."""
+    folder = folder_of(tmp_path, messages()[:90])
+    content = (tmp_path / "take_1.mcap").read_bytes()
+    (intact,) = read(folder)
+    rng, refused = random.Random(0), 0
+    for _ in range(150):
+        place = rng.randrange(8, len(content))
+        flipped = bytes([content[place] ^ 1 << rng.randrange(8)])
+        (tmp_path / "take_1.mcap").write_bytes(content[:place] + flipped + content[place + 1 :])
+        (outcome,) = read(folder)
+        refused += isinstance(outcome, RecordError)
+        assert isinstance(outcome, RecordError) or same_bits(outcome, intact)
+    assert refused
 
 
 def test_a_chunk_that_says_more_than_an_episode_may_hold_is_refused_before_it_is_decompressed(tmp_path, monkeypatch):
