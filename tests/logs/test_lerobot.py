@@ -389,3 +389,18 @@ def test_a_wrong_mapping_names_its_file_and_what_is_wrong(tmp_path, text, words)
     with pytest.raises(RecordError, match=r"safevla-log\.toml") as caught:
         runs.open_source(folder)
     assert words in f"{caught.value} {caught.value.remedy}"
+
+
+def test_pages_with_checksums_are_compared_with_them(tmp_path):
+    """Damage of a page is an error, and never a number that nobody measured."""
+    folder = write_dataset(tmp_path / "d", [frames()])
+    save_mapping(folder, MAPPED)
+    (path,) = (folder / "data").rglob("*.parquet")
+    table = pq.read_table(path)
+    pq.write_table(table, path, compression="none", use_dictionary=False, write_page_checksum=True)
+    content = path.read_bytes()
+    size = {"float": np.float32, "double": np.float64}[str(table["eef"].type.value_type)]
+    number = size(table["eef"][3].as_py()[0]).tobytes()
+    assert number in content
+    path.write_bytes(content.replace(number, bytes([number[0] ^ 1]) + number[1:]))
+    assert "CRC checksum verification failed" in problem(folder)

@@ -291,7 +291,7 @@ def _read_frames(file: Path) -> tuple[NDArray[np.int64], Floats]:
     """
     remedy = f"A LeRobot dataset of version 3 has frames with {', '.join(_COLUMNS)}."
     try:
-        table = pq.read_table(file, columns=_COLUMNS)
+        table = pq.read_table(file, columns=_COLUMNS, page_checksum_verification=True)
         for name in _COLUMNS[:3]:
             if table[name].null_count or not pa.types.is_integer(table[name].type):
                 raise RecordError(f"{name} holds {table[name].type}, or nothing in places", remedy=remedy)

@@ -133,7 +133,7 @@ def _read_tables(dataset: Dataset, columns: list[str]) -> Iterator[pa.Table | Re
         try:
             with path.open("rb") as stream:
                 check_row_group_sizes(stream)
-            with pq.ParquetFile(path, pre_buffer=False) as file:
+            with pq.ParquetFile(path, pre_buffer=False, page_checksum_verification=True) as file:
                 missing = [name for name in columns if name not in file.schema_arrow.names]
                 if missing:
                     raise RecordError(f"there is no column {missing[0]!r}", remedy=_REMEDY)
@@ -351,7 +351,7 @@ def _read_instructions(folder: Path) -> dict[int, str]:
     try:
         with path.open("rb") as stream:
             check_row_group_sizes(stream)
-        with pq.ParquetFile(path, pre_buffer=False) as file:
+        with pq.ParquetFile(path, pre_buffer=False, page_checksum_verification=True) as file:
             rows = file.read(use_threads=False).to_pylist()
         return {int(row["task_index"]): next(value for value in row.values() if isinstance(value, str)) for row in rows}
     except (OSError, KeyError, TypeError, StopIteration, pa.ArrowException, RecordError):
