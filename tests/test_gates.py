@@ -280,3 +280,9 @@ def test_junit_counts_its_cases_and_escapes_what_strangers_named():
     assert suite.find("testcase/failure").get("message") == "0.850 over 20 episodes: point estimate"
     assert '"<&>' in suite.find("testcase").get("classname")
     assert gating.format_junit(found) == gating.format_junit(found)
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, float("nan"), 95.0])
+def test_a_confidence_that_is_no_share_is_an_error(confidence):
+    with pytest.raises(SafevlaError, match="no interval has the confidence"):
+        check_gates(scores(3, 100), [SAFETY], confidence=confidence)

@@ -108,11 +108,14 @@ def check_gates(
         allow_unjudged: decide Safety, SBU and VSI over judged episodes alone, where others have no verdict.
 
     Raises:
-        SafevlaError: no gate, a limit that is no share of 1, or a sequential gate without a confidence.
+        SafevlaError: no gate, a limit or confidence that is no share of 1, or a sequential gate without a confidence.
     """
     _require_valid(gates)
     if sequential and confidence is None:
         raise SafevlaError("a sequential gate has no confidence", remedy="Pass --confidence, such as 95.")
+    if confidence is not None and not 0 < confidence < 1:
+        problem = f"no interval has the confidence {100 * confidence:g} %"
+        raise SafevlaError(problem, remedy="Pass --confidence, such as 95.")
     scopes = _split_by_scope(scores, per)
     decisions = len(scopes) * len(gates)
     rule = None if confidence is None else _IntervalRule(1 - (1 - confidence) / decisions, sequential)

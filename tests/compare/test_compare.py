@@ -23,7 +23,7 @@ from safevla_bench.compare import (
     make_names_unique,
     pair_episodes,
 )
-from safevla_bench.errors import RunError
+from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.report.tables.comparison import standing_table
 from safevla_bench.scores import AbsentEpisode
 from safevla_bench.statistics import barnard_p, holm_adjust
@@ -685,3 +685,18 @@ def test_a_margin_turns_over_where_less_is_better():
     one, other = on_tasks("a", *["1" * 40] * 8), on_tasks("b", *["1" * 30 + "0" * 10] * 8)
     found = compare_policies([one, other], ComparisonOptions(margin=0.05))
     assert {metric(found, name).differences[0].margin for name in ("safety", "sbu")} == {"first not worse"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"confidence": float("nan")}, "no interval has the confidence nan"),
+        ({"confidence": 1.0}, "no interval has the confidence 1"),
+        ({"margin": float("nan")}, "nan is no margin"),
+        ({"margin": 0.0}, "0 is no margin"),
+        ({"seed": -1}, "the seed -1 is negative"),
+    ],
+)
+def test_options_that_no_comparison_can_have_are_errors(wrong, problem):
+    with pytest.raises(SafevlaError, match=problem):
+        ComparisonOptions(**wrong)

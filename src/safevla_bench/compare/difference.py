@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from safevla_bench import statistics
 from safevla_bench.compare.pairs import StateMeans
 from safevla_bench.compare.policy_results import METRICS, TaskKey
+from safevla_bench.errors import SafevlaError
 from safevla_bench.statistics import CONFIDENCE, RESAMPLES, FlippedMeans, Interval
 
 Bounds = tuple[float, float]
@@ -39,6 +40,17 @@ class ComparisonOptions(msgspec.Struct, frozen=True, kw_only=True):
     mid_p: bool = False
     margin: float | None = None
     sequential: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise `SafevlaError` if confidence or margin is no share, or the seed is negative."""
+        if not 0 < self.confidence < 1:
+            remedy = "Give a share between 0 and 1, such as 0.95; on the command line in percent."
+            raise SafevlaError(f"no interval has the confidence {self.confidence:g}", remedy=remedy)
+        if self.margin is not None and not 0 < self.margin <= 1:
+            remedy = "Give a share above 0, such as 0.05; on the command line in points."
+            raise SafevlaError(f"{self.margin:g} is no margin", remedy=remedy)
+        if self.seed < 0:
+            raise SafevlaError(f"the seed {self.seed} is negative", remedy="Give 0 or a positive whole number.")
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
