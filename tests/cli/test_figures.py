@@ -41,6 +41,14 @@ def test_an_unknown_figure_or_form_is_refused_with_the_names_there_are(safevla, 
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("option", ["--width", "--font-size"])
+def test_a_size_that_is_no_number_is_refused(safevla, source, tmp_path, option):
+    code, _, err = safevla("figures", source, "--out", tmp_path / "out", option, "nan")
+    assert code == 2
+    assert "nan is no number" in err
+    assert not (tmp_path / "out").exists()
+
+
 def test_one_panel_holds_every_cell_and_goes_with_no_pooling(safevla, source, tmp_path):
     asked = ("--which", "tradeoff", "--format", "svg", "--one-panel")
     assert safevla("figures", source, "--out", tmp_path, *asked)[0] == 0

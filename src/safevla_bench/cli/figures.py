@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from safevla_bench import compare, evaluation, sensitivity
 from safevla_bench.cli import make_printable, sections
-from safevla_bench.cli.options import choose_output, judge_options, skip_option, sources_argument
+from safevla_bench.cli.options import choose_output, judge_options, refuse_nan, skip_option, sources_argument
 from safevla_bench.cli.score import print_missing, print_warnings
 from safevla_bench.errors import RunError
 from safevla_bench.files import make_folder, write_atomically
@@ -80,6 +80,7 @@ _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {kind.description}" for na
     default=drawing.COLUMN.width_in,
     show_default=True,
     type=click.FloatRange(1, 20),
+    callback=refuse_nan,
     metavar="INCHES",
     help="Width of the figures; the default is a column of a two-column paper.",
 )
@@ -88,6 +89,7 @@ _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {kind.description}" for na
     default=drawing.COLUMN.font_pt,
     show_default=True,
     type=click.FloatRange(4, 20),
+    callback=refuse_nan,
     metavar="POINTS",
     help="Size of their text.",
 )

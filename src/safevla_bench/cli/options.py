@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce, wraps
+from math import isnan
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -131,6 +132,13 @@ def _registered_rules(run_command: Any) -> Ruleset | None:
     """
     registration = None if run_command is None else run_command.request.registration
     return None if registration is None or given_judge_options() else registration.load_rules()
+
+
+def refuse_nan(_context: click.Context, _option: click.Parameter, value: float | None) -> float | None:
+    """Return the value of an option; raise `click.BadParameter` for NaN, which every range of click's lets pass."""
+    if value is not None and isnan(value):
+        raise click.BadParameter("nan is no number")
+    return value
 
 
 def is_given(context: click.Context, name: str) -> bool:
