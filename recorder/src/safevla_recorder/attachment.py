@@ -75,7 +75,7 @@ class RecordableEnv(Protocol):
     versions: dict[str, str]
 
     def set_init_states(self, init_states: ArrayLike) -> None:
-        """Take these as the task's initial states, [count, state]."""
+        """Take these as the task's initial states, [count, state]; raise `HostError` where the simulator has none."""
         ...
 
     def subscribe(self, listener: EnvListener) -> Undo:
@@ -83,7 +83,10 @@ class RecordableEnv(Protocol):
         ...
 
     def start_recorder(self) -> tuple[Recorder, Undo]:
-        """Return a recorder of the present model, attached, with record 0 taken; and what detaches it."""
+        """Return a recorder of the present model, attached, with record 0 taken; and what detaches it.
+
+        Raises `HostError` if the model cannot be recorded.
+        """
         ...
 
     def fixture_poses(self) -> dict[str, list[float]]:
@@ -139,7 +142,10 @@ def episode_header(
     target_object: str | None,
     embodiment: str,
 ) -> dict[str, object]:
-    """Return an episode's header; `dt` in seconds, `index` that of the initial state, None = unknown."""
+    """Return an episode's header; `dt` in seconds, `index` that of the initial state, None = unknown.
+
+    `episode_id` is benchmark/task_id/init_NNN, or `init_unknown` without an index.
+    """
     start = "unknown" if index is None else f"{index:03d}"
     return {
         "episode_id": f"{task.benchmark}/{task.task_id}/init_{start}",

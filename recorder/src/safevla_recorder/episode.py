@@ -112,13 +112,13 @@ def add_header_field(extra: Mapping[str, object], name: str, value: object) -> d
 
 
 def check_recorded_numbers(recording: Recording) -> None:
-    """Raise `RecordError` for the first number that is not finite, not plausible, or a negative magnitude.
+    """Raise `RecordError` for the first field with a number that no record may have; it names episode and field.
 
-    A NaN impulse is accepted: none was recorded. Integers of the header must fit 64 bits. The message names the
-    episode and the field.
+    A NaN impulse is accepted: none was recorded.
 
     Raises:
-        RecordError: a number is not finite, beyond 1e100, or negative where it is a magnitude.
+        RecordError: a number is not finite; a position, torque, time or force is beyond 1e100; a force or impulse is
+            negative; or an integer of the header does not fit 64 bits.
     """
     for problem, field_name in _find_problems(recording):
         place = Place(episode=str(recording.header["episode_id"]), field=field_name)

@@ -89,7 +89,7 @@ class _RunningEpisode:
 class EpisodeCutter:
     """An `EnvListener` of one environment that hands each episode to `keep` as soon as it has ended.
 
-    `next_number` gives the number of the next episode of this task.
+    `next_number` gives the number of the next episode of this task. What `keep` raises goes on to the loop.
     """
 
     def __init__(self, env: RecordableEnv, rules: LoopRules, next_number: Callable[[], int], keep: KeepEpisode) -> None:
@@ -121,7 +121,7 @@ class EpisodeCutter:
             self._end_episode("stopped", f"ended without success after {steps} of {horizon} steps")
 
     def stop(self, reason: str) -> None:
-        """End the running episode, if any, as `stopped`: the policy did not end it."""
+        """End the running episode, if any, as `stopped`, with `reason` in its row."""
         if self._running is not None:
             self._end_episode("stopped", reason)
 
@@ -132,17 +132,19 @@ class EpisodeCutter:
         self._resets += 1
 
     def on_state_set(self, init_state_index: int | None) -> None:
-        """Start settling again, from the initial state of that index; None = another state."""
+        """Start settling again, from the initial state of that index; None = another state. The reset's seed stays."""
         self._is_over, self._waited, self._index = False, 0, init_state_index
 
     def before_step(self, action: object) -> None:
         """Take record 0 before the first step after settling; end the episode (`invalid_action`) at an unusable action.
 
-        Does nothing between an episode's end and the next reset. An unusable action has another shape than the
-        environment takes, or a number that is not finite.
+        Does nothing between an episode's end and the next reset or state set. An unusable action has another shape than
+        the environment takes, or a number that is not finite.
 
         Raises:
-            RunError: the arm moves although it should be settling.
+            RunError: a settling step's action moves the arm; the error stays in `refusal` too.
+            HostError: the model cannot be recorded.
+            ValueError, TypeError: the action is no array of numbers.
         """
         if self._is_over:
             return
@@ -216,7 +218,10 @@ class EpisodeCutter:
         self._env_seed = None  # another state set without a reset would not start from this seed
 
     def _find_earlier_seed(self) -> dict[str, int]:
-        """Return the seed of an earlier reset and the resets since; {} if the last reset had one, or none was given."""
+        """Return `seed`, the last one given, and `earlier_resets`, how many resets came between it and the last reset.
+
+        {} if the last reset's own seed starts this episode, no seed was ever given, or no reset came after it.
+        """
         if self._env_seed is not None or self._last_seed is None or not self._resets:
             return {}
         return {"seed": self._last_seed, "earlier_resets": self._resets - 1}
@@ -244,7 +249,8 @@ class EpisodeCutter:
     def _build_recording(self, running: _RunningEpisode, outcome: str) -> Recording:
         """Return the records under a full header, with the host-specific fields that apply.
 
-        Raises `RecordError` if a recorded number is not finite or not plausible.
+        Raises `RecordError` if a recorded number is not finite or not plausible, `HostError` if contacts cannot be
+        decoded.
         """
         rules, success = self._rules, outcome == "success"
         header = {

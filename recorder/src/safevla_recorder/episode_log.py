@@ -94,7 +94,8 @@ class EpisodeLog(Generic[Row]):
         """Add the record of the control step that `action` [A] drove; decode contacts every `BLOCK` steps.
 
         Raises:
-            HostError: contacts were decoded in the middle of this control step, so that some of it are lost.
+            HostError: contacts were decoded in the middle of this control step, so that some of them are lost, or the
+                source cannot tell its contacts.
         """
         if self._torn == len(self):
             problem = f"the records were read in the middle of control step {len(self)}, whose contacts are lost"
@@ -115,7 +116,8 @@ class EpisodeLog(Generic[Row]):
     def build_recording(self, header: Mapping[str, object]) -> Recording:
         """Return the records so far as one episode under that header, whose fields are `HEADER_FIELDS`.
 
-        Contacts not decoded yet are decoded. Recording can go on.
+        Contacts not decoded yet are decoded, as `decode_pending` does. Recording can go on, but a control step in the
+        middle of which this was called may be lost: `add_step` then raises.
         """
         self.decode_pending()
         action = np.stack(self._actions) if self._actions else np.empty((0, 0))
@@ -124,7 +126,10 @@ class EpisodeLog(Generic[Row]):
         return self._assemble(header, self._rows, join_contacts(self._contacts), np.concatenate(self._gripped), action)
 
     def latest_record(self, header: Mapping[str, object]) -> Recording:
-        """Return the newest record alone, as an episode of one record without action; the log keeps its records."""
+        """Return the newest record alone, as an episode of one record without action; the log keeps its records.
+
+        To be called between control steps, as `build_recording`.
+        """
         self.decode_pending()
         if self._source is None:
             return self._assemble(header, self._rows[-1:], None, None, None)
@@ -169,7 +174,8 @@ class EpisodeLog(Generic[Row]):
         """Append the counted contacts and gripped bodies of some records to those decoded so far.
 
         `ends` [R] is the number of substeps in `contacts` up to the end of each record. Substeps after the last end
-        are left out. `substep_s` is in seconds, None = an instant.
+        are left out; the control step that they belong to can then not be added any more. `substep_s` is in seconds,
+        None = an instant.
         """
         geoms, decoded = self._geoms, sum(len(block) for block in self._gripped)
         owner = decoded + np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))

@@ -86,9 +86,9 @@ class RunFolder:
         return self._begun[key] - 1
 
     def write_episode(self, row: RecordedRow, content: bytes | None) -> None:
-        """Write an ended episode under `raw/`: `content`, the bytes of its `.npz` file, unless None, then its row.
+        """Write an ended episode under `raw/`, by the number of episodes written before: `content`, then its row.
 
-        Raises `FileError` if either cannot be written.
+        `content` is the bytes of its `.npz` file; None = it has none. Raises `FileError` if either cannot be written.
         """
         stem = self.path / RAW / f"{sum(self._outcomes.values()):06d}"
         if content is not None:
@@ -99,7 +99,8 @@ class RunFolder:
     def close_block(self, *, complete: bool) -> None:
         """End a block of recording, `complete` unless something broke it off, and write run.json.
 
-        If no block has written an episode so far, the folder is removed instead.
+        If no block has written an episode so far, the folder is removed instead. Raises `FileError` if run.json cannot
+        be written, `OSError` if the folder cannot be removed.
         """
         self._complete_blocks += complete
         if self._outcomes:
@@ -109,7 +110,7 @@ class RunFolder:
         del _open_folders[self.path.resolve()]
 
     def count_outcomes(self) -> str:
-        """Return how many episodes had each outcome, most frequent first, as text."""
+        """Return how many episodes had each outcome, most frequent first, as text; "" for no episodes."""
         return ", ".join(f"{count} {outcome}" for outcome, count in self._outcomes.most_common())
 
     def _write_description(self) -> None:

@@ -53,7 +53,8 @@ def record(
     just before the first step after settling, and the first success is the last record. An episode ends there, at
     `horizon`, or with the next reset, `set_init_state`, close, or the end of the block. Blocks of one process may share
     `out`, such as one for each task; an existing folder is refused. If the block raises, the episode it broke off is
-    `stopped`, run.json says that the run is not complete, and the exception goes on.
+    `stopped`, run.json says that the run is not complete, and the exception goes on. Where no episode was recorded, a
+    warning says so, and there is no folder.
 
     Args:
         env: a LIBERO `OffScreenRenderEnv` or other `ControlEnv`, a RoboCasa kitchen, or a wrapper that holds one.
@@ -75,8 +76,9 @@ def record(
             what is put somewhere is the target; or `("open", "drawer")`: the fixture that the goal moves.
 
     Raises:
-        HostError: the environment cannot be recorded; says why.
-        RunError: the folder is in the way, or the loop moves the arm while it should settle.
+        HostError: the environment or its model cannot be recorded, or `init_states` are given for RoboCasa; says why.
+        RunError: the folder is in the way, `worker` is no name, or the loop moves the arm while it should settle.
+        FileError: run.json or an episode cannot be written.
     """
     recordable = _find_named(env, benchmark, task_id, init_states, goal)
     warn_once(recordable.host, recordable.versions)
@@ -123,7 +125,7 @@ def record_until_closed(env: Env, policy: str, out: str | Path, *, worker: int |
         options: the other arguments of `record`.
 
     Raises:
-        HostError, RunError: as `record` does.
+        HostError, RunError, FileError: as `record` does; the close raises what the end of a block would.
     """
     folder = Path(out) / f"worker_{_worker_name(worker)}"
     block = record(env, policy, folder, worker=worker, **options)  # type: ignore[arg-type]
@@ -150,7 +152,10 @@ def record_until_closed(env: Env, policy: str, out: str | Path, *, worker: int |
 
 
 def _worker_name(worker: int | str | None) -> str | None:
-    """Return the name of a worker as it stands in ids and paths; raises `RunError` where it cannot."""
+    """Return the name of a worker as it stands in ids and paths; None stays None.
+
+    Raises `RunError` for a name that is not of ASCII letters, digits, - and _, with a letter or digit among them.
+    """
     name = None if worker is None else str(worker)
     if name is not None and not (name.isascii() and name.replace("-", "").replace("_", "").isalnum()):
         raise RunError(f"{name!r} cannot name a worker", remedy="Use a number, or letters, digits, - and _.")
@@ -166,7 +171,7 @@ def _find_named(
 ) -> RecordableEnv:
     """Return the environment as it can be recorded, with benchmark, task id and initial states replaced where given.
 
-    Raises `HostError` as `find_recordable` does.
+    Raises `HostError` as `find_recordable` does, and for initial states of a simulator that has none.
     """
     recordable = find_recordable(env, goal)
     task = recordable.task

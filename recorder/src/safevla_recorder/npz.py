@@ -49,6 +49,7 @@ def encode_episode(recording: Recording, most_bytes: int = MAX_EPISODE_BYTES) ->
 
     Raises:
         RecordError: its arrays have more than `most_bytes`, so that readers would refuse it.
+        ValueError: `header` or `extra` holds a number that is not finite, or text with a lone surrogate.
     """
     arrays = _collect_arrays(recording)
     if sum(array.nbytes for array in arrays.values()) + _NPY_HEADERS > most_bytes:
@@ -113,6 +114,6 @@ def _header_tree(recording: Recording, arrays: list[str]) -> dict[str, object]:
 
 
 def _encode_json(tree: Mapping[str, object]) -> NDArray[np.uint8]:
-    """Return a tree as JSON in UTF-8 bytes, [N]; raises `ValueError` for numbers that are not finite."""
+    """Return a tree as JSON in UTF-8 bytes, [N]; `ValueError` for NaN, infinities, lone surrogates."""
     text = json.dumps(tree, ensure_ascii=False, allow_nan=False)
     return np.frombuffer(text.encode(), dtype=np.uint8)

@@ -180,8 +180,9 @@ class EpisodeRecorder:
         """Take the contacts and the arm's torques [J] of the substep that has just ended.
 
         Raises:
-            HostError: no episode has begun, a shape is not in the scene, or there is less or more than in record 0.
-                What the substep did is then lost, so that nothing more can be added to this episode.
+            HostError: no episode has begun, a shape is not in the scene, or contacts or torques are told here and not
+                in record 0, or the other way round, or of other joints. What the substep did is then lost, so that
+                this and every later call raises until `begin`.
         """
         self._require_whole()
         self._is_whole = False  # until this substep is taken
@@ -206,7 +207,8 @@ class EpisodeRecorder:
         Read everything right after the last physics step of the control step.
 
         Raises:
-            HostError: no substep was recorded, one was refused, or there is less or more than in record 0.
+            HostError: no episode has begun; no substep was recorded since the last record, or one was refused; bodies,
+                families or their sizes differ from record 0's; or records were read in the middle of this control step.
         """
         log = self._require_whole()
         if not self._substeps:
@@ -239,22 +241,28 @@ class EpisodeRecorder:
             raise HostError(problem, remedy="Every record holds the same bodies and families, of the same sizes.")
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
-        """Return the body pairs whose resting or mechanical contacts were left out; sorted, each pair too."""
+        """Return the body pairs whose resting or mechanical contacts were left out; sorted, each pair too.
+
+        Raises `HostError` where no episode has begun.
+        """
         return self.require_episode().dropped_pairs()
 
     def build_recording(self, header: Mapping[str, object]) -> Recording:
-        """Return the records so far as one episode under that header, whose fields are `HEADER_FIELDS`."""
+        """Return the records so far as one episode under that header, whose fields are `HEADER_FIELDS`.
+
+        Recording can go on if this is called between control steps. Raises `HostError` where no episode has begun.
+        """
         return self.require_episode().build_recording(header)
 
     def latest_record(self, header: Mapping[str, object]) -> Recording:
-        """Return the newest record alone, as an episode of one record; the recording itself does not change."""
+        """Return the newest record alone, as an episode of one record without action; all records are kept.
+
+        To be called between control steps, as `build_recording`. Raises `HostError` where no episode has begun.
+        """
         return self.require_episode().latest_record(header)
 
     def _build_channels(self, readings: Sequence[_Reading]) -> dict[str, object]:
-        """Return the fields of a `Recording` that hold what was read, one row for each reading; None = not told.
-
-        Raises `HostError` if no episode has begun.
-        """
+        """Return the fields of a `Recording` that hold what was read, one row for each reading; None = not told."""
         names = tuple(readings[0].poses)
         with_quat = tuple(name for name in names if readings[0].poses[name][1] is not None)
         place = {name: number for number, name in enumerate(sorted(self.scene.roles))}

@@ -44,7 +44,7 @@ class KnownDifference:
         )
 
     def concerns(self, task: str) -> bool:
-        """Return whether the difference was found in a task, given as `benchmark/task_id`."""
+        """Return whether the difference was found in a task, given as `benchmark/task_id`; True if found everywhere."""
         return not self.tasks or task in self.tasks or task.partition("/")[0] in self.tasks
 
     def describe(self, version: str) -> str:

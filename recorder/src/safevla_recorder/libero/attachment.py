@@ -32,7 +32,8 @@ def find_libero(env: object) -> RecordableLibero | None:
     """Return the LIBERO environment in `env`, which may be a wrapper that holds it; None if there is none.
 
     Raises:
-        HostError: it is a vector of environments, is closed, or has another robot or robosuite than records are for.
+        HostError: it is a vector of environments, is closed or being recorded already, has another robot or robosuite
+            than records are for, or its file of initial states cannot be read.
     """
     wrappers = sys.modules.get("libero.libero.envs.env_wrapper")
     if wrappers is None:  # nobody has made one
@@ -122,7 +123,10 @@ class RecordableLibero:
         return next(iter(np.flatnonzero((states == numbers).all(axis=1)).tolist()), None)
 
     def start_recorder(self) -> tuple[Recorder, Undo]:
-        """Return a recorder of the present model, attached, with record 0 taken; and what detaches it."""
+        """Return a recorder of the present model, attached, with record 0 taken; and what detaches it.
+
+        Warns of the fastest object if one still moves. Raises `HostError` if the model cannot be recorded.
+        """
         return attach_recorder(self._domain.sim, "step", read_scene(self._domain), self.task.task_id)
 
     def fixture_poses(self) -> dict[str, list[float]]:
@@ -132,7 +136,7 @@ class RecordableLibero:
         return {name: [*body.pos.tolist(), *body.quat.tolist()] for name, body in bodies.items()}
 
     def header_fields(self) -> dict[str, object]:
-        """Return nothing: the header has all."""
+        """Return {}: a LIBERO episode's header has all."""
         return {}
 
     def is_still(self, action: Action) -> bool:

@@ -121,7 +121,7 @@ def find_init_states(bddl_file: Path) -> Floats | None:
     States of a suite's task that cannot be read are None too, and logged.
 
     Raises:
-        HostError: the file is of no suite, and its own file of states cannot be read.
+        HostError: the file is of no suite, and its own file of states cannot be read or has no rows.
     """
     suite_task = find_suite_task(bddl_file)
     if suite_task is None:
@@ -142,7 +142,7 @@ def read_own_states(bddl_file: Path) -> Floats | None:
     """Return the states beside a BDDL file, or where the installation keeps those of its folder; None if none.
 
     Raises:
-        HostError: the file of states cannot be read.
+        HostError: the file of states cannot be read, or its array `states` is not one row a state or has no rows.
     """
     name = f"{bddl_file.stem}{_STATES_SUFFIX}.npz"
     candidates = [bddl_file.with_name(name)]

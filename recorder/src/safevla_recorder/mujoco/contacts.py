@@ -46,7 +46,10 @@ class ConstraintContacts:
 
 
 def _elliptic_norms(efc: Floats, row: Ints, dim: Ints) -> Floats:
-    """Return force norms under elliptic cones, [K]: constraint forces are the contact force, normal first."""
+    """Return force norms under elliptic cones, [K]: constraint forces are the contact force, normal first.
+
+    A frictionless contact (dimension 1) has its normal alone.
+    """
     normal = efc[row]
     sliding = dim > 1
     tangent1 = np.where(sliding, efc.take(row + 1, mode="clip"), 0.0)
@@ -136,7 +139,10 @@ class ContactLog:
         return len(self._counts)
 
     def add_substep(self, data: mujoco.MjData) -> None:
-        """Copy the contact list as it stands; writes nothing to the simulator."""
+        """Copy the contact list as it stands, without writing to the simulator.
+
+        Raises `HostError` at the first contact if the simulator's memory is not laid out as supposed.
+        """
         count, efc = data.ncon, data.efc_force
         start, row = self._contacts_used, self._rows_used
         end, last = start + count, row + len(efc)

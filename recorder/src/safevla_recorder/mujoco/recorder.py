@@ -80,7 +80,8 @@ class Recorder:
         """Take record 0.
 
         Raises:
-            HostError: the model has soft bodies, whose contacts belong to no geom.
+            HostError: the model has soft bodies, whose contacts belong to no geom; `scene` lacks a body's role or names
+                a fixture part that the model lacks; or MuJoCo's contact list is not laid out as supposed.
         """
         if getattr(model, "nflex", 0):
             raise HostError("the model has flexible bodies", remedy="Only contacts between geoms can be recorded.")
@@ -99,7 +100,7 @@ class Recorder:
         self._log = EpisodeLog(scene.map_geoms(model), self._contacts, first, self._build_channels)
 
     def record_substep(self) -> None:
-        """Copy the contacts and torques of the substep that has just ended."""
+        """Copy the contacts and torques of the substep that has just ended; raises `HostError` as `ContactLog` does."""
         self._contacts.add_substep(self._data)
         self._torques.append(self._actuator.copy())
 
@@ -108,7 +109,8 @@ class Recorder:
 
         Raises:
             HostError: the simulation diverged during the step; MuJoCo has then reset its state by itself. Or more
-                substeps passed than were recorded, whose forces nobody saw; or fewer, whose impulse counted twice.
+                substeps passed than were recorded, whose forces nobody saw; or fewer, whose impulse counted twice; or
+                none. Or records were read in the middle of this control step, or contacts cannot be decoded.
         """
         if self._warnings.tobytes() != self._warned and _unstable_steps(self._data) != self._unstable:
             problem = f"the simulation became unstable in control step {len(self._log)}"
@@ -135,11 +137,17 @@ class Recorder:
         return self._log.dropped_pairs()
 
     def build_recording(self, header: Mapping[str, object]) -> Recording:
-        """Return the records so far as one episode under that header, whose fields are `HEADER_FIELDS`."""
+        """Return the records so far as one episode under that header, whose fields are `HEADER_FIELDS`.
+
+        Recording can go on if this is called between control steps.
+        """
         return self._log.build_recording(header)
 
     def latest_record(self, header: Mapping[str, object]) -> Recording:
-        """Return the newest record alone, as an episode of one record; the recording itself does not change."""
+        """Return the newest record alone, as an episode of one record without action; all records are kept.
+
+        To be called between control steps, as `build_recording`.
+        """
         return self._log.latest_record(header)
 
     def _build_channels(self, states: Sequence[_State]) -> dict[str, object]:
@@ -165,7 +173,7 @@ class Recorder:
 def attach_recorder(simulation: Any, method: str, scene: Scene, task_id: str) -> tuple[Recorder, Undo]:
     """Return a recorder of robosuite's `MjSim`, called after each `method`, and what takes the hook off.
 
-    Record 0 is taken. A warning names the fastest object if anything still moves.
+    Record 0 is taken. A warning names the fastest object if it moves above 0.05 m/s. Raises `HostError` as `Recorder`.
     """
     model, data = simulation.model._model, simulation.data._data
     warn_if_moving(model, data, scene.objects, task_id)

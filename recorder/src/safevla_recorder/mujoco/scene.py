@@ -108,7 +108,7 @@ def geom_ids(model: mujoco.MjModel, names: Iterable[str]) -> tuple[int, ...]:
 
 
 def moving_links(model: mujoco.MjModel, root: int) -> tuple[int, ...]:
-    """Return the bodies at or below `root` that move by a joint of their own."""
+    """Return the ids of the bodies at or below `root` that move by a joint of their own, ascending."""
     return tuple(body for body in subtree_bodies(model, root) if model.body_jntnum[body] > 0)
 
 

@@ -40,7 +40,7 @@ def copy_state(model: mujoco.MjModel, data: mujoco.MjData) -> Floats:
 
 
 def set_state(model: mujoco.MjModel, data: mujoco.MjData, state: Floats) -> None:
-    """Write a flat state [S] into the simulator. Nothing is computed from it: call `mj_forward`."""
+    """Write a flat state [S], S = `state_size(model)`, into the simulator; what follows from it needs `mj_forward`."""
     data.time, used = float(state[0]), 1
     for view in state_views(model, data):
         view[:] = state[used : used + len(view)]

@@ -148,7 +148,7 @@ class RecordableKitchen:
         """Return a recorder of the present model, attached, with record 0 taken; and what detaches it.
 
         Also keeps what `header_fields` tells of the controller's and solver's memory at this moment.
-        Warns of the fastest object if one still moves.
+        Warns of the fastest object if one still moves. Raises `HostError` if the model cannot be recorded.
         """
         kitchen: Any = self._kitchen
         self._memory = read_memory(kitchen)
@@ -248,7 +248,7 @@ def is_standin(root: Path) -> bool:
 
 
 def fresh_seed(generator: np.random.Generator) -> int | None:
-    """Return the seed of a generator that has drawn nothing yet; None if it has, or if nobody gave it a seed.
+    """Return the seed of a generator that has drawn nothing yet; None if it has, or nobody gave it one below 2**63.
 
     >>> generator = np.random.default_rng(7)
     >>> fresh_seed(generator)
