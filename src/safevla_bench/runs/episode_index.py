@@ -124,12 +124,12 @@ class EpisodeIndex:
 
     @property
     def left_out(self) -> LeftOut:
-        """The counts of the episodes that are not among these."""
+        """The counts of the episodes that are not among these, because they are invalid or lost with a damaged file."""
         return LeftOut.from_problems(self.problems)
 
     @property
     def absent(self) -> list[AbsentEpisode]:
-        """The planned episodes without a record, of all sources."""
+        """The planned episodes that crashed and have no record, of all sources; those with a lost record are `lost`."""
         return [absent for source in self.sources for absent in source.absent]
 
     @property
@@ -150,10 +150,12 @@ class EpisodeIndex:
         return [[episode_id for _, (_, episode_id) in places] for places in self.places]
 
     def require_valid(self, *, skip_invalid: bool = False) -> None:
-        """Raise an error if an episode is bad, unless `skip_invalid`, or if an episode is in two sources.
+        """Raise an error if anything is bad, unless `skip_invalid`, or if an episode is in two sources.
+
+        An episode that is twice in one source passes: see `has_repeated_ids`.
 
         Raises:
-            CollectedError: lists every bad episode of every source.
+            CollectedError: lists every bad episode and every damage of every source.
             RunError: an episode of the same policy and id is in two sources.
         """
         if self.problems and not skip_invalid:
@@ -172,7 +174,10 @@ class EpisodeIndex:
             seen.update(dict.fromkeys((name for _, name in places), source.path))
 
     def read_chunks(self) -> Iterator[Batch]:
-        """Yield all good episodes in batches, in order; raise `RunError` where a source changed since the scan."""
+        """Yield all good episodes in batches, in order, each batch of one source.
+
+        Raises `RunError` where a source has fewer or more of them than at the scan.
+        """
         for source, places in zip(self.sources, self.places, strict=True):
             names, count = {name for _, name in places}, 0
             for batch in merge_batches(_filter_episodes(source.read(), names)):
@@ -182,7 +187,7 @@ class EpisodeIndex:
                 raise _changed_source(source.path)
 
     def read_all(self) -> Batch | None:
-        """Return all good episodes as one batch; None if there are none."""
+        """Return all good episodes as one batch; None if there are none. Raises as `read_chunks` does."""
         batches = list(self.read_chunks())
         return concatenate_batches(batches) if batches else None
 
@@ -237,7 +242,7 @@ class Scan:
     """One pass over sources that yields their episodes, some at a time, and then has their index."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        """Open the sources; raises `RunError` where one is none."""
+        """Open the sources; raises as `open_sources` does."""
         self._sources = open_sources(paths)
         self._notes: list[list[BatchNotes | RecordError]] = [[] for _ in self._sources]
         self._batches = self._read()
@@ -273,6 +278,7 @@ class KeepingPass:
     """One pass over all episodes, some at a time, which keeps a few of them."""
 
     def __init__(self, index: EpisodeIndex, indices: Iterable[int]) -> None:
+        """Prepare a pass over the episodes of `index` that keeps those at `indices`; nothing is read yet."""
         self._index, self._wanted = index, frozenset(indices)
         self._kept: list[Batch] = []
         self._batches = self._read()
@@ -324,7 +330,10 @@ def _note_batches(source: RecordSource, notes: list[BatchNotes | RecordError]) -
 
 
 def _episode_places(notes: Sequence[BatchNotes | RecordError]) -> Iterator[tuple[int, EpisodeKey]]:
-    """Yield (place, key) of each good episode of a source; bad episodes take places too."""
+    """Yield (place, key) of each good episode of a source, from its notes.
+
+    A bad episode takes a place too, and damage as many as it is known to have cost.
+    """
     place = 0
     for note in notes:
         if isinstance(note, RecordError):
@@ -335,7 +344,7 @@ def _episode_places(notes: Sequence[BatchNotes | RecordError]) -> Iterator[tuple
 
 
 def _lost_episodes(source: RecordSource, notes: Sequence[BatchNotes | RecordError]) -> list[AbsentEpisode]:
-    """Return the expected episodes of a source that its damage names."""
+    """Return the expected episodes of a source that its damage names; [] where the source expects none."""
     names = {note.place.episode for note in notes if isinstance(note, DamageError)}
     return [absent for absent in source.expected or () if absent.episode_id in names]
 

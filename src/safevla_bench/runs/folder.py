@@ -33,9 +33,9 @@ SCORES, SCORES_TABLE, REPORT = "scores.json", "scores.parquet", "report.html"
 
 
 class EpisodeRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One planned episode; `reason` holds the traceback of a crash or what was wrong with an action.
+    """One planned episode; `reason` says why it crashed, was stopped or had an invalid action, None for other outcomes.
 
-    None is unknown: only the owner of a loop that was recorded from outside could tell.
+    Any other field that is None is unknown: only the owner of a loop that was recorded from outside could tell.
     """
 
     episode_id: str
@@ -98,9 +98,10 @@ def archive_parts(folder: Path) -> list[Path]:
 
 
 def archive_digest(path: Path) -> str | None:
-    """Return the sha256 of an archive file; of a run, that of its parts and their digests, as its manifest has them.
+    """Return the sha256 of an archive file; of a run folder, that of its parts' names and digests in its manifest.
 
-    The latter is what `sha256sum archive/part-* | sha256sum` prints in the folder. None where no manifest tells.
+    The latter is what `sha256sum archive/part-* | sha256sum` prints in the folder. None for a folder or a missing path
+    without a manifest that can be read.
     """
     if path.is_file():
         return sha256_of(path)
@@ -153,7 +154,7 @@ def read_latencies(folder: Path) -> dict[str, Latency]:
     """Return the latency of the policy in each episode of a complete run that has one, by the episode's id.
 
     Raises:
-        RunError: the value in run.json is no latency.
+        RunError: run.json is missing or damaged, or what it has for the latencies is something else.
     """
     return _read_volatile(folder, LATENCY, dict[str, Latency]) or {}
 
@@ -162,15 +163,15 @@ def read_greetings(folder: Path) -> list[PolicyGreeting]:
     """Return the statements of a complete run's policies about themselves, in the order of their first episodes.
 
     Raises:
-        RunError: the value in run.json is no such statement.
+        RunError: run.json is missing or damaged, or what it has for the statements is something else.
     """
     return _read_volatile(folder, GREETINGS, list[PolicyGreeting]) or []
 
 
 def _read_volatile(folder: Path, name: str, kind: type[T]) -> T | None:
-    """Return a value that run.json has under `volatile`; None where it is missing.
+    """Return a value that run.json has under `volatile`; None where the value is missing.
 
-    Raises `RunError` where the value is not of this type.
+    Raises `RunError` where the value is not of type `kind`, or run.json is missing or damaged.
     """
     volatile = read_description(folder).get("volatile")
     value = volatile.get(name) if isinstance(volatile, dict) else None
@@ -182,15 +183,15 @@ def _read_volatile(folder: Path, name: str, kind: type[T]) -> T | None:
 
 
 def greetings_by_episode(folder: Path) -> dict[str, Mapping[str, object]]:
-    """Return episode id -> statement of its policy or server about itself, of a complete run.
+    """Return episode id -> statement of its policy or server about itself, of a complete run; {} where none made any.
 
-    {} where there is none.
+    Raises `RunError` as `read_greetings` does.
     """
     return {name: greeting.says for greeting in read_greetings(folder) for name in greeting.episodes}
 
 
 def group_greetings(greeted: Iterable[tuple[EpisodeRow, Mapping[str, object]]]) -> list[PolicyGreeting]:
-    """Return each different greeting of a policy in a suite once, with its episodes."""
+    """Return each different greeting of a policy in a suite once, with its episodes, in the order of their first."""
     greetings: dict[tuple[str, str, bytes], PolicyGreeting] = {}
     for row, says in greeted:
         key = (row.policy, row.benchmark, msgspec.json.encode(says))
@@ -200,7 +201,10 @@ def group_greetings(greeted: Iterable[tuple[EpisodeRow, Mapping[str, object]]]) 
 
 
 def score_files(document: Mapping[str, object], rows: Sequence[EpisodeScore]) -> dict[str, bytes]:
-    """Return the bytes of scores.parquet and scores.json by their names; both say how they came about."""
+    """Return file name -> bytes: scores.parquet with the rows, and scores.json with the document.
+
+    The table's metadata repeat the document's keys `ORIGIN`; it has a column `unknown_records` only if a row has any.
+    """
     origin = {name: document[name] for name in ORIGIN if name in document}
     schema = _SCORES_SCHEMA.with_metadata({name: msgspec.json.encode(value) for name, value in origin.items()})
     if any(row.unknown_records for row in rows):
@@ -255,8 +259,8 @@ def read_table(content: bytes) -> pa.Table:
     It is read in this thread: threads of pyarrow's own that still hold Python's bytes abort the process at its end.
 
     Raises:
-        RecordError: it stands for more than it holds, or does not describe itself rightly.
-        pa.ArrowException, OSError: it is damaged.
+        RecordError: a part is larger than an episode may be, or the footer is missing or not true of the pages.
+        pa.ArrowException, OSError: the content is damaged in another way.
     """
     parquet_guard.check_row_group_sizes(io.BytesIO(content))
     with pq.ParquetFile(pa.BufferReader(content), pre_buffer=False, page_checksum_verification=True) as file:
@@ -310,10 +314,11 @@ class _Index(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_frames(folder: Path) -> tuple[Frame, ...]:
-    """Return the frames of a run folder, in order; none where there is no index.
+    """Return the frames of a run folder, in the order of their index; () where there is no index.
 
     Raises:
-        RunError: the index cannot be read, or names a file that is not beside it.
+        RunError: the index cannot be read, or a file's name is no bare name in lower case (a path, say). Whether the
+            files exist is not checked.
     """
     path = folder / FRAMES / INDEX
     if not path.exists():
@@ -331,14 +336,17 @@ def read_frames(folder: Path) -> tuple[Frame, ...]:
 
 
 def write_frames(folder: Path, frames: Iterable[Frame]) -> Path:
-    """Write the index into a run folder's `frames`, which exists; returns its path."""
+    """Write the index into a run folder's `frames`, which must exist, in place of an older one; return its path."""
     path = folder / FRAMES / INDEX
     write_atomically(path, dump_json(_Index(frames=tuple(frames))))
     return path
 
 
 def frame_stem(policy: str | None, episode_id: str) -> str:
-    """Return the stem of the files of an episode's frames: legible letters of its id, and a unique digest."""
+    """Return the stem of the files of an episode's frames: the end of its id in `a-z0-9-`, then 8 hexadecimal digits.
+
+    The digits are a digest of policy and id.
+    """
     legible = re.sub(r"[^a-z0-9]+", "-", episode_id.lower())[-_SLUG:].strip("-")
     digest = hashlib.sha256(f"{policy!r}/{episode_id}".encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return "-".join(part for part in (legible, digest) if part)

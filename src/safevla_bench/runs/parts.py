@@ -57,7 +57,7 @@ class RawEpisode(EpisodeRow, frozen=True, kw_only=True):
 
     @property
     def row(self) -> EpisodeRow:
-        """The row alone."""
+        """The row of the table of episodes: this without the facts of the day."""
         return EpisodeRow(**{name: getattr(self, name) for name in _ROW_FIELDS})
 
     @property
@@ -77,7 +77,10 @@ def record_path(folder: Path, index: int) -> Path:
 
 
 def write_raw(folder: Path, index: int, episode: RawEpisode, record: bytes | None) -> None:
-    """Write a finished episode: its record, the bytes of an `.npz` file (None = it crashed), then its row."""
+    """Write a finished episode: its record, the bytes of an `.npz` file, then its row.
+
+    `record` is None for an episode that crashed: then the record of an earlier attempt is removed.
+    """
     path = record_path(folder, index)
     if record is None:
         path.unlink(missing_ok=True)
@@ -99,9 +102,9 @@ def count_raw(folder: Path) -> int:
 
 
 def count_progress(folder: Path) -> tuple[int, int]:
-    """Return (episodes done, episodes planned) of a run folder.
+    """Return (episodes done, episodes planned) of a run folder; of a complete run both are the number planned.
 
-    (0, 0) where run.json does not say how many are planned.
+    (0, 0) where run.json does not say how many are planned. Raises `RunError` where it is missing or damaged.
     """
     description = read_description(folder)
     planned = description.get("planned")
@@ -123,14 +126,17 @@ def read_raw(folder: Path) -> dict[int, RawEpisode]:
     """Return the episodes that are done, by their place in the plan, in its order.
 
     Raises:
-        FileNotFoundError: the raw episodes are removed meanwhile, because the run was completed.
+        FileNotFoundError: there are no raw episodes, or they are removed meanwhile, because the run was completed.
         RunError: a row is damaged.
     """
     return {index: _read_row(path) for index, path in _row_paths(folder).items()}
 
 
 def record_files(folder: Path) -> list[Path]:
-    """Return the files that hold the records of a complete run, in order: its archive, or else its raw records."""
+    """Return the files that hold the records of a complete run, in order: its archive's, or else its raw records.
+
+    [] where there are neither. Raises `RunError` where a raw row is damaged.
+    """
     parts = archive_parts(folder)
     if parts or not has_raw(folder):
         return parts
@@ -138,10 +144,12 @@ def record_files(folder: Path) -> list[Path]:
 
 
 def episode_rows(folder: Path) -> list[EpisodeRow]:
-    """Return the row of every planned episode of a complete run, in plan order; empty where there is no table.
+    """Return the row of every planned episode of a complete run, in plan order: of its table, or else its raw rows.
+
+    [] where there are neither.
 
     Raises:
-        RunError: the table is damaged.
+        RunError: the table or a raw row is damaged.
     """
     if (folder / EPISODES).exists() or not has_raw(folder):
         return read_episodes(folder)
@@ -162,15 +170,14 @@ def read_record(folder: Path, index: int) -> Batch:
 def read_unfinished(
     folder: Path, episodes: Mapping[int, RawEpisode], wanted: Collection[int] | None = None
 ) -> Iterator[Batch | RecordError]:
-    """Yield the records of an unfinished run as it was when its episodes were listed.
+    """Yield the records of an unfinished run as it was when its episodes were listed, and the errors of bad records.
 
-    In place of a bad record, its error.
     Records that are gone because the run was completed meanwhile are read from its archive.
 
     Args:
         folder: the run folder.
-        episodes: the episodes that were done.
-        wanted: the records to read, by their place among all records; None = all.
+        episodes: the episodes that were done, by their place in the plan.
+        wanted: the records to read, by their place among all records (a crashed episode has none); None = all.
     """
     sieve = EpisodeSelection(wanted)
     indices = [index for index, episode in episodes.items() if episode.has_record and sieve.next_wanted()]
@@ -187,7 +194,11 @@ def read_unfinished(
 
 
 def _read_completed(folder: Path, episodes: Mapping[int, RawEpisode]) -> Iterator[Batch | RecordError]:
-    """Yield the records of these episodes from the archive of a run that was completed, or from what is left."""
+    """Yield the records of these episodes from the archive, if the run is complete by now, and every error in it.
+
+    If it is not, yield each episode's raw record, or the error of a record that is missing or damaged. Raises
+    `RunError` where run.json is missing or damaged.
+    """
     names = {episode.episode_id for episode in episodes.values()}
     if read_description(folder).get("complete") is True:
         for batch in archive.read_episodes(archive_parts(folder)):
@@ -256,7 +267,7 @@ def read_digests(folder: Path) -> Mapping[str, str]:
     """Return the sha256 of each part by its name, such as `archive/part-00000.parquet`.
 
     Raises:
-        RunError: there is no manifest that can be read.
+        RunError: the manifest is missing, is damaged or names no parts.
     """
     place = Place(file=str(folder / MANIFEST))
     try:
@@ -308,9 +319,12 @@ def write_run(
 ) -> None:
     """Write everything that a complete run holds, run.json last; what is there already is written over.
 
+    Parts of an older archive that are not written again are removed.
+
     Args:
         folder: the run folder.
-        description: what run.json is to hold; `archive` names the archive's form.
+        description: what run.json is to hold, but for `complete`, which becomes true; `archive` names the archive's
+            form, `PARQUET` where it is missing.
         rows: every planned episode.
         records: the episodes that left a record, as batches of one, in plan order.
     """
@@ -332,7 +346,10 @@ def read_records(folder: Path) -> Iterator[Batch]:
 
 
 def _write_parts(folder: Path, records: Iterable[Batch], suffix: str) -> Iterator[Path]:
-    """Write the records into archive files of `EPISODES_A_PART` episodes each, and yield the path of each file."""
+    """Write the records into archive files of `EPISODES_A_PART` episodes each, and yield the path of each file.
+
+    Makes the archive's folder. Nothing is yielded for no records.
+    """
     (folder / ARCHIVE).mkdir(exist_ok=True)
     remaining = iter(records)
     for number, first in enumerate(remaining):

@@ -24,7 +24,7 @@ class NamedSource(PosixPath):
     def parse(cls, text: str) -> Path:
         """Return the source of `NAME=PATH` with its policy's name; else the text as a path without a name.
 
-        A text that is an existing file, or whose NAME is empty or has a "/", is a path.
+        A text that is an existing path, or whose NAME is empty or has a "/", or whose PATH is empty, is a path.
         """
         name, equals, path = text.partition("=")
         if not equals or not name or not path or "/" in name or Path(text).exists():

@@ -67,7 +67,7 @@ def merge_shards(folders: Sequence[Path], out: Path) -> list[EpisodeRow]:
 
     The folder appears whole or not at all. Raises `RunError` where `out` exists, a folder is no complete shard or not
     as its manifest says, the shards are of different plans (naming what differs), one is given twice, or one is
-    missing.
+    missing; `RecordError` where a record cannot be read, and `FileError` where the disk refuses.
     """
     if out.exists():
         _refuse_folder(out, "exists already", "Choose another --out, or remove it first.")
@@ -82,7 +82,10 @@ def merge_shards(folders: Sequence[Path], out: Path) -> list[EpisodeRow]:
 
 
 def _require_shard(folder: Path) -> _Shard:
-    """Return the complete shard in a folder; raise `RunError` where the folder is no run, no shard or unfinished."""
+    """Return the complete shard in a folder.
+
+    Raises `RunError` where the folder is no run, no shard or unfinished, or its run.json or table is damaged.
+    """
     if not (folder / RUN).exists():
         _refuse_folder(folder, "this is not a run folder", _REMEDY)
     description = read_description(folder)
@@ -128,7 +131,7 @@ def _require_each_once(shards: Sequence[_Shard]) -> None:
 
 
 def _require_intact(shard: _Shard) -> None:
-    """Raise `RunError` for a shard whose files are not those that it was completed with."""
+    """Raise `RunError` for a shard whose archive is not as its manifest says, or whose manifest cannot be read."""
     for name, problem in parts.changed_parts(shard.folder):
         _refuse_folder(shard.folder / name, problem, _DAMAGED)
 
@@ -166,7 +169,10 @@ def _shard_greetings(shard: _Shard) -> Iterator[tuple[EpisodeRow, Mapping[str, o
 
 
 def _shard_records(shard: _Shard) -> Iterator[Batch]:
-    """Yield the records of a shard; at the end raise `RunError` if they are not as many as its episodes left."""
+    """Yield the records of a shard; at the end raise `RunError` if they are not as many as its episodes left.
+
+    Raises `RecordError` where a record cannot be read.
+    """
     expected = [row.episode_id for row in shard.rows if row.outcome != "crashed"]
     count = 0
     for record in parts.read_records(shard.folder):

@@ -43,7 +43,10 @@ class LeftOut:
 
     @classmethod
     def from_problems(cls, problems: Sequence[RecordError]) -> LeftOut:
-        """Return the counts that these errors stand for."""
+        """Return the counts that these errors stand for.
+
+        Damage that names an episode is a lost episode; other damage is a damaged place and the episodes that it counts.
+        """
         damage = [problem for problem in problems if isinstance(problem, DamageError)]
         named = sum(problem.place.episode is not None for problem in damage)
         unnamed = [problem for problem in damage if problem.place.episode is None]
@@ -133,10 +136,10 @@ class RecordSource:
         )
 
     def scan(self) -> Iterator[Batch | RecordError]:
-        """Yield what `read` does, with an error for each changed part and for each lost episode.
+        """Yield the records and errors of `read`; before them an error for each changed part of a complete run.
 
-        If the run's table of episodes is known, it tells which are lost. A damaged record that names none of them is
-        then not counted, because the episode that it belonged to is.
+        Where the source says which episodes it must have, an error for each of them that neither a record nor an error
+        named comes at the end; other errors then count no episode, so that none is counted twice.
         """
         yield from _changed_parts(self.path) if self.complete else ()
         if self.expected is None:
@@ -211,7 +214,9 @@ def open_sources(paths: Sequence[Path]) -> list[RecordSource]:
     named is read through once for its policies.
 
     Raises:
-        RunError: as `open_source` does; or the user gave one name to a source of several policies.
+        RunError: as `open_source` does; or the user gave one name to a source of several policies; or a run.json is
+            nested too deeply.
+        RecordError: as `open_source` does.
     """
     sources = [open_source(path) for path in paths]
     recorded = [identify_policies(source.path, source.description) for source in sources]
@@ -253,8 +258,9 @@ def open_source(path: Path) -> RecordSource:
     Of an unfinished run the episodes that are done are read, in plan order.
 
     Raises:
-        RunError: there is no such file or run, or its description or tables are damaged.
-        RecordError: the mapping of a log cannot be read.
+        RunError: there is no such file or run, its description or tables are damaged, version 0.1 left it unfinished,
+            or the path holds another tool's successes without trajectories.
+        RecordError: the mapping of a log cannot be read, or names no log.
     """
     require_source(path)
     if not (path / RUN).exists() and foreign.find_results(path):
@@ -292,7 +298,11 @@ def _read_file(path: Path, wanted: Collection[int] | None = None) -> Iterator[Ba
 
 
 def _open_folder(path: Path) -> RecordSource:
-    """Open a run folder, complete or not; raises `RunError` where there is no run.json or one that is damaged."""
+    """Open a run folder, complete or not.
+
+    Raises `RunError` where run.json is missing, run.json, a table or a row is damaged, or version 0.1 left the run
+    unfinished.
+    """
     if not (path / RUN).exists():
         remedy = f"A run folder holds {RUN}; name one, an archive file, or a log: a LeRobot dataset, or MCAP files."
         raise RunError("this is not a run folder", remedy=remedy, place=Place(file=str(path)))
@@ -309,7 +319,10 @@ def _open_folder(path: Path) -> RecordSource:
 
 
 def _open_unfinished(path: Path, description: Mapping[str, object]) -> RecordSource | None:
-    """Open the episodes that a run has done so far; None if it has no raw episodes, or was completed meanwhile."""
+    """Open the episodes that a run has done so far; None if it has no raw episodes, or was completed meanwhile.
+
+    Raises `RunError` where a row is damaged.
+    """
     try:
         episodes = parts.read_raw(path)
     except FileNotFoundError:

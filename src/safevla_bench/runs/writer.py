@@ -1,6 +1,6 @@
 """The writer of a run folder; a kill at any instant loses at most the episodes in flight.
 
-Each finished episode is kept in `raw/` (see `raw`). When all have ended, the archive, the tables and run.json are
+Each finished episode is kept in `raw/` (see `parts`). When all have ended, the archive, the tables and run.json are
 written from there, each whole or not at all, and only then `raw/` is removed. The run is complete from the instant at
 which run.json says `"complete": true`. Every step can be done again with the same bytes.
 """
@@ -66,14 +66,14 @@ class RunWriter:
     """One run folder, held by this process while it is filled; a context manager.
 
     `complete` is true if there is nothing left to add; else `episodes` holds those that are done, by their place in the
-    plan.
+    plan. `fresh` is true if the folder held no run before.
     """
 
     def __init__(self, folder: Path, description: Mapping[str, object], *, resume: bool = False) -> None:
-        """Make the folder with its run.json, or continue the run in it.
+        """Make the folder with its run.json, or with `resume` continue the run in it, if there is one.
 
         Raises `RunError` where the folder holds something else, a run that is not to be resumed or that was asked for
-        differently, or where another process is writing to it.
+        differently, or a damaged one, or where another process is writing to it; `FileError` where the disk refuses.
         """
         self.folder = folder
         self.episodes: dict[int, RawEpisode] = {}
@@ -122,6 +122,9 @@ class RunWriter:
             index: its place in the plan.
             episode: its row in the table of episodes, with the facts of the day.
             record: its record as the bytes of an `.npz` file; None = it left none.
+
+        Raises:
+            FileError: the disk refuses; the remedy is the command that resumes the run.
         """
         with _hold_interrupts(), _resumable_errors(self.folder):
             write_raw(self.folder, index, episode, record)
@@ -130,7 +133,8 @@ class RunWriter:
     def reopen(self) -> None:
         """Make a complete run unfinished again, without its crashed episodes, so that they can be run anew.
 
-        Raises `RunError` where a part of the archive is not as its digest says.
+        Raises `RunError` where the manifest or the table cannot be read or a part of the archive is not as its digest
+        says, `RecordError` for a record that cannot be read, and `FileError` where the disk refuses.
         """
         for name, problem in changed_parts(self.folder):
             remedy = "Restore it first: its digest would be lost with the manifest."
@@ -172,7 +176,8 @@ class RunWriter:
     def finish(self, decision: object = None) -> None:
         """Complete the run: the archive in plan order, the tables, run.json; then remove the raw episodes.
 
-        `decision` is what ended the run, or did not, where it had a rule for that.
+        `decision`, if not None, is written into run.json: what the run's stopping rule found. Raises `RecordError`
+        where a record is missing or damaged, and `FileError` where the disk refuses.
         """
         with _resumable_errors(self.folder):
             episodes = {index: self.episodes[index] for index in sorted(self.episodes)}
@@ -226,7 +231,7 @@ def _require_continuable(folder: Path, description: Mapping[str, object], *, res
 
 
 def _repeatable_fields(description: Mapping[str, object]) -> dict[str, object]:
-    """Return the part of a description that changes results."""
+    """Return the part of a description that changes results: all but `volatile`, `complete` and `decision`."""
     return {name: value for name, value in description.items() if name not in ("volatile", "complete", DECISION)}
 
 
@@ -268,7 +273,10 @@ def _with_facts_of_the_day(description: Mapping[str, object], episodes: Sequence
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove from a complete run the raw episodes that its archive was made from, and what killed writes left."""
+    """Remove from a complete run the raw episodes that its archive was made from, and what killed writes left.
+
+    Raw episodes stay where there is no manifest: there they are the only records.
+    """
     if (folder / MANIFEST).exists():
         for working_state in (folder / RAW, folder / JOURNAL):
             if working_state.is_dir():
@@ -293,7 +301,7 @@ def _resumable_errors(folder: Path) -> Iterator[None]:
 def _hold_interrupts() -> Iterator[None]:
     """Hold Ctrl-C back until the block is done, then raise `KeyboardInterrupt`; a second Ctrl-C raises it at once.
 
-    Outside the main thread nothing is held back.
+    Nothing is held back outside the main thread, or where Ctrl-C has no Python handler (it is ignored, say).
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
@@ -325,7 +333,8 @@ LOCK = ".lock"
 def lock_folder(folder: Path) -> int:
     """Lock the folder for this process and return the lock's descriptor, for `unlock_folder`.
 
-    Raises `RunError` where another process holds the lock. On a file system without locks a warning is logged.
+    Raises `RunError` where another process holds the lock, and `FileError` where its file cannot be opened. On a file
+    system without locks a warning is logged and nothing is locked.
     """
     path = folder / LOCK
     while True:
