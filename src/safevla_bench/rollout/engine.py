@@ -1,7 +1,7 @@
 """The serial engine: all planned episodes in this process. The other engines give the same results.
 
 An engine takes the episodes that are to be run and yields each as it ends, in any order; `RunWriter` puts them into the
-order of the plan, so that no engine can change a byte of a complete run. `worker_pool` and `ray` are the others.
+order of the plan, so that no engine can change a byte of a complete run. `scheduler` and `ray` are the others.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class FinishedEpisode:
 
     @classmethod
     def from_outcome(cls, outcome: EpisodeOutcome) -> FinishedEpisode:
-        """Return the outcome with its record as `.npz` bytes; None stays None."""
+        """Return the outcome with its record as `.npz` bytes; the record is None where there is none."""
         record = None if outcome.batch is None else npz.encode_npz(outcome.batch)
         facts = (outcome.reason, outcome.latency, outcome.greeting, outcome.wall_s)
         return cls(outcome.planned, outcome.outcome, outcome.steps, record, *facts)
 
     def decode(self) -> EpisodeOutcome:
-        """Return the outcome with its record decoded from the bytes; None stays None."""
+        """Return the outcome with its record decoded from the bytes; its batch is None where there is no record."""
         batch = None if self.record is None else npz.decode_npz(self.record)
         facts = (self.reason, self.latency, self.greeting, self.wall_s)
         return EpisodeOutcome(self.planned, self.outcome, self.steps, batch, *facts)
@@ -75,6 +75,7 @@ class EnvRunner:
     """
 
     def __init__(self, host: Host, policies: Mapping[str, Policy], watch: Monitor | None = None) -> None:
+        """Keep the host, the policies by name, and the monitor that ends episodes; no environment is made yet."""
         self._host, self._policies, self._watch = host, policies, watch
         self._env: HostEnv | None = None
         self._made_for: tuple[str, Task] | None = None
@@ -83,17 +84,17 @@ class EnvRunner:
         """Run one episode and return its outcome with the seconds that it took; exceptions make the outcome `crashed`.
 
         Raises:
-            SafevlaError: the host cannot be used, or the policy's server cannot be reached in the first place.
+            SafevlaError: the host cannot be used, or the policy's server refuses or cannot be reached in the first
+                place. A server that is lost later makes the outcome `crashed`.
         """
         began_s = time.perf_counter()
         outcome = self._run_episode(planned, on_step)
         return replace(outcome, wall_s=time.perf_counter() - began_s)
 
     def _run_episode(self, planned: PlannedEpisode, on_step: OnStep | None) -> EpisodeOutcome:
-        """Return an episode's outcome, `crashed` where its environment or the episode raises.
+        """Return an episode's outcome, `crashed` where making the environment or the episode raises.
 
-        Then the environment is closed.
-        Raises `SafevlaError` as `run_planned` does.
+        The environment of a crashed episode is closed. Raises `SafevlaError` as `run_planned` does.
         """
         policy = self._policies[planned.policy]
         try:
@@ -118,7 +119,8 @@ class EnvRunner:
         """Return the environment for the episode: the present one if it is of the same policy and task, else a new one.
 
         A policy with a server is connected before the environment is made. Raises `HostError` for an environment that
-        lacks a part or cannot start the episode, and whatever the host raises.
+        lacks a part, has actions of another length than `task.still` or cannot start the episode, and whatever the host
+        or the connection raises.
         """
         if self._made_for != (planned.policy, planned.task):
             self.close()
@@ -153,7 +155,7 @@ def _require_parts(env: HostEnv, task: Task) -> None:
 
 
 def _require_still(env: HostEnv, task: Task) -> None:
-    """Raise `HostError` unless the action that moves nothing is one of the environment's."""
+    """Raise `HostError` unless `task.still`, the action that moves nothing, is as long as the environment's actions."""
     if len(task.still) != len(env.action_low):
         counts = f"{len(task.still)} numbers, an action {len(env.action_low)}"
         problem = f"{task.benchmark} {task.task_id}: `Task.still` has {counts}"
@@ -173,7 +175,8 @@ def _run_with_retries(
 ) -> EpisodeOutcome:
     """Run an episode, again up to `SERVER_RETRIES` times if its policy server is lost, and return its outcome.
 
-    After the last attempt it is `crashed`. Raises `ServerUnreachableError` where the first attempt reaches no server.
+    After the last attempt it is `crashed`. Raises `ServerUnreachableError` where the first attempt reaches no server,
+    and `ServerRefusedError` where any attempt meets a server that cannot be used.
     """
     reached = 0
 
@@ -202,7 +205,10 @@ def run_serially(
     observer: Observer | None = None,
     watch: Monitor | None = None,
 ) -> Iterator[EpisodeOutcome]:
-    """Run the episodes in order and yield each outcome as it ends. A crash costs the environment, not the run."""
+    """Run the episodes in order and yield each outcome as it ends. A crash costs the environment, not the run.
+
+    Raises as `EnvRunner.run_planned` does; the environment is closed at the end, however the run ends.
+    """
     if observer:
         observer.started(episodes)
     runner = EnvRunner(host, policies, watch)

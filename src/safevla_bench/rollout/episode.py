@@ -57,10 +57,10 @@ class EpisodeOutcome:
 def run_episode(
     env: HostEnv, policy: Policy, planned: PlannedEpisode, on_step: OnStep | None = None, watch: Monitor | None = None
 ) -> EpisodeOutcome:
-    """Run one episode; whatever the simulator or the policy raises is the outcome `crashed`, with its traceback.
+    """Run one episode; what the simulator or the policy raises on the way is the outcome `crashed`, with its traceback.
 
-    An action that must not reach the simulator ends the episode as `invalid_action`, a failure with a record. With a
-    `watch` the first violation of the safe tier ends it as `stopped`.
+    A `PolicyError` crashes it with its text alone. An action that must not reach the simulator ends the episode as
+    `invalid_action`, a failure with a record. With a `watch` the first violation of the safe tier ends it as `stopped`.
 
     Raises:
         ServerLostError: the policy's server went away, or could not be reached; the episode may be begun again.

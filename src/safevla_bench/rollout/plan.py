@@ -78,8 +78,9 @@ def plan_episodes(
 ) -> tuple[PlannedEpisode, ...]:
     """Return every episode, in the order policy, task, episode.
 
-    `episodes` of each task: a number; None = as many as its benchmark runs; `protocol` = as many as the protocol says;
-    `recorded` = those that the mapping `recorded` holds, which may be none for a policy and task.
+    `episodes` of each task: a number; None = as many as its benchmark runs; `protocol` = as many as the protocol says,
+    or its benchmark runs where it says nothing. Where the mapping `recorded` is given, it alone tells the episodes: its
+    numbers for the policy and task, which may be none.
 
     Raises `RunError` where there is nothing to run, a policy is named twice, an initial state does not exist or the
     protocol knows no horizon for a suite.
@@ -226,6 +227,7 @@ class Shard:
     count: int
 
     def __post_init__(self) -> None:
+        """Raise `RunError` for a number outside 1 to the count."""
         if not 1 <= self.number <= self.count:
             remedy = f"Shards count from 1: 1/{max(1, self.count)} to {max(1, self.count)}/{max(1, self.count)}."
             raise RunError(f"there is no shard {self}", remedy=remedy)
@@ -248,8 +250,8 @@ class Shard:
 def cut_plan(episodes: Sequence[PlannedEpisode], count: int) -> list[int]:
     """Return the place in the plan where each of `count` shards begins, and the plan's end, [count + 1].
 
-    Cut where the horizons before an episode reach a shard's part of all; each shard has at least one episode. Raises
-    `RunError` where there are too few.
+    The sum of all horizons is cut into equal parts, and an episode is in the part that its middle lies in; each shard
+    has at least one episode. Raises `RunError` where there are fewer episodes than shards.
     """
     if count > len(episodes):
         remedy = f"Take {len(episodes)} shards or fewer."

@@ -87,6 +87,10 @@ class RayWorker:
     """The actor that runs episodes. It touches no file of the run."""
 
     def __init__(self, spec: WorkerSpec, number: int, versions: Mapping[str, str], progress: Any = None) -> None:
+        """Keep what `prepare` needs: `versions` by package are those to require, `progress` a `ProgressActor`'s handle.
+
+        Without `progress` no steps are reported.
+        """
         self._spec, self._number, self._versions, self._progress = spec, number, versions, progress
         self._runner: EnvRunner | None = None
         self._policies: dict[str, Policy] = {}
@@ -205,7 +209,7 @@ class ActorHandle:
     def receive(self) -> Message | None:
         """Wait for the actor's reply to the last request and return its message.
 
-        None if it has died or cannot be reached.
+        None if the actor has died, cannot be reached or raised an error: `end` then says which.
         """
         try:
             reply: ActorReply = self._ray.get(self.asked)
@@ -219,7 +223,7 @@ class ActorHandle:
     def _check_leak(self, resident_bytes: int) -> None:
         """Mark the actor as leaking if its memory has grown by more than `LEAK_BYTES` since its first known value.
 
-        0 = unknown.
+        `resident_bytes` of 0 is unknown, and no leak.
         """
         if resident_bytes and self._first_bytes is None:
             self._first_bytes = resident_bytes

@@ -86,8 +86,8 @@ def run_pool(
 ) -> Generator[FinishedEpisode]:
     """Run the episodes with at most `count` workers of a pool and yield each as it ends, in no order.
 
-    Raises `RunError` where workers die before they can begin, and what a worker itself cannot mend: `HostError`,
-    `PolicyError`, `PluginError`. Whatever ends this generator ends the workers.
+    Raises `RunError` where workers die before they can begin, any `SafevlaError` that a worker cannot go on after, such
+    as `HostError`, and what the pool raises. Whatever ends this generator ends the workers.
     """
     if observer:
         observer.started(episodes)
@@ -316,9 +316,9 @@ class _ProcessPool:
         return WorkerProcess(self._cast, worker_environment(number, os.environ, self._gpus, cameras=self._cast.renders))
 
     def receive_messages(self, workers: Mapping[int, WorkerProcess]) -> Iterator[tuple[int, Message | None]]:
-        """Wait a second at most and yield (worker number, message).
+        """Wait a second at most and yield (worker number, message), None from a worker whose end is closed.
 
-        After a second without any, None from each dead worker.
+        After a second without any message yield None from each worker that has died.
         """
         by_connection = {worker.connection: number for number, worker in workers.items()}
         ready = wait(list(by_connection), timeout=_LOOK_S)

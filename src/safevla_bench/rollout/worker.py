@@ -1,6 +1,6 @@
 """A worker process: its own host, policies and environment, fed one episode at a time; and its share of the machine.
 
-`worker_pool` starts it and passes the number of its end of a socket. It touches no file of the run: an episode goes
+`scheduler` starts it and passes the number of its end of a socket. It touches no file of the run: an episode goes
 back as the bytes of its record, and whatever kills this process costs the episode in flight. Each worker has one
 thread for linear algebra, and a GPU to render on.
 """
@@ -38,7 +38,8 @@ def worker_environment(
 ) -> dict[str, str]:
     """Return the environment variables of a worker by its number; what the user has set stays.
 
-    Several processes that each compute on all cores slow each other down. Renderers go round the GPUs.
+    Linear algebra gets one thread: several processes that each compute on all cores slow each other down. With
+    `cameras` the workers render on the GPUs `gpus` in turn.
     """
     own = {**inherited, WORKER: str(worker)}
     for name in ONE_THREAD:
