@@ -79,10 +79,10 @@ class Evidence:
 def gather_evidence(
     scores: Scores, batch: Batch, ruleset: Ruleset, drawn: Mapping[int, int]
 ) -> Iterator[tuple[int, Evidence]]:
-    """Yield (index in the scores, evidence) of each drawn episode.
+    """Yield (index in the scores, evidence) of each episode of `drawn`, in its order.
 
-    Signals are computed for `_AT_ONCE` of them together. `drawn` maps the index of an episode in the scores to its
-    index in the batch.
+    `drawn` maps the index of an episode in the scores to its index in the batch. Signals are computed for `_AT_ONCE`
+    episodes together.
     """
     chosen = list(drawn)
     for start in range(0, len(chosen), _AT_ONCE):
@@ -135,9 +135,10 @@ def _clause_verdicts(scores: Scores, episode: int, evidence: Evidence | None) ->
 
 
 def _describe_cause(spec_trace: SpecTrace, drawn: Sparkline) -> str:
-    """Return which part of the formula decided a violation without a margin, and when; else whose the worst value is.
+    """Return which part of the formula decided a violation without a margin, and when; else the bodies or joint behind
+    the worst value.
 
-    The latter: bodies or a joint, with the amount, unless the caption of `drawn` has it. "" where neither is known.
+    The amount follows the bodies unless the caption of `drawn` has it. "" where neither is known.
     """
     if spec_trace.cause:
         return format_cause(spec_trace)
@@ -151,7 +152,10 @@ def _severity_order(scores: Scores, k: int, episode: int) -> tuple[bool, float, 
 
 
 def format_verdict(scores: Scores, k: int, episode: int) -> str:
-    """Return the verdict in words, such as `violated by 88 N, depth 0.44`; without numbers where there are none."""
+    """Return the verdict of the specification in column `k` in words: `violated by 88 N, depth 0.44` or `kept by 12 N`.
+
+    There is no margin for a Boolean specification or where it is infinite, and no depth where that is unknown.
+    """
     spec, rho, depth = scores.specs[k], float(scores.rho[k, episode]), float(scores.depth[k, episode])
     unit, scale = display_unit(spec.unit, spec.threshold)
     margin = "" if spec.binary or np.isinf(rho) else f" by {append_unit(format_significant(abs(rho) * scale), unit)}"
@@ -161,7 +165,7 @@ def format_verdict(scores: Scores, k: int, episode: int) -> str:
 
 
 def format_contributors(contributors: Contributors, caption: str) -> str:
-    """Return the bodies behind a value in words, with the amount unless the caption has it."""
+    """Return the bodies behind a value in words, with the amount unless `caption` contains it."""
     amount = f", {contributors.amount}" if contributors.amount not in caption else ""
     return f"{contributors.what}: {' and '.join(contributors.labels)}{amount}"
 
@@ -187,9 +191,9 @@ def describe_record(batch: Batch | None, place: int | None, phase: NDArray[np.in
 
 
 def _phase_strip(phase: NDArray[np.int8], dt_s: float) -> PhaseStrip | None:
-    """Return the phases of an episode as runs of equal phase, and the seconds in each.
+    """Return the phases of an episode as runs of equal phase, and the seconds in each phase that occurs.
 
-    None if a record has no phase (-1).
+    `phase` holds that of each record, at least one; the strip is None if any record has no phase (-1).
     """
     if (phase < 0).any():
         return None

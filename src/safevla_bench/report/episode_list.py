@@ -88,8 +88,8 @@ def list_episodes(scores: Scores, dt_s: NDArray[np.float64], spec_id: str | None
 def flatten_episodes(rows: Sequence[EpisodeListRow], scores: Scores) -> tuple[list[str], list[Mapping[str, object]]]:
     """Return column names, and for each row its values by column: those of `Scores.to_pandas`, number, reason and why.
 
-    Of an episode that left no record all values are absent but its names, outcome and reason. The column `why` is only
-    there if a row has it.
+    Of an episode that left no record there are only number, names, outcome, reason and `counted` (False). The column
+    `why` is listed only if a row has it. `scores` must be those that the rows were made of.
     """
     columns = {name: _plain_values(values) for name, values in scores.episode_columns().items()}
     flat: list[Mapping[str, object]] = []
@@ -211,7 +211,8 @@ def filter_episodes(
         body_kind: only those of which a violating body is of this kind; the rows need their violating bodies.
 
     Raises:
-        RunError: no row has that policy, suite, task or outcome; lists the names that occur.
+        RunError: no row has that policy, suite, task or outcome, or none that the earlier of these four filters left;
+            lists the names that occur there.
     """
     selected = list(rows)
     selected = _filter_by_name("policy", policy, selected, lambda row: (row.policy or UNNAMED,))
@@ -231,7 +232,7 @@ def _filter_by_name(
 ) -> list[EpisodeListRow]:
     """Return the rows of which `names(row)` holds `wanted`; all rows if `wanted` is None.
 
-    Raises `RunError` if no row does, with the last name of each row as the choices.
+    Raises `RunError` if no row does, with the last name of each row as the choices; `what` names the filter there.
     """
     if wanted is None:
         return rows
@@ -297,11 +298,11 @@ def _sort_naturally(names: Iterable[str]) -> list[str]:
 
 
 def find_episode(rows: Sequence[EpisodeListRow], wanted: str) -> EpisodeListRow:
-    """Return the row of an id, else of a number without leading zeros, else of the only id that ends so.
+    """Return the row whose id `wanted` is; else, by the form of `wanted`, that of a number or of the end of an id.
 
     Args:
         rows: every row of the sources, as `list_episodes` returns them.
-        wanted: the text that the user gave.
+        wanted: the text that the user gave: digits without leading zeros are a number, all else is the end of an id.
 
     Raises:
         RunError: no row matches (lists similar ids), or several do.

@@ -38,7 +38,10 @@ _LABEL = 14
 
 
 def format_explanation(explanation: Explanation, *, plot_all: bool = False, width: int | None = None) -> str:
-    """Return the explanation as text: broken clauses with plots, or else the nearest one; then the rest in a table.
+    """Return the explanation as text: a heading, and broken clauses with plots or else the nearest kept one.
+
+    Below follow tables of the other kept clauses and of clauses without a verdict, the records left out because a pose
+    is unknown, and the diagnostics that are broken, each only if there are any.
 
     Args:
         explanation: the episode explained.
@@ -115,11 +118,13 @@ def _label_lines(name: str, fact: str, width: int) -> list[str]:
 
 
 def _format_moment(clause: ClauseExplanation, moment: Moment) -> str:
+    """Return the value of the clause's signal at a moment, as `1.20 s (step 24): 88 N`, and after `;` any bodies."""
     bodies = f"; {_format_involved_bodies(moment.involved)}" if moment.involved else ""
     return f"{format_fixed(moment.time_s, 2)} s (step {moment.step}): {format_moment_value(clause, moment)}{bodies}"
 
 
 def _format_involved_bodies(contributors: Contributors) -> str:
+    """Return what the bodies are, their labels joined by `and`, and the amount if there is any."""
     amount = f", {contributors.amount}" if contributors.amount else ""
     return f"{contributors.what} {' and '.join(contributors.labels)}{amount}"
 
@@ -140,7 +145,7 @@ def _wrap_words(line: str, width: int) -> list[str]:
 
 
 def format_lost_episode(row: EpisodeListRow) -> str:
-    """Return the text of an episode that left no record: number, id, policy, task, outcome and reason."""
+    """Return the text of an episode that left no record: number, id, policy, task, outcome and reason, not wrapped."""
     lines = [
         f"{row.number}. {row.episode_id}",
         f"{row.policy or UNNAMED} · {row.benchmark} {row.task_id}",
@@ -165,7 +170,7 @@ _LIMIT, _OPEN, _BROKEN = "╌", "━", "▲"
 
 
 def plot_signal(spec_trace: SpecTrace, width: int) -> list[str]:
-    """Return the lines of the plot, none wider than `width` where that is 40 or more.
+    """Return the lines of a plot of the signal and its limit, none wider than `width` columns if `width` is 40 or more.
 
     Below the time axis lie the spans in which the condition is open, for a specification that has one, and the records
     that break the limit, if any do. No peak is lost, however many records share a column.
@@ -202,13 +207,16 @@ def _value_bounds(values: Floats, limit: float) -> tuple[float, float]:
 
 
 def _vertical_dots(values: Floats, low: float, high: float) -> Floats:
-    """Return dots from the top, 0 to 4·ROWS - 1; NaN where a value is not finite."""
+    """Return the place of each value in dots from the top, 0 at `high` to 4·ROWS - 1 at `low`; NaN if not finite."""
     share = (high - values) / (high - low) * (4 * ROWS - 1)
     return np.where(np.isfinite(share), np.rint(share), np.nan)
 
 
 def _polyline_dots(down: Floats, columns: int) -> Bools:
-    """Return the polyline through the records, spread over 2·columns dots; [4·ROWS, 2·columns]."""
+    """Return which dots the polyline through the records covers, the records spread over 2·columns dots across.
+
+    `down` is the place of each record in dots from the top; NaN leaves a gap. [4·ROWS, 2·columns].
+    """
     count = 2 * columns
     across = _horizontal_dots(len(down), count)
     place = np.arange(count)
@@ -223,7 +231,7 @@ def _polyline_dots(down: Floats, columns: int) -> Bools:
 
 
 def _horizontal_dots(records: int, count: int) -> Floats:
-    """Return the place of each record among `count` dots, from the first to the last."""
+    """Return the place of each of `records` records across, in dots: the first at 0, the last at `count` - 1."""
     return np.linspace(0.0, count - 1.0, records)
 
 
@@ -236,13 +244,14 @@ def _braille_rows(dots: Bools) -> list[str]:
 
 
 def _draw_limit(row: str) -> str:
+    """Return a plot row with the limit's line drawn in its empty characters."""
     return row.replace(" ", _LIMIT)
 
 
 def _flag_strip(flags: Bools, mark: str, columns: int) -> str:
-    """Return a text of `columns` characters: `mark` where a flagged record falls, or the nearest record is flagged.
+    """Return a text of `columns` characters: `mark` where a flagged record falls or the nearest record is flagged.
 
-    Spaces.
+    Spaces elsewhere.
     """
     column = np.rint(_horizontal_dots(len(flags), 2 * columns)).astype(np.int64) // 2
     nearest = np.rint((2 * np.arange(columns) + 0.5) / (2 * columns - 1) * (len(flags) - 1)).astype(np.int64)

@@ -29,7 +29,11 @@ from safevla_bench.text import escape_controls, shorten_name
 
 @cache
 def template_environment() -> Environment:
-    """Return the environment of the page templates: every string is escaped, control characters removed."""
+    """Return the environment of the page templates, made once: every plain string is shown with its control characters
+    and then its HTML escaped.
+
+    A name that a template uses and is not given raises jinja2's `UndefinedError` when the template is rendered.
+    """
     environment = Environment(
         loader=PackageLoader("safevla_bench.report"),
         autoescape=True,
@@ -46,7 +50,7 @@ def template_environment() -> Environment:
 
 @lru_cache(maxsize=1 << 14)
 def _breakable_name(name: str) -> Markup:
-    """Return a name with break opportunities after `_`, `/`, `:`, `-` and the dots between words; none before `%`."""
+    """Return a name as HTML that may break after `_`, `/`, `:`, `-` and dots before letters, and never before `%`."""
     parts = re.split(r"(?<=[_/:-])|(?<=\.)(?=[A-Za-z])", escape_controls(name).replace(" %", "\u00a0%"))
     return Markup("<wbr>").join(parts)
 
@@ -64,14 +68,15 @@ def page_script() -> str:
 
 
 def player_scripts() -> tuple[str, str]:
-    """Return the scripts of replays in 3-D: three.js as far as the player uses it, with its licence, and the player."""
+    """Return the two scripts of replays in 3-D, to run in this order: three.js, with its licence, and the player."""
     return read_template("player/three.min.js"), read_template("player/replay3d.js")
 
 
 @cache
 def read_template(name: str) -> str:
-    """Return the text of a file of `report/templates` by its path there, such as `player/three.min.js`;
-    kept once read.
+    """Return the text of a file of `report/templates` by its path there, such as `player/three.min.js`; kept once read.
+
+    Raises `FileNotFoundError` for any other path.
     """
     return resources.files("safevla_bench.report").joinpath("templates", *name.split("/")).read_text(encoding="utf-8")
 
@@ -146,7 +151,7 @@ def render_json(tables: Sequence[Table]) -> str:
 
 
 def render_html(tables: Sequence[Table], title: str = "Safety tables") -> str:
-    """Return one self-contained HTML page: the report's own style, no script, nothing fetched.
+    """Return the tables as one self-contained HTML page with this title: the report's style, no script, no request.
 
     All text from records is escaped.
     """

@@ -237,7 +237,10 @@ def _wrap_columns(table: Table, fit: _Fit) -> _Fit:
 
 
 def _column_widths(table: Table, fit: _Fit) -> list[float]:
-    """Return the estimated width of each column in points, the space beside it included."""
+    """Return the estimated width of each column in points, the space beside it included, before any wrapping.
+
+    The last column of a group is widened where the group's name is wider than its columns.
+    """
     widths = [
         2 * fit.gap_pt
         + max(
@@ -267,7 +270,7 @@ def _cell_width(cell: Cell, size: _TypeSize, stacked: bool) -> float:
 
 
 def _text_width(lines: Iterable[str]) -> float:
-    """Return the width of the widest line in ems of Computer Modern, a little too much."""
+    """Return the width of the widest line in ems of Computer Modern, estimated a little too wide; 0 without lines."""
     return max((sum(_character_width(character) for character in line) for line in lines), default=0.0)
 
 

@@ -28,8 +28,8 @@ def render_text(table: Table, width: int | None = None) -> str:
 
     Args:
         table: the table.
-        width: width in characters; by default that of the terminal. Names are wrapped to fit, down to 13 characters.
-            Numbers are never cut, so a table of many numbers may be wider.
+        width: width in characters; by default that of the terminal, 100 where there is none. Names are wrapped to fit,
+            down to 13 characters. Numbers are never cut, so a table of many numbers may be wider.
     """
     bound = shutil.get_terminal_size((100, 24)).columns if width is None else width
     grid = [[_cell_lines(cell) for cell in row] for row in table.rows]
@@ -110,7 +110,10 @@ def _format_row(row: Sequence[Sequence[str]], columns: Sequence[Column], widths:
 
 
 def wrap_line(line: str, width: int) -> list[str]:
-    """Return the line in pieces no wider than `width`, broken after a space or a separator, else anywhere."""
+    """Return the line in pieces of at most `width` terminal cells, broken after a space or one of `:/_-`, or anywhere.
+
+    A line that fits is returned as it is; of a broken line, spaces at the ends of pieces and blank pieces are dropped.
+    """
     if cell_len(line) <= width:
         return [line]
     pieces = [""]
@@ -124,7 +127,10 @@ def wrap_line(line: str, width: int) -> list[str]:
 
 
 def _pad_text(part: str, width: int, right: bool) -> str:
-    """Return the text filled with spaces to `width` terminal cells, on the left if `right`; wider text is unchanged."""
+    """Return the text filled with spaces to `width` terminal cells: before the text if `right`, else after it.
+
+    Wider text is unchanged.
+    """
     fill = " " * (width - cell_len(part))
     return fill + part if right else part + fill
 
@@ -187,9 +193,10 @@ def render_csv(table: Table) -> str:
 
 
 def render_rows_csv(heads: Sequence[str], rows: Sequence[Mapping[str, object]]) -> str:
-    """Return a line of headings and a line for each row, by heading; a missing value is empty.
+    """Return CSV text: a line of headings, then a line for each row with its value under each heading.
 
-    Numbers are exact, and flags are `true` and `false`. Texts are written as `render_csv` writes them.
+    A heading that the row lacks, None and NaN are empty fields; values under no heading are left out. Numbers are
+    exact, and flags are `true` and `false`. Texts are written as `render_csv` writes them.
     """
     sink = io.StringIO()
     writer = _csv.writer(sink, lineterminator="\n")
@@ -231,7 +238,7 @@ def _cell_field(cell: Cell, part: str) -> str:
 
 
 def _plain_text(cell: Cell) -> str:
-    """Return the text of a cell; empty for a dash."""
+    """Return the text of a cell without its mark and detail; empty for a dash."""
     return "" if cell.text == NO_VALUE else cell.text
 
 
