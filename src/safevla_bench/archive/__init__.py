@@ -132,8 +132,9 @@ def open_archive(path: str | Path) -> Batch:
 def append(path: Path, batch: Batch) -> None:
     """Append every episode of a batch to an archive file, in order: all of them or none; create a missing file.
 
-    Raises `RecordError` where the form cannot grow, and `FileError` where the file cannot be written. Only `.jsonl`
-    forms grow; a missing `.json` or `.npz` file is created, from a batch of one.
+    Only `.jsonl` forms grow; a missing `.json` or `.npz` file is created, from a batch of one. Ids are not compared
+    with those in the file. Raises `RecordError` where the form cannot grow or is unknown, or an episode is too large to
+    be read again, and `FileError` where the file cannot be written.
     """
     suffix = detect_suffix(path)
     if suffix not in jsonl.SUFFIXES:
@@ -154,8 +155,8 @@ def write_archive(path: Path, batch: Batch) -> None:
 def write_batches(path: Path, batches: Iterable[Batch]) -> None:
     """Write the episodes of batches as one archive file, whole or not at all; replace an existing file.
 
-    Raises `RecordError` where the form is unknown, holds a single episode and these are not one, or an id is repeated,
-    and `FileError` where the file cannot be written.
+    Raises `RecordError` where the form is unknown, holds a single episode and these are not one, an id is repeated, or
+    an episode is too large to be read again, and `FileError` where the file cannot be written.
     """
     suffix = detect_suffix(path)
     checked_batches = _yield_unique_episodes(
@@ -201,8 +202,8 @@ def _yield_unique_episodes(batches: Iterable[Batch], path: Path) -> Iterator[Bat
 def write_folder(folder: Path, batches: Iterable[Batch]) -> list[Path]:
     """Write each episode as a file `episode-00000.npz`, numbered in order, into a new folder; return the files' paths.
 
-    The folder appears whole or not at all. Raises `RecordError` where the folder exists, `FileError` where it cannot be
-    made.
+    The folder appears whole or not at all. Ids may repeat. Raises `RecordError` where the folder exists or an episode
+    is too large to be read again, `FileError` where the folder cannot be made.
     """
     place = Place(file=str(folder))
     if folder.exists():

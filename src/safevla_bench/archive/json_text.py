@@ -20,7 +20,10 @@ from safevla_recorder.channels import CHANNELS, POSES, ROWS, ChannelSpec, as_fie
 
 
 def encode_json(batch: Batch, index: int = 0) -> bytes:
-    """Return one episode of a batch as a line of JSON in UTF-8, with its newline."""
+    """Return one episode of a batch as a line of JSON in UTF-8, with its newline.
+
+    Header fields that are None are left out, all but `target_object`, which is null then.
+    """
     header = msgspec.structs.asdict(batch.headers[index])
     fields = {name: value for name, value in header.items() if value is not None or name == "target_object"}
     extra = batch.extra[index]
@@ -131,8 +134,7 @@ def _convert_types(tree: dict[str, object]) -> Trajectory:
 
 
 def _build_batch(trajectory: Trajectory, host_fields: Mapping[str, object]) -> Batch:
-    """Return the episode as a batch of one; raise `RecordError` where steps are misnumbered, or do not fit each other.
-
+    """Return the episode as a batch of one; raise `RecordError` where steps do not fit each other, or a value is wrong.
     A channel is recorded if every step has its field; `gripped_body` already if any step has it.
     """
     steps = trajectory.steps
@@ -170,7 +172,7 @@ _REMEDY_ROLE = "Give every body that a contact or a pose names a role: robot, ta
 
 
 def _in_every_step(steps: Sequence[Step], name: str) -> bool:
-    """Return whether every step has the field; raise `RecordError` naming the first odd step if only some have it."""
+    """Return whether every step has the field; raise `RecordError` at the first step unlike step 0 if only some do."""
     is_present = [getattr(step, name) is not UNSET for step in steps]
     if any(is_present) and not all(is_present):
         t = is_present.index(not is_present[0])
@@ -182,7 +184,7 @@ def _in_every_step(steps: Sequence[Step], name: str) -> bool:
 def _read_rows(steps: Sequence[Step], spec: ChannelSpec) -> NDArray[np.float64] | None:
     """Return the values of a channel, [n] for a scalar, else [n, width]; None for actions that are not recorded.
 
-    Raises `RecordError` where the width changes between steps.
+    Raises `RecordError` where the width changes between steps, and for actions as `_read_actions` does.
     """
     if spec.is_per_action:
         return _read_actions(steps, spec.name)
@@ -210,7 +212,7 @@ _REMEDY_WIDTH = "Write the same numbers, in the same order, in every step."
 def _read_actions(steps: Sequence[Step], name: str) -> NDArray[np.float64] | None:
     """Return the channel per action, [records - 1, width]; None for a single record, or where no step has the field.
 
-    Raises `RecordError` where record 0 has an action, or only some of the other steps have one.
+    Raises `RecordError` where record 0 has an action, only some of the other steps have one, or the width changes.
     """
     if getattr(steps[0], name) is not UNSET:
         remedy = "Record 0 is the state before any action; an action belongs to the record that it led to."
@@ -267,7 +269,10 @@ def _read_contacts(steps: Sequence[Step], index: Mapping[str, int]) -> ContactLi
 
 
 def _read_gripped(steps: Sequence[Step], index: Mapping[str, int]) -> NDArray[np.int64]:
-    """Return for each step the place of the gripped body in `body_roles`, -1 where null or the field is absent."""
+    """Return for each step the place of the gripped body in `body_roles`, -1 where null or the field is absent.
+
+    Raises `RecordError` for a body without a role.
+    """
     names = [step.gripped_body for step in steps]
     return np.array(
         [_body_index(n, index, t, "gripped_body") if isinstance(n, str) else -1 for t, n in enumerate(names)]

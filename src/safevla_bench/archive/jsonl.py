@@ -41,8 +41,8 @@ def read_jsonl(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Reco
     """Yield the episodes of one file in order, each a batch of one, or the error of its line in its place.
 
     Blank lines and episodes that are not selected are skipped. A damaged stretch is one `DamageError`; the lines behind
-    it are read, and have no number. Raises `DamageError` where a line is too long, or too many are bad or blank; the
-    rest is not read.
+    it are read, and have no number. Raises `OSError` where the file cannot be read, and `DamageError` where a line is
+    too long, or too many are bad or blank; the rest is not read.
     """
     last, bad = None, 0
     for number, line in _read_lines(path):
@@ -102,6 +102,7 @@ def _read_lines(path: Path) -> Iterator[tuple[int | None, bytes | DamagedStretch
 
     Raises:
         DamageError: a line is too long, or there are too many empty ones; the rest is unknown.
+        OSError: the file cannot be read.
     """
     with path.open("rb") as stream:
         is_one_episode = path.name.endswith(WHOLE)
@@ -113,7 +114,10 @@ def _read_lines(path: Path) -> Iterator[tuple[int | None, bytes | DamagedStretch
 
 
 def _read_pieces(stream: IO[bytes], name: str) -> Iterator[bytes | DamagedStretch]:
-    """Yield the contents of a file in pieces, none of them large whatever the compressed bytes state."""
+    """Yield the contents of a file in pieces, none of them large whatever the compressed bytes state.
+
+    The suffix of `name` tells the compression, if any. Raises as `decompress_members` does.
+    """
     for suffix, compression in COMPRESSIONS.items():
         if name.endswith(suffix):
             yield from decompress_members(stream, compression)

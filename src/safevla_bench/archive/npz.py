@@ -31,7 +31,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 def encode_npz(batch: Batch, index: int = 0) -> bytes:
-    """Return one episode of a batch as the bytes of an `.npz` file."""
+    """Return one episode of a batch as the bytes of an `.npz` file; raise `RecordError` if too large to be read."""
     return encode_episode(to_recording(batch, index), record_schema.MAX_EPISODE_BYTES)
 
 
@@ -41,7 +41,10 @@ def _contact_field(column: str) -> str:
 
 
 def read_npz(path: Path, selection: EpisodeSelection) -> Iterator[Batch | RecordError]:
-    """Yield the episode of one file, a batch of one, or its `RecordError`; nothing if the episode is not selected."""
+    """Yield the episode of one file, a batch of one, or its `RecordError`; nothing if the episode is not selected.
+
+    Raises `OSError` where the file cannot be opened.
+    """
     if not selection.next_wanted():
         return
     with path.open("rb") as stream:

@@ -125,7 +125,8 @@ def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Re
 
     Groups without a selected episode are not read; of others all episodes are yielded. An invalid row is yielded as its
     error, whose `line` counts rows from 1. A damaged group is a `DamageError` for each of its episodes, or a single
-    error where their names cannot be read. A damaged file is a single `DamageError`.
+    error where their names cannot be read. A damaged file is a single `DamageError`; only a file that cannot be opened
+    raises, `OSError`.
     """
     place = Place(file=str(path))
     with path.open("rb") as stream:
@@ -223,7 +224,10 @@ class _GroupReader:
         return _LoadedGroup(first, errors=self.lost_episodes(placed, reason))
 
     def lost_episodes(self, placed: _PlacedGroup, why: RecordError) -> list[DamageError]:
-        """Return the errors of a damaged group: one for each episode by name, or one for all without their names."""
+        """Return errors with the problem of `why`: one for each episode of the group, or one for all without names.
+
+        The latter where the column of names is damaged too.
+        """
         file = str(self.path)
         try:
             names = self.file.read_row_group(placed.number, columns=[_NAME]).column(_NAME).to_pylist()

@@ -54,6 +54,7 @@ class _GroupColumns:
     """The columns of a group; outlines, numbers of records and of bodies of its episodes, [E]; body offsets [E+1]."""
 
     def __init__(self, rows: pa.RecordBatch) -> None:
+        """Read the outlines; raise `RecordError` if one is not valid, `IrregularGroup` for too many records."""
         self.rows = rows
         self.outlines = _read_outlines(rows)
         self.records = np.array([outline.records for outline in self.outlines], dtype=np.int64)
@@ -142,7 +143,7 @@ def _target_index(outline: EpisodeOutline, base: int) -> int:
 def _read_channel(group: _GroupColumns, spec: ChannelSpec) -> Channel:
     """Return a channel of all episodes, width -1 where not recorded.
 
-    Raises `IrregularGroup` where rows differ in width.
+    Raises `IrregularGroup` where the rows of an episode are of the wrong number or differ in width, or a value is null.
     """
     steps, counts, present = group.step_column(spec.name, int(spec.is_per_action))
     if not present.any():
@@ -160,7 +161,8 @@ def _read_channel(group: _GroupColumns, spec: ChannelSpec) -> Channel:
 def _read_poses(group: _GroupColumns, spec: ChannelSpec) -> Poses:
     """Return a pose channel of all episodes with indices into the group's body table; truths become 0.0 and 1.0.
 
-    Raises `IrregularGroup` where bodies repeat or are out of range, or a step has not one pose for each body.
+    Raises `IrregularGroup` where bodies repeat or are out of range, a step has not one pose for each body, only one of
+    poses and bodies is there, or a value is null.
     """
     size = spec.pose_size
     listed, counts, posed = group.column(spec.bodies)
@@ -188,7 +190,8 @@ def _read_poses(group: _GroupColumns, spec: ChannelSpec) -> Poses:
 def _read_contacts(group: _GroupColumns) -> Contacts:
     """Return the contacts of all episodes, with indices into the group's body table, and NaN for a null impulse.
 
-    Raises `IrregularGroup` for a null elsewhere, an impulse that is NaN, or a body out of range.
+    Raises `IrregularGroup` unless an episode has a list for each record, and for a null elsewhere, an impulse that is
+    NaN, or a body out of range.
     """
     steps, counts, present = group.step_column("contacts")
     touching = np.zeros(int(group.records.sum()), dtype=np.int64)

@@ -46,9 +46,10 @@ class RowGroup:
     """ColumnMetaData: type (1), number of values (5), places of the first data page (9) and dictionary page (11)."""
 
     def check_pages(self, stream: IO[bytes], end: int) -> None:
-        """Raise `RecordError` if the group holds more than an episode may, or its pages are not as the footer says.
+        """Raise `RecordError` if the group takes more memory than an episode may, or its pages are not as stated.
 
-        Only the headers of pages are read.
+        Refused too are far more values than bytes, and texts that are written as differences. Only the headers of pages
+        are read.
 
         Args:
             stream: the file.
@@ -64,7 +65,7 @@ class RowGroup:
 
 
 def check_row_group_sizes(stream: IO[bytes]) -> None:
-    """Raise `RecordError` for a file with a row group larger than an episode may be, or without a valid footer."""
+    """Raise `RecordError` for a file without a valid footer, or with a row group that `check_pages` refuses."""
     groups, end = read_row_groups(stream)
     for group in groups:
         group.check_pages(stream, end)
@@ -275,7 +276,8 @@ def _read_list(content: bytes, place: int, fields: Fields | None, depth: int) ->
     """Return the structs of the list at byte `place`, and the offset behind the list.
 
     For a list of other things, or if `fields` is None, None stands for the structs; for an empty list []. Raises
-    `MalformedError` for a list longer than the bytes left, or nested too deeply.
+    `MalformedError` for a list longer than the bytes left, nested too deeply or of an unknown type, and `IndexError`
+    where the bytes end.
     """
     if depth > _MAX_DEPTH:
         raise MalformedError("nested too deeply")
@@ -300,7 +302,10 @@ def _read_list(content: bytes, place: int, fields: Fields | None, depth: int) ->
 
 
 def _skip_value(content: bytes, place: int, kind: int, depth: int) -> int:
-    """Return the byte offset behind the value of this type at `place`; raise `MalformedError` for an unknown type."""
+    """Return the byte offset behind the value of this type at `place`, which may lie beyond the end of `content`.
+
+    Raises `MalformedError` for an unknown type or too deep a nesting, and `IndexError` where the bytes end.
+    """
     if kind == _BINARY:
         size = content[place]
         if size < 128:
@@ -321,7 +326,7 @@ def _skip_value(content: bytes, place: int, kind: int, depth: int) -> int:
 
 
 def _skip_struct(content: bytes, place: int, depth: int) -> int:
-    """Return the byte offset behind the struct at `place`, of which no field is wanted."""
+    """Return the byte offset behind the struct at `place`, of which no field is wanted; raises as `_skip_value`."""
     if depth > _MAX_DEPTH:
         raise MalformedError("nested too deeply")
     if plain := _PLAIN_STRUCT.match(content, place):

@@ -133,7 +133,10 @@ def _body_column(batch: Batch) -> pa.Array:
 
 
 def _list_array(values: pa.Array, lengths: _Ints, present: NDArray[np.bool_] | None = None) -> pa.Array:
-    """Return values cut into consecutive lists of these lengths; null where not present. More than 2³¹ values raise."""
+    """Return values cut into consecutive lists of these lengths; null where not present (None: all are).
+
+    Raises `pa.ArrowInvalid` for more than 2³¹ values.
+    """
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
     return pa.ListArray.from_arrays(offsets, values, mask=None if present is None else pa.array(~present))
 

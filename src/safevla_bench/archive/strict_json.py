@@ -47,7 +47,8 @@ def parse_json(line: bytes) -> dict[str, object]:
 
     Raises:
         RecordError: the text is no strict JSON object: malformed, a key repeated, NaN or infinity, half a surrogate
-            pair, or too large. It names step and field, and the episode if a lenient search finds its id.
+            pair, nested too deeply, or too large. The error names step and field where the text could be parsed, and
+            the episode if its id is found.
     """
     faults: list[object] = []
 
@@ -298,8 +299,8 @@ def format_extra_fields(extra: Mapping[str, object]) -> str:
 def parse_extra_fields(text: bytes, records: int, contacts: int) -> dict[str, object]:
     """Return the host-specific fields of an episode with `records` records and `contacts` contacts.
 
-    Empty levels left out. Raises `RecordError` where they are not grouped by level and number, name a field of the
-    schema, or cannot be written again.
+    Empty levels are left out. Raises `RecordError` where the text is no strict JSON, or the fields are not grouped by
+    level and number, name a field of the schema, or cannot be written again.
     """
     extra = parse_json(text)
     _check_rule(extra.keys() <= _SCHEMA.keys(), "holds header, steps and contacts only")

@@ -48,7 +48,8 @@ def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
     """Return the episodes of a file or folder of demonstrations or of vla-evaluation-harness; None if it is neither.
 
     Raises:
-        RecordError: it is one, and cannot be read; or a package is missing.
+        RecordError: it is one of these by its name or first bytes and cannot be read, an HDF5 file is missing, or h5py
+            is not installed.
     """
     recordings = recording_files(path)
     if recordings:
@@ -86,7 +87,10 @@ class ForeignResults:
 
 
 def find_results(path: Path) -> list[Path]:
-    """Return the files of results at a path, as `read_results` reads them; empty where it is something else."""
+    """Return the files of results at a path, as `read_results` reads them; empty where it is something else.
+
+    Of a folder: its `eval_info.json` alone, else its recordings of vla-evaluation-harness.
+    """
     if path.is_dir():
         inner = path / EVAL_INFO
         return [inner] if inner.is_file() else recording_files(path)
@@ -111,7 +115,7 @@ def read_results(path: Path) -> ForeignResults:
     """Return the episodes of an `eval_info.json` of LeRobot or a recording of vla-evaluation-harness.
 
     Raises:
-        RecordError: it is neither, or cannot be read.
+        RecordError: the file is neither, cannot be read, or lists no episodes.
     """
     place = Place(file=str(path))
     try:
@@ -141,13 +145,17 @@ def _read_lerobot(path: Path) -> ForeignResults:
 
 
 def _task_episodes(tasks: Any) -> Iterator[ForeignEpisode]:
-    """Yield an episode for each success of each task; raises `KeyError` or `ValueError` for another structure."""
+    """Yield an episode for each success of each task.
+
+    Raises `KeyError`, `TypeError` or `ValueError` for another structure.
+    """
     for task in tasks:
         for success in task["metrics"]["successes"]:
             yield ForeignEpisode(str(task["task_group"]), f"task_{task['task_id']}", _parse_success(success))
 
 
 def _plain_episodes(episodes: Any) -> Iterator[ForeignEpisode]:
+    """Yield an episode, of suite and task "unnamed", for each entry; raises as `_task_episodes` does."""
     for episode in episodes:
         yield ForeignEpisode("unnamed", "unnamed", _parse_success(episode["success"]))
 
@@ -195,9 +203,9 @@ def _parse_status(status: str) -> bool | None:
 
 
 def _benchmark_name(metadata: str) -> str | None:
-    """Return the text under `benchmark` in a JSON object.
+    """Return the text under `benchmark` in a JSON object, else None.
 
-    None if there is none. Raises `ValueError` for invalid JSON.
+    Raises `ValueError` for invalid JSON.
     """
     tree = json.loads(metadata)
     name = tree.get("benchmark") if isinstance(tree, dict) else None
@@ -229,7 +237,10 @@ def _is_sqlite(path: Path) -> bool:
 
 
 def recording_files(path: Path) -> list[Path]:
-    """Return the harness's recordings in an output folder, or the file itself; empty where there are none."""
+    """Return the harness's recordings in an output folder, by name, or the file itself if it is an SQLite database.
+
+    Empty where there are none.
+    """
     if path.is_dir():
         return sorted(path.glob(_PATTERN))
     return [path] if path.is_file() and _is_sqlite(path) else []
@@ -254,7 +265,7 @@ def _read_recording(path: Path) -> list[RecordedActions]:
     """Return the LIBERO episodes of a recording that ran to their end, in the order in which they ran.
 
     Raises:
-        RecordError: the file is of another structure, or no episode of LIBERO holds actions.
+        RecordError: the file is of another structure, has lost steps, or no episode of LIBERO holds actions.
     """
     try:
         with closing(_open_recording(path)) as connection:
@@ -277,7 +288,8 @@ def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[Recor
     """Yield the LIBERO episodes that ended in success or failure and hold an action in every step, in stored order.
 
     `earlier_resets` counts the episodes that one environment ran before this one, of whatever outcome. Raises
-    `RecordError` if rows of steps are missing, or actions or states are not numbers of the expected size.
+    `RecordError` if rows of steps are missing or numbers have another size, and `sqlite3.Error`, `ValueError`,
+    `KeyError` or `TypeError` for another structure.
     """
     entries = {
         str(eval_id): (str(name), _entry_parameters(json.loads(text)))
@@ -342,7 +354,10 @@ def _entry_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _read_rows(rows: Sequence[Mapping[str, Any]], field: str, size: int, where: Place) -> Floats:
-    """Return a field of all rows, [n, size]; raise `RecordError` for another size or numbers that are not finite."""
+    """Return a field of all rows, [n, size]; raise `RecordError` for another size or numbers that are not finite.
+
+    Raises `ValueError` or `TypeError` where the rows are uneven or no numbers.
+    """
     values = np.array([row[field] for row in rows], dtype=np.float64)
     if values.shape != (len(rows), size) or not np.isfinite(values).all():
         problem = f"`{field}` has the shape {values.shape}, or numbers that are not finite"

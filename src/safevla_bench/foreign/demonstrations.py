@@ -66,9 +66,9 @@ class RecordedActions:
     rest_steps: int = 0
     """Where `wait_steps` are known."""
     earlier_resets: int | None = None
+    """Resets of the environment before this episode's, since it was made and seeded; None = seeded before this one."""
     drawn: bool = False
     """Whether the record says that its start was drawn: the initial state of that number is not its own."""
-    """Resets of the environment before this episode's, since it was made and seeded; None = seeded before this one."""
     proprioception: Floats | None = None
     """After each action, [T, 8] float32: the hand's position in m, its rotation as an axis-angle, two fingers."""
     success: bool | None = None
@@ -116,7 +116,8 @@ def read_hdf5(path: Path) -> list[RecordedActions]:
     """Return the demonstrations of a file, in the order of their numbers.
 
     Raises:
-        RecordError: h5py is not installed, the file cannot be read, or it is of another structure.
+        RecordError: h5py is not installed, or the file cannot be read, holds no demonstrations or is of another
+            structure.
     """
     try:
         import h5py
@@ -176,7 +177,10 @@ def _require_group(path: Path, name: str, item: Any) -> Any:
 
 
 def _read_matrix(path: Path, name: str, field: str, rows: Any) -> Floats:
-    """Return the rows of a demonstration's field, [n, k]; raise `RecordError` if they are no matrix of numbers."""
+    """Return the rows of a demonstration's field, [n, k].
+
+    Raises `RecordError` if they are no matrix of numbers, or more than 2²⁸ numbers. NaN passes.
+    """
     place = Place(str(path), episode=name, field=field)
     if getattr(rows, "size", 0) > _MOST_NUMBERS:
         raise RecordError(f"has {rows.size} numbers", remedy="Split the file; so many are no episode.", place=place)
@@ -227,7 +231,7 @@ def _decode_text(value: object) -> str | None:
 
 
 def _parse_fixtures(xml: str | None, place: Place) -> tuple[tuple[str, tuple[float, ...]], ...]:
-    """Return name and pose, position [3] in m and quaternion [4] wxyz, of each top body without a free joint.
+    """Return name and pose, position [3] in m and quaternion [4] wxyz, of each named top body without a free joint.
 
     () without XML, and for XML that is too large or has declarations. Raises `RecordError` for text that is no XML, and
     for a pose that is no numbers.
@@ -249,7 +253,10 @@ def _has_free_joint(body: ElementTree.Element) -> bool:
 
 
 def _parse_pose(body: ElementTree.Element) -> tuple[float, ...]:
-    """Return the numbers of a body's position and quaternion; raise `ValueError` for other text."""
+    """Return the numbers of a body's position and quaternion, MuJoCo's defaults where not given.
+
+    Raises `ValueError` for other text.
+    """
     position, turned = body.get("pos", "0 0 0").split(), body.get("quat", "1 0 0 0").split()
     return tuple(float(number) for number in (*position, *turned))
 
@@ -266,7 +273,8 @@ def read_dataset(folder: Path) -> list[RecordedActions]:
     """Return the episodes of a dataset, by their index.
 
     Raises:
-        RecordError: a file cannot be read, or lacks what an episode needs.
+        RecordError: there are no frames, a file cannot be read or lacks what an episode needs, or actions differ in
+            size between files.
     """
     files = sorted(folder.glob("data/chunk-*/*.parquet"))
     if not files:
@@ -358,10 +366,10 @@ def _read_json_lines(path: Path) -> list[object]:
 def read_demonstrations(path: Path) -> list[RecordedActions] | None:
     """Return the episodes of an HDF5 file (`.hdf5`, `.h5`), of a folder of these by name, or of a LeRobot dataset.
 
-    None for anything else; what it is, the names alone say.
+    None for anything else: suffixes and the file `meta/info.json` alone decide.
 
     Raises:
-        RecordError: it is missing, cannot be read or holds no demonstrations; or a package is missing.
+        RecordError: such a file is missing, cannot be read or holds no demonstrations; or h5py is not installed.
     """
     if path.is_dir():
         if (path / INFO).is_file():

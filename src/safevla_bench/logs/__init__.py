@@ -95,7 +95,7 @@ def find_log(path: Path) -> Log | None:
     None where it is none of these.
 
     Raises:
-        RecordError: a mapping cannot be read, or names no log, or one that is none.
+        RecordError: a mapping cannot be read, or `path` is a mapping that names no log, or something that is no log.
     """
     if path.suffix == ".toml" and path.is_file():
         return _find_named_log(path)

@@ -48,7 +48,7 @@ class Dataset:
     files: tuple[Path, ...]
 
     def place(self, field: str | None = None) -> Place:
-        """Return the place of an error."""
+        """Return the place of an error: the dataset's folder and, if given, a key of the mapping."""
         return Place(file=str(self.folder), field=field)
 
     def describe_features(self) -> str:
@@ -98,7 +98,9 @@ def _is_feature(feature: object) -> bool:
 def read_episodes(
     dataset: Dataset, mapping: LogMapping, wanted: Collection[int] | None = None
 ) -> Iterator[LoggedEpisode | RecordError]:
-    """Yield the episodes in order, or those at the places `wanted`; a file that cannot be read is an error.
+    """Yield the episodes in order, or those at the places `wanted`, from 0; all if None.
+
+    An episode that cannot be read yields a `RecordError` in its place. So does a file, and its episodes have no places.
 
     Raises:
         RecordError: the mapping names a feature, or numbers of it, that there are not.

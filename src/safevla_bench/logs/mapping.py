@@ -114,7 +114,10 @@ class LogMapping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def sources(self) -> dict[str, Columns | PoseColumns]:
-        """Return what is read, by the part of the record that it becomes."""
+        """Return what is read, by part of the record: `eef`, `torque`, `gripper`, `action`, then `bodies.NAME`.
+
+        Parts that are not mapped are left out.
+        """
         parts = {"eef": self.eef, "torque": self.torque, "gripper": self.gripper, "action": self.action}
         named = {name: part for name, part in parts.items() if part is not None}
         return {**named, **{f"bodies.{name}": body for name, body in self.bodies.items()}}
@@ -124,7 +127,8 @@ def read_mapping(path: Path) -> LogMapping:
     """Return the mapping in a file.
 
     Raises:
-        RecordError: it cannot be read, is no TOML, or has a key or a value that the form does not know.
+        RecordError: the file cannot be read, is too large or no TOML, has a key or a value that the form does not know,
+            or contradicts itself.
     """
     place = Place(file=str(path))
     remedy = "docs/real-robots.md shows the file's form."
@@ -160,7 +164,8 @@ def _find_problems(mapping: LogMapping) -> list[str]:
 def default_mapping(log: Path) -> tuple[LogMapping, Path | None]:
     """Return the mapping that lies with a log, and its file; an empty mapping and None where there is none.
 
-    Raises `RecordError` as `read_mapping` does.
+    `NAME.toml` beside a log that is a file comes before `safevla-log.toml` in the folder. Raises `RecordError` as
+    `read_mapping` does.
     """
     folder = log if log.is_dir() else log.parent
     beside = [] if log.is_dir() else [log.with_suffix(".toml")]

@@ -56,8 +56,9 @@ def read_file(path: Path, mapping: LogMapping) -> LoggedEpisode:
     """Return the episode of one file.
 
     Raises:
-        RecordError: the reader is not installed, the file is damaged, the mapping names a topic or a field that is not
-            there, or messages are in an encoding that is not read.
+        RecordError: the reader is not installed, the file is damaged or too large, messages are in an encoding that is
+            not read, a topic, field or number that the mapping names is not there, or the clock has fewer than two
+            instants.
     """
     samples = {part: Samples() for part in mapping.sources}
     place = Place(file=str(path))
@@ -84,7 +85,7 @@ def read_file(path: Path, mapping: LogMapping) -> LoggedEpisode:
 def describe_topics(path: Path) -> str:
     """Return the topics of a file with the types of their messages, as text for a message; "none" if there are none.
 
-    Raises `RecordError` if the reader is not installed or the file is damaged.
+    Raises `RecordError` if the reader is not installed, or the file is damaged or has too large a chunk.
     """
     return escape_controls("; ".join(f"{topic} ({kind})" for topic, kind in _list_topics(path).items())) or "none"
 
@@ -131,7 +132,7 @@ def _failures() -> tuple[type[Exception], ...]:
 
 
 def _check_chunks(path: Path) -> None:
-    """Raise `RecordError` if the file is damaged or a chunk decompresses to more than an episode may hold.
+    """Raise `RecordError` if the file is damaged, a chunk decompresses to more than an episode may hold, or mcap lacks.
 
     No chunk is decompressed for this.
     """
@@ -167,7 +168,7 @@ def _chunk_size(chunk: Any) -> int:
 
 
 def _list_topics(path: Path) -> dict[str, str]:
-    """Return topic -> type and encoding of its messages, sorted by topic; raises `RecordError` for a damaged file."""
+    """Return topic -> type and encoding of its messages, sorted by topic; raises `RecordError` as `_check_chunks`."""
     _check_chunks(path)
     make_reader = _open(path)
     topics: dict[str, str] = {}
@@ -189,7 +190,8 @@ def _list_topics(path: Path) -> dict[str, str]:
 def _read_messages(path: Path, topics: Sequence[str]) -> Iterator[tuple[str, float, Any]]:
     """Yield topic, log time [s] and decoded message of some topics, in the order of log time.
 
-    Raises `RecordError` for a damaged file, an encoding that is not read, or too many or too large messages.
+    Raises `RecordError` if mcap is not installed, and for a damaged file, an encoding that is not read, or too many or
+    too large messages.
     """
     make_reader = _open(path)
     decoders: dict[int, Callable[[bytes], Any]] = {}
@@ -226,7 +228,8 @@ def _find_decoder(path: Path, factories: Sequence[Any], schema: Any, channel: An
 def _add_sample(taken: Samples, columns: Columns | PoseColumns, log_s: float, message: Any, place: Place) -> None:
     """Add the numbers, times and frame of a message to `taken`; of transforms, those of the frame that is mapped.
 
-    Raises `RecordError` if a message has no such numbers, or another count of them than the first.
+    Nothing is added if no transform is of that frame. Raises `RecordError` if a message has no such numbers, or another
+    count of them than the first.
     """
     for inner in _inner_messages(message, columns):
         row = _pose_row(inner, columns, place) if isinstance(columns, PoseColumns) else _row(inner, columns, place)
@@ -279,7 +282,8 @@ def _stamp_s(message: Any) -> float:
 def _pose_row(message: Any, columns: PoseColumns, place: Place) -> list[float]:
     """Return x, y, z of a message's pose in the message's unit and, where it has an orientation, w, x, y, z.
 
-    Raises `RecordError` if there is no pose at `columns.field` or, without it, in the usual places.
+    Raises `RecordError` if there is no pose at `columns.field` or, without it, in the usual places, or a part of the
+    pose is no number.
     """
     for path in (columns.field,) if columns.field is not None else _POSES:
         pose = _get(message, path)
@@ -296,9 +300,10 @@ def _pose_row(message: Any, columns: PoseColumns, place: Place) -> list[float]:
 
 
 def _row(message: Any, columns: Columns, place: Place) -> list[float]:
-    """Return the chosen numbers of a message, each times `columns.scale`.
+    """Return the chosen numbers of a message, each times `columns.scale`; of a single number, a list of one.
 
-    Raises `RecordError` if the message has no numbers there, no such name or place, or an empty list.
+    Raises `RecordError` if the message has no numbers there, no such name or place, an empty list, names and numbers
+    of different counts, or something that is no number.
     """
     paths = (columns.field,) if columns.field is not None else _NUMBERS
     values = next((value for path in paths if (value := _get(message, path)) is not None), None)
@@ -360,7 +365,8 @@ def _align(path: Path, mapping: LogMapping, samples: Mapping[str, Samples]) -> L
     """Return the episode on the instants of the clock's messages, with the last message of every part at each instant.
 
     Time counts from the first instant, and `dt_s` is the median step. Warns of clock messages that share a time.
-    Raises `RecordError` if the clock has fewer than two instants.
+    Raises `RecordError` if the clock has fewer than two instants or is not mapped, or a header lacks the time that is
+    asked for.
     """
     times = {part: _sample_times(path, part, taken, mapping.episode.stamp) for part, taken in samples.items()}
     clock = _choose_clock(path, mapping)

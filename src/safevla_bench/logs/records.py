@@ -102,7 +102,7 @@ def build_episode(episode: LoggedEpisode, mapping: LogMapping) -> Batch:
 
 
 def warn_once(source: str, problem: str) -> None:
-    """Log a warning about a source, unless it was logged before."""
+    """Log a warning about a source, unless this process logged the same before."""
     if (source, problem) not in _warned:
         _warned.add((source, problem))
         _log.warning("warning: %s: %s", source, problem)

@@ -99,7 +99,7 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         return find_suite_value(self.horizons, suite)
 
     def values(self) -> dict[str, object]:
-        """Return all values, without their sources."""
+        """Return all values by field, the name among them, without `about` and the sources."""
         values = msgspec.to_builtins(self)
         return {name: value for name, value in values.items() if name not in ("about", "sources")}
 
@@ -169,7 +169,7 @@ class ProtocolRow:
 def find_suite_value(values: Mapping[str, int], suite: str) -> int | None:
     """Return a suite's value, else that of the suite whose name it extends, such as libero-goal for libero-goal-swap.
 
-    LIBERO-PRO's evaluation runs its suites as LIBERO's own.
+    None without either. LIBERO-PRO's evaluation runs its suites as LIBERO's own.
     """
     names = [suite[:k] for k in range(len(suite), 0, -1) if k == len(suite) or suite[k] == "-"]
     return next((values[name] for name in names if name in values), None)
@@ -195,7 +195,10 @@ def load_protocol(name: str = PRESET) -> EvaluationProtocol:
 
 
 def protocol_rows(*protocols: EvaluationProtocol) -> list[ProtocolRow]:
-    """Return every value of the protocols, side by side, in the order of `FIELDS`; None where one says nothing."""
+    """Return a row for each value but the name, in the order of `FIELDS`, then by field.
+
+    A row holds the value of each protocol, side by side; None where a protocol has no such value.
+    """
     columns = [dict(_protocol_fields(values)) for values in protocols]
     order = list(FIELDS)
     fields = sorted(
@@ -217,12 +220,15 @@ def compare_protocols(first: EvaluationProtocol, second: EvaluationProtocol) -> 
 
 
 def describe_field(field: str) -> str:
-    """Return the description of a protocol's field."""
+    """Return the description of a field that `protocol_rows` lists."""
     return FIELDS[_field_key(field)]
 
 
 def _field_key(field: str) -> str:
-    """Return the key of `FIELDS` for a field; fields by suite, or by host and package, share one."""
+    """Return the key of `FIELDS` for a field; fields by suite, or by host and package, share a key.
+
+    Raises `RecursionError` for a field of no protocol.
+    """
     return field if field in FIELDS else _field_key(field.rpartition(".")[0])
 
 

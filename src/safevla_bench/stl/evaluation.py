@@ -218,7 +218,7 @@ def predicate_margin(predicate: Compare, trace: Trace, *, best: bool = True) -> 
     """Return the margin of a comparison at every record, [N], in the unit of its sides.
 
     Where the comparison reads an unknown value, the margin is the greatest that is possible, or the smallest unless
-    `best`. Raises `SignalError` where a known margin is NaN.
+    `best`. Raises as `evaluate_expression` does, and `SignalError` where a known margin is NaN.
     """
     left, right = evaluate_expression(predicate.left, trace), evaluate_expression(predicate.right, trace)
     difference = right - left if predicate.operator in ("<", "<=") else left - right

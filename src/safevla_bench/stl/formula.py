@@ -219,12 +219,15 @@ def bounded_windows(formula: Formula) -> tuple[Window, ...]:
 
 
 def signed_constant(value: float) -> Expression:
-    """Return the expression of a finite number of either sign."""
+    """Return the expression of a finite number of either sign; raise `FormulaError` for NaN and infinity."""
     return Number(value) if math.copysign(1.0, value) > 0 else Negate(Number(-value))
 
 
 def substitute_threshold(formula: Formula, threshold: float) -> Formula:
-    """Return the formula with a number in place of every `threshold`; a negative number becomes a `Negate`."""
+    """Return the formula with a number in place of every `threshold`; a negative number becomes a `Negate`.
+
+    Raises `FormulaError` for NaN and infinity.
+    """
     value = signed_constant(threshold)
 
     def substitute_in(node: Compare) -> Compare:

@@ -232,7 +232,10 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
             raise _column_error(_column_of(start), error.problem, error.remedy) from None
 
     def group(self, part: _ParsedPart) -> _ParsedPart:
-        """Return the part in parentheses: the same node and depth, with one level of parentheses more."""
+        """Return the part in parentheses: the same node and depth, with one level of parentheses more.
+
+        Raises `FormulaError` if the parentheses nest deeper than `MAX_DEPTH`.
+        """
         return _ParsedPart(part.node, part.column, part.depth, part.parentheses + 1)
 
     def start(self, part: _ParsedPart) -> _ParsedPart:
@@ -277,7 +280,10 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
 
     @staticmethod
     def _make_part(node: Node, column: int, *parts: _ParsedPart) -> _ParsedPart:
-        """Return the part of a node above others: a level deeper than the deepest, with the most parentheses of any."""
+        """Return the part of a node above others: a level deeper than the deepest, with the most parentheses of any.
+
+        Raises `FormulaError` if the node is deeper than `MAX_DEPTH`.
+        """
         depth, parentheses = max(part.depth for part in parts), max(part.parentheses for part in parts)
         return _ParsedPart(node, column, depth + 1, parentheses)
 

@@ -116,9 +116,9 @@ def robustness(formula: Formula, trace: Trace) -> Floats:
 def settle_unknown(formula: Formula, trace: Trace, rho: Floats, *, binary: bool = False) -> tuple[Floats, Bools]:
     """Return the robustness of episodes with unknown values, [E], and whether unknown values leave no verdict, [E].
 
-    A violation stands. A formula that holds in the worst reading holds, by the smaller of the two margins where the
-    greater is no number. A formula of G alone holds on the rest if it judged any record: the best reading has a margin,
-    or, if it is `binary`, some record of a root G is decided. Otherwise nothing is known.
+    A violation stands. A formula of G alone that judged any record has the margin of the best reading; it judged one if
+    that margin is finite or, if it is `binary`, some record of a root G is decided. Any other formula has the margin of
+    the worst reading, and no verdict where that is negative.
 
     Args:
         formula: the formula.
@@ -284,7 +284,8 @@ class OneSidedClause:
 def match_clause(formula: Formula) -> OneSidedClause | None:
     """Return a G over a comparison, or over gate -> comparison, as a one-sided clause; None for any other formula.
 
-    None too unless one side of the comparison is a bare signal and the other reads no signal.
+    None too unless one side of the comparison is a bare signal and the other, the bound, reads no signal. Raises
+    `FormulaError` if `threshold` stands in the bound, `SignalError` if the bound divides by zero or overflows.
     """
     match formula:
         case Always(window, Implies(gate, Compare() as predicate)):
@@ -298,8 +299,7 @@ def match_clause(formula: Formula) -> OneSidedClause | None:
 def _one_sided_clause(window: Window, gate: Formula | None, predicate: Compare) -> OneSidedClause | None:
     """Return the clause of a predicate with a signal alone on one side and a constant on the other; None otherwise.
 
-    `upper` is True if the constant bounds the signal from above. Raises `FormulaError` if `threshold` stands in the
-    constant.
+    `upper` is True if the constant bounds the signal from above. Raises as `match_clause` does.
     """
     below = predicate.operator in ("<", "<=")
     match predicate:

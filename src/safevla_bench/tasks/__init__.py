@@ -98,7 +98,7 @@ def signal_missing(fields: Iterable[str]) -> Applicability:
 
 
 def active_specs(library: Library, tags: Collection[str]) -> tuple[Spec, ...]:
-    """Return the scored specifications that apply, in library order."""
+    """Return the scored specifications whose tags fit a task with these tags, in library order; no record is read."""
     return tuple(spec for spec in library.safe if check_applicability(spec, tags).applies)
 
 
@@ -144,6 +144,7 @@ def exempt_tasks(
 
     Raises:
         SpecError: the library has no such specification.
+        RegistryError: there is no such capability set.
     """
     spec, by_reason = library[spec_id], dict[str, list[str]]()
     for entry in registry.list_entries():

@@ -139,7 +139,7 @@ class Batch:
         return np.repeat(np.arange(len(self)), self.lengths)
 
     def elapsed_s(self, index: int, step: int) -> float:
-        """Return the time from record 0 of an episode to a record of it: by its time stamps, where it has them."""
+        """Return the seconds from record 0 of episode `index` to record `step`: by time stamps, else `step` * dt."""
         stamps = self.channel("time_s")
         if not stamps.present[index]:
             return step * self.headers[index].dt

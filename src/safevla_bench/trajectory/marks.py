@@ -88,7 +88,7 @@ class Kitchen(NamedTuple):
 
 
 def kitchens(batch: Batch) -> tuple[Kitchen | None, ...]:
-    """Return the kitchen of each RoboCasa episode, of a rollout or a loop, where its record fixes it; [E]."""
+    """Return the kitchen of each episode, [E]; None unless its record, of a rollout or an own loop, fixes a kitchen."""
     headers = (extra.get("header") for extra in batch.extra)
     fields = (header.get("robocasa") if isinstance(header, Mapping) else None for header in headers)
     return tuple(

@@ -120,13 +120,16 @@ _LEFT_OUT = ("action", "sim_state")
 
 
 def records(batch: Batch) -> Iterator[Batch]:
-    """Yield the records of a batch of one episode, in order."""
+    """Yield the records of a batch of one episode, in order, as `select_record` cuts them."""
     for t in range(int(batch.starts[-1])):
         yield select_record(batch, t)
 
 
 def select_record(batch: Batch, t: int) -> Batch:
-    """Return record `t` of a batch of one episode; -1 is the last."""
+    """Return record `t` of a batch of one episode, -1 the last, as an episode of one record with the same header.
+
+    Action, simulator state and host-specific fields are left out; bodies and their numbers stay.
+    """
     at = t % int(batch.starts[-1])
     touching = slice(batch.contacts.starts[at], batch.contacts.starts[at + 1])
     return replace(

@@ -18,7 +18,7 @@ SHORTEST_DT_S = 1e-9
 
 
 def validate(batch: Batch) -> None:
-    """Raise the first `RecordError` of the batch; trust it afterwards."""
+    """Raise the first `RecordError` that `find_errors` yields; do nothing for a valid batch."""
     for error in find_errors(batch):
         raise error
 
@@ -180,7 +180,7 @@ def _check_norm(batch: Batch, spec: ChannelSpec, channel: Channel) -> Iterator[R
 
 
 def _check_tracking(batch: Batch) -> Iterator[RecordError]:
-    """Yield an error if `pose_valid` names a body that has no pose."""
+    """Yield an error for the first body of the batch that `pose_valid` names and that has no pose, if any."""
     valid = batch.pose_valid
     if not len(valid.body):
         return
@@ -194,7 +194,10 @@ def _check_tracking(batch: Batch) -> Iterator[RecordError]:
 
 
 def _check_stamps(batch: Batch) -> Iterator[RecordError]:
-    """Yield an error if time stamps do not increase within an episode."""
+    """Yield an error for each episode whose time stamps do not increase, by 1e-9 s at least, at the first such step.
+
+    Episodes without time stamps yield nothing.
+    """
     channel = batch.channel("time_s")
     for e in np.flatnonzero(channel.present):
         stamps = channel.values[channel.starts[e] : channel.starts[e + 1]]
