@@ -13,12 +13,12 @@ _MOST_NAMED = 6
 
 
 def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, paired: bool) -> list[str]:
-    """Return what a reader must know beside the numbers, each as one sentence; [] if there is nothing.
+    """Return what a reader must know beside the numbers, each as a sentence, in the order to print; [] if nothing.
 
     Args:
         results: of the policies compared.
-        left_out: pairs that some policy did not finish.
-        paired: whether episodes were paired.
+        left_out: how many pairs some policy did not finish.
+        paired: whether episodes were paired; else the tasks that some policy did not run are named.
     """
     warnings = list(provenance_marks.warn_of_standins(_standin_cells(results)))
     warnings += provenance_marks.warn_of_mixtures(simulator_cells(results))
@@ -94,7 +94,7 @@ def name_stopped_suites(results: Sequence[PolicyResults]) -> list[str]:
 
 
 def _standin_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Cell, bool]:
-    """Return, by policy and suite, whether the episodes were simulated with stand-in assets."""
+    """Return (policy, suite) -> whether the policy's episodes there were simulated with stand-in assets."""
     return {
         (result.name, header.benchmark): header.benchmark in result.standin_suites
         for result in results
@@ -103,7 +103,7 @@ def _standin_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Ce
 
 
 def simulator_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Cell, dict[str, tuple[str, ...]]]:
-    """Return, by policy and suite, the versions of each package that decided the physics."""
+    """Return (policy, suite) -> package -> the versions that decided the physics of the policy's episodes there."""
     return {
         (result.name, suite): versions for result in results for suite, versions in result.simulator_by_suite.items()
     }

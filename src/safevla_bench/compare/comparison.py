@@ -115,15 +115,16 @@ def compare_policies(
 
     Args:
         results: at least two, with names that differ (see `make_names_unique`).
-        options: metrics, confidence, seed of the bootstrap, tests, margin.
-        paired: compare episode by episode; else as independent samples, on the tasks that both policies ran.
+        options: metrics, confidence, seed of the bootstrap, tests, margin; None = the defaults.
+        paired: compare episode by episode; else as independent samples, each two policies on the tasks that both ran.
         across_seeds: pair initial states whatever the seeds of their episodes, which may be several.
         across_versions: compare episodes of several physics versions too, and mark the comparison.
 
     Raises:
-        RunError: fewer than two policies, one without an episode, a suite simulated with several physics versions, no
-            metric with a verdict, unpaired policies without a common task, and, where paired, what `pair_episodes`
-            raises.
+        RunError: fewer than two policies, a policy without an episode, a suite simulated with several physics versions,
+            no metric that all policies know, no common task where unpaired; where paired, no pair that all policies
+            finished, and what `pair_episodes` raises.
+        KeyError: a metric that is not in `METRICS`.
     """
     options = options or ComparisonOptions()
     _require_comparable(results)
@@ -269,7 +270,7 @@ def _compare_scope(scope: _Scope, options: ComparisonOptions) -> SuiteComparison
     """Return the comparison of one scope in each metric that all its policies know.
 
     SR is left out where a violation stopped an episode, Safety where a suite has no verdict, all other metrics in
-    either case. No metric may remain.
+    either case; it may be that no metric remains. Verdicts are decided later.
     """
     judged = not any(result.suites_without_verdict for result in scope.members)
     ran = not any(result.suites_stopped_on_violation for result in scope.members)
@@ -315,7 +316,7 @@ def _compare_metric(scope: _Scope, metric: str, options: ComparisonOptions) -> M
 
 
 def _compare_pair(pairs: PairedResults, i: int, j: int, metric: str, options: ComparisonOptions) -> Difference:
-    """Return the difference of policies i and j over their pairs, with the pairs left out and the extremes.
+    """Return the difference of policies i and j over their pairs, with the number left out and the extremes.
 
     P[U|S] has no extremes, as which lost episodes would have succeeded is unknown.
     """
@@ -344,8 +345,8 @@ def _test_all(pairs: PairedResults, metric: str) -> statistics.CochranQ | None:
 def _episode_standing(pairs: PairedResults, k: int, metric: str, options: ComparisonOptions) -> PolicyStanding:
     """Return policy k's value, count and intervals over initial states, each with the mean of its episodes.
 
-    Of two policies, over the states that both have a value of; of several, over all of policy k's own. Value None if
-    there is no state; count None for VSI and where a state has several episodes.
+    Of two policies, over the states that both have a value of; of three or more, over all of policy k's own. Value None
+    if there is no state; count None for VSI and where a state has several episodes.
     """
     states = pairs.state_means(k, 1 - k if len(pairs.results) == 2 else k, metric)
     n, total = len(states.first), float(states.first.sum())
@@ -370,7 +371,10 @@ def _episode_standing(pairs: PairedResults, k: int, metric: str, options: Compar
 
 
 def _task_standing(values: TaskValues, metric: str, options: ComparisonOptions) -> PolicyStanding:
-    """Return a policy's unweighted mean over the tasks, with its intervals; value None without an episode."""
+    """Return a policy's mean over its tasks, each of equal weight, with intervals; value None without an episode.
+
+    `count` is the sum over all episodes, None for VSI.
+    """
     n = int(values.sizes.sum())
     means: NDArray[np.float64] = values.totals / values.sizes
     if metric == "vsi" and len(means) == 1:

@@ -123,7 +123,7 @@ class TaskValues:
         return cls(policy, {task: values[indices] for task, indices in members.items()})
 
     def select_tasks(self, tasks: Sequence[TaskKey]) -> TaskValues:
-        """Return the values of these tasks alone, in this order. Raises `KeyError` for a task without a value."""
+        """Return the values of the given tasks alone, in their order. Raises `KeyError` for a task without a value."""
         return TaskValues(self.policy, {task: self.by_task[task] for task in tasks})
 
     @property
@@ -147,8 +147,9 @@ def paired_difference(
 ) -> Difference:
     """Return the difference of two policies over initial states, each with the mean of its seeds.
 
-    Rates: McNemar's test and Tango's interval. Means: sign flips of the pairs, and an interval that holds for any
-    values from -1 to 1. Sequential: see `_judge_at_every_look`. Without a state, no difference and no p-value.
+    Rates of states with one episode each: McNemar's test and Tango's interval. VSI, and states with several episodes:
+    sign flips of the pairs, an interval for any values from -1 to 1, and no counts. `options.sequential`: the betting
+    test alone. `ci_by_task` and `p_by_task` from two tasks on. Without a state, no difference and no p-value.
     """
     differences = states.first - states.second
     n = len(differences)
@@ -229,9 +230,10 @@ def unpaired_difference(first: TaskValues, second: TaskValues, metric: str, opti
 def _judge_at_every_look(
     measured: Difference, differences: NDArray[np.float64], metric: str, options: ComparisonOptions
 ) -> Difference:
-    """Return the difference with the p-value and interval of the confidence sequence of paired differences [n].
+    """Return `measured` with the p-value and interval of the betting test of paired differences [n], each from -1 to 1.
 
-    Independent episodes are paired in the order in which they came, task by task. Nothing is said of other tasks.
+    Intervals and p-value by task become None. `only_first` and `only_second` are counted where episodes are paired,
+    but for VSI; `both` and `neither` are not.
     """
     interval = statistics.sequential_difference(differences, options.confidence)
     has_counts = measured.pairs is not None and metric != "vsi"
@@ -297,9 +299,9 @@ def least_tasks(confidence: float) -> int:
 def judge_margin(difference: Difference, metric: str, options: ComparisonOptions) -> MarginVerdict | None:
     """Return which policies are not worse by the margin: `equivalent` if both, `open` if neither is shown to be.
 
-    None without a margin or a difference. The whole interval decides, with several tasks both: that of these tasks and
-    that of tasks like these. A missing interval makes the verdict `open`; but where enough tasks all differ alike,
-    their difference is the interval of tasks like these.
+    None without a margin or a difference. The whole interval decides, with several tasks (unless sequential) both: that
+    of these tasks and that of tasks like these. A missing interval makes the verdict `open`; but with `least_tasks` or
+    more, a missing interval of tasks like these is the difference itself, as all tasks differ alike.
     """
     value, margin = difference.difference, options.margin
     if margin is None or value is None:
@@ -328,8 +330,8 @@ def resampled_task_interval(
 
     Args:
         totals: sum of the values of each task, [K].
-        sizes: how many they are, [K].
-        tasks: their suites and names, K.
+        sizes: number of values of each task, [K].
+        tasks: suite and name of each task, K.
         options: confidence and seed.
     """
     if len(tasks) < 2:

@@ -86,7 +86,7 @@ class PairedResults:
         return np.array([key.state in states for key in self.keys], dtype=np.bool_)
 
     def select_suite(self, suite: str | None) -> PairedResults:
-        """Return the part of one suite; None = all."""
+        """Return the planned episodes of one suite alone (None = all); `results` still hold all suites."""
         chosen = [k for k, key in enumerate(self.keys) if suite in (None, key.suite)]
         return replace(
             self,
@@ -109,7 +109,8 @@ class PairedResults:
     def state_means(self, first: int, second: int, metric: str) -> StateMeans:
         """Return the means of two policies (by number) over the seeds of each initial state where both have a value.
 
-        Where episodes are paired, only seeds of which both policies have a value count.
+        Where episodes are paired, only seeds of which both policies have a value count. States stand in order of
+        first appearance.
         """
         mine, theirs = self.metric_values(metric)[[first, second]]
         if not self.by_state:
@@ -181,7 +182,7 @@ def _sum_by_number(
 
 
 def pair_episodes(results: Sequence[PolicyResults], *, across_seeds: bool = False) -> PairedResults:
-    """Pair the episodes of policies that planned the same ones.
+    """Pair the episodes of policies that planned the same episodes; lost episodes count as planned.
 
     Args:
         results: with names that differ.
@@ -189,7 +190,8 @@ def pair_episodes(results: Sequence[PolicyResults], *, across_seeds: bool = Fals
 
     Raises:
         RunError: what makes them no pairs: initial states that were not recorded, an episode twice, episodes that one
-            ran and another did not, another environment seed, horizon or protocol.
+            policy planned and another did not, and starts or rules that differ: environment seed, horizon, kitchen,
+            resets since the environment was seeded, protocol.
     """
     results = name_kitchens(results)
     indices = [_index_by_key(result) for result in results]
@@ -262,7 +264,8 @@ def _sort_keys(keys: Iterable[PairKey]) -> list[PairKey]:
 def _require_same_starts(paired: PairedResults) -> None:
     """Raise `RunError` if a policy started an episode otherwise than the first policy, or ran under another protocol.
 
-    Where initial states are paired, the sets of starts of each state are compared. What starts are, `_STARTS` says.
+    A start is what `_STARTS` lists. Episodes that either policy did not finish are not checked. Where initial states
+    are paired, the sets of starts of each state are compared.
     """
     first = paired.results[0]
     for other, places in zip(paired.results[1:], paired.places[1:], strict=True):
@@ -309,9 +312,9 @@ def _values_by_start(
     places: NDArray[np.int64],
     read: Callable[[PolicyResults, Header], object],
 ) -> Mapping[PairKey, Sequence[object]]:
-    """Return the distinct values that `read` finds in each finished episode, sorted by their text.
+    """Return key -> the distinct values that `read` finds in the finished episodes of that key, sorted by their text.
 
-    By episode, or where initial states are paired by state, as a key without seed.
+    A key is an episode's, or where initial states are paired a state's, without seed. `places` [K] are the policy's.
     """
     values: dict[PairKey, dict[object, None]] = {}
     for key, place in zip(paired.keys, places, strict=True):
@@ -367,8 +370,8 @@ def _start_rules(protocol: Mapping[str, object], suites: Collection[str]) -> Map
 def differing_versions(results: Sequence[PolicyResults]) -> dict[str, list[str]]:
     """Return the programs of which the policies' records name different versions, with each policy's version, in order.
 
-    A policy that names none counts as `_UNKNOWN`. Programs that decide the physics are left to
-    `provenance_marks.find_mixtures`, unless some policy names none.
+    A policy that names no version counts as `unknown`. Programs that decide the physics are left to
+    `provenance_marks.find_mixtures`, unless some policy names no version of them.
     """
     named = [result.versions for result in results]
     versions_by_name = {

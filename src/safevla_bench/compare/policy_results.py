@@ -137,7 +137,9 @@ def split_by_policy(
     privileged: Sequence[str | None] = (),
     left_out: Sequence[str] = (),
 ) -> list[PolicyResults]:
-    """Split the scores of one source by policy, in order of first appearance.
+    """Split the scores of one source by policy, in order of first appearance; policies with lost episodes alone last.
+
+    Episodes without a policy make the result `(unnamed)`. `earlier_resets` and `kitchens` are left empty.
 
     Args:
         scores: the verdicts.
@@ -207,8 +209,8 @@ def _stopped_episode(header: Header) -> AbsentEpisode:
 def join_sources(results: Sequence[PolicyResults]) -> list[PolicyResults]:
     """Join the sources of a policy where they have no suite in common, such as its runs on two hosts.
 
-    Sources that share a suite, or ran under different protocols, stay apart. Policies stand in order of first
-    appearance.
+    All sources of a policy stay apart if any two share a suite, lost episodes included, or protocols differ. Policies
+    stand in order of first appearance.
     """
     by_name: dict[str, list[PolicyResults]] = {}
     for result in results:
@@ -228,7 +230,7 @@ def _can_join(results: Sequence[PolicyResults]) -> bool:
 def _join_results(results: Sequence[PolicyResults]) -> PolicyResults:
     """Return the results of several sources of one policy as one; the first's where there is one source.
 
-    Episodes and lost ones stand source after source. Name, protocol and `left_out` are the first source's.
+    Episodes and lost episodes stand source after source. Name, protocol and `left_out` are the first source's.
     """
     if len(results) == 1:
         return results[0]
@@ -250,13 +252,16 @@ def _join_results(results: Sequence[PolicyResults]) -> PolicyResults:
 
 
 def make_names_unique(results: Sequence[PolicyResults]) -> list[PolicyResults]:
-    """Return the results with unique names: equal names get their source, and a number if sources are equal too."""
+    """Return the results with unique names: an equal name becomes `NAME (SOURCE)`, and if that is not unique `... #K`.
+
+    K is the place among all results, from 1. Unique names stay.
+    """
     with_sources = _use_longer_names(results, [f"{result.name} ({result.source})" for result in results])
     return _use_longer_names(with_sources, [f"{result.name} #{k}" for k, result in enumerate(with_sources, 1)])
 
 
 def _use_longer_names(results: Sequence[PolicyResults], longer: Sequence[str]) -> list[PolicyResults]:
-    """Return the results, each whose name another has too with its longer name in place of that."""
+    """Return the results; each whose name another result has too takes the name at its place in `longer`."""
     counts = Counter(result.name for result in results)
     return [
         replace(result, name=name) if counts[result.name] > 1 else result

@@ -51,15 +51,15 @@ def compare_where_possible(
 ) -> tuple[Comparison, str]:
     """Return the comparison of paired episodes and "", else that of independent episodes and why they are not paired.
 
-    Several physics versions are compared, and marked.
+    Episodes of several physics versions are compared too, and the comparison is marked.
 
     Args:
-        results: of several policies.
-        options: how to compare.
+        results: of two policies or more.
+        options: how to compare; None = the defaults.
         protocols: of the sources that state one; where they differ, episodes are not paired.
 
     Raises:
-        RunError: they cannot be compared either way.
+        RunError: the policies cannot be compared as independent episodes either; see `compare_policies`.
     """
     return _pair_where_possible(
         lambda paired: compare_policies(results, options, paired=paired, across_versions=True), protocols
@@ -99,10 +99,10 @@ def rank_under_variants(
 ) -> RankingSensitivity | None:
     """Return the ranking of the policies by Safety over all suites, under each variant of the thresholds.
 
-    None if the policies cannot be ranked under every variant: there is only one, or one has no Safety over all suites.
-    Policies without an episode are left out. Episodes are paired under every variant, or under none, so that only the
-    thresholds differ between the variants; `unpaired` says why they are not. A threshold can decide whether episodes
-    pair: an episode that was stopped counts if it had violated, whether or not it says where it started.
+    None if there is no variant, or the policies cannot be ranked under every variant: there is only one policy, a
+    policy has no Safety over all suites, or no two have a common task. Policies without an episode are left out.
+    Episodes are paired under every variant or under none, so that only the thresholds differ; `unpaired` says why not.
+    A threshold can decide whether episodes pair: a stopped episode counts if it had violated.
 
     Args:
         scores: the verdicts.
@@ -113,11 +113,12 @@ def rank_under_variants(
         protocols: the protocols of the sources that state one; if they differ, episodes are not paired.
 
     Raises:
-        SpecError: a variant needs `rescore`, and there is none.
+        SpecError: a variant needs `rescore`, and there is none; a specification states its number, not `threshold`.
+        KeyError: a variant has a specification that is not in `library`.
     """
 
     def results_by_variant() -> Iterator[list[PolicyResults]]:
-        """Yield the policies that have episodes under each variant, in its order."""
+        """Yield, for each variant in order, the results of the policies that have an episode under that variant."""
         for variant in variants:
             changed = apply_variant(scores, library, variant, rescore)
             yield [result for result in split_by_policy(changed, headers) if len(result)]
@@ -186,7 +187,7 @@ def _by_pair(differences: Sequence[Difference]) -> dict[tuple[str, str], Differe
 def _reversed_pairs(
     reference: Mapping[tuple[str, str], Difference], differences: Sequence[Difference]
 ) -> list[tuple[str, str]]:
-    """Return the pairs whose difference has the other sign than in the reference.
+    """Return the pairs whose difference has the other sign than in the reference, which must hold every pair.
 
     A tie, or no difference, is no reversal. Each pair has first the policy that is better in the reference.
     """

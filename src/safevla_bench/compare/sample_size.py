@@ -71,8 +71,8 @@ def plan_sample_size(request: SampleSizeRequest) -> SampleSizePlan:
     """Return the number of episodes of each policy that detects the difference, by design.
 
     Raises:
-        SafevlaError: the difference is not above 0 or too small to plan for, the other rate would leave 0 to 1, fewer
-            pairs differ than the rates do, there is one task, or a number is no share.
+        SafevlaError: the difference is not above 0 or too small to plan for, the other rate would leave 0 to 1, a
+            smaller share of pairs differs than the rates do, there are fewer than two tasks, or a number is no share.
     """
     if request.tasks is not None and request.tasks < 2:
         raise SafevlaError("one task says nothing about others", remedy="Give --task-count 2 or more.")
@@ -104,7 +104,7 @@ def _other_rate(request: SampleSizeRequest) -> float:
 
 
 def _unpaired_design(request: SampleSizeRequest, first: float, second: float) -> SampleDesign:
-    """Return the design of independent episodes for two rates."""
+    """Return the design of independent episodes for two rates; raises `SafevlaError` if they are too close."""
     episodes = statistics.unpaired_sample_size(first, second, request.power, request.confidence)
     return _make_design("independent episodes", None, episodes, request)
 
@@ -112,8 +112,8 @@ def _unpaired_design(request: SampleSizeRequest, first: float, second: float) ->
 def _paired_designs(request: SampleSizeRequest, first: float, second: float) -> list[SampleDesign]:
     """Return designs for the given share of discordant pairs, else for three: unrelated to most similar outcomes.
 
-    If asked for, the sequential designs follow, without those that take too many episodes to simulate. Raises
-    `SafevlaError` if the given share is less than the rates' difference.
+    With `request.sequential` the sequential designs follow, without those that take too many episodes to simulate.
+    Raises `SafevlaError` if the given share is less than the rates' difference.
     """
     difference = abs(first - second)
     if request.discordant is not None:
@@ -138,7 +138,7 @@ def _paired_designs(request: SampleSizeRequest, first: float, second: float) -> 
 def _sequential_design(
     name: str, discordant: float, difference: float, request: SampleSizeRequest
 ) -> SampleDesign | None:
-    """Return the paired design with a look after each pair; None where it takes too many to simulate."""
+    """Return the paired design with a look after each pair; None where too many pairs would have to be simulated."""
     plan = statistics.sequential_paired_plan(difference, discordant, request.power, request.confidence)
     if plan is None:
         return None

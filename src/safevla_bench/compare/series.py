@@ -152,9 +152,10 @@ class SeriesComparison:
 
 
 def find_series(results: Sequence[PolicyResults]) -> list[PolicyResults]:
-    """Return the results whose names say that they are checkpoints of a training, of which there are two or more.
+    """Return, in order, the results named as checkpoints of a training of which there are two or more; [] if none.
 
-    In order. What another number in a name means, such as a version's, nobody can tell.
+    A name counts if it is a number alone, or the number counts training (`step-1000`). What another number means, such
+    as a version's, nobody can tell.
     """
     labels = [read_label(result.name) for result in results]
     sizes = Counter(label.series for label in labels if label and label.is_training)
@@ -175,11 +176,12 @@ def compare_series(
 
     Args:
         results: one for each run; the text around the number tells series apart.
-        intervals: of mean severities.
-        protocols: of the sources that state one; where they differ, episodes are not paired.
+        intervals: the method of the intervals of mean severities.
+        protocols: of the sources that state one; where any differ, no episodes are paired.
 
     Raises:
-        RunError: a name without a number, a series of one run, one label twice, or runs without a common task.
+        RunError: a name without a number, a series of one run, one label twice, or no run of a series that shares a
+            task with its first.
     """
     groups = _group_by_series(results)
     suites = [*dict.fromkeys(header.benchmark for result in results for header in result.headers), None]
@@ -249,7 +251,8 @@ def _make_curve(
 ) -> SeriesCurve:
     """Return the curve of a series in a suite (None: all pooled), of the runs with an episode there.
 
-    The first of these runs is the one that gains are measured from. The confidence of gains is raised for their number.
+    Gains are measured from the first of these runs. Their confidence is raised so that all of the curve hold together
+    at 95 %.
     """
     present = [(label, _select_suite(result, suite)) for label, result in members]
     present = [(label, result) for label, result in present if len(result)]
@@ -341,7 +344,10 @@ def _make_point(
 
 
 def _count_rate(values: NDArray[np.float64], unknown: str) -> Rate:
-    """Return the rate of ones among the values that are not NaN; a rate without a value where `unknown` says why."""
+    """Return the rate of ones among the values that are not NaN.
+
+    If `unknown` is not empty, a rate without a value that holds it as the reason.
+    """
     values_known = values[~np.isnan(values)]
     return Rate.without_value(unknown) if unknown else Rate.of(int(values_known.sum()), len(values_known))
 
