@@ -41,9 +41,11 @@ def judge(
         cluster: a Ray cluster; None = this process.
 
     Raises:
-        CollectedError: every bad episode of the sources.
+        CollectedError: lists every bad episode of the sources.
         SignalError: a record lacks a field that an active specification reads.
-        UnknownTaskError: a task without an entry.
+        RegistryError: a task without an entry (`UnknownTaskError`), or with one that contradicts itself.
+        RunError: a path is no source, an episode is in two sources, or the cluster cannot be used.
+        RecordError: a log's mapping cannot be read.
     """
     sources = [runs.NamedSource.parse(path) if isinstance(path, str) else path for path in paths]
     clustered = score_on_cluster(sources, ruleset, cluster) if cluster else None
@@ -71,10 +73,10 @@ HOST_REGISTRY = "host_registry"
 def find_recipe(paths: Sequence[Path]) -> RulesetRecipe | None:
     """Return by what the run folders among the sources were judged last, else are registered to be judged.
 
-    None where nothing tells. Sources that tell nothing are left out of the comparison.
+    None where nothing tells. Sources that tell nothing are not compared with the others.
 
     Raises:
-        RunError: they were judged by different rules, or the file that says which is damaged.
+        RunError: the runs were judged by different rules, or a `judged_with.json` is damaged.
     """
     recipes = {path: recipe for path in paths if (recipe := _find_own_recipe(path)) is not None}
     first = next(iter(recipes), None)
@@ -88,7 +90,10 @@ def find_recipe(paths: Sequence[Path]) -> RulesetRecipe | None:
 
 
 def _find_own_recipe(path: Path) -> RulesetRecipe | None:
-    """Return by what a run was judged last, else is registered to be judged; None where nothing tells."""
+    """Return by what a run was judged last, else is registered to be judged; None where nothing tells.
+
+    A damaged run.json or registration tells nothing; a damaged judged_with.json is a `RunError`.
+    """
     if (path / runs.SCORES).exists():
         return _read_recipe(path / RULES)
     if not (path / runs.RUN).exists():
@@ -105,7 +110,8 @@ def add_host_registries(ruleset: Ruleset, paths: Sequence[Path]) -> Ruleset:
     The tags are read from each run.json; without any the rules are unchanged.
 
     Raises:
-        RunError: what a run.json holds of them is damaged.
+        RunError: a run.json, or what it holds of the tags, is damaged.
+        RegistryError: the tags contradict others.
     """
     return ruleset.with_host_registry([file for path in paths for file in _read_host_registry(path)])
 
@@ -113,7 +119,7 @@ def add_host_registries(ruleset: Ruleset, paths: Sequence[Path]) -> Ruleset:
 def _read_host_registry(path: Path) -> tuple[RuleFile, ...]:
     """Return the files of tags that a run's host brought, from its run.json; () for an archive or a run without any.
 
-    Raises `RunError` where they are damaged.
+    Raises `RunError` where run.json or those files in it are damaged.
     """
     if not (path / runs.RUN).exists():
         return ()
@@ -127,7 +133,10 @@ def _read_host_registry(path: Path) -> tuple[RuleFile, ...]:
 
 
 def unjudged_suites(paths: Sequence[Path]) -> tuple[str, ...]:
-    """Return the suites of the run folders among the sources, each once; () if any of these runs was judged."""
+    """Return the suites of the run folders among the sources, each once; () if any of these runs was judged.
+
+    Raises `RunError` where a run.json is damaged.
+    """
     folders = [path for path in paths if (path / runs.RUN).is_file()]
     if any((path / runs.SCORES).exists() for path in folders):
         return ()
@@ -136,10 +145,13 @@ def unjudged_suites(paths: Sequence[Path]) -> tuple[str, ...]:
 
 
 def find_rules(paths: Sequence[Path]) -> Ruleset:
-    """Return the rules that judged the runs last, else the default rules with the limits made for their suites.
+    """Return the rules that judged the runs last or are registered for them, else the default ones for their suites.
+
+    The tags that the runs' hosts brought are added.
 
     Raises:
-        RunError: the runs were judged by different rules, or the file that says which is damaged.
+        RunError: the runs were judged by different rules, or a file of a run folder that is needed here is damaged.
+        SpecError, RegistryError: the rules cannot be loaded, or their tags contradict those of the hosts.
     """
     recipe = find_recipe(paths)
     chosen = recipe.load() if recipe else load_ruleset(choose_library(unjudged_suites(paths)))
@@ -161,7 +173,10 @@ def _read_recipe(path: Path) -> RulesetRecipe:
 
 
 def _score_here(paths: Sequence[Path], ruleset: Ruleset, skip_invalid: bool) -> tuple[runs.EpisodeIndex, Scores]:
-    """Read the records once and score them while reading."""
+    """Read the records once and return their index and scores.
+
+    Raises as `judge` does; where scoring fails, the errors of bad episodes go before that of the scoring.
+    """
     scan = runs.Scan(paths)
     try:
         scores = score_chunks(scan, ruleset)

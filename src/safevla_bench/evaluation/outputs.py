@@ -100,7 +100,8 @@ def scores_document(judged: Judged, sources: object = None) -> dict[str, object]
 def write_outputs(judged: Judged, folder: Path, *, legacy_ids: bool = False) -> None:
     """Write scores.json, scores.parquet and report.html into a folder, which is made where it is missing.
 
-    Rules other than the default are written too, as judged_with.json; older files are replaced together.
+    Rules other than the default are written too, as judged_with.json; older files are replaced together, so that
+    scores never stand beside the report of others. Raises `FileError` where the disk refuses.
     With `legacy_ids` the two score files use the names of the authors' published tables where they differ from ours.
     """
     contents = score_files(judged, legacy_ids=legacy_ids)
@@ -249,7 +250,7 @@ def build_board(
         ruleset: how to judge them.
         title: title of the board.
         reports: whether each policy has a report beside its page.
-        skip_invalid: leave invalid episodes out instead of raising.
+        skip_invalid: leave invalid and lost episodes out instead of raising.
 
     Raises what `judge` raises, and `RunError` for an ablation.
     """

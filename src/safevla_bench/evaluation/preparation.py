@@ -48,8 +48,8 @@ class PreparedRun:
 def prepare_run(request: Request) -> PreparedRun:
     """Find the host, its tasks and the policies, and plan the episodes; nothing is written yet.
 
-    Raises `HostError`, `PolicyError`, `PluginError` or `RunError` for what the user must change; policies made until
-    then are closed.
+    Raises a `SafevlaError` for what the user must change: `HostError`, `PolicyError`, `PluginError`, `RunError`, or
+    `RegistryError` and `SpecError` where the run is watched by rules. Policies made until then are closed.
     """
     require_counts(max_steps=request.max_steps, look_every=request.look_every)
     host = hosts.make_host(request.host, request.host_arguments)
@@ -97,7 +97,7 @@ def _prepare_parts(
 
 
 def require_counts(**counts: int | None) -> None:
-    """Raise `RunError` for the first count below 1; None is none."""
+    """Raise `RunError`, naming it, for the first count below 1; a count of None passes."""
     for name, count in counts.items():
         if count is not None and count < 1:
             raise RunError(f"{name} is {count}", remedy="Give 1 or more.")
@@ -174,7 +174,10 @@ def _recorded_episodes(made: Mapping[str, Policy], tasks: Sequence[Task]) -> dic
 def _select_shard(
     plan: tuple[rollout.PlannedEpisode, ...], shard: rollout.Shard | None
 ) -> tuple[tuple[rollout.PlannedEpisode, ...], runs.PlanStretch | None]:
-    """Return the episodes of a shard, and their place in the plan; without a shard the plan itself, and None."""
+    """Return the episodes of a shard, and their place in the plan; without a shard the plan itself, and None.
+
+    Raises `RunError` where the plan has fewer episodes than there are shards.
+    """
     if shard is None:
         return plan, None
     starts = rollout.cut_plan(plan, shard.count)
@@ -201,7 +204,7 @@ def _policy_options(request: Request, policy: str) -> dict[str, str]:
 
 
 def _check_servers(made: Mapping[str, Policy], tasks: Sequence[Task]) -> None:
-    """Raise an error if an entry of the paper has no server for one of the tasks' suites."""
+    """Raise `PolicyError` if an entry of the paper has no server for one of the tasks' suites."""
     for policy in made.values():
         if isinstance(policy, entries.EntryPolicy):
             for task in tasks:
@@ -277,12 +280,18 @@ def _describe_run(
 
 
 def read_host_registry(host: str) -> tuple[RuleFile, ...]:
-    """Return the files of tags that a host's distribution brings."""
+    """Return the files of tags that a host's distribution brings; () for none.
+
+    Raises `PluginError` where the distribution names a file that is not there.
+    """
     return tuple(map(RuleFile.read, hosts.registry_files(host)))
 
 
 def request_rules(request: Request) -> Ruleset:
-    """Return the rules that watch a run: its own, else the registered ones, else those made for its suites."""
+    """Return the rules that watch a run: its own, else the registered ones, else those made for its suites.
+
+    The request's own rules stay as they are; to the others the tags that the host brings are added.
+    """
     if request.ruleset is not None:
         return request.ruleset
     registered = request.registration
@@ -293,7 +302,7 @@ def request_rules(request: Request) -> Ruleset:
 def _describe_stopping(ruleset: Ruleset, tasks: Sequence[Task]) -> dict[str, object]:
     """Return everything that decides at which record an episode is stopped, for run.json.
 
-    Raises an error where the rules do without tags, or a task has none.
+    Raises `RunError` where the rules do without tags, and `RegistryError` where a task has no tags.
     """
     ruleset.require_tags()
     for task in tasks:
@@ -340,7 +349,10 @@ def estimate_run(request: Request, running: ExecutionOptions = DEFAULT_EXECUTION
 
 
 def _look_interval(policy: Policy) -> int:
-    """Return the steps from one look of a policy to its next; 1 where the length of its chunks is its server's."""
+    """Return the steps from one look of a policy to its next: the `replan` of its dialect.
+
+    1 where there is no dialect, or all actions of a reply are carried out, whose number only the server knows.
+    """
     dialect = getattr(policy, "dialect", None)
     return (dialect.replan or 1) if isinstance(dialect, Dialect) else 1
 

@@ -246,7 +246,8 @@ ENTRY_OPTIONS = ("host", "host_arguments", "suites", "policies", "protocol")
 def replay_fields(policies: Sequence[tuple[str, Mapping[str, str]]]) -> dict[str, Any]:
     """Return the `host` and `suites` of the recordings of replays, given as (spec, arguments).
 
-    {} where the recordings name no suite; `host` is left out where no host here has all of the suites.
+    {} where the recordings name no suite; `host` is left out where no host here has all of the suites. Makes each
+    policy and closes it; raises what `make_policy` raises.
     """
     suites: dict[str, None] = {}
     for spec, arguments in policies:
@@ -287,9 +288,9 @@ def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = N
 
 
 def open_questions(request: Request) -> list[str]:
-    """Return what the requested entries of the paper leave open or assume, a sentence each.
+    """Return what the requested entries of the paper leave open or assume, a sentence each; [] where nothing is open.
 
-    [] where nothing is open.
+    Raises `PolicyError` for an entry that does not exist.
     """
     specs = [request.policy_spec(name) for name in request.policies]
     asked_entries = [entries.find_entry(spec) for spec in specs if entries.MARK in spec.partition(":")[0]]

@@ -77,7 +77,7 @@ class JudgedEpisode:
 
     @cached_property
     def record(self) -> Batch:
-        """The record as a batch of one, read from its source at first use."""
+        """The record as a batch of one, read from its source at first use; `RunError` where the source changed."""
         record = self.evaluation.judged.records.read_episodes([self.index])
         assert record is not None
         return record
@@ -130,7 +130,7 @@ class Evaluation(Sequence[JudgedEpisode]):
     @overload
     def __getitem__(self, key: slice) -> Sequence[JudgedEpisode]: ...
     def __getitem__(self, key: int | str | slice) -> JudgedEpisode | Sequence[JudgedEpisode]:
-        """Return the episode of an index from 0, of an id, or of the only id that ends so; of a slice several.
+        """Return the episode of an index (-1 is the last), an id, or the only id that ends so; of a slice a tuple.
 
         Raises:
             IndexError: no episode has that index.
@@ -204,11 +204,12 @@ class Evaluation(Sequence[JudgedEpisode]):
 
 
 def load(*sources: str | Path, ruleset: Ruleset | None = None, skip_invalid: bool = False) -> Evaluation:
-    """Judge run folders and archives.
+    """Judge run folders and archives; nothing is written.
 
     Args:
-        sources: their paths.
-        ruleset: how to judge; None = as the runs were judged at last, else the default library and registry.
+        sources: their paths, or a text `NAME=PATH` that names the policy.
+        ruleset: how to judge; None = as the runs were judged last or are registered, else by the default rules with the
+            limits made for their suites.
         skip_invalid: leave invalid and lost episodes out and count them, instead of raising.
 
     Raises what `judge` raises, and `RunError` where no source is given.
@@ -254,8 +255,8 @@ def evaluate(
         out: the run folder to make; None = one that lasts as long as the evaluation that is returned.
         ruleset: how to judge; None = the default registry, and the library with the suites' limits.
         protocol: how episodes start and end.
-        seed: of the policy's randomness.
-        max_steps: the horizon; None = the protocol's.
+        seed: of the policy's randomness, and of the environment's where the protocol derives its seeds from this.
+        max_steps: the horizon; None = the protocol's, else the task's own.
         workers: processes; an object needs 1, since it cannot be sent to others.
         resume: continue the run in `out`, where there is one.
         observer: is told of each episode as it begins and ends.
@@ -284,7 +285,10 @@ def evaluate(
 
 
 def _choose_rules(suites: Sequence[str], host: str | None, ruleset: Ruleset | None) -> tuple[str, Ruleset]:
-    """Return the host, that of the first suite for None, and the rules with the tags that the host brings."""
+    """Return the host, that of the first suite for None, and the rules with the tags that the host brings.
+
+    Raises `RunError` where the registry does not know the first suite's host.
+    """
     rules = ruleset or load_ruleset(choose_library(suites))
     host = host or _host_of(suites[0], rules.registry)
     return host, rules.with_host_registry(read_host_registry(host))

@@ -44,8 +44,9 @@ def roll_out(
     What is finished is kept, whatever ends this process, and `ExecutionOptions(resume=True)` continues from there.
 
     Raises what `prepare_run` raises, `RunError` where the folder is in the way or holds a run that was asked for
-    differently, `PolicyError` where a policy's server fails alike in several episodes in a row, `HostError` where the
-    simulator cannot be used (no folder is left behind where nothing was recorded), and `KeyboardInterrupt`.
+    differently, `FileError` where the disk refuses, `PolicyError` where a policy's server refuses or fails alike in
+    several episodes in a row, `HostError` where the simulator cannot be used (no folder is left behind where nothing
+    was recorded), what an engine of several workers raises, and `KeyboardInterrupt`.
     """
     require_counts(workers=running.workers)
     prepared = prepare_run(request)
@@ -107,7 +108,10 @@ def _pending_episodes(
 
 
 def _tally_done(writer: runs.RunWriter, prepared: PreparedRun, running: ExecutionOptions) -> RoundTally | None:
-    """Return the tally of the episodes that are done; None where no rule may end the run early."""
+    """Return the tally of the episodes that are done and not to be retried; None where no rule may end the run early.
+
+    Raises `RecordError` where a finished record cannot be read.
+    """
     if prepared.rule is None or prepared.ruleset is None:
         return None
     tally = RoundTally(prepared.rule, prepared.ruleset, prepared.episodes)
@@ -213,7 +217,8 @@ def _raw_episode(finished: rollout.FinishedEpisode) -> runs.RawEpisode:
 def freeze_request(request: Request, ruleset: Ruleset) -> Registration:
     """Return the registration of a rollout and its judgement; nothing is run or written.
 
-    Raises what `prepare_run` raises, and `RunError` for a shard, a replay and a policy that is an object.
+    Raises what `prepare_run` raises, and `RunError` for a shard, a replay, a policy that is an object, and rules that
+    were made of values and not loaded.
     """
     _require_registrable(request)
     prepared = prepare_run(

@@ -79,7 +79,8 @@ class Decision(msgspec.Struct, frozen=True):
 def parse_condition(condition: str, policies: Sequence[str]) -> StoppingRule:
     """Return the rule of a condition such as "safety >= 0.9" or "A safer than B".
 
-    Raises `RunError` where the text is no condition, its limit is outside 0..1, or a policy in it is not run.
+    Raises `RunError` where the text is no condition, its limit is outside 0..1, a policy in it is not run, or a policy
+    is compared with itself.
     """
     if _SAFER in condition:
         first, _, second = (part.strip() for part in condition.partition(_SAFER))
@@ -93,7 +94,10 @@ def parse_condition(condition: str, policies: Sequence[str]) -> StoppingRule:
 
 
 def _parse_gate(condition: str) -> Gate:
-    """Return the gate of a condition such as "safety >= 0.9"; raises `RunError` where the text is none."""
+    """Return the gate of a condition such as "safety >= 0.9".
+
+    Raises `RunError` where the text is no condition or its limit is outside 0..1.
+    """
     metric, relation, limit = [*condition.split(), "", "", ""][:3]
     try:
         value = float(limit)
@@ -113,6 +117,7 @@ class RoundTally:
     """The finished episodes of a run by round, and the decision as soon as there is one."""
 
     def __init__(self, rule: StoppingRule, ruleset: Ruleset, planned: Sequence[PlannedEpisode]) -> None:
+        """Begin with no episode finished: `decision` is then undecided; `ruleset` judges the episodes."""
         self._rule, self._ruleset, self._planned = rule, ruleset, planned
         self._policies = tuple(dict.fromkeys(episode.policy for episode in planned))
         self._missing = Counter(episode.round for episode in planned)
@@ -123,7 +128,7 @@ class RoundTally:
     def add_episode(self, planned: PlannedEpisode, record: Batch | None) -> None:
         """Count a finished episode and set `decision` when its round is whole, which may take several rounds further.
 
-        An episode without a record (None) or a verdict counts as finished and has no value.
+        An episode without a record (None) or a verdict counts as finished and has no value. Raises what `score` raises.
         """
         if record is not None:
             values = metric_values(score(record, self._ruleset), np.array([0]), self._rule.metric)
