@@ -151,6 +151,7 @@ def check_replays(run: Path, records: ArchiveContents, count: int, observer: Pro
     """Play `count` recorded episodes again in their host, and return a finding for each.
 
     A single open finding says why where the host cannot be used here or run.json does not tell how episodes start.
+    Raises `RunError` where the archive changes meanwhile.
     """
     description = runs.read_description(run)
     try:
@@ -312,9 +313,10 @@ def _describe_size(states: NDArray[np.float64]) -> str:
 
 
 def _episode_starts(start: _StartProtocol, episode: Batch, host: str) -> Iterator[EpisodeSeed]:
-    """Yield the starts that a record tells: from its seed or that of an earlier reset, then from its first state.
+    """Yield the starts that a record tells, at most two; nothing where it tells none.
 
-    Yields nothing where the record tells none of them.
+    From its seed, or that of an earlier reset, with the record's initial state or told scene; then, where its own seed
+    or initial state is missing, from its first state.
     """
     header, (replay,) = episode.headers[0], replay_fields(episode)
     seed, earlier_resets = header.env_seed, read_earlier_resets(replay)

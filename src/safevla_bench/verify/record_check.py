@@ -98,9 +98,9 @@ class ArchiveContents:
 
     @classmethod
     def read_run(cls, run: Path) -> Self:
-        """Read all of a run folder's archive and return its headers and lengths.
+        """Read all of a run folder's archive and return its headers and lengths; damaged episodes are its `problems`.
 
-        Damaged episodes are its `problems`.
+        Raises `RunError` where a raw row is damaged.
         """
         headers: list[Header] = []
         steps: list[int] = []

@@ -39,7 +39,10 @@ def _count_left_out(provenance: Provenance) -> int:
 
 
 def _load_ruleset(provenance: Provenance, files: RulesetFiles) -> Ruleset:
-    """Return the ruleset that judged; raises `RunError` where its library is a file that is not named."""
+    """Return the ruleset that judged: the named files with the options of judging that scores.json holds.
+
+    Raises `RunError` where its library is a file that is not named, and what `load_ruleset` raises.
+    """
     name = provenance.library.name.partition("+")[0]
     if files.library is None and name not in LIBRARY_NAMES:  # a name in scores.json is never opened as a file
         raise RunError(f"the library {name!r} is not built in")
@@ -58,7 +61,7 @@ def check_scores(run: Path, files: RulesetFiles) -> list[Finding]:
     """Compare library, registry and version with those that judged, and both score files with a new judgement.
 
     Nothing is judged again where library or registry differ. Open where the run has no scores, or where the files that
-    judged are not here.
+    judged are not here; a mismatch where scores.json is damaged, or missing beside scores.parquet.
     """
     if not (run / runs.SCORES).exists():
         has_table = (run / runs.SCORES_TABLE).exists()
@@ -85,7 +88,7 @@ def check_scores(run: Path, files: RulesetFiles) -> list[Finding]:
 
 
 def _read_scores(run: Path) -> tuple[dict[str, Any], Provenance]:
-    """Return the document of scores.json and its provenance; raises `RunError` if it holds no scores."""
+    """Return the document of scores.json and its provenance; raises `RunError` if the file does not hold both."""
     place = Place(file=str(run / runs.SCORES))
     try:
         document = json.loads((run / runs.SCORES).read_bytes())
