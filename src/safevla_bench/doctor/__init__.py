@@ -31,6 +31,7 @@ def examine_machine(host: str | None = None, out: Path | None = None, *, quick: 
 
     Raises:
         HostError: there is no host of that name.
+        PluginError: the host of that name cannot be loaded.
     """
     if host is not None:
         hosts.make_host(host)

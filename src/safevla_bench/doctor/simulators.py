@@ -145,8 +145,8 @@ def installed_hosts(versions: Mapping[str, str]) -> list[str]:
 def check_simulators(versions: Mapping[str, str], host: str | None = None) -> Iterator[Diagnosis]:
     """Yield the diagnoses of installed simulators, their versions and conflicts between them.
 
-    `versions` is distribution -> installed version. `host` must be installed; without it, no simulator at all is a
-    warning.
+    `versions` is distribution -> installed version. It is an error that `host` is not installed; for None, or a host
+    that has no tested simulator, it is a warning that no simulator at all is.
     """
     present = installed_hosts(versions)
     yield from _check_conflicts(versions, present)
