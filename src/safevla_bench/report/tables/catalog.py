@@ -44,7 +44,7 @@ class TableInputs:
 
     @property
     def registry(self) -> Registry:
-        """Return the tags of tasks."""
+        """Return the registry of tasks and their tags, that of the rules."""
         return self.ruleset.registry
 
     @cached_property
@@ -100,7 +100,7 @@ Builder = Callable[[TableInputs, str | None], list[Table]]
 
 
 def _suite_tables(inputs: TableInputs, host: str | None) -> list[Table]:
-    """Return the table of SR, Safety and SBU of each group of suites; [] without cells."""
+    """Return the table of SR, Safety and SBU of each group of suites; [] without cells. Raises as `suite_groups`."""
     order = list(inputs.registry.benchmarks)
     return [
         _add_warnings(cells, tables.suite_table(cells, inputs.roster, title, order=order))
@@ -109,7 +109,7 @@ def _suite_tables(inputs: TableInputs, host: str | None) -> list[Table]:
 
 
 def _severity_tables(inputs: TableInputs, host: str | None) -> list[Table]:
-    """Return the table of P[U|S], VSI and VSI|U of each group of suites; [] without cells."""
+    """Return the table of P[U|S], VSI and VSI|U of each group of suites; [] without cells. Raises as `suite_groups`."""
     order = list(inputs.registry.benchmarks)
     return [
         _add_warnings(cells, tables.severity_table(cells, inputs.roster, title, order=order))
@@ -124,14 +124,18 @@ def _auxiliary_tables(inputs: TableInputs, host: str | None) -> list[Table]:
 
 
 def _violation_tables(inputs: TableInputs, host: str | None) -> list[Table]:
-    """Return the table of violation rates of each group of suites and, without a host, of auxiliary runs."""
+    """Return the table of violation rates of each group of suites and, without a host, of auxiliary runs.
+
+    [] without cells. Raises as `suite_groups`.
+    """
     groups = _groups_and_auxiliary(inputs, host)
     return [_add_warnings(cells, tables.constraint_table(cells, inputs.roster, title)) for title, cells in groups]
 
 
 def _composition_tables(inputs: TableInputs, host: str | None) -> list[Table]:
-    """Return the table of what unsafe successes violate of each group of suites and, without a host, of
-    auxiliary runs.
+    """Return the table of what unsafe successes violate of each group of suites and, without a host, of auxiliary runs.
+
+    [] without cells. Raises as `suite_groups`.
     """
     groups = _groups_and_auxiliary(inputs, host)
     return [_add_warnings(cells, tables.composition_table(cells, inputs.roster, title)) for title, cells in groups]
@@ -177,7 +181,7 @@ def _active_spec_tables(inputs: TableInputs, host: str | None) -> list[Table]:
 
 
 def _suite_order(registry: Registry) -> Callable[[tuple[str, str]], tuple[int, str, int, str]]:
-    """Return a sort key for (suite, task): suites in the order of the registry, unknown ones last by name.
+    """Return a function from (suite, task) to a sort key: suites in the registry's order, unknown ones last by name.
 
     Within a suite shorter task names come first, so that task_9 precedes task_10.
     """
@@ -261,14 +265,17 @@ _ELSEWHERE = {"9": "Table 9 is `safevla sensitivity`."}
 
 
 def build_tables(inputs: TableInputs, which: Iterable[str] = ()) -> list[Table]:
-    """Build the requested tables, in that order; without names all that the runs allow.
+    """Return the requested tables, in the order of `which`; without names all that the runs allow.
+
+    Every table bears the remarks of `inputs`, and a mark in every row if applicability was off.
 
     Args:
         inputs: the scores, rules and policies that the tables are about.
-        which: names of kinds, or the paper's numbers.
+        which: names of kinds, or the paper's numbers; repeated ones count once.
 
     Raises:
-        RunError: a table is unknown, or these runs do not allow it.
+        RunError: a table is unknown, these runs do not allow this table or any, or a policy has results of the same
+            tasks under two suite names.
     """
     requested = list(dict.fromkeys(which))
     built = [table for name in requested for table in _build_kind(inputs, name)]

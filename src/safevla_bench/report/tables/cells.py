@@ -54,13 +54,19 @@ def torque_note(cells: Iterable[Summary]) -> str:
 
 
 def suite_group(registry: Registry, suite: str | None) -> str:
-    """Return the title of the suites that belong together: the paper's by host, any other alone under its name."""
+    """Return the title of the group of suites that `suite` is in: the host's for the paper's suites, else its own name.
+
+    "" for None.
+    """
     benchmark = registry.benchmarks.get(suite or "")
     return HOST_TITLES.get(benchmark.host, benchmark.host) if benchmark and benchmark.published else (suite or "")
 
 
 def published_suites(registry: Registry, title: str) -> dict[str, set[str]]:
-    """Return the paper's suites of a group, auxiliary ones left out: suite -> all names of its tasks."""
+    """Return the paper's suites of the group with this title, auxiliary ones left out, and the names of each.
+
+    Suite -> the names of all suites with the same tasks, its own included; {} for a group that is not the paper's.
+    """
     names: dict[str, set[str]] = {}
     for benchmark in registry.benchmarks.values():
         is_main = benchmark.published and benchmark.name not in AUXILIARY_SUITES
@@ -140,11 +146,11 @@ def headline_table(
     *,
     privileged: Collection[str | None] = (),
 ) -> Table:
-    """Return the table of the headline numbers, a row per policy × suite; several have their aggregate below.
+    """Return the table of the headline numbers, a row per policy × suite, and last that of all episodes.
 
     Args:
         cells: one summary a row.
-        aggregate: all episodes pooled; None for no last row.
+        aggregate: all episodes pooled; without this, and with a single cell, there is no last row.
         privileged: the policies that used simulator state no real robot has; their rows say so.
     """
     pooled = [aggregate] if aggregate is not None and len(cells) > 1 else []

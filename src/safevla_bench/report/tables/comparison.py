@@ -152,7 +152,10 @@ def _pairs_states(comparison: Comparison) -> bool:
 
 
 def _standing_cells(standing: PolicyStanding, metric: str) -> tuple[Cell, ...]:
-    """Return policy, n, value and the intervals by episode and by task; dashes where there is no value or interval."""
+    """Return policy, n, value and the intervals by episode and by task; dashes where there is no value or interval.
+
+    Values are in percent, VSI from 0 to 1.
+    """
     scale, digits = _print_scale(metric)
     value = Cell(NO_VALUE)
     if standing.value is not None:
@@ -175,7 +178,7 @@ def interval_cell(ends: tuple[float, float] | None, metric: str) -> Cell:
 
 
 def _format_signed_interval(low: float, high: float, digits: int, scale: int) -> str:
-    """Return the interval as `format_interval` does, with `to` where a sign would meet the dash."""
+    """Return the interval times `scale` as `format_interval` does, with `to` for the dash if an end is negative."""
     text = format_interval(low, high, digits, scale)
     return text.replace("–", " to ") if "-" in text else text
 

@@ -162,9 +162,7 @@ def format_margin(spec_trace: SpecTrace) -> str:
 
 
 def format_cause(spec_trace: SpecTrace) -> str:
-    """Return which part of the formula decided a violation without a margin, and when; empty for one that
-    has a margin.
-    """
+    """Return which part of the formula decided a violation without a margin, and when; empty for any other verdict."""
     if spec_trace.cause is None:
         return ""
     step = spec_trace.cause.step

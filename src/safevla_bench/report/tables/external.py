@@ -16,7 +16,8 @@ NOT_RECORDED = "not recorded"
 def foreign_results_table(results: ForeignResults, source: str) -> Table:
     """Return the table of SR by suite and task, each suite's total first; Safety, SBU and VSI are dashes, never zero.
 
-    A column of errors is there if an episode has no success recorded; such episodes are outside n.
+    A column of errors is there if an episode has no success recorded; such episodes are outside n. `source` ends the
+    title.
     """
     errors = any(episode.success is None for episode in results.episodes)
     columns = (

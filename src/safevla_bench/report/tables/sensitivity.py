@@ -113,7 +113,7 @@ def sweep_table(sweep: ThresholdSweep) -> Table:
 
 
 def _threshold_cell(value: float, scale: int, is_default: bool) -> Cell:
-    """Return a threshold times `scale`, in the unit of its column, and a dagger if it is the library's."""
+    """Return a threshold times `scale`, in the unit of its column, with a dagger if `is_default`: the library's own."""
     return Cell(format_compact(value * scale), value * scale, mark="†" if is_default else "")
 
 

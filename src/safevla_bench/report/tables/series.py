@@ -190,7 +190,7 @@ def _name_order(ahead: Sequence[SeriesPoint], lead: _Lead, points: Sequence[Seri
     """Return the words after `rises`: `before X`, `more than X`, or `and X is not shown to`, where X is the other
     number.
 
-    `before` only where the other number is shown to rise, and only at a later run.
+    `before` only where the other number is shown to rise, and only later than at the first run of `ahead`.
     """
     rises = _select_risen(points, lead.theirs)
     if not rises:
@@ -228,7 +228,10 @@ def _high(gain: Difference | None) -> float:
 
 
 def _describe_safety(curve: SeriesCurve, points: Sequence[SeriesPoint], first: str) -> list[str]:
-    """Return sentences on the runs where Safety is above or below the first, and on a first run that is 100 % safe."""
+    """Return sentences on the runs where Safety is above or below that of the first run, which is named `first`.
+
+    Others say that the first run is 100 % safe or, if this is not so, that no run is shown to be safer than the first.
+    """
     risen = _select_risen(points, _safety)
     fallen = [point for point in points if _high(point.safety_gain) < 0]
     full = curve.points[0].safety.value == 1.0

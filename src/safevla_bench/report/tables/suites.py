@@ -50,8 +50,8 @@ class ExactCell:
 def mark_column(column: Sequence[ExactCell], better: Better = "", *, largest: bool = False) -> list[Cell]:
     """Return the cells of a column, the best in bold and, if `largest`, the largest with a dagger.
 
-    Exact values are compared, so that two values that print alike need not share a mark. If all competing values are
-    equal, none is marked.
+    Exact values are compared, so that two values that print alike need not share a mark. With fewer than two different
+    values among those that compete, none is marked.
     """
     values = [entry.exact for entry in column if entry.competes and entry.exact is not None]
     if len(set(values)) < 2:
@@ -281,7 +281,7 @@ def _metric_block(
 ) -> Block:
     """Return columns and marked values of a metric: each suite, then the mean; a single column with one suite.
 
-    Each list of values has a cell per policy, in their order.
+    Each list of values has a cell per policy, in the order of `policies`. Only policies of `competing` are marked.
     """
     if len(names) == 1:
         heads = [Column(metric.name, meaning=metric.meaning)]

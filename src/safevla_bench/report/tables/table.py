@@ -192,7 +192,7 @@ def lost_columns(kinds: Iterable[str]) -> tuple[Column, ...]:
 def lost_notes(kinds: Sequence[str], cells: Iterable[Summary]) -> tuple[str, ...]:
     """Return notes on the columns of lost episodes, with the reasons of those without a verdict; () if none was lost.
 
-    `kinds` only decides the note on crashed and stopped episodes; the others follow from the cells.
+    `kinds` only decides whether crashed and stopped episodes have a note; the other notes follow from the cells.
     """
     outside = "Crashed and stopped episodes are outside n, and so in no SR."
     reasons: Counter[str] = Counter()
@@ -237,7 +237,7 @@ def drop_intervals(table: Table) -> Table:
 
 
 def group_spans(columns: Sequence[Column]) -> list[tuple[str, int]]:
-    """Return each run of columns of one group: the group's name and the number of columns."""
+    """Return the group's name ("" for none) and the number of columns of each run of neighbours in one group."""
     return [(group, len(list(neighbours))) for group, neighbours in groupby(columns, key=lambda column: column.group)]
 
 

@@ -95,10 +95,11 @@ def active_spec_table(
 ) -> Table:
     """Return the table of how many scored specifications apply to each task, by the registry and in the runs.
 
-    Each suite ends in a row with the mean of its tasks.
+    Each suite ends in a row with the mean of its tasks by the registry. Raises `UnknownTaskError` or `RegistryError` as
+    `Registry.task_tags` does.
 
     Args:
-        all_tasks: the tasks, suite by suite.
+        all_tasks: the tasks, in the order of the rows within a suite; repeated ones count once.
         ruleset: the specifications and the tags.
         scores: runs whose active sets are counted beside the registry's; without them the cells hold dashes.
     """
@@ -129,7 +130,7 @@ def _mean_row(suite: str, average: Fraction) -> tuple[Cell, ...]:
 
 
 def _active_count(task: Task, ruleset: Ruleset) -> int:
-    """Return the number of scored specifications that apply to a task by its tags."""
+    """Return the number of scored specifications that apply to a task by its tags; raises as `Ruleset.tags`."""
     tags = ruleset.tags(*task)
     return sum(check_applicability(spec, tags).applies for spec in ruleset.library.safe)
 

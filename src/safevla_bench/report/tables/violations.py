@@ -41,7 +41,8 @@ def constraint_table(cells: Sequence[Summary], roster: Roster, title: str = "") 
     """Return the table of the share of episodes that violate each scored specification, a row per policy × suite.
 
     The denominator is all judged episodes of the cell, as in the paper. Where a specification is inactive in every
-    episode there is a dash, never a zero. All cells must have the same specifications.
+    episode there is a dash, never a zero. All cells must have the same specifications; else `KeyError`. `title`, the
+    group of suites, is in the table's title and file name.
     """
     specs = {spec.spec_id: spec.axis for cell in cells for spec in cell.specs if spec.tier == "safe"}
     lost_names = lost_kinds(cells)
@@ -111,7 +112,8 @@ def composition_table(cells: Sequence[Summary], roster: Roster, title: str = "")
     row.
 
     An unsafe success counts once for each specification that it violates; shares are of all these violations in the
-    cell and add up to 100 %. A cell without an unsafe success or a verdict has one row of dashes.
+    cell and add up to 100 %. A cell without an unsafe success or a verdict has one row of dashes. `title`, the group of
+    suites, is in the table's title and file name.
     """
     columns = (
         *_NAMING,
@@ -223,7 +225,7 @@ def format_kinds(kinds: Sequence[str]) -> str:
 
 
 def _worst_cell(violations: Sequence[BodyViolation]) -> Cell:
-    """Return the largest value among the violations with its unit; `touched` where the unit is neither N nor m."""
+    """Return the largest value among the violations, at least one, with its unit; `touched` if this is not N or m."""
     worst = max(violations, key=lambda violation: violation.worst)
     if worst.unit not in ("N", "m"):
         return Cell("touched", worst.worst)
