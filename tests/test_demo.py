@@ -117,3 +117,11 @@ def test_an_episode_recorded_anew_has_the_same_bytes(shipped, tmp_path):
     place = [one.episode_id for one in old.headers].index(planned.episode_id)
     assert new.headers[0].versions == old.headers[place].versions, "record the demo anew: see safevla_bench/demo.py"
     assert archive.encode_json(new, 0) == archive.encode_json(old, place)
+
+
+@pytest.mark.libero
+def test_an_episode_that_the_demo_lacks_is_named_before_anything_is_recorded(tmp_path):
+    with pytest.raises(RunError, match="no episode 'nope'") as caught:
+        demo.record_archive(tmp_path / "new.parquet", ["nope"])
+    assert "scripted:careful/libero-object/task_0/ep_000" in caught.value.remedy
+    assert not list(tmp_path.iterdir())

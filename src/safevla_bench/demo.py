@@ -28,7 +28,7 @@ from types import MappingProxyType
 import numpy as np
 
 from safevla_bench import archive, hosts, policies, rollout
-from safevla_bench.errors import RunError
+from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.files import is_leftover, translated_errors, write_atomically
 from safevla_bench.trajectory import Batch, Channel, concatenate_batches
 from safevla_recorder.folder import require_free_folder
@@ -91,13 +91,21 @@ def _drop_sim_state(batch: Batch) -> Batch:
 def record_archive(path: Path, episode_ids: Sequence[str] = ()) -> None:
     """Record all episodes, or those with these ids, and write the archive at `path`, whole or not at all.
 
-    Raises `HostError` or `RunError` as `record_episodes` does.
+    Raises `HostError` or `RunError` as `record_episodes` does, and `RunError` for an id that no episode has.
     """
-    planned = [episode for episode in plan_episodes() if not episode_ids or episode.episode_id in episode_ids]
+    planned = plan_episodes()
+    names = [episode.episode_id for episode in planned]
+    for name in episode_ids:
+        if name not in names:
+            raise RunError(f"the demo has no episode {name!r}", remedy=f"It has {', '.join(names)}.")
+    planned = tuple(episode for episode in planned if not episode_ids or episode.episode_id in episode_ids)
     archive.write_archive(path, concatenate_batches(list(record_episodes(planned))))
 
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit("usage: python -m safevla_bench.demo FILE [EPISODE...]")
-    record_archive(Path(sys.argv[1]), sys.argv[2:])
+    try:
+        record_archive(Path(sys.argv[1]), sys.argv[2:])
+    except SafevlaError as error:
+        sys.exit(f"error: {error}")

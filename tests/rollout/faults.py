@@ -295,7 +295,7 @@ def examine(fault: Fault, engine: str, place: Path, undisturbed: Path) -> str:
         go_on(cell, undisturbed)
         return str(cell.ending)
     with fragile_server(cell) as port:
-        arguments = {"cameras": "agentview,none", "replan": "1", "connect_timeout_s": "0.3", "timeout_s": "2"}
+        arguments = {"cameras": "agentview,none", "replan": "1", "connect_timeout_s": "2", "timeout_s": "2"}
         cell.request = replace(REQUEST, policies=(f"openpi:ws://127.0.0.1:{port}",), arguments=arguments)
         code = cell.disturbed()
     with served(port):

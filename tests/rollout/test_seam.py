@@ -197,7 +197,7 @@ def test_a_server_that_is_not_there_to_begin_with_stops_the_run_and_costs_no_epi
 
 
 def over(url: str, **changed) -> Request:
-    arguments = {"cameras": "agentview,none", "connect_timeout_s": "0.3", "timeout_s": "5"}
+    arguments = {"cameras": "agentview,none", "connect_timeout_s": "2", "timeout_s": "5"}
     fields = {"host": "fake", "suites": ("fake",), "tasks": (0,), "episodes": 4, "max_steps": 6}
     return Request(**fields, policies=(f"openpi:{url}",), arguments=arguments, **changed)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,24 +27,16 @@ class ExpertPolicy:
 
     wants = Wants(privileged=True)
 
-    def __init__(self) -> None:
+    def __init__(self, scripts: Mapping[str, Callable[[], Script]]) -> None:
+        self._scripts = scripts
         self._script: Script | None = None
 
     def reset(self, task: Task, seed: int) -> None:
-        """Take the task's script.
-
-        Raises:
-            PolicyError: Meta-World is not installed, or has no script for the task.
-        """
-        try:
-            from metaworld.policies import ENV_POLICY_MAP
-        except ImportError as error:
-            problem = f"policy 'metaworld' needs the package metaworld: {error}"
-            raise PolicyError(problem, remedy="pip install 'safevla-bench[metaworld]', or: make metaworld") from error
-        if task.name not in ENV_POLICY_MAP:
+        """Take the task's script; raises `PolicyError` if Meta-World has none for it."""
+        if task.name not in self._scripts:
             problem = f"Meta-World has no script for {task.benchmark} {task.task_id}"
             raise PolicyError(problem, remedy="Use it with --host metaworld.")
-        self._script = ENV_POLICY_MAP[task.name]()
+        self._script = self._scripts[task.name]()
 
     def act(self, observation: Observation) -> Action:
         """Return the script's action, [4].
@@ -64,7 +57,12 @@ class ExpertPolicy:
 
 
 def make(arg: str | None) -> ExpertPolicy:
-    """Return the expert; raises `PolicyError` unless `expert` stands after the colon."""
+    """Return the expert; raises `PolicyError` unless `expert` stands after the colon and Meta-World is installed."""
     if arg != EXPERT:
         raise PolicyError(f"policy 'metaworld' has no {arg!r}", remedy="Write metaworld:expert.")
-    return ExpertPolicy()
+    try:
+        from metaworld.policies import ENV_POLICY_MAP
+    except ImportError as error:
+        problem = f"policy 'metaworld' needs the package metaworld: {error}"
+        raise PolicyError(problem, remedy="pip install 'safevla-bench[metaworld]', or: make metaworld") from error
+    return ExpertPolicy(ENV_POLICY_MAP)
