@@ -36,7 +36,10 @@ class Trial:
         return f"{self.suite} task {self.index}"
 
     def find_task(self, host: Host) -> Task:
-        """Return the task of that suite and index; raises `StopIteration` where the host lists none."""
+        """Return the task of that suite and index.
+
+        Raises `HostError` where the host has no such suite, `StopIteration` where the suite has no such index.
+        """
         return next(task for task in host.tasks(self.suite) if task.index == self.index)
 
 
@@ -148,24 +151,30 @@ class HostRules:
         """Return the states, [N + 1, S], of the same episode by the simulator alone, without the recorder.
 
         The first is the state after the seed's settling steps, as record 0 has it; then comes one after each of the N
-        actions. S as in `sim_state`.
+        actions. S as in `sim_state`. A hook: its rule is skipped unless a subclass writes it.
         """
         raise NotImplementedError
 
     def hold(self, env: HostEnv, seed: EpisodeSeed) -> str:
-        """Reset, then act until both fingers hold a body; return the body's recorded name."""
+        """Reset, then act until both fingers hold a body; return the body's recorded name. A hook, as `bare`."""
         raise NotImplementedError
 
     def close_on_nothing(self, env: HostEnv, seed: EpisodeSeed) -> None:
-        """Reset, then close the gripper in the air."""
+        """Reset, then close the gripper in the air. A hook, as `bare`."""
         raise NotImplementedError
 
     def touch_with_one_finger(self, env: HostEnv, seed: EpisodeSeed) -> str:
-        """Reset, then act until one finger and not the other touches a body; return the body's recorded name."""
+        """Reset, then act until one finger and not the other touches a body; return the body's recorded name.
+
+        A hook, as `bare`.
+        """
         raise NotImplementedError
 
     def move_object(self, env: HostEnv, seed: EpisodeSeed) -> str:
-        """Reset, then act until a tracked body has moved by some centimetres; return the body's recorded name."""
+        """Reset, then act until a tracked body has moved by some centimetres; return the body's recorded name.
+
+        A hook, as `bare`.
+        """
         raise NotImplementedError
 
     def upright(self, task: Task, episode: Batch, camera: str, size: tuple[int, int]) -> NDArray[np.uint8]:

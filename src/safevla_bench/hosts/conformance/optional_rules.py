@@ -127,7 +127,7 @@ class TaskRules(HostRules):
             )
 
     def test_making_the_host_imports_no_simulator(self) -> None:
-        """Fail unless the host can be made and lists its suites without any of the packages in `needs`."""
+        """Fail unless the host can be made and lists its suites without any of `needs`; passes where that is empty."""
         if not self.needs:
             return
         ended = run_without(self.factory, self.needs, None)
@@ -135,7 +135,10 @@ class TaskRules(HostRules):
         require(ended.outcome == "worked", f"The host cannot be made or list its suites without {self.needs}: {report}")
 
     def test_a_missing_library_is_a_host_error_that_says_what_to_do(self) -> None:
-        """Fail unless, without each package of `needs` in turn, `make` or `reset` raises `HostError` with a remedy."""
+        """Fail unless, without each package of `needs` in turn, `make` or `reset` raises `HostError` with a remedy.
+
+        Tried in the first trial's task; passes where `needs` is empty.
+        """
         task = self.trials[0].find_task(self.host())
         for needed in self.needs:
             ended = run_without(self.factory, [needed], task)

@@ -256,7 +256,8 @@ class FakeEnv:
     def _settle_record(self, seed: EpisodeSeed) -> _Record:
         """Take the settling steps, by the seed's `wait_action` or else `STILL`, and return record 0, at time 0.
 
-        Its torques are those of the settling action, and zeros where there are no settling steps.
+        Its torques are those of the settling action, and zeros where there are no settling steps. `rest_steps` of the
+        seed are not taken.
         """
         still = STILL if seed.wait_action is None else np.array(seed.wait_action)
         for _ in range(seed.wait_steps):

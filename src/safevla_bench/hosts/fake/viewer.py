@@ -131,7 +131,7 @@ def _box(name: str, part: int) -> Shape:
 
 
 def _square_mask(at: Floats, half_m: float, camera: Camera, size: tuple[int, int]) -> NDArray[np.bool_]:
-    """Return a mask of the pixels within `half_m` of a place along x and y, [H, W]."""
+    """Return a mask of the pixels within `half_m` of the place `at` along x and y, as `camera` shows them, [H, W]."""
     height, width = size
     center = camera.lookat_m or (0.0, 0.0, 0.0)
     metre = height / (camera.distance_m if camera.lookat_m else WIDTH_M)

@@ -48,7 +48,7 @@ class LiberoHost:
         names. The folder's name is their benchmark's.
 
         Raises:
-            HostError: there is no such suite or file, or LIBERO is not installed.
+            HostError: there is no such suite or file, or LIBERO is not installed or cannot be imported.
         """
         benchmark = libero_tasks.find_benchmark(suite)
         if benchmark is None:
@@ -142,6 +142,7 @@ class LiberoEnv(RobosuiteEnv):
 
         Raises:
             HostError: `check_start` refuses the seed, or the recorded state is not one of the task's simulation.
+            InvalidActionError: the seed's `wait_action` is no action.
         """
         replayed = seed.recorded if seed.recorded and seed.recorded.state is not None else None
         check_start(self.task, seed)

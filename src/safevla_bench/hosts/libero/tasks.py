@@ -44,7 +44,10 @@ STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
 
 
 def find_benchmark(suite: str) -> str | None:
-    """Return the benchmark that a suite's name means, in LIBERO's spelling (`libero_goal`) or ours; None if none."""
+    """Return the benchmark that a suite's name means, in LIBERO's spelling (`libero_goal`), ours, or an alias.
+
+    None if the name means none.
+    """
     benchmark = spell_suite(suite)
     benchmark = ALIASES.get(benchmark, benchmark)
     return benchmark if benchmark in ALL_SUITES else None
@@ -54,7 +57,8 @@ def find_benchmark(suite: str) -> str | None:
 def suite_tasks(benchmark: str) -> tuple[Task, ...]:
     """Return the tasks of a benchmark that `ALL_SUITES` names, in LIBERO's order.
 
-    Prompts are LIBERO's own, made of the files' names, except where LIBERO-PRO's change is one of language.
+    Prompts are LIBERO's own, made of the files' names, except where LIBERO-PRO's change is one of language. () where
+    the installed LIBERO lacks the suite. Raises `RegistryError` for a task file that cannot be read.
     """
     return tuple(_read_suite_task(benchmark, index, entry) for index, entry in enumerate(suite_entries(benchmark)))
 
@@ -70,16 +74,17 @@ def _read_suite_task(benchmark: str, index: int, entry: LiberoTask) -> Task:
 
 
 def is_task_path(suite: str) -> bool:
-    """Return whether a suite's name is a path: of a file, of an existing folder, or with a `/`."""
+    """Return whether a suite's name is a path: it ends in `.bddl`, is an existing folder, or holds a `/`."""
     return suite.endswith(SUFFIX) or os.sep in suite or Path(suite).is_dir()
 
 
 def tasks_at_path(path: Path) -> tuple[Task, ...]:
     """Return the task of a BDDL file, or those of a folder of them in the order of their names.
 
-    Files of LIBERO's own suites are the suites' tasks. Of others the folder's name is the benchmark, the file's the
-    task. `Task.name` is the path, so that whoever has the task can make its environment. A file that is no BDDL
-    problem, whose initial states cannot be read, or whose objects lack their assets, is a task that is `unusable`.
+    Where all files are of LIBERO's own suites, these are the suites' tasks; else the folder's name is the benchmark and
+    the file's the task, and `Task.name` is the path, so that whoever has the task can make its environment. A file that
+    is no BDDL problem, whose initial states cannot be read, or whose objects lack their assets, is a task that is
+    `unusable`.
 
     Raises:
         HostError: there is no such file, or LIBERO cannot be imported.
@@ -170,7 +175,7 @@ def bddl_file(task: Task) -> Path:
 def load_init_states(task: Task) -> Floats | None:
     """Return flat simulator states [count, 1 + nq + nv]; None if the task has none and is placed by chance.
 
-    Raises `HostError` where LIBERO has no such task.
+    Raises `HostError` where LIBERO has no such task, or the states beside a task's own file cannot be read.
     """
     return read_own_states(Path(task.name)) if task.name.endswith(SUFFIX) else _load_suite_states(_suite_entry(task))
 

@@ -89,7 +89,10 @@ class MetaworldHost:
         return open_stage(MetaworldEnv(task, Wants(), self.versions()), episode)
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of all that a trajectory depends on, by distribution."""
+        """Return the versions of all that a trajectory depends on, by distribution.
+
+        Raises `HostError` without Meta-World.
+        """
         return tasks.versions()
 
 
@@ -219,7 +222,10 @@ class MetaworldEnv:
         return model_coordinates(model, tasks.read_scene(model, self._rules).body_name)
 
     def make_stage(self, episode: Batch) -> MujocoStage:
-        """Return the scene of the last reset as a stage for an episode of the same seed; the stage owns this env."""
+        """Return the scene of the last reset as a stage for an episode of the same seed; the stage owns this env.
+
+        Raises `HostError` where the episode holds no states, or those of another model.
+        """
         model = self._env.model
         scene = tasks.read_scene(model, self._rules)
         return MujocoStage(model, scene, episode, _STAGE_CAMERA, self.close, appearance=_APPEARANCE)

@@ -117,7 +117,8 @@ def import_metaworld() -> Any:
 def make_env(name: str) -> SawyerXYZEnv:
     """Return Meta-World's environment of a task, without a renderer and without a limit on its steps.
 
-    Meta-World's own environment refuses the step after its horizon; here the rollout counts.
+    Meta-World's own environment refuses the step after its horizon; here the rollout counts. Raises `HostError` where
+    Meta-World is missing or cannot be imported.
     """
     env = import_metaworld().env_dict.ALL_V3_ENVIRONMENTS[name]()
     env.max_path_length = 2**31
@@ -128,7 +129,7 @@ def make_env(name: str) -> SawyerXYZEnv:
 def draw_goals(name: str, seed: int) -> tuple[Any, ...]:
     """Return Meta-World's own tasks, fifty goals and places of things, as `metaworld.MT1(name, seed)` draws them.
 
-    The last 64 draws are kept.
+    The last 64 draws are kept. Raises `HostError` as `import_metaworld` does.
     """
     return tuple(import_metaworld().MT1(name, seed=seed).train_tasks)
 
@@ -167,7 +168,8 @@ def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> Scene:
 def _body_names(model: mujoco.MjModel) -> tuple[str, ...]:
     """Return the recorded name of each MuJoCo body, by id.
 
-    A named body that moves by itself, stands on the world, or is the robot's has its own name, any other its parent's.
+    A named body that moves by itself, stands on the world, or is the robot's has its own name, any other its parent's;
+    an unnamed body that moves has the name that `moving_part_names` gives for its parent, if any.
     """
     names = ["world"]
     robot = subtree_bodies(model, int(model.body("base").id))

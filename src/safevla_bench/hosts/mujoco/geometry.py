@@ -45,7 +45,11 @@ def extract_geometry(
     appearance: Appearance,
     stand_ins: Mapping[str, tuple[int, ...]],
 ) -> SceneGeometry:
-    """Return the visible shapes of a model; the parts are its bodies, and the camera is where `data` has it."""
+    """Return the visible shapes of a model; the parts are its bodies, and the camera is where `data` has it.
+
+    `stand_ins` stays as it is: the parts shown for a body with no shape of its own. Raises `KeyError` for a `camera`
+    that the model lacks.
+    """
     meshes: dict[tuple[int, int], TriangleMesh] = {}
     shapes = tuple(_visible_shapes(model, appearance, meshes))
     return SceneGeometry(scene.body_name, stand_ins, shapes, tuple(meshes.values()), _viewpoint(model, data, camera))
@@ -260,7 +264,10 @@ def shares(seen: NDArray[np.uint8], bodies: int) -> Floats:
 
 
 def choose_camera(cameras: Sequence[Camera], shown: Sequence[Floats]) -> Camera:
-    """Return the first camera that shows its least visible body nearly as well as the best does."""
+    """Return the first camera whose score is at least 0.85 of the best score; see `_score`.
+
+    `shown` has for each camera the share of the picture that each body takes, [B].
+    """
     scores = np.array([_score(seen) for seen in shown])
     return cameras[int(np.flatnonzero(scores >= _NEARLY_BEST * scores.max())[0])]
 

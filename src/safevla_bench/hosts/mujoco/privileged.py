@@ -71,7 +71,10 @@ class ScenePrivileged:
 
 
 def measure_shapes(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> Shapes:
-    """Return all sizes in the present pose; of several MuJoCo bodies under one name the first is the root."""
+    """Return all sizes in the present pose; of several MuJoCo bodies under one name the first is the root.
+
+    Bodies without bounded collision geometry are left out.
+    """
     made_of: dict[str, tuple[int, ...]] = {}
     for body, name in enumerate(scene.body_name):
         if scene.roles.get(name) != "robot":

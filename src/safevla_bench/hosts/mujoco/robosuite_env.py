@@ -116,7 +116,7 @@ class RobosuiteEnv(ABC):
 
         Raises:
             InvalidActionError: the action has another length or is not finite; nothing has been simulated.
-            HostError: the simulation diverged, or there was no reset.
+            HostError: the simulation diverged, there was no reset, or the simulator sampled no picture to show.
         """
         recorder = self._require_recorder()
         checked = check_action(action, self._size, self.action_meaning)
@@ -142,7 +142,10 @@ class RobosuiteEnv(ABC):
         return from_recording(recorder.latest_record(self._build_header(recorder)))
 
     def make_stage(self, episode: Batch) -> MujocoStage:
-        """Return the scene of the last reset as a stage for an episode of the same seed; the stage owns this env."""
+        """Return the scene of the last reset as a stage for an episode of the same seed; the stage owns this env.
+
+        Raises `HostError` where the episode holds no states, or those of another model.
+        """
         model = self._simulation().model._model
         return MujocoStage(model, self._read_scene(), episode, self.stage_camera, self.close, self._observe_pose)
 
@@ -214,7 +217,7 @@ class RobosuiteEnv(ABC):
     def _start_recording(self, seed: EpisodeSeed, *, success: bool) -> None:
         """Attach a recorder to the scene that has settled, which takes record 0, and keep seed and success.
 
-        Measures sizes for privileged state where the policy wants that.
+        Measures sizes for privileged state where the policy wants that. Logs a warning where an object still moves.
         """
         self._seed, self._success = seed, success
         scene = self._read_scene()

@@ -86,8 +86,8 @@ class MujocoStage:
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
         """Return the default camera where it shows every body well, or `bodies` is empty.
 
-        Else the close-up that shows them best. Renders sketches to find out. Raises `HostError` where the model has no
-        such body or nothing can be rendered.
+        Else a close-up that shows them nearly best. Renders sketches to find out; `size` is that of the picture to
+        come. Raises `HostError` where the model has no such body or nothing can be rendered.
         """
         usual = Camera(self._camera)
         if not bodies:
@@ -105,7 +105,7 @@ class MujocoStage:
         """Return the picture of one record from one camera.
 
         `seen` has 1 and on for the places in `bodies`, 0 for all else. Raises `HostError` where the model has no such
-        body or nothing can be rendered.
+        body or nothing can be rendered, and `KeyError` where it has no camera of that name.
         """
         self._set(record)
         eye = self._open_renderer(size)
@@ -150,7 +150,8 @@ class MujocoStage:
 
         A record's poses are those at the start of the last substep, where MuJoCo computed them, and its state is the
         one at the end (see `mujoco.Recorder`): positions are taken back by one substep, which is exact but for rounding
-        because MuJoCo moved them by the new velocity. Without a substep before record 0 the state is already right.
+        because MuJoCo moved them by the new velocity. Without a substep before record 0 the state is already right: for
+        this record, whichever of the two is nearer to the recorded positions.
         """
         self._pose(record, -self._model.opt.timestep)
         if record == 0:
@@ -292,10 +293,12 @@ def episode_seed(episode: Batch, host: str = "") -> EpisodeSeed:
     """Return the seed that makes the episode's scene again; nothing settles, since states are set.
 
     A replay that began at a recorded state is begun there again; so is an episode of somebody's own loop that names no
-    seed or initial state, with the fixtures where its record has them and what it says of its scene to that `host`.
+    seed or initial state, with the fixtures where its record has them and what the header's field `host` says of its
+    scene.
 
     Raises:
-        HostError: the record does not say it.
+        HostError: the record names no seed or no initial state, and no start of either kind; or its fixtures are no
+            poses.
     """
     header = episode.headers[0]
     if header.env_seed is None or header.init_state_index is None:
@@ -315,7 +318,8 @@ def episode_seed(episode: Batch, host: str = "") -> EpisodeSeed:
 def _read_recorded_start(episode: Batch, host: str) -> RecordedEpisode | None:
     """Return record 0 as a start, with the fixtures that the record names.
 
-    None where the record has no states, or is no replay and names no fixtures.
+    None where the record has no states, or is no replay and names no fixtures. What the header's field `host` says of
+    the scene goes along.
 
     Raises:
         HostError: what the record says of fixtures are no poses.

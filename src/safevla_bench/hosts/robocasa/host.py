@@ -95,7 +95,10 @@ class RobocasaHost:
         return open_stage(env, episode, lambda: env.rebuild(scene, recorded_fixtures(episode)))
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of all that a trajectory depends on, by distribution, and whose assets they are."""
+        """Return the versions of all that a trajectory depends on, by distribution, and whose assets they are.
+
+        Raises `HostError` where RoboCasa or its assets are missing.
+        """
         return install.versions()
 
 

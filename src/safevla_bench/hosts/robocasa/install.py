@@ -104,7 +104,7 @@ def kitchen(task: Task, start: KitchenStart, wants: Wants) -> Kitchen:
     """Return RoboCasa's environment of one episode, before its reset; a renderer only where cameras are wanted.
 
     Raises:
-        HostError: RoboCasa cannot be imported here.
+        HostError: RoboCasa or its assets are missing, or it cannot be imported here.
     """
     return task_class(task)(
         **env_options("PandaOmron", wants),
@@ -118,7 +118,8 @@ def task_class(task: Task) -> type[Kitchen]:
     """Return RoboCasa's class of a task; imports RoboCasa.
 
     Raises:
-        HostError: RoboCasa cannot be imported here.
+        HostError: RoboCasa or its assets are missing, or it cannot be imported here.
+        KeyError: RoboCasa has no such task.
     """
     require()
     _import_robocasa(assets())

@@ -231,6 +231,8 @@ class _Memory(msgspec.Struct, frozen=True, kw_only=True):
 def told_start(told: Mapping[str, object], seed: int) -> KitchenStart:
     """Return the start of an episode of somebody's own kitchen, whose generator had that seed.
 
+    `told` is what its record says of the kitchen; without a split there, that is `target`.
+
     Raises:
         HostError: its record's `robocasa` names no layout and style.
     """
@@ -256,7 +258,7 @@ def read_goal(kitchen: Kitchen, rules: KitchenTask) -> tuple[str, ...]:
 
 
 def _resolve_name(kitchen: Kitchen, name: str) -> str:
-    """Return the name of an object as it is, and of an attribute of the kitchen the name of the fixture in it."""
+    """Return the name of an object as it is; for an attribute of the kitchen, its text or the name of its fixture."""
     if name == LID or name in kitchen.objects:
         return name
     thing = getattr(kitchen, name)

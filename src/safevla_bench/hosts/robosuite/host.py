@@ -83,7 +83,10 @@ class RobosuiteHost:
         return open_stage(self.make(task, Wants()), episode)
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of all that a trajectory depends on, by distribution."""
+        """Return the versions of all that a trajectory depends on, by distribution.
+
+        Raises `HostError` unless robosuite 1.5 is installed.
+        """
         return versions()
 
 
@@ -114,7 +117,8 @@ class RobosuiteTaskEnv(RobosuiteEnv):
         Every start is drawn, whether `seed.drawn` says so or not: robosuite's tasks have no initial states.
 
         Raises:
-            HostError: `check_start` refuses the seed, or a recorded state is to start from.
+            HostError: `check_start` refuses the seed, a recorded state is to start from, or robosuite cannot be
+                imported.
         """
         if seed.recorded is not None and seed.recorded.state is not None:
             problem = "the host robosuite starts from no recorded state"
@@ -266,7 +270,7 @@ def make_env(name: str, wants: Wants, seed: int) -> Any:
 
 
 def find_env_class(name: str) -> Any:
-    """Return robosuite's own class of one of its tasks.
+    """Return robosuite's own class of one of its tasks; raises `StopIteration` where it has none of that name.
 
     `robosuite.make` goes by the name alone, and RoboCasa defines another `PickPlace`: whoever is imported last has it.
     """
