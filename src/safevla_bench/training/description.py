@@ -114,7 +114,11 @@ def has_one_task(judged: Judged) -> bool:
 
 
 def format_mapping(judged: Judged, parts: Sequence[RecordedPart], outcomes: Mapping[str, str]) -> str:
-    """Return the mapping by which `safevla` reads the dataset; `outcomes` are those of its episodes, by their names."""
+    """Return the mapping by which `safevla` reads the dataset.
+
+    Benchmark, task and target stand there only if all episodes are of one task, the policy only if all have the same.
+    `outcomes` are those of its episodes, by their names: of them, those that did not run to their end.
+    """
     header = judged.headers[0]
     policies = set(judged.scores.policy)
     episode: list[str] = []

@@ -78,8 +78,11 @@ def export_dataset(
         on_skip: is told of each episode that is left out: without actions, uneven in time, or not to be rendered.
 
     Raises:
-        RunError: there is no episode to write, they differ in what they hold, or the folder is in use.
-        HostError: pictures are wanted, and none can be rendered of any episode.
+        RunError: there is no episode to write, they differ in what they hold, a control step is no whole number of
+            frames a second, the folder is in use, or pictures are wanted and a source names no host.
+        HostError: pictures are wanted, and a camera is unknown or none can be rendered of any episode.
+        RecordError: every episode is without actions or uneven in time.
+        FileError: the folder cannot be written.
     """
     return _DatasetExport(judged, out, cameras, observer, on_skip).write()
 
@@ -113,7 +116,7 @@ class _Shape:
 
     @property
     def fps(self) -> int:
-        """Frames a second, which LeRobot counts in whole numbers."""
+        """Frames a second, which LeRobot counts in whole numbers; raises `RunError` where that is not whole."""
         fps = round(1 / self.dt_s)
         if abs(fps * self.dt_s - 1) > 1e-6:
             problem = f"a control step of {self.dt_s:g} s is no whole number of frames a second"
@@ -121,6 +124,7 @@ class _Shape:
         return fps
 
     def state_names(self) -> tuple[str, ...]:
+        """Return the names of the numbers of `observation.state`: position, rotation where there is one, fingers."""
         fingers = tuple(f"finger_{k + 1}_m" for k in range(self.fingers))
         return (*STATE_NAMES, *fingers) if self.has_rotation or self.fingers >= 0 else STATE_NAMES[:3]
 
@@ -143,8 +147,9 @@ class _DatasetExport:
         """Write every episode that can be exported into a new dataset, and return how many were written and left out.
 
         `on_skip` is told of each episode left out. Raises `RunError` for a folder in use, for an episode of another
-        shape and for no episodes, `UnknownCameraError` for an unknown camera, and the last skipped episode's error if
-        all were skipped.
+        shape, for a control step that gives no whole frame rate and for no episodes, `UnknownCameraError` for an
+        unknown camera, `FileError` where the folder cannot be written, and the last skipped episode's error if all
+        were skipped.
         """
         require_free(self.out)
         last: SafevlaError | None = None
@@ -187,7 +192,7 @@ class _DatasetExport:
         """Return the pictures of an episode; None if none are wanted.
 
         Raises `RecordError` for an episode without actions or with records unevenly apart in time, whether or not
-        pictures are wanted, and what `render_episode` raises.
+        pictures are wanted, and what `_find_owners` and `render_episode` raise.
         """
         if not len(batch.action.episode_rows(index)):
             raise RecordError("the record holds no actions", remedy="Only episodes with `action` can be learned from.")
@@ -301,6 +306,7 @@ def _find_owners(judged: Judged) -> list[tuple[Path, Host]]:
 
     Raises:
         RunError: a source is no run folder, or its run.json names no host.
+        HostError, PluginError: the host that it names is not installed, or cannot be loaded.
     """
     owners: list[tuple[Path, Host]] = []
     for source, places in zip(judged.records.sources, judged.records.places, strict=True):
@@ -330,6 +336,7 @@ def _recorded_state(batch: Batch, index: int) -> NDArray[np.float64]:
 
 
 def _outcome_columns(length: int, success: bool) -> dict[str, NDArray[Any]]:
+    """Return reward, done and success of each frame, [length]; all false but in the last frame."""
     last = np.arange(length) == length - 1
     return {"next.reward": last & success, "next.done": last, "next.success": last & success}
 

@@ -82,7 +82,7 @@ def read_state(stage: ObservingStage, record: int) -> NDArray[np.float64] | None
 def _render_camera(stage: Stage, record: Batch, name: str, size: tuple[int, int]) -> NDArray[np.uint8]:
     """Return the pictures of a camera before each action, [n - 1, H, W, 3].
 
-    Raise `UnknownCameraError` for another name.
+    Raises `UnknownCameraError` for a name that the host's model lacks, and what `frames.render_checked` raises.
     """
     camera, steps = Camera(name), range(int(record.lengths[0]) - 1)
     try:

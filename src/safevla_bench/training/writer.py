@@ -58,7 +58,7 @@ class Feature:
 
     @property
     def arrow_type(self) -> pa.DataType:
-        """The type of its column."""
+        """The type of its column: a number or truth, a list of fixed size of these, or the struct of a picture."""
         if self.dtype == _IMAGE:
             return _PICTURE_TYPE
         number = pa.bool_() if self.dtype == "bool" else pa.from_numpy_dtype(self.dtype)
@@ -81,7 +81,10 @@ def image_feature(size: tuple[int, int]) -> Feature:
 
 
 def build_column(feature: Feature, values: NDArray[Any] | Sequence[bytes]) -> pa.Array:
-    """Return the column of an episode: numbers [n] or [n, width], or the files of n pictures as bytes without path."""
+    """Return the column of an episode: numbers [n] or [n, width], or the files of n pictures as bytes without path.
+
+    Numbers are converted to the feature's dtype, such as float64 to float32.
+    """
     if feature.dtype == _IMAGE:
         return pa.array([{"bytes": picture, "path": None} for picture in values], _PICTURE_TYPE)
     numbers = np.asarray(values, dtype=feature.dtype)
@@ -209,6 +212,7 @@ class DatasetWriter:
         Args:
             task: its instruction.
             columns: the values of every feature, row after row, [n, …] each; of a camera the files of its pictures.
+                Values of no feature are left out; LeRobot's counters are added.
             picture_stats: the statistics of each camera's pixels.
             labels: further columns of its row under meta/episodes, of the same types in every episode.
         """
