@@ -64,6 +64,9 @@ class CellExposure(msgspec.Struct, frozen=True, kw_only=True):
 def summarize_exposure(exposure: Exposure, scores: Scores) -> list[CellExposure]:
     """Summarize each policy × suite, in order of first appearance: its judged episodes that ran to their end.
 
+    A cell without such an episode has n = 0, and no mean, median or rate. `exposure` and `scores` hold the same
+    episodes in the same order.
+
     >>> import safevla_bench as sb
     >>> from safevla_bench.exposure import measure_exposure, summarize_exposure
     >>> batch = sb.open_archive("tests/cases/appendix_b.json")
@@ -86,7 +89,7 @@ def summarize_exposure(exposure: Exposure, scores: Scores) -> list[CellExposure]
 def _summarize_cell(exposure: Exposure, scores: Scores, members: Ints, policy: str | None, suite: str) -> CellExposure:
     """Return the exposure of one policy and suite over the episodes `members`, indices into the scores.
 
-    Phases are summed over the members that have phases; () if none has.
+    Phases are summed over the members that have phases and a known time in violation; () if there are none.
     """
     totals = (exposure.any_s, exposure.above_force_s, exposure.above_impulse_ns)
     means = bootstrapped_means(np.vstack([*(row[members] for row in totals), exposure.violation_s[:, members]]))

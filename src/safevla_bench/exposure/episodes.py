@@ -64,9 +64,9 @@ def phases(reading: signals.RecordFields, has_held_object: NDArray[np.bool_]) ->
 def _grip_ends(
     row: NDArray[np.int64], grip: NDArray[np.bool_], starts: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the first and the last gripped row of each episode, [E].
+    """Return the first and the last gripped row of the batch in each episode, [E].
 
-    Without a grip, both are the row after its last.
+    In an episode without a grip, both are the row after the episode's last.
     """
     begins, ends = starts[:-1], starts[1:]
     first = np.minimum.reduceat(np.where(grip, row, len(row)), begins)
@@ -99,9 +99,9 @@ _FORCE = "max_contact_force"
 class Exposure:
     """E episodes, the K specifications of the safe tier, the P phases of `PHASES`; NaN = there is nothing to say.
 
-    A specification that is inactive or vacuous in an episode, or is no G (so that no single record violates it), has no
-    time in violation there. `any_s` is NaN where no specification reached a verdict, and where one of the last kind was
-    violated.
+    A specification that is inactive or vacuous in an episode, or is no G and no conjunction of Gs (so that no single
+    record violates it), has no time in violation there. `any_s` is NaN where no specification reached a verdict, and
+    where a specification was violated that is no G.
     """
 
     specs: tuple[SpecColumn, ...]
@@ -142,8 +142,8 @@ def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure
 
     Args:
         batch: the episodes.
-        scores: their verdicts, in the same order.
-        ruleset: what judged them; tasks with the tag `held_target` have phases.
+        scores: the verdicts on these episodes, in the same order.
+        ruleset: what judged them; its registry tells which tasks have the tag `held_target`, and so phases.
 
     >>> import safevla_bench as sb
     >>> batch = sb.open_archive("tests/cases/appendix_b.json")
@@ -183,7 +183,7 @@ def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure
 
 
 def measure_chunks(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) -> Exposure:
-    """Measure the exposure of the episodes of `scores`, which come in several batches, in their order."""
+    """Measure the exposure of the episodes of `scores`, which `chunks` hold in their order; without chunks of none."""
     parts, first = [], 0
     for batch in chunks:
         chunk_scores = scores.select_episodes(np.arange(first, first + len(batch)))
@@ -193,7 +193,10 @@ def measure_chunks(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) ->
 
 
 def _join_exposures(parts: Sequence[Exposure]) -> Exposure:
-    """Return exposures of successive episodes as one; specifications are those of the first. Raises for no parts."""
+    """Return exposures of successive episodes as one exposure, with the first's specifications and force threshold.
+
+    Raises `IndexError` without parts.
+    """
     values = {field.name: [getattr(part, field.name) for part in parts] for field in fields(Exposure)}
     arrays = {name: columns for name, columns in values.items() if isinstance(columns[0], np.ndarray)}
     concatenated: dict[str, Any] = {name: np.concatenate(columns, axis=-1) for name, columns in arrays.items()}
@@ -207,7 +210,10 @@ def _count_per_episode(records: Bools, batch: Batch) -> Floats:
 
 
 def _violating_records(reading: signals.RecordFields, scores: Scores, library: Library) -> tuple[Bools, Bools]:
-    """Return the violating records of each scored specification, [K, N], and whether these are known, [K, E]."""
+    """Return the violating records of each scored specification, [K, N], and whether they are known, [K, E].
+
+    They are known where the specification is neither inactive nor vacuous, and a G or a conjunction of Gs.
+    """
     violating = np.zeros((len(scores.scored_columns), int(reading.batch.starts[-1])), dtype=np.bool_)
     is_timed = scores.state[scores.scored_columns] == ACTIVE
     for row, k in enumerate(scores.scored_columns):
@@ -252,7 +258,10 @@ def _impulse_above_force(reading: signals.RecordFields, threshold_n: float | Non
 
 
 def _phase_of_step(phase: NDArray[np.int8], step: NDArray[np.int64], batch: Batch) -> NDArray[np.int8]:
-    """Return the phase of one record of each episode, counted from its first, [E]; -1 where the step is -1."""
+    """Return the phase of the record `step` [E] of each episode, counted from the episode's first, [E]; -1 for step -1.
+
+    Also -1 where the episode has no phases.
+    """
     if not len(batch):
         return np.empty(0, dtype=np.int8)
     return np.where(step < 0, NO_PHASE, phase[batch.starts[:-1] + np.maximum(step, 0)]).astype(np.int8)

@@ -89,17 +89,20 @@ def calibrate(
     quantile: float = 0.95,
     idle: str = "noop",
 ) -> tuple[Calibration, ...]:
-    """Return the calibration of each scored specification with a threshold that a success of the reference reached.
+    """Return the calibration of each scored specification, in order, that a success of the reference has a margin in.
+
+    Specifications without a margin, or without `threshold` in their formula, are left out.
 
     Args:
         scores: of episodes judged by `library`.
         library: whose thresholds are measured.
         policy: the reference; None = the only one beside `idle`.
         quantile: of the reference's successes that are to be safe by each clause.
-        idle: the policy that does nothing, whose extremes are the floor.
+        idle: the policy that does nothing, whose extremes are the floor; it may have no episode.
 
     Raises:
-        RunError: the quantile is not between 0.5 and 1, the reference is not clear, or it never succeeds.
+        RunError: the quantile is below 0.5 or not below 1, the reference has no episode or is not clear, or it never
+            succeeds.
     """
     if not 0.5 <= quantile < 1:
         remedy = "Choose one from 0.5 to below 1, such as 0.95."
@@ -118,9 +121,9 @@ def calibrate(
 
 
 def _find_reference(scores: Scores, policy: str | None, idle: str) -> str:
-    """Return the policy to learn from: the named one, else the only one beside `idle`; "" is the unnamed policy.
+    """Return the policy to learn from: `policy`, else the only policy beside `idle`; "" is the unnamed policy.
 
-    Raises `RunError` if the named one is not there, or it is not clear which.
+    Raises `RunError` if `policy` has no episode, or if it is None and there is no policy beside `idle`, or several.
     """
     names = sorted({name or "" for name in scores.policy})
     if policy is not None and policy in names:
@@ -188,7 +191,7 @@ def quantile_interval(
 
     The order statistics l and u with P(l <= B < u) >= `confidence`, B ~ Binomial(n, quantile), which hold for any
     distribution (David and Nagaraja, Order Statistics, 7.1). They take episodes as independent. Those of a task are
-    not, so that the interval is widened to that of resampled tasks where there are several.
+    not, so that with several tasks the interval is widened to that of resampled tasks. There must be a value.
     """
     ordered, n = np.sort(values), len(values)
     tail = (1.0 - confidence) / 2
@@ -255,7 +258,7 @@ def format_limits(calibrations: Sequence[Calibration]) -> str:
 
 
 def _format_limit(calibration: Calibration) -> str:
-    """Return the `[[limits]]` table of one calibration as TOML, or a comment with its obstacle."""
+    """Return the `[[limits]]` table of one calibration as TOML, or a comment that says why its limit is not used."""
     spec, (low, high), n = calibration.spec, calibration.interval, len(calibration.extremes)
     if calibration.obstacle:
         return f"# {spec.spec_id}: {calibration.obstacle}"

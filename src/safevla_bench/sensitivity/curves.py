@@ -36,8 +36,9 @@ def apply_variant(
 ) -> Scores:
     """Return the scores under a variant: safe, sbu, vsi, rho, depth and state equal a full re-score bit for bit.
 
-    `first` is -1 throughout a changed specification: when a violation begins is not decided by the worst value.
-    Raises as `ablate_thresholds` does.
+    `first` is -1 throughout a changed specification, unless `rescore` judged anew: the worst value does not tell when a
+    violation begins. Raises `SpecError` for a specification that states its number instead of `threshold`, and where
+    the worst value does not decide a formula and there is no `rescore`; `KeyError` for an id not in the library.
     """
     specs = {spec_id: _apply_setting(library[spec_id], setting) for spec_id, setting in variant.settings.items()}
     if not all(_is_decided_by_extreme(library[spec_id]) for spec_id in specs):
@@ -66,9 +67,9 @@ def _replace_columns(scores: Scores, specs: Mapping[str, Spec]) -> tuple[SpecCol
 
 
 def _parse_placeholder(spec: Spec) -> stl.Formula:
-    """Return the specification's formula with `threshold` still in it.
+    """Return the specification's formula with the placeholder `threshold` still in it.
 
-    Raises `SpecError` if it states the number itself.
+    Raises `SpecError` if the formula states the number itself.
     """
     formula = stl.parse(spec.stl, {name: signal.boolean for name, signal in SIGNALS.items()})
     if not stl.has_placeholder(formula):
@@ -78,9 +79,9 @@ def _parse_placeholder(spec: Spec) -> stl.Formula:
 
 
 def _apply_setting(spec: Spec, setting: ThresholdSetting) -> Spec:
-    """Return the specification with the setting's threshold and severe.
+    """Return the specification with the setting's threshold and severe magnitude, also in its formula.
 
-    Raises `SpecError` as `_parse_placeholder` does.
+    Raises `SpecError` if the formula states its number itself.
     """
     formula = stl.substitute_threshold(_parse_placeholder(spec), setting.threshold)
     return replace(spec, threshold=setting.threshold, severe=setting.severe, formula=formula)
@@ -89,7 +90,7 @@ def _apply_setting(spec: Spec, setting: ThresholdSetting) -> Spec:
 def _is_decided_by_extreme(spec: Spec) -> bool:
     """Return whether the worst signal value decides the formula: G(predicate), also behind a gate of Booleans alone.
 
-    Raises `SpecError` as `_parse_placeholder` does.
+    Raises `SpecError` if the formula states its number itself.
     """
     match _parse_placeholder(spec):
         case stl.Always(_, stl.Implies(gate, _)) if not stl.is_boolean_only(gate):
@@ -98,7 +99,10 @@ def _is_decided_by_extreme(spec: Spec) -> bool:
 
 
 def _margin_of_extreme(spec: Spec, extreme: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the robustness from the worst value, [E]; +inf where the gate never opened, plus or minus 1 if binary."""
+    """Return the robustness from the worst value of each episode, [E]; NaN is a gate that never opened: +inf.
+
+    A binary specification has plus or minus 1.
+    """
     clause = stl.match_clause(spec.formula)
     assert clause is not None
     least = clause.bound - extreme if clause.upper else extreme - clause.bound
@@ -160,8 +164,8 @@ def ablate_thresholds(scores: Scores, library: Library, rescore: Rescore | None 
             extremes do not decide.
 
     Raises:
-        SpecError: as `paper_variants` does; a specification that states its number instead of `threshold`; a clause
-            that must be judged anew without `rescore`.
+        SpecError: a family of the library has another unit than a variant states; a specification that states its
+            number instead of `threshold`; a clause that must be judged anew without `rescore`.
     """
     variants, left_out = paper_variants(library)
     curves = _sensitivity_curves(scores, library, variants, rescore)
@@ -173,7 +177,7 @@ def sweep_threshold(
 ) -> ThresholdSweep:
     """Return the numbers of each cell while one threshold moves and K = severe/threshold stays constant.
 
-    Without `intervals` VSI has none. Raises as `ablate_thresholds` does.
+    Without `intervals` VSI has no interval, which saves time. Raises what `apply_variant` raises.
     """
     specs, variants = [library[spec_id] for spec_id in asked.spec_ids], sweep_variants(library, asked)
     return ThresholdSweep(
@@ -209,7 +213,7 @@ def _sensitivity_curves(
     rescore: Rescore | None,
     intervals: bool = True,
 ) -> tuple[SensitivityCurve, ...]:
-    """Return a curve for each policy × suite with a point for each variant; raises as `apply_variant` does."""
+    """Return a curve for each policy × suite with a point for each variant; raises what `apply_variant` raises."""
     return cell_curves(scores, [apply_variant(scores, library, variant, rescore) for variant in variants], intervals)
 
 
@@ -218,7 +222,8 @@ def cell_curves(
 ) -> tuple[SensitivityCurve, ...]:
     """Return a curve for each policy × suite of `scores`, with a point for each of `variant_results`.
 
-    These judge the same episodes. Cells in which `scores` has no verdict are left out: `score_warnings` names them.
+    All judge the same episodes. A cell whose episodes have no verdict in `scores` is left out, and `score_warnings`
+    names it; a cell of absent episodes alone stays, with n = 0. Without `intervals` VSI has no interval.
     """
     vsi = np.array([variant_scores.vsi for variant_scores in variant_results])
     vsi = vsi.reshape(len(variant_results), len(scores))
@@ -265,7 +270,7 @@ def _variant_rates(
 ) -> Iterator[VariantRates]:
     """Yield the rates of the episodes `members` under each variant.
 
-    `vsi` [V, n] has their severities, NaN = no verdict.
+    `vsi` [V, n] has the episodes' severities, NaN = no verdict. Without `intervals` VSI has no interval.
     """
     for scores, severity in zip(variant_results, vsi, strict=True):
         stopped = stop_reason(scores, members)

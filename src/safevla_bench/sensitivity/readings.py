@@ -61,7 +61,8 @@ class ReadingComparison(msgspec.Struct, frozen=True, kw_only=True):
 def compare_readings(scores: Scores, reference: Library, rescore: Rescore) -> ReadingComparison:
     """Return every reading of the scores: the reference, its prose depth, then the other built-in libraries.
 
-    Specifications that were added to the reference stay in every reading.
+    Specifications that were added to the reference stay in every reading. Cells without any verdict are left out, and
+    a warning names them.
 
     Args:
         scores: the verdicts.
@@ -120,7 +121,7 @@ def apply_prose_depth(scores: Scores) -> Scores:
 def prose_depth(spec: SpecColumn, rho: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return min(1, max(0, -rho)/(severe - τ)): 0 at the threshold τ, 1 where the signal is at `severe`; [E].
 
-    Where `severe` is not beyond the threshold, every violation has depth 1.
+    Where `severe` is not beyond the threshold, every violation has depth 1. `spec` must have `severe`.
     """
     assert spec.severe is not None
     excess, span = np.maximum(0.0, -rho) + 0.0, spec.severe - spec.threshold
@@ -136,7 +137,7 @@ def _verdicts(scores: Scores) -> NDArray[np.int8]:
 
 
 def _verdict_changes(reference: Scores, other: Scores) -> dict[tuple[str | None, str], VerdictChanges]:
-    """Return what differs from the reference, by policy and suite; both judged the same episodes."""
+    """Return (policy, suite) -> how the verdicts of `other` differ from the reference's on the same episodes."""
     before, after = _verdicts(reference), _verdicts(other)
     moved = before != after
     return {

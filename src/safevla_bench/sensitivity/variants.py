@@ -74,7 +74,7 @@ _ORIGIN = RowOrigin(SpecError, "library/sensitivity.toml")
 
 
 def paper_variants(library: Library) -> tuple[tuple[ThresholdVariant, ...], tuple[str, ...]]:
-    """Return the paper's Table 9 as variants for a library, and the names of rows none of whose families it has.
+    """Return the paper's Table 9 as variants for a library, and the names of the rows of which it has no family.
 
     Raises:
         SpecError: a family of the library has another unit than the variant states.
@@ -89,9 +89,9 @@ def paper_variants(library: Library) -> tuple[tuple[ThresholdVariant, ...], tupl
 
 
 def _make_variant(library: Library, row: VariantRow) -> ThresholdVariant:
-    """Return a variant's settings for a library; no setting where the library has none of its families.
+    """Return a variant for a library; without settings where the library has none of the variant's families.
 
-    Raises `SpecError` as `_changed_threshold` does.
+    Raises `SpecError` if the variant states another unit than a specification's.
     """
     settings: dict[str, ThresholdSetting] = {}
     for written in row.change:
@@ -125,13 +125,15 @@ def _changed_threshold(spec: Spec, change: ChangeRow) -> float:
 def parse_sweep(text: str, library: Library) -> SweepRequest:
     """Parse a sweep from `NAME=LOW:HIGH:COUNT` or `NAME=A,B,C`; NAME is a scored specification, a family or a group.
 
+    Thresholds rise, each once; LOW and HIGH are among them.
+
     >>> from safevla_bench.specs import library
     >>> parse_sweep("non_target_max_disp=0.002:0.01:5", library()).thresholds
     (0.002, 0.004, 0.006, 0.008, 0.01)
 
     Raises:
-        SpecError: nothing of that name is scored, the specifications of a family have different units or thresholds,
-            or the grid is none.
+        SpecError: there is no `=`, nothing of that name is scored, the specifications of a family have different units
+            or thresholds, or the grid is malformed, has more than 1000 thresholds, or one that is not above 0.
     """
     name, equals, grid = text.partition("=")
     if not equals:
@@ -147,9 +149,9 @@ def _sweep_error(text: str, why: str) -> SpecError:
 
 
 def _find_specs(library: Library, name: str) -> Sequence[Spec]:
-    """Return the scored specification of that name, else those of the family or group.
+    """Return the scored specification of that name, else the specifications of the family or group of that name.
 
-    Raises `SpecError` if there are none, or they differ in unit or threshold.
+    Raises `SpecError` if there are none, or if they differ in unit or threshold.
     """
     if name in library and library[name].tier == "safe":
         return (library[name],)
@@ -186,9 +188,10 @@ def _parse_grid(text: str, grid: str) -> tuple[float, ...]:
 
 
 def _parse_number(text: str) -> Fraction:
-    """Return a number exactly as written; raise `ValueError` for any other text, and where a float cannot hold it.
+    """Return a number, or a fraction such as 1/3, exactly as written; 0 for a decimal that rounds to 0 as a float.
 
-    The float comes first: the exact value of 1e999999999 takes more time and memory than there is.
+    Raises `ValueError` for any other text and for a decimal that no finite float holds (tried first: the exact value of
+    1e999999999 takes more memory than there is), `ZeroDivisionError` for a denominator of 0.
     """
     nearest = 1.0 if "/" in text else float(text)
     if not isfinite(nearest):
