@@ -53,7 +53,10 @@ def non_target_disp_max(fields: RecordFields) -> Floats:
 
 
 def _displacements(fields: RecordFields) -> tuple[Floats, Bools]:
-    """Return the largest displacement of each record, and whether a watched body is left out; [N] each."""
+    """Return the largest displacement [m] of each record, NaN without one, and whether a watched body is left out.
+
+    [N] each. Watched are bystanders and furniture with positions.
+    """
     poses = fields.batch.body_pos_m
     bodies = np.diff(poses.body_starts)
     largest = np.full(int(fields.batch.starts[-1]), np.nan)
@@ -64,7 +67,10 @@ def _displacements(fields: RecordFields) -> tuple[Floats, Bools]:
 
 
 def _write_displacement(fields: RecordFields, episodes: Ints, count: int, largest: Floats, partial: Bools) -> None:
-    """Write the largest displacement of each record of the given episodes, of `count` posed bodies each, to [N]."""
+    """Write what `_displacements` returns for the given episodes to `largest` and `partial`, [N] each.
+
+    Each of these episodes has `count` posed bodies. `partial` is left as it is where no pose of the batch is marked as not known.
+    """
     batch, poses = fields.batch, fields.batch.body_pos_m
     role = batch.body_role[poses.body[poses.body_starts[episodes][:, None] + np.arange(count)]]
     watched = (role == BYSTANDER) | (role == FURNITURE)

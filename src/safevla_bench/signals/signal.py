@@ -57,7 +57,7 @@ class RecordFields:
         return RecordFields(replace(self.batch, pose_valid=absent))
 
     def compute_once(self, kind: str, name: str, compute: Callable[[RecordFields], A]) -> A:
-        """Return `compute(self)`, read-only. It is computed on the first call only."""
+        """Return `compute(self)`, read-only, which is computed on the first call for `kind` and `name` only."""
         key = (kind, name)
         if key not in self._arrays:
             array = compute(self).view()
@@ -215,7 +215,7 @@ class RecordFields:
         return rows
 
     def lacks_field(self, field: str) -> Bools:
-        """Return whether each episode lacks a field of `RAW_FIELDS`, [E]."""
+        """Return whether each episode lacks a field of `RAW_FIELDS`, [E]; raise `KeyError` for another name."""
         return self.compute_once("lacks", field, RAW_FIELDS[field])
 
     def _held_body_lacks(self, poses: Poses) -> Bools:
@@ -243,7 +243,7 @@ def pose_columns(batch: Batch, poses: Poses) -> Ints:
 
 
 def unit_quaternions(quats: Floats) -> Floats:
-    """Return quaternions scaled to norm one, [N, 4]. Tiny and huge ones keep their direction."""
+    """Return quaternions scaled to norm one, [N, 4]. Tiny and huge ones keep their direction; NaN stays NaN."""
     scaled = quats / np.abs(quats).max(axis=1, keepdims=True)
     unit: Floats = scaled / np.sqrt(np.square(scaled).sum(axis=1, keepdims=True))
     return unit

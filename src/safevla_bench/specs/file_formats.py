@@ -143,7 +143,7 @@ def current_name(name: str) -> str:
 
 
 def read_built_in(name: str) -> LibrarySource:
-    """Return the content of a built-in library's files."""
+    """Return the content of the files of a built-in library, in library order; `name` is a key of `BUILT_IN`."""
     sources = [read_source(_library_folder() / file, f"library/{file}", is_built_in=True) for file in BUILT_IN[name]]
     drafts = tuple(draft for source in sources for draft in source.drafts)
     return LibrarySource(drafts, built_in_tags(), limits=tuple(limit for source in sources for limit in source.limits))
@@ -181,7 +181,8 @@ def _read_toml_source(path: Traversable, origin: RowOrigin, is_built_in: bool) -
     """Return the drafts, tags and limits of a TOML library; with `based_on`, after the built-in library's drafts.
 
     [[replace]] changes inherited drafts; a new threshold also makes a new id, as in `…@100N`, unless `is_built_in`.
-    Raises the origin's error for a `based_on` that is not built in, and for [[replace]] without it or of an unknown id.
+    Raises the origin's error as `read_toml` does, for a limit of another form, for a `based_on` that is not built in,
+    and for [[replace]] without `based_on` or of an unknown id.
     """
     tables = read_toml(path, LibraryFile, origin)
     drafts = tuple(
@@ -277,7 +278,8 @@ def _paper_row(row: object, place: RowOrigin) -> tuple[PaperSpecRow, RowOrigin]:
 def _paper_draft(paper: PaperSpecRow, origin: RowOrigin) -> SpecDraft:
     """Return a row of the paper's format as a draft under today's ids; its old id becomes a legacy id.
 
-    A scored row without severe magnitude is binary unless the row says otherwise.
+    A scored row without severe magnitude is binary unless the row says otherwise. Raises as `_family_axis` does where
+    the row has no axis.
     """
     # A scored row without a severe magnitude is one of the paper's hard stops (its Table 17).
     hard_stop = paper.tier != "diagnostic" and paper.vsi_severe is None
@@ -387,8 +389,7 @@ def _paper_spec_row(library: Library, spec: Spec) -> dict[str, object]:
 
 
 def find_stated_predicate(written: Formula, threshold: float) -> StatedPredicate | None:
-    """Return signal and operator of the only comparison with `threshold`; None if there is none or more than one.
-
+    """Return signal and operator of the only comparison of a signal, on the left, with `threshold`; else None.
     None too where filling in the number and restoring the placeholder would not give the same formula back.
     """
     predicates = {
@@ -404,7 +405,10 @@ def find_stated_predicate(written: Formula, threshold: float) -> StatedPredicate
 
 
 def restore_placeholder(formula: Formula, stated: StatedPredicate, threshold: float) -> Formula:
-    """Return the formula with `threshold` in place of the number in every comparison that a row states."""
+    """Return the formula with `threshold` for the number in every comparison of the stated signal and operator.
+
+    The signal stands alone on the left, and the number or its negative on the right; all else stays as it is.
+    """
     name, operator = stated
     placeholders: dict[Expression, Expression] = {
         signed_constant(threshold): Threshold(),

@@ -88,7 +88,8 @@ def library(name_or_path: str | Path = "default") -> Library:
     rows of the paper's JSON schema: one object, a list, or one object per line.
 
     Raises:
-        SpecError: no such library, or one that contradicts itself; names the file, the specification and the key.
+        SpecError: there is no such library, its file cannot be read, or it contradicts itself; names the file, the
+            specification and the key.
     """
     name = current_name(str(name_or_path))
     if name in BUILT_IN:
@@ -107,7 +108,8 @@ def extend_library(base: Library, path: Path) -> Library:
     A specification that the library has already, judged in the same way, is not added again.
 
     Raises:
-        SpecError: as `library` does, and for an id that the library already has for something else.
+        SpecError: as `library` does, for a limit of a specification that `base` lacks, for a file with `based_on`, and
+            for an id that the library already has for something else.
     """
     origin, source = RowOrigin(SpecError, str(path)), _read_library_file(path)
     if source.based_on is not None:
@@ -138,7 +140,7 @@ def _built_in_library(name: str) -> Library:
 
 
 def _read_library_file(path: Path) -> LibrarySource:
-    """Return the content of a library file; raise `SpecError` if there is no such file or it holds nothing."""
+    """Return the content of a library file; raise `SpecError` if it cannot be read, is not valid or holds nothing."""
     if not is_library_file(path):
         remedy = f"built-in: {', '.join(BUILT_IN)}; or the path of a .toml, .json or .jsonl file"
         raise SpecError(f"there is no specification library {str(path)!r}", remedy=remedy)
@@ -155,7 +157,8 @@ def _assemble_library(name: str, source: LibrarySource, vocabulary: Mapping[str,
 
     `vocabulary` has the tags that are declared elsewhere.
 
-    Raises the origin's error for a specification that is not valid, and for ids or legacy ids that are repeated.
+    Raises the origin's error for a specification that is not valid, for ids or legacy ids that are repeated, and for a
+    limit that cannot be set.
     """
     tags = {**vocabulary, **source.tags}
     specs: list[Spec] = []
@@ -196,7 +199,7 @@ def _parse_draft(draft: SpecDraft) -> Iterator[ParsedSpec]:
 def _alternate_row(row: SpecRow, other: AlternateRow) -> SpecRow:
     """Return the row of an alternate: `row` with the id, threshold, severe magnitude and legacy ids of `other`.
 
-    Source and rationale stay where `other` has none.
+    Its tier is `alternate`. Source and rationale stay where `other` has none.
     """
     return msgspec.structs.replace(
         row,
@@ -271,7 +274,8 @@ def _read_threshold(entry: ParsedSpec, formula: stl.Formula) -> tuple[stl.Formul
     `event <= 0` becomes `event < threshold`. Without a threshold, a formula of Boolean signals alone is returned as it
     is. Both of these get `BINARY_THRESHOLD`.
 
-    Raises the row's error if the threshold is missing, is not positive, or is not used by the formula.
+    Raises the row's error if the threshold is missing, is not positive, or is not used by the formula, or if the
+    formula lacks the predicate that a JSON row states.
     """
     threshold, origin = entry.row.threshold, entry.origin
     if entry.stated_predicate is not None and threshold is not None and not stl.has_placeholder(formula):
@@ -349,7 +353,8 @@ def _check_positive(value: float, key: str, origin: RowOrigin) -> None:
 def _check_severity(row: SpecRow, formula: stl.Formula, origin: RowOrigin) -> None:
     """Raise the row's error unless a specification is binary or graded; a scored graded one needs a severe magnitude.
 
-    A formula of Boolean signals alone must be binary, and a binary specification has no severe magnitude.
+    A formula of Boolean signals alone must be binary, and a binary specification has no severe magnitude. One that is
+    given is positive and finite.
     """
     if stl.is_boolean_only(formula) and not row.binary:
         problem = "all atoms are Boolean, so that no violation has a depth, yet it is not binary"

@@ -102,7 +102,8 @@ class Library:
     def canonical_id(self, spec_id: str) -> str:
         """Return the current id for a current or older id, or for an id that a `[[replace]]` gave another threshold.
 
-        Raises `SpecError` with close ids if the library has no such specification.
+        The latter, `ID@…`, is found where it is the only one of `ID`. Raises `SpecError` with close ids if the library
+        has no such specification.
         """
         current_id = self.legacy.get(spec_id, spec_id)
         rethresholded = [name for name in self._by_id if name.startswith(f"{current_id}@")]
@@ -143,7 +144,7 @@ def scoring_content(spec: Spec) -> list[object]:
 
 
 def spec_rows(library: Library) -> list[dict[str, object]]:
-    """Return one row per specification, in library order."""
+    """Return one row per specification, in library order, in plain values under the keys of a library file."""
     return [_spec_row(library, spec) for spec in library]
 
 

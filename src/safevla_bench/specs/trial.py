@@ -57,7 +57,8 @@ def set_thresholds(library: Library, changes: Sequence[str]) -> Library:
     says what judged, as after a `[[replace]]`: `max_contact_force_under_200N@100N`.
 
     Raises:
-        SpecError: there is no such specification, the value is not positive, or its unit is another.
+        SpecError: a change lacks `=`, there is no such specification or it has no threshold to set, or the value is no
+            positive number in its unit.
     """
     for change in changes:
         name, equals, text = change.partition("=")

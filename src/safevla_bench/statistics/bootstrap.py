@@ -46,7 +46,7 @@ def resampled_means(
 ) -> NDArray[np.float64]:
     """Return the mean of each row of `values` [M, n] in each resample of its columns, [M, resamples].
 
-    A NaN does not count; a mean is NaN where nothing that counts was drawn.
+    A NaN does not count; a mean is NaN where nothing that counts was drawn. There must be at least one column.
     """
     counted = ~np.isnan(values)
     return _resample_means(np.where(counted, values, 0.0), counted, generator, resamples)
@@ -55,8 +55,9 @@ def resampled_means(
 def _resample_means(
     filled: NDArray[np.float64], counted: NDArray[np.bool_], generator: np.random.Generator, resamples: int
 ) -> NDArray[np.float64]:
-    """Return the resampled means of all rows, [M, resamples].
+    """Return the resampled means of all rows, [M, resamples]; NaN where nothing that counts was drawn.
 
+    `filled` [M, n] has 0 where a value is not `counted`; n is at least 1.
     A resample is a row of a sparse matrix, with a 1 for each episode each time it is drawn. Its product with the
     episodes adds up the drawn values in the order in which they were drawn.
     """

@@ -48,7 +48,8 @@ def rate_sample_size(
     """Return the least n whose exact interval excludes `limit` with the given power if the true rate is `rate`.
 
     The interval is Clopper and Pearson's. The power rises in steps, so a slightly larger n may fall just short again.
-    None where more than `most` would be needed. Raises `SafevlaError` if a number is no share.
+    None if `rate` is the limit, or about more than `most` would be needed. Raises `SafevlaError` if a number is no
+    share.
     """
     _check_shares(rate=rate, limit=limit)
     _check_level(power, confidence)
@@ -116,7 +117,7 @@ def sequential_paired_plan(
     """Return after how many pairs the sequential paired test distinguishes two rates; see `paired_sample_size`.
 
     None if the rates are equal, or too many pairs are needed. Raises `SafevlaError` if fewer pairs differ than the
-    rates do, or a number is no share.
+    rates do, the difference is below `LEAST_DIFFERENCE`, or a number is no share.
     """
     if difference == 0:
         return None
@@ -160,8 +161,9 @@ def task_sample_size(
     confidence: float = CONFIDENCE,
     most: int = 1_000_000,
 ) -> int | None:
-    """Return the episodes of each task that show a mean difference over tasks like these; None if no number does.
+    """Return the episodes of each task that show a mean difference over tasks like these; None if over about `most`.
 
+    None too where no number of episodes shows the difference on so few tasks.
     The mean over tasks varies by spread²/tasks, which more episodes do not reduce, and by variance/(tasks · episodes).
     Power of a two-sided t test of the task means, by the noncentral t distribution.
 
@@ -175,7 +177,8 @@ def task_sample_size(
         most: greatest number tried.
 
     Raises:
-        SafevlaError: the difference is 0 or no difference of rates, there is one task, or a number is no share.
+        SafevlaError: the difference is 0 or no difference of rates, there is one task, the variance is negative or
+            infinite, or a number, the spread among them, is no share.
     """
     _check_task_plan(difference, spread, power, confidence)
     if tasks < 2 or not 0 <= variance < inf:
@@ -212,7 +215,7 @@ def least_tasks(difference: float, spread: float, power: float = POWER, confiden
 
 
 def _check_task_plan(difference: float, spread: float, power: float, confidence: float) -> None:
-    """Raise `SafevlaError` if no number of tasks shows the difference, or a number is no share."""
+    """Raise `SafevlaError` if the difference is too small or beyond 1, or another number is no share."""
     _check_difference(difference)
     _check_shares(spread=spread)
     _check_level(power, confidence)

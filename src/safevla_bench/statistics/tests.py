@@ -95,7 +95,10 @@ def letter_display(count: int, distinct: Collection[tuple[int, int]]) -> tuple[s
 
 
 def _maximal_cliques(chosen: set[int], open_: set[int], done: set[int], near: dict[int, set[int]]) -> list[set[int]]:
-    """Return all maximal sets of mutually near numbers (Bron and Kerbosch, with a pivot)."""
+    """Return all maximal sets of mutually near numbers (Bron and Kerbosch, with a pivot) that hold `chosen`.
+
+    Numbers of `open_` may join, those of `done` were tried before; both are near all of `chosen`. `near` is left as is.
+    """
     if not open_ and not done:
         return [chosen]
     pivot = max(open_ | done, key=lambda k: len(near[k] & open_))

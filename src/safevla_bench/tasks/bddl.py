@@ -88,7 +88,8 @@ def parse_bddl(text: str) -> BddlProblem:
     """Return the problem in a text.
 
     Raises:
-        RegistryError: it is no BDDL problem, or has no goal.
+        RegistryError: the text is no BDDL problem, has no goal, or has a goal or initial state of a form other than
+            predicates joined by `and`.
     """
     tree = _parse_tree(text)
     if not isinstance(tree, list) or tree[:1] != ["define"]:
@@ -149,7 +150,7 @@ def _flatten_predicates(trees: Sequence[Tree]) -> Iterator[Predicate]:
 
 
 def _parse_typed_list(words: Sequence[Tree]) -> dict[str, str]:
-    """Return `a b - c d - e` as {a: c, b: c, d: e}."""
+    """Return `a b - c d - e` as {a: c, b: c, d: e}; names without a class are of the class `object`."""
     classes: dict[str, str] = {}
     names: list[str] = []
     remaining = iter([word for word in words if isinstance(word, str)])

@@ -122,10 +122,10 @@ class Registry:
     """The tags that entries may have, by name."""
 
     def find_entry(self, benchmark: str, task_id: str) -> TaskEntry:
-        """Return the task's own entry, else that of its family.
+        """Return the task's own entry, else that of its family, renamed; a task of a robot's log has one made for it.
 
         Raises:
-            UnknownTaskError: the task has neither; the remedy is the TOML to add.
+            UnknownTaskError: the task has none of these; the remedy is the TOML to add.
         """
         benchmark = self.find_suite(benchmark)
         exact = self.tasks.get((benchmark, task_id))
@@ -234,7 +234,7 @@ class Registry:
         return self.capability_sets[self.benchmarks[entry.benchmark].capabilities].tags
 
     def absence_reasons(self, benchmark: str) -> Mapping[str, str]:
-        """Return why a benchmark's own capabilities lack some tags, tag -> reason."""
+        """Return why a benchmark's own capabilities lack some tags, tag -> reason; {} for an unknown benchmark."""
         suite = self.benchmarks.get(benchmark)
         return self.capability_sets[suite.capabilities].absent if suite is not None else {}
 

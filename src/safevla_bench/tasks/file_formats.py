@@ -176,7 +176,10 @@ class TagReader:
     def read_tags(
         self, names: Iterable[str], key: str, origin: RowOrigin, *, capability: bool = False
     ) -> frozenset[str]:
-        """Return the names as a set after checking that each is a tag: a capability for hosts, another for tasks."""
+        """Return the names as a set after checking that each is a tag: a capability for hosts, another for tasks.
+
+        Raises the origin's error, at `key`, for the first name that is not.
+        """
         for name in names:
             if name not in self.tags:
                 remedy = f"{suggest_names(name, self.tags, 'known tags')}; or declare it under [tags.<class>]"
@@ -219,7 +222,7 @@ class EntryReader:
     def read_entries(self, source: RegistrySource) -> Iterator[tuple[tuple[str, str], TaskEntry]]:
         """Yield the tasks of a file by benchmark and id, without the paper's rows of families.
 
-        Raises the origin's error.
+        Raises the origin's error for a row of another form, or one whose benchmark, tags or mechanism are not valid.
         """
         for number, table in enumerate(source.tables.tasks):
             origin = source.origin.with_subject(_row_subject(table, f"tasks[{number}]"))
@@ -230,7 +233,7 @@ class EntryReader:
                 yield (paper.benchmark, paper.task_id), self._make_paper_entry(paper, origin)
 
     def read_families(self, source: RegistrySource) -> Iterator[TaskFamily]:
-        """Yield the families of a file, in order."""
+        """Yield the families of a file, in order; raises as `read_entries` does, and for a table without patterns."""
         for number, table in enumerate(source.tables.families):
             origin = source.origin.with_subject(_row_subject(table, f"families[{number}]"))
             row = convert_row(table, TaskFamilyRow, origin)
@@ -265,7 +268,8 @@ class EntryReader:
         """Return the entry of a row in the paper's format.
 
         Measured tags equal to the benchmark's own are dropped (None). An object tag without a reason gets `NO_REASON`.
-        Raises the origin's error for an unknown benchmark or tag.
+        Raises the origin's error for an unknown tag, a reason for a tag that the row lacks, a wrong mechanism, and,
+        unless the row states its measured tags, an unknown benchmark.
         """
         if row.benchmark_signal_tags is None:
             check_known(row.benchmark, self.benchmarks, "benchmark", "benchmarks", origin)
@@ -294,7 +298,8 @@ class EntryReader:
     def _mechanism_tags(self, row: TaskRow | TaskFamilyRow | PaperTaskRow, origin: RowOrigin) -> frozenset[str]:
         """Return the tags of the template, or of all components together.
 
-        A row of the paper that states its task tags may name a template of another evaluator, of which they are all.
+        A row of the paper that states its task tags may name a template of another evaluator: it is logged, and adds no
+        tags. Raises the origin's error for another unknown name, and unless the row has either template or components.
         """
         _check_one_mechanism(row, origin)
         key = "components" if row.components else "template"

@@ -52,8 +52,11 @@ V = TypeVar("V")
 def registry(extra: Sequence[Path] = ()) -> Registry:
     """Return the built-in registry, with the tasks, templates, benchmarks and capability sets of files added.
 
+    Tasks of the files replace built-in ones of the same id, and their families come first.
+
     Raises:
-        RegistryError: a file contradicts itself, another one, or the built-in names; names file, row and key.
+        RegistryError: a file cannot be read, or contradicts itself, another one, or the built-in names; names file, row
+            and key.
     """
     if not extra:
         return _built_in_registry()
@@ -76,7 +79,7 @@ def _built_in_registry() -> Registry:
 def _read_source(path: Traversable, file: str) -> RegistrySource:
     """Return the content of one registry file, a TOML file or rows of the paper's format in JSON or JSONL.
 
-    Raises `RegistryError`, named with `file`, for another suffix or a file that cannot be read.
+    Raises `RegistryError`, named with `file`, for another suffix, a file that cannot be read, or a wrong key or value.
     """
     origin = RowOrigin(RegistryError, file)
     if file.endswith(".toml"):

@@ -263,7 +263,10 @@ def _load_kinds() -> _ObjectKinds:
 
 
 def format_toml(proposals: Sequence[TagProposal], registry: Registry, *, host: str, capabilities: str) -> str:
-    """Return the registry file's text; benchmarks that the registry has already are not declared again."""
+    """Return the registry file's text. Benchmarks that the registry lacks are declared, with `host` and `capabilities`.
+
+    `capabilities` names their capability set.
+    """
     lines = list(_HEAD)
     for benchmark in dict.fromkeys(proposal.benchmark for proposal in proposals):
         if benchmark not in registry.benchmarks:
