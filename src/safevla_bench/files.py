@@ -24,11 +24,11 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 def open_atomically(path: Path) -> Iterator[IO[bytes]]:
     """Yield a stream to a hidden file beside the target, which replaces the target after the block.
 
-    On the disk by then. A reader sees the old file or the new one, never a part. Whatever is raised in the block leaves
-    the target as it was. A device or a pipe, such as `/dev/null`, is written to and never replaced.
+    Its content is on the disk by then. A reader sees the old file or the new one, never a part. Whatever is raised in
+    the block leaves the target as it was. A device or a pipe, such as `/dev/null`, is written to and never replaced.
 
     Raises:
-        FileError: the target cannot be written; what was there before still is.
+        FileError: the target cannot be written, or the block raised an `OSError`; what was there before still is.
     """
     with translated_errors(path):
         if path.exists() and not path.is_file() and not path.is_dir():
@@ -53,7 +53,8 @@ def write_together(folder: Path, contents: Mapping[str, bytes | str], chief: str
         chief: the name of the file that the others go with.
 
     Raises:
-        FileError: one of them cannot be written; what was there before is.
+        FileError: one of them cannot be written: what was there before is. Or one cannot be put in place: `chief` is
+            the old or the new one, and others may be absent.
     """
     with ExitStack() as staged:
         ready: dict[Path, Path] = {}

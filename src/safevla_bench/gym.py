@@ -130,6 +130,7 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
 
         Raises:
             HostError: there is no such initial state.
+            SafevlaError: as `Monitor.observe` does: a task without an entry, a record without a field.
         """
         super().reset(seed=seed)
         if seed is not None:
@@ -146,7 +147,7 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         """Apply one action; `info["cost"]` and `info["safety"]` are of the record that it made.
 
         Returns observation, reward (1.0 at success, else 0.0), terminated at success, truncated at the horizon, and
-        info.
+        info. Raises `InvalidActionError` for an action that the host refuses.
         """
         observation, success = self._env.step(np.asarray(action, dtype=np.float64))
         self._steps += 1
@@ -209,6 +210,7 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
 
         Raises:
             HostError: no host can record what the environment holds.
+            SafevlaError: as `Monitor.observe` does: a task without an entry, a record without a field.
         """
         self._stop()
         seen, info = self.env.reset(seed=seed, options=options)
@@ -289,8 +291,10 @@ def make_env(
         host_arguments: the host's own.
 
     Raises:
-        HostError: no such host, suite, task, camera, reading or cost.
+        HostError: no such host, argument of it, suite, task, camera, reading or cost; or the simulator cannot be used.
+        PluginError: the host cannot be loaded or made.
         SpecError: no such library.
+        RegistryError: the tags that the host brings contradict others.
     """
     made = make_host(host, host_arguments)
     tags = [RuleFile.read(path) for path in registry_files(host)]
@@ -314,7 +318,7 @@ def _check_cost(cost: str) -> None:
 def _find_task(host: Host, suite: str, task: int | str) -> Task:
     """Return the task with this id, or at this place of the suite from 0.
 
-    Raises `HostError` with the first ids if none fits.
+    Raises `HostError` if there is no such suite and, with the first ids, if no task fits.
     """
     tasks = host.tasks(suite)
     for place, candidate in enumerate(tasks):

@@ -67,7 +67,10 @@ class JudgedSource:
                 yield self.policy_names.get(name, name), policy
 
     def to_document(self) -> dict[str, object]:
-        """Return what scores.json and the report hold of the source."""
+        """Return what scores.json and the report hold of the source: its description, new names and archive's digest.
+
+        Of a registration the digest alone; `policy_names` only where a policy is renamed.
+        """
         renamed = {"policy_names": dict(self.policy_names)} if self.policy_names else {}
         described = registration.shorten(self.description)
         return {**described, **renamed, "archive_sha256": self.archive_sha256}
@@ -139,9 +142,9 @@ class Judged:
         return [sentence] if sentence else []
 
     def describe_limits(self) -> list[str]:
-        """Return a sentence for suites with limits of their own: whether those limits judged.
+        """Return a sentence for each library that was made for some of the suites: whether that library judged.
 
-        [] without such suites.
+        [] if the default library is that of every suite.
         """
         registry, judging = self.ruleset.registry, self.ruleset.library.name
         own: dict[str, list[str]] = {}

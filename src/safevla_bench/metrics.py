@@ -226,7 +226,7 @@ def aggregate(scores: Scores) -> Summary:
 
 
 def cells(scores: Scores) -> CellList:
-    """Summarize each policy × suite, in order of first appearance."""
+    """Summarize each policy × suite, in order of first appearance, those without any record last."""
     keys = list(zip(scores.policy, scores.benchmark, strict=True))
     absent_keys = [(episode.policy, episode.benchmark) for episode in scores.absent]
     summaries = []
@@ -238,7 +238,7 @@ def cells(scores: Scores) -> CellList:
 
 
 def task_rates(scores: Scores) -> list[TaskRates]:
-    """Return the rates of each policy × suite × task, in order of first appearance."""
+    """Return the rates of each policy × suite × task, in order of first appearance, those without any record last."""
     keys = list(zip(scores.policy, scores.benchmark, scores.task_id, strict=True))
     members: dict[tuple[str | None, str, str], list[int]] = {}
     for k, key in enumerate(keys):
@@ -309,7 +309,7 @@ def stop_reason(scores: Scores, members: NDArray[np.int64]) -> str:
 
 
 def count_unjudged(scores: Scores, members: NDArray[np.int64]) -> dict[str, int]:
-    """Return how many episodes have no verdict: reason -> episodes, the most frequent first."""
+    """Return how many of the episodes at these indices have no verdict: reason -> episodes, the most frequent first."""
     unjudged = members[~scores.is_judged[members]]
     reasons = Counter(scores.no_verdict_reason(int(k)) or "" for k in unjudged)
     return dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))

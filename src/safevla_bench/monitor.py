@@ -197,6 +197,8 @@ class Monitor:
             RecordError: the batch is not a single record of the running episode.
             SignalError: an active scored specification whose fields the record lacks, unless these are deactivated.
             UnknownTaskError: a task without an entry.
+            RegistryError: the ruleset names a capability set that there is not.
+            FormulaError: a window bound is no multiple of the episode's control step.
         """
         if len(record) != 1 or record.starts[-1] != 1:
             remedy = "Pass one record at a time, as `records(batch)` cuts them from an episode."
@@ -235,7 +237,7 @@ class _EpisodeMonitor:
         """Specifications that left out a record, because a pose is unknown there."""
 
     def observe(self, record: Batch) -> EpisodeStanding:
-        """Return the standing after the next record."""
+        """Return the standing after the next record; raises as `Monitor.observe` does."""
         self._context.require_same_scene(record)
         self._step += 1
         fields = self._context.read_newest(record)

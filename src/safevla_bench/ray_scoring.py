@@ -69,7 +69,9 @@ def score_on_cluster(
     """Return the index and the scores of sources; None where anything is wrong and they must be read here.
 
     Raises:
-        RunError: the cluster cannot be used, or a node lacks a file or has other versions.
+        RunError: a source cannot be opened, the cluster cannot be used, a task on it is lost, or a node lacks a file or
+            has other versions.
+        RecordError: as `runs.open_sources` does.
     """
     sources = runs.open_sources(paths)
     if any(source.policy_names for source in sources):  # a node knows one file, and not what others say of its policy

@@ -231,7 +231,8 @@ class Ruleset:
     def with_host_registry(self, files: Sequence[RuleFile]) -> Ruleset:
         """Return the rules with the tags that hosts bring, loaded again; these rules themselves if no tag is new.
 
-        Raises `RegistryError` where new tags contradict others. Rules that were made of values stay as they are.
+        Rules that were made of values stay as they are. Raises `RegistryError` where new tags contradict others, else
+        as `RulesetRecipe.load` does.
         """
         recipe = self.recipe
         if recipe is None:
@@ -302,8 +303,10 @@ def load_ruleset(
         thresholds: changes of thresholds, each as `SPEC=VALUE`, where a unit may follow: `joint_torque=1.5`.
 
     Raises:
-        SpecError: there is no such library, or one of its files contradicts itself.
-        RegistryError: a registry file contradicts itself or another one.
+        SpecError: there is no such library, a file of specifications cannot be read or contradicts itself, or a
+            threshold cannot be set.
+        RegistryError: a registry file cannot be read, or contradicts itself or another one. Names in `capabilities` are
+            looked up later, for each task.
     """
     chosen = specs.library(library)
     is_built_in = str(library) in LIBRARY_NAMES

@@ -499,7 +499,10 @@ class Scores:
         return polars.DataFrame(series)
 
     def episode_columns(self) -> dict[str, Any]:
-        """Return the columns of `to_pandas`, [E] each: texts and flags with None, numbers with NaN for no value."""
+        """Return the columns of `to_pandas`, [E] each: texts and flags with None, numbers with NaN for no value.
+
+        A rho that is infinite becomes NaN.
+        """
         step, first = self.first_violation
         columns: dict[str, Any] = {
             "episode_id": self.episode_id,

@@ -41,7 +41,10 @@ def score(batch: Batch, ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = (
 
     Raises:
         UnknownTaskError: a task without an entry.
-        SignalError: an active scored specification whose fields a record lacks; `CollectedError` where several are.
+        RegistryError: the ruleset names a capability set that there is not.
+        FormulaError: a window bound is no multiple of an episode's control step.
+        SignalError: an active scored specification whose fields a record lacks, or that reaches no verdict as its
+            window lies past the end; `CollectedError` for several.
 
     >>> import safevla_bench as sb
     >>> batch = sb.open_archive("tests/cases/appendix_b.json")
@@ -84,7 +87,8 @@ class ScoredChunk:
 def judge_chunk(batch: Batch, ruleset: Ruleset) -> ScoredChunk:
     """Return the verdicts on one batch.
 
-    Raises `UnknownTaskError`; a missing field is an error only in `join_chunks`.
+    Raises `UnknownTaskError`, `RegistryError` and `FormulaError` as `score` does; a missing field, and a window past
+    the end, are errors only in `join_chunks`.
     """
     reasons = _inactive_reasons(batch, ruleset)
     reading = signals.RecordFields(batch)
@@ -176,7 +180,7 @@ def _violation_stops(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Li
 def _inactive_reasons(batch: Batch, ruleset: Ruleset) -> Mapping[str, NDArray[np.object_]]:
     """Return, by specification, why it does not apply to each episode's task, [E]; "" where it does.
 
-    Raises `UnknownTaskError` for a task without an entry.
+    Raises `UnknownTaskError` for a task without an entry, `RegistryError` for an unknown capability set.
     """
     tasks = [(header.benchmark, header.task_id) for header in batch.headers]
     reasons_by_task = {task: ruleset.inactive_reasons(*task) for task in dict.fromkeys(tasks)}
@@ -209,6 +213,6 @@ def _describe_spec(spec: Spec) -> SpecColumn:
 
 
 def _peak_forces(reading: signals.RecordFields) -> NDArray[np.float64]:
-    """Return the peak contact force of each episode [N], [E]; NaN where contacts were not recorded."""
+    """Return the peak contact force of each episode in newtons, [E]; NaN where contacts were not recorded."""
     force = signals.derive_signals(reading, ["max_contact_force"])["max_contact_force"]
     return np.asarray(np.maximum.reduceat(force, reading.batch.starts[:-1]), dtype=np.float64)

@@ -338,5 +338,8 @@ class ObserverGroup:
 def open_observers(
     names: Sequence[str], folder: Path, config: Mapping[str, object], scorer: OutcomeScorer, warn: WarnCallback
 ) -> list[TrackingObserver]:
-    """Begin a run of each tracker and return what observes for it; raises `RunError` where one cannot begin."""
+    """Begin a run of each tracker and return what observes for it; raises `RunError` for the first that cannot begin.
+
+    The runs begun before that stay open.
+    """
     return [TrackingObserver(open_tracker(name, folder, config), scorer, warn, name) for name in names]

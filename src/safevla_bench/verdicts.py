@@ -72,6 +72,10 @@ def judge_spec(
         reasons: why its tags make it inactive, "" where it applies; [E].
         missing: whether an applying specification whose fields are missing is an error (`unjudged`); in the log of a
             robot it is inactive.
+
+    Raises:
+        FormulaError: a window bound is no multiple of an episode's control step, or `threshold` was not substituted.
+        SignalError: a signal has the wrong kind or is NaN, or arithmetic leaves the numbers.
     """
     reason = reasons.copy()
     unjudged: dict[str, tuple[str, ...]] = {}
@@ -216,9 +220,9 @@ def _count_unknown(trace: stl.Trace, episodes: NDArray[np.int64]) -> NDArray[np.
 
 
 def has_uneven_stamps(batch: Batch) -> NDArray[np.bool_]:
-    """Return whether the time stamps of each episode are no multiples of its control step, [E].
+    """Return whether a time stamp of each episode is off its place, k control steps after record 0, [E].
 
-    False without stamps.
+    Off is more than 0.001 control steps. False without stamps.
     """
     channel, uneven = batch.channel("time_s"), np.zeros(len(batch), dtype=np.bool_)
     for e in np.flatnonzero(channel.present):
