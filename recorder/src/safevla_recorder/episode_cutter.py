@@ -93,6 +93,10 @@ class EpisodeCutter:
     """
 
     def __init__(self, env: RecordableEnv, rules: LoopRules, next_number: Callable[[], int], keep: KeepEpisode) -> None:
+        """Begin as after a reset without a seed: the first steps settle.
+
+        `refusal` is the error of a loop that moved the arm while it should settle; None = there was none.
+        """
         self._env, self._rules, self._next_number, self._keep = env, rules, next_number, keep
         self._running: _RunningEpisode | None = None
         self._is_over = False  # between an episode's end and the next reset, steps belong to no episode

@@ -67,6 +67,7 @@ class SafevlaError(Exception):
     """A problem that the user can solve: `problem` says what is wrong, `remedy` what to do."""
 
     def __init__(self, problem: str, *, remedy: str | None = None, place: Place | None = None) -> None:
+        """Keep problem, remedy (None = none is known) and place; without a place, one with all fields open."""
         super().__init__(problem)
         self.problem = problem
         self.remedy = remedy

@@ -129,6 +129,7 @@ class EpisodeRecorder:
     """Records one episode in a simulator of any kind: `begin`, then `substep` and `step`."""
 
     def __init__(self, scene: SceneMap) -> None:
+        """Keep the scene; no episode has begun."""
         self.scene = scene
         self._contacts = _ContactBuffer(scene)
         self._log: EpisodeLog[_Reading] | None = None
@@ -290,6 +291,7 @@ class _ContactBuffer:
     """Contacts of the substeps since the last `take_contacts`, by the places of their shapes."""
 
     def __init__(self, scene: SceneMap) -> None:
+        """Begin empty; `scene` knows the places of shapes."""
         self._place_of = scene.place_of
         self._rows: list[tuple[int, int, int, float]] = []
         self._substeps = 0

@@ -78,9 +78,11 @@ def export_dataset(
         on_skip: is told of each episode that is left out: without actions, uneven in time, or not to be rendered.
 
     Raises:
-        RunError: there is no episode to write, they differ in what they hold, a control step is no whole number of
-            frames a second, the folder is in use, or pictures are wanted and a source names no host.
-        HostError: pictures are wanted, and a camera is unknown or none can be rendered of any episode.
+        RunError: there is no episode to write, they differ in what they hold, their control step gives no whole number
+            of frames a second, the folder is in use, a source has changed since it was judged, or pictures are wanted
+            and a source names no host.
+        HostError, PluginError: pictures are wanted, and a camera is unknown, a host cannot be made, or none can be
+            rendered of any episode.
         RecordError: every episode is without actions or uneven in time.
         FileError: the folder cannot be written.
     """

@@ -58,7 +58,7 @@ def render_episode(folder: Path, host: Host, record: Batch, choice: CameraChoice
 
     Raises:
         HostError: the host cannot show episodes or has no such camera, or the record lacks its states.
-        RunError: bodies would not be shown where they were recorded.
+        RunError: run.json is missing or damaged, or bodies would not be shown where they were recorded.
     """
     count = int(record.lengths[0]) - 1
     with closing(frames.open_stage(folder, host, record)) as stage:

@@ -126,6 +126,7 @@ class ContactLog:
     """Copies of the contact lists since the last `take_contacts`, in arrays that are used again."""
 
     def __init__(self, model: mujoco.MjModel) -> None:
+        """Begin empty; the simulator's memory is first viewed at the first contact."""
         self._pyramidal = bool(model.opt.cone == 0)
         self._counts: list[int] = []
         self._rows: list[int] = []

@@ -48,6 +48,7 @@ class _StateViews:
     """Views of the simulator's own arrays, which stay where they are as long as its `MjData` lives."""
 
     def __init__(self, model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> None:
+        """View the arrays; those of the end effector are empty where the scene has no site for it."""
         site = scene.eef_site
         self._data = data
         self._site_pos = data.site_xpos[site] if site is not None else _NO_SITE
