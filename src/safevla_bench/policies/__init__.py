@@ -35,7 +35,10 @@ def policy_owner(name: str) -> str:
 
 
 def check_policy_loads(name: str) -> None:
-    """Import a policy's module without making the policy; raises `PluginError` where that fails."""
+    """Import a policy's module without making the policy; raises `PluginError` where that fails.
+
+    An unknown name passes.
+    """
     _POLICIES.load(name)
 
 
@@ -69,7 +72,8 @@ def make_policy(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> Polic
     """Make the policy that `spec` asks for: NAME, NAME:ARG, or the name of one of the paper's entries.
 
     Raises:
-        PolicyError: no policy has that name, or it does not take that ARG or these arguments; lists those there are.
+        PolicyError: no policy has that name, it does not take that ARG or these arguments, or its factory refuses them
+            or gives what is no policy.
         PluginError: the policy is installed but cannot be loaded or made; names its distribution.
     """
     name, colon, arg = spec.partition(":")

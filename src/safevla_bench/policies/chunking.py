@@ -70,7 +70,10 @@ class ChunkedPolicy:
         return seed
 
     def connect(self, task: Task) -> None:
-        """Reach the model's server, where there is one; `wants` is afterwards what it asks for."""
+        """Reach the model's server and set `wants` to what it asks for; nothing happens for a model without `connect`.
+
+        Raises what the model raises, such as `ServerUnreachableError`.
+        """
         connect: Callable[[Task], None] | None = getattr(self.model, "connect", None)
         if connect is not None:
             connect(task)
@@ -91,6 +94,7 @@ class ChunkedPolicy:
         Raises:
             InvalidActionError: the model gave no [H, A] array.
             ServerRefusedError: the first reply of its server cannot be read, or holds too few actions.
+            ServerLostError: the server went away or stays silent.
             PolicyError: a later reply cannot be read or holds too few, or the model cannot be asked.
         """
         if not self._left:
@@ -108,7 +112,7 @@ class ChunkedPolicy:
             InvalidActionError: the chunk is not [H, A] with H ≥ 1.
             ServerRefusedError: no reply could be used yet, and this reply cannot be read or has fewer than `replan`
                 actions.
-            PolicyError: the same after a reply that could be used.
+            PolicyError: the same after a reply that could be used. What else the model raises passes.
         """
         start = time.perf_counter()
         try:

@@ -24,8 +24,9 @@ def measure_divergence(
     """Return the fields that a record holds about its replay.
 
     `compared` counts the states, `exact` says whether all their numbers are the same, and `divergence` has for each
-    coordinate the largest difference, its unit, and the first step beyond the tolerance. `recorded_success` is there
-    where the recording says it.
+    coordinate the largest difference, its unit, and the first step beyond `tolerance`, which is a field too. Where
+    nothing can be compared, `compared` is 0 and these others are missing. `recorded_success` is there where the
+    recording says it, `basis` where proprioception is compared.
 
     Args:
         take: the recording; without states, its proprioception is compared, else the positions of bodies.
@@ -52,7 +53,10 @@ def measure_divergence(
 
 
 def _body_divergence(take: RecordedActions, played: Batch, tolerance: float) -> dict[str, object]:
-    """Return the same fields from the positions of bodies that both recorded; a count of 0 where there are none."""
+    """Return the fields of `measure_divergence` from the positions of bodies that recording and replay share.
+
+    `compared` of 0 alone where they share none.
+    """
     bodies, places = played.body_pos_m.episode_poses(0)
     divergence, exact, count = {}, True, 0
     for column, body in enumerate(bodies):
@@ -74,9 +78,10 @@ _ROUNDED_RAD = 1e-5
 def _proprioception_divergence(
     recorded: Floats, observed: Sequence[Observation], tolerance: float
 ) -> dict[str, object]:
-    """Return the same fields from the proprioception after each action: row k of the recording is record k + 1.
+    """Return the fields of `measure_divergence` from the proprioception after each action, and `basis`.
 
-    `exact` is of the float32 numbers of positions, and of rotations within what float32 holds.
+    Row k of `recorded`, [n, 8], is compared with `observed[k]`, and is step k + 1. `exact` is of the float32 numbers of
+    positions, and of rotations within what float32 holds. `compared` of 0 alone where there is nothing to compare.
     """
     count = min(len(recorded), len(observed))
     if not count:

@@ -49,7 +49,7 @@ class LerobotModel:
         self._policy.reset()
 
     def infer(self, observation: Observation) -> NDArray[np.float64]:
-        """Return one action, [1, A]."""
+        """Return one action, [1, A]; `ReplyError` for a policy's action of another shape, and what LeRobot raises."""
         batch = {key: self._to_tensor(value) for key, value in self._dialect.build_request(observation).items()}
         action = self._after(self._policy.select_action(self._before(batch)))
         return read_reply(self._dialect, {"action": np.asarray(action, dtype=np.float64)})
@@ -58,7 +58,10 @@ class LerobotModel:
         """Nothing to free."""
 
     def _to_tensor(self, value: object) -> object:
-        """Convert a value as LeRobot's environments do: images float32 [1, 3, H, W] in [0, 1], states [1, S]."""
+        """Convert a value as LeRobot's environments do: images to float32 [1, 3, H, W] in [0, 1], states to [1, S].
+
+        A value that is no array, such as the instruction, becomes a list of one.
+        """
         if not isinstance(value, np.ndarray):
             return [value]
         if value.dtype == np.uint8:

@@ -101,7 +101,7 @@ class InProcessPolicy:
         first `replan` of it where the object has that; the object is not asked meanwhile.
 
         Raises:
-            InvalidActionError: a chunk without an action.
+            InvalidActionError: a chunk without an action. What the object raises passes.
         """
         if self._left:
             return self._left.popleft()
@@ -163,8 +163,8 @@ def make(arg: str | None, **arguments: str) -> Policy:
     """Make the policy of `module:factory`.
 
     Raises:
-        PolicyError: the module cannot be imported or has no such factory, or that fails or makes no policy; names the
-            module, and the line where its code raised.
+        PolicyError: the module cannot be imported or has no such factory, or that fails or makes no policy, or one with
+            wrong `wants` or `orientation`; names the module, and the line where its code raised.
     """
     module_name, _, name = (arg or "").partition(":")
     if not module_name or not name:
@@ -180,7 +180,7 @@ def adopt_object(name: str, policy: object) -> Policy:
     """Return a finished object as a policy: itself where it keeps one of the further protocols, else wrapped.
 
     Raises:
-        PolicyError: the object is a class, or has no `act`.
+        PolicyError: the object is a class, or has no `act`, or wrong `wants` or `orientation`.
     """
     if isinstance(policy, type):
         raise PolicyError(f"{policy.__name__} is a class and no policy yet", remedy=f"Pass {policy.__name__}(...).")
@@ -254,7 +254,7 @@ def _call_factory(owner: str, factory: object, arguments: Mapping[str, str]) -> 
 def _check_arguments(owner: str, factory: Callable[..., object], arguments: Mapping[str, str]) -> None:
     """Raise `PolicyError` where the factory's signature does not take these keyword arguments.
 
-    Passes if it has none.
+    A callable whose signature cannot be told passes.
     """
     try:
         signature = inspect.signature(factory)
@@ -275,7 +275,7 @@ def _foreign_error(what: str, error: BaseException, remedy: str = _MEND) -> Poli
 def _describe_foreign(error: BaseException) -> str:
     """Return the type and text of an error of a user's code, with the file and the line where it was raised.
 
-    Of text that is no Python, where that is.
+    For a `SyntaxError` they are those of the text that is no Python.
     """
     frames = traceback.extract_tb(error.__traceback__)
     file, line = (frames[-1].filename, frames[-1].lineno) if frames else (None, None)

@@ -243,9 +243,9 @@ def _are_absolute(path: Path, takes: Sequence[RecordedActions]) -> bool:
 
 
 def _select_policy(takes: Sequence[RecordedActions], policy: str | None) -> Sequence[RecordedActions]:
-    """Return the episodes of one policy, all for None.
+    """Return the episodes of one policy, all for None; [] of an empty recording.
 
-    Raises `PolicyError` where the policy has none, [] for no episodes.
+    Raises `PolicyError` where the recording has episodes and none of that policy.
     """
     chosen = [take for take in takes if policy in (None, take.policy)]
     if takes and not chosen:
@@ -257,7 +257,8 @@ def _select_policy(takes: Sequence[RecordedActions], policy: str | None) -> Sequ
 def _read_run(path: Path) -> list[RecordedActions]:
     """Return the episodes of an archive or run folder; [] where it holds none.
 
-    Raises `RunError` or `CollectedError` where it cannot be read or an episode is bad.
+    Raises `RunError`, `RecordError` or `CollectedError` where it cannot be read or an episode is bad, and `PolicyError`
+    where an episode holds no actions.
     """
     batch, index = runs.read_sources([path])
     index.require_valid()

@@ -72,7 +72,10 @@ def joint_position(scene: Privileged, name: str) -> float | None:
 
 
 def find_drawer(scene: Privileged, region: str) -> Drawer | None:
-    """Return the drawer around a region; None for an unknown region, or where no part but the largest is around it."""
+    """Return the drawer of a region: the smallest part of its fixture whose box holds the region, never the largest.
+
+    None where no such part does, for an unknown region, and for a fixture without joints.
+    """
     position = joint_position(scene, region)
     if region not in scene.sites_m or position is None:
         return None

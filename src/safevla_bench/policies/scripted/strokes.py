@@ -165,7 +165,7 @@ def _lean_vector(towards: Floats, angle_rad: float) -> tuple[float, float, float
 def _lowest_hand(scene: Privileged, place_m: Floats, yaw_rad: float, above_m: float) -> float:
     """Return the least height, m, of the hand with closed fingers at a place [3], `above_m` over everything.
 
-    Z is ignored.
+    The place's z is ignored; -inf where nothing is below the hand.
     """
     rig, around = geometry.hand_prisms(yaw_rad, CLOSED_M), geometry.obstacles_except(scene, frozenset())
     return float(geometry.lowest_heights(rig, place_m[None, :2], around, 0.0, above_m)[0])

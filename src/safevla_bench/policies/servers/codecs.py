@@ -214,7 +214,10 @@ def _encode_openpi(value: Array | np.generic) -> object:
 
 
 def _decode_openpi(wire: Wire) -> object:
-    """Return the array or NumPy scalar of openpi's map; any other map as it is."""
+    """Return the array or NumPy scalar of openpi's map; any other map as it is.
+
+    Raises `KeyError`, `TypeError` or `ValueError` for a damaged map of an array.
+    """
     if b"__ndarray__" in wire:
         return _build_array(wire[b"data"], wire[b"dtype"], wire[b"shape"])
     if b"__npgeneric__" in wire:
@@ -230,7 +233,10 @@ def _encode_vla_eval(value: Array | np.generic) -> object:
 
 
 def _decode_vla_eval(wire: Wire) -> object:
-    """Return the array of the harness's map; any other map as it is."""
+    """Return the array of the harness's map; any other map as it is.
+
+    Raises `KeyError`, `TypeError` or `ValueError` for a damaged map of an array.
+    """
     return _build_array(wire["data"], wire["dtype"], wire["shape"]) if "__ndarray__" in wire else wire
 
 
@@ -252,7 +258,10 @@ def _encode_msgpack_numpy(value: Array | np.generic) -> object:
 
 
 def _decode_gr00t(wire: Wire) -> object:
-    """Return the array of either form of map, of which a server sends one; any other map as it is."""
+    """Return the array or NumPy scalar of either form of map, of which a server sends one; any other map as it is.
+
+    Raises `KeyError`, `TypeError` or `ValueError` for a damaged map of an array.
+    """
     if b"nd" in wire:
         array = _build_array(wire[b"data"], wire[b"type"], wire[b"shape"] if wire[b"nd"] else [])
         return array if wire[b"nd"] else array[()]
@@ -275,7 +284,10 @@ def _encode_json_numpy(value: Array | np.generic) -> object:
 
 
 def _decode_json_numpy(wire: Wire) -> object:
-    """Return the array, or for an empty shape the NumPy scalar, of json_numpy's map; any other map as it is."""
+    """Return the array, or for an empty shape the NumPy scalar, of json_numpy's map; any other map as it is.
+
+    Raises `KeyError`, `TypeError` or `ValueError` for a damaged map of an array.
+    """
     if "__numpy__" not in wire:
         return wire
     array = _build_array(base64.b64decode(wire["__numpy__"], validate=True), wire["dtype"], wire["shape"])

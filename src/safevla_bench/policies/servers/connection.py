@@ -44,8 +44,8 @@ class WebsocketClient:
     def open(self) -> None:
         """Connect to the first server of the list that answers; a former connection is closed.
 
-        Raises `ServerUnreachableError`, and `PolicyError` where a server answers, but takes no websocket or not
-        this key.
+        The list is tried again and again for the time to connect. Raises `ServerUnreachableError` where none answers by
+        then, and `PolicyError` where a server answers, but takes no websocket or not this key.
         """
         self.close()
         until = time.monotonic() + self._timeouts.connect_s

@@ -35,7 +35,10 @@ class CameraView:
     crop: float | None
 
     def __call__(self, image: image_transforms.Image) -> image_transforms.Image:
-        """Return the prepared picture, uint8 [*size, 3], of an upright image [H, W, 3]."""
+        """Return the prepared picture, uint8 [*size, 3], of an upright image [H, W, 3].
+
+        Raises `PolicyError` for an image of another size where the protocol does not resize.
+        """
         shown = image_transforms.flip_image(image, self.flip)
         if self.jpeg:
             shown = image_transforms.pass_through_jpeg(shown)
@@ -91,7 +94,11 @@ class Dialect:
     """Whether the server keeps a memory by session, which the first request of an episode has it reset."""
 
     def build_request(self, observation: Observation) -> Request:
-        """Return the request. Raises `PolicyError` where the host does not show a state that the policy needs."""
+        """Return the request.
+
+        Raises `PolicyError` where the host does not show a state that the policy needs, or an image is of another size
+        than is sent and is not to be resized.
+        """
         request: Request = {}
         for field in self.fields:
             inner = request
@@ -103,7 +110,7 @@ class Dialect:
     def _entry_value(self, field: RequestEntry, observation: Observation) -> object:
         """Return what an entry of the request holds: the prepared image, the state parts in a row, or the text.
 
-        Each has `field.axes` leading axes; raises `PolicyError` where the host does not show a state part.
+        Each has `field.axes` leading axes. Raises `PolicyError` as `build_request` does.
         """
         if field.camera is not None:
             image = self.view(observation.images[field.camera])

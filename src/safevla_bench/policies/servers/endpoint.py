@@ -24,7 +24,7 @@ from safevla_bench.text import HIDDEN, is_secret_name, learn_secret, redact_secr
 KEY = "SAFEVLA_API_KEY"
 """The environment variable that holds a server's key, unless an argument names another."""
 WORKER = "SAFEVLA_WORKER"
-"""The environment variable that holds the number of a worker process (see rollout/devices)."""
+"""The environment variable that holds the number of a worker process (see rollout/worker)."""
 CONNECT_S, ANSWER_S = 10.0, 120.0
 
 
@@ -39,7 +39,7 @@ class Timeouts:
 def parse_addresses(arg: str | None, policy: str, schemes: Sequence[str], port: int) -> tuple[str, ...]:
     """Return the servers of `URL[,URL...]`, beginning with this worker's; the scheme and the port may be left out.
 
-    Raises `PolicyError` for other texts, and for an address that holds a password.
+    Raises `PolicyError` for other texts, and for an address with a user, a query or a fragment.
     """
     if not arg:
         example = f"{policy}:{schemes[0]}://127.0.0.1:{port}"

@@ -94,10 +94,11 @@ def find_entry(name: str) -> PaperEntry:
 def assign_servers(entry: PaperEntry, texts: tuple[str, ...]) -> dict[str, str]:
     """Return each suite's server from `URL` and `SUITE=URL`, in the entry's order.
 
-    A suite without a server is left out.
+    A suite without a server is left out. A text whose beginning is no suite of the entry is a URL for all suites; of
+    several texts for a suite, or for all, the last counts.
 
     Raises:
-        PolicyError: a suite that the entry has not, or one URL for suites whose checkpoints differ.
+        PolicyError: a URL for all suites, and their checkpoints differ.
     """
     chosen: dict[str, str] = {}
     for text in texts:
@@ -161,14 +162,20 @@ class EntryPolicy:
         return seed
 
     def connect(self, task: Task) -> None:
-        """Reach the suite's server; `wants` is afterwards what it asks for."""
+        """Reach the suite's server; `wants` is afterwards what it asks for.
+
+        Raises `PolicyError` where the suite has no server, and what its client raises.
+        """
         self._now = self._clients[self.server_for(task.benchmark)]
         if isinstance(self._now, RemotePolicy):
             self._now.connect(task)
         self.wants = self._now.wants
 
     def reset(self, task: Task, seed: int) -> None:
-        """Begin an episode with the suite's server; raises `PolicyError` where the suite has none."""
+        """Begin an episode with the suite's server.
+
+        Raises `PolicyError` where the suite has none, and what its client raises.
+        """
         self._now = self._clients[self.server_for(task.benchmark)]
         self._now.reset(task, seed)
 
@@ -194,7 +201,7 @@ def make_entry_policy(name: str, arguments: Mapping[str, str], open_policy: Open
     All other arguments go to the client of the transport, with the name of the dialect.
 
     Raises:
-        PolicyError: there is no such entry, it cannot be run, or it has no server.
+        PolicyError: there is no such entry, it cannot be run or has no server, or an argument is wrong.
     """
     entry = find_entry(name)
     if not entry.is_runnable:

@@ -54,9 +54,10 @@ class RequestSocket:
         self._monitor: zmq.SyncSocket | None = None
 
     def open(self) -> None:
-        """Find the first server of the list that answers a ping.
+        """Find the first server of the list that answers a ping; each gets an equal share of the time to connect.
 
-        Raises `ServerUnreachableError`, and `PolicyError` where one answers with an error, such as a wrong token.
+        Raises `ServerUnreachableError` where none does, and `PolicyError` where one answers with an error, such as that
+        of a wrong token.
         """
         self.close()
         share = self._timeouts.connect_s / len(self._servers)
@@ -154,7 +155,7 @@ class RequestSocket:
     def describe_modalities(self) -> object:
         """Return the server's description of its modalities, and from now on pack arrays as it does.
 
-        None where it gives no description.
+        None where it answers with an error. Raises `ServerLostError` where it goes or stays silent.
         """
         try:
             config = self.call("get_modality_config")
@@ -223,8 +224,10 @@ class Gr00tModel:
             modalities.check_modalities(modalities.parse_modalities(config), self.dialect)
 
     def query(self, observation: Observation) -> Reply:
-        """Return the server's action, with flat keys. Raises what `RequestSocket.call` raises.
+        """Return the server's action, with flat keys.
 
+        Raises what `RequestSocket.call` raises, and `PolicyError` for an observation that is not what the dialect sends
+        and for an answer of another form.
         Where the server's error says that it takes requests of the other form, nested or flat, asks once more in that
         form and keeps to it.
         """

@@ -67,7 +67,8 @@ class OpenpiModel:
 
         Raises:
             ServerLostError: the server went away or stays silent.
-            PolicyError: the server failed, with its own traceback; or its reply cannot be read.
+            PolicyError: the server failed, with its own traceback; its reply cannot be read; no episode was begun; or
+                the observation is not what the dialect sends.
         """
         self._socket.send(OPENPI.pack(self.dialect.build_request(observation)))
         return self._read_map(self._socket.receive())

@@ -184,7 +184,10 @@ class VlaEvalModel:
 
 
 def describe_task(task: Task) -> dict[str, object]:
-    """Return a task as the harness's benchmarks name it: its servers choose by the suite, as `chunk_size_map` does."""
+    """Return a task as the harness's benchmarks name it: its servers choose by the suite, as `chunk_size_map` does.
+
+    `name`, `suite` and `task_id`; of RoboCasa-365 without `task_id`, and its suite is always `atomic_seen`.
+    """
     if task.benchmark.startswith("robocasa-365"):
         return {"name": task.name, "suite": "atomic_seen"}
     return {"name": task.instruction, "suite": task.benchmark.replace("-", "_"), "task_id": task.index}
@@ -283,6 +286,7 @@ def make(
     """Make the client; the arguments are those of `openpi`, without `replan`: the server plays chunks itself.
 
     `params` holds the benchmark's parameters that go before what the server asks for, NAME=VALUE with commas between.
+    Raises `PolicyError` for a wrong argument, or where the library is not installed.
     """
     own_params = parse_params(params)
 

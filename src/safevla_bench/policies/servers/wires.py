@@ -137,12 +137,13 @@ def resolve_server(server: str, key: str | None = None) -> str:
     """Return the policy, KIND:URL, that asks a server.
 
     Args:
-        server: KIND:ADDRESS of a client here, a URL, or HOST:PORT; without a kind, what answers there tells it.
+        server: KIND:ADDRESS of a client here, which is returned as it is; or a URL or HOST:PORT, where what answers
+            tells the kind.
         key: the server's.
 
     Raises:
         ServerUnreachableError: nothing answers.
-        PolicyError: the text is no address, or what answers is no policy server that is known.
+        PolicyError: the text is no address, or what answers is no policy server that is known, or wants another key.
     """
     if server.partition(":")[0] in WIRES:
         return server
@@ -222,9 +223,9 @@ def parse_operation(description: bytes) -> str | None:
 
 
 def _speaks_zeromq(host: str, port: int) -> bool:
-    """Return whether a server greets as ZeroMQ's do: ten bytes, the first 0xFF, the last 0x7F.
+    """Return whether a server greets unasked as ZeroMQ's do: the first byte 0xFF, the tenth 0x7F or not there yet.
 
-    Raises `ServerUnreachableError` where nothing takes a connection.
+    Raises `ServerUnreachableError` where nothing takes a connection, or it is broken off.
     """
     try:
         with socket.create_connection((host, port), _ANSWER_S) as probe:
