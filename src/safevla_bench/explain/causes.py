@@ -81,11 +81,12 @@ class _Chain:
 def find_cause(reading: RecordFields, signal: str, first: int, registry: Registry) -> Cause | None:
     """Return how the violation of a signal's limit came about; None if nothing can tell.
 
-    None for signals of motion alone, if `first` is below 0, if the episode has no channel of contacts, or if the
-    record names no body.
+    None for signals of motion alone, if `first` is below 0 (no violation), if the episode has no channel of contacts,
+    or if record `first` has no known displacement, no contact, or no held object, as the signal needs. A signal of
+    joint torque always has a cause, which may name no body.
 
     Args:
-        reading: one episode.
+        reading: of a batch of one episode.
         signal: the signal that breaks its limit.
         first: the first record that breaks the limit.
         registry: knows the kinds of bodies, and which tasks have phases.
@@ -99,7 +100,8 @@ def find_cause(reading: RecordFields, signal: str, first: int, registry: Registr
 def _tell_displacement(reading: RecordFields, signal: str, first: int, registry: Registry) -> Cause | None:
     """Return how the body displaced most at record `first` left its place, and the contacts that led to it.
 
-    `Cause.step` is the record in which the body last left its place (0.5 mm). None if no displacement is known there.
+    `Cause.step` is the record in which the body last left its place (0.5 mm) up to `first`. Without a contact in that
+    record or the one before, `Cause.bodies` is the body alone. None if no displacement is known at `first`.
     """
     batch = reading.batch
     bodies, distance = displacements(batch)
@@ -124,9 +126,9 @@ def _tell_displacement(reading: RecordFields, signal: str, first: int, registry:
 
 
 def _tell_force(reading: RecordFields, signal: str, first: int, registry: Registry) -> Cause | None:
-    """Return the chain of contacts that ends in the hardest contact of `signal` at record `first`.
+    """Return the chain of contacts that ends in the hardest contact of `signal` at record `first`; None without one.
 
-    None if there is none. The chain begins at the robot where contacts lead back to the robot.
+    The chain begins at the robot where contacts lead back to the robot, else at one of the two bodies in contact.
     """
     batch, hardest = reading.batch, _hardest(reading.batch, contacts_of_signal(reading.batch, signal, first))
     if hardest is None:
@@ -209,9 +211,10 @@ _TELLERS: Mapping[tuple[str, ...], _Teller] = {
 
 
 def _chain_to(reading: RecordFields, body: int, begun: int) -> _Chain:
-    """Return the chain of contacts that ends at a body that left its place at record `begun`; else the body alone.
+    """Return the chain of contacts that ends at a body that left its place at record `begun`.
 
-    The last contact is the hardest in that record, else in the record before; others that touched then are `others`.
+    The last contact is the hardest in that record, else in the record before; the other bodies that touched then are
+    `others`. Contacts with furniture that stands do not count. Without a contact, the body alone.
     """
     batch = reading.batch
     for step in (begun, begun - 1):
@@ -229,8 +232,8 @@ def _chain_to(reading: RecordFields, body: int, begun: int) -> _Chain:
 def _lead_to(reading: RecordFields, body: int, step: int, visited: set[int]) -> _Chain:
     """Return the chain from the robot to a body up to a record; the body alone where no chain reaches the robot.
 
-    Each contact of the chain is at most 0.5 s before the next. Bodies in `visited` are passed over, and a chain has
-    four bodies at most.
+    Each contact of the chain is at most 0.5 s before the next. Bodies in `visited`, those further down the chain, are
+    passed over, and a chain has at most four bodies with them.
     """
     batch = reading.batch
     if batch.body_role[body] == ROBOT or len(visited) >= _LONGEST_CHAIN:
@@ -255,7 +258,10 @@ def _may_push(batch: Batch, body: int) -> bool:
 
 
 def _touched_later(reading: RecordFields, body: int, begun: int, first: int) -> str:
-    """Return, as text in brackets, the first contact of `body` from record `begun` to `first`; "" if none."""
+    """Return, as text in brackets, the first contact of `body` from record `begun` to `first`; "" if none.
+
+    Contacts with furniture that stands do not count.
+    """
     later = [
         c for c in _contacts_of(reading, body, begun, first) if _may_push(reading.batch, _other(reading.batch, c, body))
     ]
@@ -267,7 +273,7 @@ def _touched_later(reading: RecordFields, body: int, begun: int, first: int) -> 
 
 
 def _contacts_of(reading: RecordFields, body: int, low: int, high: int) -> list[int]:
-    """Return the contacts of a body from one record to another, both included."""
+    """Return the contacts of a body from record `low` to `high`, both included, as indices into the batch's."""
     contacts = reading.batch.contacts
     span = np.arange(contacts.starts[low], contacts.starts[high + 1])
     chosen = span[(contacts.a[span] == body) | (contacts.b[span] == body)]
@@ -355,13 +361,17 @@ def _make_cause(reading: RecordFields, chain: _Chain, step: int, registry: Regis
 
 
 def _phase_at(reading: RecordFields, step: int, registry: Registry) -> str:
-    """Return the name of the phase in a record; "" where the record does not tell."""
+    """Return the name of the phase in a record; "" where the task has no phases or the record lacks their fields."""
     phase = reading.compute_once("phase", "phase", lambda fields: phases(fields, holding(fields.batch, registry)))
     return PHASES[int(phase[step])] if phase[step] >= 0 else ""
 
 
 def _speed_at(reading: RecordFields, step: int) -> float | None:
-    """Return the end effector's speed over the control step before a record [m/s]; None if unknown, as at record 0."""
+    """Return the end effector's mean speed from the record before to record `step` [m/s].
+
+    By the records' time stamps where there are any, else by the control step. None at record 0 and if a position is
+    unknown.
+    """
     if step == 0:
         return None
     metres = float(np.linalg.norm(reading.eef_pos[step] - reading.eef_pos[step - 1]))

@@ -60,7 +60,7 @@ _ROBOT_PARTS: tuple[tuple[BodyKind, re.Pattern[str]], ...] = (
 
 
 def name_body_kind(batch: Batch, episode: int, body: int, registry: Registry) -> BodyKind:
-    """Return the kind of a body of the batch's table, which belongs to that episode."""
+    """Return the kind of a body of an episode; `body` is its index in the batch's body table, `episode` from 0."""
     header, poses = batch.headers[episode], batch.body_pos_m
     posed = poses.body[poses.body_starts[episode] : poses.body_starts[episode + 1]]
     goal = registry.find_goal_bodies(header.benchmark, header.task_id)
@@ -124,7 +124,7 @@ class Contributors:
 def find_contributors(reading: RecordFields, signal: str, record: int, registry: Registry) -> Contributors | None:
     """Return the bodies behind a signal's value in one record of the only episode; None if no body can be named.
 
-    For signals of torque it is the joint under the greatest load, by number from 1.
+    For signals of torque that is `joint K`, the joint nearest to its limit, from 1, without kinds; None without joints.
     """
     if signal in _TORQUE_CHANNELS:
         return _most_loaded_joint(reading, _TORQUE_CHANNELS[signal], record)

@@ -72,8 +72,8 @@ def explain_episode(
         scores: the verdicts on `batch`, in its order.
         batch: the records.
         ruleset: what judged them.
-        index: the episode, from 0.
-        place: the index of its record in `batch`, where that has another order.
+        index: the episode's place in the scores, from 0.
+        place: the episode's place in `batch`, where that differs; None = `index`.
     """
     record = select_episodes(batch, [index if place is None else place])
     reading = RecordFields(record)
@@ -93,10 +93,11 @@ def explain_episode(
 
 
 def explain_first_violations(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) -> dict[int, str]:
-    """Return episode number, from 1 -> the sentence on its first violation, for episodes that have such a sentence.
+    """Return episode number, from 1 -> the sentence on its first violation.
 
-    `chunks` hold the episodes of the scores, in their order. Of specifications that break first together, the sentence
-    is about the specification that `Scores.first_violation` names.
+    Left out are episodes without a violation, without a cause that can be told, or whose first broken specification the
+    library lacks. `chunks` hold the episodes of the scores, in their order. Of specifications that break first
+    together, the sentence is about the specification that `Scores.first_violation` names.
     """
     steps, columns = scores.first_violation
     sentences: dict[int, str] = {}
@@ -127,7 +128,7 @@ def _explain_clause(spec_trace: SpecTrace, reading: RecordFields, registry: Regi
 
 
 def _moment_at(spec_trace: SpecTrace, reading: RecordFields, step: int, registry: Registry) -> Moment:
-    """Return one record of the clause's signal: its time [s], value and the bodies behind the value."""
+    """Return one record of the clause's signal: time [s], value (None if not finite) and the bodies behind that."""
     value = float(spec_trace.signal_trace.values[step])
     contributors = find_contributors(reading, spec_trace.signal_trace.signal, step, registry)
     return Moment(step, reading.batch.elapsed_s(0, step), value if np.isfinite(value) else None, contributors)
@@ -146,7 +147,10 @@ def _vacuous_reason(spec: Spec, reading: RecordFields) -> str:
 
 
 def to_document(explanation: Explanation) -> dict[str, object]:
-    """Return the explanation in plain values for JSON: the episode's row of scores.json and the clauses behind it."""
+    """Return the explanation in plain values for JSON: the episode's row of scores.json and the clauses behind it.
+
+    Numbers that are not finite are None.
+    """
     return {
         "number": explanation.number,
         **msgspec.to_builtins(explanation.score),

@@ -56,9 +56,10 @@ def parse_query(text: str) -> stl.Formula:
 
 
 def answer_query(formula: stl.Formula, batch: Batch, absent: Sequence[AbsentEpisode] = ()) -> list[Answer]:
-    """Return one answer for each episode, in order; then one for each episode without a record.
+    """Return one answer for each episode, in order; then one for each of the `absent`, which have no record.
 
-    Where a signal is missing or undefined in an episode, its answer says so in place of a verdict; nothing is raised.
+    Where a signal is missing or undefined in an episode, the answer says so in place of a verdict, `signal missing`
+    before `undefined`; nothing is raised for that.
 
     Raises:
         FormulaError: a window bound is no multiple of an episode's control step.
@@ -87,7 +88,10 @@ def answer_query(formula: stl.Formula, batch: Batch, absent: Sequence[AbsentEpis
 
 
 def answer_chunks(formula: stl.Formula, chunks: Iterable[Batch]) -> list[Answer]:
-    """Return the answers of `answer_query` chunk by chunk, numbered through; each chunk can be freed once answered."""
+    """Return the answers of `answer_query` chunk by chunk, numbered through; each chunk can be freed once answered.
+
+    Episodes without a record have no answer here. Raises what `answer_query` raises.
+    """
     answers: list[Answer] = []
     for batch in chunks:
         before = len(answers)
@@ -176,7 +180,7 @@ def _to_json_value(value: np.float64 | np.bool_) -> float | bool | None:
 
 
 def answers_without_record(absent: Sequence[AbsentEpisode], first_number: int) -> list[Answer]:
-    """Return the answers for episodes without a record; they are numbered after `first_number` others."""
+    """Return a `no record` answer for each absent episode, in order, numbered from `first_number` + 1."""
     return [
         Answer(
             number=number,

@@ -69,18 +69,19 @@ class SpecTrace:
 
 
 def select_worst(scores: Scores, max_count: int = 6) -> list[int]:
-    """Return the indices of the worst episodes: unsafe ones, deepest first, then the smallest margin.
+    """Return the indices of at most `max_count` worst episodes: unsafe ones, deepest first, ties by smallest margin.
 
-    Cells (policy and benchmark) take turns. If no episode is unsafe, these are the judged ones nearest to a limit.
+    Cells (policy and benchmark) take turns. If no episode is unsafe, these are the judged episodes nearest to a limit;
+    [] if none is judged.
     """
     pool = np.flatnonzero(scores.unsafe if scores.unsafe.any() else scores.is_judged)
     return _select_in_turns(scores, pool.tolist(), lambda k: (scores.policy[k], scores.benchmark[k]), max_count)
 
 
 def select_unsafe_successes(scores: Scores, max_count: int) -> list[int]:
-    """Return the worst episodes that succeeded and were unsafe, deepest first; the broken specifications take turns.
+    """Return the indices of at most `max_count` episodes that succeeded and were unsafe, deepest first; [] if none.
 
-    The turn of an episode is that of its worst specification, so that a sheet shows different ones (Figure 3).
+    The broken specifications take turns, an episode with its worst, so that a sheet shows different ones (Figure 3).
     """
     pool = np.flatnonzero(scores.is_counted & scores.sbu).tolist()
     return _select_in_turns(scores, pool, lambda k: int(scores.worst_column[k]), max_count)
@@ -104,12 +105,15 @@ def _select_in_turns(
 
 
 def rank_by_severity(scores: Scores) -> list[int]:
-    """Return all episodes, deepest violation first, ties by the smallest margin."""
+    """Return the indices of all episodes, deepest violation first, ties by the smallest margin over the threshold."""
     return sorted(range(len(scores)), key=lambda k: _severity_key(scores, k))
 
 
 def _severity_key(scores: Scores, episode: int) -> tuple[float, float, int]:
-    """Return the sort key of an episode, deepest violation first: minus VSI, worst margin over threshold, index."""
+    """Return the sort key of an episode, deepest violation first: minus VSI, worst margin over threshold, index.
+
+    An episode without a verdict has VSI 0, and an infinite margin if no specification has any.
+    """
     column = int(scores.worst_column[episode])
     margin = float(scores.rho[column, episode]) / scores.specs[column].threshold if column >= 0 else np.inf
     return -(nan_to_none(scores.vsi[episode]) or 0.0), margin, episode
@@ -118,7 +122,8 @@ def _severity_key(scores: Scores, episode: int) -> tuple[float, float, int]:
 def trace_specs(scores: Scores, episode: int, record: Batch | RecordFields, ruleset: Ruleset) -> list[SpecTrace]:
     """Trace every scored specification with a verdict in the episode: violated ones first, deepest first.
 
-    `record` is the episode as a batch of one.
+    The others follow by margin over threshold, the smallest first. Specifications that the library lacks are left out.
+    `record` is the episode as a batch of one, `episode` its index in the scores.
     """
     reading = record if isinstance(record, RecordFields) else RecordFields(record)
     columns = [int(k) for k in scores.scored_columns if scores.state[k, episode] == ACTIVE]
@@ -136,7 +141,7 @@ def trace_specs(scores: Scores, episode: int, record: Batch | RecordFields, rule
 
 
 def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields, ruleset: Ruleset) -> SpecTrace:
-    """Return the trace of one specification, in `column` of the scores and in the library, in one episode."""
+    """Return the trace of the specification in `column` of the scores in one episode; the library must have it."""
     spec = ruleset.library[scores.specs[column].spec_id]
     signal_trace = trace_formula(spec.formula, reading)
     rho, first = float(scores.rho[column, episode]), int(scores.first[column, episode])
@@ -187,9 +192,10 @@ def _formula_signals(formula: Formula, reading: RecordFields) -> stl.Trace:
 
 
 def trace_formula(formula: Formula, reading: RecordFields) -> SignalTrace:
-    """Return the signal against its limit for G(signal < limit) and G(gate -> signal < limit), else the margin.
+    """Return the signal against its limit for G(signal < limit) and G(gate -> signal < limit), `>` too.
 
-    The margin stands against the limit 0. `reading` holds one episode.
+    For any other formula, its margin (of a G its child's) against the limit 0, as the signal `margin`. `reading` holds
+    one episode.
     """
     batch = reading.batch
     trace = _formula_signals(formula, reading)
@@ -255,7 +261,10 @@ def _trace_against_limit(
 
 
 def _trace_margin(formula: Formula, trace: stl.Trace, inside: Bools) -> SignalTrace:
-    """Return the formula's margin in every record against 0; truths without a margin count as +1 and -1."""
+    """Return the formula's margin in every record against 0; records outside `inside` neither fail nor are the worst.
+
+    Where no record has a finite margin, true counts as 1 and false as -1.
+    """
     margin = stl.trajectory_robustness(formula, trace)
     values = np.clip(margin, -1.0, 1.0) if np.isinf(margin).all() else margin
     failing = inside & (values < 0)
@@ -265,5 +274,5 @@ def _trace_margin(formula: Formula, trace: stl.Trace, inside: Bools) -> SignalTr
 
 
 def _worst_record(values: Floats, watched: Bools) -> int:
-    """Return the record of the largest watched value, NaN passed over; 0 if no record is watched."""
+    """Return the record of the largest watched value, the first of equals; 0 if no watched record has a number."""
     return int(np.where(watched & ~np.isnan(values), values, -np.inf).argmax())

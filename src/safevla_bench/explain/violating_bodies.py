@@ -83,9 +83,10 @@ def find_bodies(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) -> Bo
 
 
 def find_in_chunk(batch: Batch, first: int, scores: Scores, ruleset: Ruleset) -> ChunkFindings:
-    """Return the violations in some episodes, of which the first is at place `first` of the scores, from 0.
+    """Return the violations in the episodes of `batch`, of which the first is at place `first` of the scores, from 0.
 
-    An episode in which a goal receptacle alone breaks a limit is judged again with its receptacles unmoved.
+    Specifications that the ruleset's library lacks are passed over. An episode in which a goal receptacle by itself
+    breaks a limit is judged again with its receptacles unmoved.
     """
     columns = [k for k in scores.scored_columns.tolist() if scores.specs[k].spec_id in ruleset.library]
     violations: list[BodyViolation] = []
@@ -103,7 +104,7 @@ def find_in_chunk(batch: Batch, first: int, scores: Scores, ruleset: Ruleset) ->
 
 
 def join_findings(findings: Iterable[ChunkFindings], scores: Scores) -> BodyFindings:
-    """Return the findings of all episodes of the scores, given those of their chunks in order.
+    """Return the findings of all episodes of the scores, given the findings of each chunk in order.
 
     `scores` stays as it is: the scores without receptacles are a copy.
     """
@@ -183,7 +184,11 @@ def _find_touching(record: Batch, line: SignalTrace) -> _Broken:
 def _judge_unmoved(
     record: Batch, episode: int, scores: Scores, ruleset: Ruleset
 ) -> dict[tuple[int, int], SpecVerdicts]:
-    """Judge displacement in one episode with the receptacles where they began, by (column, episode)."""
+    """Return (column, episode) -> the verdict of each specification of displacement, were no goal receptacle moved.
+
+    `record` is the episode as a batch of one, `episode` its index in the scores. Alternate and diagnostic
+    specifications are among them.
+    """
     reading = RecordFields(_hold_receptacles(record, ruleset))
     rejudged = {}
     for k, column in enumerate(scores.specs):
