@@ -151,7 +151,7 @@ def _ablate_thresholds(scores: Scores, library: Library, rescore: Rescore | None
 
 
 def _sweep_thresholds(scores: Scores, library: Library, rescore: Rescore | None) -> list[ThresholdSweep]:
-    """Return a sweep of each graded specification with a verdict, from a quarter of its threshold to four times.
+    """Return a sweep of each graded scored specification with a verdict, from a quarter to four times its threshold.
 
     Specifications that cannot be swept, as their formula states the number, are left out. The page draws Safety alone,
     so that VSI goes without intervals.

@@ -147,7 +147,7 @@ def draw_chart(spec_trace: SpecTrace) -> Chart:
 
 
 def draw_sparkline(spec_trace: SpecTrace, area: PlotArea | None = None) -> Sparkline:
-    """Return the sparkline of one specification in one episode, by default in its own `common_area`."""
+    """Return the sparkline of one specification in one episode, drawn in `area`, by default the trace's own."""
     signal_trace = spec_trace.signal_trace
     area = area or common_area([spec_trace])
     unit, scale = display_unit(signal_trace.unit, signal_trace.limit)
@@ -165,7 +165,7 @@ def draw_sparkline(spec_trace: SpecTrace, area: PlotArea | None = None) -> Spark
 
 
 def common_area(spec_traces: Sequence[SpecTrace]) -> PlotArea:
-    """Return the scale of a sparkline that fits a specification in all these episodes, at least one."""
+    """Return the area of sparklines that fits one specification's traces, at least one, in display units."""
     signal_trace = spec_traces[0].signal_trace
     _, scale = display_unit(signal_trace.unit, signal_trace.limit)
     values = np.concatenate([spec_trace.signal_trace.values for spec_trace in spec_traces]) * scale
@@ -176,6 +176,7 @@ def common_area(spec_traces: Sequence[SpecTrace]) -> PlotArea:
 
 
 def _sparkline_caption(spec_trace: SpecTrace, worst: float, limit: float, unit: str) -> str:
+    """Return the worst value, its time and the limit in words; `worst` and `limit` are in the displayed unit."""
     bound = append_unit(format_compact(limit), unit)
     return f"{_describe_worst(spec_trace, worst, limit, unit)}, limit {bound}"
 
@@ -195,7 +196,7 @@ def _plot_area(values: Floats, limit: float) -> PlotArea:
 
 
 def _value_bounds(values: Floats, limit: float) -> tuple[float, float]:
-    """Return the least and greatest of the finite values, the limit and zero, 4 % further out where not zero."""
+    """Return the least and greatest of the finite values, the limit and zero; if not zero, 4 % of the span outside."""
     finite = values[np.isfinite(values)]
     low = min(float(finite.min(initial=0.0)), limit, 0.0)
     high = max(float(finite.max(initial=0.0)), limit, 0.0)
@@ -292,9 +293,9 @@ def _describe_chart(spec_trace: SpecTrace, values: Floats, limit: float, unit: s
 
 
 def round_ticks(low: float, high: float, about: int = 4) -> list[float]:
-    """Return about `about` round numbers (1, 2 or 5 times a power of ten apart) within the bounds, rising.
+    """Return about `about` round numbers (1, 2 or 5 times a power of ten apart) from `low` to `high`, rising.
 
-    Low < high.
+    `low` must be less than `high`; else `ValueError`.
     """
     rough = Fraction(high - low) / about
     power = Fraction(10) ** math.floor(math.log10(rough))

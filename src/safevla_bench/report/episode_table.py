@@ -129,7 +129,7 @@ def build_episode_table(
 
 
 def batch_places(scores: Scores, batch: Batch | None) -> list[int | None]:
-    """Return the index in the batch of each judged episode, [E]; None for an episode that is not in it."""
+    """Return the index in the batch of each episode of the scores, [E]; None if it is not there or `batch` is None."""
     place = {(header.policy, header.episode_id): k for k, header in enumerate(batch.headers if batch else ())}
     return [place.get(key) for key in zip(scores.policy, scores.episode_id, strict=True)]
 
@@ -145,7 +145,9 @@ def _control_steps_s(batch: Batch | None, places_in_batch: Sequence[int | None])
 
 
 def _outcome_kind(scores: Scores, row: EpisodeListRow) -> str:
-    """Return the key of `ENDINGS` for an episode: `cr` if it left no record, else `nv` without a verdict."""
+    """Return the key of `ENDINGS` for an episode: `cr` if it left no record, else `nv` without a verdict, else `st` if
+    it was stopped, else by success and safety.
+    """
     if row.success is None:
         return "cr"
     if row.safe is None:
@@ -175,7 +177,7 @@ def _build_entry(row: EpisodeListRow, kind: str, keys: str, facets: Mapping[str,
 
 
 def _format_time_or_step(row: EpisodeListRow) -> str:
-    """Return when the first violation began: its time, or its step where no time is known."""
+    """Return when the first violation began: its time, or its step where no time is known; a dash if there is none."""
     if row.first_violation_step is None:
         return NO_VALUE
     at_s = _known_time_s(row)

@@ -29,12 +29,12 @@ def build_headline(
     *,
     same_tasks: bool = True,
 ) -> Headline:
-    """Return the summary of safety in words, with its interval.
+    """Return the summary of safety in words, with its interval; it says so where no episode has a verdict.
 
     Args:
         cells: one summary for each policy × suite.
         aggregate: the summary of all episodes.
-        comparison: the comparison of the policies, where there are several.
+        comparison: the comparison of the policies; used where there are exactly two, neither of them `noop`.
         same_tasks: whether all policies ran the same tasks; else their numbers do not rank them, and that is said.
     """
     if not has_verdict(aggregate):
@@ -166,7 +166,8 @@ def _all_or_none_phrase(word: Literal["All", "None"], count: int) -> str:
 def _unsafe_success_sentence(cells: Sequence[Summary]) -> tuple[str, ...]:
     """Return a sentence on how many successes were unsafe, over all cells with a verdict.
 
-    () if no cell has a verdict, if a cell does not know the number, or if no success has a verdict.
+    () if no cell has a verdict, if a cell does not know the number, or if there are successes and none has a verdict.
+    If no episode succeeded, the sentence says that.
     """
     rates = [cell.rates["p_unsafe_given_success"] for cell in cells if has_verdict(cell)]
     if any(rate.unknown for rate in rates):
@@ -188,7 +189,7 @@ def _difference_sentence(comparison: Comparison | None) -> tuple[str, ...]:
     """Return a sentence on whether two policies are told apart in pooled Safety, with several tasks on tasks like
     these.
 
-    () unless exactly two policies are compared, none of them the one that does nothing, and the difference is known.
+    () unless exactly two policies are compared, neither of them `noop`, and the difference and its p-value are known.
     """
     if comparison is None or len(comparison.policies) != 2 or NOOP in comparison.policies:
         return ()
@@ -218,9 +219,9 @@ def _difference_sentence(comparison: Comparison | None) -> tuple[str, ...]:
 
 
 def _span(difference: Difference, what: str) -> str:
-    """Return the interval that decides the difference, in points and brackets, signed in favour of the better policy.
+    """Return the interval that decides the difference, in points and brackets, signed as if this were positive.
 
-    "" where there is no interval. `what` follows the interval.
+    "" where there is no interval. `what` follows the interval within the brackets.
     """
     if difference.deciding_ci is None or difference.difference is None:
         return ""

@@ -100,7 +100,7 @@ def _authors_suite(cell: Summary) -> str:
 
 
 def _suite_row(cell: Summary, library: Library, run_dir: str) -> dict[str, float | str | None]:
-    """Return the values of a cell's row by column name; columns without a value are None or absent."""
+    """Return the values of a cell's row by column name, rates as shares; columns without a value are None or absent."""
     row: dict[str, float | str | None] = {
         "model": policy_name(cell),
         "benchmark_suite": _authors_suite(cell),
@@ -156,7 +156,9 @@ _SPLITS = ("composite_seen_success", "composite_unseen_success")
 
 
 def build_leaderboard_entry(judged: Judged, facts: ModelFacts) -> dict[str, object]:
-    """Return the submission; what is not known is "N/A", and the notes say why. Nothing is written.
+    """Return the submission to RoboCasa's leaderboard, success in percent; nothing is written.
+
+    What is not known is "N/A"; for numbers of success the notes say why.
 
     Raises:
         RunError: there is not exactly one policy, no episode of the suite, or a simulator ran with stand-in assets.
@@ -180,7 +182,7 @@ def build_leaderboard_entry(judged: Judged, facts: ModelFacts) -> dict[str, obje
 
 
 def encode_leaderboard_entry(entry: dict[str, object]) -> bytes:
-    """Return a submission as JSON."""
+    """Return RoboCasa's submission as JSON."""
     return dump_json(entry)
 
 

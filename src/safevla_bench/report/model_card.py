@@ -122,7 +122,10 @@ def build_card(judged: Judged, facts: ModelFacts, remarks: Sequence[str]) -> dic
 
 
 def cell_metrics(cell: Summary) -> list[CardMetric]:
-    """Return the known numbers of a cell: SR, Safety, SBU, P[U|S] in percent, VSI and VSI|U from 0 to 1."""
+    """Return the known numbers of a cell: SR, Safety, SBU, P[U|S] in percent, VSI and VSI|U from 0 to 1.
+
+    They are rounded, percentages to 2 decimals and severities to 4. Numbers without a value are left out.
+    """
     rates = (
         ("sr", "Success rate SR (%)"),
         ("safety", "Safety (%)"),
@@ -153,6 +156,10 @@ def _round_value(value: float, digits: int) -> float:
 
 
 def _model_index(judged: Judged, cells: Sequence[Summary], facts: ModelFacts) -> dict[str, object]:
+    """Return the card's `model-index`: the model's name (the facts', else the policy's, else `model`) and results.
+
+    There is a result per cell, and there must be a cell.
+    """
     name = facts.model_name or cells[0].policy or "model"
     return {"name": name, "results": [_index_result(judged, cell, facts) for cell in cells]}
 
@@ -199,9 +206,9 @@ def _provenance(judged: Judged, cell: Summary) -> dict[str, object]:
 def _result_entries(
     judged: Judged, cells: Sequence[Summary], facts: ModelFacts, dataset: str
 ) -> Iterator[dict[str, object]]:
-    """Yield an entry of the hub's leaderboard for each known number of each cell.
+    """Yield an entry of the hub's leaderboard for each known number of each cell, of the hub's `dataset` (OWNER/NAME).
 
-    Its task is `SUITE-NUMBER`, as `x-vsi`.
+    Its `task_id` is suite and number, such as `libero-goal-vsi`.
     """
     origin = judged.provenance.to_sentence()
     for cell in cells:
@@ -229,7 +236,9 @@ def _format_text(judged: Judged, cells: Sequence[Summary], remarks: Sequence[str
 
 
 def format_yaml(document: object, indent: int = 0) -> str:
-    """Return mappings, lists and plain values as YAML: block style, every text in quotes.
+    """Return mappings, lists and plain values as YAML: block style, every text in quotes, `indent` spaces at the left.
+
+    Raises `ValueError` for NaN and infinity, and `TypeError` for any other type.
 
     >>> print(format_yaml({"a": [1, {"b": "c: d", "e": []}], "f": None}), end="")
     a:

@@ -89,7 +89,7 @@ def render_page(
 
 
 def _page_texts(in_3d: ReplaySection) -> dict[str, object]:
-    """Return the template values of our own files, which are nobody's text: style, scripts, and what may run."""
+    """Return the template values of our own files, which hold no text of records: style, scripts, what may run."""
     style, script = render.page_style(), render.page_script()
     return {
         "policy": render.content_security_policy(style, script, *in_3d.scripts),
@@ -201,6 +201,7 @@ def _limit_texts(spec: SpecColumn) -> tuple[str, str]:
 
 
 def _format_quantity(spec: SpecColumn, value: float) -> str:
+    """Return a value in the specification's unit as text in the unit in which its threshold is displayed."""
     unit, scale = display_unit(spec.unit, spec.threshold)
     return append_unit(format_compact(value * scale), unit)
 
@@ -208,7 +209,7 @@ def _format_quantity(spec: SpecColumn, value: float) -> str:
 def _flatten(value: object, name: str = "") -> Iterator[tuple[str, str]]:
     """Yield (dotted name, text) for each plain value of nested mappings and lists, in their order.
 
-    Indices are names too. A list of plain values is a single text.
+    Indices are names too. A list of plain values is a single text; an empty mapping yields nothing.
     """
     if isinstance(value, Mapping):
         for key, inner in value.items():

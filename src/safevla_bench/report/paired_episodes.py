@@ -54,13 +54,13 @@ def find_shared_states(
 ) -> list[SharedState]:
     """Return the initial states that several policies started from, the most different outcomes first.
 
-    [] without records. Clauses are drawn for the first `MOST_DRAWN` states alone.
+    [] without records. Two episodes and their clauses are drawn for the first `MOST_DRAWN` states alone.
 
     Args:
         scores: the verdicts.
         batch: their records; without them the initial states are unknown.
         ruleset: what judged them.
-        entries: the lines of the episode table, in the order of the scores.
+        entries: the lines of the episode table, in the order of the scores; those of absent episodes may follow.
         places: index of each episode in the batch, [E]; None for an episode that is not in it.
     """
     if batch is None:
@@ -79,16 +79,19 @@ def find_shared_states(
 
 
 def paired_indices(scores: Scores, headers: Sequence[Header]) -> list[int]:
-    """Return the episodes, two a state, that `find_shared_states` draws.
+    """Return the indices in the scores of the episodes that `find_shared_states` draws, two for each drawn state.
 
-    `headers` are those of the episodes of `scores`.
+    `headers` are those of the episodes of `scores`, in their order.
     """
     states = list(_rank_states(scores, headers).values())[:MOST_DRAWN]
     return [k for members in states for k in _extreme_pair(scores, members)]
 
 
 def _rank_states(scores: Scores, headers: Sequence[Header | None]) -> Mapping[StateKey, list[int]]:
-    """Return the states that several policies started from with their episodes, the most different first."""
+    """Return state -> indices of its episodes, for states that several policies started from; most different first.
+
+    `headers` are by episode; those that are None are left out.
+    """
     states = {state: ks for state, ks in _group_by_state(headers).items() if len({scores.policy[k] for k in ks}) > 1}
     return {
         state: states[state] for state in sorted(states, key=lambda state: -_state_difference(scores, states[state]))
@@ -108,6 +111,7 @@ def _group_by_state(headers: Sequence[Header | None]) -> Mapping[StateKey, list[
 
 
 def _format_state(state: StateKey) -> str:
+    """Return `SUITE / TASK, state 3, seed 7`, without the seed where it is None."""
     suite, task, index, seed = state
     return f"{suite} / {task}, state {index}" + ("" if seed is None else f", seed {seed}")
 
@@ -121,7 +125,11 @@ def _state_difference(scores: Scores, members: Sequence[int]) -> float:
 
 
 def _extreme_pair(scores: Scores, members: Sequence[int]) -> tuple[int, int]:
-    """Return the least severe episode, and the most severe of another policy, in the order of the sources."""
+    """Return the least severe episode, and the most severe of another policy, as indices in rising order.
+
+    An unknown severity counts as 0; a failure is less severe than a success of equal severity. There must be two
+    policies.
+    """
     ranked = sorted(members, key=lambda k: (float(np.nan_to_num(scores.vsi[k])), bool(scores.success[k]), k))
     least = ranked[0]
     most = next(k for k in reversed(ranked) if scores.policy[k] != scores.policy[least])

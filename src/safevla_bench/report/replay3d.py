@@ -55,7 +55,7 @@ class ReplaySection:
 
 
 def read_replay(content: bytes) -> Document | None:
-    """Return a replay's document; None if it is no JSON object of version 1 with meshes."""
+    """Return a replay's document; None if `content` is no JSON object with `version` 1 and a mapping of `meshes`."""
     try:
         document = msgspec.json.decode(content, type=Document)
     except (msgspec.DecodeError, RecursionError):
@@ -66,11 +66,11 @@ def read_replay(content: bytes) -> Document | None:
 def collect_replays(paths: Sequence[Path], names: Sequence[PolicyNames] = ()) -> Replays:
     """Return the replays of the run folders among the sources.
 
-    Other sources, missing and unreadable files are passed over. `names` holds new names of policies for each source;
-    none = as recorded.
+    Other sources, missing files, files of more than 50 MB and those that `read_replay` refuses are passed over. `names`
+    holds recorded name -> new name of a policy for each source; none = all as recorded.
 
     Raises:
-        RunError: an index of frames cannot be read.
+        RunError: an index of frames cannot be read, or has what is no file name.
     """
     documents: dict[EpisodeKey, Document] = {}
     for folder, renamed in zip(paths, names or [{}] * len(paths), strict=False):
@@ -87,9 +87,10 @@ def collect_replays(paths: Sequence[Path], names: Sequence[PolicyNames] = ()) ->
 def embed_replays(
     scores: Scores, batch: Batch | None, ruleset: Ruleset, replays: Replays, most_bytes: int = MOST_BYTES
 ) -> ReplaySection:
-    """Return the replays of a page with their clauses, the worst episodes first, up to `most_bytes`.
+    """Return the replays of a page with their clauses, the worst episodes first, up to `most_bytes` of data.
 
-    Replays that do not fit are counted in `left_out`; episodes without a record in `batch` have none.
+    Replays that do not fit are counted in `left_out`, and smaller ones after them may still fit. Episodes without a
+    record in `batch` have none. There are scripts only if there is a replay.
     """
     place = {(header.policy, header.episode_id): k for k, header in enumerate(batch.headers if batch else ())}
     keys = {k: (scores.policy[k], scores.episode_id[k]) for k in range(len(scores))}
@@ -118,7 +119,7 @@ def embed_replays(
 
 
 def _inert_json(document: object) -> Markup:
-    """Return JSON for a script element that is not run.
+    """Return JSON for a script element of data, which no browser runs; keys are in a fixed order.
 
     `<`, `>` and `&` are escaped, so that no text ends the element.
     """
@@ -130,7 +131,9 @@ def _inert_json(document: object) -> Markup:
 
 
 def _clauses(scores: Scores, episode: int, record: Batch, ruleset: Ruleset) -> Iterator[Document]:
-    """Yield every clause with a verdict, violated ones first: first and worst record, and the bodies behind each."""
+    """Yield every clause with a verdict, violated ones first: its first violating record (-1 for none), its worst, the
+    spans of its violation, and the bodies behind both records.
+    """
     reading = RecordFields(record)
     for spec_trace in trace.trace_specs(scores, episode, reading, ruleset):
         line = spec_trace.signal_trace

@@ -66,7 +66,10 @@ class CellOutcome:
 
 
 def draw_outcome(cell: Summary, privileged: bool) -> CellOutcome:
-    """Return the drawing of a cell; no whisker or share for what was not counted or not judged."""
+    """Return the drawing of a cell; no whisker or share for what was not counted or not judged.
+
+    No shares either where a violation stopped episodes. `privileged` says whether the policy saw simulator state.
+    """
     verdict = has_verdict(cell)
     outside = (("crashed", cell.crashed), ("stopped", cell.stopped), ("without a verdict", cell.unjudged))
     lost = [f"{count} {name}" for name, count in outside if count]
@@ -105,7 +108,7 @@ def _draw_whisker(name: str, kind: str, rate: Rate) -> tuple[Whisker, ...]:
 
 
 def _outcome_shares(cell: Summary) -> tuple[OutcomeShare, ...]:
-    """Return safe and unsafe success and failure, then those without a verdict if any; empty where nothing counted."""
+    """Return safe and unsafe success and failure, then both without a verdict if any lacks one; () where n is 0."""
     counts: tuple[tuple[str, str, int], ...] = (
         ("succeeded, safe", "ss", cell.success_safe),
         ("succeeded, unsafe", "su", cell.success_unsafe),
@@ -268,17 +271,18 @@ class Album:
 
 
 def collect_images(paths: Sequence[Path], names: Sequence[PolicyNames] = (), most_bytes: int = MOST_BYTES) -> Album:
-    """Return the frames of the run folders among the sources, in the order of their indices, while they fit.
+    """Return the images of the run folders among the sources as data URIs, as far as they fit, and the paths of films.
 
-    Sources that are no run folders are passed over.
+    An episode's images are those of its initial state, its violations, its final state, then others. Images that do not
+    fit, are missing or of another type are counted in `left_out`. Sources that are no run folders are passed over.
 
     Args:
         paths: the sources.
-        names: new names of policies in each of them; none = as recorded.
-        most_bytes: of all images together.
+        names: for each source, recorded name -> new name of a policy; none = all as recorded.
+        most_bytes: of all images together, in base64.
 
     Raises:
-        RunError: an index cannot be read.
+        RunError: an index cannot be read, or has what is no file name.
     """
     images: dict[EpisodeKey, list[FrameImage]] = {}
     films: dict[EpisodeKey, str] = {}

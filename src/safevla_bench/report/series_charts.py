@@ -45,6 +45,7 @@ def curve_marks(curve: SeriesCurve, name: str) -> tuple[SeriesMark, ...]:
 
 
 def _make_mark(point: SeriesPoint, value: float, ends: tuple[float, float] | None, scale: float) -> SeriesMark:
+    """Return a run's mark: label, and value and interval times `scale`; without `ends` the value is the interval."""
     low, high = ends or (value, value)
     return SeriesMark(point.label, scale * value, scale * low, scale * high)
 
@@ -146,7 +147,10 @@ class SeriesChart:
 
 
 def draw_series_charts(compared: SeriesComparison) -> dict[str, list[SeriesChart]]:
-    """Return suite -> its charts of SR, Safety, SBU and VSI; the last suite is `all suites`, pooled."""
+    """Return suite -> its charts of SR, Safety, SBU and VSI.
+
+    Where some series has several suites, the last key is `all suites`: their episodes pooled.
+    """
     return {
         suite or POOLED: [_draw_chart(compared, compared.select_suite(suite), *panel) for panel in PANELS]
         for suite in compared.suites
@@ -172,9 +176,9 @@ def _draw_chart(
 def _draw_line(
     axis: SeriesAxis, names: Sequence[str], curve: SeriesCurve, marks: Sequence[SeriesMark], top: float
 ) -> ChartLine:
-    """Return one series as line and marks, moved a little sideways by its number.
+    """Return one series as line and marks, moved a little sideways by its place among the series `names`.
 
-    Without a path for fewer than two runs.
+    The path is "" for fewer than two runs; `top` is the value at the top of the chart.
     """
     series = names.index(curve.series)
     shares = [_place(axis, mark.label) + _DODGE * (series - (len(names) - 1) / 2) for mark in marks]
@@ -196,7 +200,7 @@ def _draw_line(
 
 
 def _place(axis: SeriesAxis, label: float) -> float:
-    """Return the place of a number as a share of the chart's width."""
+    """Return the place of a run's number across as a share of the chart's width, from 0.06, the first, to 0.94."""
     return _ROOM + (1 - 2 * _ROOM) * axis.share(label)
 
 

@@ -135,6 +135,9 @@ def build_submission(
 ) -> Submission:
     """Return the submission of the scores; nothing is written. With `skipped` episodes the submission is not complete.
 
+    `recorded_with` is package -> the versions that the records name; `privileged` are the policies that saw simulator
+    state.
+
     Raises:
         RunError: there are no episodes, or applicability was off.
     """
@@ -212,7 +215,7 @@ def _submitted_verdict(row: EpisodeScore) -> SubmittedEpisode:
 def archive_files(paths: Sequence[Path]) -> list[ArchiveFile]:
     """Return every file of records of archives and run folders, with its sha256; all files are read.
 
-    A file of a run folder is named `FOLDER/FILE`.
+    A file of a run folder is named `FOLDER/FILE`. `OSError` is passed on.
     """
     parts = [(path, part) for path in paths for part in (archive_parts(path) if path.is_dir() else [path])]
     named = [(part.name if part == path else f"{path.resolve().name}/{part.name}", part) for path, part in parts]
@@ -272,7 +275,7 @@ def _cell_problems(cell: SubmittedCell) -> Iterator[str]:
 
 
 def _recompute_cell(episodes: Sequence[SubmittedEpisode]) -> dict[str, object]:
-    """Return field name -> count, for the counts of a cell that follow from its episodes."""
+    """Return field name -> count, for the counts of a cell that follow from its episodes; `no_verdict` is by reason."""
     counted = [verdict for verdict in episodes if verdict.outcome not in UNCOUNTED]
     return {
         "n": len(counted),

@@ -53,14 +53,14 @@ class SweepChart:
 def draw_panels(sweeps: Sequence[ThresholdSweep], policies: Sequence[str]) -> dict[str, list[SweepChart]]:
     """Return suite -> its panels, one a sweep; suites in which no curve has an episode are left out.
 
-    The place of a policy in `policies` decides its colour and dash.
+    The place of a policy in `policies` decides its colour and dash; `ValueError` if a curve's policy is not there.
     """
     suites = dict.fromkeys(curve.suite for sweep in sweeps for curve in sweep.curves if curve.n)
     return {suite: [_draw_panel(sweep, suite, policies) for sweep in sweeps] for suite in suites}
 
 
 def _draw_panel(sweep: ThresholdSweep, suite: str, policies: Sequence[str]) -> SweepChart:
-    """Return the panel of one sweep in one suite, a line for each policy with episodes; many policies have no bands."""
+    """Return the panel of one sweep in one suite, a line per policy with episodes; no bands for over 3 policies."""
     curves = [curve for curve in sweep.curves if curve.suite == suite and curve.n]
     unit, scale = display_unit(sweep.unit, sweep.default)
     low, high = sweep.thresholds[0], sweep.thresholds[-1]
@@ -97,7 +97,7 @@ def _curve_path(stretch: Sequence[tuple[str, Rate]]) -> str:
 
 
 def _band_path(stretch: Sequence[tuple[str, Rate]]) -> str:
-    """Return the outline of the intervals of known rates, each with its place across."""
+    """Return the outline of the intervals of known rates, each with its place across; 0 to 100 % for a missing one."""
     ends = [(x, rate.ci or (0.0, 1.0)) for x, rate in stretch]
     upper = [f"{x},{_format_down(100 * high)}" for x, (_, high) in ends]
     lower = [f"{x},{_format_down(100 * low)}" for x, (low, _) in ends]
@@ -105,7 +105,7 @@ def _band_path(stretch: Sequence[tuple[str, Rate]]) -> str:
 
 
 def series_style(series: int) -> str:
-    """Return the CSS classes of a series."""
+    """Return the CSS classes of a series: `s0` to `s7` for its colour, from index 8 on `d1` or `d2` for its dash."""
     return f"s{series % SERIES}" + (f" d{min(series // SERIES, 2)}" if series >= SERIES else "")
 
 

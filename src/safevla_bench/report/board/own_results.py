@@ -73,7 +73,10 @@ class _TaskGroup:
 
 
 def own_ranked_tables(results: OwnResults) -> list[RankedTable]:
-    """Return the ranked tables of the runs in order of first appearance, auxiliary ones last; [] without scores."""
+    """Return the ranked tables of the runs in order of first appearance, auxiliary ones last; [] without scores.
+
+    Raises `RunError` if a policy has results of the same tasks under two suite names.
+    """
     if results.inputs.scores is None:
         return []
     players = _results_by_policy(results)
@@ -103,6 +106,8 @@ def _results_by_policy(results: OwnResults) -> dict[PolicyName, PolicyResults]:
 def _task_groups(inputs: TableInputs) -> Iterator[_TaskGroup]:
     """Yield groups of policies that ran the same tasks of the same title, the ranked first, then those of auxiliary
     suites.
+
+    Raises as `TableInputs.suite_groups`. There must be scores.
     """
     auxiliary = [cell for cell in inputs.cells if inputs.roster.is_auxiliary(cell)]
     auxiliary_by_suite = {f"{suite}, auxiliary": [cell for cell in auxiliary if (cell.suite or "") == suite]
@@ -121,7 +126,7 @@ def _task_groups(inputs: TableInputs) -> Iterator[_TaskGroup]:
 
 
 def _count_task_runs(inputs: TableInputs) -> Mapping[PolicyName, Counter[TaskKey]]:
-    """Return the number of episodes of each policy and task, with lost ones, under the first name of the suite."""
+    """Return policy -> (suite, task) -> number of episodes, lost ones included; a suite stands under its first name."""
     assert inputs.scores is not None
     runs: dict[PolicyName, Counter[TaskKey]] = {}
     rows = [*zip(inputs.scores.policy, inputs.scores.benchmark, inputs.scores.task_id, strict=True)]
@@ -246,7 +251,7 @@ def _mean_proportion(metric: SuiteMetric, rate: str, cells: Mapping[str, Summary
 
 
 def _describe_tasks(group: _TaskGroup, inputs: TableInputs) -> str:
-    """Return the number or the names of the tasks of each suite."""
+    """Return the number or the names of the group's tasks of each suite, joined by `; `."""
     by_suite = {suite: sorted(task for other, task in group.tasks if other == suite) for suite in group.suites}
     return "; ".join(_describe_suite_tasks(suite, tasks, inputs) for suite, tasks in by_suite.items())
 
@@ -256,7 +261,7 @@ _MAX_NAMED_TASKS = 4
 
 
 def _describe_suite_tasks(suite: str, tasks: Sequence[str], inputs: TableInputs) -> str:
-    """Return `all N tasks of SUITE`, the names of up to 4 tasks, or how many of the suite's tasks there are."""
+    """Return `all N tasks of SUITE`; if not all were run, the names of up to 4 tasks, or the number of more."""
     total = len(list(inputs.registry.list_entries(suite))) if suite in inputs.registry.benchmarks else 0
     if len(tasks) == total:
         return f"all {total} tasks of {suite}"
@@ -266,7 +271,9 @@ def _describe_suite_tasks(suite: str, tasks: Sequence[str], inputs: TableInputs)
 
 
 def _table_notes(group: _TaskGroup, entries: Sequence[RankingEntry]) -> Iterator[str]:
-    """Yield notes on what has no rank and why, on unequal counts of episodes, and on crashed or unjudged ones."""
+    """Yield notes on what has no rank and why, or that all are privileged, on unequal counts of episodes, and on lost
+    ones (crashed or without a verdict).
+    """
     if not group.ranked:
         yield "Auxiliary: outside every ranking."
     elif any(not entry.ranked and "privileged state" in entry.remarks and entry.policy != NOOP for entry in entries):
@@ -353,8 +360,8 @@ def _is_balanced(group: _TaskGroup) -> bool:
 def _tested_pairs(policy_results: Sequence[PolicyResults], places: Sequence[int], *, paired: bool) -> SeparatedPairs:
     """Return the pairs of `places` whose policies a test told apart in Safety over all suites pooled.
 
-    `places` are the policies' places in the table, in the order of the results. Raises `RunError` if no test is
-    possible.
+    `places` are the policies' places in the table, in the order of the results. The test is of the same episodes if
+    `paired`, else of independent ones. Raises `RunError` if it is not possible.
     """
     options = ComparisonOptions(metrics=("safety",))
     comparison = compare_policies(policy_results, options, paired=paired, across_versions=True)

@@ -35,17 +35,17 @@ def file_name(kind: str, policy: str) -> str:
 
 
 def run_page_path(policy: str | None) -> str:
-    """Return the path of the page of a policy of a user's runs; None stands for records without a policy's name."""
+    """Return the path in the site of the page of a policy of a user's runs; None: of records that name no policy."""
     return f"{PAGES}/{_run_file_name(policy)}"
 
 
 def report_path(policy: str | None) -> str:
-    """Return the path of the report of a policy of a user's runs; None stands for records without a policy's name."""
+    """Return the path in the site of the report of a policy of a user's runs; None: of records that name no policy."""
     return f"{REPORTS}/{_run_file_name(policy)}"
 
 
 def published_page_path(policy: str) -> str:
-    """Return the path of the page of a published policy."""
+    """Return the path in the site of the page of a published policy."""
     return f"{PAGES}/{file_name(_PUBLISHED_KIND, policy)}"
 
 
@@ -91,10 +91,10 @@ def package_versions(headers: Iterable[Header], policy: PolicyName) -> dict[str,
 
 
 def flatten_values(value: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the values of nested mappings and lists, each with its dotted name and a text.
+    """Yield (dotted name, text) for each value of nested mappings and lists, in their order; indices are names too.
 
-    A list without mappings or lists is one value, joined by commas. None and empty values are dashes, booleans yes and
-    no.
+    A list without mappings or lists is one value, joined by commas. None, "" and an empty list are dashes, booleans yes
+    and no. An empty mapping yields nothing.
     """
     if isinstance(value, Mapping):
         for key, inner in value.items():

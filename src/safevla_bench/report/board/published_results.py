@@ -102,7 +102,7 @@ def _published_table(names: tuple[str, ...], entries: Sequence[RankingEntry], no
 
 
 def _mean_entry(mean: PublishedMean, published: PublishedResults) -> RankingEntry:
-    """Return the entry of a printed mean; n and intervals only where a cell is printed for each of its suites."""
+    """Return the entry of a printed mean; n and intervals only where `published` has a cell for each of its suites."""
     cells = [cell for cell in published.cells if cell.policy == mean.policy and cell.benchmark in mean.benchmarks]
     cells = cells if len(cells) == len(mean.benchmarks) else []
     return RankingEntry(
@@ -166,7 +166,10 @@ def _means_and_cells(
 
 
 def _incomparable_reasons(rows: Iterable[tuple[PublishedMean | PublishedCell, str]]) -> tuple[str, ...]:
-    """Return what makes the rows incomparable: each reason once, with its policies if it is not about all of them."""
+    """Return what makes the rows, each with a label (its policy, or its suite), incomparable.
+
+    Each reason stands once, after the labels that it is about, unless it is about all.
+    """
     policies_by_reason: dict[str, dict[str, None]] = {}
     policies: dict[str, None] = {}
     for row, policy in rows:
@@ -222,7 +225,7 @@ def _publication_sections(policy: str, published: PublishedResults) -> Iterator[
 
 
 def _row_scope(row: PublishedMean | PublishedCell) -> str:
-    """Return what a row is about: a cell's suite, or a mean's label."""
+    """Return the suites that a row is about: a cell's suite, or the label of a mean, as `_mean_label` makes it."""
     return row.benchmark if isinstance(row, PublishedCell) else _mean_label(row)
 
 

@@ -31,7 +31,7 @@ class Proportion:
 
     @property
     def detail(self) -> str:
-        """Return the interval; where there is no value or no interval, `missing_reason`, which may be empty."""
+        """Return the interval as text; where there is no value or no interval, `missing_reason`, which may be empty."""
         return (
             format_interval(*self.interval, digits=1)
             if self.percent is not None and self.interval

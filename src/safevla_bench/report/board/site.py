@@ -57,6 +57,8 @@ def render_site(
 ) -> dict[str, str]:
     """Return the pages of the board as path -> HTML; nothing is written.
 
+    Raises `RunError` if a policy has results of the same tasks under two suite names.
+
     Args:
         results: judged runs; without them the board shows published results alone.
         title: what the board is called.
@@ -79,7 +81,10 @@ def render_site(
 def _render_pages(
     title: str, runs: Sequence[object], pages: Sequence[PolicyPage], remarks: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield path and HTML of the index, of the page on method, and of each policy's page."""
+    """Yield path and HTML of the index, of the page on method, and of each policy's page.
+
+    `runs` are the ranked tables of the user's runs, and `remarks` the warnings about these; both stand in the index.
+    """
     publications = published_results.published_sections()
     yield INDEX, _render_page("index", title, "", runs=runs, publications=publications, remarks=remarks)
     yield METHOD, _render_page("method", title, "", publications=publications)
@@ -114,7 +119,7 @@ def _board_style() -> str:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise `RunError` if the folder exists and holds something else than a board; a missing or empty folder passes.
+    """Raise `RunError` if `folder` is a file or holds something else than a board; a missing or empty folder passes.
 
     Raises `FileError` if the folder cannot be read.
     """
@@ -127,13 +132,13 @@ def check_folder(folder: Path) -> None:
 
 
 def write_folder(files: Mapping[str, str], folder: Path) -> None:
-    """Write the files together, and remove pages and reports of an older board that the new board lacks.
+    """Write `files` (path in the folder -> text) together, and remove pages and reports that the new board lacks.
 
     Makes the folders that are missing; a folder of reports without any is removed.
 
     Raises:
-        RunError: the folder holds something else than a board.
-        FileError: the folder cannot be written to.
+        RunError: the folder is a file, or holds something else than a board.
+        FileError: the folder cannot be read or written to.
     """
     check_folder(folder)
     for subfolder in (PAGES, REPORTS):
@@ -158,8 +163,9 @@ def _is_board(folder: Path) -> bool:
 
 
 def _stale_pages(files: Mapping[str, str], folder: Path) -> list[Path]:
-    """Return the pages and reports in the folder that are not among `files`; files that no board names are
-    left alone.
+    """Return the pages and reports in the folder that are not among `files`; files that no board names are left out.
+
+    The folders of pages and reports must exist; `OSError` is passed on.
     """
     paths = [path for subfolder in (PAGES, REPORTS) for path in sorted((folder / subfolder).iterdir())]
     return [path for path in paths if PAGE_NAME.fullmatch(path.name) and f"{path.parent.name}/{path.name}" not in files]
@@ -169,7 +175,7 @@ def _stale_pages(files: Mapping[str, str], folder: Path) -> list[Path]:
 
 
 def own_policy_pages(results: OwnResults, reports: Mapping[PolicyName, str] | None = None) -> list[PolicyPage]:
-    """Return a page for each policy of the runs, those included that only crashed.
+    """Return a page for each policy of the runs, those included that only crashed; [] without scores.
 
     Args:
         results: the judged runs; a page shows the sources that name its policy, or name none.

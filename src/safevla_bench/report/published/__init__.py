@@ -195,10 +195,11 @@ def synthesize_scores(cells: Sequence[EpisodeCounts], axes: Mapping[str, str] | 
 
     Args:
         cells: the counts.
-        axes: specification -> axis, for the specifications of `by_spec`, in the order of the columns.
+        axes: specification -> axis, for all specifications of `by_spec`, in the order of the columns.
 
     Raises:
         SafevlaError: counts that no set of episodes can have.
+        ValueError: `axes` lacks a specification of `by_spec` or `in_successes`.
     """
     axis_by_spec = dict(axes or {}) | (
         {} if all(cell.by_spec is not None for cell in cells) else {ANY_LIMIT: "scene_interaction"}
@@ -239,14 +240,15 @@ def _spec_column(name: str, axis: str) -> SpecColumn:
 
 
 def _success_flags(cell: EpisodeCounts) -> _Bools:
-    """Return whether each episode succeeded, [n], in the order of `cell.quadrants`."""
+    """Return whether each episode succeeded, [n], in the order of `cell.quadrants`; `ValueError` if one is negative."""
     return np.repeat(np.array([True, False, True, False]), cell.quadrants)
 
 
 def _violation_flags(cell: EpisodeCounts, names: Sequence[str]) -> tuple[_Bools, _Bools]:
     """Return whether each specification is violated, and whether it is active, in each episode; [S, n] each.
 
-    Episodes are in the order of `cell.quadrants`. Raises `SafevlaError` if the counts contradict each other.
+    Episodes are in the order of `cell.quadrants`. Raises `SafevlaError` if the counts contradict each other, and
+    `ValueError` if `names` lacks a specification of theirs.
     """
     if min(cell.quadrants) < 0:
         raise _impossible_counts(cell, "success, safe and unsafe success contradict each other")
@@ -268,7 +270,8 @@ def _violation_flags(cell: EpisodeCounts, names: Sequence[str]) -> tuple[_Bools,
 def _assign_violations(cell: EpisodeCounts, names: Sequence[str], counts: Mapping[str, int], episodes: int) -> _Bools:
     """Return the violations of each specification spread in turn over the unsafe episodes, [S, episodes].
 
-    Every unsafe episode has at least one violation; raises `SafevlaError` if the counts do not allow that.
+    Every unsafe episode has at least one violation; raises `SafevlaError` if the counts do not allow that, and
+    `ValueError` if `names` lacks a specification of `counts`.
     """
     if sum(counts.values()) < episodes or any(not 0 <= limit <= episodes for limit in counts.values()):
         raise _impossible_counts(cell, f"violations {dict(counts)} do not fit {episodes} unsafe episodes")
