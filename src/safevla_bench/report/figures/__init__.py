@@ -109,7 +109,7 @@ FIGURES: Mapping[str, FigureKind] = {
 
 
 def draw_figure(draw: Callable[[], Figure], page: Page = COLUMN) -> Figure:
-    """Return what `draw` draws, for a page of another width or size of text.
+    """Return what `draw` draws, for a page of any width and size of text; the figure is scaled after it is drawn.
 
     Matplotlib's settings are as before afterwards.
 

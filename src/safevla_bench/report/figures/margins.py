@@ -59,7 +59,11 @@ class Margins:
 
 
 def compute_margins(scores: Scores) -> Margins:
-    """Return margins over thresholds of the judged episodes, by specification of the safe tier and policy."""
+    """Return margins over thresholds of the judged episodes: a block per specification of the safe tier, with a row per
+    policy.
+
+    Specifications without a margin or a Boolean verdict in any episode are named in `silent` instead.
+    """
     names = [policy or UNNAMED for policy in scores.policy]
     policies = tuple(dict.fromkeys(names))
     members = [scores.is_judged & np.array([name == policy for name in names]) for policy in policies]
@@ -98,7 +102,10 @@ _ROW, _TITLE, _GAP, _BELOW, _COUNT = 0.16, 0.17, 0.06, 0.4, 0.82
 
 
 def draw_margins(value: Margins) -> Figure:
-    """Draw boxes from quartile to quartile, lines from the least to the greatest, and dots where there are few."""
+    """Draw boxes from quartile to quartile, lines from the least to the greatest, and dots in rows of up to 40 margins.
+
+    Without a block the figure says that no specification reached a verdict.
+    """
     with figure_style():
         texts, numbered = series_signs(value.policies, 62)
         high = sum(_TITLE + len(rows) * _ROW + _GAP for _, rows in value.blocks) + _BELOW if value.blocks else 0.8
@@ -130,7 +137,10 @@ def _draw_block(
     *,
     last: bool,
 ) -> None:
-    """Draw the rows of one specification below its title; `last` has the labels of the axis."""
+    """Draw the rows of one specification below its title; only the `last` one has the labels of the axis.
+
+    `texts` are the signs of the policies, `left` and `top` places in the sheet's body [in], `limits` the axis's ends.
+    """
     high = len(rows) * _ROW
     axes = sheet.add_panel(left, top - _TITLE - high, sheet_width() - left - _COUNT, high)
     _scale_axes(axes, *limits, len(rows), last=last)

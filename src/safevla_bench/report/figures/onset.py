@@ -115,7 +115,10 @@ _COLUMNS = 2
 
 
 def draw_onset(value: Onset) -> Figure:
-    """Draw a panel for each policy, two abreast if there are several, with a line for each specification."""
+    """Draw a panel for each policy, two abreast if there are several, with a line for each violated specification.
+
+    Titles that do not fit become numbers, which the key explains. Without a panel the figure says so.
+    """
     with figure_style():
         count = len(value.panels)
         high = 1.8 if count <= _COLUMNS else 1.05
@@ -160,13 +163,16 @@ def _key_entries(value: Onset, panels_numbered: bool) -> list[KeyEntry]:
 
 
 def _share_end(value: Onset) -> float:
-    """Return the upper end of all panels in percent, a multiple of ten."""
+    """Return the upper end of all panels in percent: the multiple of ten above the highest share, at most 100."""
     highest_share = max((curve.share[-1] for panel in value.panels for curve in panel.curves), default=0.0)
     return min(100.0, 10.0 * (highest_share // 10 + 1))
 
 
 def _draw_policy(axes: Axes, panel: OnsetPanel, end: float, share_end: float) -> None:
-    """Draw a policy's share of episodes that have violated so far [%], up to `share_end`, over time."""
+    """Draw a policy's share of episodes that have violated so far [%] over time; the axes end at `end` and `share_end`.
+
+    Without an episode or a violation the panel says so.
+    """
     if not panel.n:
         draw_empty(axes, "No episode was counted.")
         return

@@ -57,7 +57,7 @@ class SeriesFigure:
 
 
 def prepare_series(compared: SeriesComparison, across: str = "") -> SeriesFigure:
-    """Return the figure's content; `across` says what the numbers are, such as "Training steps"."""
+    """Return the figure's content; `across` says what the numbers are, such as "Training steps", by default `LABEL`."""
     points = [point for curve in compared.curves for point in curve.points]
     several = len(compared.suites) > 1
     return SeriesFigure(
@@ -92,7 +92,10 @@ _DODGE_PT = 2.2
 
 
 def draw_series(value: SeriesFigure) -> Figure:
-    """Draw a marker with its interval for each run; thin lines only lead the eye from run to run."""
+    """Draw a marker with its interval for each run; thin lines only lead the eye from run to run.
+
+    Without a run the figure says so.
+    """
     with figure_style():
         has_marks = bool(value.axis.labels)
         grid = PanelGrid(len(value.panels), 2, _LEFT, _RIGHT, _BELOW, _ABOVE, _GAP, _HIGH)

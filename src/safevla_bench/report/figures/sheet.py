@@ -119,7 +119,7 @@ class PanelGrid:
         return self.rows * (self.high + self.above) + self.below
 
     def corner(self, index: int) -> tuple[float, float]:
-        """Return left and bottom of a panel [in]."""
+        """Return left and bottom of the panel at an index, from 0 at the top left, row by row [in]."""
         row, column = divmod(index, self.columns)
         bottom = self.below + (self.rows - 1 - row) * (self.high + self.above)
         return self.left + column * (self.wide + self.gap), bottom
@@ -134,7 +134,11 @@ class PanelGrid:
 
 
 def make_sheet(title: str, body_in: float, *, notes: Sequence[str] = (), key: Sequence[KeyEntry] = ()) -> Sheet:
-    """Return a sheet with panels of a height in inches; the sheet's height follows from title, notes and key."""
+    """Return a sheet with title, notes and key drawn, and an empty body of `body_in` inches in height for panels.
+
+    Body, title, notes and key add up to the sheet's height. The page that is drawn for sets the width, and may leave
+    the title out.
+    """
     room_pt = line_room_pt(sheet_width() - 2 * _MARGIN_IN)
     heading = wrap_text(drawable_text(title), room_pt, _TITLE_SIZE, "bold") if is_titled() else []
     note_lines = [line for note in notes for line in wrap_text(drawable_text(note), room_pt, SMALL)]
@@ -180,7 +184,7 @@ def _key_columns(key_lines: Sequence[Sequence[str]], key: Sequence[KeyEntry], ro
 
 
 def _row_heights(key_lines: Sequence[Sequence[str]], columns: int) -> list[float]:
-    """Return the height of each row of the key in inches; the entry with most lines decides."""
+    """Return the height in inches of each row of the key in this many columns; the entry with most lines decides."""
     rows = [key_lines[k : k + columns] for k in range(0, len(key_lines), columns)]
     return [max(len(lines) for lines in row) * _line_height(_KEY_SIZE) for row in rows]
 

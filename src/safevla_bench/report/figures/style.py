@@ -219,13 +219,16 @@ def _font_glyphs() -> frozenset[int]:
 
 @cache
 def text_width_pt(text: str, size: float = BODY, weight: str = "normal") -> float:
-    """Return the width of a text in points (1/72 inch)."""
+    """Return the width of a text in points (1/72 inch), set in DejaVu Sans of `size` points; kept once measured."""
     font = FontProperties(family="DejaVu Sans", size=size, weight=weight)
     return float(text_to_path.get_text_width_height_descent(text, font, ismath=False)[0])
 
 
 def wrap_text(text: str, width: float, size: float = BODY, weight: str = "normal") -> list[str]:
-    """Return lines no wider than `width` points, broken between words and parts of names, else anywhere."""
+    """Return lines no wider than `width` points, broken between words and parts of names, else anywhere.
+
+    Spaces at the ends of lines are dropped; a text without a character is one empty line.
+    """
     lines = [""]
     for part in _break_parts(text):
         if text_width_pt((lines[-1] + part).rstrip(), size, weight) <= width:
@@ -343,7 +346,10 @@ def _best_box(
 
 
 def _candidate_centres(point: tuple[float, float], size: tuple[float, float], reach: float) -> tuple[Floats, Floats]:
-    """Return centres of boxes around a point, [C, 2], and their distances from it, [C]."""
+    """Return centres of boxes around a point, [C, 2], and how far each box is moved away from the point, [C].
+
+    Distances [points] go from 4 to `reach` in steps of 2, the nearest first, each in 16 directions.
+    """
     distances = np.arange(_MIN_DISTANCE_PT, max(reach, _MIN_DISTANCE_PT) + _STEP_PT / 2, _STEP_PT)
     directions = np.array(_DIRECTIONS)
     offsets = directions * (np.array(size) / 2.0)
@@ -352,7 +358,7 @@ def _candidate_centres(point: tuple[float, float], size: tuple[float, float], re
 
 
 def _overlap_counts(low: Floats, high: Floats, boxes: Sequence[Box]) -> NDArray[np.int64]:
-    """Return the number of boxes that each candidate shares area with, [C]."""
+    """Return the number of `boxes` that each candidate, from corner `low` to corner `high` [C, 2], overlaps; [C]."""
     counts = np.zeros(len(low), dtype=np.int64)
     for box in boxes:
         counts += (low[:, 0] < box.right) & (high[:, 0] > box.left) & (low[:, 1] < box.top) & (high[:, 1] > box.bottom)

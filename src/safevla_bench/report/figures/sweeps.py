@@ -65,7 +65,7 @@ def prepare_sweep(sweep: ThresholdSweep, library: Library) -> SweepFigure:
     """Return the figure's content: Safety beside SBU, a row of panels for each suite, thresholds rising in display
     units.
 
-    Cells without an episode are left out.
+    Cells without an episode are left out. Raises `SpecError` if the library lacks a swept specification.
     """
     anchors = registered_thresholds(library, sweep.spec_ids)
     unit, scale = display_unit(sweep.unit, anchors[0] if anchors else 1.0)
@@ -98,6 +98,8 @@ def prepare_sweep(sweep: ThresholdSweep, library: Library) -> SweepFigure:
 def registered_thresholds(library: Library, spec_ids: Sequence[str]) -> tuple[float, ...]:
     """Return the thresholds of the specifications, then of their alternates by size, each once, in the specifications'
     unit.
+
+    Raises `SpecError` if the library lacks a specification; () for none.
     """
     main = [library[spec_id].threshold for spec_id in spec_ids]
     others = [spec.threshold for spec in library if spec.alternate_of in set(spec_ids)]
@@ -125,7 +127,10 @@ _LEFT, _RIGHT, _BELOW, _ABOVE, _GAP, _HIGH = 0.42, 0.16, 0.38, 0.22, 0.2, 1.35
 
 
 def draw_sweep(value: SweepFigure) -> Figure:
-    """Draw a line with markers and a pale band for each policy, and dotted lines at the registered thresholds."""
+    """Draw a line with markers and a pale band for each policy, and dotted lines at the registered thresholds.
+
+    Without a threshold or a policy the figure says so.
+    """
     with figure_style():
         has_curves = bool(value.thresholds and value.policies)
         grid = PanelGrid(len(value.panels), 2, _LEFT, _RIGHT, _BELOW, _ABOVE, _GAP, _HIGH)

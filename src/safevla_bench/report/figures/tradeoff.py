@@ -291,7 +291,10 @@ class _PanelFrame:
 
 
 def draw_tradeoff(value: Tradeoff) -> Figure:
-    """Draw the panels, two abreast if there are several suites; names at the markers, or numbers and a key."""
+    """Draw the panels, two abreast if there are several; names at the markers, or numbers and a key.
+
+    Without a panel the figure says that there are no episodes.
+    """
     with figure_style():
         count = len(value.panels)
         frame = _panel_frame(value.panels, high_in=_SHARED_IN if len(value.suites) > 1 else _ALONE_IN)
@@ -314,7 +317,9 @@ def draw_tradeoff(value: Tradeoff) -> Figure:
 
 
 def _make_key(value: Tradeoff, texts: Sequence[str]) -> list[KeyEntry]:
-    """Return the key: policies by number, and suites by the shape of the marker where they share a panel."""
+    """Return the key: policies by their sign in `texts`, and suites and hosts by the marker's shape if suites share a
+    panel.
+    """
     if len(value.suites) < 2:
         return [KeyEntry(name, k, texts[k]) for k, name in enumerate(value.policies)]
     return [
@@ -340,7 +345,10 @@ def _panel_frame(panels: Sequence[TradeoffPanel], high_in: float) -> _PanelFrame
 
 
 def _axis_ends(estimates: Sequence[PercentEstimate]) -> tuple[float, float]:
-    """Return multiples of ten around every interval, with room beyond 100 for the markers."""
+    """Return the ends of an axis in percent: multiples of ten around every interval, and 4 % more above for markers.
+
+    Without an estimate they are 0 and 104.
+    """
     low = max(0.0, 10 * (min((estimate.low for estimate in estimates), default=0.0) // 10))
     high = min(100.0, 10 * (max((estimate.high for estimate in estimates), default=100.0) // 10 + 1))
     return low, high + 0.04 * (high - low)
@@ -352,7 +360,8 @@ _Boxes = list[list[Box] | None]
 def _label_panels(value: Tradeoff, frame: _PanelFrame) -> tuple[tuple[str, ...], _Boxes, bool]:
     """Return the labels of the markers, their boxes, and whether a key must explain them.
 
-    Labels are names if all find a place nearby, else numbers.
+    Labels are names if all find a place nearby and no panel is of several suites, else numbers. The boxes of a panel in
+    which even a number finds no place are None.
     """
     names = tuple(drawable_text(name) for name in value.policies)
     boxes: _Boxes = [_label_boxes(panel, names, frame, reach=36.0) for panel in value.panels]

@@ -86,7 +86,7 @@ _ROW, _HEAD, _BLOCK, _COUNT = 0.19, 0.3, 0.2, 0.36
 
 
 def draw_families(value: Families) -> Figure:
-    """Draw the heat map: the shade of a cell and its number are the rate in percent."""
+    """Draw the heat map: the shade of a cell and its number are the rate in percent. Without a row it says so."""
     with figure_style():
         texts, numbered = series_signs(value.policies, 95)
         rows = sum(len(rows) for _, rows in value.blocks)
@@ -120,7 +120,7 @@ def draw_families(value: Families) -> Figure:
 
 
 def _write_heads(sheet: Sheet, kinds: Sequence[str], left: float, step: float, body: float) -> None:
-    """Write the kinds of violation above the columns, one word a line, and `n` above the counts."""
+    """Write the kinds of violation above the columns, one word a line, and `n` above the counts; lengths in inches."""
     for k, kind in enumerate(kinds):
         words = kind.split("_")
         for line, word in enumerate(words):
@@ -209,7 +209,7 @@ def compute_severity(scores: Scores) -> Severity:
 def _severity_point(
     scores: Scores, column: int, selected: NDArray[np.bool_], series: int, broken: Sequence[int]
 ) -> SeverityPoint | None:
-    """Return rate and mean depth of a specification among the selected episodes; None without a violation.
+    """Return a specification's rate, where it applies, and mean depth in the selected episodes; None if not violated.
 
     `broken` are the columns of all violated specifications; the point holds the place among them.
     """
@@ -228,7 +228,10 @@ _TOP = 1.06
 
 
 def draw_severity(value: Severity) -> Figure:
-    """Draw a marker for each policy and, as a letter beside it, the violated specification."""
+    """Draw a marker for each policy and violated specification, with the specification's letter beside it.
+
+    The letters are left out if one of them finds no place. Without a point the figure says so.
+    """
     with figure_style():
         key = [KeyEntry(name, k) for k, name in enumerate(value.policies)]
         key += [KeyEntry(name, 0, _spec_letter(k), marked=False) for k, name in enumerate(value.specs)]
@@ -277,7 +280,10 @@ def _draw_label(axes: Axes, text: str, box: Box, spot: tuple[float, float], scal
 
 
 def _rate_end(value: Severity) -> float:
-    """Return the end of the horizontal axis in percent, 2 beyond a multiple of ten, at most 105."""
+    """Return the end of the horizontal axis [%]: the multiple of ten above the highest rate, and 2; at most 105.
+
+    There must be a point.
+    """
     highest = max(point.rate for point in value.points)
     return min(105.0, 10.0 * (highest // 10 + 1) + 2)
 
