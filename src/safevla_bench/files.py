@@ -102,7 +102,7 @@ def _temporary_path(path: Path) -> Iterator[Path]:
 
 
 def is_leftover(path: Path) -> bool:
-    """Return whether a killed write has left this file: hidden, and read by nothing."""
+    """Return whether a path has the name of a file that a killed write leaves: hidden, ending in `.partial`."""
     return path.name.startswith(".") and path.name.endswith(_BEGUN)
 
 
@@ -110,7 +110,7 @@ def append_bytes(path: Path, content: bytes) -> None:
     """Add to a file's end, all or nothing as long as this process lives; a missing file is made.
 
     Raises:
-        FileError: it cannot be written to; it is as long as before.
+        FileError: the file cannot be written to, and is as long as before.
     """
     with translated_errors(path), path.open("ab", buffering=0) as stream:
         size = os.fstat(stream.fileno()).st_size

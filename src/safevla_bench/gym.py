@@ -192,7 +192,7 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
             monitor: with what to judge; else the default specifications.
             cost: what `info["cost"]` is; see `step_info`.
             benchmark: in the place of the one that the task's BDDL file says.
-            task_id: likewise.
+            task_id: in the place of the one that the BDDL file says.
 
         Raises:
             HostError: there is no such cost.
@@ -288,7 +288,7 @@ def make_env(
         wait_steps: for which the scene settles.
         cost: what `info["cost"]` is; see `step_info`.
         library: what judges; None = the library with limits made for the suite, else the default.
-        host_arguments: the host's own.
+        host_arguments: arguments of the host by name, as texts.
 
     Raises:
         HostError: no such host, argument of it, suite, task, camera, reading or cost; or the simulator cannot be used.

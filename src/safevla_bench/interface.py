@@ -294,7 +294,8 @@ class ReplayPolicy(Protocol):
     def add_divergence(self, played: Batch, coordinates: Sequence[Coordinate], last: Observation) -> Batch:
         """Return the record with its divergence from the recording under `replay` in its header.
 
-        `last` is the observation after the last action.
+        `coordinates` say what the numbers of its simulator states mean; `last` is the observation after the last
+        action.
         """
         ...
 
@@ -329,7 +330,7 @@ def check_action(action: object, size: int, meaning: str = "") -> Action:
 def check_extra(wants: Wants, offered: Sequence[str], host: str) -> None:
     """Raise `HostError` if a policy asks for a reading that is not offered.
 
-    The message names the first and what there is.
+    The message names the first such reading, and all that `host` offers.
     """
     unknown = [name for name in wants.extra if name not in offered]
     if unknown:

@@ -75,8 +75,8 @@ class PluginGroup:
         """Return what the factory of that name makes of the positional arguments and, by keyword, `arguments`.
 
         Raises:
-            SafevlaError: the group's `error`: there is no such name, the factory does not take these arguments (it
-                lists those there are), or one has the name of a secret. What the factory raises of ours passes too.
+            SafevlaError: the group's `error`, with what there is, if there is no such name or the factory does not take
+                these arguments, or if one of them has the name of a secret; our own errors in the factory pass too.
             PluginError: the plug-in is installed but cannot be loaded or made. Names its distribution.
         """
         entries = tuple(entry_points(group=self.group, name=name))

@@ -177,7 +177,10 @@ def warn_of_scores(scores: Scores) -> tuple[str, ...]:
 
 
 def warn_of_records(scores: Scores) -> tuple[str, ...]:
-    """Return those warnings of `warn_of_scores` that `warn_of_cells` cannot give: to stand with them beside a table."""
+    """Return the warnings on known differences of physics versions and on unknown poses, which cells do not tell.
+
+    They stand with those of `warn_of_cells` beside a table.
+    """
     return *warn_of_differences(scores), *warn_of_unknown_poses(scores)
 
 

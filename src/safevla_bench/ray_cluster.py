@@ -79,7 +79,8 @@ def connect_ray(cluster: RayCluster, slots: int) -> Iterator[Any]:
         slots: how many actors or tasks are to run side by side; a cluster that is started here has room for them.
 
     Raises:
-        RunError: Ray is not installed, the cluster is not there or of another version, or no node has that much.
+        RunError: Ray is not installed, the cluster is not there or of another version, or no node has in all as many
+            CPUs and GPUs as an actor reserves.
     """
     ray = sys.modules.get("ray")
     if ray and ray.is_initialized():

@@ -185,7 +185,7 @@ def parse_registration(document: object) -> Registration:
     """Return the registration of a document.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the document is no registration.
         RunError: its content does not fit its digest.
     """
     if not isinstance(document, dict) or not isinstance(document.get(_DIGEST), str):

@@ -296,17 +296,17 @@ def load_ruleset(
         library: a built-in name (`default`, `paper-text`, `paper-as-run`) or a file.
         spec_files: files whose specifications are added to the library.
         registry_files: files whose tasks, templates and benchmarks are added to the built-in registry.
-        capabilities: as in `Ruleset`.
-        missing: as in `Ruleset`.
-        applicability: as in `Ruleset`.
-        intervals: as in `Ruleset`.
+        capabilities: names of capability sets that replace a host's own; an unknown name shows when a task is judged.
+        missing: `error` raises where a record lacks a field that a scored specification needs, `deactivate` leaves the
+            specification out of that episode.
+        applicability: `off` judges by every specification, as if tasks had no tags.
+        intervals: of severities: `default`, or the `paper`'s bootstrap.
         thresholds: changes of thresholds, each as `SPEC=VALUE`, where a unit may follow: `joint_torque=1.5`.
 
     Raises:
         SpecError: there is no such library, a file of specifications cannot be read or contradicts itself, or a
             threshold cannot be set.
-        RegistryError: a registry file cannot be read, or contradicts itself or another one. Names in `capabilities` are
-            looked up later, for each task.
+        RegistryError: a registry file cannot be read, or contradicts itself or another one.
     """
     chosen = specs.library(library)
     is_built_in = str(library) in LIBRARY_NAMES

@@ -135,6 +135,7 @@ def _convert_types(tree: dict[str, object]) -> Trajectory:
 
 def _build_batch(trajectory: Trajectory, host_fields: Mapping[str, object]) -> Batch:
     """Return the episode as a batch of one; raise `RecordError` where steps do not fit each other, or a value is wrong.
+
     A channel is recorded if every step has its field; `gripped_body` already if any step has it.
     """
     steps = trajectory.steps

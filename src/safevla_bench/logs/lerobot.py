@@ -100,7 +100,8 @@ def read_episodes(
 ) -> Iterator[LoggedEpisode | RecordError]:
     """Yield the episodes in order, or those at the places `wanted`, from 0; all if None.
 
-    An episode that cannot be read yields a `RecordError` in its place. So does a file, and its episodes have no places.
+    An episode that cannot be read yields a `RecordError` in its place. A file that cannot be read yields one too, and
+    its episodes have no places.
 
     Raises:
         RecordError: the mapping names a feature, or numbers of it, that there are not.

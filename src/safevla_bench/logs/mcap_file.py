@@ -132,9 +132,9 @@ def _failures() -> tuple[type[Exception], ...]:
 
 
 def _check_chunks(path: Path) -> None:
-    """Raise `RecordError` if the file is damaged, a chunk decompresses to more than an episode may hold, or mcap lacks.
+    """Raise `RecordError` if the file is damaged or a chunk decompresses to more than an episode may hold.
 
-    No chunk is decompressed for this.
+    Raises `RecordError` too if mcap is not installed. No chunk is decompressed for this.
     """
     _open(path)
     from mcap.records import Chunk

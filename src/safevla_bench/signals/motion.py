@@ -65,14 +65,22 @@ def in_transport(fields: RecordFields) -> Floats:
 
 @signal(unit="m", reads=("body_pos_m of the held target",))
 def target_height(fields: RecordFields) -> Floats:
-    """Height of the held target above its own height in record 0, z(t) - z(0)."""
+    """Height of the held target above its own height in record 0, z(t) - z(0).
+
+    The held target is the target that the gripper holds, else the task's. NaN where its position is not known, and
+    throughout an episode that does not record it.
+    """
     height = fields.held_pos[:, 2] - fields.held_pos_start[:, 2]
     return fields.mask_absent(_lacks_inputs(fields, "target_height"), height)
 
 
 @signal(unit="deg", reads=("body_quat_wxyz of the held target",))
 def held_object_tilt(fields: RecordFields) -> Floats:
-    """Angle in degrees of the held target's body-z axis from where it was in record 0, in the world; gripped or not."""
+    """Angle in degrees of the held target's body-z axis from where it was in record 0, in the world; gripped or not.
+
+    The held target is the target that the gripper holds, else the task's. NaN where its orientation is not known, and
+    throughout an episode that does not record it.
+    """
     cosine = (_z_axis(fields.held_quat_start) * _z_axis(fields.held_quat)).sum(axis=1)
     tilt = np.degrees(np.arccos(np.clip(cosine, -1.0, 1.0)))
     return fields.mask_absent(_lacks_inputs(fields, "held_object_tilt"), tilt)
@@ -80,7 +88,10 @@ def held_object_tilt(fields: RecordFields) -> Floats:
 
 @signal(unit="deg", reads=("body_quat_wxyz of the held target",))
 def held_object_tilt_body(fields: RecordFields) -> Floats:
-    """Angle of the whole rotation of the held target since record 0, turns about its own axis included."""
+    """Angle of the whole rotation of the held target since record 0, turns about its own axis included.
+
+    In degrees, 0 to 180. The held target, and NaN, as in `held_object_tilt`.
+    """
     cosine = np.abs((fields.held_quat_start * fields.held_quat).sum(axis=1))
     drift = np.degrees(2.0 * np.arccos(np.clip(cosine, 0.0, 1.0)))
     return fields.mask_absent(_lacks_inputs(fields, "held_object_tilt_body"), drift)
@@ -105,7 +116,11 @@ def held_object_slip(fields: RecordFields) -> Floats:
 
 @signal(unit="m/s", reads=("body_pos_m of the held target",), ahead=True)
 def target_obj_speed(fields: RecordFields) -> Floats:
-    """Speed of the held target by central difference, ‖x(t+1) - x(t-1)‖ / 2dt; NaN under three records."""
+    """Speed of the held target by central difference, ‖x(t+1) - x(t-1)‖ / 2dt; NaN under three records.
+
+    The first and last record take their neighbour's value. The held target is the target that the gripper holds, else
+    the task's. Time stamps, where recorded, take the place of dt.
+    """
     return fields.mask_absent(
         _lacks_inputs(fields, "target_obj_speed"), extend_interior(fields, _held_speed(fields), margin=1)
     )
@@ -113,7 +128,10 @@ def target_obj_speed(fields: RecordFields) -> Floats:
 
 @signal(unit="m/s", reads=("gripper_contact", "body_pos_m of the held target"), ahead=True)
 def release_speed(fields: RecordFields) -> Floats:
-    """Speed of the held target while the gripper does not hold it, (1 - gripper_contact)·speed."""
+    """Speed of the held target while the gripper does not hold it, (1 - gripper_contact)·speed.
+
+    Speed as in `target_obj_speed`; 0 while the gripper has contact.
+    """
     released = (1.0 - fields.batch.gripper_contact) * _held_speed(fields)
     if fields.has_lost_poses:  # whatever its speed, it is not released
         released = np.where(fields.batch.gripper_contact, 0.0, released)
@@ -161,8 +179,9 @@ def grip_onset(fields: RecordFields) -> Ints:
 
 
 def _grip_begins(fields: RecordFields) -> tuple[Bools, Ints, Ints]:
-    """Return where a grip begins at any rate [N]; the rows where the same body is back after a short gap; the row of
-    the last gripped record before each [N], which may lie in an earlier episode, -1 where there is none.
+    """Return where a grip begins at any rate [N], the rows where the same body is back after a short gap, and `before`.
+    `before` [N] is the row of the last gripped record before each record, which may lie in an earlier episode; -1 where
+    there is none.
     """
     number = np.arange(len(fields.held_body))
     gripped = np.maximum.accumulate(np.where(fields.grip, number, -1))

@@ -180,7 +180,10 @@ class RecordFields:
 
     @cached_property
     def held_quat_start(self) -> Floats:
-        """Orientation in record 0 of its episode of the body that is held at each record, unit wxyz, [N, 4]."""
+        """Orientation in record 0 of its episode of each record's `held_body`, unit wxyz, [N, 4].
+
+        NaN as in `held_pos`.
+        """
         return unit_quaternions(self._pose_rows(self.batch.body_quat_wxyz, self.held_body, at=self.first_record))
 
     def _pose_rows(self, poses: Poses, body: Ints, at: Ints) -> Floats:
@@ -219,9 +222,9 @@ class RecordFields:
         return self.compute_once("lacks", field, RAW_FIELDS[field])
 
     def _held_body_lacks(self, poses: Poses) -> Bools:
-        """Return whether each episode lacks such poses, or has a record whose `held_body` has none or is -1, [E].
+        """Return whether each episode lacks `poses`, or has a record whose `held_body` is not in them or is -1, [E].
 
-        Poses that are marked as not known count as posed.
+        Bodies whose pose is marked as not known count as posed.
         """
         column = pose_columns(self.batch, poses)[self.held_body] if len(self.batch.body_role) else self.held_body
         lacking = (self.held_body < 0) | (column < 0)

@@ -390,6 +390,7 @@ def _paper_spec_row(library: Library, spec: Spec) -> dict[str, object]:
 
 def find_stated_predicate(written: Formula, threshold: float) -> StatedPredicate | None:
     """Return signal and operator of the only comparison of a signal, on the left, with `threshold`; else None.
+
     None too where filling in the number and restoring the placeholder would not give the same formula back.
     """
     predicates = {

@@ -40,7 +40,7 @@ def proportional_severe(spec: Spec, threshold: float) -> float | None:
 def severe_magnitude(library: Library, spec: Spec, threshold: float) -> float | None:
     """Return the severe magnitude of the alternate with this threshold, else the proportional one.
 
-    None if there is none.
+    None if the specification has none.
     """
     anchors = [
         alternate.severe
@@ -82,8 +82,9 @@ def set_limit(
     source: str | None = None,
     rationale: str | None = None,
 ) -> Library:
-    """Return the library with another threshold of a specification, whose id then names it.
+    """Return the library with another threshold of a specification, whose id then ends in it: `ID@100N`.
 
+    Its order stays. With the threshold that it has, the id stays too.
     Without `severe` the severe magnitude is that of the alternate with this threshold, else it keeps its share.
 
     Raises:

@@ -58,6 +58,7 @@ def _resample_means(
     """Return the resampled means of all rows, [M, resamples]; NaN where nothing that counts was drawn.
 
     `filled` [M, n] has 0 where a value is not `counted`; n is at least 1.
+
     A resample is a row of a sparse matrix, with a 1 for each episode each time it is drawn. Its product with the
     episodes adds up the drawn values in the order in which they were drawn.
     """

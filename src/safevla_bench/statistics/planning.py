@@ -164,6 +164,7 @@ def task_sample_size(
     """Return the episodes of each task that show a mean difference over tasks like these; None if over about `most`.
 
     None too where no number of episodes shows the difference on so few tasks.
+
     The mean over tasks varies by spread²/tasks, which more episodes do not reduce, and by variance/(tasks · episodes).
     Power of a two-sided t test of the task means, by the noncentral t distribution.
 

@@ -84,6 +84,7 @@ def sequential_p(differences: Floats) -> float:
 
 def log_wealth_of_counts(hits: NDArray[np.int64], n: NDArray[np.int64], supposed: float) -> Floats:
     """Return log W_n at a supposed rate for counts of hits among n, both of one shape, in closed form.
+
     Raises `ValueError` for a supposed rate of 0 or 1.
     """
     from scipy.special import betaln

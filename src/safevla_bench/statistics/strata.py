@@ -78,6 +78,7 @@ def mcnemar_mid_p(only_first: int, only_second: int) -> float:
     """Return the two-sided mid-p-value of McNemar's test: half of the observed outcome's probability counts.
 
     0.5 where no pair differs.
+
     M. W. Fagerland, S. Lydersen and P. Laake, BMC Medical Research Methodology 13 (2013) 91: it hardly ever exceeds its
     level, and finds more than the exact test.
 

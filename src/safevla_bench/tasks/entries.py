@@ -205,7 +205,10 @@ class Registry:
         return self.capability_tags(entry, capabilities) | entry.tags | frozenset(entry.object_tags)
 
     def find_goal_bodies(self, benchmark: str, task_id: str) -> GoalBodies | None:
-        """Return the bodies that the task's goal names; None if the registry does not know them."""
+        """Return the bodies that the task's goal names, else those in the suite whose tasks or tags its suite repeats.
+
+        None if the registry does not know them.
+        """
         benchmark = self.find_suite(benchmark)
         suite = self.benchmarks.get(benchmark)
         repeated = (suite.same_tasks_as or suite.same_tags_as if suite else None) or benchmark

@@ -334,7 +334,7 @@ def paper_task_rows(
 
     Args:
         registry: the tasks and families.
-        benchmark: only this one's.
+        benchmark: only this one's, spelled as in the registry.
         capabilities: names of capability sets, as for `Registry.task_tags`.
 
     Raises:

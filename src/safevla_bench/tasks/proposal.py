@@ -245,7 +245,7 @@ def _find_kind(kind: str) -> tuple[_CarriedKind | None, str]:
 def _match_name(kind: str, names: Sequence[str]) -> str | None:
     """Return the name that a class contains as whole words: that which ends last, of these the longest.
 
-    None if none.
+    None if the class contains none of the names.
     """
     text = f" {kind.replace('_', ' ')} "
     matches = [(text.rindex(f" {name} ") + len(name), len(name), name) for name in names if f" {name} " in text]

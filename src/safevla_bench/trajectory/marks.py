@@ -68,13 +68,16 @@ def replay_fields(batch: Batch) -> tuple[Mapping[str, object], ...]:
 def read_earlier_resets(replay: Mapping[str, object]) -> int | None:
     """Return how many resets a once seeded environment made before the replayed episode's own.
 
-    None = not known as such.
+    None where the field is missing, or no whole number from 0 to `MOST_RESETS`.
     """
     return _read_count(replay, "earlier_resets")
 
 
 def read_wait_steps(replay: Mapping[str, object]) -> int | None:
-    """Return the settling steps with which a replayed episode began; None = as the run's protocol says."""
+    """Return the settling steps with which a replayed episode began; None = as the run's protocol says.
+
+    None too for a value that is no whole number from 0 to `MOST_RESETS`.
+    """
     return _read_count(replay, "wait_steps")
 
 
