@@ -202,7 +202,7 @@ def _env_layers(env: object, kind: type) -> Iterator[object]:
 
 
 def subscribe_steps(env: Any, listener: EnvListener, is_success: Callable[[Any], bool]) -> list[Undo]:
-    """Report steps and the close of robosuite's environment to `listener`; return what takes the hooks off.
+    """Report steps and the close of robosuite's environment to `listener`; return two functions that end this.
 
     `is_success` reads the native success from a step's result. A close is reported before it happens, as an
     interruption. An exception of a step is reported and raised again.

@@ -112,7 +112,7 @@ def add_header_field(extra: Mapping[str, object], name: str, value: object) -> d
 
 
 def check_recorded_numbers(recording: Recording) -> None:
-    """Raise `RecordError` for the first field with a number that no record may have; it names episode and field.
+    """Raise `RecordError` naming episode and field, for the first field with a number that no record may have.
 
     A NaN impulse is accepted: none was recorded.
 

@@ -48,8 +48,8 @@ def make_host(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> Host:
     """Make the host of that name.
 
     Raises:
-        HostError: no installed distribution has a host of that name, or it does not take these arguments; lists those
-            there are.
+        HostError: no installed distribution has a host of that name, or the host does not take these arguments; lists
+            the hosts, or the arguments, that there are.
         PluginError: the host is installed but cannot be loaded; names its distribution.
     """
     made: Host = _HOSTS.make(name, arguments)

@@ -73,7 +73,7 @@ def _body_parts(batch: Batch, index: int) -> list[RecordedPart]:
 def recorded_columns(batch: Batch, index: int, parts: Sequence[RecordedPart]) -> dict[str, NDArray[np.generic]]:
     """Return the numbers of each part before each action, [n - 1, …].
 
-    They are NaN for a body that this episode does not track, and where its pose is lost.
+    The numbers are NaN for a body that this episode does not track, and where its pose is lost.
     """
     count = int(batch.lengths[index]) - 1
     records = slice(int(batch.starts[index]), int(batch.starts[index + 1]) - 1)

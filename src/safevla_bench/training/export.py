@@ -256,8 +256,8 @@ class _DatasetExport:
     ) -> None:
         """Write an episode's frames, one for each action, and its labels.
 
-        Keep its outcome under its name in the dataset. `batch` and `index` hold its record, and `number` is its place
-        in the scores.
+        Keep its outcome under `episode_NNNNNN`, its name in the dataset. `batch` and `index` hold its record, and
+        `number` is its place in the scores.
         """
         row = self.judged.scores.episode(number)
         header = batch.headers[index]

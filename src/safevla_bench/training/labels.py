@@ -112,7 +112,10 @@ def _record_margins(
 
 
 def describe_clauses(specs: Sequence[SpecColumn], library: Sequence[Spec]) -> list[dict[str, object]]:
-    """Return each clause as a data set's file holds it: id, formula, limit, unit, and what it is severe at."""
+    """Return each clause as a data set's file holds it: id, formula, limit, severe limit, unit and axis.
+
+    Raises `KeyError` for a clause that `library` lacks.
+    """
     formulas = {spec.spec_id: stl.format_formula(spec.formula) for spec in library}
     return [
         {

@@ -119,7 +119,7 @@ def _summarize(rows: NDArray[np.float64], count: int, shape: tuple[int, ...]) ->
 def join_statistics(former: Statistics | None, latter: Statistics) -> Statistics:
     """Return the statistics of both as LeRobot joins them; `latter` itself if `former` is None.
 
-    They are exact but for quantiles, which become the outermost.
+    Joined statistics are exact but for quantiles: the lesser of the two up to the median, the greater above it.
     """
     if former is None:
         return latter

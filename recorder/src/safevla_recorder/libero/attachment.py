@@ -140,7 +140,7 @@ class RecordableLibero:
         return {}
 
     def is_still(self, action: Action) -> bool:
-        """Return whether the action asks for nothing but the gripper, its last number."""
+        """Return whether all numbers of the action are 0 but the last, the gripper's, which may be any."""
         return not np.any(action[:-1])
 
     def build_header(

@@ -14,7 +14,7 @@ _splitting = threading.RLock()
 
 
 def hook_after(owner: object, method: str, after: Callable[[], None]) -> Undo:
-    """Call `after` after every call of `owner.method`, on this one instance; returns what undoes it.
+    """Call `after` after every call of `owner.method`, on this one instance; returns the function that undoes it.
 
     `after` is not called if the method raises. `owner` is whatever advances physics by one substep in that method,
     such as robosuite's `MjSim`. robosuite makes a new one at each reset, so the hook goes with the old one and is set

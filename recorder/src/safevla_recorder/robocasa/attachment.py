@@ -165,7 +165,7 @@ class RecordableKitchen:
         return {name: [*body.pos.tolist(), *body.quat.tolist()] for name, body in bodies.items()}
 
     def is_still(self, action: Action) -> bool:
-        """Return whether the action asks for nothing but the gripper and the mode."""
+        """Return whether all numbers of the action are 0 but the gripper's and the mode's, which may be any."""
         return not np.any(np.delete(action, [_GRIPPER, _MODE]))
 
     def build_header(

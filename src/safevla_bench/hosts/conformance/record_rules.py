@@ -199,9 +199,9 @@ class ContactRules(HostRules):
         require(not batch.gripper_contact[-1], f"One finger touches {body}, and gripper_contact is true.")
 
     def _run_hook(self, hook: str) -> tuple[str, Batch]:
-        """Run a hook in a new environment of the first trial; return the hook's value and the record, and close it.
+        """Run a hook in a new environment of the first trial; return the hook's value and the record.
 
-        Skips the test where the hook is not written.
+        Closes the environment. Skips the test where the hook is not written.
         """
         host = self.host()
         env = host.make(self.trials[0].find_task(host), Wants(privileged=True))

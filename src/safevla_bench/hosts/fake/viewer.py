@@ -74,8 +74,8 @@ class FakeStage:
     def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
         """Return the picture of one record; later squares of `_COLORS` cover earlier ones.
 
-        `seen` has 1 and on for the places in `bodies`, 0 for what is not asked for. Raises `KeyError` for a camera of
-        its own that it lacks, as MuJoCo does.
+        `seen` has 1 and on for the places in `bodies`, 0 for what is not asked for. Raises `KeyError`, as MuJoCo does,
+        for a camera without a point to look at whose name is not the stage's own.
         """
         if camera.lookat_m is None and camera.name != self._camera:
             raise KeyError(f"Invalid name {camera.name!r}. Valid names: {[self._camera]}")

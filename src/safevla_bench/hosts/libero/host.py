@@ -77,7 +77,7 @@ class LiberoHost:
         """Set up a recorded episode, a batch of one with its `sim_state`, to be looked at.
 
         Raises:
-            HostError: nothing can be rendered here, or the record lacks what it takes.
+            HostError: LIBERO cannot be used here or lacks the task, or the record lacks its states or its start.
         """
         return open_stage(self.make(task, Wants()), episode)
 

@@ -97,10 +97,10 @@ def tasks_at_path(path: Path) -> tuple[Task, ...]:
 
 
 def list_bddl_files(path: Path) -> list[Path]:
-    """Return that file, or those of that folder in the order of their names; imports nothing.
+    """Return the BDDL file `path`, or those of the folder `path` in the order of their names; imports nothing.
 
     Raises:
-        HostError: there is none.
+        HostError: `path` is no BDDL file that exists, and no folder that holds one.
     """
     if path.is_dir():
         files = sorted(path.glob(f"*{SUFFIX}"))

@@ -84,7 +84,7 @@ class MetaworldHost:
         """Set up a recorded episode, a batch of one with its `sim_state`, to be looked at.
 
         Raises:
-            HostError: nothing can be rendered here, or the record lacks what it takes.
+            HostError: Meta-World cannot be used here or lacks the task, or the record lacks its states or its start.
         """
         return open_stage(MetaworldEnv(task, Wants(), self.versions()), episode)
 
@@ -151,9 +151,10 @@ class MetaworldEnv:
         return tasks.draw_goals(self.task.name, seed.env_seed)[seed.init_state_index]
 
     def _settle(self, seed: EpisodeSeed, vector: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Make the settling steps that `seed` asks for, by its `wait_action` or the still action, and set the success.
+        """Make the settling steps that `seed` asks for, by its `wait_action` or the still action.
 
-        Returns Meta-World's observation [39] after them, which is `vector` where there are none.
+        Sets the success to that of the last of them, False without. Returns Meta-World's observation [39] after them,
+        which is `vector` where there are none.
         """
         env = self._env
         still = np.array(seed.wait_action or tasks.STILL)

@@ -178,7 +178,10 @@ def _corner_colors(
 
 
 def find_touches(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> tuple[Touch, ...]:
-    """Return one touch for each pair of recorded bodies that touch in `data`: the mean point and direction."""
+    """Return one touch for each pair of recorded bodies that touch in `data`: the mean point and direction.
+
+    Sorted by names; a direction points from the lower name's body to the other.
+    """
     points: dict[tuple[str, str], list[tuple[Floats, Floats]]] = {}
     for contact in data.contact:
         if contact.dist > 0 or contact.geom1 < 0 or contact.geom2 < 0:

@@ -154,8 +154,9 @@ def camera_matrices(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the intrinsics [3, 3] in pixels of an upright image of `size` (height, width), and the extrinsics [4, 4].
 
-    The latter turn the camera's frame (x right, y down, z forward) into the world's, as the camera stands in `data`.
-    MuJoCo's own camera looks along -z, with y up. `is_turned`: it hangs upside down, and its image is turned by half.
+    The extrinsics turn the camera's frame (x right, y down, z forward) into the world's, as the camera stands in
+    `data`. MuJoCo's own camera looks along -z, with y up. `is_turned`: the camera hangs upside down, and its image is
+    turned by half.
     """
     height, width = size
     number = model.camera(camera).id

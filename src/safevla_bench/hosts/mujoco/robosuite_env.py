@@ -137,7 +137,10 @@ class RobosuiteEnv(ABC):
         return from_recording(replace(recording, extra=self._extra_fields()))
 
     def latest(self) -> Batch:
-        """Return the newest record alone, as a validated batch of one record; raises `HostError` before a reset."""
+        """Return the newest record alone, as a validated batch of one record without the host's own fields.
+
+        Raises `HostError` before a reset.
+        """
         recorder = self._require_recorder()
         return from_recording(recorder.latest_record(self._build_header(recorder)))
 

@@ -260,7 +260,7 @@ def open_stage(env: StageableEnv, episode: Batch, rebuild: Callable[[], object] 
     where either fails.
 
     Raises:
-        HostError: nothing can be rendered here, or the record lacks what it takes.
+        HostError: the scene cannot be made again here, or the record lacks its start, or states of this model.
     """
     try:
         if rebuild is None:

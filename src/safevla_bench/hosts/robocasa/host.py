@@ -81,7 +81,7 @@ class RobocasaHost:
         """Set up a recorded episode, a batch of one with its `sim_state`, to be looked at, in the kitchen it names.
 
         Raises:
-            HostError: nothing can be rendered here, or the record lacks what it takes.
+            HostError: RoboCasa cannot be used here or lacks the task, or the record lacks its states or its kitchen.
         """
         scene = read_told_scene(episode, self.name)
         if not scene:
@@ -172,7 +172,7 @@ class RobocasaEnv(RobosuiteEnv):
         `fixtures` does, root body -> position [3] in m and quaternion [4] wxyz.
 
         Raises:
-            HostError: the field does not describe one, or the kitchen made here has other joints.
+            HostError: the field does not describe a kitchen, or the kitchen made here has other joints.
         """
         meta = told.get("ep_meta")
         if not isinstance(meta, Mapping):

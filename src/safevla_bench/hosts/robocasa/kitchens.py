@@ -162,7 +162,7 @@ _HINGE = 3
 def set_options(kitchen: Kitchen, options: object) -> None:
     """Set in a kitchen, before its reset, the recorded options that decide what it draws.
 
-    Others, and no map, are ignored.
+    Other names are ignored, and `options` that are no mapping.
     """
     for name, value in options.items() if isinstance(options, Mapping) else ():
         if name in DRAWING_OPTIONS:
@@ -231,7 +231,7 @@ class _Memory(msgspec.Struct, frozen=True, kw_only=True):
 def told_start(told: Mapping[str, object], seed: int) -> KitchenStart:
     """Return the start of an episode of somebody's own kitchen, whose generator had that seed.
 
-    `told` is what its record says of the kitchen; without a split there, that is `target`.
+    `told` is what its record says of the kitchen; without a split there, the split is `target`.
 
     Raises:
         HostError: its record's `robocasa` names no layout and style.

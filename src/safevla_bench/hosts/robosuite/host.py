@@ -78,7 +78,7 @@ class RobosuiteHost:
         """Set up a recorded episode, a batch of one with its `sim_state`, to be looked at.
 
         Raises:
-            HostError: nothing can be rendered here, or the record lacks what it takes.
+            HostError: robosuite cannot be used here or lacks the task, or the record lacks its states or its start.
         """
         return open_stage(self.make(task, Wants()), episode)
 
@@ -220,7 +220,7 @@ def task_goal(name: str) -> Goal:
 
 
 def goal_targets(goal: Goal) -> tuple[str, ...]:
-    """Return the objects that a goal lifts or puts somewhere, in its order."""
+    """Return the objects that a goal lifts or puts somewhere, in the goal's order."""
     return tuple(name for verb, name, *_ in goal if verb != _OPENS)
 
 
