@@ -43,10 +43,11 @@ class RunServer(ThreadingHTTPServer):
 def start_server(site: RunSite, port: int | None = None) -> RunServer:
     """Return a server bound to a port of 127.0.0.1; requests are answered once its `serve_forever` runs.
 
-    Without a port it is 8642, or any free one where that is taken.
+    Without a port it is 8642, or any free port where 8642 is taken; port 0 is any free port.
 
     Raises:
-        RunError: the port that was asked for is taken, or not allowed.
+        RunError: the port cannot be used: the port that was asked for is taken, or is not allowed.
+        OverflowError: the port is not from 0 to 65535.
     """
     try:
         return RunServer(site, PORT if port is None else port)
@@ -71,9 +72,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(with_content=False)
 
     def _send(self, *, with_content: bool) -> None:
-        """Send status, headers and, if `with_content`, the page.
+        """Send status, headers and, if `with_content`, the page of the request's path.
 
-        403 to a request that does not name this machine as host.
+        A request whose `Host` is not this machine gets 403.
         """
         reply = self.server.site.reply(self.path) if self._is_for_us() else _refuse()
         self.send_response(reply.status)

@@ -45,13 +45,14 @@ class RunRow:
 
 
 def find_runs(folder: Path) -> dict[str, Path]:
-    """Return run name -> folder, at most `MOST_RUNS`, sorted by name; a run folder, or a file, stands for itself alone.
+    """Return run name -> folder, sorted by name, the first `MOST_RUNS` alone; a run folder or file stands for itself.
 
-    Folders are searched 3 levels deep, without links, hidden folders, and folders inside a run.
+    A name is the path below `folder`. Folders are searched 3 levels deep, without links, hidden folders, and folders
+    inside a run.
 
     Raises:
-        RunError: there is no such folder, or no run in it.
-        RecordError: the file is no archive and no log.
+        RunError: there is no such folder or file, or no run in the folder.
+        RecordError: the file is no archive and no log, by its name.
     """
     if not folder.exists():
         raise RunError(f"there is no {folder}", remedy="Name a run folder, or a folder that holds some.")
@@ -85,7 +86,10 @@ def _walk_runs(folder: Path) -> Iterator[Path]:
 
 
 def list_runs(folders: Mapping[str, Path]) -> list[RunRow]:
-    """Return the rows of the runs, in the order of `folders`: one for each cell, or a single row with a problem."""
+    """Return the rows of the runs, in the order of `folders`: one for each cell, or a single row with a problem.
+
+    Nothing is raised for a run whose files cannot be read.
+    """
     return [
         replace(row, is_comparable=path.is_file() or (path / runs.RUN).is_file())
         for name, path in folders.items()
@@ -147,7 +151,7 @@ def _run_rows(name: str, path: Path) -> list[RunRow]:
 def _read_scores(path: Path) -> _ScoresFile:
     """Return the part of a score file that the list shows.
 
-    Raises `ValueError` if too large or malformed, `OSError` if absent.
+    Raises `ValueError` if it is larger than 256 MiB or malformed, `OSError` if it is absent or cannot be read.
     """
     if path.stat().st_size > _MOST_BYTES:
         raise ValueError("too large")
@@ -155,7 +159,7 @@ def _read_scores(path: Path) -> _ScoresFile:
 
 
 def _start_time(folder: Path) -> str:
-    """Return when a run began, to the minute; empty where its run.json does not say it."""
+    """Return when a run began, such as `2026-11-22 15:03`; empty where its run.json is bad or does not say it."""
     try:
         volatile = runs.read_description(folder).get("volatile")
         moment = datetime.fromisoformat(str(volatile["started"])) if isinstance(volatile, dict) else None

@@ -62,25 +62,25 @@ class _Line:
 
 
 def run_address(run: str, file: str) -> str:
-    """Return the address of a file of a run."""
+    """Return the path of a file of a run on this server, escaped: `/run/RUN/FILE`."""
     return f"{RUN}{quote(run, safe='')}/{quote(file)}"
 
 
 def compare_address(first: Choice, second: Choice, *, unpaired: bool = False) -> str:
-    """Return the address of the comparison of two policies."""
+    """Return the path and query of the comparison of two policies on this server, escaped."""
     named = [("a", first.run), ("ap", first.policy), ("b", second.run), ("bp", second.policy)]
     query = [(key, value) for key, value in named if value is not None]
     return f"{COMPARE}?{urlencode([*query, *([('unpaired', '1')] if unpaired else [])])}"
 
 
 def choose_address(choice: Choice) -> str:
-    """Return the address of the index on which the other side is chosen."""
+    """Return the path and query of the index on which the other side of a comparison with `choice` is chosen."""
     query = [("with", choice.run), *([("policy", choice.policy)] if choice.policy is not None else [])]
     return f"{INDEX}?{urlencode(query)}"
 
 
 def page_policy() -> str:
-    """Return the Content-Security-Policy of the pages made here; a run's report has its own."""
+    """Return the Content-Security-Policy of the pages made here; a run's report has a policy of its own."""
     return content_security_policy(_style(), _script())
 
 
@@ -189,7 +189,8 @@ class RunSite:
     def __init__(self, folder: Path) -> None:
         """Keep the folder, or the archive that stands for a run.
 
-        Raises `RunError` where there is no run, and `RecordError` for a file that is none, or whose beginning is bad.
+        Raises `RunError` where there is no run, and `RecordError` for a file that is no archive and no log, or an
+        archive whose first episode is bad.
         """
         self.folder = folder
         self._reports: dict[str, bytes] = {}
@@ -202,14 +203,14 @@ class RunSite:
 
     @property
     def start(self) -> str:
-        """Return the address to open: the report of the only run, else the index."""
+        """Return the path to open: of the report of the only run, else of the index."""
         folders = find_runs(self.folder)
         return run_address(next(iter(folders)), runs.REPORT) if len(folders) == 1 else INDEX
 
     def reply(self, target: str) -> Reply:
         """Return the answer to the target of a GET request, such as `/compare?a=one&b=two`.
 
-        Errors of ours become pages. A target that leads nowhere is answered with status 404, an error with 409.
+        A target that leads nowhere is answered with status 404; a `SafevlaError` or `OSError` becomes a page with 409.
         """
         parts = urlsplit(target)
         query = {key: values[0] for key, values in parse_qs(parts.query).items()}
@@ -236,8 +237,8 @@ class RunSite:
     def _comparison(self, query: Mapping[str, str]) -> Reply:
         """Return the comparison of the sides `a` with `ap` (run, policy) and `b` with `bp` as a page.
 
-        404 for an unknown run; 409 where they cannot be compared, with a link to an unpaired comparison. Only one
-        request at a time judges.
+        `unpaired` in the query takes episodes as independent. 404 for an unknown run; 409 where the sides cannot be
+        compared, with a link to the unpaired comparison unless that was asked for. One request at a time judges.
         """
         folders = find_runs(self.folder)
         first, second = (Choice(query.get(key, ""), query.get(f"{key}p")) for key in "ab")
@@ -260,9 +261,9 @@ class RunSite:
         return _page(comparison_page(first, second, tables, command))
 
     def _file(self, run: str, file: str) -> Reply:
-        """Return a file of a run, and for a missing report one made now.
+        """Return a file of a run; a report that is missing is made now.
 
-        404 for any other file that may not be sent.
+        404 for an unknown run, and for any other file that is missing or may not be sent.
         """
         path = find_runs(self.folder).get(run)
         if path is None:
@@ -280,7 +281,10 @@ class RunSite:
         return Reply(HTTPStatus.OK, content, HTML, _report_policy(content))
 
     def _make_report(self, run: str, path: Path) -> bytes:
-        """Return the report of a run that has none, judged as `safevla score` would judge it, and keep it in memory."""
+        """Return the report of a run that has none, judged as `safevla score` would judge it; nothing is written.
+
+        It is kept in memory for the next request. Raises `SafevlaError` where the run cannot be judged.
+        """
         with self._judging:
             if run not in self._reports:
                 judged = evaluation.judge([path], evaluation.find_rules([path]))
@@ -289,9 +293,9 @@ class RunSite:
 
 
 def _compare(paths: list[Path], names: tuple[str, ...], *, paired: bool) -> list[Table]:
-    """Return the tables that compare the policies in `names` (() = all) of the runs.
+    """Return the tables that compare the policies in `names` (() = all) of the runs at `paths`.
 
-    Raises `SafevlaError` if impossible.
+    Raises `SafevlaError` if the runs cannot be judged or compared.
     """
     rules = evaluation.find_rules(paths)
     entrants = evaluation.load_policy_results(paths, rules, policies=names)
@@ -316,7 +320,7 @@ def _find_file(run: Path, file: str) -> Path | None:
 
 
 def _report_policy(content: bytes) -> str:
-    """Return the policy of a page of a run: the report's own if this version made the page, else no script at all."""
+    """Return the Content-Security-Policy for a run's page: the report's own if this version made it, else no script."""
     head = content.replace(b"&#39;", b"'")[:4096]
     plain = content_security_policy(page_style(), page_script())
     with_player = content_security_policy(page_style(), page_script(), *player_scripts())

@@ -21,9 +21,9 @@ Floats = NDArray[np.float64]
 
 
 def decimate_mesh(mesh: TriangleMesh, most: int) -> TriangleMesh:
-    """Return a mesh of about the same surface with at most `most` triangles; with no more than that, the mesh welded.
+    """Return a mesh of about the same surface with at most `most` triangles.
 
-    A mesh that cannot be brought below `most` in 12 tries keeps more.
+    Corners at one place are joined in any case. A mesh that cannot be brought to `most` in 12 tries keeps more.
     """
     welded = _cluster(mesh, _WELD_M)
     if len(welded.triangles) <= most:

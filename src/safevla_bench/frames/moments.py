@@ -66,7 +66,10 @@ def _count_specs(broken: int) -> str:
 
 
 def violation_shot(clause: ClauseExplanation, moment: Moment) -> Shot:
-    """Return the shot of a record in which a specification is broken, with the bodies involved outlined."""
+    """Return the shot of a record in which a specification is broken, with the bodies involved outlined.
+
+    For a clause on torque no body but the joint's index is named; `moved` is set for a clause on displacement.
+    """
     line, contributors = clause.spec_trace.signal_trace, moment.involved
     names = contributors.names if contributors else ()
     joint = int(names[0].removeprefix("joint ")) - 1 if line.signal == _TORQUE and names else None
@@ -104,7 +107,10 @@ def format_reading(line: SignalTrace, value: float | None) -> str:
 
 
 def format_clip_reading(line: SignalTrace, record: int) -> str:
-    """Return the caption of a clip's frame: the signal in fixed decimals and its limit; says if the gate is closed."""
+    """Return the caption of a clip's frame: the signal in fixed decimals and its limit; a dash if not finite.
+
+    ` (not judged now)` follows a value in a record outside the gate or the window.
+    """
     unit, scale = display_unit(line.unit, line.limit)
     value, limit = float(line.values[record]) * scale, line.limit * scale
     if not isfinite(value):
@@ -117,7 +123,7 @@ def format_clip_reading(line: SignalTrace, record: int) -> str:
 
 
 def _append_limit(line: SignalTrace, shown: str) -> str:
-    """Return a value in words with the limit behind, or `margin VALUE` for a signal that is itself a margin."""
+    """Return `SHOWN, limit LIMIT UNIT`, or `margin SHOWN` for a signal that is itself a margin."""
     unit, scale = display_unit(line.unit, line.limit)
     limit = append_unit(format_compact(line.limit * scale), unit)
     return f"margin {shown}" if line.signal == _MARGIN else f"{shown}, limit {limit}"

@@ -65,8 +65,8 @@ def add_caption(image: Pixels, border: Color, caption: Caption) -> Pixels:
 def outline_bodies(image: Pixels, seen: Pixels, color: Color = OUTLINE_NOW) -> Pixels:
     """Return a copy of the picture with a line around each body.
 
-    `seen` [H, W] holds the number of the body, 0 for none. The line is drawn outside of the region. A body that fills a
-    quarter of the picture or more has no line.
+    `seen` [H, W] holds each pixel's body by number from 1, 0 for none. The line is 2 pixels wide, outside the body's
+    region. A body that fills a quarter of the picture or more has no line.
     """
     outlined = image.copy()
     for body in range(1, int(seen.max(initial=0)) + 1):
@@ -124,7 +124,7 @@ def _split_line(pen: ImageDraw.ImageDraw, text: str, font: ImageFont.FreeTypeFon
 def write_line(
     pen: ImageDraw.ImageDraw, position: tuple[int, int], text: str, font: ImageFont.FreeTypeFont, width: int
 ) -> None:
-    """Draw a text on one line at `position`, cut with an ellipsis if wider than the picture less its padding."""
+    """Draw a text on one line at `position`, cut with an ellipsis if wider than `width` less the padding [pixels]."""
     shown = text
     while shown and pen.textlength(shown + ("…" if shown != text else ""), font=font) > width - 2 * _PAD:
         shown = shown[:-1]
@@ -151,8 +151,11 @@ def can_film() -> bool:
 def encode_clip(pictures: Iterable[Pixels], frames_per_s: Fraction) -> bytes:
     """Return the bytes of an MP4 file that browsers play (H.264; MPEG-4 where no encoder of H.264 is installed).
 
+    Raises `ImportError` without the extra `video`.
+
     Args:
-        pictures: [H, W, 3] each, of one size. An odd last row or column is left out: the format needs even sizes.
+        pictures: [H, W, 3] each, of one size, at least one. An odd last row or column is left out: the format needs
+            even sizes.
         frames_per_s: pictures per second.
     """
     import av
@@ -186,14 +189,17 @@ _HEADING, _GAP, _TEXT = 30, 8, 16
 def write_sheet(path: Path, run: Path, frames: Sequence[Frame], titles: Mapping[tuple[str | None, str], str]) -> None:
     """Write the sheet of the episodes in `titles`, a row each under its title, from their frames in a run folder.
 
+    A file at `path` is replaced. Of several violations the first in `frames` is shown.
+
     Args:
         path: the file; its suffix is one of `SHEET_FORMS`.
         run: the run folder that holds the frames.
         frames: the frames of these episodes.
-        titles: (policy, episode id) -> the title of its row, in the order of the rows.
+        titles: (policy, episode id) -> the title of its row, in the order of the rows; at least one.
 
     Raises:
-        RunError: the suffix is of no known form, or an episode lacks one of the three frames, as a safe one does.
+        RunError: the suffix is of no known form, or an episode lacks one of the three frames, as a safe episode does.
+        OSError: the file of a frame cannot be read, or `path` cannot be written.
     """
     form = sheet_form(path)
     rows = [(title, [_open_frame(run, _pick_frame(frames, key, kind)) for kind in _COLUMNS])
@@ -204,7 +210,7 @@ def write_sheet(path: Path, run: Path, frames: Sequence[Frame], titles: Mapping[
 
 
 def sheet_form(path: Path) -> str:
-    """Return the form of a sheet's file; raises `RunError` for a suffix that is not in `SHEET_FORMS`."""
+    """Return the form of a sheet's file, `PNG` or `JPEG`; raises `RunError` for a suffix not in `SHEET_FORMS`."""
     form = SHEET_FORMS.get(path.suffix.lower())
     if form is None:
         remedy = f"Give the file one of these suffixes: {', '.join(SHEET_FORMS)}."
@@ -227,7 +233,10 @@ def _open_frame(run: Path, frame: Frame) -> Image.Image:
 
 
 def _compose_rows(rows: Sequence[tuple[str, Sequence[Image.Image]]]) -> Image.Image:
-    """Return one picture of all rows, from top to bottom: a title above the row's images, from left to right."""
+    """Return one picture of all rows, from top to bottom: a title above the row's images, from left to right.
+
+    There must be a row.
+    """
     width = max(sum(image.width for image in images) + _GAP * (len(images) - 1) for _, images in rows)
     heights = [_HEADING + max(image.height for image in images) for _, images in rows]
     sheet = Image.fromarray(np.full((sum(heights), width, 3), PAPER, dtype=np.uint8))
@@ -256,8 +265,8 @@ def compose_video(explanation: Explanation, cameras: Sequence[Camera], render: R
 
     Under the cameras' pictures stand the task, the clock and the clauses with a verdict, broken ones first, each with
     its value against its limit; a mark is red while its clause is broken and hollow while its gate is closed. Below is
-    the signal of the first of them with its limit. The border is red while anything is broken, and green at the end
-    of a success.
+    the signal of the first clause with its limit. The border is red while anything is broken, green in the last record
+    of a success, else grey.
 
     Args:
         explanation: the episode.
@@ -273,9 +282,7 @@ def compose_video(explanation: Explanation, cameras: Sequence[Camera], render: R
 def _compose_picture(
     explanation: Explanation, clauses: Sequence[ClauseExplanation], scene: Pixels, record: int
 ) -> Pixels:
-    """Return the picture of a record: the cameras' `scene` in its border, texts, clauses, and a plot of the first
-    clause.
-    """
+    """Return the picture of a record: the cameras' `scene` in its border, texts, clauses, and the first one's plot."""
     height, width = scene.shape[0] + 2 * _BORDER, scene.shape[1] + 2 * _BORDER
     foot = _TASK + _CLAUSE * len(clauses) + (_CURVE if clauses else 0)
     sheet = Image.new("RGB", (width, height + foot), PAPER)

@@ -80,7 +80,7 @@ def render_frames(
     observer: ProgressCallback = lambda done, what: None,
     on_skip: SkipCallback | None = None,
 ) -> list[Frame]:
-    """Render episodes of a run into its folder `frames`, update the index there, and return their frames.
+    """Render episodes of a run into its folder `frames`, update the index there, and return their new frames.
 
     Former frames of these episodes are removed, except films and replays of the whole episode that are not made anew;
     those of other episodes stay. An episode that cannot be shown changes nothing.
@@ -89,7 +89,7 @@ def render_frames(
         run: the run.
         episodes: places in the batch, from 0.
         style: sizes and lengths of pictures and clips.
-        observer: is called before each episode.
+        observer: is called before each episode with the number of episodes done and the id of the next.
         on_skip: is told of each episode that cannot be shown, which is then left out; None = that is raised. Where no
             episode can be shown, the last reason is raised all the same.
 
@@ -164,7 +164,7 @@ def _render_episode(
 ) -> list[_RenderedFrame]:
     """Return the frames that the style asks for of one episode: stills, a clip, film, replay; nothing is written.
 
-    The clip is of the first violated clause, if there is one.
+    The clip is of the deepest violated clause, if there is one. The stage is closed, after an error too.
 
     `meshes` keeps simplified meshes for further episodes. Raises `HostError` or `RunError` as `render_frames` does.
     """
@@ -213,7 +213,7 @@ class _EpisodeRenderer:
         return outline_bodies(image, picture.seen)
 
     def render_clip(self, clause: ClauseExplanation) -> _RenderedFrame:
-        """Return a film of the first violation of a clause, in simulated time, from one camera."""
+        """Return a film of the first violation of a violated clause, in simulated time, from one camera."""
         first = clause.first
         assert first is not None
         shot = violation_shot(clause, first)
@@ -247,14 +247,20 @@ class _EpisodeRenderer:
         return self._make_frame(shot, "video", (), usual, shapes[0], f"video.{CLIP_SUFFIX}", content)
 
     def render_replay3d(self, explanation: Explanation, meshes: dict[str, TriangleMesh]) -> _RenderedFrame:
-        """Return the replay of the whole episode in three dimensions, of size 0; `meshes` keeps meshes."""
+        """Return the replay of the whole episode in three dimensions, as a frame of width and height 0.
+
+        `meshes`, digest -> simplified mesh, is filled and used again.
+        """
         content = build_replay3d(self.stage, self.record, meshes)
         final = select_shots(explanation)[-1]
         shot = replace(final, record=0, title="Whole episode in 3-D", detail=final.title)
         return self._make_frame(shot, "replay3d", (), self.stage.aim(0, (), self.style.size), (0, 0), REPLAY, content)
 
     def _clip_images(self, clause: ClauseExplanation, first: int, camera: Camera) -> Iterator[Pixels]:
-        """Yield the captioned pictures of the records around record `first`, from `clip_s` of the style."""
+        """Yield the captioned pictures of the records around record `first`, as far as `clip_s` of the style says.
+
+        Records before the first and after the last of the episode are left out.
+        """
         line, dt_s = clause.spec_trace.signal_trace, clause.spec_trace.dt_s
         begin, end = (first + round(seconds / dt_s) for seconds in self.style.clip_s)
         for k in range(max(0, begin), min(len(line.values) - 1, end) + 1):

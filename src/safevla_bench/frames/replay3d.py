@@ -55,7 +55,7 @@ class EpisodeMotion:
 
 
 def read_motion(record: Batch, poses: Sequence[ScenePose]) -> EpisodeMotion:
-    """Return the motion of an episode, a batch of one, from the pose of each of its records."""
+    """Return the motion of an episode, a batch of one, from `poses`, one for each record, with its contacts."""
     return EpisodeMotion(
         float(record.dt_s[0]),
         np.array([pose.part_pos_m for pose in poses]),
@@ -75,8 +75,8 @@ def require_geometry(stage: Stage) -> GeometricStage:
 def _shown_contacts(record: Batch, poses: Sequence[ScenePose]) -> Iterator[ShownContact]:
     """Yield the recorded contacts, each with where its bodies touch in the record's state, or a neighbouring record's.
 
-    A contact may have its peak inside a control step and be over at its end. The robot's body comes first: it pushes.
-    Nothing where contacts were not recorded.
+    `touch` is None where no such state shows them touching: a contact may have its peak inside a control step and be
+    over at its end. The robot's body comes first. Nothing where contacts were not recorded.
     """
     contacts = record.contacts
     if not contacts.present[0]:
@@ -98,9 +98,9 @@ def _shown_contacts(record: Batch, poses: Sequence[ScenePose]) -> Iterator[Shown
 
 
 def encode_replay(geometry: SceneGeometry, motion: EpisodeMotion, arm: Sequence[str] = ()) -> bytes:
-    """Return the file of an episode; the same scene and motion give the same bytes.
+    """Return the file of an episode as JSON; the same scene and motion give the same bytes.
 
-    `arm` names the body that each joint of the arm moves, base first.
+    Parts without a shape are left out. `arm` names the body that each joint of the arm moves, base first.
     """
     digests = [_mesh_digest(mesh) for mesh in geometry.meshes]
     seen = sorted({shape.part for shape in geometry.shapes})
@@ -233,7 +233,7 @@ def _mesh_digest(mesh: TriangleMesh) -> str:
 
 
 def simplify_geometry(geometry: SceneGeometry, simpler_meshes: dict[str, TriangleMesh]) -> SceneGeometry:
-    """Return the scene with fewer triangles; `simpler_meshes` keeps meshes for scenes that have them again."""
+    """Return the scene with fewer triangles; `simpler_meshes`, digest -> mesh, is filled for scenes to come."""
     meshes = []
     for mesh in geometry.meshes:
         digest = _mesh_digest(mesh)
@@ -249,9 +249,9 @@ def _most_triangles(mesh: TriangleMesh) -> int:
 
 
 def _encode_mesh(mesh: TriangleMesh) -> Mapping[str, object]:
-    """Return corners in steps of `POSITION_M`, finer for a small mesh, triangles and colours, packed.
+    """Return corners in steps of `POSITION_M`, finer for a small mesh, triangles and any colours, packed.
 
-    Triangles are sorted.
+    Triangles are sorted, each from its smallest index on.
     """
     size_m = float(np.abs(mesh.corners_m).max(initial=0.0))
     step_m = min(POSITION_M, max(size_m / 1000, 1e-7))

@@ -23,7 +23,7 @@ a millimetre."""
 def build_replay3d(stage: Stage, record: Batch, meshes: dict[str, TriangleMesh] | None = None) -> bytes:
     """Return the replay of an episode, a batch of one, in three dimensions: the file that the report's player reads.
 
-    `meshes` keeps simplified meshes from one episode to the next.
+    `meshes`, digest -> mesh, is filled with the simplified meshes, to be given for the next episode; None = keep none.
 
     Raises:
         HostError: the stage cannot say what its scene looks like.
@@ -43,8 +43,8 @@ def open_stage(folder: Path, host: Host, record: Batch) -> Stage:
     `record` is a batch of one.
 
     Raises:
-        HostError: the host cannot show episodes or lacks the task, rendering does not work here, or the record lacks a
-            needed channel.
+        HostError: the host cannot show episodes or lacks the suite or task, rendering does not work here, or the record
+            lacks a needed channel.
         RunError: run.json is missing or damaged.
     """
     if not isinstance(host, StagingHost):
@@ -54,9 +54,9 @@ def open_stage(folder: Path, host: Host, record: Batch) -> Stage:
 
 
 def _recorded_task(folder: Path, host: Host, record: Batch) -> Task:
-    """Return the host's task of an episode, from the suites in run.json, else from its own.
+    """Return the host's task of an episode, sought in the suites that run.json names, else in the episode's own suite.
 
-    Raises `HostError` if not there.
+    Raises `HostError` if it is not there, `RunError` if run.json is missing or damaged.
     """
     header = record.headers[0]
     suite_names = runs.read_description(folder).get("suites")
@@ -76,8 +76,17 @@ def render_checked(
 ) -> Picture:
     """Return the picture of one record of an episode, a batch of one.
 
+    Args:
+        stage: the episode as it is set up in its host.
+        record: the episode.
+        step: the record.
+        camera: where to look from.
+        size: height and width in pixels.
+        bodies: names; the picture's `seen` tells where each of them is.
+
     Raises:
         RunError: bodies would not be shown where they were recorded.
+        KeyError: the host has no camera of that name.
     """
     picture = stage.render(step, camera, size, bodies)
     _check_positions(picture.body_pos_m, record, step)
@@ -85,9 +94,9 @@ def render_checked(
 
 
 def _check_positions(shown_m: Mapping[str, NDArray[np.float64]], record: Batch, step: int) -> None:
-    """Raise `RunError` for the first body shown more than 0.1 mm from its recorded position at `step`.
+    """Raise `RunError` for the first body shown more than 0.1 mm, or NaN, from its recorded position at `step`.
 
-    Bodies without a recorded position, or not shown, are not checked.
+    `shown_m` is body -> position [3] in metres. Bodies without a recorded position, or not shown, are not checked.
     """
     for body, position in _recorded_positions(record, step).items():
         gap = float(np.linalg.norm(shown_m.get(body, position) - position))

@@ -88,7 +88,10 @@ class _TopicWriter:
         self._add_message(topic, message.SerializeToString(), at_ns)
 
     def send_json(self, topic: str, schema: Mapping[str, Any], message: Mapping[str, object], at_ns: int) -> None:
-        """Write a JSON message at a time in nanoseconds; topics with the same schema title share the schema."""
+        """Write a JSON message at a time in nanoseconds; topics with the same schema title share the schema.
+
+        Raises `ValueError` for a number that is not finite.
+        """
         if topic not in self._channels:
             name = str(schema["title"])
             if name not in self._schemas:
@@ -102,7 +105,7 @@ class _TopicWriter:
 
 
 def _write_record(topics: _TopicWriter, timeline: Timeline, record: int) -> None:
-    """Write all messages of a record at its time: poses, contacts if recorded, signals, and its violation events."""
+    """Write all messages of a record at the record's time: poses, contacts if recorded, signals, violation events."""
     at_ns = _record_time_ns(timeline, record)
     topics.send_protobuf("/tf", _frame_transforms(timeline, record), at_ns)
     if timeline.contacts:
@@ -171,9 +174,9 @@ def _body_scene(timeline: Timeline) -> Any:
 
 
 def _contact_scene(timeline: Timeline, record: int) -> Any:
-    """Return the contacts of a record that have a position, as balls with a text, in one entity named `contacts`.
+    """Return the contacts of a record that have a position, as balls with a text, in an entity named `contacts`.
 
-    The entity replaces that of the record before, also if there are no contacts.
+    A viewer replaces the entity of the record before by it, also if there are no contacts.
     """
     from foxglove_schemas_protobuf.SceneUpdate_pb2 import SceneUpdate
 

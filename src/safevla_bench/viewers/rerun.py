@@ -23,7 +23,7 @@ APPLICATION = "safevla-bench"
 
 
 def encode_rrd(timeline: Timeline) -> bytes:
-    """Return the bytes of a `.rrd` file, with a layout for the viewer.
+    """Return the bytes of a `.rrd` file, with a layout for the viewer; its id is `POLICY/EPISODE`, or `EPISODE` alone.
 
     The same episode gives the same values, not the same bytes: the library numbers its chunks by the clock.
 
@@ -126,7 +126,7 @@ def _radius_m(contact: PlacedContact) -> float:
 def _send_signals(stream: RecordingStream, timeline: Timeline) -> None:
     """Send for each clause its signal, its limit and whether broken, record by record.
 
-    Margins are kept apart by clause.
+    Clauses of one signal share that signal's values; margins are kept apart by clause.
     """
     import rerun as rr
 

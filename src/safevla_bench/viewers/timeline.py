@@ -83,7 +83,10 @@ class Timeline:
 
 
 def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int) -> Timeline:
-    """Return the timeline of one episode of a judged batch; `index` counts from 0."""
+    """Return the timeline of the episode at `index` (from 0) of a batch and of its scores, which have one order.
+
+    Events are in the order of their records.
+    """
     record = select_episodes(batch, [index])
     traces = tuple(trace_specs(scores, index, record, ruleset))
     bodies = _body_tracks(record)
@@ -108,7 +111,10 @@ def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int) -
 
 
 def _episode_facts(scores: Scores, index: int) -> dict[str, str]:
-    """Return verdict and identity of an episode as text, "" for what is not known; a few keys only where they apply."""
+    """Return verdict and identity of an episode as text, "" for what is not known.
+
+    `no_verdict` and `standin_assets` are there only where they apply.
+    """
     row = scores.episode(index)
     return {
         "episode_id": row.episode_id,
@@ -143,9 +149,9 @@ def _body_tracks(record: Batch) -> tuple[BodyTrack, ...]:
 
 
 def _placed_contacts(record: Batch, places: Mapping[str, Floats]) -> tuple[tuple[PlacedContact, ...], ...]:
-    """Return for each record its contacts; () where contacts were not recorded.
+    """Return the contacts of each of the n records; () where contacts were not recorded.
 
-    `places` maps body -> positions [n, 3].
+    `places` is body -> positions [n, 3] in metres.
     """
     contacts = record.contacts
     if not contacts.present[0]:
@@ -160,9 +166,9 @@ def _placed_contacts(record: Batch, places: Mapping[str, Floats]) -> tuple[tuple
 
 
 def _placed_contact(record: Batch, step: int, k: int, places: Mapping[str, Floats]) -> PlacedContact:
-    """Return contact `k` of the record, at the mean of its bodies' positions at `step`.
+    """Return contact `k` of the episode, at the mean of its bodies' recorded positions at `step`.
 
-    Without position if neither has any.
+    `position_m` is None if neither has a recorded position, `impulse_ns` None if the impulse is unknown (NaN).
     """
     contacts = record.contacts
     a, b = record.body_label(int(contacts.a[k])), record.body_label(int(contacts.b[k]))
@@ -178,7 +184,10 @@ def _placed_contact(record: Batch, step: int, k: int, places: Mapping[str, Float
 
 
 def _violation_events(trace: SpecTrace, reading: RecordFields, registry: Registry) -> list[ViolationEvent]:
-    """Return an event for each record in which a specification begins to be broken, and last its worst if violated."""
+    """Return an event for each record in which a specification begins to be broken, then one for the worst record.
+
+    The latter only if the specification is violated. [] without either.
+    """
     line = trace.signal_trace
     begins = np.flatnonzero(line.failing & ~np.concatenate([[False], line.failing[:-1]])).tolist()
     moments = [*((k, "broken") for k in begins), *([(line.worst, "worst")] if trace.violated else [])]
