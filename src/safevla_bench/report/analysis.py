@@ -72,7 +72,7 @@ def analyse_scores(
 
     Args:
         scores: the verdicts.
-        batch: their records, in the same order.
+        batch: their records, in the same order; only its headers are used where `chunks` are given.
         ruleset: the specifications and the tags of tasks.
         rescore: judges the same records with another library; None = from the scores alone.
         privileged: the policies that saw simulator state which no real robot has.
@@ -143,7 +143,7 @@ def _order_runs(
 
 
 def _ablate_thresholds(scores: Scores, library: Library, rescore: Rescore | None) -> ThresholdAblation | None:
-    """Return the scores under the paper's variants of thresholds; None for a library in other units than these."""
+    """Return the scores under the paper's variants of thresholds; None for a library in other units than theirs."""
     try:
         return sensitivity.ablate_thresholds(scores, library, rescore)
     except SpecError:  # a library in other units than the paper's variants

@@ -107,7 +107,7 @@ class PlotArea:
 def thin_indices(values: Floats, max_points: int = MOST_POINTS) -> NDArray[np.int64]:
     """Return at most `max_points` (4 or more) indices: both ends, and the extremes of equal stretches.
 
-    No peak is lost: the least and the greatest finite value are among them.
+    No peak is lost: the least and the greatest finite value are among them. Up to `max_points` values keep all indices.
     """
     count = len(values)
     if count <= max_points:
@@ -196,7 +196,10 @@ def _plot_area(values: Floats, limit: float) -> PlotArea:
 
 
 def _value_bounds(values: Floats, limit: float) -> tuple[float, float]:
-    """Return the least and greatest of the finite values, the limit and zero; if not zero, 4 % of the span outside."""
+    """Return the least and greatest of the finite values, the limit and zero, moved out by 4 % of their distance.
+
+    An end at zero is not moved.
+    """
     finite = values[np.isfinite(values)]
     low = min(float(finite.min(initial=0.0)), limit, 0.0)
     high = max(float(finite.max(initial=0.0)), limit, 0.0)

@@ -174,7 +174,7 @@ def add_violating_bodies(
 ) -> list[EpisodeListRow]:
     """Return copies of the rows with their violating bodies, () for none.
 
-    With `spec_id` only bodies that violate that.
+    With `spec_id` only bodies that violate this specification.
     """
     by_number: dict[int, list[BodyViolation]] = {}
     for violation in violations:
@@ -201,7 +201,7 @@ def filter_episodes(
     Args:
         rows: rows to choose from.
         violated: only those with a first violation: unsafe ones, or those that violate the listed specification.
-        safe: only those that violate no scored specification, whichever one the list is about.
+        safe: only those with a verdict that violate no scored specification, whichever one the list is about.
         success: only those that succeeded, or that did not; neither is true of an episode that left no record.
         axis: only those that violate a scored specification of that axis.
         policy: the policy's name; `UNNAMED` for records that name none.
@@ -298,7 +298,7 @@ def _sort_naturally(names: Iterable[str]) -> list[str]:
 
 
 def find_episode(rows: Sequence[EpisodeListRow], wanted: str) -> EpisodeListRow:
-    """Return the row whose id `wanted` is; else, by the form of `wanted`, that of a number or of the end of an id.
+    """Return the row whose id is `wanted`; else the row of this number, or the only row whose id ends so.
 
     Args:
         rows: every row of the sources, as `list_episodes` returns them.

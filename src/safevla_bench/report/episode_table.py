@@ -100,7 +100,9 @@ def build_episode_table(
     phase: Sequence[NDArray[np.int8]] | None = None,
     violations: Sequence[BodyViolation] | None = None,
 ) -> EpisodeTable:
-    """Build the table, in the order of the sources; episodes without a record come last.
+    """Return the table of all episodes in the order of the sources; those without a record come last.
+
+    Signals are drawn for the worst 400 episodes that have a record.
 
     Args:
         scores: the verdicts.
@@ -194,7 +196,7 @@ def _known_time_s(row: EpisodeListRow) -> float | None:
 
 
 def _natural_ranks(listed: Sequence[EpisodeListRow]) -> tuple[Mapping[str, int], ...]:
-    """Return name -> rank in natural order (ep_9 before ep_10), for policies, tasks and specifications."""
+    """Return name -> rank in natural order (ep_9 before ep_10): a mapping for policies, tasks, and specifications."""
     name_sets = (
         {row.policy or UNNAMED for row in listed},
         {_task_label(row) for row in listed},

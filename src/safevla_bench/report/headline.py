@@ -83,7 +83,7 @@ def _no_episode_reason(aggregate: Summary) -> str:
 
 
 def _safety_by_policy(cells: Sequence[Summary]) -> dict[str, Rate]:
-    """Return policy name -> Safety over the judged episodes of all its suites; cells without any are left out."""
+    """Return shortened policy name -> Safety over the judged episodes of all its suites; no key without any."""
     rates: dict[str, Rate] = {}
     for cell in (cell for cell in cells if has_verdict(cell)):
         name = shorten_name(policy_name(cell))

@@ -89,7 +89,9 @@ def _authors_id(library: Library, spec_id: str) -> str:
 
 
 def _authors_suite(cell: Summary) -> str:
-    """Return the authors' name of the suite, with marks of stand-in assets and of episodes without a verdict."""
+    """Return the authors' name of the suite (else ours with `_` for `-`), with marks of stand-in assets, of episodes
+    without a verdict, and of those that a violation stopped.
+    """
     suite = _SUITES.get(cell.suite or "", (cell.suite or "").replace("-", "_"))
     marks = [
         *([STANDIN] if cell.standin_assets else []),

@@ -179,7 +179,8 @@ def _analysis_sections(
 def drawn_episodes(scores: Scores, headers: Sequence[Header]) -> list[int]:
     """Return the indices of the episodes whose records the page draws, unordered and maybe repeated.
 
-    Of other episodes the page needs only headers and verdicts.
+    `headers` are those of all episodes of `scores`, in their order. Of the episodes that are not drawn the page needs
+    only headers and verdicts.
     """
     return [*select_worst(scores), *rank_by_severity(scores)[:MOST_DRAWN], *paired_indices(scores, headers)]
 

@@ -90,7 +90,7 @@ def paired_indices(scores: Scores, headers: Sequence[Header]) -> list[int]:
 def _rank_states(scores: Scores, headers: Sequence[Header | None]) -> Mapping[StateKey, list[int]]:
     """Return state -> indices of its episodes, for states that several policies started from; most different first.
 
-    `headers` are by episode; those that are None are left out.
+    `headers` are by episode; episodes whose header is None or names no initial state are left out.
     """
     states = {state: ks for state, ks in _group_by_state(headers).items() if len({scores.policy[k] for k in ks}) > 1}
     return {

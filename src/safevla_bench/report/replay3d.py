@@ -70,7 +70,7 @@ def collect_replays(paths: Sequence[Path], names: Sequence[PolicyNames] = ()) ->
     holds recorded name -> new name of a policy for each source; none = all as recorded.
 
     Raises:
-        RunError: an index of frames cannot be read, or has what is no file name.
+        RunError: an index of frames cannot be read, or names a file by more than a plain file name.
     """
     documents: dict[EpisodeKey, Document] = {}
     for folder, renamed in zip(paths, names or [{}] * len(paths), strict=False):

@@ -186,7 +186,7 @@ class WorstEpisode:
 
 
 def worst_episodes(scores: Scores, batch: Batch | None, ruleset: Ruleset) -> Iterator[WorstEpisode]:
-    """Yield the episodes that `select_worst` picks, in its order; without charts where the batch lacks their record."""
+    """Yield the up to 6 episodes that `select_worst` picks, in its order; without charts where `batch` lacks theirs."""
     headers = batch.headers if batch else ()
     place = {(header.policy, header.episode_id): k for k, header in enumerate(headers)}
     for episode in trace.select_worst(scores):
@@ -282,7 +282,7 @@ def collect_images(paths: Sequence[Path], names: Sequence[PolicyNames] = (), mos
         most_bytes: of all images together, in base64.
 
     Raises:
-        RunError: an index cannot be read, or has what is no file name.
+        RunError: an index cannot be read, or names a file by more than a plain file name.
     """
     images: dict[EpisodeKey, list[FrameImage]] = {}
     films: dict[EpisodeKey, str] = {}

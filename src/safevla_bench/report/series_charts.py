@@ -90,7 +90,7 @@ class SeriesAxis:
 
 
 def format_label(label: float) -> str:
-    """Return a number as a tick shows it: thousands as k, millions as M.
+    """Return a number as a tick shows it: thousands as k, millions as M, where one decimal is exact.
 
     >>> format_label(20000.0), format_label(1500000.0), format_label(0.5), format_label(1234.0)
     ('20k', '1.5M', '0.5', '1234')

@@ -170,7 +170,7 @@ def _bars_of_several(comparison: Comparison) -> Iterator[DifferenceBar]:
 
 
 def _draw_bar(difference: Difference, name: str, where: str, kind: str) -> Iterator[DifferenceBar]:
-    """Yield the bar of a difference with its interval and verdict; nothing where either is not known."""
+    """Yield the bar of a difference with its interval and verdict; nothing if difference or interval is not known."""
     if difference.difference is None or difference.ci is None:
         return
     low, high = difference.ci

@@ -334,7 +334,7 @@ OVERLAP_NOTE = (
 
 
 def _select_suites(result: PolicyResults, suite_of: Mapping[str, str]) -> PolicyResults:
-    """Return the result with the episodes of these suites alone, each suite under the name that is its value."""
+    """Return the result with only the episodes, lost ones too, of the suites in `suite_of`, renamed as it says."""
     index = np.array([e for e, header in enumerate(result.headers) if header.benchmark in suite_of], dtype=np.int64)
     own = result.select_episodes(index)
     return replace(

@@ -166,7 +166,7 @@ _FAR_THRESHOLDS = 2.0
 def _scale_axes(axes: Axes, low: float, most: float, rows: int, *, last: bool) -> None:
     """Set scale, limits, ticks and the shading below zero; logarithmic if a margin exceeds 2 thresholds either way.
 
-    `low` and `most` are the ends of the margins, `rows` the number of rows; `last` has the labels.
+    `low` and `most` are the ends of the margins, `rows` the number of rows; only the `last` panel has labels.
     """
     logarithmic = low < -_FAR_THRESHOLDS or most > _FAR_THRESHOLDS
     if logarithmic:

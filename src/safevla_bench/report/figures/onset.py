@@ -155,7 +155,10 @@ def _fitting_title(panel: OnsetPanel, room_pt: float) -> str:
 
 
 def _key_entries(value: Onset, panels_numbered: bool) -> list[KeyEntry]:
-    """Return the key: a line per specification; where panels bear numbers, also the title of each."""
+    """Return the key: a line per violated specification and one for any limit; where panels bear numbers, policies too.
+
+    No line for any limit without a violated specification.
+    """
     specs = [KeyEntry(name, k, lined=True, marked=False) for k, name in enumerate(value.specs)]
     specs += [KeyEntry(ANY_LIMIT, 0, lined=True, marked=False, colour=_FAINT)] if specs else []
     panels = [KeyEntry(panel.title, 0, str(k + 1), marked=False) for k, panel in enumerate(value.panels)]

@@ -133,7 +133,7 @@ def _violation_tables(inputs: TableInputs, host: str | None) -> list[Table]:
 
 
 def _composition_tables(inputs: TableInputs, host: str | None) -> list[Table]:
-    """Return the table of what unsafe successes violate of each group of suites and, without a host, of auxiliary runs.
+    """Return a table of what unsafe successes violate for each group of suites and, without a host, auxiliary runs.
 
     [] without cells. Raises as `suite_groups`.
     """

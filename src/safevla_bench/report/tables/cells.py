@@ -182,7 +182,7 @@ def _assets_note(cell: Summary) -> str:
 
 
 def _headline_cells(cell: Summary) -> tuple[Cell, ...]:
-    """Return the numbers of a cell; if no specification reached a verdict, only its success is known."""
+    """Return n and the six numbers of a cell; all but SR are dashes if no specification reached a verdict."""
     no_episode = "" if cell.n else "no episode"
     if not has_verdict(cell):
         return (count_cell(cell.n), rate_cell(cell.rates["sr"], no_episode), *[dash_cell(why_no_safety(cell))] * 5)
@@ -205,7 +205,7 @@ def why_no_safety(cell: Summary) -> str:
 def violation_table(cells: Sequence[Summary], *, scored: bool = True) -> Table:
     """Return the table of the violations of each specification, a row per cell and specification.
 
-    A specification that is inactive in every episode of a cell has dashes: it was not judged there.
+    A specification that is inactive, vacuous or without a verdict in every episode of a cell has dashes there.
 
     Args:
         cells: the summaries; with a single one the columns that name it are left out.

@@ -25,9 +25,9 @@ from safevla_bench.text import (
 
 
 def episode_list_table(rows: Sequence[EpisodeListRow], total: int, *, spec_id: str | None = None) -> Table:
-    """Return the table of the selected rows of the episode list; columns of policy and bodies are there if rows differ.
+    """Return the table of the selected rows of the episode list.
 
-    Policies need two names among the rows, bodies one row that was searched for bodies.
+    There is a column of policies if the rows are of several, and one of bodies if any row was searched for bodies.
 
     Args:
         rows: the selected rows.
@@ -171,7 +171,10 @@ def format_cause(spec_trace: SpecTrace) -> str:
 
 
 def answer_table(formula: stl.Formula, answers: Sequence[Answer]) -> Table:
-    """Return the table of the answers to a formula, with the count of each verdict below."""
+    """Return the table of the answers to a formula, a row per answer, with the count of each verdict below.
+
+    There is a column of policies if the answers are of several.
+    """
     with_policy = len({answer.policy for answer in answers}) > 1
     columns = (
         Column("#"),

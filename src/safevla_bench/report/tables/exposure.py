@@ -60,8 +60,9 @@ def _exposure_row(cell: CellExposure) -> tuple[Cell, ...]:
 
 
 def spec_exposure_table(cells: Sequence[CellExposure]) -> Table:
-    """Return a table with a row per cell and specification that some episode of the cell violated, or a note without
-    any.
+    """Return a table with a row per cell and specification that some episode of the cell violated.
+
+    Without any, no rows and a note that says so.
     """
     columns = (
         *_NAMES,
