@@ -31,7 +31,7 @@ _open_folders: dict[Path, RunFolder] = {}
 def open_folder(out: Path, env: RecordableEnv, rules: LoopRules, volatile: Mapping[str, object]) -> RunFolder:
     """Return the run folder at `out`, ready for the episodes of one more environment; run.json is written.
 
-    A folder that this process made before is used again; otherwise a new one is made.
+    A folder that this process made before is used again; otherwise a new one is made, whose run.json holds `volatile`.
 
     Raises:
         RunError: the folder holds something that this process did not put there.
@@ -50,7 +50,10 @@ class RunFolder:
     """A run folder for the episodes of several environments and policies."""
 
     def __init__(self, out: Path, volatile: Mapping[str, object]) -> None:
-        """Describe a folder without environments at `out`, which `add_environment` makes; nothing is written yet."""
+        """Describe a folder without environments at `out`, which `add_environment` makes; nothing is written yet.
+
+        `volatile` goes into run.json: facts such as the time that differ from run to run.
+        """
         self.path = out
         self._volatile = volatile
         self._host = ""
@@ -64,7 +67,7 @@ class RunFolder:
     def add_environment(self, env: RecordableEnv, rules: LoopRules) -> None:
         """Take in one more environment, and write run.json, which says from now on that the run is not complete.
 
-        The first call makes the folder.
+        The first call makes the folder. run.json names the host and versions of the latest environment.
 
         Raises:
             RunError: the folder is there before the first call and not empty.

@@ -148,7 +148,8 @@ def new_dataset(
 ) -> Iterator[DatasetWriter]:
     """Yield the writer of a dataset.
 
-    The folder appears when the dataset is whole, and not at all if something is raised.
+    The folder appears when the dataset is whole, and not at all if something is raised. `robot` is LeRobot's
+    `robot_type`, None = unknown.
 
     Raises:
         RunError: the folder exists and is not empty.

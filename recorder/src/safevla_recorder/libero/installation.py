@@ -87,7 +87,10 @@ def name_own_task(bddl_file: Path) -> tuple[str, str]:
 
 
 def find_suite_task(bddl_file: Path) -> tuple[str, int] | None:
-    """Return benchmark and index of a BDDL file of the suites installed here; None for any other file."""
+    """Return benchmark and index of a BDDL file of the suites installed here; None for any other file.
+
+    Imports LIBERO if the file's folder has a suite's name.
+    """
     folder = bddl_file.resolve().parent
     suite = next((name for name, own_name in ALL_SUITES.items() if own_name == folder.name), None)
     if suite is None or folder.parent != installed_folder("bddl_files"):
@@ -109,7 +112,7 @@ def suite_entries(benchmark: str) -> tuple[LiberoTask, ...]:
 
 
 def installed_folder(kind: str) -> Path:
-    """Return LIBERO's folder of `bddl_files` or `init_states`."""
+    """Return LIBERO's folder of `bddl_files` or `init_states`, as `kind` says; imports LIBERO."""
     from libero.libero import get_libero_path
 
     return Path(get_libero_path(kind)).resolve()

@@ -50,12 +50,12 @@ class KitchenTask:
 
     @property
     def target(self) -> str | None:
-        """The object that the goal puts somewhere; see `goal_target`."""
+        """The object that the goal puts somewhere; None where it puts none."""
         return goal_target(self.goal)
 
     @property
     def moves(self) -> str | None:
-        """The attribute of RoboCasa's task with the fixture that the goal moves."""
+        """The attribute of RoboCasa's task with the fixture that the goal moves; None where it moves none."""
         return moved_fixture(self.goal)
 
 
@@ -129,7 +129,10 @@ def kitchen_task(task: Task) -> KitchenTask:
 
 
 def start(split: str, seed: EpisodeSeed, no_layouts: Collection[int], no_styles: Collection[int]) -> KitchenStart:
-    """Return the start of the episode with that index, 0 or more, past the layouts and styles that the task bars."""
+    """Return the start of the episode with that index, 0 or more, past the layouts and styles that the task bars.
+
+    After the last allowed scene of the split comes the first again.
+    """
     index = seed.init_state_index
     allowed = [pair for pair in _scenes(split) if pair[0] not in no_layouts and pair[1] not in no_styles]
     layout, style = allowed[index % len(allowed)]
