@@ -76,7 +76,10 @@ def build_submission(judged: Judged, paths: Sequence[Path]) -> submission.Submis
 
 
 def measure_cell_exposures(judged: Judged) -> tuple[list[exposure.CellExposure], float | None]:
-    """Return how long, how hard and in which phase each cell broke its limits, and the force threshold [N]."""
+    """Return how long, how hard and in which phase each cell broke its limits, and the force threshold [N].
+
+    The threshold is None where the library has no limit on contact force. The records are read anew.
+    """
     measured = exposure.measure_chunks(judged.records.read_chunks(), judged.scores, judged.ruleset)
     return exposure.summarize_exposure(measured, judged.scores), measured.force_threshold_n
 

@@ -98,7 +98,10 @@ def _run_pending(
 def _pending_episodes(
     writer: runs.RunWriter, prepared: PreparedRun, running: ExecutionOptions, tally: RoundTally | None
 ) -> list[rollout.PlannedEpisode]:
-    """Return the episodes that are not done: round by round where a rule may end the run, none where it has."""
+    """Return the episodes that are not done, or are to be retried; [] where a rule has decided already.
+
+    They are in plan order, and round by round where a rule may end the run.
+    """
     pending = [
         episode for place, episode in enumerate(prepared.episodes) if not _is_done(writer.episodes.get(place), running)
     ]
@@ -139,7 +142,10 @@ class _PolicyFailures:
         self._repeats = 0
 
     def count(self, finished: rollout.FinishedEpisode, *, is_last: bool) -> None:
-        """Count an episode; raise `PolicyError` if `SAME_FAILURES` in a row failed alike, unless it is the last."""
+        """Count an episode; raise `PolicyError` if `SAME_FAILURES` in a row failed alike.
+
+        Not for the last episode of the run (`is_last`), after which nothing is left to stop.
+        """
         reason = finished.reason or ""
         if finished.outcome != "crashed" or reason.startswith("Traceback"):
             self._last, self._repeats = None, 0
@@ -288,7 +294,7 @@ def list_deviations(registration: Registration, request: Request, ruleset: Rules
 
 
 def registered_request(registration: Registration) -> Request:
-    """Return the request that runs what was registered."""
+    """Return the request that runs what was registered; servers are not registered, and none are in it."""
     return Request(
         host=registration.host,
         host_arguments=registration.host_arguments,

@@ -118,8 +118,9 @@ def estimate_run(
 ) -> RunEstimate:
     """Return the estimate for the episodes; time and disk are None where there are no figures for the host.
 
-    `cameras` holds how many each policy wants, `look_intervals` the steps between two looks of those policies that
-    carry out several actions of a reply.
+    `cameras` holds how many each policy wants; `look_intervals` the steps between two looks of those policies that
+    carry out several actions of a reply. The episodes' time is divided by the workers, by no more than there are
+    episodes.
     """
     groups = [list(group) for _, group in groupby(episodes, key=scene_of)]
     scenes = tuple(

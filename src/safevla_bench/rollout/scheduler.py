@@ -192,7 +192,7 @@ class _Scheduler(Generic[W]):
         worker_state.worker.begin(planned)
 
     def _handle_death(self, number: int) -> FinishedEpisode | None:
-        """Requeue a dead worker's episode or return that as crashed, and start a fresh worker if episodes are left.
+        """Requeue a dead worker's episode or return it as crashed, and start a fresh worker if episodes are left.
 
         None where the episode is requeued or the worker had none. Raises `RunError` where workers of this number died
         before they could begin as often as the pool allows.
@@ -211,9 +211,10 @@ class _Scheduler(Generic[W]):
         return finished
 
     def _requeue_or_crash(self, planned: PlannedEpisode, steps: int, cause: str) -> FinishedEpisode | None:
-        """Put the episode back into the queue and return None.
+        """Count a worker's death for the episode, put the episode back into the queue and return None.
 
-        After more than `RETRIES` worker deaths return it as crashed.
+        After more than `RETRIES` deaths tell the observer, and return the episode as crashed, with `cause` in its
+        reason.
         """
         self._deaths[planned.episode_id] += 1
         if self._deaths[planned.episode_id] <= RETRIES:

@@ -119,7 +119,7 @@ class EpisodeIndex:
 
     @property
     def privileged(self) -> tuple[str | None, ...]:
-        """The policies that saw state which no real robot has."""
+        """The policies that saw state which no real robot has, each once; None is a policy without a name."""
         return tuple(dict.fromkeys(header.policy for header in self.headers if header.key in self.privileged_keys))
 
     @property
@@ -134,7 +134,7 @@ class EpisodeIndex:
 
     @property
     def descriptions(self) -> list[tuple[Path, Mapping[str, object]]]:
-        """The path of each source, and its run.json."""
+        """The path of each source, and its run.json; {} in place of that for an archive or a log."""
         return [(source.path, source.description) for source in self.sources]
 
     def has_repeated_ids(self) -> bool:
@@ -142,7 +142,10 @@ class EpisodeIndex:
         return any(len({key for _, key in places}) < len(places) for places in self.places)
 
     def is_intact(self) -> bool:
-        """Return whether no source is damaged and none has lost an episode, after a scan without errors."""
+        """Return whether no part of a run was changed and no source has lost an episode; reads every part of runs.
+
+        Taken for granted, and not asked here, is a scan without errors.
+        """
         return all(source.is_intact(names) for source, names in zip(self.sources, self._names(), strict=True))
 
     def _names(self) -> list[list[str]]:

@@ -191,7 +191,7 @@ def greetings_by_episode(folder: Path) -> dict[str, Mapping[str, object]]:
 
 
 def group_greetings(greeted: Iterable[tuple[EpisodeRow, Mapping[str, object]]]) -> list[PolicyGreeting]:
-    """Return each different greeting of a policy in a suite once, with its episodes, in the order of their first."""
+    """Return each different greeting of a policy in a suite once, with its episodes, in order of first appearance."""
     greetings: dict[tuple[str, str, bytes], PolicyGreeting] = {}
     for row, says in greeted:
         key = (row.policy, row.benchmark, msgspec.json.encode(says))

@@ -114,7 +114,10 @@ def _identify_rows(path: Path, description: Mapping[str, object], rows: Iterable
 
 
 def _flatten(value: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted name, text) of each value in nested mappings, keys sorted; a leading "arguments." is dropped."""
+    """Yield (dotted name, text) of each value in nested mappings, keys sorted; a leading "arguments." is dropped.
+
+    A value that is no text becomes JSON.
+    """
     if isinstance(value, Mapping):
         for key in sorted(value, key=str):
             yield from _flatten(value[key], f"{name}.{key}" if name else str(key))
@@ -123,7 +126,7 @@ def _flatten(value: object, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _statements(description: Mapping[str, object], policy: str) -> dict[str, str]:
-    """Return suite -> what a policy or its server said of itself in this run, several statements joined.
+    """Return suite -> what a policy or its server said of itself in this run as JSON, several statements joined.
 
     {} for none.
     """
@@ -137,7 +140,10 @@ def _statements(description: Mapping[str, object], policy: str) -> dict[str, str
 
 
 def _servers(description: Mapping[str, object]) -> dict[str, str]:
-    """Return suite -> its server in this run: from SUITE=URL, else a URL without a suite; {} where none is named."""
+    """Return suite -> its server in this run; {} where none is named.
+
+    SUITE=URL is that suite's, and a URL alone every other suite's of the run.
+    """
     volatile, suites = description.get("volatile"), description.get("suites")
     named = volatile.get("servers") if isinstance(volatile, Mapping) else None
     servers: dict[str, str] = {}

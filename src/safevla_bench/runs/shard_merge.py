@@ -137,7 +137,10 @@ def _require_intact(shard: _Shard) -> None:
 
 
 def _write_merged(shards: Sequence[_Shard], rows: Sequence[EpisodeRow], out: Path) -> None:
-    """Write the merged run beside `out` and rename it to `out`; nothing is left where that fails."""
+    """Write the merged run beside `out` and rename it to `out`; nothing is left where that fails.
+
+    Raises as `merge_shards` does for records and the disk.
+    """
     beside = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         with translated_errors(out):

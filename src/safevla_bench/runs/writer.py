@@ -143,7 +143,11 @@ class RunWriter:
             self._unpack()
 
     def _unpack(self) -> None:
-        """Write the archive's records as raw episodes, mark the run unfinished, and remove archive, table, manifest."""
+        """Write the archive's records as raw episodes, mark the run unfinished, and remove archive, table, manifest.
+
+        Crashed episodes are left out. Sets `episodes` and `complete`. Raises `RecordError` for a record that cannot be
+        read, and `RunError` for a damaged table or run.json.
+        """
         records = read_records(self.folder)
         spent, statements = read_latencies(self.folder), greetings_by_episode(self.folder)
         (self.folder / RAW).mkdir(exist_ok=True)
@@ -167,7 +171,10 @@ class RunWriter:
         return read_record(self.folder, index)
 
     def keep_episodes(self, indices: Collection[int]) -> None:
-        """Remove the finished episodes of an unfinished run at all other places of the plan."""
+        """Remove the finished episodes of an unfinished run whose place in the plan is not among `indices`.
+
+        Raises `FileError` where the disk refuses.
+        """
         with _resumable_errors(self.folder):
             for index in set(self.episodes) - set(indices):
                 remove_raw(self.folder, index)
@@ -195,7 +202,11 @@ class RunWriter:
 
 
 def _make_run_folder(folder: Path) -> None:
-    """Make the folder if it is missing; raise an error, before anything is touched, if it holds anything but a run."""
+    """Make the folder if it is missing.
+
+    Raises `RunError`, before anything in it is touched, if it holds anything but a run, and `FileError` where the disk
+    refuses.
+    """
     make_folder(folder)
     with translated_errors(folder):
         if not (folder / RUN).exists():
@@ -203,7 +214,7 @@ def _make_run_folder(folder: Path) -> None:
 
 
 def _is_of_killed_run(path: Path) -> bool:
-    """Return whether this file is what a run leaves that was killed before it had a run.json."""
+    """Return whether a file is a lock or a half-written run.json, as a run leaves that was killed at its start."""
     return path.name == LOCK or (path.name.startswith(f".{RUN}.") and path.name.endswith(".partial"))
 
 

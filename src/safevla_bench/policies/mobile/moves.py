@@ -50,6 +50,7 @@ STYLES: Mapping[str, MobileStyle] = MappingProxyType({"careful": CAREFUL, "hasty
 
 Floats = NDArray[np.float64]
 Move = Generator[Action, Observation, Observation]
+"""Yields actions [12], is sent the observation after each, and returns the last observation."""
 RemainingTurn = Callable[[Observation], Floats]
 """Of an observation, the rotation vector [3], rad, world frame, by which the hand is still to turn."""
 TargetPoint = Callable[[Observation], Floats | None]
@@ -106,10 +107,10 @@ def drive_base(
     max_steps: int = 150,
     insist: bool = False,
 ) -> Move:
-    """Drive the base to `place_m` [2] and turn it to `yaw_rad`, the arm held as it is.
+    """Yield actions that drive the base to `place_m` [2] and turn it to `yaw_rad`; return the last observation.
 
-    The move ends within 4 cm and 0.05 rad, after `max_steps`, or where something stops the base, unless `insist`: the
-    base may slip past.
+    The arm is held as it is, `grip` commands the fingers, and `speed` is a share of the largest command. The move ends
+    within 4 cm and 0.05 rad, after `max_steps`, or where something stops the base, unless `insist`: it may slip past.
     """
     before = [seen]
     for _ in range(max_steps):
@@ -146,9 +147,10 @@ def move_hand(
     near_m: float = 0.012,
     max_steps: int = 60,
 ) -> Move:
-    """Move the hand to `place_m` [3] in the world and turn it by `turn` (None = not at all), the base standing still.
+    """Yield actions that move the hand to `place_m` [3] in the world, turned by `turn`; return the last observation.
 
-    The move ends within `near_m` and 0.1 rad, after `max_steps` / `speed` steps, or where something stops the hand.
+    The base stands still; `turn` None = no turn. The move ends within `near_m` and 0.1 rad, after `max_steps` / `speed`
+    steps, or where something stops the hand.
     """
     before = [seen.eef_pos_m] * _STOPPED_STEPS
     for step in range(round(max_steps / max(speed, 0.1))):
@@ -173,7 +175,10 @@ def follow_point(
     turn: RemainingTurn | None = None,
     max_steps: int = 60,
 ) -> Move:
-    """Move the hand after the point [3] that `whither` gives, until that gives None or the steps are over."""
+    """Yield actions that move the hand after the point [3] that `whither` gives; return the last observation.
+
+    The move ends where `whither` gives None, or after `max_steps` / `speed` steps.
+    """
     for _ in range(round(max_steps / max(speed, 0.1))):
         place = whither(seen)
         if place is None:
@@ -184,7 +189,10 @@ def follow_point(
 
 
 def hold_still(seen: Observation, steps: int, grip: float) -> Move:
-    """Keep hand and base still for so many steps, with this command to the fingers."""
+    """Yield `steps` actions that keep hand and base still, with the command `grip` to the fingers.
+
+    Return the last observation.
+    """
     for _ in range(steps):
         seen = yield _arm_action(seen, np.zeros(3), np.zeros(3), grip)
     return seen

@@ -149,7 +149,8 @@ def _side_grasps(center: Floats, side: Floats, length: Floats, half_height: floa
 def _piece_grasps(scene: Privileged, name: str, yaw_rad: float) -> Iterator[Grasp]:
     """Yield grasps across each narrow piece of a body, such as a handle.
 
-    `off_m` grows with the distance from the middle. None where the body is of a single piece.
+    `off_m` grows with the distance from the body's middle. Nothing is yielded where the scene has no pieces of the
+    body.
     """
     boxes = scene.pieces.get(name)
     if boxes is None:

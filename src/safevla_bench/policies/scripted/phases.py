@@ -128,7 +128,10 @@ class PlacementProgress:
 def begin_placement(
     placement: Placement, seen: Observation, scene: Privileged, style: Style, attempt: int = 0
 ) -> PlacementProgress:
-    """Return the start of APPROACH: a grasp, the next best at each further attempt, and the path to above it."""
+    """Return the start of APPROACH: a grasp, and the path to above it.
+
+    The grasp is the best at attempt 0, the next best at each further attempt, and after the last the best again.
+    """
     obstacles = geometry.obstacles_except(scene, frozenset({placement.body}))
     choices = rank_grasps(scene, placement.body, obstacles, nearest_yaw(seen.eef_quat_wxyz), style.clearance_m)
     grasp = choices[attempt % len(choices)]

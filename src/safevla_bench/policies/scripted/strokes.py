@@ -211,7 +211,7 @@ class StrokeProgress:
 
     @property
     def is_done(self) -> bool:
-        """True if the hand has reached the last waypoint."""
+        """True if the hand is done with the last waypoint: it has reached it, or its time was up."""
         return self.index == len(self.waypoints)
 
 
@@ -220,7 +220,7 @@ def begin_stroke(
 ) -> StrokeProgress | None:
     """Return the start of the stroke to a fixture's goal, with a last waypoint above its end.
 
-    None where there is none.
+    None where `plan_stroke` has no waypoints for the goal.
     """
     waypoints = plan_stroke(scene, goal, nearest_yaw(seen.eef_quat_wxyz), style)
     if not waypoints:

@@ -211,7 +211,8 @@ class Gr00tModel:
     def begin(self, task: Task, seed: int) -> None:
         """Find the server, have it forget the last episode, and see that the dialect fits its modalities.
 
-        Raises `ServerUnreachableError`, and `ServerRefusedError` where one answers with an error or does not fit.
+        Sets `greeting`. Raises `ServerUnreachableError`, `ServerLostError` where the server goes or stays silent after
+        its first answer, and `ServerRefusedError` where one answers with an error or does not fit.
         """
         self._is_first = True
         with connection.guard_handshake(self._requests.close):
@@ -278,7 +279,7 @@ class Gr00tModel:
     def _supports_reset(self) -> bool:
         """Reset the server and return True; False where it has no endpoint `reset`, as N1.5's.
 
-        Raises its other errors.
+        Raises what `RequestSocket.call` raises for any other answer or silence.
         """
         try:
             self._requests.call("reset", {"options": None})

@@ -51,6 +51,7 @@ class OpenpiModel:
 
         Raises:
             ServerUnreachableError: no server answers.
+            ServerLostError: a server takes the connection, and closes it or does not greet in time.
             ServerRefusedError: what answers is no openpi server, wants another key, or serves images of another size.
         """
         is_fresh, self._is_fresh = self._is_fresh, False

@@ -163,7 +163,8 @@ class OpenvlaModel:
     def query(self, observation: Observation) -> Reply:
         """Return the server's reply; an action or a list of them is its `actions`.
 
-        Raises what `HttpClient.post` raises, and `ReplyError` where the model failed.
+        Raises what `HttpClient.post` raises, `ReplyError` where the model failed, and `PolicyError` for an answer that
+        cannot be read or an observation that is not what the dialect sends.
         """
         request = self.dialect.build_request(observation)
         reply = OPENVLA.unpack(self._client.post(OPENVLA.pack(request)))

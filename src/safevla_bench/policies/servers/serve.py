@@ -74,7 +74,10 @@ class ServedPolicy:
 
     @contextmanager
     def borrow_policy(self) -> Iterator[Policy]:
-        """Lend a policy that no other connection uses meanwhile; makes another where none is free."""
+        """Lend a policy that no other connection uses meanwhile; make another where none is free.
+
+        Raises what making one raises.
+        """
         with self._lock:
             policy = self._free.pop() if self._free else self._make()
         try:

@@ -97,6 +97,7 @@ class VlaEvalModel:
 
         Raises:
             ServerUnreachableError: no server answers.
+            ServerLostError: a server closes the connection, stays silent or answers something else.
             ServerRefusedError: what answers is none of the harness, or asks for what the dialect does not send.
         """
         self._end_episode()
@@ -131,7 +132,11 @@ class VlaEvalModel:
         self.env_seed = wish if type(wish) is int and 0 <= wish < 2**32 else None
 
     def query(self, observation: Observation) -> Reply:
-        """Return the server's reply to an observation. Raises what `openpi`'s client raises."""
+        """Return the server's reply to an observation.
+
+        Raises `ServerLostError` where the server goes, stays silent or answers another message, and `PolicyError` where
+        it fails, its answer cannot be read, or the observation is not what the dialect sends.
+        """
         seq = self._send_message("observation", self.dialect.build_request(observation))
         return self._receive_answer(seq, "action")
 

@@ -199,9 +199,10 @@ def _identify_http(address: str, key: str | None) -> str:
 
 
 def is_harness(address: str) -> bool:
-    """Return whether a model server of vla-evaluation-harness answers there: it has a page `/config` beside its socket.
+    """Return whether a model server of vla-evaluation-harness answers at an address; False where nothing does in 2 s.
 
-    Its `_make_process_request` (src/vla_eval/model_servers/serve.py at e1ee9ad) says what the page holds.
+    Such a server has a page `/config` beside its socket. Its `_make_process_request`
+    (src/vla_eval/model_servers/serve.py at e1ee9ad) says what the page holds.
     """
     with suppress(PolicyError):
         _, content = exchange(address, "GET", "/config", _CONFIG_S)
