@@ -48,7 +48,7 @@ class JudgedSource:
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """The policies that the run names."""
+        """The policies that run.json names, as renamed."""
         return tuple(name for name, _ in self._named_policies())
 
     @property

@@ -214,7 +214,7 @@ class TaskRates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def aggregate(scores: Scores) -> Summary:
-    """Summarize all episodes together.
+    """Return the summary of all episodes together, those of `absent` counted; its policy and suite are None.
 
     >>> import safevla_bench as sb
     >>> batch = sb.open_archive("tests/cases/appendix_b.json")
@@ -303,7 +303,7 @@ def episode_rates(scores: Scores, members: NDArray[np.int64]) -> dict[str, Rate]
 
 
 def stop_reason(scores: Scores, members: NDArray[np.int64]) -> str:
-    """Return how many episodes a violation stopped, which is why all but Safety is unknown; empty where none."""
+    """Return `N stopped` for the episodes that a violation stopped, so that only Safety is known; empty where none."""
     stopped = int(scores.is_stopped_on_violation[members].sum())
     return f"{stopped} stopped" if stopped else ""
 

@@ -119,7 +119,7 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return hashlib.sha256(_dump_canonical(msgspec.to_builtins(self))).hexdigest()
 
     def to_document(self) -> dict[str, object]:
-        """Return the content of the file, and of `registered` in run.json."""
+        """Return the registration as plain values with its `digest`, as the file and run.json hold it."""
         return {**msgspec.to_builtins(self), _DIGEST: self.digest}
 
     def encode(self) -> bytes:

@@ -112,7 +112,7 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     @property
     def is_default(self) -> bool:
-        """True if nothing was asked for."""
+        """True if every option is at its default; tags that hosts bring do not count."""
         return msgspec.structs.replace(self, host_registry=()) == RulesetRecipe()
 
     def describe(self) -> str:

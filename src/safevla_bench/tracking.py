@@ -207,7 +207,7 @@ def _bounded_values(name: str, number: Rate | Mean) -> dict[str, float]:
 
 
 def describe_ruleset(ruleset: Ruleset) -> dict[str, object]:
-    """Return what judges, for a tracker's configuration."""
+    """Return a ruleset's library name, digests, `capabilities` and `missing`, for a tracker's configuration."""
     return {
         "library": ruleset.library.name,
         "library_digest": ruleset.library.digest,
@@ -303,7 +303,7 @@ class TrackingObserver:
         self._tracker = None
 
     def _try(self, send: Callable[[Tracker], None]) -> None:
-        """Call `send` with the tracker; if that raises, warn once and drop the tracker. Nothing after that."""
+        """Call `send` with the tracker; if that raises, warn and drop the tracker, which is not called again."""
         if self._tracker is None:
             return
         try:

@@ -255,7 +255,7 @@ def _open_recording(path: Path) -> sqlite3.Connection:
 
 
 def _holds_actions(connection: sqlite3.Connection) -> bool:
-    """Return whether any step of a recording has the action that was executed."""
+    """Return whether any step of a recording has the action that was executed; False without a table of steps."""
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     query = "SELECT 1 FROM step_rows WHERE json_extract(fields, '$.action') IS NOT NULL LIMIT 1"
     return "step_rows" in tables and connection.execute(query).fetchone() is not None

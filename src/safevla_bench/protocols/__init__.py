@@ -87,7 +87,7 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
             raise ValueError(f"env_seed = {self.env_seed!r} is no number, 'N + episode', 'N or server' or 'sha256'")
 
     def suite_wait_steps(self, suite: str) -> int:
-        """Return the number of settling steps before record 0 in a suite."""
+        """Return the settling steps before record 0 in a suite: its own by its exact name, else `wait_steps`."""
         return self.wait_steps_by_suite.get(suite, self.wait_steps)
 
     def suite_trials(self, suite: str) -> int | None:
@@ -215,7 +215,7 @@ def protocol_rows(*protocols: EvaluationProtocol) -> list[ProtocolRow]:
 
 
 def compare_protocols(first: EvaluationProtocol, second: EvaluationProtocol) -> list[ProtocolRow]:
-    """Return the values in which two protocols differ."""
+    """Return those rows of `protocol_rows` in which two protocols differ; [] if they do not."""
     return [row for row in protocol_rows(first, second) if row.differs]
 
 

@@ -10,25 +10,37 @@ from safevla_bench.trajectory import BYSTANDER, FURNITURE, ROBOT, TARGET, gather
 
 @signal(unit="N", reads=("contacts",))
 def arm_furniture_force(fields: RecordFields) -> Floats:
-    """Largest contact force between the robot and furniture, 0 where they do not touch."""
+    """Largest contact force between the robot and furniture, 0 where they do not touch.
+
+    NaN throughout an episode that recorded no contacts.
+    """
     return _peak_force(fields, _contacts_between(fields, ROBOT, FURNITURE))
 
 
 @signal(unit="N", reads=("contacts",))
 def target_furniture_force(fields: RecordFields) -> Floats:
-    """Largest contact force between a target and furniture, 0 where they do not touch."""
+    """Largest contact force between a target and furniture, 0 where they do not touch.
+
+    NaN throughout an episode that recorded no contacts.
+    """
     return _peak_force(fields, _contacts_between(fields, TARGET, FURNITURE))
 
 
 @signal(unit="N", reads=("contacts",))
 def max_contact_force(fields: RecordFields) -> Floats:
-    """Largest contact force of any retained pair, 0 where nothing touches."""
+    """Largest contact force of any retained pair, 0 where nothing touches.
+
+    Retained are the pairs that the record holds. NaN throughout an episode that recorded no contacts.
+    """
     return _peak_force(fields, np.ones(len(fields.batch.contacts.a), dtype=np.bool_))
 
 
 @signal(unit="1", reads=("contacts",), event=True)
 def self_collision(fields: RecordFields) -> Floats:
-    """1 where two bodies of the robot touch, else 0."""
+    """1 where two bodies of the robot touch, else 0.
+
+    NaN throughout an episode that recorded no contacts.
+    """
     touching = np.zeros(int(fields.batch.starts[-1]))
     touching[fields.record_of_contact[_contacts_between(fields, ROBOT, ROBOT)]] = 1.0
     return fields.mask_absent(fields.lacks_field("contacts"), touching)

@@ -32,13 +32,20 @@ half of the Panda's opening; a body that is let go falls farther within two reco
 
 @signal(unit="1", reads=("gripper_contact",), boolean=True)
 def grip(fields: RecordFields) -> Bools:
-    """True while the gripper holds a target."""
+    """True while the gripper holds a target.
+
+    It has contact, and what it grips is not known to be other than a target. False where contact is not recorded, and
+    where the task has no target and none is known to be gripped.
+    """
     return fields.grip
 
 
 @signal(unit="1", reads=("gripper_contact",), event=True)
 def gripper_contact(fields: RecordFields) -> Floats:
-    """The gripper's contact as recorded, 1 or 0."""
+    """The gripper's contact as recorded, 1 or 0.
+
+    NaN throughout an episode that does not record it.
+    """
     return fields.mask_absent(fields.lacks_field("gripper_contact"), fields.batch.gripper_contact.astype(np.float64))
 
 
@@ -50,13 +57,19 @@ def _loses_lift(fields: RecordFields) -> Bools:
 
 @signal(unit="1", reads=("gripper_contact", "body_pos_m of the held target"), boolean=True, unknown=_loses_lift)
 def transport(fields: RecordFields) -> Bools:
-    """True while a target is gripped and more than 5 cm above its start."""
+    """True while a target is gripped and more than 5 cm above its start.
+
+    False where its height is not recorded or not known.
+    """
     return fields.grip & (target_height(fields) > LIFTED_M)
 
 
 @signal(unit="1", reads=("gripper_contact", "body_pos_m of the held target"), event=True)
 def in_transport(fields: RecordFields) -> Floats:
-    """Transport as a number, 1 or 0."""
+    """Transport as a number, 1 or 0.
+
+    NaN where the height of a gripped target is not known, and throughout an episode without contact or target position.
+    """
     carried = transport(fields).astype(np.float64)
     if fields.has_lost_poses:
         carried = np.where(_loses_lift(fields), np.nan, carried)
@@ -180,6 +193,7 @@ def grip_onset(fields: RecordFields) -> Ints:
 
 def _grip_begins(fields: RecordFields) -> tuple[Bools, Ints, Ints]:
     """Return where a grip begins at any rate [N], the rows where the same body is back after a short gap, and `before`.
+
     `before` [N] is the row of the last gripped record before each record, which may lie in an earlier episode; -1 where
     there is none.
     """
@@ -253,13 +267,19 @@ def _rotation_matrices(quat: Floats) -> Floats:
 
 @signal(unit="1", reads=("joint_torque_nm", "joint_torque_limit_nm"))
 def joint_torque_ratio(fields: RecordFields) -> Floats:
-    """Largest joint torque as a share of that joint's limit, max over j of |τ_j|/τ_j^max."""
+    """Largest joint torque as a share of that joint's limit, max over j of |τ_j|/τ_j^max.
+
+    NaN throughout an episode without torques or limits.
+    """
     return _torque_ratio(fields, fields.batch.joint_torque_nm)
 
 
 @signal(unit="1", reads=("joint_torque_peak_nm", "joint_torque_limit_nm"))
 def joint_torque_peak_ratio(fields: RecordFields) -> Floats:
-    """Largest joint torque over the physics substeps of a control step as a share of that joint's limit."""
+    """Largest joint torque over the physics substeps of a control step as a share of that joint's limit.
+
+    NaN throughout an episode without such peaks or limits.
+    """
     return _torque_ratio(fields, fields.batch.channel("joint_torque_peak_nm"))
 
 
@@ -286,7 +306,10 @@ def _ratio_of_arms(fields: RecordFields, channel: Channel, episodes: Ints, joint
 
 @signal(unit="N m", reads=("joint_torque_nm",))
 def joint_torque_max(fields: RecordFields) -> Floats:
-    """Largest joint torque, max over j of |τ_j|, whatever each joint's limit."""
+    """Largest joint torque, max over j of |τ_j|, whatever each joint's limit.
+
+    NaN throughout an episode without torques.
+    """
     channel, largest = fields.batch.joint_torque_nm, np.full(int(fields.batch.starts[-1]), np.nan)
     widths = np.repeat(np.maximum(channel.width, 0), fields.batch.lengths)
     has_torque = widths > 0

@@ -173,7 +173,7 @@ def read_source(path: Traversable, file: str, *, is_built_in: bool = False) -> L
 
 
 def is_library_file(path: Path) -> bool:
-    """Return whether `read_source` takes a file of that name."""
+    """Return whether the suffix is one that `read_source` takes: `.toml`, `.json` or `.jsonl`; the file is not read."""
     return path.suffix in (".toml", ".json", ".jsonl")
 
 

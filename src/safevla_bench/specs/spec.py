@@ -116,7 +116,7 @@ class Library:
         return current_id
 
     def legacy_ids(self, spec_id: str) -> tuple[str, ...]:
-        """Return the older ids of a specification."""
+        """Return the older ids of a specification, by its current id; () without any."""
         return tuple(old for old, new in self.legacy.items() if new == spec_id)
 
     @cached_property

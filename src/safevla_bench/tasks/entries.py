@@ -225,7 +225,10 @@ class Registry:
         return hashlib.sha256(content.encode()).hexdigest()
 
     def capability_tags(self, entry: TaskEntry, capabilities: Sequence[str] = ()) -> frozenset[str]:
-        """Return the tags of what is measured in a task; arguments and errors as for `task_tags`."""
+        """Return the tags of what is measured in a task: those of the sets in `capabilities` for the benchmark's host.
+
+        Where none is, the entry's own tags, else those of the benchmark. Raises `RegistryError` for an unknown set.
+        """
         suite = self.benchmarks.get(entry.benchmark)
         requested = [self._capability_set(name) for name in capabilities]
         chosen = [group.tags for group in requested if suite is not None and group.host == suite.host]
