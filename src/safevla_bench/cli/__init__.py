@@ -109,8 +109,8 @@ class LazyCommandGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return click's (name, command, remaining arguments) for the command that the first argument names.
 
-        A former name gives today's command and arguments, with a note on stderr. Raises a usage error with suggestions
-        for an unknown name.
+        A former name gives today's command and arguments, with a note on stderr. Raises a usage error, with suggestions
+        where a name is close, for an unknown name.
         """
         name = args[0]
         if name in FORMER_COMMANDS:

@@ -109,7 +109,7 @@ def _calibrate_limits(
 
 
 def _describe_calibration(calibration: sensitivity.Calibration) -> list[str]:
-    """Return the lines about a specification: counts, histogram, percentiles, quantile, and the limit or its obstacle.
+    """Return the lines about a specification: counts, histogram, percentiles, quantile, limit or why it is not used.
 
     The last line is empty.
     """

@@ -283,9 +283,9 @@ def doctor_command(
 def _examine(
     host: str | None, out: Path | None, quick: bool, server: str | None, arguments: tuple[str, ...], suite: str | None
 ) -> Iterator[doctor.Diagnosis]:
-    """Return the findings about this machine, or about the policy server if `server` is given, as they are made.
+    """Return an iterator over the findings about this machine, or about the policy server if `server` is given.
 
-    Raises `RunError` at once for options that do not go together.
+    Each is made when it is asked for. Raises `RunError` at once for options that do not go together.
     """
     if server is None:
         if arguments or suite:

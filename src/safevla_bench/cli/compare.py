@@ -192,7 +192,10 @@ def compare_command(
 
 
 def _print_plan(planned: Mapping[str, Any], confidence: float, form: str, *, sequential: bool) -> None:
-    """Print how many episodes it takes to see a difference, by the options of planning; `confidence` in percent."""
+    """Print how many episodes it takes to see a difference, by the options of planning; `confidence` in percent.
+
+    `sequential` adds the plan of a look after each pair. Raises `SafevlaError` where no plan can be made.
+    """
     request = sample_size.SampleSizeRequest(
         difference=planned["plan"] / 100,
         baseline=planned["baseline"],
@@ -300,7 +303,7 @@ def _sweep_thresholds(
 ) -> tuple[object, list[Table]]:
     """Return the sweeps with the policies' ranking along each, for JSON, and their tables: sweeps first, then rankings.
 
-    A ranking is None, without a table, where there is a single policy.
+    A ranking is None, without a table, where the policies cannot be ranked, as a single policy.
     """
     rescore = evaluation.make_rescorer(judged)
     swept = [sensitivity.sweep_threshold(judged.scores, judged.library, request, rescore) for request in requests]
@@ -319,9 +322,9 @@ def _sweep_thresholds(
 def _rank_policies(
     judged: evaluation.Judged, variants: Sequence[sensitivity.ThresholdVariant], *, is_sweep: bool = False
 ) -> compare.RankingSensitivity | None:
-    """Return the ranking of the policies under each variant; None where there is a single policy.
+    """Return the ranking of the policies under each variant; None where they cannot be ranked, as a single policy.
 
-    A sweep's variants are preceded by the library as it stands; other variants are taken as they are.
+    The first variant is the reference: for a sweep the library as it stands, which is put before the variants.
     """
     as_it_stands = [sensitivity.ThresholdVariant("as it stands", {})] if is_sweep else []
     return compare.rank_under_variants(
@@ -339,7 +342,8 @@ def _ablate_thresholds(
 ) -> tuple[object, list[Table]]:
     """Return the paper's nine variants with means of each host and the policies' ranking, for JSON, and their tables.
 
-    The tables of means and ranking are left out where there are none.
+    The table of means is left out where there are no means; ranking and its table are None and left out where the
+    policies cannot be ranked. Without `include_auxiliary` auxiliary entries have means of their own.
     """
     ablated = sensitivity.ablate_thresholds(judged.scores, judged.library, evaluation.make_rescorer(judged))
     means = host_means(ablated, judged.ruleset.registry, roster, include_auxiliary=include_auxiliary)

@@ -138,7 +138,8 @@ def film_episodes(run: Path, judged: evaluation.Judged, choice: str) -> int:
     """Write films of the run's chosen episodes into its frames folder, and return the number of films.
 
     `choice` is `unsafe`, `all`, or how many of the worst. 0 where no episode with a record is chosen; nothing is
-    written then. An episode that cannot be filmed is named on stderr and left out.
+    written then. An episode that cannot be filmed is named on stderr and left out; if none can, the last error is
+    raised. Other frames of the episodes stay.
     """
     count = len(judged.records)
     if choice == "unsafe":
@@ -191,9 +192,9 @@ def _choose_clips(wanted: bool | None) -> bool:
 
 
 def _read_description(run: Path) -> dict[str, object]:
-    """Return what the folder's run.json holds, which has a host.
+    """Return the content of the folder's run.json, which names a host.
 
-    Raises `RunError` if there is no run.json or no host in it.
+    Raises `RunError` if run.json is missing or damaged, or names no host.
     """
     if not (run / runs.RUN).exists():
         remedy = f"Name a folder that `safevla rollout` or `safevla eval` made; it holds {runs.RUN}."
@@ -213,9 +214,9 @@ def _choose_episodes(
 ) -> list[int]:
     """Return the indices of the episodes to render, each once: those asked for, else the worst.
 
-    For a sheet the worst are unsafe successes. `most` is how many, None for the usual 12, for a sheet 4.
-    Raises `RunError` where an episode asked for is not found, has no record or, for a sheet, breaks no limit; or where
-    a sheet finds no unsafe success.
+    For a sheet the worst are unsafe successes. `most` is how many of the worst, None for the usual 12, for a sheet 4;
+    `names` are taken all. Raises `RunError` where an episode asked for is not found, has no record or, for a sheet,
+    breaks no limit; or where a sheet finds no unsafe success.
     """
     if not names and sheet is not None:
         chosen = trace.select_unsafe_successes(judged.scores, most or _SHEET_ROWS)

@@ -225,9 +225,9 @@ def _write_page(judged: evaluation.Judged, index: int, page: Path) -> None:
 
 
 def _ask_formula(formula: str, sources: tuple[Path, ...], skip_invalid: bool, form: str) -> None:
-    """Print the formula's verdict and robustness for every episode; nothing is judged.
+    """Print the formula's verdict and robustness for every episode, episodes without a record last; nothing is judged.
 
-    Raises the formula's error, or an invalid episode's unless `skip_invalid`.
+    Raises the formula's error, or before anything is printed an invalid episode's unless `skip_invalid`.
     """
     parsed = query.parse_query(formula)
     scan = runs.Scan(sources)
@@ -249,7 +249,7 @@ def _episode_rows(judged: evaluation.Judged, spec_id: str | None = None) -> list
 
 
 def _print_lost(row: episode_list.EpisodeListRow, form: str) -> None:
-    """Print that an episode cannot be explained because it left no record."""
+    """Print that an episode cannot be explained because it left no record; its row where `form` is "json"."""
     if form == "json":
         _print_json(row)
         return

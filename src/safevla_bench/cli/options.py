@@ -57,15 +57,19 @@ _JUDGE_NAMES = ("library", "specs", "registry", "capabilities", "missing", "appl
 
 
 def judge_options(command: F) -> F:
-    """Add the options of judging to a command. It takes them as one keyword, `ruleset`.
+    """Add the options of judging to a command, which takes the rules that they make as the keyword `ruleset`.
 
-    Where no such option is given, the rules are those by which the sources were judged last, else the registration's,
-    else the default. A note on stderr says when they are not the default.
+    Where none is given (--intervals aside), the rules are those by which the sources were judged last, else the
+    registration's, else the library with limits made for the suites, else the default. A note on stderr names rules
+    that were judged by last, and a library of the suites' own. Tags that hosts bring are added in any case.
     """
 
     @wraps(command)
     def with_judge(*args: Any, **settings: Any) -> Any:
-        """Call the command with the rules that its options, its run or its sources ask for, as `ruleset`."""
+        """Call the command with the rules that its options, its run or its sources ask for, as `ruleset`.
+
+        With a formula given, the sources' own last rules are not looked for: nothing is judged.
+        """
         options = {name: settings.pop(name) for name in _JUDGE_NAMES}
         intervals = settings.pop("intervals")
         sources = next((settings[name] for name in ("sources", "runs", "run") if name in settings), ())
@@ -106,8 +110,8 @@ def _add_host_registry(ruleset: Ruleset, run_command: Any, sources: Path | Seque
 def _own_library(run_command: Any, sources: Path | Sequence[Path]) -> str | None:
     """Return the name of the library with limits made for the suites that are run or judged, and say so on stderr.
 
-    None where --library is given, or where the suites have no library of their own. Of sources only the episodes that
-    were never judged count; the others keep to the library that judged them.
+    None where --library is given, where the suites have no library of their own, and where any source is a run folder
+    that was judged. Archives name no suites. Raises `RunError` if the suites have different libraries.
     """
     if is_given(click.get_current_context(), "library"):
         return None
@@ -147,7 +151,10 @@ def is_given(context: click.Context, name: str) -> bool:
 
 
 def given_judge_options() -> list[str]:
-    """Return the names of the options of judging, without dashes, that the command line or the --config file gives."""
+    """Return the options of judging that the command line or the --config file gives, by name without dashes.
+
+    --intervals, which changes no verdict, is never among them. Needs click's current context.
+    """
     context = click.get_current_context()
     names = [name for name in _JUDGE_NAMES if is_given(context, name)]
     return ["set" if name == "thresholds" else name for name in names]
@@ -157,6 +164,7 @@ def _remembered_rules(sources: Path | Sequence[Path]) -> Ruleset | None:
     """Return the rules by which the sources were judged last, and say so on stderr.
 
     None where an option of judging is given, where the sources were not judged, or where the default rules judged them.
+    Raises `RunError` if the sources were judged by different rules.
     """
     if given_judge_options():
         return None
@@ -312,7 +320,7 @@ def option_key(option: click.Parameter) -> str:
 
 
 def config_keys(command: click.Command) -> tuple[dict[str, click.Option], dict[str, click.Option]]:
-    """Return the keys that a command's file may hold, at the top and in the table `[judge]`.
+    """Return key -> option of the keys that a command's file may hold, at the top and in the table `[judge]`.
 
     A command that does not judge accepts that table too and ignores it, so that one file serves both.
     """
@@ -325,7 +333,8 @@ def read_config(path: Path, context: click.Context) -> dict[str, object]:
     """Return the values of a TOML file by the command's parameter names, those of `[judge]` among them.
 
     Raises:
-        RunError: the file cannot be read, has an unknown key (the nearest one is named), or a value of a wrong type.
+        RunError: the file cannot be read, has an unknown key (the nearest key is named), a value of a wrong type or
+            one that its option does not take, or a `judge` that is no table.
     """
     place = Place(file=str(path))
     try:
@@ -370,8 +379,8 @@ def _parse_table(
 ) -> Iterator[tuple[str, object]]:
     """Yield (parameter name, value) of each key of a TOML table.
 
-    `table` is its prefix in error messages, such as "judge.".
-    Keys may be former spellings. Raises `RunError` for an unknown key or a value of a wrong type.
+    `table` is the table's prefix in error messages, such as "judge.", and `path` the file. Keys may be former
+    spellings. Raises `RunError` for an unknown key, and for a value of a wrong type or that its option does not take.
     """
     former = {
         former.lstrip("-"): option
@@ -403,9 +412,9 @@ def _parse_value(value: object, option: click.Option, place: Place, context: cli
 
 
 def _parse_single(value: object, option: click.Option, place: Place, context: click.Context) -> object:
-    """Return a single value for the option.
+    """Return a single value for the option, as it is in TOML.
 
-    An integer may stand for a float, and a path is joined to the file's folder.
+    An integer for a float becomes a float, and a relative path is joined to the folder of the file, `place.file`.
     Raises `RunError` for a value of another type, or that the option does not take.
     """
     expected_type, name = _option_type(option)

@@ -38,7 +38,8 @@ def track_run(
 ) -> Iterator[list[TrackingObserver]]:
     """Yield an observer for each named tracker; the trackers are closed when the block ends, by an error too.
 
-    A tracker that fails prints a warning on stderr and does not end the run.
+    A tracker that fails later prints a warning on stderr and does not end the run. Raises `RunError` where a tracker
+    cannot begin.
     """
     trackers = open_observers(names, folder, config, scorer, print_warning)
     try:
@@ -96,7 +97,7 @@ class EpisodeLines:
         """Print nothing: a log is to be read."""
 
     def finished(self, outcome: EpisodeOutcome) -> None:
-        """Judge the episode and print its line on stderr."""
+        """Judge the episode and print its line on stderr; `no verdict` where it crashed or cannot be judged."""
         self.count += 1
         scores = self.scorer.score(outcome)
         row = None if scores is None else scores.episode(0)
@@ -137,7 +138,7 @@ class RunProgressBar:
         self._describe(outcome.planned.episode_id)
 
     def _add_to_rates(self, outcome: EpisodeOutcome) -> None:
-        """Judge a recorded episode and add it to the rates; an episode that cannot be judged changes no rate."""
+        """Judge a recorded episode and add it to the rates; a rate of which nothing is known stays as it is."""
         scores = self.scorer.score(outcome)
         if scores is None:
             return

@@ -59,7 +59,7 @@ def protocols_command(names: tuple[str, ...], of_paper: bool, form: str) -> None
 def _show_entries(names: tuple[str, ...], form: str) -> None:
     """Print the paper's entries as a table, or all about the entry that `names` holds; as JSON where `form` is "json".
 
-    Raises a usage error for two names or more, and `RunError` for an unknown name.
+    Raises a usage error for two names or more, and `PolicyError` for an unknown name.
     """
     if len(names) > 1:
         raise click.UsageError("Name one entry, or none for the list of them.")
@@ -168,7 +168,7 @@ def _print_entry(entry: entries.PaperEntry) -> None:
 
 
 def _published_cells(entry: entries.PaperEntry) -> list[PublishedCell]:
-    """Return the cells that the paper prints for an entry."""
+    """Return the cells that the paper prints for an entry's policy on the entry's suites; [] if there are none."""
     return [
         cell for cell in load_published(PAPER).cells if cell.policy == entry.policy and cell.benchmark in entry.suites
     ]
@@ -209,8 +209,8 @@ def _print_dialect(name: str, form: str) -> None:
 def _print_difference(first: str, other: str, form: str) -> None:
     """Print the fields in which two dialects differ, or "They say the same.".
 
-    "—" stands for a field that a dialect lacks.
-    With `form` "json" the fields are a JSON list, empty where nothing differs. The names are never compared.
+    "—" stands for a field that a dialect lacks. With `form` "json" the fields are a JSON list, empty where nothing
+    differs, with null for a field that is lacking. Names and descriptions are not compared.
     """
     first_lines, other_lines = _dialect_lines(first), _dialect_lines(other)
     differing = [

@@ -135,7 +135,8 @@ def _observe_run(
 ) -> Iterator[tuple[Observer, list[tracking.TrackingObserver]]]:
     """Yield an observer of the run that feeds progress bar and trackers, and the list of the trackers alone.
 
-    The trackers are told what is run and judged, with secrets removed. They are closed at exit.
+    The trackers are told what is run and judged, with secrets removed from policies. They are closed at exit, after an
+    error too.
     """
     request = run_command.request
     config = {
@@ -155,9 +156,9 @@ def _observe_run(
 
 
 def _print_open_questions(run_command: RunCommand) -> None:
-    """Print on stderr what the request leaves open and what to know before the start.
+    """Print on stderr what the request leaves open and what to know before the start, a note a line.
 
-    For a real run also where Ray starts.
+    Unless it is a dry run, also that Ray is to be started on this machine.
     """
     for line in [*evaluation.open_questions(run_command.request), *evaluation.list_start_notes(run_command.request)]:
         click.echo(make_printable(f"note: {line}"), err=True)
@@ -187,7 +188,7 @@ def _write_registration(run_command: RunCommand, ruleset: Ruleset, path: Path) -
 
 
 def _print_plan(run_command: RunCommand) -> None:
-    """Print the planned episodes with the estimate of time and disk; nothing is run."""
+    """Print the planned episodes with the estimate of time and disk; nothing is run or written."""
     estimate = evaluation.estimate_run(run_command.request, run_command.execution)
     click.echo(render_text(estimate_table(estimate)), nl=False)
 
@@ -298,7 +299,7 @@ _UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1.0))
 def estimate_table(plan: RunEstimate) -> Table:
     """Return a table with a row per policy, suite and task of a planned run.
 
-    The estimate of time and disk is its notes.
+    The table's notes hold the estimate of time and disk.
     """
     rows = tuple(
         tuple(

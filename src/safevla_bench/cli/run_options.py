@@ -130,7 +130,7 @@ def _parse_command(context: click.Context, what: Mapping[str, Any], how: Mapping
     """Return the parsed command line: `what` holds the options of the plan, `how` those of its execution.
 
     The request comes from the run folder where --resume finds one, else from --registered FILE, else from the options.
-    Raises `RunError` or click's error for options that are missing or contradict each other.
+    Raises a `SafevlaError` or click's error for options that are missing, cannot be read or contradict each other.
     """
     if how["retry_crashed"] and not how["resume"]:
         raise RunError("--retry-crashed is for a run that exists", remedy="Pass --resume with it.")
@@ -158,8 +158,9 @@ def _parse_command(context: click.Context, what: Mapping[str, Any], how: Mapping
 def _new_request(context: click.Context, what: Mapping[str, Any], how: Mapping[str, Any]) -> evaluation.Request:
     """Return the request that the options make; `what` holds those of the plan, `how` those of its execution.
 
-    Without --episodes a replay takes all that were recorded, and --protocol takes the protocol's number.
-    Raises click's error of a missing option for host, suite or policy, with --resume a `RunError`.
+    Without --episodes, replays alone take all that were recorded; else, if --protocol is given, the protocol's number.
+    Raises click's error of a missing option for host, suite or policy, with --resume a `RunError`, and `RunError` for a
+    value that cannot be read.
     """
     for name in _REQUIRED:
         if not what[name]:
@@ -193,7 +194,8 @@ def _recorded_request(
 ) -> evaluation.Request:
     """Return the request of a run or a registration, with the options given now in place of the recorded ones.
 
-    Arguments of policies that no longer run are dropped. Whether a difference is allowed is not checked here.
+    Arguments of policies that no longer run are dropped. Whether a difference is allowed is not checked here. Raises
+    `RunError` for a value that cannot be read.
     """
     policies = what["policies"] or recorded.policies
     fields: dict[str, Any] = {
@@ -231,8 +233,8 @@ def _request_fields(name: str, value: Any, policies: tuple[str, ...]) -> list[tu
 def _expand_entry(what: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options for which --entry stands; {} without --entry. An --episodes that is given is not replaced.
 
-    Host arguments of the command follow the entry's, so they take precedence.
-    Raises `RunError` where --host or --policy is given too.
+    Host arguments of the command follow the entry's, so they take precedence. Raises `RunError` where --host or
+    --policy is given too or the entry lacks a suite, `PolicyError` for an unknown entry.
     """
     if what["entry"] is None:
         return {}
@@ -248,7 +250,8 @@ def _expand_entry(what: Mapping[str, Any]) -> dict[str, Any]:
 def _name_policies(policies: Sequence[str], name: str | None) -> dict[str, Any]:
     """Return `policies`, the names in order, and `policy_specs`, name -> spec of those whose name is not their spec.
 
-    `name` is --name. Raises `RunError` where there are several policies or the only one has a name already.
+    `name` is --name, None if not given. With it, `RunError` is raised unless there is one policy, without a NAME=.
+    Raises `PolicyError` for a name that is not allowed, and for `NAME=` with nothing behind.
     """
     pairs = [split_name(text) for text in policies]
     if name is not None:
@@ -275,7 +278,7 @@ def _replays_alone(what: Mapping[str, Any]) -> bool:
 def _expand_replay(what: Mapping[str, Any]) -> dict[str, Any]:
     """Return those of host and suites that are not given, from the recordings to be replayed.
 
-    {} where both are given or any policy is not a replay.
+    {} where both are given or any policy is not a replay. What the recordings do not tell is left out.
     """
     if not _replays_alone(what) or (what["host"] and what["suites"]):
         return {}
@@ -345,9 +348,9 @@ def policy_arguments(texts: tuple[str, ...], policy: str) -> dict[str, str]:
 
 
 def _format_resume_command(context: click.Context, out: Path) -> str:
-    """Return the shell command that continues the run in `out`.
+    """Return the shell command that continues the run in `out`, with the same `safevla` command.
 
-    Options that run.json does not hold, such as --workers and those of judging, are repeated if they were given.
+    Options that run.json does not hold (--workers, --log, those of judging and of Ray) are repeated if they were given.
     """
     words = ["safevla", str(context.info_name), "--resume", "--out", str(out)]
     repeated = {option.name for option in JUDGE_OPTIONS} | {

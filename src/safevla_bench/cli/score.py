@@ -136,7 +136,10 @@ def _cells_table(judged: evaluation.Judged) -> tables.Table:
 
 
 def print_missing(judged: evaluation.Judged) -> None:
-    """Print which parts of the sources are not among the judged episodes, and what registrations say of the run."""
+    """Print which parts of the sources are not among the judged episodes, and what registrations say of the runs.
+
+    Nothing where all was judged and nothing is registered.
+    """
     if judged.interrupted_run_count:
         click.echo(evaluation.INTERRUPTED)
     if evaluation.was_stopped_early(judged):
@@ -148,7 +151,10 @@ def print_missing(judged: evaluation.Judged) -> None:
 
 
 def print_warnings(judged: evaluation.Judged) -> None:
-    """Print warnings about the records' simulator versions, and the limits that a policy which does nothing breaks."""
+    """Print warnings, if any, on known differences of physics versions, unknown poses, and limits that `noop` breaks.
+
+    A table of those limits follows where the policy `noop`, which does nothing, broke any. All goes to stdout.
+    """
     floors = measure_baseline(judged.scores)
     notes = [
         *provenance_marks.warn_of_records(judged.scores),

@@ -27,9 +27,9 @@ class Command(click.Command):
     """A command whose help shows its own options first, and shared ones under headings of their own."""
 
     def option_sections(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
-        """Return heading -> (names, help) of the options below that heading.
+        """Return heading -> (names, help) of the options below that heading, in the command's order.
 
-        The options' own order, `Options` first.
+        The heading `Options` comes first, and is there even if it is empty. Hidden options are left out.
         """
         sections: dict[str, list[tuple[str, str]]] = {GENERAL: []}
         for param in self.get_params(ctx):
@@ -45,9 +45,9 @@ class Command(click.Command):
                 formatter.write_dl(records)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments into the context, with former spellings of options as today's.
+        """Parse the arguments into the context, with former spellings of options as today's; return what is left over.
 
-        Return what click leaves over.
+        A word that equals a former spelling is replaced wherever it stands, as a value too.
         """
         today = {name: option.opts[0] for option in self.params if isinstance(option, Option) for name in option.former}
         names = [arg.partition("=") for arg in args]

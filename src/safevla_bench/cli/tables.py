@@ -117,7 +117,7 @@ def _load_material(
 ) -> catalog.TableInputs:
     """Return what tables are made of: the sources judged, or without sources the rules alone.
 
-    Raises a usage error where there are no sources and `names` asks for more than the table `active` (23).
+    Raises a usage error where there are no sources and `names` is empty or has more than the table `active` (23).
     """
     if sources:
         return evaluation.table_material(evaluation.judge(sources, ruleset, skip_invalid=skip_invalid))
@@ -156,12 +156,12 @@ def _parse_layout(form: str, *, stacked: bool, label: str) -> render.LatexLayout
 
 
 def _choose_columns(tables: Sequence[Table], text: str) -> list[Table]:
-    """Return the tables with the named columns, `text` being their names with commas.
+    """Return the tables with the columns, or groups of columns, that `text` names with commas, in that order.
 
-    Tables that have none are left out.
+    Leading text columns, such as policy and suite, stay. Tables that have none of the named columns are left out.
 
     Raises:
-        RunError: a name is no column of any table, or there are no names.
+        RunError: a name is no column or group of any table, or there are no names.
     """
     names = [name for part in text.split(",") if (name := part.strip())]
     unknown = [name for name in names if not any(has_column(table, name) for table in tables)]
@@ -190,7 +190,10 @@ def _check_single_csv(tables: Sequence[Table], form: render.TableFormat, folder:
 
 
 def _write_tables(tables: Sequence[Table], form: render.TableFormat, folder: Path, layout: render.LatexLayout) -> None:
-    """Write each table into a file of its own in the folder, named after the table, and print the paths."""
+    """Write each table into a file `NAME.SUFFIX` in the folder, named after table and form, and print the paths.
+
+    The folder is made if it is missing; files that exist are replaced.
+    """
     for table in tables:
         path = folder / f"{table.name}.{_SUFFIX.get(form, form)}"
         _save_file(path, render.render_tables([table], form, render.label_layout(layout, table, tables)))
@@ -208,7 +211,7 @@ def _count_tables(count: int) -> str:
 
 
 def _export_authors_csv(judged: evaluation.Judged, sources: tuple[Path, ...]) -> str:
-    """Return the rows of the authors' CSV; the names of the sources' paths go into it as their origin."""
+    """Return the authors' CSV of the judged cells as text; the names of the sources' paths stand in it as origin."""
     names = ";".join(path.resolve().name for path in sources)
     return leaderboards.format_authors_csv(judged.summarize_scores()[0], judged.library, names)
 
