@@ -44,7 +44,10 @@ class RecordedPart:
 
 
 def recorded_parts(batch: Batch, index: int, *, with_bodies: bool) -> tuple[RecordedPart, ...]:
-    """Return the parts that an episode has: hand, torques, grip, actions and, `with_bodies`, its tracked bodies."""
+    """Return the parts that an episode has: hand, torques, grip, actions and, `with_bodies`, its tracked bodies.
+
+    Each only where it was recorded, but for actions, which are always there.
+    """
     hand = _POSE if batch.eef_quat_wxyz.present[index] else _POSE[:3]
     parts = [RecordedPart("record.eef_pose", "eef", hand)] if batch.eef_pos_m.present[index] else []
     joints = int(batch.joint_torque_nm.width[index])
@@ -58,7 +61,10 @@ def recorded_parts(batch: Batch, index: int, *, with_bodies: bool) -> tuple[Reco
 
 
 def _body_parts(batch: Batch, index: int) -> list[RecordedPart]:
-    """Return a part for each tracked body of an episode: position and, where recorded, quaternion; `/` becomes `_`."""
+    """Return a part for each tracked body of an episode: position and, where recorded, quaternion.
+
+    In the column's name, `/` becomes `_`.
+    """
     positions, _ = batch.body_pos_m.episode_poses(index)
     turned = set(batch.body_quat_wxyz.episode_poses(index)[0].tolist())
     roles, parts = batch.body_roles(index), []

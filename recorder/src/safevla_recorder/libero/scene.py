@@ -81,7 +81,10 @@ def build_header(
     env_seed: int | None,
     index: int | None,
 ) -> dict[str, object]:
-    """Return an episode's header; `dt` in seconds, `index` that of the initial state, None = unknown."""
+    """Return an episode's header; `dt` in seconds, `index` that of the initial state, None = unknown.
+
+    `target_object` is the goal's first target, None without one.
+    """
     return episode_header(
         task, recorder, versions, dt=dt, success=success, env_seed=env_seed, index=index,
         target_object=next(iter(goal_targets(domain)), None), embodiment="Panda",

@@ -264,7 +264,7 @@ def fresh_seed(generator: np.random.Generator) -> int | None:
 
 
 def _find_goal(task: str, goal: Sequence[str] | None) -> Goal:
-    """Return `goal` if it is given, else the known goal of the task; raises `HostError` if there is none."""
+    """Return `goal`, unchecked, if it is given, else the task's goal; raises `HostError` if that is not known."""
     goals = known_goals()
     if goal is not None:
         return tuple(goal)

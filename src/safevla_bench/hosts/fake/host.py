@@ -375,7 +375,7 @@ def _advance_world(world: _World, action: Action) -> None:
 def _update_grip(world: _World, *, closing: bool) -> None:
     """Open or close the gripper in place.
 
-    Only closing an open gripper grips, and only block or cup within `REACH_M`.
+    Only closing an open gripper grips: the nearer of block and cup, if within `REACH_M`.
     """
     was_closed, world.closed = world.closed, closing
     if not closing:

@@ -167,7 +167,11 @@ def _mesh(model: mujoco.MjModel, mesh: int, texture: int) -> TriangleMesh:
 def _corner_colors(
     model: mujoco.MjModel, texture: int, triangles: NDArray[np.int64], coordinates: NDArray[np.int64], count: int
 ) -> NDArray[np.uint8]:
-    """Return the colour of the texture at each corner of a mesh, the mean where triangles differ there."""
+    """Return the colour of the texture at each of a mesh's `count` corners, [count, 3].
+
+    The mean where triangles differ there. `triangles` and `coordinates`, [T, 3], are numbers of corners and of texture
+    coordinates.
+    """
     image = _texture_image(model, texture)
     height, width = image.shape[:2]
     u, v = np.moveaxis(model.mesh_texcoord[coordinates.ravel()].astype(np.float64) % 1.0, 1, 0)

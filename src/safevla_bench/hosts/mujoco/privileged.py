@@ -150,7 +150,10 @@ def _geom_span(
 
 
 def _half_extents(kind: int, size: Floats, axes: Floats) -> Floats:
-    """Return half the extent of a primitive along each frame axis, [3]; the columns of `axes` [3, 3] are the geom's."""
+    """Return half the extent of a primitive along each frame axis, [3]; the columns of `axes` [3, 3] are the geom's.
+
+    A `kind` other than sphere, box, ellipsoid and capsule counts as a cylinder.
+    """
     if kind == _SPHERE:
         return np.full(3, size[0])
     if kind == _BOX:

@@ -135,7 +135,10 @@ class Renderer:
 
 
 def mjv_camera(model: mujoco.MjModel, camera: Camera) -> mujoco.MjvCamera:
-    """Return MuJoCo's own value for a camera: a free camera where it has `lookat_m`, else the model's of its name."""
+    """Return MuJoCo's own value for a camera: a free camera where it has `lookat_m`, else the model's of its name.
+
+    Raises `KeyError` where the model has no camera of that name.
+    """
     import mujoco
 
     made = mujoco.MjvCamera()
@@ -288,7 +291,7 @@ _PROBE_SCENE = """
 
 
 def main() -> None:
-    """Render a white ball on black, 64 x 64; name the renderer and the darkest and brightest value."""
+    """Render a white ball on black, 64 x 64; print the renderer and the darkest and brightest value as JSON."""
     import mujoco
 
     gl = importlib.import_module("OpenGL.GL")  # it has no types

@@ -357,7 +357,10 @@ def model_coordinates(model: Any, body_name: Sequence[str]) -> tuple[Coordinate,
 
 
 def _joint_coordinates(model: Any, joint: int, body_name: Sequence[str]) -> Iterator[Coordinate]:
-    """Yield the coordinates of one joint: position and rotation of a free joint, one coordinate of any other."""
+    """Yield the coordinates of one joint: position and rotation of a free joint, one coordinate of any other.
+
+    That is a position for a slide, a rotation for a ball or hinge.
+    """
     first, kind = 1 + int(model.jnt_qposadr[joint]), int(model.jnt_type[joint])
     body = body_name[int(model.jnt_bodyid[joint])]
     name = str(model.joint(joint).name) or body

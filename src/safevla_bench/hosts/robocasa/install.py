@@ -68,7 +68,8 @@ def assets() -> Path:
     """Return the folder of assets: what `SAFEVLA_ROBOCASA_ASSETS` names, else the package's own.
 
     Raises:
-        HostError: the folder lacks assets, or RoboCasa could not work in it.
+        HostError: RoboCasa is not installed, the folder lacks assets, its `objects` cannot be written to, or RoboCasa
+            would mistake its paths for those of its own package.
     """
     named = os.environ.get(ASSETS)
     root = Path(named).resolve() if named else _own_assets()
