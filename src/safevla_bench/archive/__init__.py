@@ -64,7 +64,7 @@ def read_episodes(paths: Sequence[Path], wanted: Collection[int] | None = None) 
 
     A missing, damaged or unsupported file, and an id that its policy had before (in any of the files), are yielded as
     errors too, never raised; the next files are still read. `wanted` holds places counted from 0 over all files: only
-    the episodes there are decoded; None = all.
+    the episodes there are read, None = all; but of a Parquet file the whole row group of each is yielded.
     """
     selection = EpisodeSelection(wanted)
     seen: dict[EpisodeKey, str] = {}

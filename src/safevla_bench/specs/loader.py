@@ -105,7 +105,8 @@ def library(name_or_path: str | Path = "default") -> Library:
 def extend_library(base: Library, path: Path) -> Library:
     """Return `base` with the specifications of a file after its own, and the file's `[[limits]]` in place of its own.
 
-    A specification that the library has already, judged in the same way, is not added again.
+    A specification that the library has already, judged in the same way, is not added again. The name becomes
+    `BASE+FILE`; `base` itself is returned if nothing is new.
 
     Raises:
         SpecError: as `library` does, for a limit of a specification that `base` lacks, for a file with `based_on`, and

@@ -54,7 +54,8 @@ def set_thresholds(library: Library, changes: Sequence[str]) -> Library:
     """Return the library with other thresholds, each change as `SPEC=VALUE`, where a unit may follow the value.
 
     The severe magnitude is that of the alternate with this threshold, else it keeps its share of the threshold. The id
-    says what judged, as after a `[[replace]]`: `max_contact_force_under_200N@100N`.
+    says what judged, as after a `[[replace]]`: `max_contact_force_under_200N@100N`. The
+    library's name gets `+ID` for each change; the threshold that a specification has is no change.
 
     Raises:
         SpecError: a change lacks `=`, there is no such specification or it has no threshold to set, or the value is no

@@ -102,7 +102,7 @@ def sequential_rate_plan(
     """Return after how many episodes the confidence sequence excludes `limit` with the given power.
 
     By simulation of a rate, with a look after each of at most 600 evenly spaced numbers. None if `rate` is the limit,
-    or too many episodes are needed. Raises `SafevlaError` if a number is no share.
+    or too many episodes are needed. Raises `SafevlaError` if a number is no share, `ValueError` for a limit of 0 or 1.
     """
     _check_shares(rate=rate, limit=limit)
     _check_level(power, confidence)
