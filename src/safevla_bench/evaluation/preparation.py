@@ -38,7 +38,7 @@ class PreparedRun:
     """The rules by which `rule` judges."""
 
     def close(self) -> None:
-        """Close the policies; a second call does nothing."""
+        """Close the policies but those that the caller made, and forget all; a second call does nothing."""
         while self.policies:
             name, policy = self.policies.popitem()
             if name not in self.left_open:

@@ -156,7 +156,10 @@ class RoundTally:
         )
 
     def _find_gates(self) -> list[RuleVerdict]:
-        """Return each policy's verdict on the gate; all intervals hold together with `CONFIDENCE`."""
+        """Return each policy's verdict on the gate, undecided where the interval has the limit in it or there is none.
+
+        All intervals hold together with `CONFIDENCE`.
+        """
         gate, level = self._rule.gate, 1 - (1 - CONFIDENCE) / len(self._policies)
         assert gate is not None
         findings = []

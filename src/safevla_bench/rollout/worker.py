@@ -36,7 +36,7 @@ RENDERER, VISIBLE = "MUJOCO_EGL_DEVICE_ID", "CUDA_VISIBLE_DEVICES"
 def worker_environment(
     worker: int, inherited: Mapping[str, str], gpus: Sequence[str], *, cameras: bool
 ) -> dict[str, str]:
-    """Return the environment variables of a worker by its number; what the user has set stays.
+    """Return the environment variables of a worker: those inherited, its number, and what the user has not set.
 
     Linear algebra gets one thread: several processes that each compute on all cores slow each other down. With
     `cameras` the workers render on the GPUs `gpus` in turn.

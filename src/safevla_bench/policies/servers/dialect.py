@@ -123,7 +123,8 @@ class Dialect:
     def read_actions(self, reply: Reply) -> NDArray[np.float64]:
         """Return the host's actions, [H, A] with H ≥ 1; numbers that are not finite are left to whoever acts on them.
 
-        Raises `ReplyError` for a reply without these arrays, or with arrays of another shape; it says what came.
+        Raises `ReplyError` for a reply without the arrays of `parts`, or with arrays of another shape or of different
+        numbers of steps; the error says what came.
         """
         try:
             rows = [_reply_rows(reply, part) for part in self.parts]

@@ -95,7 +95,7 @@ def crop_center(image: Image, area: float) -> Image:
 def _stretch_axis(image: Floats, axis: int, low: float, high: float) -> Floats:
     """Return the image with part of an axis, from `low` to `high` of its length, stretched to the whole.
 
-    Corners stay corners.
+    The first pixel comes from exactly `low` and the last from exactly `high`; those between are interpolated.
     """
     last = image.shape[axis] - 1
     at = np.linspace(low, high, last + 1) * last

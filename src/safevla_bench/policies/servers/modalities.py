@@ -33,7 +33,7 @@ class Modality:
 
 
 def choose_codec(config: object) -> Codec:
-    """Return the codec of a server by its description: main's where a value has main's mark, else that of the tags."""
+    """Return a server's codec: `GR00T_MAIN` where a value of its description has main's mark, else `GR00T`."""
     values = config.values() if isinstance(config, Mapping) else ()
     is_main = any(isinstance(value, Mapping) and _MARK_MAIN in value for value in values)
     return GR00T_MAIN if is_main else GR00T
