@@ -227,10 +227,9 @@ class Gr00tModel:
     def query(self, observation: Observation) -> Reply:
         """Return the server's action, with flat keys.
 
-        Raises what `RequestSocket.call` raises, and `PolicyError` for an observation that is not what the dialect sends
-        and for an answer of another form.
         Where the server's error says that it takes requests of the other form, nested or flat, asks once more in that
-        form and keeps to it.
+        form and keeps to it. Raises what `RequestSocket.call` raises, and `PolicyError` for an observation that is not
+        what the dialect sends and for an answer of another form.
         """
         request = self.dialect.build_request(observation)
         try:
