@@ -295,6 +295,7 @@ class TrackingObserver:
         return {**episode_values(row), **self._rates.add(row, is_counted=is_counted)}
 
     def _send(self, numbers: Mapping[str, float]) -> None:
+        """Send the numbers after the episodes counted so far; a failure is reported as in `_try`."""
         self._try(lambda tracker: tracker.log(self._count, numbers))
 
     def finish(self, numbers: Mapping[str, float]) -> None:

@@ -100,6 +100,7 @@ def _list_members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
 
 
 def _refuse_field(problem: str, remedy: str, field: str) -> NoReturn:
+    """Raise `RecordError` at a field."""
     raise RecordError(problem, remedy=remedy, place=Place(field=field))
 
 

@@ -263,4 +263,5 @@ def _check_columns(schema: pa.Schema) -> None:
 
 
 def _refuse_column(problem: str, remedy: str, field: str) -> NoReturn:
+    """Raise `RecordError` at a column."""
     raise RecordError(problem, remedy=remedy, place=Place(field=field))

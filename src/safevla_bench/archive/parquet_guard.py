@@ -180,6 +180,7 @@ def _list_field(struct: Struct, field: int) -> list[Struct]:
 
 
 def _broken_file(problem: str) -> RecordError:
+    """Return, not raise, the `RecordError` for a damaged file."""
     return RecordError(problem, remedy=REMEDY_BROKEN)
 
 

@@ -36,6 +36,7 @@ def _nest_list(kind: pa.DataType, depth: int) -> pa.DataType:
 
 
 def _value_type(spec: ChannelSpec) -> pa.DataType:
+    """Return the Arrow type of a single value of a channel: truth or double."""
     return pa.bool_() if spec.is_truth else pa.float64()
 
 
@@ -248,6 +249,7 @@ def _episode_id(row: Row) -> str | None:
 
 
 def _refuse_column(problem: str, remedy: str, field: str, step: int | None = None) -> NoReturn:
+    """Raise `RecordError` at a column and, if given, a step."""
     raise RecordError(problem, remedy=remedy, place=Place(field=field, step=step))
 
 
@@ -352,6 +354,7 @@ def _read_places(row: Row, family: str) -> list[int]:
 
 
 def _read_gripper_contact(row: Row) -> NDArray[np.bool_] | None:
+    """Return whether the gripper has contact in each step; None if not recorded. Raises `RecordError` for a null."""
     values = _row_list(row, "gripper_contact")
     return None if values is None else _to_numpy(values, "gripper_contact")
 

@@ -181,6 +181,7 @@ def _refuse_half_pairs(tree: dict[str, object]) -> None:
 
 
 def _is_half(value: object) -> bool:
+    """Return whether a value is a text that holds a surrogate, which alone is no character."""
     return isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value)
 
 

@@ -99,10 +99,12 @@ class RecordedActions:
         )
 
     def _is_of_suite(self, task: Task) -> bool:
+        """Return whether the suite is the task's, `_` and `-` alike; True where no suite is recorded."""
         return self.suite is None or self.suite.replace("_", "-") == task.benchmark.replace("_", "-")
 
 
 def _normalize_instruction(instruction: str) -> str:
+    """Return an instruction in lower case, with single blanks, without blanks and full stops at its ends."""
     return " ".join(instruction.lower().strip(" .").split())
 
 
@@ -249,6 +251,7 @@ def _parse_fixtures(xml: str | None, place: Place) -> tuple[tuple[str, tuple[flo
 
 
 def _has_free_joint(body: ElementTree.Element) -> bool:
+    """Return whether a body of MuJoCo XML has a free joint of its own, so that it is no fixture."""
     return body.find("freejoint") is not None or any(joint.get("type") == "free" for joint in body.findall("joint"))
 
 
@@ -262,6 +265,7 @@ def _parse_pose(body: ElementTree.Element) -> tuple[float, ...]:
 
 
 def _file_place(path: Path) -> Place:
+    """Return the place of an error about a whole file."""
     return Place(file=str(path))
 
 

@@ -171,6 +171,7 @@ def _describe_loss(path: Path, error: Exception, pending: pa.Table | None) -> It
 
 
 def _episode_name(frames: pa.Table) -> str:
+    """Return `episode_000012` for the episode index of the first frame; there is at least one frame."""
     return f"episode_{frames['episode_index'][0].as_py():06d}"
 
 

@@ -118,6 +118,7 @@ def _decoders() -> list[Any]:
 
 
 def _damaged(path: Path, error: Exception) -> RecordError:
+    """Return, not raise, the `RecordError` for a file that cannot be read; the reason is cut at 200 characters."""
     problem = f"cannot be read: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return RecordError(problem, remedy=_REMEDY, place=Place(file=str(path)))
 

@@ -156,6 +156,7 @@ def built_in_tags() -> Mapping[str, Tag]:
 
 
 def _library_folder() -> Traversable:
+    """Return the folder `library` of this package, which holds the built-in libraries and tags."""
     return resources.files(__package__) / "library"
 
 
@@ -203,6 +204,7 @@ def _read_toml_source(path: Traversable, origin: RowOrigin, is_built_in: bool) -
 
 
 def _read_limit(row: Mapping[str, object], origin: RowOrigin) -> tuple[LimitRow, RowOrigin]:
+    """Return a row of `[[limits]]` and its origin, with the row's id as subject; raises as `convert_row` does."""
     place = origin.with_subject(str(row.get("spec_id", "limits")))
     return convert_row(row, LimitRow, place), place
 
@@ -324,10 +326,12 @@ def _current_id(spec_id: str) -> str:
 
 
 def _rows_with_alternates(row: Mapping[str, object]) -> list[Mapping[str, object]]:
+    """Return a row and, after it, the tables in its list `alternates`, if any; nothing is checked."""
     return [row, *(alternate for alternate in _as_list(row.get("alternates")) if isinstance(alternate, dict))]
 
 
 def _as_list(value: object) -> list[object]:
+    """Return a list as it is, and [] for anything else."""
     return value if isinstance(value, list) else []
 
 

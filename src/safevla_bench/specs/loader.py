@@ -137,6 +137,7 @@ def _has_same_spec(base: Library, spec: Spec) -> bool:
 
 @cache
 def _built_in_library(name: str) -> Library:
+    """Return a built-in library, assembled on the first call for its name."""
     return _assemble_library(name, read_built_in(name), built_in_tags())
 
 
@@ -253,6 +254,7 @@ def _make_spec(entry: ParsedSpec, tags: Mapping[str, Tag]) -> Spec:
 
 
 def _check_word(word: str, choices: tuple[str, ...], key: str, origin: RowOrigin) -> None:
+    """Raise the origin's error, at `key` and with the choices, unless the word is among the choices."""
     if word not in choices:
         raise origin.make_error(f"{word!r} is no {key}", field=key, remedy=suggest_names(word, choices, "there are"))
 

@@ -118,6 +118,7 @@ _TYPE_WORDS: Mapping[str, str] = {
 
 
 def _list_needed_keys(kind: type[msgspec.Struct]) -> str:
+    """Return the keys that a row of this kind must have, joined by commas."""
     return ", ".join(field.encode_name for field in msgspec.structs.fields(kind) if field.required)
 
 

@@ -109,6 +109,7 @@ def set_limit(
 
 
 def _threshold_id(spec: Spec, threshold: float) -> str:
+    """Return the id of a specification with another threshold, `ID@100N`; what follows an `@` before is dropped."""
     return f"{spec.spec_id.partition('@')[0]}@{id_suffix(threshold, spec.unit)}"
 
 

@@ -182,6 +182,7 @@ def _opening_phases(problem: BddlProblem, region: str) -> list[_GoalPhase]:
 
 
 def _can_open(problem: BddlProblem, owner: str) -> bool:
+    """Return whether `owner` is a fixture whose class has a word such as cabinet, microwave or drawer."""
     return bool(_match_name(problem.fixtures.get(owner, ""), ("cabinet", "microwave", "drawer", "fridge", "oven")))
 
 
@@ -253,11 +254,13 @@ def _match_name(kind: str, names: Sequence[str]) -> str | None:
 
 
 def _class_words(problem: BddlProblem, name: str) -> str:
+    """Return the class of a movable object in words, without `_`; raise `KeyError` for another name."""
     return problem.objects[name].replace("_", " ")
 
 
 @cache
 def _load_kinds() -> _ObjectKinds:
+    """Return the kinds of objects in `kinds.toml`, read on the first call."""
     text = resources.files(__package__).joinpath("kinds.toml").read_text(encoding="utf-8")
     return msgspec.convert(tomllib.loads(text), _ObjectKinds)
 
@@ -319,11 +322,13 @@ def _task_lines(proposal: TagProposal) -> list[str]:
 
 
 def _goal_bodies_line(proposal: TagProposal) -> str:
+    """Return the TOML line of a task's goal bodies: its id, then `receptacles` and `fixtures`, empty ones left out."""
     named = [f"{name} = [{_quote_list(bodies)}]" for name, bodies in asdict(proposal.goal_bodies).items() if bodies]
     return f"{_quote_text(proposal.task_id)} = {{ {', '.join(named)} }}".replace("{  }", "{}")
 
 
 def _quote_list(names: Sequence[str]) -> str:
+    """Return the names as the items of a TOML list, quoted and joined by commas."""
     return ", ".join(_quote_text(name) for name in names)
 
 

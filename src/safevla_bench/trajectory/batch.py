@@ -197,6 +197,7 @@ def batch_of_headers(headers: Sequence[Header], lengths: Ints) -> Batch:
 
 
 def _absent_channel(episodes: int) -> Channel:
+    """Return a channel that none of this many episodes recorded."""
     return Channel(np.empty(0), np.zeros(episodes + 1, dtype=np.int64), np.full(episodes, -1))
 
 
@@ -252,6 +253,7 @@ def _shift_bodies(body: Ints, shift: Ints | int) -> Ints:
 
 
 def _select_channel(channel: Channel, episodes: Ints) -> Channel:
+    """Return the channel of the chosen episodes, in the order of `episodes`."""
     items, starts = gather_ranges(channel.starts, episodes)
     return Channel(channel.values[items], starts, channel.width[episodes])
 

@@ -75,10 +75,12 @@ def _build_batch(recording: Recording) -> Batch:
 
 
 def _row_channel(recording: Recording, spec: ChannelSpec) -> Channel:
+    """Return a channel as that of a batch of one; not recorded for a channel per action of a single record."""
     return _build_channel(None if spec.is_per_action and recording.records == 1 else recording.channel(spec.name))
 
 
 def _or_default(values: NDArray[T] | None, default: NDArray[T]) -> NDArray[T]:
+    """Return the values with the default's dtype; `default` itself if they are None."""
     return default if values is None else np.asarray(values, dtype=default.dtype)
 
 
@@ -109,6 +111,7 @@ def _build_poses(rows: NDArray[Any] | None, bodies: Sequence[int], size: int) ->
 
 
 def _target_index(header: Header, index: Mapping[str, int]) -> int:
+    """Return the number of the target object in `index`, body -> number; -1 without a target, or if it is no body."""
     return -1 if header.target_object is None else index.get(header.target_object, -1)
 
 
@@ -185,10 +188,12 @@ def join_records(parts: Sequence[Batch]) -> Batch:
 
 
 def _cut_channel(batch: Batch, name: str, at: int) -> Channel:
+    """Return a channel with record `at` alone; not recorded for action and simulator state."""
     return _NOTHING if name in _LEFT_OUT else _channel_at_record(batch.channel(name), at)
 
 
 def _cut_poses(poses: Poses, at: int) -> Poses:
+    """Return the poses of record `at` alone, of the same bodies."""
     return replace(poses, channel=_channel_at_record(poses.channel, at))
 
 
@@ -200,9 +205,11 @@ def _channel_at_record(channel: Channel, at: int) -> Channel:
 
 
 def _join_rows(channels: Sequence[Channel]) -> Channel:
+    """Return the rows of several channels of one episode each as one, in order, with the width of the first."""
     values = np.concatenate([channel.values for channel in channels])
     return Channel(values, np.array([0, len(values)], dtype=np.int64), channels[0].width)
 
 
 def _join_poses(poses: Sequence[Poses]) -> Poses:
+    """Return the poses of several batches as one episode, in order, with the bodies of the first."""
     return replace(poses[0], channel=_join_rows([part.channel for part in poses]))

@@ -132,6 +132,7 @@ def _check_torque_limits(batch: Batch, e: int) -> Iterator[RecordError]:
 
 
 def _list_names(names: dict[str, str]) -> str:
+    """Return the first twelve names, sorted and joined by commas, with ` …` if there are more."""
     shown = sorted(names)[:12]
     return ", ".join(shown) + (" …" if len(names) > len(shown) else "")
 
@@ -248,6 +249,7 @@ def _contact_place(batch: Batch, item: int, field: str) -> Place:
 
 
 def _owner_index(starts: Ints, item: int) -> int:
+    """Return the index of the stretch that holds `item`; `starts` are the first items of the stretches."""
     return int(np.searchsorted(starts, item, side="right")) - 1
 
 
