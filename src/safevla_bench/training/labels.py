@@ -55,7 +55,7 @@ class RecordLabels:
 
     @property
     def safe(self) -> NDArray[np.int8]:
-        """`HOLDS`, `VIOLATED` or `UNKNOWN`, [N]."""
+        """`HOLDS` (1), `VIOLATED` (0) or `UNKNOWN` (-1) of each record, [N]."""
         decided = np.where(self.violating.any(axis=1), VIOLATED, HOLDS)
         return np.where(np.isnan(self.severity), UNKNOWN, decided).astype(np.int8)
 

@@ -105,7 +105,10 @@ def summarize_pixels(pictures: NDArray[np.uint8]) -> Statistics:
 
 
 def _summarize(rows: NDArray[np.float64], count: int, shape: tuple[int, ...]) -> Statistics:
-    """Return the statistics of rows over their first axis, each reshaped to `shape`, and `count` as an array of one."""
+    """Return the statistics of rows over their first axis, each reshaped to `shape`, and `count` as an array of one.
+
+    These are min, max, mean, std and the quantiles q01, q10, q50, q90 and q99.
+    """
     values: Statistics = {
         "min": rows.min(axis=0),
         "max": rows.max(axis=0),

@@ -98,7 +98,7 @@ class FakeHost:
     def stage(self, task: Task, episode: Batch) -> FakeStage:
         """Return a viewer of a recorded episode; `task` is ignored.
 
-        Raises `HostError` where the record holds no states.
+        Raises `HostError` where the record holds no states, or those of another host.
         """
         return FakeStage(episode, CAMERA)
 

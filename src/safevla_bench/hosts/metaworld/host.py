@@ -213,7 +213,10 @@ class MetaworldEnv:
         return from_recording(replace(recording, extra=mark_drawn({}) if self._seed.drawn else {}))
 
     def latest(self) -> Batch:
-        """Return the newest record alone, as a validated batch of one record; raises `HostError` before a reset."""
+        """Return the newest record alone, as a validated batch of one, without the mark of a drawn start.
+
+        Raises `HostError` before a reset.
+        """
         recorder = self._require_recorder()
         return from_recording(recorder.latest_record(self._build_header(recorder)))
 

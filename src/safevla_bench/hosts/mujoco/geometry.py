@@ -280,6 +280,6 @@ def choose_camera(cameras: Sequence[Camera], shown: Sequence[Floats]) -> Camera:
 
 
 def _score(shown: Floats) -> float:
-    """Return how well a camera shows bodies: the least share and a quarter of the mean, both capped at `_ENOUGH`."""
+    """Return how well a camera shows bodies: least plus a quarter of the mean of shares over `_ENOUGH`, capped at 1."""
     capped = np.minimum(shown / _ENOUGH, 1.0)
     return float(capped.min() + capped.mean() / 4)

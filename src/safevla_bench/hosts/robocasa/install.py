@@ -88,7 +88,10 @@ def assets() -> Path:
 
 
 def _is_mistakable(root: Path) -> bool:
-    """Return whether RoboCasa would lose files under this path, since it rewrites paths that look like its own."""
+    """Return whether RoboCasa would lose files under this path, since it rewrites paths that look like its own.
+
+    False for a folder `robocasa/models/assets`.
+    """
     own = root.parts[-3:] == ("robocasa", "models", "assets")
     return not own and ("models/assets/" in f"{root.as_posix()}/" or "robosuite" in root.parts)
 

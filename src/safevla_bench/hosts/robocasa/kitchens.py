@@ -253,7 +253,10 @@ def no_kitchen_error() -> HostError:
 
 
 def read_goal(kitchen: Kitchen, rules: KitchenTask) -> tuple[str, ...]:
-    """Return the goal with names of this episode's bodies and fixtures, such as `("close", "fridge_main_group")`."""
+    """Return the goal with names of this episode's bodies and fixtures, such as `("close", "fridge_main_group")`.
+
+    The verb `slide` becomes `slide_out` or `slide_in`.
+    """
     verb, *names = rules.goal
     if verb == SLIDE:
         verb = f"{SLIDE}_{'out' if kitchen.should_pull else 'in'}"
