@@ -68,6 +68,7 @@ def find_runs(folder: Path) -> dict[str, Path]:
 
 
 def _is_run(folder: Path) -> bool:
+    """Return whether a folder holds a run.json or a scores.json."""
     return (folder / runs.RUN).is_file() or (folder / runs.SCORES).is_file()
 
 

@@ -120,6 +120,7 @@ def _index_cells(row: RunRow) -> tuple[Cell, ...]:
 
 
 def _origin_cells(row: RunRow) -> tuple[Cell, ...]:
+    """Return the cells on when a run began, what simulated and what judged it; a dash for what is not known."""
     return tuple(Cell(text or NO_VALUE) for text in (row.started, row.simulated_by, row.judged_by))
 
 

@@ -136,6 +136,7 @@ def _describe_calibration(calibration: sensitivity.Calibration) -> list[str]:
 
 
 def _compact(value: float) -> str:
+    """Return a value in three significant figures."""
     return format_significant(value, 3)
 
 

@@ -294,6 +294,7 @@ def _open_browser(address: str, server: RunServer) -> None:
 
 
 def _has_display() -> bool:
+    """Return whether this machine seems to have a screen: macOS, Windows, or DISPLAY or WAYLAND_DISPLAY is set."""
     return sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 

@@ -445,4 +445,5 @@ def _option_type(option: click.Option) -> tuple[type, str]:
 
 
 def _names_library_file(option: click.Option, value: str) -> bool:
+    """Return whether the option is --library and the value no built-in library, and so the path of a file."""
     return option.name == "library" and value not in LIBRARY_NAMES

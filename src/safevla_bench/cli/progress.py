@@ -113,6 +113,7 @@ class RunProgressBar:
     """Observer of a run that shows the rates of the finished episodes."""
 
     def __init__(self, progress: Progress, scorer: OutcomeScorer) -> None:
+        """Add a task without a total to the progress display."""
         self.progress = progress
         self.scorer = scorer
         self.task = progress.add_task("starting", total=None)

@@ -131,6 +131,7 @@ def print_scores(judged: evaluation.Judged) -> None:
 
 
 def _cells_table(judged: evaluation.Judged) -> tables.Table:
+    """Return the table with a row for each policy and suite, and their total."""
     cells, total = judged.summarize_scores()
     return tables.headline_table(cells, total, privileged=judged.privileged)
 

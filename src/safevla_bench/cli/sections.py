@@ -110,6 +110,7 @@ def _translate_tags(arguments: Sequence[str]) -> _Words:
 
 
 def _is_form(words: Sequence[str], place: int) -> bool:
+    """Return whether the word at `place` asks for the form `toml`: `--format=toml`, or `toml` behind `--format`."""
     return words[place] == "--format=toml" or (words[place] == "toml" and words[place - 1] == "--format")
 
 

@@ -95,12 +95,12 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def deciding_p(self) -> float | None:
-        """The p-value of tasks like these if there are several tasks, else, and if sequential, that of these tasks."""
+        """`p_by_task` with more than one task unless sequential, else `p_value`."""
         return self.p_by_task if self.tasks > 1 and not self.sequential else self.p_value
 
     @property
     def deciding_ci(self) -> Bounds | None:
-        """The interval of tasks like these if there are several tasks, else, and if sequential, that of these tasks."""
+        """`ci_by_task` with more than one task unless sequential, else `ci`."""
         return self.ci_by_task if self.tasks > 1 and not self.sequential else self.ci
 
 

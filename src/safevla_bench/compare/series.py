@@ -203,7 +203,8 @@ _Members = list[tuple[float, PolicyResults]]
 def _group_by_series(results: Sequence[PolicyResults]) -> dict[str, _Members]:
     """Return the runs of each series by rising label, series in order of first appearance.
 
-    Raises `RunError` for a name without a number, and as `_require_series` does.
+    Raises `RunError` for a name without a number, a series of one run, two runs of one label, or a series in which no
+    run shares a task with the first.
     """
     groups: dict[str, _Members] = {}
     for result in results:

@@ -311,11 +311,13 @@ def _pair(batch: Batch, contact: int) -> tuple[int, int]:
 
 
 def _other(batch: Batch, contact: int, body: int) -> int:
+    """Return the body that touches `body` in a contact."""
     a, b = _pair(batch, contact)
     return b if a == body else a
 
 
 def _label_of(batch: Batch, contact: int, body: int) -> str:
+    """Return the name of the body that touches `body` in a contact."""
     return batch.body_label(_other(batch, contact, body))
 
 
@@ -381,10 +383,12 @@ def _speed_at(reading: RecordFields, step: int) -> float | None:
 
 
 def _arrows(batch: Batch, chain: _Chain) -> str:
+    """Return the names of the chain's bodies with arrows between them."""
     return " → ".join(batch.body_label(body) for body in chain.bodies)
 
 
 def _time(reading: RecordFields, step: int) -> str:
+    """Return the time of a record since record 0 in words, such as `1.25 s`."""
     return f"{format_fixed(reading.batch.elapsed_s(0, step), 2)} s"
 
 

@@ -196,6 +196,7 @@ def _most_displaced_body(reading: RecordFields, signal: str, record: int) -> _Fo
 
 
 def _held_object(reading: RecordFields, signal: str, record: int) -> _Found | None:
+    """Return the object held in the record, without an amount; None if nothing is held."""
     body = int(reading.held_body[record])
     return ("held object", (body,), "") if body >= 0 else None
 

@@ -47,7 +47,7 @@ def parse_query(text: str) -> stl.Formula:
     """Parse a formula over the registered signals.
 
     Raises:
-        FormulaError: as `stl.parse` does, and where the text holds the placeholder `threshold`.
+        FormulaError: the text is no formula over these signals, or holds the placeholder `threshold`.
     """
     parsed = stl.parse(text, {name: signal.boolean for name, signal in signals.SIGNALS.items()})
     if stl.has_placeholder(parsed):

@@ -188,6 +188,7 @@ def _is_lost(formula: Formula, trace: stl.Trace) -> Bools:
 
 
 def _formula_signals(formula: Formula, reading: RecordFields) -> stl.Trace:
+    """Return the signals that a formula reads, derived for every episode of `reading`."""
     return signals.build_trace(reading, stl.signal_names(formula))
 
 
@@ -222,6 +223,7 @@ def _records_in_window(window: stl.Window, trace: stl.Trace) -> Bools:
 
 
 def _split_gate(child: Formula) -> tuple[Formula | None, Formula]:
+    """Return (gate, formula) of `gate -> formula`, and (None, child) of any other formula."""
     return (child.left, child.right) if isinstance(child, Implies) else (None, child)
 
 

@@ -67,6 +67,7 @@ def _joined_triangles(triangles: Ints, cells: Ints) -> Ints:
 
 
 def _count_triangles(mesh: TriangleMesh, cell_m: float) -> int:
+    """Return how many triangles of the mesh are left if the corners of each grid cell of `cell_m` become one."""
     return len(_joined_triangles(mesh.triangles, _cells(mesh.corners_m, cell_m)[0]))
 
 
@@ -109,9 +110,11 @@ def _new_corners(mesh: TriangleMesh, cells: Ints, count: int, cell_m: float) -> 
 
 
 def _sum_rows(rows: Floats, cells: Ints, count: int) -> Floats:
+    """Return the sums of the rows [n, k] of each cell, [count, k]."""
     return np.stack([np.bincount(cells, column, count) for column in rows.T], axis=1)
 
 
 def _mean_rows(rows: Floats, cells: Ints, count: int) -> Floats:
+    """Return the means of the rows [n, k] of each cell, [count, k]; each cell must have a row."""
     means: Floats = _sum_rows(rows, cells, count) / np.bincount(cells, minlength=count)[:, None]
     return means

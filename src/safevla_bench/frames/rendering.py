@@ -164,9 +164,8 @@ def _render_episode(
 ) -> list[_RenderedFrame]:
     """Return the frames that the style asks for of one episode: stills, a clip, film, replay; nothing is written.
 
-    The clip is of the deepest violated clause, if there is one. The stage is closed, after an error too.
-
-    `meshes` keeps simplified meshes for further episodes. Raises `HostError` or `RunError` as `render_frames` does.
+    The clip is of the deepest violated clause, if there is one. The stage is closed, after an error too. `meshes` keeps
+    simplified meshes for further episodes. Raises `HostError` or `RunError` where the episode cannot be shown.
     """
     record = select_episodes(run.batch, [index])
     explanation = explain_episode(run.scores, run.batch, run.ruleset, index)
@@ -270,6 +269,7 @@ class _EpisodeRenderer:
             yield add_caption(picture.image, RED if line.failing[k] else GREY, Caption(title, detail))
 
     def _bodies_to_show(self, shot: Shot) -> tuple[str, ...]:
+        """Return the shot's bodies; of a torque the body that the loaded joint moves."""
         return shot.bodies if shot.joint is None else (self.stage.arm[shot.joint],)
 
     def _render_checked(self, record: int, camera: Camera, size: tuple[int, int], bodies: tuple[str, ...]) -> Picture:

@@ -149,6 +149,7 @@ def _encode_shape(shape: Shape, part: int, digests: Sequence[str]) -> dict[str, 
 
 
 def _round_all(values: Sequence[float], digits: int) -> list[float]:
+    """Return the values rounded to so many decimals, without a negative zero."""
     return [round(value, digits) + 0.0 for value in values]
 
 
@@ -244,6 +245,7 @@ def simplify_geometry(geometry: SceneGeometry, simpler_meshes: dict[str, Triangl
 
 
 def _most_triangles(mesh: TriangleMesh) -> int:
+    """Return how many triangles a mesh may keep by its diagonal: 40 to 5000."""
     diagonal_m = float(np.linalg.norm(np.ptp(mesh.corners_m, axis=0)))
     return int(np.clip(_TRIANGLES_A_METRE * diagonal_m**0.6, _FEWEST, _MOST))
 
@@ -269,4 +271,5 @@ def _encode_mesh(mesh: TriangleMesh) -> Mapping[str, object]:
 
 
 def _pack_rows(rows: Ints) -> list[object]:
+    """Return the number of rows and the rows as `pack_integers` packs them."""
     return [len(rows), pack_integers(rows)]
