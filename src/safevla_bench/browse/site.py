@@ -238,8 +238,9 @@ class RunSite:
     def _comparison(self, query: Mapping[str, str]) -> Reply:
         """Return the comparison of the sides `a` with `ap` (run, policy) and `b` with `bp` as a page.
 
-        `unpaired` in the query takes episodes as independent. 404 for an unknown run; 409 where the sides cannot be
-        compared, with a link to the unpaired comparison unless that was asked for. One request at a time judges.
+        Policies of both names are taken from both runs. `unpaired` in the query takes episodes as independent. 404 for
+        an unknown run; 409 where the sides cannot be compared, with a link to the unpaired comparison unless that was
+        asked for. One request at a time judges.
         """
         folders = find_runs(self.folder)
         first, second = (Choice(query.get(key, ""), query.get(f"{key}p")) for key in "ab")

@@ -68,7 +68,8 @@ def _count_specs(broken: int) -> str:
 def violation_shot(clause: ClauseExplanation, moment: Moment) -> Shot:
     """Return the shot of a record in which a specification is broken, with the bodies involved outlined.
 
-    For a clause on torque no body but the joint's index is named; `moved` is set for a clause on displacement.
+    For a clause on `joint_torque_ratio` the joint's index stands for the bodies. `moved` is set for a clause on
+    displacement.
     """
     line, contributors = clause.spec_trace.signal_trace, moment.involved
     names = contributors.names if contributors else ()

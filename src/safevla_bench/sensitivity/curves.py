@@ -222,8 +222,9 @@ def cell_curves(
 ) -> tuple[SensitivityCurve, ...]:
     """Return a curve for each policy × suite of `scores`, with a point for each of `variant_results`.
 
-    All judge the same episodes. A cell whose episodes have no verdict in `scores` is left out, and `score_warnings`
-    names it; a cell of absent episodes alone stays, with n = 0. Without `intervals` VSI has no interval.
+    All judge the same episodes. Of a cell, episodes count that ran to their end or have a verdict in some result. A
+    cell that has such episodes, but none with a verdict in `scores`, is left out; a cell that has none stays, with
+    n = 0. Without `intervals` VSI has no interval.
     """
     vsi = np.array([variant_scores.vsi for variant_scores in variant_results])
     vsi = vsi.reshape(len(variant_results), len(scores))
