@@ -94,7 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(reply.content)
 
     def _is_for_us(self) -> bool:
-        """Return whether the `Host` of the request is this machine: a foreign page may have its own name lead here."""
+        """Return whether the request's `Host` is this machine; a foreign page may point a name of its own here."""
         port = self.server.server_address[1]
         return self.headers.get("Host") in (f"{LOOPBACK}:{port}", f"localhost:{port}")
 

@@ -152,10 +152,12 @@ def _render(template: str, title: str, **values: object) -> str:
 
 
 def _style() -> str:
+    """Return the style sheet of the pages made here: that of reports, then their own."""
     return page_style() + read_template("runs/runs.css")
 
 
 def _script() -> str:
+    """Return the script of the pages made here."""
     return read_template("runs/runs.js")
 
 

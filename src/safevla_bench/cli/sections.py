@@ -45,7 +45,7 @@ class Command(click.Command):
                 formatter.write_dl(records)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments into the context, with former spellings of options as today's; return what is left over.
+        """Parse the arguments into the context and return the words left over; former spellings of options are today's.
 
         A word that equals a former spelling is replaced wherever it stands, as a value too.
         """

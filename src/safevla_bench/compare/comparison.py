@@ -251,7 +251,7 @@ class _Scope:
 
     @property
     def shared_tasks(self) -> list[TaskKey]:
-        """The tasks that all policies ran."""
+        """The tasks of this scope that all policies ran, in the order of the first policy."""
         first, *others = [dict.fromkeys(result.tasks) for result in self.members]
         return [task for task in first if all(task in tasks for tasks in others)]
 

@@ -121,8 +121,8 @@ class PairedResults:
     def extreme_differences(self, first: int, second: int, metric: str) -> tuple[float, float] | None:
         """Return the least and greatest mean difference that unknown values from 0 to 1 allow; None if all are known.
 
-        Of two policies by number, first minus second. Every planned episode counts: crashed ones, stopped ones and
-        those without a verdict may have had any value.
+        Of two policies by number, first minus second, over initial states with the mean of their episodes. Every
+        planned episode counts: crashed episodes, stopped ones and those without a verdict may have had any value.
         """
         values, planned = self.metric_values(metric)[[first, second]], self.is_planned[[first, second]]
         unknown = np.isnan(values) & planned

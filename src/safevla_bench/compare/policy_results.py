@@ -279,8 +279,9 @@ _Start = tuple[int | None, int | None]
 def name_kitchens(results: Sequence[PolicyResults]) -> list[PolicyResults]:
     """Return the results with an index and an environment seed for each episode whose record fixes its kitchen.
 
-    A loop of somebody's own has no index. Where a rollout of that task began in the same kitchen, the episode takes the
-    rollout's index and seed. Elsewhere the seed of its generator stands for the index, so that two loops can be paired.
+    An episode that has an index stays; that of a loop of somebody's own has none. Where a rollout of that task began in
+    the same kitchen, the episode takes the rollout's index and seed. Elsewhere the kitchen's seed stands for both, so
+    that two loops can be paired.
     """
     names = {
         (header.benchmark, header.task_id, kitchen): (header.init_state_index, header.env_seed)

@@ -206,7 +206,10 @@ _TORQUE_CHANNELS = {"joint_torque_ratio": "joint_torque_nm", "joint_torque_peak_
 
 
 def _most_loaded_joint(reading: RecordFields, channel: str, record: int) -> Contributors | None:
-    """Return the joint nearest to its torque limit in a record, with torque and limit; None without joints."""
+    """Return the joint nearest to its torque limit in a record, with the torque's size and limit; None without joints.
+
+    `channel` names the recorded torques.
+    """
     batch = reading.batch
     torque, limit = np.abs(batch.channel(channel).episode_rows(0)[record]), np.array(batch.headers[0].torque_limit_nm)
     if not len(torque):

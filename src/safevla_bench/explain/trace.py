@@ -241,6 +241,7 @@ def _split_comparison(predicate: Formula) -> tuple[str, Expression, bool] | None
 
 
 def _has_signal(expression: Expression) -> bool:
+    """Return whether a numeric signal occurs in the expression, which is then no constant."""
     return any(isinstance(node, NumericSignal) for node in walk_nodes(expression))
 
 

@@ -68,7 +68,7 @@ class ChunkFindings:
 
 
 def find_bodies(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) -> BodyFindings:
-    """Find the bodies of the violations of judged episodes.
+    """Return the bodies of the violations of judged episodes, and the scores as if no goal receptacle had moved.
 
     Args:
         chunks: the episodes of `scores`, in their order, in one or several batches.

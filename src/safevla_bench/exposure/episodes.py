@@ -101,7 +101,7 @@ class Exposure:
 
     A specification that is inactive or vacuous in an episode, or is no G and no conjunction of Gs (so that no single
     record violates it), has no time in violation there. `any_s` is NaN where no specification reached a verdict, and
-    where a specification was violated that is no G.
+    where a specification was violated that is neither.
     """
 
     specs: tuple[SpecColumn, ...]

@@ -77,7 +77,7 @@ def outline_bodies(image: Pixels, seen: Pixels, color: Color = OUTLINE_NOW) -> P
 
 
 def _dilate_mask(inside: NDArray[np.bool_], by: int) -> NDArray[np.bool_]:
-    """Return the mask grown by `by` pixels up, down, left and right."""
+    """Return the mask grown by `by` pixels up, down, left and right, so that a pixel becomes a diamond."""
     mask = inside.copy()
     for _ in range(by):
         padded = np.pad(mask, 1)
@@ -97,7 +97,8 @@ def write_fitting(
 ) -> None:
     """Draw a text on one line in the largest font in which it fits, else on two lines in the smallest.
 
-    `size` is the largest font size. `width` is that of the picture in pixels, padding included. The second line is cut.
+    `size` is the largest font size. `width` is that of the picture in pixels, padding included. A second line
+    that is too long is cut with an ellipsis.
     """
     for smaller in range(size, _SMALLEST - 1, -1):
         font = load_font(font_name, smaller)

@@ -156,7 +156,7 @@ def _round_all(values: Sequence[float], digits: int) -> list[float]:
 def _encode_motion(motion: EpisodeMotion, seen: Sequence[int]) -> dict[str, object]:
     """Return the packed poses of the parts in `seen`: each part's in record 0, and a row a record of those that move.
 
-    `moving` holds the places of the latter in `seen`.
+    `moving` holds the places in `seen` of the parts that move.
     """
     positions = np.rint(motion.part_pos_m[:, seen] / POSITION_M).astype(np.int64)
     quats = np.rint(_continuous(motion.part_quat_wxyz[:, seen]) / QUATERNION).astype(np.int64)
@@ -204,8 +204,8 @@ def _contact_row(motion: EpisodeMotion, contact: ShownContact, pair: int, parts:
 def _contact_place(motion: EpisodeMotion, contact: ShownContact, parts: Sequence[str]) -> tuple[Floats, Floats]:
     """Return the point [3] in metres and the unit direction from a to b of a contact's touch.
 
-    Without a touch it is the middle between the bodies' positions, and the direction between them; upwards if they
-    agree.
+    Without a touch, the point is the middle between the bodies' positions and the direction that from a to b, upwards
+    if the positions are equal.
     """
     touch = contact.touch
     if touch is not None:
