@@ -308,7 +308,10 @@ def _compare(paths: list[Path], names: tuple[str, ...], *, paired: bool) -> list
 
 
 def _find_file(run: Path, file: str) -> Path | None:
-    """Return a file of a run that may be sent; None where it is absent, hidden, of another type, or outside the run."""
+    """Return a file of a run that may be sent; None where it is absent, hidden, of another type, or outside the run.
+
+    None too if the run is an archive.
+    """
     parts = file.split("/")
     if not run.is_dir() or "\0" in file or any(part in ("", ".", "..") or part[:1] == "." for part in parts):
         return None

@@ -352,7 +352,10 @@ def read_config(path: Path, context: click.Context) -> dict[str, object]:
 
 
 def config_option(command: F) -> F:
-    """Add `--config FILE` to a command. The file's values become the defaults of the command's other options."""
+    """Add `--config FILE` to a command. The file's values become the defaults of the command's other options.
+
+    A bad file raises `RunError` when the command is parsed.
+    """
     return click.option(
         "--config",
         type=click.Path(path_type=Path),

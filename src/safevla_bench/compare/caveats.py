@@ -66,7 +66,7 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
 
 
 def tasks_left_out(results: Sequence[PolicyResults]) -> list[str]:
-    """Return the tasks that not all policies ran, as `suite/task (policy N, ...)`: N episodes of a policy that did."""
+    """Return the tasks that some policy did not run, as `suite/task (policy N, ...)`, N episodes of each that did."""
     counts = [Counter(result.tasks) for result in results]
     tasks: dict[TaskKey, None] = dict.fromkeys(task for count in counts for task in count)
     return [

@@ -194,7 +194,7 @@ def _policy_results(
 
 
 def _stopped_episode(header: Header) -> AbsentEpisode:
-    """Return an episode that has a record but nothing to tell as an absent episode."""
+    """Return, as an absent episode, an episode that has a record but did not run to its end and has no verdict."""
     return AbsentEpisode(
         episode_id=header.episode_id,
         benchmark=header.benchmark,

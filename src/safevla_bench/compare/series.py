@@ -222,7 +222,10 @@ def _group_by_series(results: Sequence[PolicyResults]) -> dict[str, _Members]:
 
 
 def _require_series(members: _Members) -> None:
-    """Raise `RunError` if a series has one run, two runs of one label, or none that shares a task with the first."""
+    """Raise `RunError` if a series has one run, two runs of one label, or no further run of any task of its first.
+
+    `members` are sorted by label.
+    """
     names = [result.name for _, result in members]
     if len(members) < 2:
         remedy = "Name two runs or more alike but for the number: 1000=runs/a 2000=runs/b."

@@ -163,7 +163,7 @@ def to_document(explanation: Explanation) -> dict[str, object]:
 
 
 def _clause_document(clause: ClauseExplanation) -> dict[str, object]:
-    """Return a clause in plain values; numbers that are not finite are None."""
+    """Return a clause in plain values; numbers that are not finite, and what does not apply, are None."""
     spec_trace = clause.spec_trace
     return {
         "spec_id": spec_trace.spec.spec_id,

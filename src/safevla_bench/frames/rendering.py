@@ -191,7 +191,10 @@ class _EpisodeRenderer:
     style: FrameStyle
 
     def render_still(self, shot: Shot, number: int) -> _RenderedFrame:
-        """Return the picture of a shot as JPEG; `number` is its place in the episode's shots."""
+        """Return the picture of a shot as JPEG; `number`, its place in the episode's shots, names a violation's file.
+
+        The border is red for a violation, green for the final state of a success, else grey.
+        """
         bodies = self._bodies_to_show(shot)
         camera = self.stage.aim(shot.record, bodies, self.style.size)
         image = self._outlined_image(shot, camera, bodies)
@@ -223,7 +226,7 @@ class _EpisodeRenderer:
         return self._make_frame(shot, "clip", bodies, camera, pictures[0].shape, f"clip.{CLIP_SUFFIX}", content)
 
     def render_video(self, explanation: Explanation) -> _RenderedFrame:
-        """Return a film of the whole episode, in simulated time, from all cameras of the stage."""
+        """Return a film of the whole episode, in simulated time, from the default camera and `further_cameras`."""
         size = self.style.video_size
         usual = self.stage.aim(0, (), size)
         cameras = [usual, *(Camera(name) for name in getattr(self.stage, "further_cameras", ()))]

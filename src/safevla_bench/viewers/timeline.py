@@ -132,7 +132,7 @@ def _episode_facts(scores: Scores, index: int) -> dict[str, str]:
 
 
 def _body_tracks(record: Batch) -> tuple[BodyTrack, ...]:
-    """Return the bodies with recorded positions, in the order of the record, a batch of one."""
+    """Return the bodies with recorded positions, in the order of `record`, a batch of one; () if there are none."""
     roles = record.body_roles(0)
     rotated_bodies, quats = record.body_quat_wxyz.episode_poses(0)
     quat_by_body = {int(body): quats[:, place] for place, body in enumerate(rotated_bodies)}
