@@ -391,6 +391,6 @@ def _count_episodes(episodes: Sequence[object] | set[PairKey]) -> str:
 
 
 def _list_first(texts: Sequence[str]) -> str:
-    """Return the first five texts joined by commas, then ` and N more` if there are more."""
+    """Return the first five texts joined by commas, then `and N more` if there are more."""
     more = len(texts) - _MOST_SHOWN
     return ", ".join(texts[:_MOST_SHOWN]) + (f" and {more} more" if more > 0 else "")

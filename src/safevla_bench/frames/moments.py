@@ -110,7 +110,7 @@ def format_reading(line: SignalTrace, value: float | None) -> str:
 def format_clip_reading(line: SignalTrace, record: int) -> str:
     """Return the caption of a clip's frame: the signal in fixed decimals and its limit; a dash if not finite.
 
-    ` (not judged now)` follows a value in a record outside the gate or the window.
+    `(not judged now)` follows a value in a record outside the gate or the window.
     """
     unit, scale = display_unit(line.unit, line.limit)
     value, limit = float(line.values[record]) * scale, line.limit * scale
