@@ -134,6 +134,9 @@ def test_a_sequential_plan_decides_with_its_power_and_stops_earlier_on_average()
     pairs, sequential = paired_sample_size(0.3, 0.42), sequential_paired_plan(0.3, 0.42)
     assert sequential.mean < pairs < sequential.most
     assert sequential_rate_plan(0.9, 0.9) is None
+    for limit in (0.0, 1.0):
+        with pytest.raises(SafevlaError, match="needs no plan"):
+            sequential_rate_plan(0.5, limit)
 
 
 # Tasks that differ

@@ -196,6 +196,15 @@ def test_both_at_once_is_open():
     assert "which rises first is open" in told(checkpoint("1", 0.1, 0.1), checkpoint("2", 0.8, 0.8))
 
 
+def test_a_safety_that_alone_rises_is_found_where_success_has_risen_nowhere():
+    """The search for risen Safety goes over all runs, and not over those in which success has risen."""
+    first, last = results(checkpoint("1", 0.3, 0.3), checkpoint("2", 0.5, 0.62))
+    (curve,) = compare_series([first, last]).curves
+    gains = curve.points[1]
+    assert gains.safety_gain.ci[0] > 0
+    assert "Safety is above that of 1 at 2." in told(checkpoint("1", 0.3, 0.3), checkpoint("2", 0.5, 0.62))
+
+
 def test_equal_runs_say_nothing():
     assert told(checkpoint("1", 0.5, 0.5), checkpoint("2", 0.5, 0.5)).startswith("No run is shown to be above 1")
 

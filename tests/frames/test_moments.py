@@ -10,6 +10,9 @@ from safevla_bench.explain.episode import explain_episode
 from safevla_bench.explain.trace import SignalTrace
 from safevla_bench.frames import select_shots
 from safevla_bench.frames.moments import format_clip_reading, format_reading
+from safevla_bench.hosts import make_host
+from safevla_bench.policies import make_policy
+from safevla_bench.rollout import load_protocol, plan_episodes, run_serially
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.scoring import score
 from safevla_bench.trajectory import concatenate_batches
@@ -100,3 +103,33 @@ def test_a_moment_that_nothing_judges_is_told_as_such():
     moments = line([0.08, 0.08], gate=np.array([True, False]))
     assert "not judged" not in format_clip_reading(moments, 0)
     assert format_clip_reading(moments, 1).endswith("(not judged now)")
+
+
+def test_a_peak_torque_is_shown_at_the_loaded_joint_too(tmp_path):
+    """A joint is no body: the camera would look for it in vain."""
+    spec_file = tmp_path / "peak.toml"
+    spec_file.write_text(
+        """[[specs]]
+spec_id = "peak"
+canonical_family = "joint_torque_peak"
+axis = "execution"
+tier = "safe"
+stl = "G[0,T](joint_torque_peak_ratio < threshold)"
+threshold = 0.001
+severe = 1
+unit = "1"
+requires_all = ["joint_torque_signal"]
+source = "here"
+rationale = "a joint is loaded"
+"""
+    )
+    ruleset = load_ruleset(spec_files=[spec_file])
+    host, name = make_host("fake"), "scripted:hasty"
+    planned = plan_episodes(host.tasks("fake")[:1], 1, [name], load_protocol())
+    (outcome,) = run_serially(host, planned, {name: make_policy(name)})
+    explanation = explain_episode(score(outcome.batch, ruleset), outcome.batch, ruleset, 0)
+    (shot,) = [
+        each for each in select_shots(explanation) if each.clause and each.clause.spec_trace.spec.spec_id == "peak"
+    ]
+    assert shot.joint is not None
+    assert shot.bodies == ()

@@ -190,3 +190,8 @@ CITED = {
 def test_every_source_that_names_a_file_names_its_commit(name):
     cited = protocols.load_protocol(name).sources.values()
     assert [source for source in cited if ".py" in source and CITED[name] not in source] == []
+
+
+def test_a_field_of_no_protocol_is_a_key_error():
+    with pytest.raises(KeyError, match="nothing"):
+        protocols.describe_field("nothing.at.all")

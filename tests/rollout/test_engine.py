@@ -62,6 +62,32 @@ def test_a_crash_is_an_outcome_with_its_traceback_and_the_run_goes_on():
     assert "RuntimeError: the fake simulator crashed" in outcomes[0].reason
 
 
+def test_a_simulator_that_raises_when_asked_for_its_record_crashes_the_episode_only(monkeypatch):
+    recorded, asked = FakeEnv.recorded, []
+
+    def recorded_second_time(env):
+        asked.append(env)
+        if len(asked) == 1:
+            raise RuntimeError("the record is lost")
+        return recorded(env)
+
+    monkeypatch.setattr(FakeEnv, "recorded", recorded_second_time)
+    crashed, other = run(TASKS[:1], Scripted(), max_steps=3)
+    assert (crashed.outcome, crashed.batch, other.outcome) == ("crashed", None, "timeout")
+    assert "the record is lost" in crashed.reason
+
+
+def test_an_environment_that_raises_at_its_end_costs_no_episode_and_is_logged(monkeypatch, caplog):
+    def close(env):
+        raise RuntimeError("cannot be closed")
+
+    monkeypatch.setattr(FakeEnv, "close", close)
+    assert [outcome.outcome for outcome in run(TASKS[:2], Scripted(), 1, max_steps=3)] == ["timeout", "timeout"]
+    assert [record.message for record in caplog.records] == [
+        f"the environment of {task.task_id} could not be closed: cannot be closed" for task in TASKS[:2]
+    ]
+
+
 def test_a_policy_that_raises_crashes_its_episodes_only():
     def raises(observation: Observation) -> np.ndarray:
         raise KeyError("lost")

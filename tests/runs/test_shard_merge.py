@@ -72,6 +72,11 @@ def test_what_each_shard_says_of_its_day_is_kept(tmp_path):
     assert taken == {name: took for shard in them for name, took in runs.read_latencies(shard).items()}
 
 
+def test_no_shards_are_refused(tmp_path):
+    with pytest.raises(RunError, match="no shards"):
+        runs.merge_shards([], tmp_path / "whole")
+
+
 def test_a_missing_shard_is_named(shards, tmp_path):
     with pytest.raises(RunError, match="of 3 shards these are missing: 1/3, 3/3"):
         runs.merge_shards(shards[1:2], tmp_path / "merged")

@@ -115,6 +115,7 @@ def test_the_registry_written_as_the_paper_s_rows_is_read_back_whole(tmp_path):
 
 def test_written_task_rows_have_the_fields_of_appendix_b():
     (first, *_) = paper_task_rows(registry(), "libero-spatial")
+    assert paper_task_rows(registry(), "libero_spatial") == paper_task_rows(registry(), "libero-spatial")
     assert ROW.keys() <= first.keys()
     assert {key: first[key] for key in ("benchmark", "task_id", "template", "object_tags")} == {
         key: ROW[key] for key in ("benchmark", "task_id", "template", "object_tags")

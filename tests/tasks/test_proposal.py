@@ -123,3 +123,7 @@ def test_all_but_one_of_libero_s_130_tasks_are_proposed_as_they_are_published():
     assert count == 130
     # Its goal names the closing of the drawer first. The order of phases says nothing: their tags are united.
     assert differing == {("libero-10", "task_3"): ("articulated-manipulation", "pnp-into-container")}
+
+
+def test_a_predicate_without_arguments_is_a_doubt_and_no_traceback():
+    assert any("unknown" in doubt for doubt in task("(Open)").audit)

@@ -245,7 +245,7 @@ class EpisodeCutter:
         running = self._detach_recorder()
         try:
             content = encode_episode(self._build_recording(running, outcome))
-        except SafevlaError as error:
+        except (SafevlaError, ValueError) as error:  # ValueError: text that UTF-8 cannot encode
             self._keep(self._build_row(running, "crashed", str(error)), None)
             return
         self._keep(self._build_row(running, outcome, reason), content)

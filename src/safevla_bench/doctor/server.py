@@ -187,7 +187,7 @@ def _query(policy: ChunkedPolicy, model: ServedModel, task: Task) -> ServerAnswe
 def _served_arguments(greeting: Greeting, arguments: Mapping[str, str]) -> dict[str, str]:
     """Return the arguments that a server of `safevla serve` needs and that are not given; {} where none is lacking."""
     size = greeting.get("image_size")
-    if "safevla-bench" not in greeting or not isinstance(size, list) or "image_size" in arguments:
+    if "safevla-bench" not in greeting or not isinstance(size, list) or not size or "image_size" in arguments:
         return {}
     return {"image_size": str(size[0])}
 

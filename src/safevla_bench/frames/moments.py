@@ -18,7 +18,8 @@ from safevla_bench.text import (
     format_fixed,
 )
 
-_TORQUE, _MOVED, _MARGIN = "joint_torque_ratio", "non_target_disp_max", "margin"
+_TORQUES = ("joint_torque_ratio", "joint_torque_peak_ratio")
+_MOVED, _MARGIN = "non_target_disp_max", "margin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ def violation_shot(clause: ClauseExplanation, moment: Moment) -> Shot:
     """
     line, contributors = clause.spec_trace.signal_trace, moment.involved
     names = contributors.names if contributors else ()
-    joint = int(names[0].removeprefix("joint ")) - 1 if line.signal == _TORQUE and names else None
+    joint = int(names[0].removeprefix("joint ")) - 1 if line.signal in _TORQUES and names else None
     moved = line.signal == _MOVED
     details = [
         f"step {moment.step} ({format_fixed(moment.time_s, 2)} s)",

@@ -12,8 +12,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+
 from safevla_bench.errors import HostError, PluginError
-from safevla_bench.interface import EpisodeSeed, Host, Task
+from safevla_bench.interface import EpisodeSeed, Host, Task, check_action
 from safevla_bench.plugins import NO_ARGUMENTS, PluginGroup
 
 GROUP = "safevla_bench.hosts"
@@ -84,8 +86,11 @@ def check_start(task: Task, seed: EpisodeSeed) -> None:
     """Raise `HostError` unless an episode of the task can start by this seed; for a host's `reset`.
 
     The environment's seed and the index are 0 or more. The index is below `Task.init_states`, where there is such a
-    number and the start is neither drawn nor a recorded state.
+    number and the start is neither drawn nor a recorded state. Raises `InvalidActionError` for a `wait_action` that is
+    no action as long as `Task.still`.
     """
+    if seed.wait_action is not None:
+        check_action(np.array(seed.wait_action), len(task.still))
     name = f"{task.benchmark} {task.task_id}"
     if seed.env_seed < 0:
         problem = f"{name} cannot be seeded by {seed.env_seed}, which is below 0"

@@ -227,9 +227,14 @@ def describe_field(field: str) -> str:
 def _field_key(field: str) -> str:
     """Return the key of `FIELDS` for a field; fields by suite, or by host and package, share a key.
 
-    Raises `RecursionError` for a field of no protocol.
+    Raises `KeyError` for a field of no protocol.
     """
-    return field if field in FIELDS else _field_key(field.rpartition(".")[0])
+    parts = field.split(".")
+    names = [".".join(parts[:k]) for k in range(len(parts), 0, -1)]
+    key = next((name for name in names if name in FIELDS), None)
+    if key is None:
+        raise KeyError(field)
+    return key
 
 
 def _protocol_fields(protocol: EvaluationProtocol) -> Iterator[tuple[str, object]]:

@@ -86,11 +86,12 @@ def _safety_by_policy(cells: Sequence[Summary]) -> dict[str, Rate]:
     """Return shortened policy name -> Safety over the judged episodes of all its suites; no key without any."""
     rates: dict[str, Rate] = {}
     for cell in (cell for cell in cells if has_verdict(cell)):
-        name = shorten_name(policy_name(cell))
+        name = policy_name(cell)
         before = rates.get(name, Rate.of(0, 0))
         cell_rate = cell.rates["safety"]
         rates[name] = Rate.of(before.count + cell_rate.count, before.n + cell_rate.n)
-    return rates
+    short_names = {shorten_name(name): rate for name, rate in rates.items()}
+    return short_names if len(short_names) == len(rates) else rates
 
 
 def _without_noop(rates: dict[str, Rate]) -> dict[str, Rate]:

@@ -6,6 +6,7 @@ order of the plan, so that no engine can change a byte of a complete run. `sched
 
 from __future__ import annotations
 
+import logging
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from safevla_bench.rollout.episode import EpisodeOutcome, OnStep, run_episode
 from safevla_bench.rollout.plan import PlannedEpisode, follow_server
 from safevla_bench.runs import Latency
 
+_LOG = logging.getLogger(__name__)
 SERVER_RETRIES = 2
 """How often an episode is begun again, on a new connection, after its policy server was lost."""
 
@@ -106,14 +108,18 @@ class EnvRunner:
         seeded = follow_server(planned, policy)
         outcome = _run_with_retries(env, policy, seeded, on_step, self._watch)
         if outcome.outcome == "crashed":
-            self._discard_env()
+            self.close()
         return outcome
 
     def close(self) -> None:
-        """Close the environment, if there is one; the next episode makes a new one."""
+        """Close the environment, if there is one; the next episode makes a new one. What it raises is logged alone."""
         env, self._env = self._env, None
-        if env:
+        if env is None:
+            return
+        try:
             env.close()
+        except Exception as error:  # its episodes are recorded, and whatever comes next has an environment of its own
+            _LOG.warning("the environment of %s could not be closed: %s", env.task.task_id, error)
 
     def _prepare_env(self, planned: PlannedEpisode, policy: Policy) -> HostEnv:
         """Return the environment for the episode: the present one if it is of the same policy and task, else a new one.
@@ -134,13 +140,6 @@ class EnvRunner:
             self._made_for = (planned.policy, planned.task)
         _require_start(self._env, planned)
         return self._env
-
-    def _discard_env(self) -> None:
-        """Close an environment that raised; what it raises now is ignored, since the outcome is already known."""
-        try:
-            self.close()
-        except Exception:
-            return
 
 
 _PARTS = ("task", "dt_s", "action_low", "action_high", "reset", "step", "recorded", "close")

@@ -99,11 +99,20 @@ def run_episode(
         return EpisodeOutcome(planned, "crashed", steps, None, str(error), seam.latency(), seam.greeting())
     except Exception:  # a policy and a simulator can raise anything; the run goes on without this episode
         return EpisodeOutcome(planned, "crashed", steps, None, traceback.format_exc(), seam.latency(), seam.greeting())
-    batch = env.recorded()
-    if isinstance(policy, ReplayPolicy):
-        batch = policy.add_divergence(batch, env.coordinates() if isinstance(env, Coordinated) else (), observation)
+    try:
+        batch = _take_record(env, policy, observation)
+    except Exception:  # so can a simulator that is asked for its record
+        return EpisodeOutcome(planned, "crashed", steps, None, traceback.format_exc(), seam.latency(), seam.greeting())
     labelled = _label_record(batch, planned, outcome, _record_marks(policy, violation is not None, seam.clipped))
     return EpisodeOutcome(planned, outcome, steps, labelled, reason, seam.latency(), seam.greeting())
+
+
+def _take_record(env: HostEnv, policy: Policy, observation: Observation) -> Batch:
+    """Return the record of the episode, with its divergence from the recording where the policy replays one."""
+    batch = env.recorded()
+    if isinstance(policy, ReplayPolicy):
+        return policy.add_divergence(batch, env.coordinates() if isinstance(env, Coordinated) else (), observation)
+    return batch
 
 
 def _require_readings(policy: Policy, observation: Observation) -> None:

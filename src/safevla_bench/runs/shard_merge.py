@@ -65,10 +65,16 @@ class _Shard:
 def merge_shards(folders: Sequence[Path], out: Path) -> list[EpisodeRow]:
     """Join complete shards, given in any order, into a new run folder; return the row of each episode, in plan order.
 
-    The folder appears whole or not at all. Raises `RunError` where `out` exists, a folder is no complete shard or not
-    as its manifest says, the shards are of different plans (naming what differs), one is given twice, or one is
-    missing; `RecordError` where a record cannot be read, and `FileError` where the disk refuses.
+    The folder appears whole or not at all.
+
+    Raises:
+        RunError: no folder is given, `out` exists, a folder is no complete shard or not as its manifest says, the
+            shards are of different plans (naming what differs), one is given twice, or one is missing.
+        RecordError: a record cannot be read.
+        FileError: the disk refuses.
     """
+    if not folders:
+        raise RunError("there are no shards to merge", remedy=_REMEDY)
     if out.exists():
         _refuse_folder(out, "exists already", "Choose another --out, or remove it first.")
     shards = sorted(map(_require_shard, folders), key=lambda shard: shard.stretch.number)

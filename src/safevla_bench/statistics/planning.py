@@ -102,9 +102,12 @@ def sequential_rate_plan(
     """Return after how many episodes the confidence sequence excludes `limit` with the given power.
 
     By simulation of a rate, with a look after each of at most 600 evenly spaced numbers. None if `rate` is the limit,
-    or too many episodes are needed. Raises `SafevlaError` if a number is no share, `ValueError` for a limit of 0 or 1.
+    or too many episodes are needed. Raises `SafevlaError` if a number is no share, or the limit is 0 or 1,
+    which no number of episodes excludes or all do.
     """
     _check_shares(rate=rate, limit=limit)
+    if limit in (0, 1):
+        raise SafevlaError(f"a limit of {limit:g} needs no plan", remedy="Give a limit between 0 and 1.")
     _check_level(power, confidence)
     if rate == limit:
         return None

@@ -334,19 +334,20 @@ def paper_task_rows(
 
     Args:
         registry: the tasks and families.
-        benchmark: only this one's, spelled as in the registry.
+        benchmark: only this one's, in any spelling.
         capabilities: names of capability sets, as for `Registry.task_tags`.
 
     Raises:
         RegistryError: there is no such benchmark or capability set.
     """
     registry.check_benchmark(benchmark)
+    suite = None if benchmark is None else registry.find_suite(benchmark)
     entries: list[tuple[tuple[str, ...], TaskEntry]] = [((), entry) for entry in registry.tasks.values()]
     entries += [(family.patterns, family.entry) for family in registry.families]
     return [
         _paper_task_row(entry, patterns, registry.capability_tags(entry, capabilities), registry.vocabulary)
         for patterns, entry in entries
-        if benchmark in (None, entry.benchmark)
+        if suite in (None, entry.benchmark)
     ]
 
 

@@ -126,13 +126,13 @@ def _goal_phases(problem: BddlProblem, predicate: Predicate) -> list[_GoalPhase]
     """
     verb, *arguments = predicate
     goal_text = f"({' '.join(predicate)})"
-    if verb in JOINT_MOVES:
+    if verb in JOINT_MOVES and arguments:
         return [
             _GoalPhase(
                 "articulated-manipulation", f"{goal_text}: a part of {problem.owner_of(arguments[0])} has to move"
             )
         ]
-    if verb in SWITCHES:
+    if verb in SWITCHES and arguments:
         return [_GoalPhase("knob-twist", f"{goal_text}: a knob or button of {problem.owner_of(arguments[0])}")]
     if verb in PLACINGS and len(arguments) == 2:
         return _placing_phases(problem, goal_text, *predicate)

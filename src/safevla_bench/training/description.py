@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from safevla_bench.errors import RunError
 from safevla_bench.judged import Judged
 from safevla_bench.training.labels import HOLDS, UNKNOWN, VIOLATED, describe_clauses, scored_specs
 from safevla_bench.training.pictures import CameraChoice
@@ -63,15 +64,19 @@ def recorded_parts(batch: Batch, index: int, *, with_bodies: bool) -> tuple[Reco
 def _body_parts(batch: Batch, index: int) -> list[RecordedPart]:
     """Return a part for each tracked body of an episode: position and, where recorded, quaternion.
 
-    In the column's name, `/` becomes `_`.
+    In the column's name, `/` becomes `_`. Raises `RunError` for two bodies of one column.
     """
     positions, _ = batch.body_pos_m.episode_poses(index)
     turned = set(batch.body_quat_wxyz.episode_poses(index)[0].tolist())
-    roles, parts = batch.body_roles(index), []
+    roles = batch.body_roles(index)
+    parts: list[RecordedPart] = []
     for body in positions.tolist():
         name = batch.body_label(body)
         names = _POSE if body in turned else _POSE[:3]
         column = f"record.body.{name.replace('/', '_')}"
+        if any(part.column == column for part in parts):
+            problem = f"two bodies would have the column {column}, as `/` becomes `_` in it"
+            raise RunError(problem, remedy="Rename one of them in the simulator's model.")
         parts.append(RecordedPart(column, f"bodies.{json.dumps(name)}", names, role=roles[name]))
     return parts
 

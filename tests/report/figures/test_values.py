@@ -358,3 +358,14 @@ def test_wrapping_loses_no_character_and_keeps_to_its_width(text):
     lines = style.wrap_text(text, 90.0)
     assert "".join(lines).replace(" ", "") == text.replace(" ", "")
     assert all(style.text_width_pt(line) <= 90.0 for line in lines)
+
+
+def test_a_violation_without_a_depth_is_counted_and_leaves_the_others_their_letters():
+    scores = verdicts((True, -100, -3), (True, 1, 1))
+    depth = scores.depth.copy()
+    depth[1] = np.nan
+    value = violations.compute_severity(replace(scores, depth=depth))
+    assert (len(value.points), value.no_depth) == (1, 1)
+    texts = [text for text, _ in words(violations.draw_severity(value))]
+    assert "1 violated without a severe magnitude" in " ".join(" ".join(texts).split())
+    assert "a" in texts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import zipfile
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Mapping
@@ -157,7 +158,7 @@ def read_own_states(bddl_file: Path) -> Floats | None:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             states: Floats = np.asarray(arrays["states"], dtype=np.float64)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile) as error:
         remedy = "It must be an .npz file with an array `states` of one flat simulator state a row; or remove it."
         raise HostError(f"the initial states in {path} cannot be read: {error}", remedy=remedy) from error
     if states.ndim != 2 or not len(states):

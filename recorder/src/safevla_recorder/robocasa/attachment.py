@@ -264,10 +264,17 @@ def fresh_seed(generator: np.random.Generator) -> int | None:
 
 
 def _find_goal(task: str, goal: Sequence[str] | None) -> Goal:
-    """Return `goal`, unchecked, if it is given, else the task's goal; raises `HostError` if that is not known."""
+    """Return `goal` if it is given, else the task's goal.
+
+    Raises `HostError` where `goal` is no verb with one name or more, and where the task's is not known.
+    """
     goals = known_goals()
     if goal is not None:
-        return tuple(goal)
+        words = () if isinstance(goal, str) else tuple(goal)
+        if len(words) < 2 or not all(isinstance(word, str) for word in words):
+            remedy = 'Give a verb and names: goal=("in", "obj", "container") or goal=("open", "drawer").'
+            raise HostError(f"{goal!r} is no goal", remedy=remedy)
+        return words
     if task not in goals:
         problem = f"the goal of RoboCasa's task {task} is not known here, and with it what is target and what bystander"
         remedy = (

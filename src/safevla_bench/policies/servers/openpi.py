@@ -104,7 +104,7 @@ def _check_image_size(greeting: Mapping[str, object], sent: tuple[int, int]) -> 
     Other servers do not tell their size, and pass.
     """
     size = greeting.get("image_size")
-    if "safevla-bench" in greeting and greeting.get("cameras") and isinstance(size, list) and size != [*sent]:
+    if "safevla-bench" in greeting and greeting.get("cameras") and isinstance(size, list) and size and size != [*sent]:
         problem = f"the served policy wants images of {size[0]} x {size[-1]} pixels"
         raise PolicyError(problem, remedy=f"Pass --policy-arg image_size={size[0]}.")
 

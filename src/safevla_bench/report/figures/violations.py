@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isnan
 
 import matplotlib as mpl
 import numpy as np
@@ -172,7 +173,10 @@ class SeverityPoint:
 
 @dataclass(frozen=True, slots=True)
 class Severity:
-    """The content of the figure; `unviolated` counts pairs without a violation, `inactive` those that do not apply."""
+    """The content of the figure; `unviolated` counts pairs without a violation, `inactive` those that do not apply.
+
+    `no_depth` counts pairs whose violations have no depth, as their specification has no severe magnitude.
+    """
 
     policies: tuple[str, ...]
     specs: tuple[str, ...]
@@ -180,6 +184,7 @@ class Severity:
     points: tuple[SeverityPoint, ...]
     unviolated: int
     inactive: int
+    no_depth: int = 0
     remarks: tuple[str, ...] = ()
 
 
@@ -195,13 +200,15 @@ def compute_severity(scores: Scores) -> Severity:
     pairs = [(int(k), series) for k in scores.scored_columns for series in range(len(policies))]
     points = [_severity_point(scores, k, members[series], series, broken) for k, series in pairs]
     inactive = sum(not (scores.state[k, members[series]] != INACTIVE).any() for k, series in pairs)
-    violated_points = tuple(point for point in points if point is not None)
+    violated_points = [point for point in points if point is not None]
+    drawn_points = tuple(point for point in violated_points if not isnan(point.depth))
     return Severity(
         policies=policies,
         specs=tuple(scores.specs[k].spec_id for k in broken),
-        points=violated_points,
+        points=drawn_points,
         unviolated=len(pairs) - len(violated_points) - inactive,
         inactive=inactive,
+        no_depth=len(violated_points) - len(drawn_points),
         remarks=provenance_marks.warn_of_scores(scores),
     )
 
@@ -240,7 +247,7 @@ def draw_severity(value: Severity) -> Figure:
         wide = sheet_width() - _LEFT - _RIGHT
         axes = sheet.add_panel(_LEFT, _BELOW, wide, _HIGH)
         if not value.points:
-            draw_empty(axes, "No limit was broken." if value.unviolated else "No specification was judged.")
+            draw_empty(axes, _empty_severity_text(value))
             return sheet.figure
         rate_end = _rate_end(value)
         axes.set_xlim(0, rate_end)
@@ -260,6 +267,13 @@ def draw_severity(value: Severity) -> Figure:
         axes.set_xlabel("Violating episodes (% of those where it applies)")
         axes.set_ylabel("Mean depth of the violations (0 to 1)")
         return sheet.figure
+
+
+def _empty_severity_text(value: Severity) -> str:
+    """Return the reason why no marker is drawn."""
+    if value.no_depth:
+        return "No violation has a depth."
+    return "No limit was broken." if value.unviolated else "No specification was judged."
 
 
 def _spec_letter(index: int) -> str:
@@ -296,9 +310,10 @@ def _severity_notes(value: Severity) -> list[str]:
             f"A marker is one specification and policy, over the {format_episode_range(counts)} where it applies."
         )
         notes.append("Depth 1: the excess over the limit is as large as its severe magnitude.")
-    if value.points or value.unviolated:
+    if value.points or value.unviolated or value.no_depth:
         omitted = (
             f"{value.unviolated} pairs without a violation, {value.inactive} where the specification never applies"
         )
+        omitted += f", {value.no_depth} violated without a severe magnitude" if value.no_depth else ""
         notes.append(f"Not drawn: {omitted}.")
     return [*notes, *value.remarks]

@@ -176,7 +176,7 @@ def _describe_order(points: Sequence[SeriesPoint], first: str) -> str:
             f"{first} than {lead.other} has ({f'at {ahead[0].name} ' if len(ahead) > 1 else ''}"
             f"{_describe_gains(ahead[0], lead)})."
         )
-    risen = [(points[0], lead) for lead in _LEADS if (points := _select_risen(points, lead.mine))]
+    risen = [(above[0], lead) for lead in _LEADS if (above := _select_risen(points, lead.mine))]
     if not risen:
         return f"No run is shown to be above {first} in success or in Safety: nothing can be said of what rises first."
     point, lead = min(risen, key=lambda riser: riser[0].label)
