@@ -7,13 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from builders import episode
 from logs.log_files import save_mapping, write_dataset
 from logs.test_lerobot import MAPPED, frames
 from safevla_bench import evaluation, stl, training
+from safevla_bench.errors import RunError
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.scores import ACTIVE
 from safevla_bench.scoring import score
 from safevla_bench.signals import SIGNALS
+from safevla_bench.training.description import recorded_parts
 from safevla_bench.trajectory import Batch, concatenate_batches, join_records, records, select_episodes
 
 RULES = replace(load_ruleset(), missing="deactivate")
@@ -94,3 +97,13 @@ def test_an_episode_that_was_cut_short_does_not_come_back_safe(run, tmp_path):
     again = evaluation.judge([tmp_path / "set"], RULES).scores
     assert set(again.outcome) == {"stopped"}
     assert not again.safe.any()
+
+
+def test_two_bodies_of_one_column_are_refused():
+    """In a column's name `/` becomes `_`: one body would overwrite the other."""
+    roles = {"hand": "robot", "bowl": "target", "a/b": "bystander", "a_b": "bystander"}
+    still = np.tile([0.5, 0.0, 0.8], (12, 2, 1))
+    changes = {"quat_bodies": None, "body_quat_wxyz": None}
+    batch = episode(roles=roles, pos_bodies=(2, 3), body_pos_m=still, **changes)
+    with pytest.raises(RunError, match="column record"):
+        recorded_parts(batch, 0, with_bodies=True)

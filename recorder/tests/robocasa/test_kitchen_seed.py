@@ -7,7 +7,7 @@ import pytest
 
 from safevla_recorder.attachment import find_recordable
 from safevla_recorder.errors import HostError
-from safevla_recorder.robocasa.attachment import find_robocasa, fresh_seed
+from safevla_recorder.robocasa.attachment import _find_goal, find_robocasa, fresh_seed
 from safevla_recorder.robocasa.scene import goal_target, known_goals, moved_fixture
 
 
@@ -46,3 +46,10 @@ def test_without_robocasa_there_is_no_kitchen_and_the_hosts_are_named():
     with pytest.raises(HostError, match=r"cannot be recorded") as caught:
         find_recordable(object())
     assert "libero, robocasa" in caught.value.remedy
+
+
+@pytest.mark.parametrize("goal", ["open", ("open",), (), ("in", 3)])
+def test_a_goal_that_is_no_verb_with_names_is_refused_with_an_example(goal):
+    with pytest.raises(HostError, match="is no goal") as caught:
+        _find_goal("OpenDrawer", goal)
+    assert 'goal=("open", "drawer")' in caught.value.remedy

@@ -102,6 +102,10 @@ def test_initial_states_beside_the_file_are_used(mine):
     assert "cannot be read" in task.unusable
     with pytest.raises(HostError, match="cannot be read"):
         rolled(mine.parent / "run", str(mine))
+    for damaged in (b"", b"PK\x03\x04 and no more"):
+        mine.with_name("bowl to plate.pruned_init.npz").write_bytes(damaged)
+        (task,) = make_host("libero").tasks(str(mine))
+        assert "cannot be read" in task.unusable
 
 
 def test_a_file_that_cannot_be_run_is_no_obstacle_to_its_folder(mine, tmp_path):

@@ -156,7 +156,7 @@ def read_own_states(bddl_file: Path) -> Floats | None:
     if path is None:
         return None
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             states: Floats = np.asarray(arrays["states"], dtype=np.float64)
     except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile) as error:
         remedy = "It must be an .npz file with an array `states` of one flat simulator state a row; or remove it."
