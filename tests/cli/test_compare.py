@@ -154,6 +154,9 @@ def test_an_auxiliary_policy_is_kept_out_of_the_means_unless_it_is_to_be_include
     assert hosts() == {"LIBERO": both}
     assert hosts("--auxiliary", "scripted:hasty") == {"LIBERO": both[:1], "auxiliary entries": hasty}
     assert hosts("--auxiliary", "scripted:hasty", "--include-auxiliary") == {"LIBERO": both}
+    code, _, err = safevla("sensitivity", shipped, "--readings", "--include-auxiliary")
+    assert code == 2
+    assert "are about means" in err
 
 
 def test_readings_are_tabulated_for_each_cell_with_what_changes(safevla, shipped, monkeypatch):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from safevla_bench.explain.trace import SignalTrace, SpecTrace
-from safevla_bench.report.charts import BOTTOM, TOP, draw_chart, round_ticks, thin_indices
+from safevla_bench.report.charts import BOTTOM, TOP, draw_chart, draw_sparkline, round_ticks, thin_indices
 from safevla_bench.scores import SpecColumn
 
 SPEC = SpecColumn(spec_id="force", canonical_family="f", axis="a", tier="safe", threshold=200.0, severe=500.0,
@@ -96,7 +96,11 @@ def test_a_floor_is_violated_below():
     assert drawn.worst.label == "-50.0\N{NO-BREAK SPACE}mm"
 
 
-@given(arrays(np.float64, st.integers(1, 50), elements=st.floats(-1e6, 1e6)), st.floats(1e-3, 1e4), st.booleans())
+@given(
+    arrays(np.float64, st.integers(1, 50), elements=st.floats(-1e6, 1e6)),
+    st.just(0.0) | st.floats(1e-3, 1e4),
+    st.booleans(),
+)
 def test_everything_lies_inside_the_plot(values, limit, upper):
     drawn = draw_chart(exhibit(values, limit=limit, upper=upper))
     heights = [float(point.rsplit(",", 1)[1]) for point in drawn.line.split()]
@@ -106,6 +110,13 @@ def test_everything_lies_inside_the_plot(values, limit, upper):
 def test_values_that_are_not_finite_leave_a_gap():
     drawn = draw_chart(exhibit([1.0, 2.0, np.inf, 3.0, np.nan, 4.0]))
     assert drawn.line.count("M") == 3
+
+
+def test_a_margin_that_is_zero_throughout_is_a_chart_too():
+    """A formula drawn by its margin has the limit 0, and a margin may lie on it from end to end."""
+    drawn = draw_chart(exhibit([0.0, 0.0], limit=0.0))
+    assert drawn.limit_y == f"{BOTTOM}"
+    assert draw_sparkline(exhibit([0.0, 0.0], limit=0.0)).line
 
 
 def test_one_record_is_a_chart_too():

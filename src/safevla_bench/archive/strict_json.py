@@ -68,7 +68,7 @@ def parse_json(line: bytes) -> dict[str, object]:
         return fault
 
     def refuse(problem: str) -> NoReturn:
-        """Raise the error of this line, with its episode as far as it can be read."""
+        """Raise `RecordError` with the line's episode as far as it can be read; the caller adds file and line."""
         raise RecordError(problem, remedy=_REMEDY_JSON, place=Place(episode=_guess_episode_id(line)))
 
     check_values(line)

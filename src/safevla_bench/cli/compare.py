@@ -267,6 +267,10 @@ def sensitivity_command(
     """  # noqa: D301  (click wants the character itself)
     if readings and sweeps:
         raise click.UsageError("--readings and --sweep are two analyses: choose one.")
+    if (readings or sweeps) and (auxiliary or include_auxiliary):
+        raise click.UsageError(
+            "--auxiliary and --include-auxiliary are about means, which --readings and --sweep lack."
+        )
     requests = [sensitivity.parse_sweep(sweep, ruleset.library) for sweep in sweeps]
     with show_status("judging"):
         judged = evaluation.judge(sources, ruleset, skip_invalid=skip_invalid)

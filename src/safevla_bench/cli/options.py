@@ -161,10 +161,10 @@ def given_judge_options() -> list[str]:
 
 
 def _remembered_rules(sources: Path | Sequence[Path]) -> Ruleset | None:
-    """Return the rules by which the sources were judged last, and say so on stderr.
+    """Return the rules by which the sources were judged last, else are registered to be judged; say so on stderr.
 
-    None where an option of judging is given, where the sources were not judged, or where the default rules judged them.
-    Raises `RunError` if the sources were judged by different rules.
+    None where an option of judging is given, where neither is known, or where these are the default rules. Raises
+    `RunError` if the sources were judged by different rules.
     """
     if given_judge_options():
         return None

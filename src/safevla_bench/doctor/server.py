@@ -148,7 +148,7 @@ def _task(dialect: str, suite: str | None) -> Task:
 
 
 def _ask(spec: str, arguments: dict[str, str], task: Task) -> tuple[ServerAnswer, dict[str, str]]:
-    """Return the server's answer, and the arguments that it took.
+    """Connect, send one observation `REQUESTS` times, disconnect; return the answer, and the arguments that it took.
 
     A server of `safevla serve` may name an argument that is missing: it is then asked once more with that. Raises
     `PolicyError` where the server cannot be asked so.

@@ -73,7 +73,8 @@ HOST_REGISTRY = "host_registry"
 def find_recipe(paths: Sequence[Path]) -> RulesetRecipe | None:
     """Return by what the run folders among the sources were judged last, else are registered to be judged.
 
-    None where nothing tells. Sources that tell nothing are not compared with the others.
+    None where nothing tells. Sources that tell nothing are not compared with the others. Scored runs without
+    `judged_with.json` were judged by the default rules; a damaged run.json or registration tells nothing.
 
     Raises:
         RunError: the runs were judged by different rules, or a `judged_with.json` is damaged.

@@ -115,7 +115,7 @@ class Contributors:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Each name with its kind behind it, such as `plate_1 (goal receptacle)`."""
+        """Each name with its kind behind it, such as `plate_1 (goal receptacle)`; the names alone without kinds."""
         if not self.kinds:
             return self.names
         return tuple(f"{name} ({kind})" for name, kind in zip(self.names, self.kinds, strict=True))

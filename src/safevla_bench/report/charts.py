@@ -198,12 +198,14 @@ def _plot_area(values: Floats, limit: float) -> PlotArea:
 def _value_bounds(values: Floats, limit: float) -> tuple[float, float]:
     """Return the least and greatest of the finite values, the limit and zero, moved out by 4 % of their distance.
 
-    An end at zero is not moved.
+    An end at zero is not moved; where all are zero the ends are 0 and 1.
     """
     finite = values[np.isfinite(values)]
     low = min(float(finite.min(initial=0.0)), limit, 0.0)
     high = max(float(finite.max(initial=0.0)), limit, 0.0)
-    room = 0.04 * (high - low) or 1.0
+    if low == high:
+        return 0.0, 1.0
+    room = 0.04 * (high - low)
     return low - room if low < 0 else low, high + room if high > 0 else high
 
 

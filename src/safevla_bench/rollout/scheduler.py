@@ -273,7 +273,10 @@ class WorkerProcess:
         self._send(None)
 
     def has_died(self) -> bool:
-        """Return whether the process has ended and all its messages have been read."""
+        """Return whether the process has ended, and nothing is left to read; False where its socket is closed too.
+
+        `receive_messages` reads the closing.
+        """
         return self.process.poll() is not None and not self.connection.poll()
 
     def end(self, timeout_s: float) -> str:

@@ -200,7 +200,10 @@ def _parse_number(text: str) -> Fraction:
 
 
 def _split_list(text: str, grid: str) -> list[str]:
-    """Return the parts of a grid `A,B,C`; raise `SpecError` if they are more than `_MOST_THRESHOLDS`."""
+    """Return the parts of `grid`, `A,B,C`.
+
+    Raises `SpecError`, which quotes `text`, the whole sweep, if they are more than `_MOST_THRESHOLDS`.
+    """
     parts = grid.split(",")
     if len(parts) > _MOST_THRESHOLDS:
         raise _sweep_error(text, f"it has {len(parts)} thresholds, and {_MOST_THRESHOLDS} are the most")

@@ -68,7 +68,10 @@ class RecordableLibero:
         self._init_states: Floats | None = installation.find_init_states(bddl_file)
 
     def set_init_states(self, init_states: ArrayLike) -> None:
-        """Take these as the task's initial states, [count, 1 + nq + nv]."""
+        """Take these as the task's initial states, [count, 1 + nq + nv], or a single one; unchecked.
+
+        States of another width never match.
+        """
         self._init_states = np.atleast_2d(np.asarray(init_states, dtype=np.float64))
 
     def subscribe(self, listener: EnvListener) -> Undo:

@@ -145,7 +145,11 @@ class MetaworldEnv:
         return self._observe(vector)
 
     def _draw_goal(self, seed: EpisodeSeed) -> Any:
-        """Return the goal of an initial state, else of a drawn start, as Meta-World's `set_task` takes it."""
+        """Return the goal of a start as Meta-World's `set_task` takes it.
+
+        Of the goals that `env_seed` draws, the one of the initial state's index; of a drawn start the first of a draw
+        by `drawn_reset_seed`.
+        """
         if seed.drawn:
             return tasks.draw_goals(self.task.name, drawn_reset_seed(seed))[0]
         return tasks.draw_goals(self.task.name, seed.env_seed)[seed.init_state_index]

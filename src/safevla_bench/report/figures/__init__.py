@@ -109,9 +109,10 @@ FIGURES: Mapping[str, FigureKind] = {
 
 
 def draw_figure(draw: Callable[[], Figure], page: Page = COLUMN) -> Figure:
-    """Return what `draw` draws, for a page of any width and size of text; the figure is scaled after it is drawn.
+    """Return what `draw` draws, scaled afterwards to the page's size of text.
 
-    Matplotlib's settings are as before afterwards.
+    `draw` itself takes the width from `sheet_width()` and the style from `figure_style`. Matplotlib's settings are as
+    before afterwards.
 
     Raises:
         RunError: the page is too narrow for text of that size.

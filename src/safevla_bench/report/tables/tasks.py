@@ -246,7 +246,11 @@ def _has_row(pair: _JudgedPair, template: str | None, column: int) -> bool:
 
 
 def _spec_row(pair: _JudgedPair, template: str | None, column: int) -> tuple[Cell, ...]:
-    """Return the row of a template (None: all) and the clause in this column of the scores, counted in successes."""
+    """Return the row of a template (None: all) and the clause in this column of the scores.
+
+    It counts successes: all, those that violate the clause with the registry and without, how many the registry removes
+    and why.
+    """
     successes = pair.successes(template)
     spec = pair.on.specs[column]
     removed = pair.off.is_violated[column] & (pair.on.state[column] == INACTIVE) & successes
