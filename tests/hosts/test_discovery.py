@@ -11,7 +11,7 @@ import pytest
 
 import safevla_bench.hosts as found
 from safevla_bench import plugins
-from safevla_bench.errors import HostError, InvalidActionError, PluginError
+from safevla_bench.errors import HostError, PluginError
 from safevla_bench.interface import EpisodeSeed, RecordedEpisode, Task
 
 
@@ -112,8 +112,9 @@ def test_a_start_that_cannot_be_names_its_number_and_those_there_are(states, sta
 @pytest.mark.parametrize("wait_action", [(0.0, 0.0), (0.0, 0.0, float("nan"))])
 def test_a_settling_action_that_is_none_of_the_task_is_refused(wait_action):
     task = Task("suite", "task_0", 0, "name", "do it", (0.0, 0.0, 0.0), 5)
-    with pytest.raises(InvalidActionError):
+    with pytest.raises(HostError, match="suite task_0 cannot settle by") as caught:
         found.check_start(task, EpisodeSeed(0, 0, 2, wait_action=wait_action))
+    assert "Give 3 finite numbers" in caught.value.remedy
 
 
 def test_importing_hosts_imports_no_simulator():

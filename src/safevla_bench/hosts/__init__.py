@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from safevla_bench.errors import HostError, PluginError
+from safevla_bench.errors import HostError, InvalidActionError, PluginError
 from safevla_bench.interface import EpisodeSeed, Host, Task, check_action
 from safevla_bench.plugins import NO_ARGUMENTS, PluginGroup
 
@@ -86,12 +86,16 @@ def check_start(task: Task, seed: EpisodeSeed) -> None:
     """Raise `HostError` unless an episode of the task can start by this seed; for a host's `reset`.
 
     The environment's seed and the index are 0 or more. The index is below `Task.init_states`, where there is such a
-    number and the start is neither drawn nor a recorded state. Raises `InvalidActionError` for a `wait_action` that is
-    no action as long as `Task.still`.
+    number and the start is neither drawn nor a recorded state. A `wait_action` is as long as `Task.still` and finite.
     """
-    if seed.wait_action is not None:
-        check_action(np.array(seed.wait_action), len(task.still))
     name = f"{task.benchmark} {task.task_id}"
+    if seed.wait_action is not None:
+        try:
+            check_action(np.array(seed.wait_action), len(task.still))
+        except InvalidActionError as error:
+            still = ", ".join(f"{number:g}" for number in task.still)
+            remedy = f"Give {len(task.still)} finite numbers; the task's own are {still}."
+            raise HostError(f"{name} cannot settle by {error.problem}", remedy=remedy) from None
     if seed.env_seed < 0:
         problem = f"{name} cannot be seeded by {seed.env_seed}, which is below 0"
         raise HostError(problem, remedy="Give an environment seed of 0 or more.")

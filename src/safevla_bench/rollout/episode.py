@@ -96,13 +96,13 @@ def run_episode(
     except (ServerLostError, ServerRefusedError):
         raise
     except PolicyError as error:  # it says what is wrong better than where in this package it was raised
-        return EpisodeOutcome(planned, "crashed", steps, None, str(error), seam.latency(), seam.greeting())
+        return seam.crash(planned, steps, str(error))
     except Exception:  # a policy and a simulator can raise anything; the run goes on without this episode
-        return EpisodeOutcome(planned, "crashed", steps, None, traceback.format_exc(), seam.latency(), seam.greeting())
+        return seam.crash(planned, steps, traceback.format_exc())
     try:
         batch = _take_record(env, policy, observation)
     except Exception:  # so can a simulator that is asked for its record
-        return EpisodeOutcome(planned, "crashed", steps, None, traceback.format_exc(), seam.latency(), seam.greeting())
+        return seam.crash(planned, steps, traceback.format_exc())
     labelled = _label_record(batch, planned, outcome, _record_marks(policy, violation is not None, seam.clipped))
     return EpisodeOutcome(planned, outcome, steps, labelled, reason, seam.latency(), seam.greeting())
 
@@ -187,6 +187,10 @@ class _ActionSeam:
             return None
         p50, p95 = 1000 * np.percentile(spent, [50, 95])
         return Latency(calls=len(spent), p50_ms=float(p50), p95_ms=float(p95))
+
+    def crash(self, planned: PlannedEpisode, steps: int, reason: str) -> EpisodeOutcome:
+        """Return the outcome `crashed`, without a record, after this many steps."""
+        return EpisodeOutcome(planned, "crashed", steps, None, reason, self.latency(), self.greeting())
 
     def greeting(self) -> Greeting | None:
         """Return the statement of the policy or its server about itself; None if there is none."""

@@ -19,7 +19,7 @@ from safevla_bench.hosts.libero.tasks import coordinates, restore_controllers, s
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.hosts.mujoco.robosuite_env import RawObservation, RobosuiteEnv, drawn_reset_seed
 from safevla_bench.hosts.mujoco.viewer import MujocoStage, open_stage
-from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, Task, Wants, check_action
+from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, Task, Wants
 from safevla_bench.trajectory import Batch, mark_absolute, mark_drawn
 from safevla_recorder.attachment import TaskLabel
 from safevla_recorder.episode import Floats
@@ -142,14 +142,11 @@ class LiberoEnv(RobosuiteEnv):
 
         Raises:
             HostError: `check_start` refuses the seed, or the recorded state is not one of the task's simulation.
-            InvalidActionError: the seed's `wait_action` is no action.
         """
         replayed = seed.recorded if seed.recorded and seed.recorded.state is not None else None
         check_start(self.task, seed)
         state = None if seed.drawn or replayed else self._initial_state(seed.init_state_index)
-        still = STILL
-        if seed.wait_action is not None:
-            still = check_action(np.array(seed.wait_action), self._size, self.action_meaning)
+        still = STILL if seed.wait_action is None else np.array(seed.wait_action)
         self._stop_recording()
         domain = self._env.env
         domain.object_property_initializers.clear()
