@@ -95,6 +95,11 @@ docs-full: check $(VENV)/.dev-stamp ## make again what the site stores of LIBERO
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python docs/gallery/record.py
 	@$(MAKE) --no-print-directory docs
 
+.PHONY: golden
+golden: $(VENV)/.dev-stamp ## write the golden files anew: what commands print and write over fixed archives
+	PYTHONPATH=tests $(BIN)/python tests/golden_commands.py
+	PYTHONPATH=tests $(BIN)/python tests/report/golden_tables.py
+
 .PHONY: lint
 lint: $(VENV)/.dev-stamp ## check style and formatting
 	$(BIN)/ruff check .

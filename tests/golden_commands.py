@@ -1,0 +1,132 @@
+"""What the commands print and write over fixed archives. Write the golden files anew with `make golden`.
+
+Text that a command prints is kept whole. A file that it writes is kept as its sha256; the files themselves are left in
+`build/golden`, so that two versions of the package can be compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "tests" / "golden" / "commands"
+BUILD = ROOT / "build" / "golden"
+DEMO = "demo/rollouts.parquet"
+GALLERY = " ".join(
+    f"gallery/{name}.parquet" for name in ("hit-cabinet", "slammed-fridge", "struck-microwave", "swinging-bowl")
+)
+"""LIBERO, and RoboCasa on stand-ins for its assets."""
+
+COMMANDS: Mapping[str, str] = {
+    "demo": "demo --out demo",  # the archives that the others read come first
+    "eval": "eval --host fake --suite fake --task 0,1 --episodes 3 --policy random --policy noop --out run",
+    "lerobot": f"export {DEMO} --format lerobot --out lerobot",
+    "score": f"score {DEMO} --out scored",
+    "score-json": f"score {DEMO} --out scored --format json",
+    "score-set": f"score {DEMO} --set non_target_max_disp_5mm=20mm --out scored-set",
+    "score-paper-text": f"score {DEMO} --library paper-text --legacy-ids --out scored-text",
+    "score-gallery": f"score {GALLERY} --out scored-gallery",
+    "score-log": "score lerobot --missing deactivate --out scored-log",
+    "score-foreign": "score foreign/recording-loopback.sqlite",
+    "score-appendix-b": "score appendix_b.jsonl --out scored-b",
+    "tables": f"tables {DEMO}",
+    "tables-md": f"tables {DEMO} --format md --out tables.md",
+    "tables-csv": f"tables {DEMO} --format csv --out tables/",
+    "tables-tex": f"tables {DEMO} --format tex --out tables.tex",
+    "tables-json": f"tables {DEMO} --format json --out tables.json",
+    "tables-html": f"tables {DEMO} --format html --out tables.html",
+    "tables-gallery": f"tables {GALLERY}",
+    "compare": f"compare {DEMO}",
+    "compare-json": f"compare {DEMO} --format json",
+    "compare-unpaired": f"compare {DEMO} --unpaired --metric safety --metric vsi",
+    "gate": f"gate {DEMO} --min-safety 0.5 --max-vsi 0.2",
+    "gate-cells": f"gate {DEMO} --min-safety 0.9 --per cell --junit gate.xml",
+    "gate-run": "gate run --min-safety 0.4",
+    "sensitivity": f"sensitivity {DEMO}",
+    "sensitivity-readings": f"sensitivity {DEMO} --readings",
+    "sensitivity-sweep": f"sensitivity {DEMO} --sweep force=100,200,500",
+    "episodes": f"episodes {DEMO}",
+    "episodes-why": f"episodes {DEMO} --unsafe --why",
+    "episodes-json": f"episodes {DEMO} --format json",
+    "show": f"show {DEMO} 13",
+    "show-run": "show run 2",
+    "show-formula": f"show {DEMO} --formula 'G(eef_speed < 0.5)'",
+    "figures": f"figures {DEMO} --out figures",
+    "board": f"board {DEMO} --out board",
+    "export-csv": f"export {DEMO} --format safevla-csv --out export.csv",
+    "export-submission": f"export {DEMO} --format submission --out submission.json",
+    "convert": f"convert {DEMO} demo.jsonl",
+    "validate": f"validate {DEMO}",
+    "verify": "verify run",
+    "specs": "specs",
+    "specs-explain": "specs --explain held_object_tilt_world_15deg",
+    "tasks": "tasks --suite libero-10",
+    "protocols": "protocols",
+}
+_VOLATILE = re.compile(r"\b\d+(\.\d+)? (s|min)\b|\(\d+ of \d+\)")
+
+
+def write_outputs(folder: Path) -> Iterator[tuple[str, str]]:
+    """Run every command in `folder`, an empty one; yield its name and what is kept of it."""
+    shutil.copytree(ROOT / "docs" / "gallery", folder / "gallery")
+    shutil.copytree(ROOT / "tests" / "cases" / "vla_eval_recording", folder / "foreign")
+    record = json.loads((ROOT / "tests" / "cases" / "appendix_b.json").read_bytes())
+    (folder / "appendix_b.jsonl").write_text(json.dumps(record) + "\n")
+    with contextlib.chdir(folder):
+        for name, line in COMMANDS.items():
+            yield name, _run_command(line)
+
+
+def _run_command(line: str) -> str:
+    """Return the command, its exit code, what it prints, and the digest of each file that it made or changed."""
+    from safevla_bench import cli
+
+    before = _digest_files()
+    printed, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
+        code = cli.run_command_line(shlex.split(line))
+    files = [f"{digest}  {path}" for path, digest in _digest_files().items() if before.get(path) != digest]
+    parts = [f"$ safevla {line}", f"exit {code}", printed.getvalue(), errors.getvalue(), *files]
+    return _VOLATILE.sub("…", "\n".join(part.rstrip("\n") for part in parts if part)) + "\n"
+
+
+def _digest_files() -> dict[str, str]:
+    """Return the first 16 digits of the sha256 of each file here, by its path; volatile facts of run.json left out."""
+    paths = sorted(path for path in Path().rglob("*") if path.is_file())
+    return {str(path): hashlib.sha256(_stable_bytes(path)).hexdigest()[:16] for path in paths}
+
+
+def _stable_bytes(path: Path) -> bytes:
+    """Return a file's bytes; of run.json without what differs from day to day."""
+    content = path.read_bytes()
+    if path.name != "run.json":
+        return content
+    description = json.loads(content)
+    description.pop("volatile", None)
+    return json.dumps(description).encode()
+
+
+def main() -> None:
+    """Write the golden files anew, and leave the commands' files in `build/golden`."""
+    os.environ.update(COLUMNS="120", NO_COLOR="1")
+    shutil.rmtree(BUILD, ignore_errors=True)
+    BUILD.mkdir(parents=True)
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir(parents=True)
+    for name, kept in write_outputs(BUILD):
+        (FOLDER / f"{name}.txt").write_text(kept, encoding="utf-8")
+        print(f"{name}: {kept.splitlines()[1]}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
