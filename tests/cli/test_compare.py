@@ -259,10 +259,11 @@ def test_a_gate_writes_junit_xml_and_says_where(safevla, shipped, tmp_path):
 def test_a_run_with_crashes_passes_only_where_that_is_allowed(safevla, fake, monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
     point = ("--confidence", "none")
-    code, out, _ = safevla("gate", fake / "two", "--min-safety", "0.1", *point)
+    code, out, _ = safevla("gate", fake / "two", "--min-safety", "0.7", *point)
     assert code == 3
-    assert "--allow-crashed gates the others" in out
-    assert safevla("gate", fake / "two", "--min-safety", "0.1", "--allow-crashed", *point)[0] == 0
+    assert "unknown in 2 episodes (crashed); --allow-crashed gates the others" in out
+    assert safevla("gate", fake / "two", "--min-safety", "0.7", "--allow-crashed", *point)[0] == 0
+    assert safevla("gate", fake / "two", "--min-safety", "0.6", *point)[0] == 0  # as 4 of 6 pass
     assert safevla("gate", fake / "two", "--min-sr", "1", "--allow-crashed", *point)[0] == 1
 
 
