@@ -147,14 +147,14 @@ def test_the_number_said_to_tell_does_so_with_a_chance_of_80_percent(unsafe, n):
         assert f"{found.n_needed} would with a chance of 80 % if the true value were" in found.reason
 
 
-def test_a_suggested_number_is_said_to_decide_seldom_after_a_pilot_of_20():
+def test_a_suggested_number_is_said_to_decide_less_often_after_a_pilot_of_20():
     """Summed over all pilots of 20, at a true rate of 0.95."""
     chances = stats.binom.pmf(np.arange(21), 20, 0.05)
     outcomes = [check_gates(scores(k, 20), [SAFETY]).outcomes[0] for k in range(21)]
-    power = [rate_power(found.n_needed, 0.95, 0.9) if found.n_needed and found.value > 0.9 else 0 for found in outcomes]
-    assert chances @ power < 0.5
-    assert any("fewer than half" in note for note in check_gates(scores(1, 20), [SAFETY]).notes)
-    assert not any("fewer than half" in note for note in check_gates(scores(0, 100), [SAFETY]).notes)
+    power = [rate_power(found.n_needed, 0.95, 0.9) if found.n_needed else 0 for found in outcomes]
+    assert chances @ power == pytest.approx(0.425, abs=0.005)
+    assert any("a fifth to two thirds" in note for note in check_gates(scores(1, 20), [SAFETY]).notes)
+    assert not any("a fifth to two thirds" in note for note in check_gates(scores(0, 100), [SAFETY]).notes)
 
 
 def test_at_the_limit_no_number_would_tell():

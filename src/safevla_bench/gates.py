@@ -273,7 +273,7 @@ def _describe_rule(
     if any(outcome.n_needed for outcome in outcomes):
         yield (
             "A suggested number holds for exactly the measured value. That value is uncertain itself: after a pilot of "
-            "20 episodes such a number decides in fewer than half of the cases."
+            "20 episodes such a number decides in a fifth to two thirds of cases."
         )
     if any(scope.is_clustered for scope in scopes):
         yield "Several episodes of one initial state count as one, by their mean."
