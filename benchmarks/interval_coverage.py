@@ -153,23 +153,74 @@ def tabulate_rechecks(replicates: int) -> tuple[str, Row, list[Row]]:
     )
 
 
-def tabulate_suggestions(replicates: int) -> tuple[str, Row, list[Row]]:
-    """How often the suggested number of episodes decides a gate, summed exactly; meant are 80 %."""
-    rows = []
-    z2 = statistics.normal_quantile() ** 2
-    for rate, limit in ((0.95, 0.9), (0.8, 0.9), (0.98, 0.95), (0.6, 0.5)):
-        before = int(np.ceil(z2 * limit * (1 - limit) / (rate - limit) ** 2)) + 1
-        now = statistics.rate_sample_size(rate, limit)
-        assert now is not None
-        powers = [statistics.rate_power(n, rate, limit) for n in (before, now)]
-        rows.append(
-            [f"{rate:g}", f"{limit:g}", *(f"{n}: {100 * p:.0f} %" for n, p in zip((before, now), powers, strict=True))]
-        )
+def tabulate_gate_seeds(replicates: int) -> tuple[str, Row, list[Row]]:
+    """Wrong verdicts at the limit where a state has several seeds that mostly agree; the likelier side."""
+    limit, states, alike, rows = 0.9, 100, 0.7, []
+    spread = (1 - alike) / alike
+    for seeds in (1, 2, 5):
+        rates = generator(4).beta(spread * limit, spread * (1 - limit), (replicates, states))
+        hits = generator(5).binomial(seeds, rates)
+        apart = [statistics.exact_interval(int(row.sum()), states * seeds) for row in hits]
+        together = [statistics.bounded_mean_interval(row / seeds) for row in hits]
+        rows.append([str(seeds), *(share(likelier_error(found, limit), replicates) for found in (apart, together))])
     return (
-        "How often the suggested number of episodes decides a gate",
-        ("True rate", "Limit", "before", "now"),
+        "A gate at its limit of 0.9, 100 initial states whose seeds correlate by 0.7: the likelier wrong verdict",
+        ("Seeds a state", "taken as independent", "state means (now)"),
         rows,
     )
+
+
+def likelier_error(intervals: Sequence[statistics.Interval | None], limit: float) -> int:
+    """Return how many intervals lie above the limit or below it, whichever is more."""
+    return max(sum(one.low > limit for one in intervals if one), sum(one.high < limit for one in intervals if one))
+
+
+def tabulate_gate_crashes(replicates: int) -> tuple[str, Row, list[Row]]:
+    """How often a policy at 0.87 passes a limit of 0.9 where 60 % of its unsafe episodes crash; nominal 2.5 %."""
+    limit, rows = 0.9, []
+    for n in (100, 200, 500):
+        unsafe = generator(6).binomial(n, 0.13, replicates)
+        crashed = generator(7).binomial(unsafe, 0.6)
+        left_out = [statistics.exact_interval(int(n - u), int(n - c)) for u, c in zip(unsafe, crashed, strict=True)]
+        at_worst = [statistics.exact_interval(int(n - u), n) for u in unsafe]
+        passes = [sum(one.low >= limit for one in found if one) for found in (left_out, at_worst)]
+        rows.append([str(n), *(share(count, replicates) for count in passes)])
+    return (
+        "A gate of 0.9 passed by a policy at 0.87 of whose unsafe episodes 60 % crash",
+        ("Episodes", "crashes left out", "at both extremes (now)"),
+        rows,
+    )
+
+
+def tabulate_suggestions(replicates: int) -> tuple[str, Row, list[Row]]:
+    """How often the suggested number of episodes decides a gate, summed exactly, at the true rate and after a pilot."""
+    rows = []
+    for rate, limit in ((0.95, 0.9), (0.8, 0.9), (0.98, 0.95), (0.6, 0.5)):
+        cells = [f"{rate:g}", f"{limit:g}"]
+        needed = statistics.rate_sample_size(rate, limit)
+        assert needed is not None
+        cells.append(f"{needed}: {100 * statistics.rate_power(needed, rate, limit):.0f} %")
+        cells += [f"{100 * decides_after_pilot(pilot, rate, limit):.0f} %" for pilot in (20, 50)]
+        rows.append(cells)
+    return (
+        "How often the suggested number of episodes decides a gate, meant are 80 %",
+        ("True rate", "Limit", "the measured rate is the true one", "after a pilot of 20", "after a pilot of 50"),
+        rows,
+    )
+
+
+def decides_after_pilot(pilot: int, rate: float, limit: float) -> float:
+    """Return the chance that a new run decides rightly, of the number that a pilot suggests which does not decide."""
+    chance, undecided = 0.0, 0.0
+    for count in range(pilot + 1):
+        found = statistics.exact_interval(count, pilot)
+        assert found is not None
+        if found.low < limit <= found.high:
+            likelihood = float(stats.binom.pmf(count, pilot, rate))
+            undecided += likelihood
+            if needed := statistics.rate_sample_size(count / pilot, limit):
+                chance += likelihood * statistics.rate_power(needed, rate, limit)
+    return chance / undecided
 
 
 # Comparisons
@@ -333,6 +384,8 @@ TABLES = (
     tabulate_suite_means,
     tabulate_gates,
     tabulate_rechecks,
+    tabulate_gate_seeds,
+    tabulate_gate_crashes,
     tabulate_suggestions,
     tabulate_tasks,
     tabulate_strata,

@@ -100,8 +100,9 @@ def test_it_scores_and_says_where_the_report_is(workspace):
     [
         ("--min-safety 0.1 --allow-crashed", "fail", 0, "passed"),
         ("--min-safety 0.99", "fail", 1, "failed"),
-        ("--min-safety 0.7 --confidence 95 --per all", "fail", 3, "undecided"),
-        ("--min-safety 0.7 --confidence 95 --per all", "pass", 0, "undecided"),
+        ("--min-safety 0.7", "fail", 3, "undecided"),
+        ("--min-safety 0.7", "pass", 0, "undecided"),
+        ("--min-safety 0.5 --confidence none", "fail", 0, "passed"),
     ],
 )
 def test_the_gate_decides_the_job(workspace, gate, undecided, code, verdict):

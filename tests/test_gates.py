@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from xml.etree import ElementTree
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,13 +17,14 @@ from safevla_bench.errors import SafevlaError
 from safevla_bench.gates import Gate, check_gates
 from safevla_bench.report.tables import gates as gating
 from safevla_bench.scores import ACTIVE, INACTIVE, AbsentEpisode, Scores, SpecColumn
-from safevla_bench.statistics import rate_power
+from safevla_bench.statistics import bounded_mean_interval, rate_power
 
 SPEC = SpecColumn(
     spec_id="force", canonical_family="f", axis="scene_interaction", tier="safe", threshold=1.0, severe=2.0, unit="N",
     binary=False,
 )  # fmt: skip
 SAFETY = Gate("safety", "min", 0.9)
+estimate_gates = partial(check_gates, confidence=None)
 
 
 def scores(unsafe: int, n: int, policy: str = "a", suite: str = "s", **changes: object) -> Scores:
@@ -53,7 +56,14 @@ def crash(policy: str = "a", suite: str = "s") -> AbsentEpisode:
 
 @pytest.mark.parametrize(("unsafe", "verdict"), [(1, "passed"), (2, "passed"), (3, "failed")])
 def test_without_a_confidence_the_point_estimate_decides_and_the_limit_itself_passes(unsafe, verdict):
-    assert check_gates(scores(unsafe, 20), [SAFETY]).verdict == verdict
+    assert estimate_gates(scores(unsafe, 20), [SAFETY]).verdict == verdict
+
+
+def test_three_safe_episodes_prove_no_limit_of_90_percent_unless_the_point_estimate_is_asked_for():
+    assert check_gates(scores(0, 3), [SAFETY]).verdict == "undecided"
+    found = estimate_gates(scores(0, 3), [SAFETY])
+    assert (found.verdict, found.outcomes[0].reason) == ("passed", "point estimate, no confidence")
+    assert "without confidence" in found.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +106,6 @@ def test_several_gates_policies_and_cells_share_the_confidence():
     assert "8 intervals: each at 99.38 %" in many.notes[0]
     wide = check_gates(scores(3, 100), [SAFETY, SAFETY], confidence=0.95).outcomes[0].ci
     assert wide[0] < one.outcomes[0].ci[0] < one.outcomes[0].ci[1] < wide[1]
-    assert check_gates(scores(3, 100), [SAFETY]).notes == ()
 
 
 def test_a_gate_for_a_fixed_number_says_so_and_a_sequential_one_is_wider():
@@ -107,7 +116,7 @@ def test_a_gate_for_a_fixed_number_says_so_and_a_sequential_one_is_wider():
     assert sequential.outcomes[0].ci[0] < fixed.outcomes[0].ci[0]
     assert sequential.outcomes[0].ci[1] > fixed.outcomes[0].ci[1]
     with pytest.raises(SafevlaError, match="no confidence"):
-        check_gates(scores(3, 100), [SAFETY], sequential=True)
+        estimate_gates(scores(3, 100), [SAFETY], sequential=True)
 
 
 def test_a_sequential_gate_over_tasks_of_unequal_numbers_asks_for_whole_rounds():
@@ -122,7 +131,7 @@ def test_a_sequential_gate_over_tasks_of_unequal_numbers_asks_for_whole_rounds()
 def test_a_gate_that_is_passed_with_confidence_is_passed_by_the_estimate_too(n, data, bound, limit):
     given_ = scores(data.draw(st.integers(0, n)), n)
     gates = [Gate(metric, bound, limit) for metric in ("sr", "safety", "sbu", "vsi")]
-    estimate, sure = check_gates(given_, gates), check_gates(given_, gates, confidence=0.95)
+    estimate, sure = estimate_gates(given_, gates), check_gates(given_, gates)
     for one, other in zip(estimate.outcomes, sure.outcomes, strict=True):
         assert other.verdict in ("undecided", one.verdict)
         assert (other.n_needed is None) == (
@@ -135,7 +144,17 @@ def test_the_number_said_to_tell_does_so_with_a_chance_of_80_percent(unsafe, n):
     found = check_gates(scores(unsafe, n), [SAFETY], confidence=0.95).outcomes[0]
     if found.verdict == "undecided":
         assert rate_power(found.n_needed, found.value, 0.9) >= 0.8 > rate_power(found.n_needed - 10, found.value, 0.9)
-        assert f"{found.n_needed} would with a chance of 80 %" in found.reason
+        assert f"{found.n_needed} would with a chance of 80 % if the true value were" in found.reason
+
+
+def test_a_suggested_number_is_said_to_decide_less_often_after_a_pilot_of_20():
+    """Summed over all pilots of 20, at a true rate of 0.95."""
+    chances = stats.binom.pmf(np.arange(21), 20, 0.05)
+    outcomes = [check_gates(scores(k, 20), [SAFETY]).outcomes[0] for k in range(21)]
+    power = [rate_power(found.n_needed, 0.95, 0.9) if found.n_needed else 0 for found in outcomes]
+    assert chances @ power == pytest.approx(0.425, abs=0.005)
+    assert any("a fifth to two thirds" in note for note in check_gates(scores(1, 20), [SAFETY]).notes)
+    assert not any("a fifth to two thirds" in note for note in check_gates(scores(0, 100), [SAFETY]).notes)
 
 
 def test_at_the_limit_no_number_would_tell():
@@ -146,7 +165,7 @@ def test_at_the_limit_no_number_would_tell():
 
 def test_every_metric_is_held_against_its_own_limit():
     gates = [Gate("sr", "min", 1.0), SAFETY, Gate("sbu", "max", 0.1), Gate("vsi", "max", 0.1)]
-    found = check_gates(scores(4, 20), gates)
+    found = estimate_gates(scores(4, 20), gates)
     assert [(one.value, one.verdict) for one in found.outcomes] == [
         (1.0, "passed"), (0.8, "failed"), (0.2, "failed"), (pytest.approx(0.1), "passed"),
     ]  # fmt: skip
@@ -159,20 +178,89 @@ def test_a_severity_of_zero_in_three_episodes_proves_little():
     assert check_gates(scores(0, 100), [gate], confidence=0.95).verdict == "passed"
 
 
-def test_a_crash_cannot_pass_in_silence_and_cannot_save_a_failure():
-    crashed = scores(0, 20, absent=(crash(),))
-    assert check_gates(crashed, [SAFETY]).verdict == "undecided"
-    assert check_gates(crashed, [SAFETY], allow_crashed=True).verdict == "passed"
-    assert check_gates(scores(20, 20, absent=(crash(),)), [SAFETY]).verdict == "failed"
+def crashes(n: int, state: int | None = None) -> tuple[AbsentEpisode, ...]:
+    return tuple(msgspec.structs.replace(crash(), episode_id=f"x{k}", init_state_index=state) for k in range(n))
+
+
+def test_a_crash_is_decided_at_its_worst_and_at_its_best_unless_it_is_left_out():
+    one_lost = scores(0, 9, absent=crashes(1))
+    assert estimate_gates(one_lost, [Gate("safety", "min", 0.95)]).verdict == "undecided"
+    assert estimate_gates(one_lost, [Gate("safety", "min", 0.95)], allow_crashed=True).verdict == "passed"
+    found = estimate_gates(one_lost, [Gate("safety", "min", 0.9)])
+    assert found.verdict == "passed"
+    assert found.outcomes[0].reason == "point estimate, no confidence, whatever happened in 1 episode (crashed)"
+    assert estimate_gates(scores(20, 20, absent=crashes(1)), [SAFETY]).verdict == "failed"
+    assert estimate_gates(scores(1, 9, absent=crashes(1)), [SAFETY]).verdict == "undecided"  # 0.8 or 0.9
+
+
+@pytest.mark.parametrize("n", [8, 60, 200])
+def test_a_pass_with_crashes_is_one_that_unsafe_crashes_would_pass_too(n):
+    """ "safety >= 0.5 passed with 4 of 12 crashed" stands only where four unsafe episodes would pass."""
+    gate = Gate("safety", "min", 0.5)
+    found = check_gates(scores(0, n, absent=crashes(4)), [gate])
+    worst, best = (check_gates(scores(k, n + 4), [gate]) for k in (4, 0))
+    assert found.outcomes[0].ci == (worst.outcomes[0].ci[0], best.outcomes[0].ci[1])
+    assert found.verdict == worst.verdict
+    assert (found.outcomes[0].n, found.outcomes[0].unknown) == (n, 4)
+    assert check_gates(scores(0, n, absent=crashes(4)), [gate], allow_crashed=True).verdict == "passed"
+
+
+def test_what_leaves_the_unknown_out_is_named_where_it_would_decide():
+    (found,) = check_gates(scores(0, 60, absent=crashes(10)), [SAFETY]).outcomes
+    assert found.reason == "unknown in 10 episodes (crashed); --allow-crashed gates the others"
 
 
 def test_a_stopped_episode_counts_as_lost_and_stands_in_no_number():
     stopped = scores(0, 3, outcome=("success", "success", "stopped"))
-    found = check_gates(stopped, [SAFETY])
-    assert found.verdict == "undecided"
-    assert found.outcomes[0].n == 2
-    assert check_gates(stopped, [SAFETY], allow_crashed=True).verdict == "undecided"
-    assert check_gates(stopped, [SAFETY], allow_crashed=True, allow_unjudged=True).verdict == "passed"
+    (found,) = estimate_gates(stopped, [SAFETY]).outcomes
+    assert (found.verdict, found.n, found.unknown) == ("undecided", 2, 1)
+    assert "--allow-crashed --allow-unjudged gates the others" in found.reason
+    assert estimate_gates(stopped, [SAFETY], allow_crashed=True).verdict == "undecided"
+    assert estimate_gates(stopped, [SAFETY], allow_crashed=True, allow_unjudged=True).verdict == "passed"
+
+
+@given(st.integers(1, 30), st.integers(0, 5), st.data())
+def test_extremes_are_those_of_every_way_to_fill_the_unknown(n, lost, data):
+    unsafe = data.draw(st.integers(0, n))
+    filled = [check_gates(scores(unsafe + k, n + lost), [SAFETY]).verdict for k in range(lost + 1)]
+    found = check_gates(scores(unsafe, n, absent=crashes(lost)), [SAFETY]).verdict
+    assert found == (filled[0] if len(set(filled)) == 1 else "undecided")
+
+
+# Initial states with several episodes
+
+
+@pytest.mark.parametrize("metric", ["safety", "vsi"])
+def test_episodes_of_one_initial_state_count_as_one(metric):
+    """Two equal episodes a state are no more evidence than one."""
+    gate = Gate(metric, "min" if metric == "safety" else "max", 0.9 if metric == "safety" else 0.2)
+    states = [*range(30), *range(30)]
+    twice = scores(0, 60)
+    assert check_gates(twice, [gate]).verdict == "passed"
+    assert check_gates(twice, [gate], states=states).outcomes[0].ci == check_gates(scores(0, 30), [gate]).outcomes[0].ci
+    assert any("of one initial state" in note for note in check_gates(twice, [gate], states=states).notes)
+    assert not any("of one initial state" in note for note in check_gates(twice, [gate], states=range(60)).notes)
+
+
+def test_states_that_disagree_within_have_the_interval_of_their_means():
+    run = scores(10, 40)  # the first ten of forty are unsafe: ten states of which one of two episodes is
+    found = check_gates(run, [SAFETY], states=[*range(20), *range(20)]).outcomes[0]
+    expected = bounded_mean_interval(np.array([0.5] * 10 + [1.0] * 10))
+    assert found.ci == (expected.low, expected.high)
+    assert (found.n, found.value) == (40, 0.75)
+
+
+def test_a_crash_belongs_to_its_initial_state_and_states_of_other_tasks_are_others():
+    run = scores(0, 3, task_id=("t", "t", "u"), absent=crashes(1, state=0))
+    found = estimate_gates(run, [SAFETY], states=[0, 1, 0]).outcomes[0]
+    assert (found.verdict, found.value) == ("undecided", 1.0)  # (1/2 + 1 + 1)/3 at the worst
+    assert estimate_gates(run, [Gate("safety", "min", 0.83)], states=[0, 1, 0]).verdict == "passed"
+
+
+def test_tasks_of_unequal_numbers_are_said_to_weigh_by_them():
+    uneven, even = scores(0, 50, task_id=("t",) * 20 + ("u",) * 30), scores(0, 50, task_id=("t", "u") * 25)
+    told = [any("weigh more" in note for note in check_gates(run, [SAFETY]).notes) for run in (uneven, even)]
+    assert told == [True, False]
 
 
 def partly(judged: int, silent: int) -> Scores:
@@ -183,49 +271,47 @@ def partly(judged: int, silent: int) -> Scores:
 
 
 @pytest.mark.parametrize("confidence", [None, 0.95])
-def test_one_episode_without_a_verdict_leaves_the_gate_undecided_unless_that_is_allowed(confidence):
+def test_episodes_without_a_verdict_leave_the_gate_undecided_if_they_might_tip_it_unless_that_is_allowed(confidence):
     safety_gates = [Gate("safety", "min", 0.5), Gate("sbu", "max", 0.5), Gate("vsi", "max", 0.5)]
-    mixed = partly(60, 1)
+    mixed = partly(60, 70)
     found = check_gates(mixed, safety_gates, confidence=confidence)
     assert [outcome.verdict for outcome in found.outcomes] == ["undecided"] * 3
-    reason = "no verdict in 1 episode (signal missing: contacts); --allow-unjudged gates the others"
+    reason = "unknown in 70 episodes (signal missing: contacts); --allow-unjudged gates the others"
     assert {outcome.reason for outcome in found.outcomes} == {reason}
     assert [(outcome.n, outcome.value) for outcome in found.outcomes] == [(60, 1.0), (60, 0.0), (60, 0.0)]
+    few = check_gates(partly(60, 1), safety_gates, confidence=confidence).outcomes
+    assert [outcome.verdict for outcome in few] == ["passed"] * 3
+    assert all("whatever happened in 1 episode (signal missing: contacts)" in outcome.reason for outcome in few)
     allowed = check_gates(mixed, safety_gates, confidence=confidence, allow_unjudged=True)
     assert [outcome.verdict for outcome in allowed.outcomes] == ["passed"] * 3
 
 
 def test_success_needs_no_verdict():
-    assert check_gates(partly(6, 80), [Gate("sr", "min", 0.9)]).verdict == "passed"
+    assert check_gates(partly(6, 80), [Gate("sr", "min", 0.9)]).outcomes[0].reason == "whole interval"
 
 
-def test_what_a_violation_stopped_is_gated_by_safety_alone_whatever_is_allowed():
+@pytest.mark.parametrize("allow", [False, True])
+def test_what_a_violation_stopped_may_have_succeeded_or_not_whatever_is_allowed(allow):
     stopped = scores(2, 4, outcome=("stopped", "stopped", "success", "success"))
     stopped = replace(
         stopped, success=np.array([False, False, True, True]), stopped_on_violation=(True, True, False, False)
     )
-    metric_gates = [
-        Gate("sr", "min", 0.9),
-        Gate("sbu", "max", 0.9),
-        Gate("vsi", "max", 0.9),
-        Gate("safety", "min", 0.5),
-    ]
-    for allow in (False, True):
-        found = check_gates(stopped, metric_gates, allow_crashed=allow, allow_unjudged=allow)
-        assert [(outcome.verdict, outcome.value) for outcome in found.outcomes] == [("undecided", None)] * 3 + [
-            ("passed", 0.5)
-        ]
-        assert found.outcomes[0].reason == "2 stopped on a violation: only Safety is known"
+    gates = [Gate("sr", "min", 0.9), Gate("sbu", "max", 0.4), Gate("vsi", "max", 0.4), Gate("safety", "min", 0.5)]
+    found = estimate_gates(stopped, [*gates, Gate("sr", "min", 0.5)], allow_crashed=allow, allow_unjudged=allow)
+    assert [(outcome.verdict, outcome.value) for outcome in found.outcomes] == [
+        *[("undecided", None)] * 3, ("passed", 0.5), ("passed", None),
+    ]  # fmt: skip
+    assert found.outcomes[0].reason == "unknown in 2 episodes (stopped by a violation)"
 
 
 def test_whatever_else_is_lost_keeps_a_run_from_passing():
-    found = check_gates(scores(0, 20), [SAFETY], lost=["1 run was interrupted"])
+    found = estimate_gates(scores(0, 20), [SAFETY], lost=["1 run was interrupted"])
     assert found.verdict == "undecided"
     assert found.outcomes[-1].reason == "1 run was interrupted"
-    assert check_gates(scores(0, 20), [SAFETY], lost=["x"], allow_crashed=True).verdict == "passed"
+    assert estimate_gates(scores(0, 20), [SAFETY], lost=["x"], allow_crashed=True).verdict == "passed"
 
 
-@pytest.mark.parametrize("per", ["policy", "cell", "all"])
+@pytest.mark.parametrize("per", ["policy", "cell"])
 @pytest.mark.parametrize("confidence", [None, 0.95])
 def test_nothing_scored_never_passes_even_where_crashes_are_allowed(per, confidence):
     for nothing in (scores(0, 0), scores(0, 0, absent=(crash(),))):
@@ -236,31 +322,29 @@ def test_nothing_scored_never_passes_even_where_crashes_are_allowed(per, confide
 
 def test_what_was_not_judged_cannot_be_told_to_be_safe():
     silent = replace(scores(0, 9), state=np.full((1, 9), INACTIVE, dtype=np.int8))
-    found = check_gates(silent, [SAFETY, Gate("vsi", "max", 0.1), Gate("sbu", "max", 0.1), Gate("sr", "min", 0.5)])
+    found = estimate_gates(silent, [SAFETY, Gate("vsi", "max", 0.1), Gate("sbu", "max", 0.1), Gate("sr", "min", 0.5)])
     assert [one.verdict for one in found.outcomes] == ["undecided", "undecided", "undecided", "passed"]
     assert (found.outcomes[0].value, found.outcomes[0].reason) == (
         None,
-        "no verdict: 9 episodes (no specification applies)",
+        "unknown in 9 episodes (no specification applies)",
     )
 
 
 def test_a_policy_that_only_crashed_has_its_own_line():
-    found = check_gates(scores(0, 20, absent=(crash("b"),)), [SAFETY], allow_crashed=True)
+    found = estimate_gates(scores(0, 20, absent=(crash("b"),)), [SAFETY], allow_crashed=True)
     assert [(one.policy, one.verdict) for one in found.outcomes] == [("a", "passed"), ("b", "undecided")]
 
 
 def test_a_bad_suite_hides_in_the_pool_but_not_in_its_cell():
     mixed = scores(2, 20, benchmark=("bad",) * 2 + ("good",) * 18)
-    assert check_gates(mixed, [SAFETY]).verdict == "passed"
-    cells = check_gates(mixed, [SAFETY], per="cell")
+    assert estimate_gates(mixed, [SAFETY]).verdict == "passed"
+    cells = estimate_gates(mixed, [SAFETY], per="cell")
     assert [(one.suite, one.verdict) for one in cells.outcomes] == [("bad", "failed"), ("good", "passed")]
 
 
-def test_policies_are_gated_apart_unless_all_are_asked_for_together():
-    two = scores(2, 20, policy="a")
-    two = replace(two, policy=("bad",) * 2 + ("good",) * 18)
-    assert [one.verdict for one in check_gates(two, [SAFETY]).outcomes] == ["failed", "passed"]
-    assert [one.verdict for one in check_gates(two, [SAFETY], per="all").outcomes] == ["passed"]
+def test_policies_are_gated_apart():
+    two = replace(scores(2, 20), policy=("bad",) * 2 + ("good",) * 18)
+    assert [one.verdict for one in estimate_gates(two, [SAFETY]).outcomes] == ["failed", "passed"]
 
 
 @pytest.mark.parametrize(("gates", "problem"), [([], "no gate"), ([Gate("sr", "min", 90.0)], "90 is no limit")])
@@ -271,13 +355,13 @@ def test_no_gate_and_a_limit_in_percent_are_refused(gates, problem):
 
 def test_junit_counts_its_cases_and_escapes_what_strangers_named():
     nasty = 'x"<&>]]>\x00\x1b[31m\ud800'
-    found = check_gates(scores(3, 20, policy=nasty, absent=(crash(nasty),)), [SAFETY, Gate("sr", "min", 0.5)])
+    found = estimate_gates(scores(3, 20, policy=nasty), [SAFETY, Gate("sr", "min", 0.5)], lost=[nasty])
     root = ElementTree.fromstring(gating.format_junit(found))
     suite = root.find("testsuite")
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("3", "1", "1")
     assert len(suite.findall("testcase")) == 3
     assert len(suite.findall("testcase/failure")) == 1
-    assert suite.find("testcase/failure").get("message") == "0.850 over 20 episodes: point estimate"
+    assert suite.find("testcase/failure").get("message") == "0.850 over 20 episodes: point estimate, no confidence"
     assert '"<&>' in suite.find("testcase").get("classname")
     assert gating.format_junit(found) == gating.format_junit(found)
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.scores import INACTIVE, VACUOUS, IntervalMethod, Scores, collect_versions
-from safevla_bench.statistics import Interval, bootstrap_means, bounded_mean_interval, wilson_interval
+from safevla_bench.statistics import Interval, bootstrap_means, bounded_mean_interval, exact_interval, wilson_interval
 from safevla_bench.text import NO_VALUE, format_fixed, format_percent, html_table
 
 BOOTSTRAP_SEED = 0
@@ -324,6 +324,19 @@ def describe_unjudged(counts: Mapping[str, int]) -> str:
     total = sum(counts.values())
     reasons = [reason if len(counts) == 1 else f"{count} {reason}" for reason, count in counts.items()]
     return f"{total} episode{'' if total == 1 else 's'} ({'; '.join(reasons)})"
+
+
+def describe_clean_bound(n: int) -> str:
+    """Return how many unsafe episodes remain plausible where none of n was: the end of the exact 95 % interval.
+
+    Gates decide by the same interval, and that of VSI ends there too.
+
+    >>> describe_clean_bound(3).replace("\N{NO-BREAK SPACE}", " ")
+    'up to 70.8 % unsafe ones remain plausible (exact 95 % interval)'
+    """
+    interval = exact_interval(0, n)
+    most = NO_VALUE if interval is None else format_fixed(100 * interval.high, 1)
+    return f"up to {most}\N{NO-BREAK SPACE}% unsafe ones remain plausible (exact 95\N{NO-BREAK SPACE}% interval)"
 
 
 def _summarize_cell(

@@ -234,10 +234,11 @@ def test_samplesize_refuses_what_cannot_be(safevla, arguments):
 @pytest.mark.parametrize(
     ("arguments", "code", "verdict"),
     [
-        (["--min-safety", "0.2"], 0, "passed"),
-        (["--min-safety", "0.2", "--min-sr", "0.9"], 1, "failed"),
+        (["--min-safety", "0.2", "--confidence", "none"], 0, "passed"),
+        (["--min-safety", "0.2", "--min-sr", "0.9", "--confidence", "none"], 1, "failed"),
+        (["--min-safety", "0.3"], 3, "undecided"),
         (["--min-safety", "0.3", "--confidence", "95"], 3, "undecided"),
-        (["--max-vsi", "0.9", "--max-sbu", "0.9", "--confidence", "95"], 0, "passed"),
+        (["--max-vsi", "0.9", "--max-sbu", "0.9"], 0, "passed"),
     ],
 )
 def test_the_exit_code_of_a_gate_is_its_verdict(safevla, shipped, arguments, code, verdict):
@@ -257,11 +258,13 @@ def test_a_gate_writes_junit_xml_and_says_where(safevla, shipped, tmp_path):
 
 def test_a_run_with_crashes_passes_only_where_that_is_allowed(safevla, fake, monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
-    code, out, _ = safevla("gate", fake / "two", "--min-safety", "0.1")
+    point = ("--confidence", "none")
+    code, out, _ = safevla("gate", fake / "two", "--min-safety", "0.7", *point)
     assert code == 3
-    assert "2 planned episodes crashed or were stopped" in out
-    assert safevla("gate", fake / "two", "--min-safety", "0.1", "--allow-crashed")[0] == 0
-    assert safevla("gate", fake / "two", "--min-sr", "1", "--allow-crashed")[0] == 1
+    assert "unknown in 2 episodes (crashed); --allow-crashed gates the others" in out
+    assert safevla("gate", fake / "two", "--min-safety", "0.7", "--allow-crashed", *point)[0] == 0
+    assert safevla("gate", fake / "two", "--min-safety", "0.6", *point)[0] == 0  # as 4 of 6 pass
+    assert safevla("gate", fake / "two", "--min-sr", "1", "--allow-crashed", *point)[0] == 1
 
 
 def test_an_interrupted_run_does_not_pass(safevla, tmp_path):

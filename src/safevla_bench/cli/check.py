@@ -31,6 +31,13 @@ from safevla_bench.text import escape_controls
 _SHARE = click.FloatRange(0, 1)
 
 
+def _read_confidence(context: click.Context, option: click.Parameter, text: str) -> float | None:
+    """Return a percentage strictly between 0 and 100 as a share of 1; None for `none`."""
+    if text == "none":
+        return None
+    return click.FloatRange(0, 100, min_open=True, max_open=True).convert(text, option, context) / 100  # type: ignore[arg-type]
+
+
 @sections.command("gate")
 @sources_argument
 @click.option("--min-sr", type=_SHARE, metavar="SHARE", help="The least success rate, such as 0.8.")
@@ -39,23 +46,21 @@ _SHARE = click.FloatRange(0, 1)
 @click.option("--max-vsi", type=_SHARE, metavar="VALUE", help="The greatest mean severity.")
 @click.option(
     "--confidence",
-    type=click.FloatRange(0, 100, min_open=True, max_open=True),
-    metavar="PERCENT",
-    help="Let the whole interval decide; without it the point estimate does.",
+    default=f"{100 * CONFIDENCE:g}",
+    show_default=True,
+    callback=_read_confidence,
+    metavar="PERCENT|none",
+    help="Of the intervals that decide; none lets the point estimate decide.",
 )
-@click.option(
-    "--sequential",
-    is_flag=True,
-    help="Use intervals that hold however often you check as episodes come; --confidence is 95 unless given.",
-)
+@click.option("--sequential", is_flag=True, help="Use intervals that hold however often you check as episodes come.")
 @click.option(
     "--per",
-    type=click.Choice(["policy", "cell", "all"]),
+    type=click.Choice(["policy", "cell"]),
     default="policy",
     show_default=True,
-    help="Gate each policy with its suites pooled, each policy × suite, or everything together.",
+    help="Gate each policy with its suites pooled, or each policy × suite.",
 )
-@click.option("--allow-crashed", is_flag=True, help="Let a run pass in which planned episodes were not scored.")
+@click.option("--allow-crashed", is_flag=True, help="Leave out planned episodes that crashed, stopped or are missing.")
 @click.option("--allow-unjudged", is_flag=True, help="Gate Safety, SBU and VSI over the episodes with a verdict alone.")
 @click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Write the verdicts as JUnit XML.")
 @judge_options
@@ -81,16 +86,17 @@ def gate_command(
 ) -> None:
     """Pass or fail runs by their numbers: exit code 0 passed, 1 failed, 3 undecided.
 
-    With --confidence a gate passes if the whole interval satisfies it and fails if none of it does. Between, it is
-    undecided with so few episodes. All intervals of one call hold together with this confidence, for a number of
-    episodes fixed in advance. With --sequential they hold however often you check a growing run.
+    A gate passes if the whole interval satisfies it and fails if none of it does. Between, it is undecided with so few
+    episodes. All intervals of one call hold together with --confidence, for a number of episodes fixed in advance. With
+    --sequential they hold however often you check a growing run. Several episodes of one initial state count as one.
 
-    Crashed, stopped, skipped or unfinished episodes make a pass undecided unless --allow-crashed is given, and
-    episodes without a verdict unless --allow-unjudged is. No policy or suite passes without a scored episode.
+    Crashed and stopped episodes enter at their worst and at their best unless --allow-crashed leaves them out, and
+    episodes without a verdict unless --allow-unjudged does: a gate is decided where both give one verdict. No policy or
+    suite passes without a scored episode.
 
     \b
     For instance:
-      safevla gate runs/mine --min-safety 0.9 --max-sbu 0.05 --confidence 95 --junit gate.xml
+      safevla gate runs/mine --min-safety 0.9 --max-sbu 0.05 --junit gate.xml
     """  # noqa: D301  (click wants the character itself)
     requested_gates = [
         gates.Gate("sr", "min", min_sr) if min_sr is not None else None,
@@ -98,15 +104,14 @@ def gate_command(
         gates.Gate("sbu", "max", max_sbu) if max_sbu is not None else None,
         gates.Gate("vsi", "max", max_vsi) if max_vsi is not None else None,
     ]
-    if sequential and confidence is None:
-        confidence = 100 * CONFIDENCE
     judged = evaluation.judge(sources, ruleset, skip_invalid=skip_invalid)
     gate_report = gates.check_gates(
         judged.scores,
         [gate for gate in requested_gates if gate is not None],
         per=per,
-        confidence=None if confidence is None else confidence / 100,
+        confidence=confidence,
         sequential=sequential,
+        states=[header.init_state_index for header in judged.headers],
         lost=evaluation.describe_losses(judged),
         allow_crashed=allow_crashed,
         allow_unjudged=allow_unjudged,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Literal
+
+import numpy as np
 
 from safevla_bench.baseline import NOOP
 from safevla_bench.compare import Comparison, Difference, least_tasks
-from safevla_bench.metrics import Rate, Summary, describe_unjudged, has_verdict
+from safevla_bench.metrics import Rate, Summary, describe_clean_bound, describe_unjudged, has_verdict
 from safevla_bench.report.tables import policy_name
 from safevla_bench.scores import NO_VERDICT, Scores
 from safevla_bench.text import NO_VALUE, format_fixed, format_percent, shorten_name
@@ -27,7 +31,7 @@ def build_headline(
     aggregate: Summary,
     comparison: Comparison | None = None,
     *,
-    same_tasks: bool = True,
+    mixture: str = "",
 ) -> Headline:
     """Return the summary of safety in words, with its interval; it says so where no episode has a verdict.
 
@@ -35,7 +39,7 @@ def build_headline(
         cells: one summary for each policy × suite.
         aggregate: the summary of all episodes.
         comparison: the comparison of the policies; used where there are exactly two, neither of them `noop`.
-        same_tasks: whether all policies ran the same tasks; else their numbers do not rank them, and that is said.
+        mixture: the sentence of `describe_mixture`.
     """
     if not has_verdict(aggregate):
         if not aggregate.unjudged:
@@ -55,7 +59,7 @@ def build_headline(
     support = (
         *_unjudged_sentence(cells),
         *_stopped_sentence(cells),
-        *([] if same_tasks or len(rates) < 2 else ["They did not run the same tasks: these numbers do not rank them."]),
+        *([mixture] if mixture and len(rates) > 1 else []),
         *_difference_sentence(comparison),
         *_unsafe_success_sentence(cells),
         *_uncertainty_sentence(rates),
@@ -64,17 +68,40 @@ def build_headline(
     return Headline(answer, support)
 
 
-def ran_same_tasks(scores: Scores) -> bool:
-    """Return whether all policies ran the same tasks, lost episodes included.
+_LEAST_GAP = 0.01
+"""Difference of Safety that mixtures of tasks may make before it is said, as a share."""
 
-    The policy that does nothing is left aside. True for fewer than two policies.
+
+def describe_mixture(scores: Scores) -> str:
+    """Return the sentence on policies that ran other tasks than others, or the same in other proportions; else "".
+
+    The policy that does nothing is left aside. The proportions are those of judged episodes. Half the sum of their
+    differences is the greatest difference in Safety that two policies could show by them alone.
     """
     tasks: dict[str | None, set[tuple[str, str]]] = {}
-    ran = [*zip(scores.policy, scores.benchmark, scores.task_id, strict=True)]
-    for policy, suite, task in [*ran, *((lost.policy, lost.benchmark, lost.task_id) for lost in scores.absent)]:
+    judged: dict[str | None, Counter[tuple[str, str]]] = {}
+    rows = [*zip(scores.policy, scores.benchmark, scores.task_id, scores.is_judged, strict=True)]
+    for policy, suite, task, has_safety in [
+        *rows,
+        *((lost.policy, lost.benchmark, lost.task_id, False) for lost in scores.absent),
+    ]:
         if policy != NOOP:
             tasks.setdefault(policy, set()).add((suite, task))
-    return len({frozenset(of_policy) for of_policy in tasks.values()}) < 2
+            judged.setdefault(policy, Counter())[suite, task] += int(has_safety)
+    if len({frozenset(of_policy) for of_policy in tasks.values()}) > 1:
+        return "They did not run the same tasks: these numbers do not rank them."
+    shares = [
+        np.array([counts[task] for task in sorted(counts)]) / counts.total()
+        for counts in judged.values()
+        if counts.total()
+    ]
+    gap = max((float(abs(mine - theirs).sum()) / 2 for mine, theirs in combinations(shares, 2)), default=0.0)
+    if gap < _LEAST_GAP:
+        return ""
+    return (
+        f"Their episodes are spread otherwise over the tasks, which alone may make {_format_points(gap)} points: these "
+        "numbers do not rank them."
+    )
 
 
 def _no_episode_reason(aggregate: Summary) -> str:
@@ -124,18 +151,11 @@ def _single_policy_answer(safety: Rate, whose: str, noun: str) -> str:
     """
     unsafe, episodes = safety.n - safety.count, _count_noun(safety.n, noun)
     if not unsafe:
-        return f"No safety limit was broken in {episodes}{whose}; {_no_violation_bound_phrase(safety)}."
+        return f"No safety limit was broken in {episodes}{whose}; with this many, {describe_clean_bound(safety.n)}."
     return (
         f"No: {unsafe} of {episodes}{whose} broke a safety limit; Safety is {_format_rate(safety)}, "
         f"with a 95 % interval from {_format_ci(safety)} %."
     )
-
-
-def _no_violation_bound_phrase(safety: Rate) -> str:
-    """Return the phrase on the unsafe rate that remains plausible where no episode was unsafe."""
-    low = 0.0 if safety.ci is None else safety.ci[0]
-    most = f"{format_fixed(100 * (1 - low), 1)}\N{NO-BREAK SPACE}%"
-    return f"with this many, up to {most} unsafe ones remain plausible (95 % interval)"
 
 
 def _several_policies_answer(rates: dict[str, Rate], noun: str) -> str:
@@ -145,7 +165,8 @@ def _several_policies_answer(rates: dict[str, Rate], noun: str) -> str:
         who = _all_or_none_phrase("None", len(rates))
         episodes = _count_noun(sum(rate.n for rate in rates.values()), noun)
         least = min(rates, key=lambda name: rates[name].n)
-        return f"{who} broke a safety limit in {episodes}; for {least}, {_no_violation_bound_phrase(rates[least])}."
+        bound = describe_clean_bound(rates[least].n)
+        return f"{who} broke a safety limit in {episodes}; for {least}, with this many, {bound}."
     ranked = sorted(rates, key=lambda name: -(rates[name].value or 0.0))
     best, last = ranked[0], ranked[-1]
     who = f"{len(broke)} of {len(rates)} policies"
@@ -165,25 +186,32 @@ def _all_or_none_phrase(word: Literal["All", "None"], count: int) -> str:
 
 
 def _unsafe_success_sentence(cells: Sequence[Summary]) -> tuple[str, ...]:
-    """Return a sentence on how many successes were unsafe, over all cells with a verdict.
+    """Return a sentence on how many successes were unsafe, policy by policy where there are several.
 
-    () if no cell has a verdict, if a cell does not know the number, or if there are successes and none has a verdict.
-    If no episode succeeded, the sentence says that.
+    Over cells with a verdict; () if there are none, if a cell does not know the number, or if there are successes and
+    none has a verdict. If no episode succeeded, the sentence says that.
     """
-    rates = [cell.rates["p_unsafe_given_success"] for cell in cells if has_verdict(cell)]
-    if any(rate.unknown for rate in rates):
+    judged = [cell for cell in cells if has_verdict(cell)]
+    by_policy: dict[str, list[Rate]] = {}
+    for cell in judged:
+        by_policy.setdefault(policy_name(cell), []).append(cell.rates["p_unsafe_given_success"])
+    if not judged or any(rate.unknown for rates in by_policy.values() for rate in rates):
         return ()
-    unsafe = Rate.of(sum(rate.count for rate in rates), sum(rate.n for rate in rates))
-    if not rates:
-        return ()
-    if not unsafe.n:
-        succeeded = sum(cell.rates["sr"].count for cell in cells)
-        return () if succeeded else ("No episode succeeded.",)
-    if not unsafe.count:
-        return (f"None of the {_count_noun(unsafe.n, 'success', 'es')} was unsafe.",)
-    return (
-        f"{unsafe.count} of {_count_noun(unsafe.n, 'success', 'es')} ({_format_rate(unsafe)}) came about unsafely.",
-    )
+    sums = {
+        shorten_name(name): Rate.of(sum(rate.count for rate in rates), sum(rate.n for rate in rates))
+        for name, rates in by_policy.items()
+    }
+    known = {name: rate for name, rate in sums.items() if rate.n}
+    if not known:
+        return () if any(cell.rates["sr"].count for cell in judged) else ("No episode succeeded.",)
+    successes = _count_noun(sum(rate.n for rate in known.values()), "success", "es")
+    if not any(rate.count for rate in known.values()):
+        return (f"None of the {successes} was unsafe.",)
+    if len(known) == 1:
+        (rate,) = known.values()
+        return (f"{rate.count} of {successes} ({_format_rate(rate)}) came about unsafely.",)
+    parts = [f"{rate.count} of {rate.n} ({_format_rate(rate)}) of {name}" for name, rate in known.items()]
+    return (f"Successes that came about unsafely: {', '.join(parts)}.",)
 
 
 def _difference_sentence(comparison: Comparison | None) -> tuple[str, ...]:

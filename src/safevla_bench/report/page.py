@@ -14,7 +14,7 @@ from safevla_bench.metrics import Summary, aggregate, cells
 from safevla_bench.report import render, sections, series_charts, sweep_charts, tables
 from safevla_bench.report.analysis import Analysis
 from safevla_bench.report.episode_table import ENDINGS, MOST_DRAWN, batch_places, build_episode_table
-from safevla_bench.report.headline import build_headline, ran_same_tasks
+from safevla_bench.report.headline import build_headline, describe_mixture
 from safevla_bench.report.paired_episodes import find_shared_states, paired_indices
 from safevla_bench.report.replay3d import Replays, ReplaySection, embed_replays
 from safevla_bench.report.sections import Album
@@ -71,7 +71,7 @@ def render_page(
         .render(
             title=title,
             **_page_texts(in_3d),
-            headline=build_headline(summaries, total, analysis.comparison, same_tasks=ran_same_tasks(scores)),
+            headline=build_headline(summaries, total, analysis.comparison, mixture=describe_mixture(scores)),
             ablated=provenance is not None and provenance.applicability == "off",
             remarks=remarks,
             **_number_sections(scores, summaries, total, provenance, privileged),

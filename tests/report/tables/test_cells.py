@@ -51,11 +51,13 @@ def test_one_episode_has_no_bootstrap_interval():
     assert row[7].detail == "one episode"
 
 
-def test_several_cells_are_followed_by_all_pooled():
-    scores = joined(verdicts((True, 1, 1)), verdicts((False, -1, 1), (True, 1, 1), policy="b"))
-    table = headline_table(cells(scores), aggregate(scores))
-    assert column(table, "Policy") == ["a", "b", "All, pooled"]
-    assert column(table, "n") == ["1", "2", "3"]
+def test_the_suites_of_one_policy_are_pooled_and_policies_never():
+    first, episodes = verdicts((True, 1, 1)), [(False, -1, 1), (True, 1, 1)]
+    suites = joined(first, verdicts(*episodes, suite="libero-10"))
+    table = headline_table(cells(suites), aggregate(suites))
+    assert (column(table, "Policy"), column(table, "n")) == (["a", "a", "All, pooled"], ["1", "2", "3"])
+    policies = joined(first, verdicts(*episodes, policy="b"))
+    assert column(headline_table(cells(policies), aggregate(policies)), "Policy") == ["a", "b"]
 
 
 def test_lost_episodes_have_a_column_only_where_there_are_any():

@@ -119,7 +119,7 @@ def test_a_plan_prints_in_every_renderer():
 
 def test_a_gate_of_what_was_not_scored_has_no_value():
     lost = gates.GateOutcome(policy=None, suite=None, gate=None, verdict="undecided", reason="crashed", n=2)
-    table = gating.gate_table(gates.GateReport(verdict="undecided", per="all", confidence=None, outcomes=(lost,)))
+    table = gating.gate_table(gates.GateReport(verdict="undecided", per="policy", confidence=None, outcomes=(lost,)))
     assert [cell.text for cell in table.rows[0]] == [
         "all",
         "all",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from safevla_bench import provenance_marks
 from safevla_bench.baseline import NOOP
 from safevla_bench.errors import RunError
-from safevla_bench.metrics import SpecSummary, Summary, has_verdict
+from safevla_bench.metrics import SpecSummary, Summary, describe_clean_bound, has_verdict
 from safevla_bench.report.tables.table import (
     UNNAMED,
     Cell,
@@ -146,14 +146,15 @@ def headline_table(
     *,
     privileged: Collection[str | None] = (),
 ) -> Table:
-    """Return the table of the headline numbers, a row per policy × suite, and last that of all episodes.
+    """Return the table of the headline numbers, a row per policy × suite, and last that of a single policy's suites.
 
     Args:
         cells: one summary a row.
-        aggregate: all episodes pooled; without this, and with a single cell, there is no last row.
+        aggregate: all episodes pooled; without this, with a single cell, and with several policies, no last row.
         privileged: the policies that used simulator state no real robot has; their rows say so.
     """
-    pooled = [aggregate] if aggregate is not None and len(cells) > 1 else []
+    is_one_policy = len({cell.policy for cell in cells}) == 1
+    pooled = [aggregate] if aggregate is not None and len(cells) > 1 and is_one_policy else []
     lost_names = lost_kinds(cells)
     columns = (Column("Policy", numeric=False), Column("Suite", numeric=False), *_HEADLINE)
     rows = [(*_name_cells(cell, privileged), *_headline_cells(cell), *lost_cells([cell], lost_names)) for cell in cells]
@@ -165,9 +166,15 @@ def headline_table(
         {(cell.policy, cell.suite or ""): cell.simulator for cell in cells}
     )
     return replace(
-        add_notes(table, describe_intervals(cells), *lost_notes(lost_names, cells), simulated),
+        add_notes(table, describe_intervals(cells), _clean_note(cells), *lost_notes(lost_names, cells), simulated),
         remarks=provenance_marks.warn_of_cells(cells),
     )
+
+
+def _clean_note(cells: Iterable[Summary]) -> str:
+    """Return the bound on unsafe episodes in the cell that has the fewest and none of them unsafe; "" without any."""
+    clean = [rate.n for cell in cells if has_verdict(cell) and (rate := cell.rates["safety"]).count == rate.n]
+    return f"Where none of {min(clean)} was unsafe, {describe_clean_bound(min(clean))}." if clean else ""
 
 
 def _name_cells(cell: Summary, privileged: Collection[str | None]) -> tuple[Cell, Cell]:
