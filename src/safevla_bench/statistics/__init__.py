@@ -9,6 +9,7 @@ from safevla_bench.statistics.bootstrap import (
     resampled_cluster_means,
     resampled_means,
 )
+from safevla_bench.statistics.group_sequential import SequentialLook, sequential_look, sum_limits
 from safevla_bench.statistics.intervals import (
     CONFIDENCE,
     Interval,
@@ -68,6 +69,7 @@ __all__ = [
     "CochranQ",
     "FlippedMeans",
     "Interval",
+    "SequentialLook",
     "SequentialPlan",
     "barnard_p",
     "bootstrap_means",
@@ -100,10 +102,12 @@ __all__ = [
     "resampled_task_means",
     "sequential_difference",
     "sequential_interval",
+    "sequential_look",
     "sequential_p",
     "sequential_paired_plan",
     "sequential_rate_plan",
     "sign_flip_p",
+    "sum_limits",
     "tango_interval",
     "task_permutation_p",
     "task_sample_size",
