@@ -214,16 +214,23 @@ def test_a_mistaken_sweep_costs_no_judging(safevla, tmp_path):
 # Planning
 
 
-def test_samplesize_shows_ways_to_see_a_difference(safevla):
+def test_a_plan_says_how_many_episodes_the_verdict_takes_or_what_a_number_shows(safevla):
     code, out, _ = safevla("compare", "--plan", "5")
     assert code == 0
-    for part in ("To tell 80 % from 75 %", "independent episodes", "paired, outcomes unrelated", "1094", "Wilson"):
-        assert part in out
+    assert out.startswith("It takes 135 episodes of each task, 1350 of each policy, to tell 80 % from 75 % on 10 tasks")
+    assert "the difference is the same in each task and 35.0 % of the pairs differ" in out
+    assert "tell 80 % from 75 % on 10 tasks" in safevla("compare", "--plan", "5", "--task-episodes", "50")[1]
     alone = json.loads(safevla("compare", "--plan", "5", "--discordant", "0.1", "--format", "json")[1])
-    assert [one["name"] for one in alone["designs"]] == ["paired, as given"]
+    assert alone["episodes"] < 60
+    code, out, _ = safevla("compare", "--plan", "20", "--task-count", "4")
+    assert (code, out.split(". ")[0]) == (
+        0, "No number of episodes tells 80 % from 60 % on 4 tasks, at 95 %, with a chance of 80 %",
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize("arguments", [["--plan", "0"], ["--plan", "60", "--baseline", "0.5"], []])
+@pytest.mark.parametrize(
+    "arguments", [["--plan", "0"], ["--plan", "60", "--baseline", "0.5"], ["--plan", "5", "--sequential"], []]
+)
 def test_samplesize_refuses_what_cannot_be(safevla, arguments):
     assert safevla("compare", *arguments)[0] == 2
 

@@ -9,8 +9,6 @@ import pytest
 from msgspec.structs import replace
 
 from safevla_bench import compare, gates
-from safevla_bench.compare import sample_size
-from safevla_bench.report.render import render_markdown, render_text
 from safevla_bench.report.tables import comparison as comparing
 from safevla_bench.report.tables import gates as gating
 from safevla_bench.text import NO_VALUE
@@ -107,14 +105,6 @@ def test_a_margin_has_a_column_of_its_own():
 def test_what_the_lost_episodes_could_change_is_said_of_the_primary_verdict():
     notes = comparing.difference_table(comparison(difference(extremes=(-0.2, 0.1)), primary=True)).notes
     assert any(note.startswith("a − b, all, pooled, Safety: -20.0 to 10.0 if all that crashed") for note in notes)
-
-
-def test_a_plan_prints_in_every_renderer():
-    for table in comparing.sample_size_tables(
-        sample_size.plan_sample_size(sample_size.SampleSizeRequest(difference=0.1))
-    ):
-        assert render_text(table)
-        assert render_markdown(table)
 
 
 def test_a_gate_of_what_was_not_scored_has_no_value():

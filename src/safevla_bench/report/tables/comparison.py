@@ -13,7 +13,6 @@ from safevla_bench.compare import (
     SuiteComparison,
     least_tasks,
 )
-from safevla_bench.compare.sample_size import SampleDesign, SampleSizePlan
 from safevla_bench.report.tables.table import Cell, Column, Emphasis, Table
 from safevla_bench.text import NO_VALUE, format_compact, format_fixed, format_interval
 
@@ -317,89 +316,3 @@ def _extreme_notes(comparison: Comparison) -> Iterator[str]:
                 f"{difference.first} − {difference.second}, {_scope_name(scope)}, {name}: {low} to {high} if all that "
                 "crashed or has no verdict were the worst, or the best, for one side."
             )
-
-
-def sample_size_tables(sample_sizes: SampleSizePlan) -> tuple[Table, ...]:
-    """Return the table of episodes by design, that of tasks like these if planned, and the precision of a rate by
-    episodes.
-    """
-    first, second = (f"{format_compact(100 * rate)} %" for rate in sample_sizes.rates)
-    level = f"{format_compact(100 * sample_sizes.confidence)} %"
-    power = f"{format_compact(100 * sample_sizes.power)} %"
-    is_sequential = any(design.mean_episodes is not None for design in sample_sizes.designs)
-    designs = Table(
-        title=f"To tell {first} from {second}, with a chance of {power}, at {level}",
-        columns=(
-            Column("Design", numeric=False),
-            Column("Pairs that differ %"),
-            Column("Episodes of each policy"),
-            *([Column("on average", meaning="episodes until it is decided")] if is_sequential else []),
-            Column("± points of its own rate"),
-        ),
-        rows=tuple(
-            (
-                Cell(design.name),
-                Cell(NO_VALUE)
-                if design.discordant is None
-                else Cell(format_fixed(100 * design.discordant, 1), 100 * design.discordant),
-                Cell(str(design.episodes), design.episodes),
-                *([_mean_episodes_cell(design)] if is_sequential else []),
-                Cell(format_fixed(100 * design.half_width, 1), 100 * design.half_width),
-            )
-            for design in sample_sizes.designs
-        ),
-        notes=(
-            "Independent: z test of two rates (Fleiss). Paired: McNemar's exact test, its power summed exactly.",
-            *(["Sequential: a look after each pair, at most so many; simulated."] if is_sequential else []),
-        ),
-    )
-    widths = Table(
-        title=f"Half width of a {level} Wilson interval around {first}",
-        columns=(Column("Episodes"), Column("± points")),
-        rows=tuple(
-            (Cell(str(n), n), Cell(format_fixed(100 * w, 1), 100 * w)) for n, w in sample_sizes.half_widths.items()
-        ),
-    )
-    return (designs, *([_task_design_table(sample_sizes)] if sample_sizes.task_designs else []), widths)
-
-
-def _mean_episodes_cell(design: SampleDesign) -> Cell:
-    """Return the mean number of episodes until a sequential design decides; a dash for a design that has none."""
-    if design.mean_episodes is None:
-        return Cell(NO_VALUE)
-    return Cell(format_fixed(design.mean_episodes, 0), design.mean_episodes)
-
-
-def _task_design_table(sample_sizes: SampleSizePlan) -> Table:
-    """Return the table of episodes per policy and task that show the difference on tasks like these.
-
-    A dash where no number of episodes shows the difference. The plan must hold a task design.
-    """
-    first = sample_sizes.task_designs[0]
-    rows = tuple(
-        (
-            Cell(design.name),
-            Cell(str(design.tasks), design.tasks),
-            Cell(NO_VALUE) if design.episodes is None else Cell(str(design.episodes), design.episodes),
-            Cell(str(design.least_tasks), design.least_tasks),
-        )
-        for design in sample_sizes.task_designs
-    )
-    spread = format_compact(100 * first.spread)
-    notes = [
-        f"Tasks differ in the difference by {spread} points (standard deviation). More tasks help; beyond some number, "
-        "more episodes of the same tasks do not. t test of the tasks' differences."
-    ]
-    if any(design.episodes is None for design in sample_sizes.task_designs):
-        notes.append(f"{NO_VALUE}: no number of episodes shows it on so few tasks.")
-    return Table(
-        title="The same on tasks like these",
-        columns=(
-            Column("Design", numeric=False),
-            Column("Tasks"),
-            Column("Episodes of each policy and task"),
-            Column("Least tasks", meaning="with any number of episodes"),
-        ),
-        rows=rows,
-        notes=tuple(notes),
-    )
