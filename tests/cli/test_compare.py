@@ -141,7 +141,7 @@ def test_sensitivity_shows_the_nine_variants_of_each_cell_and_the_means_of_each_
     assert (mean["host"], mean["cells"], len(mean["variants"])) == ("LIBERO", 4, 9)
     assert mean["variants"][1]["paper"]["safety"] == 0.764
     assert "Does the ranking by Safety change? Safest first: scripted:careful, scripted:hasty" in out
-    assert "No pair of policies is turned over by any of the 9 variants." in out
+    assert "No pair of policies is shown to be turned over by any of the 9 variants." in out
     assert len(found["ranking"]["variants"]) == 9
 
 

@@ -248,6 +248,7 @@ def _standing_notes(comparison: Comparison) -> Iterator[str]:
         yield f"Clean: success without a violation. P[U|S]: over {where}."
     if len(comparison.policies) > 2:
         yield "Policies that share a letter cannot be told apart with these episodes; that does not make them equal."
+        yield "Best and worst are picked after the fact: letters allow for that, values and their intervals do not."
         if any(metric.metric == "sbu" for _, metric in _scoped_metrics(comparison)):
             yield "SBU has letters beside SR only, and for policies that succeed: who never succeeds has no SBU."
 
@@ -289,6 +290,10 @@ def _verdict_notes(comparison: Comparison) -> Iterator[str]:
             "Look after whole rounds, with as many episodes of every task."
         )
         return
+    if any(
+        metric.primary and not all(d.better for d in metric.differences) for _, metric in _scoped_metrics(comparison)
+    ):
+        yield "For one look, at a number fixed in advance; to compare again as runs grow, use --sequential."
     if max(tasks) > 1:
         yield f"Told apart: p by task at most {level} after adjustment; with one task, p."
     least = least_tasks(comparison.confidence)
