@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from safevla_bench import statistics
+from safevla_bench.compare.sample_size import SampleSizeRequest, plan_sample_size
 
 Row = Sequence[str]
 Floats = NDArray[np.float64]
@@ -290,22 +291,98 @@ def tabulate_many(replicates: int) -> tuple[str, Row, list[Row]]:
 
 
 def tabulate_sequential(replicates: int) -> tuple[str, Row, list[Row]]:
-    """The sequential comparison, looking after every pair, against the exact test of all pairs at the end."""
-    rows = []
-    for first, second, most in ((0.9, 0.9, 200), (0.7, 0.7, 200), (0.9, 0.8, 200), (0.9, 0.7, 200), (0.9, 0.6, 100)):
+    """Comparing two rates on ten tasks while pairs come, at most 200: --until, and --sequential after every round."""
+    rows, tasks, rounds = [], 10, 20
+    cases = [(0.9, 0.9), (0.5, 0.5), (0.98, 0.98), (0.9, 0.8), (0.8, 0.7), (0.9, 0.7)]
+    for first, second in cases:
         rng = generator(13)
-        differences = (rng.random((replicates, most)) < first).astype(int) - (rng.random((replicates, most)) < second)
-        wins, losses = (differences > 0).cumsum(axis=1), (differences < 0).cumsum(axis=1)
-        decided = statistics.log_wealth_of_counts(wins, wins + losses, 0.5) >= -np.log(LEVEL)
-        stops = np.where(decided.any(axis=1), decided.argmax(axis=1) + 1, most)
-        pairs = zip(wins[:, -1].tolist(), losses[:, -1].tolist(), strict=True)
-        at_end = np.array([statistics.mcnemar_p(b, c) <= LEVEL for b, c in pairs])
-        powers = (share(at_end.sum(), replicates), share(decided.any(axis=1).sum(), replicates))
-        saved = f"{100 * (1 - stops.mean() / most):.0f} %"
-        rows.append([f"{first:g}, {second:g}", str(most), *powers, f"{stops.mean():.0f}", saved])
+        safe = rng.random((2, replicates, rounds, tasks)) < np.reshape([first, second], (2, 1, 1, 1))
+        rows.append([f"{first:g}, {second:g}", *_race_cells(safe)])
+    rng, swing = generator(14), np.linspace(-0.25, 0.25, tasks)
+    safe = rng.random((2, replicates, rounds, tasks)) < np.reshape([0.7 + swing, 0.7 - swing], (2, 1, 1, tasks))
+    rows.append(["0.7 on average, 0.45 to 0.95 by task, each better on some", *_race_cells(safe)])
     return (
-        "Comparing two rates pair by pair, at most so many pairs",
-        ("Rates", "Most pairs", "told apart, all pairs", "told apart, --sequential", "pairs on average", "saved"),
+        "Comparing two rates on these tasks, ten tasks and at most 200 pairs",
+        ("Rates", "told apart, all pairs", "--until", "pairs on average", "--sequential", "pairs on average"),
+        rows,
+    )
+
+
+def _race_cells(safe: NDArray[np.bool_]) -> list[str]:
+    """Return shares told apart and mean pairs, given who was safe [2, replicates, rounds, tasks]."""
+    _, replicates, rounds, tasks = safe.shape
+    won, lost = ((safe[k] & ~safe[1 - k]).sum(axis=2) for k in (0, 1))
+    at_end = [
+        statistics.mcnemar_mid_p(b, c) <= LEVEL for b, c in zip(*(x.sum(1).tolist() for x in (won, lost)), strict=True)
+    ]
+    shares = [(k + 1) / rounds for k in range(rounds)]
+    limits = [list(statistics.sum_limits([[1] * int(k) for k in row], 0.5, shares)) for row in (won + lost)]
+    sums, ends = won.cumsum(axis=1), np.array(limits)
+    until = (sums <= ends[..., 0]) | (sums >= ends[..., 1])
+    betting = statistics.log_wealth_of_counts(sums, (won + lost).cumsum(axis=1), 0.5) >= -np.log(LEVEL)
+    cells = [share(sum(at_end), replicates)]
+    for decided in (until, betting):
+        cells += [share(decided.any(axis=1).sum(), replicates), f"{tasks * mean_rounds(decided):.0f}"]
+    return cells
+
+
+def mean_rounds(decided: NDArray[np.bool_]) -> float:
+    """Return the mean number of rounds of a run, given which looks decide, [replicates, rounds]."""
+    return float(np.where(decided.any(axis=1), decided.argmax(axis=1) + 1, decided.shape[1]).mean())
+
+
+def tabulate_until_rates(replicates: int) -> tuple[str, Row, list[Row]]:
+    """A rate against a limit while episodes come, ten tasks: --until, in part with episodes that crash where unsafe."""
+    rows, tasks = [], 10
+    cases = [(0.9, 0.9, 20, 0.0), (0.5, 0.5, 20, 0.0), (0.9, 0.9, 50, 0.0), (0.95, 0.9, 25, 0.0), (0.95, 0.9, 35, 0.0),
+             (0.97, 0.9, 20, 0.0), (0.8, 0.9, 20, 0.0), (0.87, 0.9, 50, 0.6), (0.95, 0.9, 50, 0.6)]  # fmt: skip
+    for rate, limit, rounds, crash in cases:
+        rng = generator(17)
+        safe = rng.random((replicates, rounds, tasks)) < rate
+        lost = ~safe & (rng.random(safe.shape) < crash)
+        shares = [(k + 1) / rounds for k in range(rounds)]
+        low, high = np.array(list(statistics.sum_limits([[1] * tasks] * rounds, limit, shares))).T
+        worst, best = (counted.sum(axis=2).cumsum(axis=1) for counted in (safe, safe | lost))
+        passed, failed = worst >= high, best <= low
+        first = np.where((passed | failed).any(axis=1), (passed | failed).argmax(axis=1), rounds - 1)
+        outcomes = [share(side[np.arange(replicates), first].sum(), replicates) for side in (passed, failed)]
+        power = (
+            f"{100 * statistics.rate_power(rounds * tasks, rate, limit):.0f} %" if rate != limit and not crash else ""
+        )
+        crashed = f", {100 * crash:.0f} % of unsafe crash" if crash else ""
+        rows.append([f"{rate:g}{crashed}", f"{limit:g}", str(rounds * tasks), *outcomes,
+                     f"{tasks * mean_rounds(passed | failed):.0f}", power])  # fmt: skip
+    return (
+        "A rate against a limit with --until, a look after each round of ten episodes",
+        (
+            "True rate",
+            "Limit",
+            "Most episodes",
+            "passed",
+            "failed",
+            "episodes on average",
+            "decided by one look at all",
+        ),
+        rows,
+    )
+
+
+def tabulate_plans(replicates: int) -> tuple[str, Row, list[Row]]:
+    """The power that planned episodes have in simulated comparisons by task; meant are 80 %."""
+    rows = []
+    for tasks in (6, 7, 10, 14, 40):
+        for rate, difference in ((0.8, 0.05), (0.95, 0.05), (0.9, 0.1), (0.6, 0.2)):
+            plan = plan_sample_size(SampleSizeRequest(baseline=rate, difference=difference, tasks=tasks))
+            rng, n = generator(23), plan.episodes
+            assert n is not None
+            counts = rng.binomial(n, np.reshape(plan.rates, (2, 1, 1)), size=(2, replicates, tasks))
+            p_values = [statistics.flip_task_p(row, np.ones(tasks)) for row in (counts[0] - counts[1]).astype(float)]
+            found = share((np.array(p_values) <= LEVEL).sum(), replicates)
+            first, second = plan.rates
+            rows.append([str(tasks), f"{first:g}, {second:g}", str(n), str(n * tasks), found])
+    return (
+        "Planned episodes (`compare --plan`): how often the difference is found; meant are 80 %",
+        ("Tasks", "Rates", "Episodes of each task", "Of each policy", "found"),
         rows,
     )
 
@@ -339,6 +416,8 @@ TABLES = (
     tabulate_means,
     tabulate_many,
     tabulate_sequential,
+    tabulate_until_rates,
+    tabulate_plans,
 )
 
 
