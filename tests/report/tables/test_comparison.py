@@ -107,10 +107,7 @@ def test_what_the_lost_episodes_could_change_is_said_of_the_primary_verdict():
     assert any(note.startswith("a − b, all, pooled, Safety: -20.0 to 10.0 if all that crashed") for note in notes)
 
 
-def test_an_open_verdict_says_that_it_was_for_one_look_and_letters_that_they_allow_for_picking():
-    looking = "For one look, at a number fixed in advance; to compare again as runs grow, use --sequential."
-    assert looking in comparing.difference_table(comparison(difference(), primary=True)).notes
-    assert looking not in comparing.difference_table(comparison(difference(better="a"), primary=True)).notes
+def test_letters_say_that_they_allow_for_picking_the_best_and_the_worst():
     picked = "Best and worst are picked after the fact: letters allow for that, values and their intervals do not."
     assert picked in comparing.standing_table(comparison(difference(), policies=("a", "b", "c"))).notes
     assert picked not in comparing.standing_table(comparison(difference())).notes

@@ -290,10 +290,6 @@ def _verdict_notes(comparison: Comparison) -> Iterator[str]:
             "Look after whole rounds, with as many episodes of every task."
         )
         return
-    if any(
-        metric.primary and not all(d.better for d in metric.differences) for _, metric in _scoped_metrics(comparison)
-    ):
-        yield "For one look, at a number fixed in advance; to compare again as runs grow, use --sequential."
     if max(tasks) > 1:
         yield f"Told apart: p by task at most {level} after adjustment; with one task, p."
     least = least_tasks(comparison.confidence)
