@@ -17,7 +17,7 @@ from safevla_bench import statistics
 from safevla_bench.compare.pairs import StateMeans
 from safevla_bench.compare.policy_results import METRICS, TaskKey
 from safevla_bench.errors import SafevlaError
-from safevla_bench.statistics import CONFIDENCE, RESAMPLES, FlippedMeans, Interval
+from safevla_bench.statistics import CONFIDENCE, RESAMPLES, Interval, MeanTest
 
 Bounds = tuple[float, float]
 ProportionTest = Literal["barnard", "boschloo"]
@@ -259,13 +259,12 @@ def _unpaired_test(first: TaskValues, second: TaskValues, metric: str, options: 
     if metric == "vsi":
         generator = bootstrap_generator(options)
         values = list(first.by_task.values()), list(second.by_task.values())
-        return "permutation within tasks", statistics.task_permutation_p(*values, generator)
+        return "permutation within tasks", statistics.permute_task_means(*values, generator).p_value
     counts, others = first.totals.astype(np.int64), second.totals.astype(np.int64)
     if len(first.sizes) == 1:
         name, test = _PROPORTION_TESTS[options.test]
         return name, test(int(counts[0]), int(first.sizes[0]), int(others[0]), int(second.sizes[0]))
-    name = "Cochran-Mantel-Haenszel, mid-p" if options.mid_p else "Cochran-Mantel-Haenszel, exact"
-    return name, statistics.cmh_p(counts, first.sizes, others, second.sizes, mid=options.mid_p)
+    return "Cochran-Mantel-Haenszel, mid-p", statistics.cmh_mid_p(counts, first.sizes, others, second.sizes)
 
 
 _MCNEMAR: tuple[str, Callable[[int, int], float]] = ("McNemar, exact", statistics.mcnemar_p)
@@ -284,11 +283,11 @@ def _empty_difference(names: tuple[str, str], test: str) -> Difference:
 
 def _flip_tasks(
     differences: NDArray[np.float64], weights: NDArray[np.float64], options: ComparisonOptions
-) -> FlippedMeans | None:
+) -> MeanTest | None:
     """Return the sign-flip test and interval of the mean of tasks' differences [K]; None with fewer than two tasks."""
     if len(differences) < 2:
         return None
-    return statistics.flip_task_means(differences, weights, bootstrap_generator(options), options.confidence)
+    return statistics.flip_task_means(differences, weights, options.confidence)
 
 
 def least_tasks(confidence: float) -> int:
