@@ -120,6 +120,12 @@ def test_many_tasks_have_no_least_p_value():
     assert flip_task_p(np.array([0.5] * 3 + [0.002] * 17), np.ones(20)) == pytest.approx(2.0**-20)
 
 
+def test_pairs_that_all_differ_alike_have_an_interval_without_width():
+    found = flip_pair_means(np.full(321, 0.025))
+    assert (found.interval.low, found.interval.high) == (0.025, 0.025)
+    assert found.p_value < 1e-90
+
+
 @pytest.mark.parametrize("tasks", [40, 130])
 def test_very_many_tasks_are_as_many_random_signs(tasks):
     differences = generator(1).normal(0.04, 0.3, tasks)
@@ -159,6 +165,15 @@ def test_equal_policies_on_tasks_that_interact_are_rarely_told_apart():
         first, second = (drawn.binomial(40, np.clip(0.6 + sign * lean, 0, 1)) / 40 for sign in (0.5, -0.5))
         told_apart += flip_task_p(first - second, np.ones(10)) <= 0.05
     assert told_apart / 400 <= 0.075  # nominal 0.05, two standard errors of 400 replicates
+
+
+def test_sign_flips_of_pairs_are_those_of_scipy():
+    differences = np.random.default_rng(5).normal(0.1, 0.3, 40).clip(-1, 1)
+    theirs = stats.permutation_test(
+        (differences, np.zeros(40)), lambda x, y: (x - y).mean(), permutation_type="samples", n_resamples=20_000,
+        rng=generator(3),
+    ).pvalue  # fmt: skip
+    assert flip_pair_means(differences).p_value == pytest.approx(theirs, abs=0.02)
 
 
 # These tasks
@@ -251,6 +266,16 @@ def test_labels_within_one_task_agree_with_scipy_s_permutation_test():
     for shift, expected in ((0.0, found.p_value), (found.interval.low, 0.05), (found.interval.high, 0.05)):
         theirs = stats.permutation_test((first - shift, second), studentised, vectorized=True, rng=generator(4))
         assert expected == pytest.approx(theirs.pvalue, abs=0.02)
+
+
+def test_relabelling_keeps_its_level_where_means_are_equal_and_variances_are_not():
+    """Ten episodes of great variance against forty of small one: the difference of plain means rejects in a fifth."""
+    rng = np.random.default_rng(6)
+    p_values = [
+        permute_task_means([rng.normal(0, 3, 10)], [rng.normal(0, 1, 40)], generator(k), tries=199).p_value
+        for k in range(300)
+    ]
+    assert np.mean(np.array(p_values) <= 0.05) <= 0.12
 
 
 def test_equal_values_in_each_task_are_no_difference_however_tasks_differ():

@@ -41,17 +41,22 @@ def test_the_demo_s_policies_are_compared_with_each_other(safevla, shipped):
     assert (code, err) == (0, "")
     assert "2 policies on the same 10 episodes" in out
     assert "A = scripted:careful, B = scripted:hasty" in out
-    assert re.search(r"all, pooled +Safety %‡ +50\.0 .* 0\.063 .* 5:0 +0\.250  no\n", out)
-    assert "McNemar, exact (SR, Safety, Clean, SBU, P[U|S]); sign flips (VSI)" in out
+    assert re.search(r"all, pooled +Safety %‡ +50\.0 +8\.4–76\.3 +0\.031 .* 0\.125 +5:0  needs 6 tasks\n", out)
+    assert "McNemar (SR, Safety, Clean, SBU, P[U|S]); sign flips (VSI)" in out
 
 
 def test_the_json_has_what_the_table_shows(safevla, shipped):
     found = json.loads(safevla("compare", shipped, "--metric", "safety", "--format", "json")[1])
     (metric,) = found["scopes"][-1]["metrics"]
     (difference,) = metric["differences"]
-    assert (difference["only_first"], difference["only_second"], difference["p_value"]) == (5, 0, 0.0625)
+    assert (difference["only_first"], difference["only_second"], difference["p_value"]) == (
+        5,
+        0,
+        pytest.approx(1 / 2**5),
+    )
     assert [one["value"] for one in metric["standings"]] == [1.0, 0.5]
-    assert (difference["p_by_task"], difference["tasks"], difference["better"]) == (0.25, 5, None)
+    assert (difference["p_by_task"], difference["tasks"], difference["better"]) == (0.125, 5, None)
+    assert difference["tasks_needed"] == 6
     assert metric["primary"]
 
 
@@ -67,8 +72,13 @@ def test_runs_of_one_plan_are_paired_and_their_crashes_counted(safevla, fake):
     assert "3 policies on the same 4 episodes (2 lost by some)" in out
     assert "Crashed or stopped: random 2, scripted:hasty 2, noop 2" in out
     assert "Letters" in out
-    assert "Cochran's Q, fake, SR" in out
+    assert "after adjustment for the pairs of policies (Holm)" in out
     assert "scripted:hasty saw simulator state" in out
+
+
+@pytest.mark.parametrize("option", [["--mid-p"], ["--test", "boschloo"]])
+def test_there_is_one_test_of_each_kind_to_choose(safevla, shipped, option):
+    assert safevla("compare", shipped, *option)[0] == 2
 
 
 def test_runs_that_are_no_pairs_are_refused_unless_taken_as_independent(safevla, fake, shipped):
@@ -84,7 +94,7 @@ def test_runs_that_are_no_pairs_are_refused_unless_taken_as_independent(safevla,
     assert code == 0
     assert "3 policies on independent episodes" in out
     assert "Only tasks that both policies ran are compared. Not run by all: fake/task_0 (random 2)" in out
-    assert "Cochran-Mantel-Haenszel, exact (SR); none: no task that both ran (SR)" in out
+    assert "Cochran-Mantel-Haenszel (SR); none: no task that both ran (SR)" in out
 
 
 def test_a_margin_says_what_is_equivalent(safevla, shipped):

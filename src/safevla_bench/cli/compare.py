@@ -99,18 +99,11 @@ def _plan_options(command: F) -> F:
 )
 @click.option("--unpaired", is_flag=True, help="Take the episodes as independent, task by task.")
 @click.option(
-    "--test",
-    type=click.Choice(["barnard", "boschloo"]),
-    default="barnard",
-    show_default=True,
-    help="The test of rates under --unpaired on one task.",
-)
-@click.option("--mid-p", is_flag=True, help="Take mid-p-values of rates on these tasks: less cautious than exact ones.")
-@click.option(
     "--sequential",
     is_flag=True,
     help="Use p-values and intervals of these tasks that hold however often you compare growing runs.",
 )
+@click.option("--allow-crashed", is_flag=True, help="Let verdicts stand that episodes without a value could change.")
 @click.option(
     "--margin",
     type=click.FloatRange(0, 100, min_open=True),
@@ -136,9 +129,8 @@ def compare_command(
     across_seeds: bool,
     across_versions: bool,
     unpaired: bool,
-    test: compare.ProportionTest,
-    mid_p: bool,
     sequential: bool,
+    allow_crashed: bool,
     margin: float | None,
     metrics: tuple[str, ...],
     confidence: float,
@@ -154,11 +146,12 @@ def compare_command(
     Episodes are paired by suite, task, initial state and seed. Sources that did not run the same episodes, or not with
     the same environment seed, horizon and protocol, are refused; --unpaired takes them as independent samples of the
     tasks that both ran, which needs more episodes for the same answer. Pairs that crashed on one side are left out and
-    counted. Episodes of several physics versions (MuJoCo, robosuite, the benchmark's package) are refused unless
-    --across-versions is given.
+    counted. If episodes that crashed, were cut short or have no verdict could change a verdict, it is undecided unless
+    --allow-crashed is given. Episodes of several physics versions (MuJoCo, robosuite, the benchmark's package) are
+    refused unless --across-versions is given.
 
     Policies are told apart on tasks like these (sign flips of the tasks' differences) where there is more than one
-    task. Safety over all suites is the primary verdict; the others are exploratory, and adjusted for their number.
+    task; that takes six tasks or more. Safety over all suites is the primary verdict; the others are exploratory.
 
     --plan says how many episodes of each task it takes to tell two rates apart, or what --task-episodes can show. The
     difference is taken to that side of the baseline which needs more episodes. Pairs need fewer, the fewer of them
@@ -176,10 +169,9 @@ def compare_command(
         metrics=metrics or compare.METRICS,
         confidence=confidence / 100,
         seed=seed,
-        test=test,
-        mid_p=mid_p,
         margin=None if margin is None else margin / 100,
         sequential=sequential,
+        allow_crashed=allow_crashed,
     )
     with show_status("comparing"):
         entrants = evaluation.load_policy_results(sources, ruleset, policies=policies, skip_invalid=skip_invalid)

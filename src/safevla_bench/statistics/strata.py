@@ -144,7 +144,7 @@ def _sum_on_grid(terms: Floats) -> float:
     errors = rounded - steps
     observed = float(steps[terms < 0].sum() + errors.sum() / 2)  # rounding moves the mean of all sums by as much
     slack = min(float(np.abs(errors).sum()) / 2, 3 * float(np.linalg.norm(errors))) + 1e-6
-    chances = np.zeros(int(observed + slack) + 1)
+    chances = np.zeros(max(0, int(observed + slack)) + 1)
     chances[0] = 1.0
     for step, many in zip(*np.unique(rounded[rounded > 0], return_counts=True), strict=True):
         summed = np.zeros_like(chances)

@@ -11,9 +11,10 @@ from safevla_bench.compare import (
     MetricComparison,
     PolicyStanding,
     SuiteComparison,
-    least_tasks,
 )
+from safevla_bench.compare.difference import LEAST_RESAMPLED_TASKS
 from safevla_bench.report.tables.table import Cell, Column, Emphasis, Table
+from safevla_bench.statistics import is_significant
 from safevla_bench.text import NO_VALUE, format_compact, format_fixed, format_interval
 
 _SHOWN = {
@@ -26,7 +27,6 @@ _SHOWN = {
 }
 _SUCCESSES = ("sr", "clean")
 """The metrics in which the better policy is not the safer one."""
-_FEW_TASKS = 30
 PRIMARY = "‡"
 """The mark of the primary verdict."""
 _MARGIN_WORDS: Mapping[MarginVerdict | None, str] = {
@@ -95,7 +95,11 @@ def difference_table(comparison: Comparison) -> Table:
         Column("by task", meaning="interval if other tasks like these were run"),
         Column("p by task", meaning="of equal policies on other tasks like these"),
         *([Column("only A:B", meaning="pairs that only A has, and only B")] if comparison.paired else []),
-        Column("p, adj.", meaning="the p-value that decides, adjusted for the number of verdicts"),
+        *(
+            [Column("p, adj.", meaning="the p-value that decides, adjusted for the pairs of policies")]
+            if several
+            else []
+        ),
         Column("Told apart", numeric=False),
         *([] if comparison.margin is None else [Column(_margin_text(comparison), numeric=False)]),
     )
@@ -203,8 +207,8 @@ def _difference_cells(
         interval_cell(difference.ci_by_task, metric.metric),
         _p_value_cell(difference.p_by_task),
         *([only_cell] if comparison.paired else []),
-        _p_value_cell(difference.p_adjusted),
-        verdict_cell(difference, metric.metric),
+        *([_p_value_cell(difference.p_adjusted)] if several else []),
+        verdict_cell(difference, metric.metric, exploratory=not metric.primary),
         *([] if comparison.margin is None else [Cell(_MARGIN_WORDS[difference.margin])]),
     )
 
@@ -216,32 +220,39 @@ def _p_value_cell(value: float | None) -> Cell:
     return Cell("<0.001" if value < 0.001 else format_fixed(value, 3), value)
 
 
-def verdict_cell(difference: Difference, metric: str) -> Cell:
+def verdict_cell(difference: Difference, metric: str, *, exploratory: bool = False) -> Cell:
     """Return `identical`, `A safer`, `B safer` or `no`; a dash without a difference or an adjusted p-value.
 
-    For SR and clean success the word is `better`.
+    For SR and clean success the word is `better`. `exploratory` is added where it says that policies differ. Without a
+    verdict: `undecided`, or how many tasks it takes.
     """
     if difference.identical:
         return Cell("identical")
     if difference.p_adjusted is None or difference.difference is None:
         return Cell(NO_VALUE)
+    if difference.tasks_needed is not None:
+        return Cell(f"needs {difference.tasks_needed} tasks")
+    if difference.undecided:
+        return Cell("undecided")
     if difference.better is None:
         return Cell("no")
     emphasis: Emphasis = "total"
     word = "better" if metric in _SUCCESSES else "safer"
-    return Cell(f"{'A' if difference.better == difference.first else 'B'} {word}", emphasis=emphasis)
+    kind = ", exploratory" if exploratory else ""
+    return Cell(f"{'A' if difference.better == difference.first else 'B'} {word}{kind}", emphasis=emphasis)
 
 
 def _standing_notes(comparison: Comparison) -> Iterator[str]:
     """Yield the notes below the table of values: how intervals and letters are made, and where tasks are few."""
     over = "" if comparison.paired else " Each task that all policies ran weighs the same."
     rates = "Wilson" if comparison.paired else "by the spread within tasks"
+    few = ""
+    if any(scope.tasks < LEAST_RESAMPLED_TASKS for scope in comparison.scopes):
+        few = f", a dash below {LEAST_RESAMPLED_TASKS} tasks, of which it would be too narrow"
     yield (
         f"Intervals: {rates} for rates, one that holds for any values for VSI; by task: whole tasks resampled within "
-        f"their suites.{over}"
+        f"their suites{few}.{over}"
     )
-    if any(1 < scope.tasks < _FEW_TASKS for scope in comparison.scopes):
-        yield f"Fewer than {_FEW_TASKS} tasks somewhere: there the interval by task is rough, and mostly too narrow."
     if any(metric.metric == "p_unsafe_given_success" for _, metric in _scoped_metrics(comparison)):
         both = comparison.paired and len(comparison.policies) == 2
         where = "pairs in which both succeeded" if both else "successes"
@@ -254,24 +265,26 @@ def _standing_notes(comparison: Comparison) -> Iterator[str]:
 
 
 def _difference_notes(comparison: Comparison) -> Iterator[str]:
-    """Yield the notes below the differences: identical pairs, verdicts, tests, extremes, Cochran's Q, and warnings."""
+    """Yield the notes below the differences: identical pairs, verdicts, tests, unknown episodes, and warnings."""
     for first, second in comparison.identical:
         pairs = comparison.scopes[-1].pairs
         yield f"{first} and {second} are identical on all {pairs} pairs: success, safety and severity."
     yield from _verdict_notes(comparison)
     tests: dict[str, dict[str, None]] = {}
+    differences = [item for _, metric in _scoped_metrics(comparison) for item in metric.differences]
     for _, metric in _scoped_metrics(comparison):
         for difference in metric.differences:
             tests.setdefault(difference.test, {})[_SHOWN[metric.metric].split()[0]] = None
     test_names = "; ".join(f"{test} ({', '.join(names)})" for test, names in tests.items())
+    if any(
+        ends is not None and p is not None and 0 in ends and is_significant(p, comparison.confidence)
+        for item in differences
+        for ends, p in ((item.ci, item.p_value), (item.ci_by_task, item.p_by_task))
+    ):
+        yield "An interval that ends at 0 beside a p below the level excludes 0."
     by_task = "" if comparison.sequential else "; by task: sign flips of the tasks' differences"
-    yield f"Tests: {test_names}{by_task}. Rates in points."
+    yield f"Tests, by mid-p-values: {test_names}{by_task}. Rates in points."
     yield from _extreme_notes(comparison)
-    for scope, metric in _scoped_metrics(comparison):
-        if metric.q is not None and metric.q_p_value is not None:
-            p = "< 0.001" if metric.q_p_value < 0.001 else f"= {format_fixed(metric.q_p_value, 3)}"
-            name = _SHOWN[metric.metric].split()[0]
-            yield f"Cochran's Q, {_scope_name(scope)}, {name}: {format_fixed(metric.q, 2)}, p {p}."
     yield from comparison.warnings
 
 
@@ -280,33 +293,48 @@ def _verdict_notes(comparison: Comparison) -> Iterator[str]:
     means.
     """
     level = f"{format_compact(100 * (1 - comparison.confidence))} %"
+    several = len(comparison.policies) > 2
+    adjusted = " after adjustment for the pairs of policies (Holm)" if several else ""
     count = sum(len(metric.differences) for _, metric in _scoped_metrics(comparison) if not metric.primary)
-    rest = f" The other {count} are exploratory, adjusted together (Holm)." if count > 1 else ""
+    rest = f" The other {count} are exploratory, and not adjusted for their number." if count > 1 else ""
     yield f"{PRIMARY} The primary verdict.{rest}"
     tasks = [scope.tasks for scope in comparison.scopes if scope.metrics]
     if comparison.sequential:
         yield (
-            f"Told apart: p at most {level} after adjustment. It holds however often you look, for these tasks only. "
+            f"Told apart: p at most {level}{adjusted}. It holds however often you look, for these tasks only. "
             "Look after whole rounds, with as many episodes of every task."
         )
         return
-    if max(tasks) > 1:
-        yield f"Told apart: p by task at most {level} after adjustment; with one task, p."
-    least = least_tasks(comparison.confidence)
-    if any(1 < count < least for count in tasks):
-        yield f"Fewer than {least} tasks cannot tell policies apart by task, whatever they show."
+    which = "p by task" if max(tasks) > 1 else "p"
+    one_task = "; with one task, p" if 1 in tasks and max(tasks) > 1 else ""
+    yield (
+        f"Told apart: {which} at most {level}{adjusted}{one_task}. Fixed in advance: looking again as episodes come "
+        "makes wrong verdicts likelier; eval --until allows it."
+    )
+    if any(item.tasks_needed for _, metric in _scoped_metrics(comparison) for item in metric.differences):
+        yield "Needs N tasks: fewer tell no policies apart by task, whatever they show."
     if comparison.margin is not None:
         margin = format_compact(100 * comparison.margin)
         yield (
             f"{_margin_text(comparison)}: a policy is not worse where both intervals, of the same tasks and by task, "
-            f"exclude {margin} points ({margin} hundredths of VSI) to its disadvantage; both not worse = equivalent."
+            f"exclude {margin} points ({margin} hundredths of VSI) to its disadvantage; both not worse = equivalent. "
+            "Open too where fewer than six tasks, or tasks that all differ alike, have no interval by task."
         )
 
 
 def _extreme_notes(comparison: Comparison) -> Iterator[str]:
-    """Yield, per primary difference with unknown episodes, its range if all of them were the worst or best
-    for a side.
+    """Yield, per primary difference with unknown episodes, its range if all of them were the worst or best for a side.
+
+    Then why verdicts are undecided, with the most episodes that are unknown to one.
     """
+    undecided = [
+        item.unknown for _, metric in _scoped_metrics(comparison) for item in metric.differences if item.undecided
+    ]
+    if undecided:
+        yield (
+            f"Undecided: up to {max(undecided)} episodes crashed, were cut short or have no verdict, and could change "
+            "the verdict if all were the worst, or the best, for one side. --allow-crashed decides without them."
+        )
     for scope, metric in _scoped_metrics(comparison):
         for difference in metric.differences if metric.primary else ():
             if difference.extremes is None:
