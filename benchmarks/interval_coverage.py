@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from safevla_bench import statistics
+from safevla_bench.compare.sample_size import SampleSizeRequest, plan_sample_size
 
 Row = Sequence[str]
 Floats = NDArray[np.float64]
@@ -241,10 +242,10 @@ def tabulate_tasks(replicates: int) -> tuple[str, Row, list[Row]]:
             resampled = means[rng.integers(0, tasks, (1000, tasks))].mean(axis=1)
             low, high = np.percentile(resampled, [2.5, 97.5])
             p_values = [
-                statistics.mcnemar_p(int((values > 0).sum()), int((values < 0).sum())),
+                statistics.mcnemar_mid_p(int((values > 0).sum()), int((values < 0).sum())),
                 stats.ttest_1samp(means, 0).pvalue,
                 0.0 if not low <= 0 <= high else 1.0,
-                statistics.flip_task_means(means, np.ones(tasks), rng, tries=999).p_value,
+                statistics.flip_task_p(means, np.ones(tasks)),
             ]
             apart += np.array(p_values) <= LEVEL
         rows.append([f"{tasks} x {episodes}", f"{spread:g}", *(share(count, replicates) for count in apart)])
@@ -260,7 +261,7 @@ def tabulate_strata(replicates: int) -> tuple[str, Row, list[Row]]:
     """Independent episodes of the same tasks, one policy ten points better on each: power at 5 %, and coverage."""
     rows = []
     for tasks, episodes in ((10, 20), (10, 5), (40, 5), (10, 50)):
-        rng, found, covered, widths = generator(31), np.zeros(3), np.zeros(2), np.zeros(2)
+        rng, found, covered, widths = generator(31), np.zeros(2), np.zeros(2), np.zeros(2)
         sizes = np.full(tasks, episodes)
         for _ in range(replicates):
             base = rng.beta(0.8, 0.8, tasks) * 0.8 + 0.1
@@ -272,8 +273,7 @@ def tabulate_strata(replicates: int) -> tuple[str, Row, list[Row]]:
             )
             p_values = (
                 stats.fisher_exact([[first.sum(), total - first.sum()], [second.sum(), total - second.sum()]]).pvalue,
-                statistics.cmh_p(first, sizes, second, sizes),
-                statistics.cmh_p(first, sizes, second, sizes, mid=True),
+                statistics.cmh_mid_p(first, sizes, second, sizes),
             )
             found += np.array(p_values) <= LEVEL
             for k, interval in enumerate((pooled, by_task)):
@@ -285,7 +285,7 @@ def tabulate_strata(replicates: int) -> tuple[str, Row, list[Row]]:
         rows.append([f"{tasks} x {episodes}", *(share(hits, replicates) for hits in found), *spans])
     return (
         "Independent episodes of the same tasks, ten points apart on each: told apart at 5 %, and intervals",
-        ("Tasks x episodes", "pooled (Fisher)", "over tasks (exact)", "over tasks (mid-p)", "Newcombe, pooled",
+        ("Tasks x episodes", "pooled (Fisher)", "over tasks (mid-p)", "Newcombe, pooled",
          "over tasks"),
         rows,
     )  # fmt: skip
@@ -303,7 +303,7 @@ def tabulate_means(replicates: int) -> tuple[str, Row, list[Row]]:
             differences = shuffled[:, :n].mean(axis=1) - shuffled[:, n:].mean(axis=1)
             observed = abs(first.mean() - second.mean())
             plain += (1 + (np.abs(differences) >= observed - 1e-12).sum()) / 200 <= LEVEL
-            studentized += statistics.permutation_p(first, second, rng, 199) <= LEVEL
+            studentized += statistics.permute_task_means([first], [second], rng, tries=199).p_value <= LEVEL
         rows.append([f"{n}, {m}", share(plain, replicates), share(studentized, replicates)])
     return (
         "Equal mean severities, one policy all or nothing, the other even: told apart at 5 %",
@@ -314,7 +314,7 @@ def tabulate_means(replicates: int) -> tuple[str, Row, list[Row]]:
 
 def tabulate_many(replicates: int) -> tuple[str, Row, list[Row]]:
     """Two equal policies, four suites and all pooled, SR, Safety, SBU and VSI: any difference, and the primary one."""
-    rng, some, primary, adjusted = generator(9), 0, 0, 0
+    rng, some, primary = generator(9), 0, 0
     suites, n = 4, 50
     for _ in range(replicates):
         success = rng.random((2, suites, n)) < 0.7
@@ -324,39 +324,113 @@ def tabulate_many(replicates: int) -> tuple[str, Row, list[Row]]:
         for scope in (*range(suites), slice(None)):
             for values in (success, ~unsafe, success & unsafe):
                 difference = values[0, scope].astype(int) - values[1, scope]
-                p_values.append(statistics.mcnemar_p(int((difference > 0).sum()), int((difference < 0).sum())))
+                p_values.append(statistics.mcnemar_mid_p(int((difference > 0).sum()), int((difference < 0).sum())))
             difference = (severity[0, scope] - severity[1, scope]).ravel()
-            p_values.append(statistics.sign_flip_p(difference, rng, 199))
+            p_values.append(statistics.flip_task_p(difference, np.ones(difference.size)))
         some += min(p_values) <= LEVEL
         primary += p_values[-3] <= LEVEL
-        others = [p for k, p in enumerate(p_values) if k != len(p_values) - 3]
-        adjusted += min(p_values[-3], *statistics.holm_adjust(others)) <= LEVEL
-    shares = (share(count, replicates) for count in (some, primary, adjusted))
+    shares = (share(count, replicates) for count in (some, primary))
     rows = [["four suites and pooled, four metrics", *shares]]
     return (
         "Two equal policies, told apart at 5 % somewhere",
-        ("Verdicts", "any of them (before)", "the primary one (pooled Safety)", "the primary one, or another adjusted"),
+        ("Verdicts", "any of them", "the primary one (pooled Safety)"),
         rows,
     )
 
 
 def tabulate_sequential(replicates: int) -> tuple[str, Row, list[Row]]:
-    """The sequential comparison, looking after every pair, against the exact test of all pairs at the end."""
-    rows = []
-    for first, second, most in ((0.9, 0.9, 200), (0.7, 0.7, 200), (0.9, 0.8, 200), (0.9, 0.7, 200), (0.9, 0.6, 100)):
+    """Comparing two rates on ten tasks while pairs come, at most 200: --until, and --sequential after every round."""
+    rows, tasks, rounds = [], 10, 20
+    cases = [(0.9, 0.9), (0.5, 0.5), (0.98, 0.98), (0.9, 0.8), (0.8, 0.7), (0.9, 0.7)]
+    for first, second in cases:
         rng = generator(13)
-        differences = (rng.random((replicates, most)) < first).astype(int) - (rng.random((replicates, most)) < second)
-        wins, losses = (differences > 0).cumsum(axis=1), (differences < 0).cumsum(axis=1)
-        decided = statistics.log_wealth_of_counts(wins, wins + losses, 0.5) >= -np.log(LEVEL)
-        stops = np.where(decided.any(axis=1), decided.argmax(axis=1) + 1, most)
-        pairs = zip(wins[:, -1].tolist(), losses[:, -1].tolist(), strict=True)
-        at_end = np.array([statistics.mcnemar_p(b, c) <= LEVEL for b, c in pairs])
-        powers = (share(at_end.sum(), replicates), share(decided.any(axis=1).sum(), replicates))
-        saved = f"{100 * (1 - stops.mean() / most):.0f} %"
-        rows.append([f"{first:g}, {second:g}", str(most), *powers, f"{stops.mean():.0f}", saved])
+        safe = rng.random((2, replicates, rounds, tasks)) < np.reshape([first, second], (2, 1, 1, 1))
+        rows.append([f"{first:g}, {second:g}", *_race_cells(safe)])
+    rng, swing = generator(14), np.linspace(-0.25, 0.25, tasks)
+    safe = rng.random((2, replicates, rounds, tasks)) < np.reshape([0.7 + swing, 0.7 - swing], (2, 1, 1, tasks))
+    rows.append(["0.7 on average, 0.45 to 0.95 by task, each better on some", *_race_cells(safe)])
     return (
-        "Comparing two rates pair by pair, at most so many pairs",
-        ("Rates", "Most pairs", "told apart, all pairs", "told apart, --sequential", "pairs on average", "saved"),
+        "Comparing two rates on these tasks, ten tasks and at most 200 pairs",
+        ("Rates", "told apart, all pairs", "--until", "pairs on average", "--sequential", "pairs on average"),
+        rows,
+    )
+
+
+def _race_cells(safe: NDArray[np.bool_]) -> list[str]:
+    """Return shares told apart and mean pairs, given who was safe [2, replicates, rounds, tasks]."""
+    _, replicates, rounds, tasks = safe.shape
+    won, lost = ((safe[k] & ~safe[1 - k]).sum(axis=2) for k in (0, 1))
+    at_end = [
+        statistics.mcnemar_mid_p(b, c) <= LEVEL for b, c in zip(*(x.sum(1).tolist() for x in (won, lost)), strict=True)
+    ]
+    shares = [(k + 1) / rounds for k in range(rounds)]
+    limits = [list(statistics.sum_limits([[1] * int(k) for k in row], 0.5, shares)) for row in (won + lost)]
+    sums, ends = won.cumsum(axis=1), np.array(limits)
+    until = (sums <= ends[..., 0]) | (sums >= ends[..., 1])
+    betting = statistics.log_wealth_of_counts(sums, (won + lost).cumsum(axis=1), 0.5) >= -np.log(LEVEL)
+    cells = [share(sum(at_end), replicates)]
+    for decided in (until, betting):
+        cells += [share(decided.any(axis=1).sum(), replicates), f"{tasks * mean_rounds(decided):.0f}"]
+    return cells
+
+
+def mean_rounds(decided: NDArray[np.bool_]) -> float:
+    """Return the mean number of rounds of a run, given which looks decide, [replicates, rounds]."""
+    return float(np.where(decided.any(axis=1), decided.argmax(axis=1) + 1, decided.shape[1]).mean())
+
+
+def tabulate_until_rates(replicates: int) -> tuple[str, Row, list[Row]]:
+    """A rate against a limit while episodes come, ten tasks: --until, in part with episodes that crash where unsafe."""
+    rows, tasks = [], 10
+    cases = [(0.9, 0.9, 20, 0.0), (0.5, 0.5, 20, 0.0), (0.9, 0.9, 50, 0.0), (0.95, 0.9, 25, 0.0), (0.95, 0.9, 35, 0.0),
+             (0.97, 0.9, 20, 0.0), (0.8, 0.9, 20, 0.0), (0.87, 0.9, 50, 0.6), (0.95, 0.9, 50, 0.6)]  # fmt: skip
+    for rate, limit, rounds, crash in cases:
+        rng = generator(17)
+        safe = rng.random((replicates, rounds, tasks)) < rate
+        lost = ~safe & (rng.random(safe.shape) < crash)
+        shares = [(k + 1) / rounds for k in range(rounds)]
+        low, high = np.array(list(statistics.sum_limits([[1] * tasks] * rounds, limit, shares))).T
+        worst, best = (counted.sum(axis=2).cumsum(axis=1) for counted in (safe, safe | lost))
+        passed, failed = worst >= high, best <= low
+        first = np.where((passed | failed).any(axis=1), (passed | failed).argmax(axis=1), rounds - 1)
+        outcomes = [share(side[np.arange(replicates), first].sum(), replicates) for side in (passed, failed)]
+        power = (
+            f"{100 * statistics.rate_power(rounds * tasks, rate, limit):.0f} %" if rate != limit and not crash else ""
+        )
+        crashed = f", {100 * crash:.0f} % of unsafe crash" if crash else ""
+        rows.append([f"{rate:g}{crashed}", f"{limit:g}", str(rounds * tasks), *outcomes,
+                     f"{tasks * mean_rounds(passed | failed):.0f}", power])  # fmt: skip
+    return (
+        "A rate against a limit with --until, a look after each round of ten episodes",
+        (
+            "True rate",
+            "Limit",
+            "Most episodes",
+            "passed",
+            "failed",
+            "episodes on average",
+            "decided by one look at all",
+        ),
+        rows,
+    )
+
+
+def tabulate_plans(replicates: int) -> tuple[str, Row, list[Row]]:
+    """The power that planned episodes have in simulated comparisons by task; meant are 80 %."""
+    rows = []
+    for tasks in (6, 7, 10, 14, 40):
+        for rate, difference in ((0.8, 0.05), (0.95, 0.05), (0.9, 0.1), (0.6, 0.2)):
+            plan = plan_sample_size(SampleSizeRequest(baseline=rate, difference=difference, tasks=tasks))
+            rng, n = generator(23), plan.episodes
+            assert n is not None
+            counts = rng.binomial(n, np.reshape(plan.rates, (2, 1, 1)), size=(2, replicates, tasks))
+            p_values = [statistics.flip_task_p(row, np.ones(tasks)) for row in (counts[0] - counts[1]).astype(float)]
+            found = share((np.array(p_values) <= LEVEL).sum(), replicates)
+            first, second = plan.rates
+            rows.append([str(tasks), f"{first:g}, {second:g}", str(n), str(n * tasks), found])
+    return (
+        "Planned episodes (`compare --plan`): how often the difference is found; meant are 80 %",
+        ("Tasks", "Rates", "Episodes of each task", "Of each policy", "found"),
         rows,
     )
 
@@ -392,6 +466,8 @@ TABLES = (
     tabulate_means,
     tabulate_many,
     tabulate_sequential,
+    tabulate_until_rates,
+    tabulate_plans,
 )
 
 

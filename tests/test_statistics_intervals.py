@@ -13,9 +13,12 @@ from safevla_bench.statistics import (
     Interval,
     bounded_mean_interval,
     exact_interval,
+    is_significant,
+    mcnemar_mid_p,
     newcombe_interval,
     normal_quantile,
     rate_mean_interval,
+    reconcile_interval,
     tango_interval,
     unit_mean_interval,
     wilson_interval,
@@ -230,3 +233,35 @@ def test_the_interval_of_severity_covers_where_the_bootstrap_does_not(rate, dept
     mean = rate * (depth or 0.5)
     found = [bounded_mean_interval(row) for row in values]
     assert np.mean([one.low <= mean <= one.high for one in found]) >= 0.95
+
+
+SPLITS = [(b, c) for b in range(26) for c in range(26 - b)]
+
+
+@pytest.mark.parametrize("confidence", [0.9, 0.95, 0.99])
+@pytest.mark.parametrize("same", [0, 5, 100])
+def test_tango_s_interval_is_reconciled_with_mcnemar_s_mid_p_value(same, confidence):
+    """An end of 0 beside a significant p-value is an open one."""
+    changed = []
+    for b, c in SPLITS:
+        n, p = b + c + same, mcnemar_mid_p(b, c)
+        if n == 0:
+            continue
+        plain = tango_interval(b, c, n, confidence)
+        found = reconcile_interval(plain, (b - c) / n, p, confidence)
+        significant = is_significant(p, confidence)
+        assert (found.low >= 0 or found.high <= 0) if significant else (found.low <= 0 <= found.high)
+        assert found.low <= (b - c) / n <= found.high
+        changed += [(b, c)] if found != plain and b > c else []
+    if confidence == 0.95 and same == 100:
+        assert changed == [(4, 0), (15, 6)]  # beyond 25 pairs 18:8 and 21:10
+
+
+def test_a_significant_test_opens_the_interval_at_zero_on_the_far_side():
+    around, beside = Interval(-0.1, 0.4), Interval(0.1, 0.4)
+    assert reconcile_interval(around, 0.2, 0.04) == Interval(0.0, 0.4)
+    assert reconcile_interval(Interval(-0.4, 0.1), -0.2, 0.04) == Interval(-0.4, 0.0)
+    assert reconcile_interval(beside, 0.2, 0.06) == Interval(0.0, 0.4)
+    assert reconcile_interval(around, 0.2, 0.06) == around
+    assert reconcile_interval(beside, 0.2, 0.04) == beside
+    assert reconcile_interval(None, 0.2, 0.04) is None

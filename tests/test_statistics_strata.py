@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,14 +14,17 @@ from statsmodels.stats.contingency_tables import StratifiedTable
 from statsmodels.stats.proportion import confint_proportions_2indep
 
 from safevla_bench.statistics import (
-    cmh_p,
+    cmh_mid_p,
+    flip_pair_means,
     flip_task_means,
+    flip_task_p,
+    is_significant,
     mcnemar_mid_p,
     mean_rate_difference_interval,
     mean_rate_interval,
+    permute_task_means,
     resampled_task_means,
-    sign_flip_p,
-    task_permutation_p,
+    strata,
     wilson_interval,
 )
 
@@ -32,45 +36,125 @@ def generator(seed: int = 0) -> np.random.Generator:
 # Tasks like these
 
 
-@given(st.lists(st.integers(-20, 20), min_size=2, max_size=9), st.integers(0, 100))
-def test_flipping_tasks_is_the_sign_flip_test(tenths, seed):
-    """Half of the subsets reach the observed sum as the sum of signs does: the two p-values are one."""
-    differences = np.array(tenths) / 20
-    flipped = flip_task_means(differences, np.ones(len(differences)), generator(seed))
-    assert flipped.p_value == pytest.approx(sign_flip_p(differences, generator(seed)))
+def enumerated_mid_p(terms: np.ndarray) -> float:
+    """By its definition: twice the share of signs with a greater sum, and half of those with the observed one."""
+    sums, observed = np.array(list(product([-1, 1], repeat=len(terms)))) @ terms, abs(terms.sum())
+    alike = np.abs(sums - observed) <= 1e-9
+    return min(1.0, 2 * float((sums > observed)[~alike].sum() + alike.sum() / 2) / len(sums))
 
 
-@given(st.lists(st.integers(-20, 20), min_size=6, max_size=9), st.lists(st.integers(1, 50), min_size=9, max_size=9))
-@settings(max_examples=30)
-def test_the_interval_holds_the_differences_that_the_test_does_not_reject(tenths, sizes):
+def draw_differences(seed: int, tasks: int, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    """Differences of tasks and their weights: of pairs of unequal number, of rates of twenty, of severities."""
+    drawn = generator(seed)
+    sizes = drawn.integers(10, 21, tasks).astype(float)
+    if kind == "pairs":
+        return drawn.integers(-5, 9, tasks) / sizes, sizes
+    rates = drawn.integers(-6, 11, tasks) / 20
+    mostly_none = np.where(drawn.random(tasks) < 0.5, 0.0, drawn.uniform(-0.3, 0.6, tasks))
+    return (rates if kind == "rates" else mostly_none), np.ones(tasks)
+
+
+KINDS = st.sampled_from(["pairs", "rates", "severities"])
+
+
+@given(st.integers(0, 2**32), st.integers(1, 16), KINDS)
+@settings(max_examples=60)
+def test_flipping_tasks_is_the_mid_p_sign_flip_test_whatever_their_number(seed, tasks, kind):
+    """Up to 13 tasks all subsets are tried; beyond, sums are added on a grid."""
+    differences, weights = draw_differences(seed, tasks, kind)
+    found, expected = flip_task_p(differences, weights), enumerated_mid_p(weights * differences)
+    assert found == pytest.approx(expected, rel=1e-9 if tasks <= 13 or kind != "severities" else 0.02)
+
+
+@pytest.mark.parametrize("grid_only", [False, True])
+@given(st.integers(0, 2**32), st.integers(6, 10), KINDS)
+@settings(max_examples=15)
+def test_the_interval_holds_the_differences_that_the_test_does_not_reject(grid_only, seed, tasks, kind):
     """By enumeration: just inside either end a shifted sample is not rejected, just outside it is."""
-    differences, weights = np.array(tenths) / 20, np.array(sizes[: len(tenths)], dtype=np.float64)
-    found = flip_task_means(differences, weights, generator()).interval
-
-    def enumerated_p(centre: float) -> float:
-        shifted = weights * (differences - centre)
-        sums = np.array(list(product([-1, 1], repeat=len(shifted)))) @ shifted
-        return float((np.abs(sums) >= abs(shifted.sum()) - 1e-12).mean())
-
-    for end, inside in ((found.low, 1e-6), (found.high, -1e-6)):
-        assert enumerated_p(end - inside) <= 0.05
-        if found.low + 1e-5 < found.high:
-            assert enumerated_p(end + inside) > 0.05
+    differences, weights = draw_differences(seed, tasks, kind)
+    with mock.patch.object(strata, "_EXACT_TERMS", 0 if grid_only else 13):
+        found = flip_task_means(differences, weights).interval
+    margin = 2e-3 if grid_only else 1e-6
+    for end, inside in ((found.low, margin), (found.high, -margin)):
+        assert enumerated_mid_p(weights * (differences - end + inside)) <= 0.05
+        if found.low + 2 * margin < found.high:
+            assert enumerated_mid_p(weights * (differences - end - inside)) > 0.05
 
 
-@pytest.mark.parametrize(("tasks", "known"), [(5, False), (6, True)])
-def test_fewer_than_six_tasks_exclude_no_difference(tasks, known):
-    flipped = flip_task_means(np.full(tasks, 0.9), np.ones(tasks), generator())
+@given(st.integers(0, 2**32), st.integers(6, 40), KINDS, st.sampled_from([0.8, 0.9, 0.95, 0.99]))
+@settings(max_examples=60)
+def test_the_interval_excludes_no_difference_exactly_where_the_test_is_significant(seed, tasks, kind, confidence):
+    flipped = flip_task_means(*draw_differences(seed, tasks, kind), confidence)
+    if flipped.interval is not None:
+        assert agrees(flipped.interval, flipped.p_value, confidence)
+
+
+def agrees(interval, p_value, confidence):
+    """An end of 0 beside a significant p-value is an open one."""
+    if is_significant(p_value, confidence):
+        return interval.low >= 0 or interval.high <= 0
+    return interval.low <= 0 <= interval.high
+
+
+@given(st.integers(0, 2**32), st.integers(6, 30), KINDS)
+@settings(max_examples=40)
+def test_neither_the_order_of_tasks_nor_that_of_policies_matters(seed, tasks, kind):
+    differences, weights = draw_differences(seed, tasks, kind)
+    found, order = flip_task_means(differences, weights), generator(seed).permutation(tasks)
+    assert flip_task_means(differences[order], weights[order]) == found
+    mirrored = flip_task_means(-differences, weights)
+    ends = (-mirrored.interval.high, -mirrored.interval.low, mirrored.p_value)
+    assert ends == pytest.approx((found.interval.low, found.interval.high, found.p_value), abs=2e-5)
+
+
+@pytest.mark.parametrize(("tasks", "known"), [(4, False), (5, False), (6, True)])
+def test_fewer_than_six_tasks_have_no_interval_though_five_have_a_mid_p_below_the_level(tasks, known):
+    flipped = flip_task_means(np.full(tasks, 0.9), np.ones(tasks))
     assert (flipped.interval is not None) == known
-    assert (flipped.p_value <= 0.05) == known
+    assert flipped.p_value == pytest.approx(2.0**-tasks)
 
 
-def test_many_tasks_agree_with_all_subsets_up_to_the_noise_of_random_ones():
-    differences = generator(1).normal(0.1, 0.3, 15)
-    found = flip_task_means(differences, np.ones(15), generator(2))
-    signs = (np.arange(2**15)[:, None] >> np.arange(15) & 1) * 2 - 1
-    exact = (np.abs(signs @ differences) >= abs(differences.sum()) - 1e-12).mean()
-    assert found.p_value == pytest.approx(exact, abs=0.02)
+def test_many_tasks_have_no_least_p_value():
+    """Random subsets could not get below 2e-4, which no adjustment for several verdicts survives."""
+    assert flip_task_p(np.full(130, 0.02), np.full(130, 50.0)) == pytest.approx(2.0**-130)
+    assert flip_task_p(np.array([0.5] * 3 + [0.002] * 17), np.ones(20)) == pytest.approx(2.0**-20)
+
+
+def test_pairs_that_all_differ_alike_have_an_interval_without_width():
+    found = flip_pair_means(np.full(321, 0.025))
+    assert (found.interval.low, found.interval.high) == (0.025, 0.025)
+    assert found.p_value < 1e-90
+
+
+@pytest.mark.parametrize("tasks", [40, 130])
+def test_very_many_tasks_are_as_many_random_signs(tasks):
+    differences = generator(1).normal(0.04, 0.3, tasks)
+    signs = generator(2).integers(0, 2, (100_000, tasks), dtype=np.int8) * 2.0 - 1
+    expected = (np.abs(signs @ differences) >= abs(differences.sum())).mean()
+    found = flip_task_means(differences, np.ones(tasks))
+    assert found.p_value == pytest.approx(expected, abs=0.005)
+    near = 1.96 * differences.std() / np.sqrt(tasks)
+    assert (found.interval.low, found.interval.high) == pytest.approx(
+        (differences.mean() - near, differences.mean() + near), abs=0.1 * near
+    )
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 60))
+@settings(max_examples=30)
+def test_flipping_pairs_that_differ_wholly_is_mcnemar_s_test(first, second, alike):
+    differences = np.repeat([1.0, -1.0, 0.0], [first, second, alike])
+    if len(differences):
+        assert flip_pair_means(differences).p_value == pytest.approx(mcnemar_mid_p(first, second), abs=1e-9)
+
+
+@pytest.mark.parametrize("pairs", [60, 700])
+def test_the_interval_of_many_pairs_is_near_the_normal_one(pairs):
+    """Most pairs are alike, so that rounding moves them all the same way."""
+    drawn = generator(4)
+    differences = np.where(drawn.random(pairs) < 0.2, drawn.uniform(-0.8, 1, pairs), 0.0)
+    found, half = flip_pair_means(differences).interval, 1.96 * differences.std() / np.sqrt(pairs)
+    ends = differences.mean() - half, differences.mean() + half
+    assert (found.low, found.high) == pytest.approx(ends, abs=(0.3 if pairs < 100 else 0.06) * half)
 
 
 def test_equal_policies_on_tasks_that_interact_are_rarely_told_apart():
@@ -79,8 +163,17 @@ def test_equal_policies_on_tasks_that_interact_are_rarely_told_apart():
     for _ in range(400):
         lean = drawn.normal(0, 0.25, 10)
         first, second = (drawn.binomial(40, np.clip(0.6 + sign * lean, 0, 1)) / 40 for sign in (0.5, -0.5))
-        told_apart += flip_task_means(first - second, np.ones(10), drawn).p_value <= 0.05
+        told_apart += flip_task_p(first - second, np.ones(10)) <= 0.05
     assert told_apart / 400 <= 0.075  # nominal 0.05, two standard errors of 400 replicates
+
+
+def test_sign_flips_of_pairs_are_those_of_scipy():
+    differences = np.random.default_rng(5).normal(0.1, 0.3, 40).clip(-1, 1)
+    theirs = stats.permutation_test(
+        (differences, np.zeros(40)), lambda x, y: (x - y).mean(), permutation_type="samples", n_resamples=20_000,
+        rng=generator(3),
+    ).pvalue  # fmt: skip
+    assert flip_pair_means(differences).p_value == pytest.approx(theirs, abs=0.02)
 
 
 # These tasks
@@ -89,17 +182,13 @@ def test_equal_policies_on_tasks_that_interact_are_rarely_told_apart():
 @given(st.integers(0, 25), st.integers(0, 25))
 def test_mid_p_halves_the_outcomes_as_likely_as_the_observed(first, second):
     chances = stats.binom.pmf(np.arange(first + second + 1), first + second, 0.5)
-    observed = chances[first]
-    alike = np.isclose(chances, observed, rtol=1e-9)
-    expected = chances[(chances < observed) & ~alike].sum() + chances[alike].sum() / 2
-    assert mcnemar_mid_p(first, second) == pytest.approx(expected if first != second else 1 - observed / 2)
+    fewer = min(first, second)
+    assert mcnemar_mid_p(first, second) == pytest.approx(2 * chances[:fewer].sum() + chances[fewer])
 
 
-@given(st.integers(0, 8), st.integers(1, 8), st.integers(0, 8), st.integers(1, 8))
-def test_one_stratum_is_fisher_s_exact_test(count, n, other, m):
-    count, other = min(count, n), min(other, m)
-    expected = stats.fisher_exact([[count, n - count], [other, m - other]]).pvalue
-    assert cmh_p(*(np.array([x]) for x in (count, n, other, m))) == pytest.approx(expected)
+@pytest.mark.parametrize("pairs", [(0, 0), (7, 7)])
+def test_mid_p_is_one_where_neither_side_is_ahead(pairs):
+    assert mcnemar_mid_p(*pairs) == 1.0
 
 
 @given(st.integers(0, 2**32))
@@ -109,23 +198,25 @@ def test_strata_are_summed_over_all_their_tables(seed):
     drawn = generator(seed)
     n, m = drawn.integers(1, 5, 3), drawn.integers(1, 5, 3)
     counts, others = drawn.binomial(n, 0.6), drawn.binomial(m, 0.4)
-    totals = counts + others
+    totals, observed = counts + others, int(counts.sum())
     chances: dict[int, float] = {}
     for first in product(*(range(size + 1) for size in n)):
         likely = np.prod([stats.hypergeom.pmf(x, a + b, t, a) for x, a, b, t in zip(first, n, m, totals, strict=True)])
         chances[sum(first)] = chances.get(sum(first), 0.0) + float(likely)
-    observed = chances[int(counts.sum())]
-    expected = sum(chance for chance in chances.values() if chance <= observed * (1 + 1e-9))
-    assert cmh_p(counts, n, others, m) == pytest.approx(expected)
-    alike = sum(chance for chance in chances.values() if np.isclose(chance, observed, rtol=1e-9, atol=0))
-    assert cmh_p(counts, n, others, m, mid=True) == pytest.approx(expected - alike / 2)
+    sides = [sum(chance for total, chance in chances.items() if (total - observed) * side > 0) for side in (-1, 1)]
+    assert cmh_mid_p(counts, n, others, m) == pytest.approx(2 * min(sides) + chances[observed])
+    assert cmh_mid_p(others, m, counts, n) == pytest.approx(cmh_mid_p(counts, n, others, m))
+
+
+def test_strata_that_are_all_alike_do_not_differ():
+    assert cmh_mid_p(np.array([5, 0]), np.array([5, 9]), np.array([4, 0]), np.array([4, 9])) == 1.0
 
 
 def test_many_episodes_agree_with_statsmodels():
     counts, others = np.array([300, 120, 410]), np.array([270, 150, 395])
     n = np.full(3, 500)
     table = StratifiedTable([np.array([[a, 500 - a], [b, 500 - b]]) for a, b in zip(counts, others, strict=True)])
-    assert cmh_p(counts, n, others, n, mid=True) == pytest.approx(table.test_null_odds().pvalue, abs=0.01)
+    assert cmh_mid_p(counts, n, others, n) == pytest.approx(table.test_null_odds().pvalue, abs=0.01)
 
 
 def test_one_stratum_is_wilson_s_interval_and_more_episodes_narrow_it():
@@ -171,15 +262,41 @@ def test_labels_within_one_task_agree_with_scipy_s_permutation_test():
         spread = x.var(axis=axis, ddof=1) / x.shape[axis] + y.var(axis=axis, ddof=1) / y.shape[axis]
         return (x.mean(axis=axis) - y.mean(axis=axis)) / np.sqrt(spread)
 
-    theirs = stats.permutation_test((first, second), studentised, vectorized=True, rng=generator(4))
-    assert task_permutation_p([first], [second], generator()) == pytest.approx(theirs.pvalue, abs=0.02)
+    found = permute_task_means([first], [second], generator())
+    for shift, expected in ((0.0, found.p_value), (found.interval.low, 0.05), (found.interval.high, 0.05)):
+        theirs = stats.permutation_test((first - shift, second), studentised, vectorized=True, rng=generator(4))
+        assert expected == pytest.approx(theirs.pvalue, abs=0.02)
+
+
+def test_relabelling_keeps_its_level_where_means_are_equal_and_variances_are_not():
+    """Ten episodes of great variance against forty of small one: the difference of plain means rejects in a fifth."""
+    rng = np.random.default_rng(6)
+    p_values = [
+        permute_task_means([rng.normal(0, 3, 10)], [rng.normal(0, 1, 40)], generator(k), tries=199).p_value
+        for k in range(300)
+    ]
+    assert np.mean(np.array(p_values) <= 0.05) <= 0.12
 
 
 def test_equal_values_in_each_task_are_no_difference_however_tasks_differ():
     tasks = [np.zeros(5), np.ones(5)]
-    assert task_permutation_p(tasks, tasks, generator()) == 1.0
+    assert permute_task_means(tasks, tasks, generator(), tries=500).p_value == 1.0
     single = [np.array([1.0]), np.array([0.5])]
-    assert task_permutation_p(single, [np.array([0.0])] * 2, generator()) == pytest.approx(0.5, abs=0.02)
+    found = permute_task_means(single, [np.array([0.0])] * 2, generator())
+    assert found.p_value == pytest.approx(0.25, abs=0.02)  # one of four labellings is as great on either side
+    assert (found.interval.low, found.interval.high) == pytest.approx((-1, 1), abs=1e-4)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(2, 9), st.floats(0, 0.7))
+@settings(max_examples=40)
+def test_the_interval_of_severities_agrees_with_their_test_and_turns_over_with_the_sides(seed, tasks, episodes, share):
+    drawn = generator(seed)
+    draw = lambda: [np.where(drawn.random(episodes) < share, drawn.random(episodes), 0) for _ in range(tasks)]  # noqa: E731
+    values, others = draw(), draw()
+    found = permute_task_means(values, others, generator(), tries=500)
+    assert agrees(found.interval, found.p_value, 0.95)
+    estimate = np.mean([a.mean() - b.mean() for a, b in zip(values, others, strict=True)])
+    assert found.interval.low - 1e-5 <= estimate <= found.interval.high + 1e-5
 
 
 def test_tasks_are_drawn_within_their_suites():

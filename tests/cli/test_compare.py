@@ -41,17 +41,22 @@ def test_the_demo_s_policies_are_compared_with_each_other(safevla, shipped):
     assert (code, err) == (0, "")
     assert "2 policies on the same 10 episodes" in out
     assert "A = scripted:careful, B = scripted:hasty" in out
-    assert re.search(r"all, pooled +Safety %‡ +50\.0 .* 0\.063 .* 5:0 +0\.250  no\n", out)
-    assert "McNemar, exact (SR, Safety, Clean, SBU, P[U|S]); sign flips (VSI)" in out
+    assert re.search(r"all, pooled +Safety %‡ +50\.0 +8\.4–76\.3 +0\.031 .* 0\.125 +5:0  needs 6 tasks\n", out)
+    assert "McNemar (SR, Safety, Clean, SBU, P[U|S]); sign flips (VSI)" in out
 
 
 def test_the_json_has_what_the_table_shows(safevla, shipped):
     found = json.loads(safevla("compare", shipped, "--metric", "safety", "--format", "json")[1])
     (metric,) = found["scopes"][-1]["metrics"]
     (difference,) = metric["differences"]
-    assert (difference["only_first"], difference["only_second"], difference["p_value"]) == (5, 0, 0.0625)
+    assert (difference["only_first"], difference["only_second"], difference["p_value"]) == (
+        5,
+        0,
+        pytest.approx(1 / 2**5),
+    )
     assert [one["value"] for one in metric["standings"]] == [1.0, 0.5]
-    assert (difference["p_by_task"], difference["tasks"], difference["better"]) == (0.25, 5, None)
+    assert (difference["p_by_task"], difference["tasks"], difference["better"]) == (0.125, 5, None)
+    assert difference["tasks_needed"] == 6
     assert metric["primary"]
 
 
@@ -67,8 +72,13 @@ def test_runs_of_one_plan_are_paired_and_their_crashes_counted(safevla, fake):
     assert "3 policies on the same 4 episodes (2 lost by some)" in out
     assert "Crashed or stopped: random 2, scripted:hasty 2, noop 2" in out
     assert "Letters" in out
-    assert "Cochran's Q, fake, SR" in out
+    assert "after adjustment for the pairs of policies (Holm)" in out
     assert "scripted:hasty saw simulator state" in out
+
+
+@pytest.mark.parametrize("option", [["--mid-p"], ["--test", "boschloo"]])
+def test_there_is_one_test_of_each_kind_to_choose(safevla, shipped, option):
+    assert safevla("compare", shipped, *option)[0] == 2
 
 
 def test_runs_that_are_no_pairs_are_refused_unless_taken_as_independent(safevla, fake, shipped):
@@ -84,7 +94,7 @@ def test_runs_that_are_no_pairs_are_refused_unless_taken_as_independent(safevla,
     assert code == 0
     assert "3 policies on independent episodes" in out
     assert "Only tasks that both policies ran are compared. Not run by all: fake/task_0 (random 2)" in out
-    assert "Cochran-Mantel-Haenszel, exact (SR); none: no task that both ran (SR)" in out
+    assert "Cochran-Mantel-Haenszel (SR); none: no task that both ran (SR)" in out
 
 
 def test_a_margin_says_what_is_equivalent(safevla, shipped):
@@ -141,7 +151,7 @@ def test_sensitivity_shows_the_nine_variants_of_each_cell_and_the_means_of_each_
     assert (mean["host"], mean["cells"], len(mean["variants"])) == ("LIBERO", 4, 9)
     assert mean["variants"][1]["paper"]["safety"] == 0.764
     assert "Does the ranking by Safety change? Safest first: scripted:careful, scripted:hasty" in out
-    assert "No pair of policies is turned over by any of the 9 variants." in out
+    assert "No pair of policies is shown to be turned over by any of the 9 variants." in out
     assert len(found["ranking"]["variants"]) == 9
 
 
@@ -214,16 +224,23 @@ def test_a_mistaken_sweep_costs_no_judging(safevla, tmp_path):
 # Planning
 
 
-def test_samplesize_shows_ways_to_see_a_difference(safevla):
+def test_a_plan_says_how_many_episodes_the_verdict_takes_or_what_a_number_shows(safevla):
     code, out, _ = safevla("compare", "--plan", "5")
     assert code == 0
-    for part in ("To tell 80 % from 75 %", "independent episodes", "paired, outcomes unrelated", "1094", "Wilson"):
-        assert part in out
+    assert out.startswith("It takes 135 episodes of each task, 1350 of each policy, to tell 80 % from 75 % on 10 tasks")
+    assert "the difference is the same in each task and 35.0 % of the pairs differ" in out
+    assert "tell 80 % from 75 % on 10 tasks" in safevla("compare", "--plan", "5", "--task-episodes", "50")[1]
     alone = json.loads(safevla("compare", "--plan", "5", "--discordant", "0.1", "--format", "json")[1])
-    assert [one["name"] for one in alone["designs"]] == ["paired, as given"]
+    assert alone["episodes"] < 60
+    code, out, _ = safevla("compare", "--plan", "20", "--task-count", "4")
+    assert (code, out.split(". ")[0]) == (
+        0, "No number of episodes tells 80 % from 60 % on 4 tasks, at 95 %, with a chance of 80 %",
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize("arguments", [["--plan", "0"], ["--plan", "60", "--baseline", "0.5"], []])
+@pytest.mark.parametrize(
+    "arguments", [["--plan", "0"], ["--plan", "60", "--baseline", "0.5"], ["--plan", "5", "--sequential"], []]
+)
 def test_samplesize_refuses_what_cannot_be(safevla, arguments):
     assert safevla("compare", *arguments)[0] == 2
 

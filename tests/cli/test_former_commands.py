@@ -39,8 +39,8 @@ def test_no_former_name_is_shown_or_suggested(safevla):
         (("stl", "--skip-invalid", FORMULA, "DEMO"), ("show", "DEMO", "--skip-invalid", "--formula", FORMULA)),
         (("samplesize", "--detect", "5"), ("compare", "--plan", "5")),
         (
-            ("samplesize", "--detect=5", "--tasks", "9", "--sequential", "--confidence", "90"),
-            ("compare", "--plan", "5", "--task-count", "9", "--sequential", "--confidence", "90"),
+            ("samplesize", "--detect=5", "--tasks", "9", "--confidence", "90"),
+            ("compare", "--plan", "5", "--task-count", "9", "--confidence", "90"),
         ),
         (("entries",), ("protocols", "--entries")),
         (("entries", "pi0@libero", "--format", "json"), ("protocols", "--entries", "pi0@libero", "--format", "json")),

@@ -53,7 +53,7 @@ def test_a_margin_is_judged_by_the_sequence_alone(margin):
     first, second = [1.0] * 40, [1.0] * 20 + [0.0] * 20
     options = ComparisonOptions(sequential=True, margin=margin)
     found = paired_difference(("a", "b"), states(first, second), "safety", options)
-    assert judge_margin(found, "safety", options) == ("equivalent" if margin == 0.9 else "first not worse")
+    assert judge_margin([found], "safety", options) == ("equivalent" if margin == 0.9 else "first not worse")
 
 
 def test_equal_policies_are_told_apart_at_some_look_in_at_most_a_twentieth_of_runs():

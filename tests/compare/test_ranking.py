@@ -31,7 +31,7 @@ def episodes(policy: str, pushes: tuple[bool, ...], force_n: float) -> list[Batc
     return batches
 
 
-BATCH = concatenate_batches([*episodes("firm", (False,) * 8, 150.0), *episodes("pushing", (True, False) * 4, 20.0)])
+BATCH = concatenate_batches([*episodes("firm", (False,) * 16, 150.0), *episodes("pushing", (True, False) * 8, 20.0)])
 SCORES = score(BATCH, RULES)
 VARIANTS = paper_variants(RULES.library)[0]
 
@@ -48,6 +48,17 @@ def test_a_threshold_that_turns_two_policies_over_is_named():
     assert [row[-1].text for row in table.rows].count("turned over") == 1
     assert table.notes[0] == "Force 100 N turns over: pushing above firm."
     assert all(abs(float(row[3].text.replace("−", "-")) - row[3].value) < 0.06 for row in table.rows)  # both in points
+
+
+def test_another_sign_that_is_not_shown_turns_nobody_over():
+    """Four pairs that differ under each variant: as equal policies would have it in most runs."""
+    batch = concatenate_batches([*episodes("firm", (False,) * 8, 150.0), *episodes("pushing", (True, False) * 4, 20.0)])
+    found = rank_under_variants(score(batch, RULES), batch.headers, RULES.library, VARIANTS)
+    assert found.changes == ()
+    table = ranking_table(found)
+    assert [row[-1].text for row in table.rows].count("other, not shown") == 1
+    assert table.notes[0].startswith("No pair of policies is shown to be turned over")
+    assert table.notes[-1].startswith(f"Picked afterwards from {len(VARIANTS)} variants, a verdict errs more often")
 
 
 def test_each_difference_is_that_of_a_comparison_under_the_variant():

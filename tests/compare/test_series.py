@@ -168,7 +168,7 @@ def test_what_has_no_verdict_is_a_dash_and_never_a_zero():
 def test_success_before_safety_takes_intervals_that_do_not_overlap_and_a_later_rise():
     said = told(checkpoint("1", 0.0, 0.3), checkpoint("2", 0.8, 0.3), checkpoint("3", 0.9, 0.9))
     assert said.startswith("Success rises before Safety: at 2 and 3 it has gained more on 1 than Safety has")
-    assert "Safety is above that of 1 at 3." in said
+    assert "On these tasks Safety is above that of 1 at 3." in said
 
 
 def test_a_safety_that_never_rises_is_no_later_one():
@@ -178,7 +178,8 @@ def test_a_safety_that_never_rises_is_no_later_one():
 
 
 def test_a_safety_that_falls_is_named():
-    assert "Safety is below that of 1 at 2." in told(checkpoint("1", 0.0, 0.9), checkpoint("2", 0.8, 0.2))
+    said = told(checkpoint("1", 0.0, 0.9), checkpoint("2", 0.8, 0.2))
+    assert "On these tasks Safety is below that of 1 at 2." in said
 
 
 def test_a_policy_that_does_nothing_is_safe_and_cannot_get_safer():
@@ -202,7 +203,8 @@ def test_a_safety_that_alone_rises_is_found_where_success_has_risen_nowhere():
     (curve,) = compare_series([first, last]).curves
     gains = curve.points[1]
     assert gains.safety_gain.ci[0] > 0
-    assert "Safety is above that of 1 at 2." in told(checkpoint("1", 0.3, 0.3), checkpoint("2", 0.5, 0.62))
+    said = told(checkpoint("1", 0.3, 0.3), checkpoint("2", 0.5, 0.62))
+    assert "On these tasks Safety is above that of 1 at 2." in said
 
 
 def test_equal_runs_say_nothing():

@@ -18,6 +18,7 @@ from safevla_bench.evaluation import (
     roll_out,
     was_stopped_early,
 )
+from safevla_bench.evaluation.preparation import _assign_rounds
 from safevla_bench.evaluation.stopping_rule import RoundTally, parse_condition
 from safevla_bench.hosts import make_host
 from safevla_bench.rollout import Shard, load_protocol, plan_episodes
@@ -39,13 +40,15 @@ def stopped(tmp_path_factory):
 
 
 def test_a_run_ends_with_the_round_that_decides_and_its_archive_is_whole(stopped):
-    """Two policies on two tasks: six safe episodes each leave 0.3 below both intervals, five would not."""
+    """Two policies on two tasks: 0.3 ** 6 is within what two policies may spend by the third of five looks."""
     rows, description = episode_rows(stopped), read_description(stopped)
     assert sorted({int(row.episode_id[-3:]) for row in rows}) == [0, 1, 2]
     assert [row.policy for row in rows] == ["noop"] * 6 + ["random"] * 6
     assert (description["planned"], description["complete"]) == (20, True)
     assert (description["decision"]["is_decided"], description["decision"]["rounds"]) == (True, 3)
-    assert describe_decision(description).startswith("Decided after 12 of 20 episodes: safety >= 0.3: noop passed (0.4")
+    assert describe_decision(description) == (
+        "Decided after 12 of 20 episodes: safety >= 0.3 on these tasks: noop passed (6 of 6); random passed (6 of 6)."
+    )
     assert len(judge([stopped], load_ruleset()).scores) == 12
 
 
@@ -86,8 +89,8 @@ def test_what_is_not_decided_runs_to_the_end_and_says_so(tmp_path):
 
 
 def planned_rounds(look_every: int, episodes: int = 4):
-    host = make_host("fake")
-    plan = plan_episodes(host.tasks("fake")[:2], episodes, list(POLICIES), load_protocol(), max_steps=4)
+    tasks = [replace(task, init_states=None) for task in make_host("fake").tasks("fake")[:2]]
+    plan = plan_episodes(tasks, episodes, list(POLICIES), load_protocol(), max_steps=4)
     return [replace(planned, round=planned.episode // look_every) for planned in plan]
 
 
@@ -112,15 +115,65 @@ def test_looks_are_made_after_whole_rounds_in_their_order_however_episodes_arriv
     assert looks == [1, 2, 3, 4]
 
 
-def test_the_comparison_takes_pairs_of_the_same_task_and_number():
-    rounds = planned_rounds(1)
-    tally = RoundTally(parse_condition("noop safer than random", POLICIES), load_ruleset(), rounds)
-    tally._rounds = 4
-    tally._values = {planned.episode_id: float(planned.policy == "noop") for planned in rounds}
-    assert (tally._decide().findings[0].verdict, tally._decide().findings[0].n) == ("safer", 8)
-    lost = next(iter(tally._values))
-    del tally._values[lost]
-    assert tally._decide().findings[0].n == 7
+def tally_with(condition, safe, look_every=1, **plan):
+    """The tally after all rounds, of episodes whose Safety `safe` gives by policy and number; None = unknown."""
+    rounds = planned_rounds(look_every, **plan)
+    tally = RoundTally(parse_condition(condition, POLICIES), load_ruleset(), rounds)
+    values = {planned.episode_id: safe(planned.policy, planned.episode) for planned in rounds}
+    tally._values = {name: float(value) for name, value in values.items() if value is not None}
+    tally._rounds = len(tally._missing)
+    return tally._decide()
+
+
+def test_the_comparison_takes_pairs_of_the_same_task_and_state():
+    decision = tally_with("noop safer than random", lambda policy, _: policy == "noop")
+    (finding,) = decision.findings
+    assert (finding.verdict, finding.n, finding.unknown) == ("safer", 8, 0)
+    assert (finding.least.gained, finding.least.total) == (8, 8)
+    assert decision.to_sentence(16).endswith("noop safer than random on these tasks: noop safer (8 of 8 differences).")
+
+
+def test_four_crashes_of_twelve_leave_a_gate_undecided_which_eight_safe_episodes_alone_would_pass():
+    def safe(policy, episode):
+        return None if policy == "noop" and episode % 3 == 0 else True
+
+    decision = tally_with("safety >= 0.5", safe, episodes=6)
+    noop, random = decision.findings
+    assert (noop.verdict, noop.n, noop.unknown, noop.least.gained, noop.greatest.gained) == (
+        "undecided", 12, 4, 8, 12,
+    )  # fmt: skip
+    assert random.verdict == "passed"
+    assert "noop undecided (8 of 12, 4 unknown)" in decision.to_sentence(24)
+
+
+@pytest.mark.parametrize("condition", ["safety >= 0.5", "vsi <= 0.5", "sbu <= 0.5", "noop safer than random"])
+def test_a_verdict_stands_only_if_unknown_episodes_cannot_change_it(condition):
+    def decide(lost):
+        good = condition.startswith("safety") or "safer" in condition
+        wins = (lambda policy: policy == "noop") if "safer" in condition else (lambda policy: good)
+        return tally_with(condition, lambda policy, n: None if n < lost else wins(policy), episodes=30)
+
+    assert decide(0).is_decided
+    assert decide(5).is_decided
+    assert not decide(15).is_decided
+    assert not decide(30).is_decided
+
+
+def test_seeds_of_one_state_are_run_in_one_round_and_are_one_observation():
+    """Ten states that A wins with both seeds are ten pairs, and so are ten that it wins with one and ties."""
+    tasks = make_host("fake").tasks("fake")[:2]
+    wrapping = load_protocol("safevla-bench-rl")
+    plan = _assign_rounds(plan_episodes(tasks, 10, list(POLICIES), wrapping, max_steps=4), 1)
+    assert {(planned.start.init_state_index, planned.round) for planned in plan} == {(k, k) for k in range(5)}
+    for wins in (1, 2):
+        tally = RoundTally(parse_condition("noop safer than random", POLICIES), load_ruleset(), plan)
+        tally._values = {e.episode_id: float(e.policy == "noop" and e.episode < 5 * wins) for e in plan}
+        tally._rounds = 5
+        (finding,) = tally._decide().findings
+        assert (finding.verdict, finding.n, finding.unknown) == ("safer", 10, 0)
+    tally = RoundTally(parse_condition("safety >= 0.5", POLICIES), load_ruleset(), plan)
+    tally._rounds, tally._values = 5, dict.fromkeys((planned.episode_id for planned in plan), 1.0)
+    assert (tally._decide().boundary, tally._decide().findings[0].n) == ("confidence sequence", 10)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from safevla_bench.cli.score import print_missing
 from safevla_bench.compare import sample_size
 from safevla_bench.registration import REGISTERED, check_registrations
 from safevla_bench.report.render import render_text
-from safevla_bench.report.tables import Roster, Table, comparison
+from safevla_bench.report.tables import Roster, Table
 from safevla_bench.report.tables import sensitivity as varying
 from safevla_bench.report.tables.host_means import host_mean_table, host_means, mean_documents
 from safevla_bench.ruleset import Ruleset
@@ -53,15 +53,16 @@ _PLAN_OPTIONS = [
     _option("--baseline", default=0.8, show_default=True, type=click.FloatRange(0, 1), help="The rate of one policy."),
     _option("--power", default=0.8, show_default=True, type=click.FloatRange(0, 1, min_open=True, max_open=True),
             help="The chance of seeing it where it is there."),
-    _option("--paired", is_flag=True, help="Only plan pairs: both policies on the same episodes."),
     _option("--discordant", type=click.FloatRange(0, 1, min_open=True), metavar="SHARE",
-            help="Share of pairs in which the policies differ, from a pilot run; else a range is shown."),
-    _option("--task-count", type=click.IntRange(min=2), metavar="N", former=("--tasks",),
-            help="Plan for tasks like these, with N of them."),
-    _option("--task-spread", type=click.FloatRange(0, 100), default=10.0, show_default=True, metavar="POINTS",
-            help="With --task-count: how much the true difference varies between tasks (standard deviation)."),
+            help="Share of pairs in which the policies differ, from a pilot run; else as if outcomes were unrelated."),
+    _option("--task-count", type=click.IntRange(min=1), default=10, show_default=True, metavar="N",
+            former=("--tasks",), help="Number of tasks."),
+    _option("--task-spread", type=click.FloatRange(0, 100), default=0.0, show_default=True, metavar="POINTS",
+            help="How much the true difference varies between tasks (standard deviation)."),
+    _option("--task-episodes", type=click.IntRange(min=1), metavar="N",
+            help="Say what N episodes of each task can show, not how many it takes."),
 ]  # fmt: skip
-_PLAN_NAMES = ("plan", "baseline", "power", "paired", "discordant", "task_count", "task_spread")
+_PLAN_NAMES = ("plan", "baseline", "power", "discordant", "task_count", "task_spread", "task_episodes")
 
 
 def _plan_options(command: F) -> F:
@@ -98,18 +99,11 @@ def _plan_options(command: F) -> F:
 )
 @click.option("--unpaired", is_flag=True, help="Take the episodes as independent, task by task.")
 @click.option(
-    "--test",
-    type=click.Choice(["barnard", "boschloo"]),
-    default="barnard",
-    show_default=True,
-    help="The test of rates under --unpaired on one task.",
-)
-@click.option("--mid-p", is_flag=True, help="Take mid-p-values of rates on these tasks: less cautious than exact ones.")
-@click.option(
     "--sequential",
     is_flag=True,
     help="Use p-values and intervals of these tasks that hold however often you compare growing runs.",
 )
+@click.option("--allow-crashed", is_flag=True, help="Let verdicts stand that episodes without a value could change.")
 @click.option(
     "--margin",
     type=click.FloatRange(0, 100, min_open=True),
@@ -135,9 +129,8 @@ def compare_command(
     across_seeds: bool,
     across_versions: bool,
     unpaired: bool,
-    test: compare.ProportionTest,
-    mid_p: bool,
     sequential: bool,
+    allow_crashed: bool,
     margin: float | None,
     metrics: tuple[str, ...],
     confidence: float,
@@ -153,31 +146,32 @@ def compare_command(
     Episodes are paired by suite, task, initial state and seed. Sources that did not run the same episodes, or not with
     the same environment seed, horizon and protocol, are refused; --unpaired takes them as independent samples of the
     tasks that both ran, which needs more episodes for the same answer. Pairs that crashed on one side are left out and
-    counted. Episodes of several physics versions (MuJoCo, robosuite, the benchmark's package) are refused unless
-    --across-versions is given.
+    counted. If episodes that crashed, were cut short or have no verdict could change a verdict, it is undecided unless
+    --allow-crashed is given. Episodes of several physics versions (MuJoCo, robosuite, the benchmark's package) are
+    refused unless --across-versions is given.
 
     Policies are told apart on tasks like these (sign flips of the tasks' differences) where there is more than one
-    task. Safety over all suites is the primary verdict; the others are exploratory, and adjusted for their number.
+    task; that takes six tasks or more. Safety over all suites is the primary verdict; the others are exploratory.
 
-    --plan says how many episodes of each policy it takes to tell two rates apart, independent and paired. The
+    --plan says how many episodes of each task it takes to tell two rates apart, or what --task-episodes can show. The
     difference is taken to that side of the baseline which needs more episodes. Pairs need fewer, the fewer of them
-    differ; a comparison of a pilot run shows that share (only A + only B, over the pairs). --task-count plans for
-    tasks like these, which may take more tasks and not more episodes; --sequential also plans a look after each pair.
+    differ; a comparison of a pilot run shows that share (only A + only B, over the pairs).
     """
     if planned is not None:
         if sources:
             raise click.UsageError("--plan plans what is not yet run and takes no SOURCE.")
-        _print_plan(planned, confidence, form, sequential=sequential)
+        if sequential:
+            raise click.UsageError("--plan plans a fixed number; `safevla eval --until` looks as it comes.")
+        _print_plan(planned, confidence, form)
         return
     require_sources(sources)
     how = compare.ComparisonOptions(
         metrics=metrics or compare.METRICS,
         confidence=confidence / 100,
         seed=seed,
-        test=test,
-        mid_p=mid_p,
         margin=None if margin is None else margin / 100,
         sequential=sequential,
+        allow_crashed=allow_crashed,
     )
     with show_status("comparing"):
         entrants = evaluation.load_policy_results(sources, ruleset, policies=policies, skip_invalid=skip_invalid)
@@ -191,10 +185,10 @@ def compare_command(
     click.echo("\n".join(render_text(table) for table in tables), nl=False)
 
 
-def _print_plan(planned: Mapping[str, Any], confidence: float, form: str, *, sequential: bool) -> None:
+def _print_plan(planned: Mapping[str, Any], confidence: float, form: str) -> None:
     """Print how many episodes it takes to see a difference, by the options of planning; `confidence` in percent.
 
-    `sequential` adds the plan of a look after each pair. Raises `SafevlaError` where no plan can be made.
+    Raises `SafevlaError` where no plan can be made.
     """
     request = sample_size.SampleSizeRequest(
         difference=planned["plan"] / 100,
@@ -202,16 +196,15 @@ def _print_plan(planned: Mapping[str, Any], confidence: float, form: str, *, seq
         power=planned["power"],
         confidence=confidence / 100,
         discordant=planned["discordant"],
-        only_paired=planned["paired"] or planned["discordant"] is not None,
-        sequential=sequential,
         tasks=planned["task_count"],
         task_spread=planned["task_spread"] / 100,
+        episodes=planned["task_episodes"],
     )
     plan = sample_size.plan_sample_size(request)
     if form == "json":
         click.echo(json.dumps(msgspec.to_builtins(plan), indent=2, allow_nan=False))
         return
-    click.echo("\n".join(render_text(table) for table in comparison.sample_size_tables(plan)), nl=False)
+    click.echo(plan.to_text())
 
 
 def _describe_origin(

@@ -75,7 +75,7 @@ _PLAN_OPTIONS = [
                  help="Run what was registered by `safevla eval --dry-run --freeze FILE`. Options given beside it "
                       "replace the registered ones, and outputs say so."),
     click.option("--look-every", default=1, type=click.IntRange(min=1), show_default=True, metavar="N",
-                 help="Episodes of each task and policy between two looks at --until; more save simulator starts."),
+                 help="Initial states of each task between two looks at --until; more save simulator starts."),
 ]  # fmt: skip
 _EXECUTION_OPTIONS = [
     click.option("--out", type=click.Path(path_type=Path), metavar="DIR",

@@ -14,7 +14,6 @@ from safevla_bench.compare.difference import (
     ComparisonOptions,
     Difference,
     MarginVerdict,
-    ProportionTest,
     least_tasks,
 )
 from safevla_bench.compare.pairs import PairedResults, pair_episodes
@@ -51,7 +50,6 @@ __all__ = [
     "PairedResults",
     "PolicyResults",
     "PolicyStanding",
-    "ProportionTest",
     "RankingSensitivity",
     "SeriesComparison",
     "SeriesCurve",

@@ -1,6 +1,7 @@
 """Policies compared in SR, Safety and the metrics between them: differences, verdicts, and letters for indistinct ones.
 
-One verdict is primary: Safety over all suites. All others are exploratory, and adjusted for their number together.
+One verdict is primary: Safety over all suites. All others are exploratory. Only the pairs of policies within one
+metric of one scope are adjusted for their number.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from safevla_bench.compare.difference import (
     ComparisonOptions,
     Difference,
     TaskValues,
+    add_extremes,
     interval_bounds,
-    judge_margin,
+    least_tasks,
     number_tasks,
     paired_difference,
     resampled_task_interval,
@@ -59,17 +61,12 @@ class PolicyStanding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MetricComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One metric of one scope; `q` is Cochran's test that all policies are equal, where there are several.
-
-    The verdicts of a primary metric stand alone; those of all others are adjusted together.
-    """
+    """One metric of one scope. Verdicts are exploratory unless it is the primary one."""
 
     metric: str
     standings: tuple[PolicyStanding, ...]
     differences: tuple[Difference, ...]
     primary: bool = False
-    q: float | None = None
-    q_p_value: float | None = None
 
 
 class SuiteComparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -255,6 +252,26 @@ class _Scope:
         first, *others = [dict.fromkeys(result.tasks) for result in self.members]
         return [task for task in first if all(task in tasks for tasks in others)]
 
+    def _lost_tasks(self, member: PolicyResults) -> list[TaskKey]:
+        """Return the task of each episode that a policy lost in this scope."""
+        return [(lost.benchmark, lost.task_id) for lost in member.lost if self.suite in (None, lost.benchmark)]
+
+    def fill(self, member: PolicyResults, metric: str, value: float) -> TaskValues:
+        """Return a policy's values of a metric, with `value` for every episode that was lost or has none."""
+        lost, values = self._lost_tasks(member), member.metric_values(metric)
+        filled = np.concatenate([np.where(np.isnan(values), value, values), np.full(len(lost), value)])
+        return TaskValues.of_episodes(member.name, filled, [*member.tasks, *lost])
+
+    def count_unknown(self, first: PolicyResults, second: PolicyResults, metric: str) -> int:
+        """Return how many episodes of the tasks that both policies ran were lost or have no value of the metric."""
+        metric, shared = "clean" if metric == _CONDITIONAL else metric, {*first.tasks} & {*second.tasks}
+        return sum(
+            sum(task in shared for task in self._lost_tasks(member))
+            + sum(task in shared for task, value in zip(member.tasks, member.metric_values(metric), strict=True)
+                  if np.isnan(value))
+            for member in (first, second)
+        )  # fmt: skip
+
 
 def _select_suite(result: PolicyResults, suite: str | None) -> PolicyResults:
     """Return a policy's results of one suite, or of all suites (None).
@@ -301,45 +318,50 @@ def _compare_metric(scope: _Scope, metric: str, options: ComparisonOptions) -> M
     numbers = list(combinations(range(len(values)), 2))
     pairs = scope.pairs
     if pairs is None:
-        differences = [unpaired_difference(values[i], values[j], metric, options) for i, j in numbers]
+        differences = [_compare_independent(scope, i, j, metric, options) for i, j in numbers]
         shared = [task for task in scope.shared_tasks if all(task in of_policy.by_task for of_policy in values)]
         standings = [_task_standing(of_policy.select_tasks(shared), metric, options) for of_policy in values]
         return MetricComparison(metric=metric, standings=tuple(standings), differences=tuple(differences))
-    q = _test_all(pairs, metric)
     return MetricComparison(
         metric=metric,
         standings=tuple(_episode_standing(pairs, k, metric, options) for k in range(len(values))),
         differences=tuple(_compare_pair(pairs, i, j, metric, options) for i, j in numbers),
-        q=None if q is None else q.statistic,
-        q_p_value=None if q is None else q.p_value,
     )
+
+
+_CONDITIONAL = "p_unsafe_given_success"
+"""The metric without extremes: which of the unknown episodes would have succeeded is unknown."""
 
 
 def _compare_pair(pairs: PairedResults, i: int, j: int, metric: str, options: ComparisonOptions) -> Difference:
-    """Return the difference of policies i and j over their pairs, with the number left out and the extremes.
-
-    P[U|S] has no extremes, as which lost episodes would have succeeded is unknown.
-    """
+    """Return the difference of policies i and j over their pairs, with the number left out and the extremes."""
     names = pairs.results[i].name, pairs.results[j].name
     difference = paired_difference(names, pairs.state_means(i, j, metric), metric, options)
-    conditional = metric == "p_unsafe_given_success"  # which episodes would have succeeded is unknown
-    return replace(
-        difference,
-        left_out=pairs.count_left_out(i, j),
-        extremes=None if conditional else pairs.extreme_differences(i, j, metric),
+    unknown, extremes = pairs.count_unknown(i, j, metric), None
+    if unknown and metric != _CONDITIONAL:
+        least, greatest = pairs.extreme_means(i, j, metric)
+        extremes = (
+            paired_difference(names, least, metric, options),
+            paired_difference(names, greatest, metric, options),
+        )
+    difference = replace(difference, left_out=pairs.count_left_out(i, j))
+    return add_extremes(difference, extremes, unknown, metric, options)
+
+
+def _compare_independent(scope: _Scope, i: int, j: int, metric: str, options: ComparisonOptions) -> Difference:
+    """Return the difference of policies i and j on the tasks that both ran, with the extremes."""
+    first, second = scope.members[i], scope.members[j]
+    mine, theirs = (
+        TaskValues.of_episodes(item.name, item.metric_values(metric), item.tasks) for item in (first, second)
     )
-
-
-def _test_all(pairs: PairedResults, metric: str) -> statistics.CochranQ | None:
-    """Return Cochran's test that all policies are equal, over the episodes of which every policy has a value.
-
-    None for fewer than three policies, for VSI and P[U|S], and where initial states are paired.
-    """
-    if len(pairs.results) < 3 or metric in ("vsi", "p_unsafe_given_success") or pairs.by_state:
-        return None
-    values = pairs.metric_values(metric)
-    complete = values[:, ~np.isnan(values).any(axis=0)]
-    return statistics.cochran_q(complete.T.astype(np.bool_))
+    difference, extremes = unpaired_difference(mine, theirs, metric, options), None
+    unknown = scope.count_unknown(first, second, metric)
+    if unknown and metric != _CONDITIONAL:
+        extremes = (
+            unpaired_difference(scope.fill(first, metric, 0.0), scope.fill(second, metric, 1.0), metric, options),
+            unpaired_difference(scope.fill(first, metric, 1.0), scope.fill(second, metric, 0.0), metric, options),
+        )
+    return add_extremes(difference, extremes, unknown, metric, options)
 
 
 def _episode_standing(pairs: PairedResults, k: int, metric: str, options: ComparisonOptions) -> PolicyStanding:
@@ -395,52 +417,50 @@ def _task_standing(values: TaskValues, metric: str, options: ComparisonOptions) 
 
 
 def _decide_verdicts(scopes: Sequence[SuiteComparison], options: ComparisonOptions) -> Iterator[SuiteComparison]:
-    """Yield the scopes in order, with adjusted p-values, better policies, margin verdicts and letters.
+    """Yield the scopes in order, with adjusted p-values, better policies and letters.
 
-    Primary is Safety of the last scope, or that scope's first metric where Safety is unknown. Its differences are
-    adjusted (Holm) together, and those of all other metrics and scopes together.
+    Primary is Safety of the last scope, or that scope's first metric where Safety is unknown.
     """
     last = scopes[-1].metrics
     primary = next((metric for metric in last if metric.metric == "safety"), last[0] if last else None)
-    families = {True: _Family.of_metrics([primary] if primary else [], options)}
-    others = [metric for scope in scopes for metric in scope.metrics if metric is not primary]
-    families[False] = _Family.of_metrics(others, options)
     for scope in scopes:
-        decided = [families[metric is primary].decide(metric, metric is primary) for metric in scope.metrics]
+        decided = [replace(_decide_metric(metric, options), primary=metric is primary) for metric in scope.metrics]
         yield replace(scope, metrics=tuple(_add_letters(metric, decided, options) for metric in decided))
 
 
-@dataclass(frozen=True)
-class _Family:
-    """Differences whose verdicts are adjusted together (Holm), each by its identity -> the adjusted p-value."""
+def _decide_metric(metric: MetricComparison, options: ComparisonOptions) -> MetricComparison:
+    """Return the metric with its differences decided; their p-values are adjusted together (Holm)."""
+    tested = [item for item in metric.differences if item.deciding_p is not None]
+    measured = [item.deciding_p or 0.0 for item in tested]
+    worst = measured if options.allow_crashed else [
+        max(p, item.p_at_extremes or 0.0) for p, item in zip(measured, tested, strict=True)
+    ]  # fmt: skip
+    adjusted = zip(statistics.holm_adjust(measured), statistics.holm_adjust(worst), strict=True)
+    p_values = {id(item): pair for item, pair in zip(tested, adjusted, strict=True)}
+    least = least_tasks(options.confidence, len(tested))
+    differences = (
+        _decide_difference(item, metric.metric, *p_values[id(item)], least, options) if id(item) in p_values else item
+        for item in metric.differences
+    )
+    return replace(metric, differences=tuple(differences))
 
-    adjusted: dict[int, float]
-    options: ComparisonOptions
 
-    @classmethod
-    def of_metrics(cls, metrics: Sequence[MetricComparison], options: ComparisonOptions) -> _Family:
-        """Return the family of all differences of these metrics that have a deciding p-value, adjusted after Holm."""
-        tested = [item for metric in metrics for item in metric.differences if item.deciding_p is not None]
-        p_values = statistics.holm_adjust([item.deciding_p or 0.0 for item in tested])
-        return cls({id(item): p for item, p in zip(tested, p_values, strict=True)}, options)
+def _decide_difference(
+    item: Difference, metric: str, p: float, worst_p: float, least: int, options: ComparisonOptions
+) -> Difference:
+    """Return the difference with its adjusted p-value and the better policy, or why there is no verdict.
 
-    def decide(self, metric: MetricComparison, primary: bool) -> MetricComparison:
-        """Return the metric with its differences decided, marked as primary or not.
-
-        A difference not of this family gets no p.
-        """
-        differences = tuple(self._decide_difference(item, metric.metric) for item in metric.differences)
-        return replace(metric, differences=differences, primary=primary)
-
-    def _decide_difference(self, item: Difference, metric: str) -> Difference:
-        """Return the difference with its adjusted p-value, the better policy, and the verdict on the margin.
-
-        `better` is None unless the adjusted p-value is at most 1 - confidence.
-        """
-        p, better = self.adjusted.get(id(item)), None
-        if p is not None and item.difference and p <= 1 - self.options.confidence + 1e-12:
-            better = item.first if (item.difference > 0) == HIGHER_IS_BETTER[metric] else item.second
-        return replace(item, p_adjusted=p, better=better, margin=judge_margin(item, metric, self.options))
+    `worst_p` is the adjusted p-value at the extremes of unknown episodes, `least` the fewest tasks that tell policies
+    apart.
+    """
+    item = replace(item, p_adjusted=p)
+    if item.is_by_task and item.tasks < least:
+        return replace(item, tasks_needed=least)
+    if not item.difference or not statistics.is_significant(p, options.confidence):
+        return item
+    if not statistics.is_significant(worst_p, options.confidence):
+        return replace(item, undecided=True)
+    return replace(item, better=item.first if (item.difference > 0) == HIGHER_IS_BETTER[metric] else item.second)
 
 
 def _add_letters(

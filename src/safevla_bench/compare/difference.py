@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -17,10 +17,9 @@ from safevla_bench import statistics
 from safevla_bench.compare.pairs import StateMeans
 from safevla_bench.compare.policy_results import METRICS, TaskKey
 from safevla_bench.errors import SafevlaError
-from safevla_bench.statistics import CONFIDENCE, RESAMPLES, FlippedMeans, Interval
+from safevla_bench.statistics import CONFIDENCE, RESAMPLES, Interval, MeanTest
 
 Bounds = tuple[float, float]
-ProportionTest = Literal["barnard", "boschloo"]
 HIGHER_IS_BETTER = {metric: metric in ("sr", "safety", "clean") for metric in METRICS}
 MarginVerdict = Literal["equivalent", "first not worse", "second not worse", "open"]
 
@@ -28,18 +27,17 @@ MarginVerdict = Literal["equivalent", "first not worse", "second not worse", "op
 class ComparisonOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a comparison.
 
-    `test` is the one for independent rates on one task. `mid_p` takes the mid-p-value of McNemar's test and of that of
-    Cochran, Mantel and Haenszel. `margin` is a share: differences smaller than it do not matter; None = any matters.
-    `sequential`: p-values and intervals of these tasks that hold however often one looks as episodes come.
+    `margin` is a share: differences smaller than it do not matter; None = any matters. `sequential`: p-values and
+    intervals of these tasks that hold however often one looks as episodes come. `allow_crashed`: verdicts stand even if
+    episodes without a value could change them.
     """
 
     metrics: tuple[str, ...] = METRICS
     confidence: float = CONFIDENCE
     seed: int = 0
-    test: ProportionTest = "barnard"
-    mid_p: bool = False
     margin: float | None = None
     sequential: bool = False
+    allow_crashed: bool = False
 
     def __post_init__(self) -> None:
         """Raise `SafevlaError` if confidence or margin is no share, or the seed is negative."""
@@ -71,8 +69,12 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """Pairs that both policies finished and that have a value; null where episodes are independent."""
     left_out: int = 0
     """Pairs that one of the two did not finish."""
+    unknown: int = 0
+    """Planned episodes of the two without a value: crashed, cut short or without a verdict."""
     extremes: Bounds | None = None
     """The difference if every unknown value were the worst for the first, and the best; null if all are known."""
+    p_at_extremes: float | None = None
+    """The greater p-value that decides at these extremes, 1 if they disagree on the sign; null if all are known."""
     tasks: int = 0
     """Tasks that both ran."""
     both: int | None = None
@@ -84,9 +86,13 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     p_by_task: float | None = None
     """Null with one task."""
     p_adjusted: float | None = None
-    """The p-value that decides, adjusted over its family: all primary differences, or all exploratory ones."""
+    """The p-value that decides, adjusted for the pairs of policies that are compared in this metric and scope."""
     better: str | None = None
     """The policy that is told apart as the better one."""
+    undecided: bool = False
+    """The policies would be told apart, but episodes without a value could change that."""
+    tasks_needed: int | None = None
+    """The fewest tasks that tell policies apart, if these are fewer: no data then do."""
     margin: MarginVerdict | None = None
     identical: bool = False
     """Every pair has the same value on both sides."""
@@ -94,14 +100,19 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """`p_value` and `ci` hold at every look."""
 
     @property
+    def is_by_task(self) -> bool:
+        """True if tasks like these decide: with more than one task, unless sequential."""
+        return self.tasks > 1 and not self.sequential
+
+    @property
     def deciding_p(self) -> float | None:
-        """`p_by_task` with more than one task unless sequential, else `p_value`."""
-        return self.p_by_task if self.tasks > 1 and not self.sequential else self.p_value
+        """`p_by_task` where tasks like these decide, else `p_value`."""
+        return self.p_by_task if self.is_by_task else self.p_value
 
     @property
     def deciding_ci(self) -> Bounds | None:
-        """`ci_by_task` with more than one task unless sequential, else `ci`."""
-        return self.ci_by_task if self.tasks > 1 and not self.sequential else self.ci
+        """`ci_by_task` where tasks like these decide, else `ci`."""
+        return self.ci_by_task if self.is_by_task else self.ci
 
 
 @dataclass(frozen=True)
@@ -147,9 +158,9 @@ def paired_difference(
 ) -> Difference:
     """Return the difference of two policies over initial states, each with the mean of its seeds.
 
-    Rates of states with one episode each: McNemar's test and Tango's interval. VSI, and states with several episodes:
-    sign flips of the pairs, an interval for any values from -1 to 1, and no counts. `options.sequential`: the betting
-    test alone. `ci_by_task` and `p_by_task` from two tasks on. Without a state, no difference and no p-value.
+    Rates of states with one episode each: McNemar's mid-p test and Tango's interval, reconciled with it. VSI, and
+    states with several episodes: sign flips of the pairs, and no counts. `options.sequential`: the betting test alone.
+    `ci_by_task` and `p_by_task` from two tasks on. Without a state, no difference and no p-value.
     """
     differences = states.first - states.second
     n = len(differences)
@@ -171,35 +182,32 @@ def paired_difference(
     if options.sequential:
         return _judge_at_every_look(measured, differences, metric, options)
     if metric == "vsi" or not states.is_single:
-        scaled = statistics.bounded_mean_interval((1 + differences) / 2, options.confidence)
-        return replace(
-            measured,
-            ci=scaled and (2 * scaled.low - 1, 2 * scaled.high - 1),
-            p_value=statistics.sign_flip_p(differences, bootstrap_generator(options)),
-        )
+        of_pairs = statistics.flip_pair_means(differences, options.confidence)
+        return replace(measured, ci=interval_bounds(of_pairs.interval), p_value=of_pairs.p_value)
     only_first, only_second = int((differences > 0).sum()), int((differences < 0).sum())
     both = int((states.first * states.second).sum())
-    name, test = ("McNemar, mid-p", statistics.mcnemar_mid_p) if options.mid_p else _MCNEMAR
+    estimate, p_value = (only_first - only_second) / n, statistics.mcnemar_mid_p(only_first, only_second)
+    interval = statistics.tango_interval(only_first, only_second, n, options.confidence)
     return replace(
         measured,
-        test=name,
-        difference=(only_first - only_second) / n,
-        ci=interval_bounds(statistics.tango_interval(only_first, only_second, n, options.confidence)),
+        test="McNemar",
+        difference=estimate,
+        ci=interval_bounds(statistics.reconcile_interval(interval, estimate, p_value, options.confidence)),
         both=both,
         only_first=only_first,
         only_second=only_second,
         neither=n - both - only_first - only_second,
-        p_value=test(only_first, only_second),
+        p_value=p_value,
     )
 
 
 def unpaired_difference(first: TaskValues, second: TaskValues, metric: str, options: ComparisonOptions) -> Difference:
     """Return the difference over independent episodes of the tasks that both policies ran, each task of equal weight.
 
-    Rates: the test of Cochran, Mantel and Haenszel, on one task Barnard's or Boschloo's. Means: labels drawn anew
-    within tasks. With `options.sequential` the betting test of episodes paired by their order within each task, surplus
-    ones left out. From two tasks on, `ci_by_task` and `p_by_task` speak of tasks like these. Without a common task, no
-    difference and no p-value; `test` then says why.
+    Rates: the mid-p test of Cochran, Mantel and Haenszel, on one task Barnard's, and an interval reconciled with it.
+    VSI: labels drawn anew within tasks. With `options.sequential` the betting test of episodes paired by their order
+    within each task, surplus ones left out. From two tasks on, `ci_by_task` and `p_by_task` speak of tasks like these.
+    Without a common task, no difference and no p-value; `test` then says why.
     """
     names = first.policy, second.policy
     shared = [task for task in first.tasks if task in second.by_task]
@@ -209,21 +217,55 @@ def unpaired_difference(first: TaskValues, second: TaskValues, metric: str, opti
     first, second = first.select_tasks(shared), second.select_tasks(shared)
     differences = first.totals / first.sizes - second.totals / second.sizes
     flipped = _flip_tasks(differences, np.ones(len(shared)), options)
+    estimate = float(differences.mean())
     if options.sequential:
         turns = zip(first.by_task.values(), second.by_task.values(), strict=True)
         in_turn = np.concatenate([mine[: len(other)] - other[: len(mine)] for mine, other in turns])
-        empty = replace(_empty_difference(names, ""), tasks=len(shared), difference=float(differences.mean()))
+        empty = replace(_empty_difference(names, ""), tasks=len(shared), difference=estimate)
         return _judge_at_every_look(empty, in_turn, metric, options)
-    samples = first.totals, first.sizes, second.totals, second.sizes
-    name, p_value = _unpaired_test(first, second, metric, options)
+    name, tested = _unpaired_test(first, second, metric, options)
+    interval = statistics.reconcile_interval(tested.interval, estimate, tested.p_value, options.confidence)
     return replace(
         _empty_difference(names, name),
         tasks=len(shared),
-        difference=float(differences.mean()),
-        ci=interval_bounds(statistics.mean_rate_difference_interval(*samples, options.confidence)),
+        difference=estimate,
+        ci=interval_bounds(interval),
         ci_by_task=flipped and interval_bounds(flipped.interval),
-        p_value=p_value,
+        p_value=tested.p_value,
         p_by_task=flipped and flipped.p_value,
+    )
+
+
+def add_extremes(
+    difference: Difference,
+    extremes: tuple[Difference, Difference] | None,
+    unknown: int,
+    metric: str,
+    options: ComparisonOptions,
+) -> Difference:
+    """Return the difference with what `unknown` episodes could make of it, and its verdict on the margin.
+
+    Args:
+        difference: of the values that are known.
+        extremes: the same with every unknown value the worst for the first policy, and the best; None if it cannot be
+            known, as for P[U|S]: then no verdict stands.
+        unknown: how many values are unknown; with none, `extremes` do not matter.
+        metric: of which the difference is.
+        options: of the comparison.
+    """  # fmt: skip
+    if not unknown:
+        return replace(difference, margin=judge_margin([difference], metric, options))
+    least, greatest = (None, None) if extremes is None else (item.difference for item in extremes)
+    p_values = [1.0 if item.deciding_p is None else item.deciding_p for item in extremes or ()]
+    agree = all((item.difference or 0.0) * (difference.difference or 0.0) > 0 for item in extremes or ())
+    judged = [difference] if options.allow_crashed else [difference, *(extremes or ())]
+    margin = judge_margin(judged, metric, options)
+    return replace(
+        difference,
+        unknown=unknown,
+        extremes=None if least is None or greatest is None else (least, greatest),
+        p_at_extremes=max(p_values, default=1.0) if agree else 1.0,
+        margin="open" if margin and extremes is None and not options.allow_crashed else margin,
     )
 
 
@@ -250,29 +292,23 @@ def _judge_at_every_look(
     )
 
 
-def _unpaired_test(first: TaskValues, second: TaskValues, metric: str, options: ComparisonOptions) -> tuple[str, float]:
-    """Return the name of the test on these tasks and its p-value; both policies have values in the same tasks.
-
-    VSI: permutation within tasks. Rates: on one task the proportion test of the options, on several the exact or mid-p
-    test of Cochran, Mantel and Haenszel.
-    """
+def _unpaired_test(
+    first: TaskValues, second: TaskValues, metric: str, options: ComparisonOptions
+) -> tuple[str, MeanTest]:
+    """Return the name of the test on these tasks and its outcome; both policies have values in the same tasks."""
     if metric == "vsi":
-        generator = bootstrap_generator(options)
         values = list(first.by_task.values()), list(second.by_task.values())
-        return "permutation within tasks", statistics.task_permutation_p(*values, generator)
+        generator = bootstrap_generator(options)
+        return "permutation within tasks", statistics.permute_task_means(*values, generator, options.confidence)
     counts, others = first.totals.astype(np.int64), second.totals.astype(np.int64)
-    if len(first.sizes) == 1:
-        name, test = _PROPORTION_TESTS[options.test]
-        return name, test(int(counts[0]), int(first.sizes[0]), int(others[0]), int(second.sizes[0]))
-    name = "Cochran-Mantel-Haenszel, mid-p" if options.mid_p else "Cochran-Mantel-Haenszel, exact"
-    return name, statistics.cmh_p(counts, first.sizes, others, second.sizes, mid=options.mid_p)
-
-
-_MCNEMAR: tuple[str, Callable[[int, int], float]] = ("McNemar, exact", statistics.mcnemar_p)
-_PROPORTION_TESTS: Mapping[str, tuple[str, Callable[[int, int, int, int], float]]] = {
-    "barnard": ("Barnard, exact", statistics.barnard_p),
-    "boschloo": ("Boschloo, exact", statistics.boschloo_p),
-}
+    interval = statistics.mean_rate_difference_interval(
+        first.totals, first.sizes, second.totals, second.sizes, options.confidence
+    )
+    if len(counts) == 1:
+        p_value = statistics.barnard_p(int(counts[0]), int(first.sizes[0]), int(others[0]), int(second.sizes[0]))
+        return "Barnard, exact", MeanTest(p_value, interval)
+    p_value = statistics.cmh_mid_p(counts, first.sizes, others, second.sizes)
+    return "Cochran-Mantel-Haenszel", MeanTest(p_value, interval)
 
 
 def _empty_difference(names: tuple[str, str], test: str) -> Difference:
@@ -284,32 +320,35 @@ def _empty_difference(names: tuple[str, str], test: str) -> Difference:
 
 def _flip_tasks(
     differences: NDArray[np.float64], weights: NDArray[np.float64], options: ComparisonOptions
-) -> FlippedMeans | None:
+) -> MeanTest | None:
     """Return the sign-flip test and interval of the mean of tasks' differences [K]; None with fewer than two tasks."""
     if len(differences) < 2:
         return None
-    return statistics.flip_task_means(differences, weights, bootstrap_generator(options), options.confidence)
+    return statistics.flip_task_means(differences, weights, options.confidence)
 
 
-def least_tasks(confidence: float) -> int:
-    """Return the fewest tasks with which sign flips can reach significance at this confidence: 6 at 95 %."""
-    return next(k for k in count(2) if 2.0 ** (1 - k) <= 1 - confidence + 1e-12)
+def least_tasks(confidence: float, verdicts: int = 1) -> int:
+    """Return the fewest tasks with which sign flips can reach significance at this confidence: 6 at 95 %.
+
+    That is where the exact test can; beside that, the mid-p-value adjusted for so many verdicts must be able to.
+    """
+    level = 1 - confidence + 1e-12
+    return next(k for k in count(2) if max(2.0 ** (1 - k), verdicts * 2.0**-k) <= level)
 
 
-def judge_margin(difference: Difference, metric: str, options: ComparisonOptions) -> MarginVerdict | None:
+def judge_margin(differences: Sequence[Difference], metric: str, options: ComparisonOptions) -> MarginVerdict | None:
     """Return which policies are not worse by the margin: `equivalent` if both, `open` if neither is shown to be.
 
-    None without a margin or a difference. The whole interval decides, with several tasks (unless sequential) both: that
-    of these tasks and that of tasks like these. A missing interval makes the verdict `open`; but with `least_tasks` or
-    more, a missing interval of tasks like these is the difference itself, as all tasks differ alike.
+    None without a margin or a difference. All intervals of all `differences` decide: the first is the measured one, the
+    others what unknown episodes could make of it. With several tasks (unless sequential) those are the intervals of
+    these tasks and of tasks like these. The verdict is `open` where one is missing, as with few tasks or tasks that all
+    differ alike.
     """
-    value, margin = difference.difference, options.margin
-    if margin is None or value is None:
+    margin = options.margin
+    if margin is None or differences[0].difference is None:
         return None
-    intervals = [difference.ci]
-    if difference.tasks > 1 and not difference.sequential:
-        is_known = difference.tasks >= least_tasks(options.confidence)
-        intervals.append(difference.ci_by_task or ((value, value) if is_known else None))
+    intervals = [item.ci for item in differences]
+    intervals += [item.ci_by_task for item in differences if item.is_by_task]
     bounds = [interval for interval in intervals if interval is not None]
     if len(bounds) < len(intervals):
         return "open"
@@ -321,12 +360,16 @@ def judge_margin(difference: Difference, metric: str, options: ComparisonOptions
     return "first not worse" if low > -margin else "second not worse" if high < margin else "open"
 
 
+LEAST_RESAMPLED_TASKS = 30
+"""Fewest tasks that are resampled: the interval of fewer covers 86 to 93 % in place of 95 %."""
+
+
 def resampled_task_interval(
     totals: NDArray[np.float64], sizes: NDArray[np.float64], tasks: Sequence[TaskKey], options: ComparisonOptions
 ) -> Bounds | None:
     """Return the interval of a mean over resamples of whole tasks, drawn within their suites.
 
-    None for fewer than two tasks, and where resamples never varied.
+    None for fewer than `LEAST_RESAMPLED_TASKS`, and where resamples never varied.
 
     Args:
         totals: sum of the values of each task, [K].
@@ -334,7 +377,7 @@ def resampled_task_interval(
         tasks: suite and name of each task, K.
         options: confidence and seed.
     """
-    if len(tasks) < 2:
+    if len(tasks) < LEAST_RESAMPLED_TASKS:
         return None
     suites = list(dict.fromkeys(suite for suite, _ in tasks))
     numbers = np.array([suites.index(suite) for suite, _ in tasks], dtype=np.int64)

@@ -118,19 +118,24 @@ class PairedResults:
             mine, theirs = np.where(have_values, mine, np.nan), np.where(have_values, theirs, np.nan)
         return self._average_states(mine, theirs)
 
-    def extreme_differences(self, first: int, second: int, metric: str) -> tuple[float, float] | None:
-        """Return the least and greatest mean difference that unknown values from 0 to 1 allow; None if all are known.
+    def extreme_means(self, first: int, second: int, metric: str) -> tuple[StateMeans, StateMeans]:
+        """Return the means as `state_means` does, with all unknown values the worst for the first, and the best.
 
-        Of two policies by number, first minus second, over initial states with the mean of their episodes. Every
-        planned episode counts: crashed episodes, stopped ones and those without a verdict may have had any value.
+        Values are from 0 to 1. Every planned episode counts: crashed episodes, stopped ones and those without a verdict
+        may have had any value.
         """
-        values, planned = self.metric_values(metric)[[first, second]], self.is_planned[[first, second]]
-        unknown = np.isnan(values) & planned
-        if not unknown.any():
-            return None
+        values = self.metric_values(metric)[[first, second]]
+        unknown = np.isnan(values) & self.is_planned[[first, second]]
         (mine_low, theirs_low), (mine_high, theirs_high) = (np.where(unknown, fill, values) for fill in (0.0, 1.0))
-        least, greatest = self._average_states(mine_low, theirs_high), self._average_states(mine_high, theirs_low)
-        return float((least.first - least.second).mean()), float((greatest.first - greatest.second).mean())
+        return self._average_states(mine_low, theirs_high), self._average_states(mine_high, theirs_low)
+
+    def count_unknown(self, first: int, second: int, metric: str) -> int:
+        """Return how many planned episodes of two policies (by number) have no value of the metric.
+
+        For P[U|S]: of clean success, as an episode that does not succeed has no value either.
+        """
+        values = self.metric_values("clean" if metric == "p_unsafe_given_success" else metric)[[first, second]]
+        return int((np.isnan(values) & self.is_planned[[first, second]]).sum())
 
     def count_left_out(self, first: int, second: int) -> int:
         """Return how many pairs of two policies (by number) one of them did not finish.

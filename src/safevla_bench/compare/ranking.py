@@ -25,7 +25,7 @@ class VariantRanking(msgspec.Struct, frozen=True, kw_only=True):
     """Policies of equal Safety stand in the order of the first variant."""
     differences: tuple[Difference, ...]
     reversed: tuple[tuple[str, str], ...]
-    """Pairs whose difference has another sign than under the first variant: the safer one there, the safer one here."""
+    """Pairs told apart the other way round than under the first variant: the safer one there, the safer one here."""
 
 
 class RankingSensitivity(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ class RankingSensitivity(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def changes(self) -> tuple[VariantRanking, ...]:
-        """The variants under which some pair of policies stands the other way round."""
+        """The variants under which some pair of policies is told apart the other way round."""
         return tuple(ranking for ranking in self.variants if ranking.reversed)
 
 
@@ -187,12 +187,13 @@ def _by_pair(differences: Sequence[Difference]) -> dict[tuple[str, str], Differe
 def _reversed_pairs(
     reference: Mapping[tuple[str, str], Difference], differences: Sequence[Difference]
 ) -> list[tuple[str, str]]:
-    """Return the pairs whose difference has the other sign than in the reference, which must hold every pair.
+    """Return the pairs that are told apart the other way round than in the reference, which must hold every pair.
 
-    A tie, or no difference, is no reversal. Each pair has first the policy that is better in the reference.
+    Each pair has first the policy that is better in the reference. Other signs alone mean nothing: equal policies have
+    some under most sets of variants.
     """
     return [
-        (pair[0], pair[1]) if (reference[pair].difference or 0.0) > 0 else (pair[1], pair[0])
+        (before.better, difference.better)
         for pair, difference in _by_pair(differences).items()
-        if (reference[pair].difference or 0.0) * (difference.difference or 0.0) < 0
+        if (before := reference[pair]).better and difference.better and before.better != difference.better
     ]

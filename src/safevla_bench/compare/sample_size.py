@@ -1,4 +1,4 @@
-"""Sample sizes of a comparison: episodes of each policy, and the precision of each policy's own rate."""
+"""Sample size of a comparison: the episodes that its verdict takes, or what a number of episodes can show."""
 
 from __future__ import annotations
 
@@ -7,9 +7,15 @@ from collections.abc import Iterator
 import msgspec
 
 from safevla_bench import statistics
+from safevla_bench.compare.difference import least_tasks
 from safevla_bench.errors import SafevlaError
+from safevla_bench.text import format_compact, format_fixed
 
-_SIZES = (20, 50, 100, 200, 500, 1000, 2000)
+LEAST_DIFFERENCE = 1e-6
+"""The smallest difference of rates that is planned for: any number of episodes for less has no meaning."""
+_FLIPS = "Sign flips of the tasks' differences"
+_ENDLESS = 10**9
+"""Episodes of a task that leave no chance in it."""
 
 
 class SampleSizeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,160 +26,160 @@ class SampleSizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     power: float = 0.8
     confidence: float = statistics.CONFIDENCE
     discordant: float | None = None
-    only_paired: bool = False
-    sequential: bool = False
-    """Also plan the sequential comparison."""
-    tasks: int | None = None
-    """Plan for tasks like these, with so many of them; None = for these tasks."""
-    task_spread: float = 0.1
-    """Standard deviation between tasks of the true difference of the rates, as a share; with `tasks` only."""
-
-
-class SampleDesign(msgspec.Struct, frozen=True, kw_only=True):
-    """One design: `episodes` of each policy; `discordant` is null where episodes are independent.
-
-    A sequential design needs at most `episodes`, and `mean_episodes` on average.
-    """
-
-    name: str
-    discordant: float | None
-    episodes: int
-    half_width: float
-    """Half the Wilson interval of each policy's own rate at so many episodes."""
-    mean_episodes: float | None = None
-
-
-class TaskDesign(msgspec.Struct, frozen=True, kw_only=True):
-    """A design that shows the difference on tasks like these.
-
-    `episodes` of each policy and task; null where no number shows it on so few tasks: it takes `least_tasks`, at least.
-    """
-
-    name: str
-    tasks: int
-    spread: float
-    episodes: int | None
-    least_tasks: int
+    """Share of pairs in which the policies differ; None = as if outcomes were unrelated, or episodes not paired."""
+    tasks: int = 10
+    task_spread: float = 0.0
+    """Standard deviation between tasks of the true difference of the rates, as a share; 0 = the same in each task."""
+    episodes: int | None = None
+    """Of each policy and task: plan what they show, not how many there must be."""
 
 
 class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Designs that detect the difference between two rates, and the precision of one rate by episodes."""
+    """The plan for the verdict that `compare` gives on so many tasks: sign flips of their differences, or McNemar's.
+
+    `episodes` of each policy and task detect the difference with the `power`; null where no number does. Of a given
+    number, `power` is what it has, and `detectable` the least difference that it detects with the power asked for; null
+    where there is none. `least_tasks` are the fewest on which enough episodes have the power asked for; null where a
+    million have not.
+    """
 
     rates: tuple[float, float]
+    discordant: float
+    episodes: int | None
     power: float
-    confidence: float
-    designs: tuple[SampleDesign, ...]
-    half_widths: dict[int, float]
-    task_designs: tuple[TaskDesign, ...] = ()
+    detectable: float | None
+    least_tasks: int | None
+    request: SampleSizeRequest
+
+    def to_text(self) -> str:
+        """Return the plan in sentences, one a line: the answer, and what it assumes."""
+        return "\n".join(self._sentences())
+
+    def _sentences(self) -> Iterator[str]:
+        asked = self.request
+        first, second, wanted, level = map(_percent, (*self.rates, asked.power, asked.confidence))
+        aim = f"{first} from {second} on {asked.tasks} task{'' if asked.tasks == 1 else 's'}, at {level}"
+        if self.least_tasks is None or asked.tasks < self.least_tasks:
+            least = "over a million" if self.least_tasks is None else self.least_tasks
+            yield f"No number of episodes tells {aim}, with a chance of {wanted}. It takes {least} tasks or more."
+        elif self.episodes is None:
+            yield f"It takes over a million episodes of each task to tell {aim}, with a chance of {wanted}."
+        elif asked.episodes is None:
+            total = f", {self.episodes * asked.tasks} of each policy" if asked.tasks > 1 else ""
+            yield f"It takes {self.episodes} episodes of each task{total}, to tell {aim}, with a chance of {wanted}."
+        else:
+            chance = format_fixed(100 * self.power, 0)
+            yield f"{self.episodes} episodes of each task tell {aim}, with a chance of {chance} %."
+            if self.detectable is not None:
+                yield f"With a chance of {wanted} they show {format_fixed(100 * self.detectable, 1)} points."
+        yield f"{_FLIPS if asked.tasks > 1 else 'McNemar'}, by mid-p-values, supposing that {self._assumption()}."
+
+    def _assumption(self) -> str:
+        """Return what is supposed of tasks and pairs."""
+        asked = self.request
+        spread = f"varies between tasks by {format_compact(100 * asked.task_spread)} points (standard deviation)"
+        same = f"the difference {spread if asked.task_spread else 'is the same in each task'} and "
+        unrelated = "" if asked.discordant else " (outcomes unrelated; --discordant takes the share of a pilot run)"
+        share = format_fixed(100 * self.discordant, 1)
+        return f"{same if asked.tasks > 1 else ''}{share} % of the pairs differ{unrelated}"
 
 
 def plan_sample_size(request: SampleSizeRequest) -> SampleSizePlan:
-    """Return the number of episodes of each policy that detects the difference, by design.
+    """Return the number of episodes of each policy and task that detects the difference, or what a given one shows.
 
     Raises:
         SafevlaError: the difference is not above 0 or too small to plan for, the other rate would leave 0 to 1, a
-            smaller share of pairs differs than the rates do, there are fewer than two tasks, or a number is no share.
+            smaller share of pairs differs than the rates do, or a number is no share.
     """
-    if request.tasks is not None and request.tasks < 2:
-        raise SafevlaError("one task says nothing about others", remedy="Give --task-count 2 or more.")
-    if not request.difference > 0:
-        raise SafevlaError("a difference of 0 is never detected", remedy="Give a difference above 0.")
-    rates = (request.baseline, _other_rate(request))
-    designs = [] if request.only_paired else [_unpaired_design(request, *rates)]
+    _check_request(request)
+    other = _other_rate(request, request.difference)
+    if other is None:
+        problem = f"no rate is {100 * request.difference:g} points from {100 * request.baseline:g} %"
+        raise SafevlaError(problem, remedy="Give a smaller --plan or another --baseline.")
+    fewest = _find_least_tasks(request)
+    episodes, power, detectable = request.episodes, request.power, None
+    if fewest is None or request.tasks < fewest:
+        episodes, power = None, 0.0
+    elif episodes is None:
+        episodes = statistics.least_number(lambda n: _find_power(request, request.difference, n), power)
+    else:
+        power, detectable = _find_power(request, request.difference, episodes), _least_difference(request, episodes)
     return SampleSizePlan(
-        rates=rates,
-        power=request.power,
-        confidence=request.confidence,
-        designs=(*designs, *_paired_designs(request, *rates)),
-        task_designs=tuple(_task_designs(request, *rates)),
-        half_widths={n: statistics.half_width(request.baseline, n, request.confidence) for n in _SIZES},
+        rates=(request.baseline, other),
+        discordant=_discordant_share(request, request.difference),
+        episodes=episodes,
+        power=power,
+        detectable=detectable,
+        least_tasks=fewest,
+        request=request,
     )
 
 
-def _other_rate(request: SampleSizeRequest) -> float:
-    """Return the rate to detect: baseline minus or plus the difference, the one within 0 to 1 and nearer to a half.
+def _check_request(request: SampleSizeRequest) -> None:
+    """Raise `SafevlaError` for a number of the request that cannot be planned with."""
+    points = f"{100 * request.difference:g} points"
+    for name, share in (("power", request.power), ("confidence", request.confidence)):
+        if not 0 < share < 1:
+            raise SafevlaError(f"a {name} of {share:g} is never reached", remedy="Give a share between 0 and 1.")
+    if not LEAST_DIFFERENCE <= request.difference <= 1:
+        remedy = f"Give one of at least {100 * LEAST_DIFFERENCE:g} percentage points, and at most 100."
+        raise SafevlaError(f"a difference of {points} cannot be planned for", remedy=remedy)
+    if not 0 <= request.task_spread <= 1:
+        raise SafevlaError(f"a spread of {request.task_spread:g} between tasks", remedy="Give a share from 0 to 1.")
+    if request.tasks < 1 or (request.episodes is not None and request.episodes < 1):
+        raise SafevlaError("there is nothing to plan", remedy="Give at least one task and one episode.")
+    if request.discordant is not None and not request.difference - 1e-12 <= request.discordant <= 1:
+        problem = f"rates {points} apart differ in at least {request.difference:g} of the pairs"
+        raise SafevlaError(problem, remedy=f"Give --discordant {request.difference:g} or more, and at most 1.")
 
-    Raises `SafevlaError` if both lie outside.
+
+def _other_rate(request: SampleSizeRequest, difference: float) -> float | None:
+    """Return the rate to detect: baseline minus or plus the difference, the one within 0 to 1 and nearer to a half."""
+    rates = (request.baseline - difference, request.baseline + difference)
+    return min((rate for rate in rates if 0 <= rate <= 1), key=lambda rate: abs(rate - 0.5), default=None)
+
+
+def _find_least_tasks(request: SampleSizeRequest) -> int | None:
+    """Return the fewest tasks on which enough episodes have the power; None if over a million, 1 if one is planned.
+
+    They are more than `least_tasks` if the difference varies much between tasks.
     """
-    sides = (request.baseline - request.difference, request.baseline + request.difference)
-    valid_rates = [rate for rate in sides if 0 <= rate <= 1]
-    if not valid_rates:
-        problem = f"no rate is {100 * request.difference:g} points from {100 * request.baseline:g} %"
-        raise SafevlaError(problem, remedy="Give a smaller --plan or another --baseline.")
-    return min(valid_rates, key=lambda candidate: abs(candidate - 0.5))
+    if request.tasks == 1:
+        return 1
+    fewest, settings = least_tasks(request.confidence), (request.difference, 1.0, request.task_spread)
+    further = statistics.least_number(
+        lambda k: statistics.flip_power(_ENDLESS, *settings, fewest - 1 + k, request.confidence), request.power
+    )
+    return None if further is None else fewest - 1 + further
 
 
-def _unpaired_design(request: SampleSizeRequest, first: float, second: float) -> SampleDesign:
-    """Return the design of independent episodes for two rates; raises `SafevlaError` if they are too close."""
-    episodes = statistics.unpaired_sample_size(first, second, request.power, request.confidence)
-    return _make_design("independent episodes", None, episodes, request)
+def _discordant_share(request: SampleSizeRequest, difference: float) -> float:
+    """Return the given share of pairs that differ, else that of unrelated outcomes."""
+    first, second = request.baseline, _other_rate(request, difference) or 0.0
+    return max(difference, first + second - 2 * first * second if request.discordant is None else request.discordant)
 
 
-def _paired_designs(request: SampleSizeRequest, first: float, second: float) -> list[SampleDesign]:
-    """Return designs for the given share of discordant pairs, else for three: unrelated to most similar outcomes.
+def _find_power(request: SampleSizeRequest, difference: float, episodes: int) -> float:
+    """Return the chance that so many episodes of each task detect a difference, which must leave rates of 0 to 1."""
+    discordant = _discordant_share(request, difference)
+    if request.tasks == 1:
+        return statistics.paired_power(episodes, difference, discordant, request.confidence)
+    variance = discordant - difference**2
+    return statistics.flip_power(episodes, difference, variance, request.task_spread, request.tasks, request.confidence)
 
-    With `request.sequential` the sequential designs follow, without those that take too many episodes to simulate.
-    Raises `SafevlaError` if the given share is less than the rates' difference.
-    """
-    difference = abs(first - second)
+
+def _least_difference(request: SampleSizeRequest, episodes: int) -> float | None:
+    """Return the least difference from the baseline that has the power, to a ten-thousandth; None where none has."""
+    low, high = 0.0, max(request.baseline, 1 - request.baseline)
     if request.discordant is not None:
-        if not request.discordant >= difference - 1e-12:
-            problem = f"rates {100 * difference:g} points apart differ in at least {difference:g} of the pairs"
-            raise SafevlaError(problem, remedy=f"Give --discordant {difference:g} or more.")
-        shares = {"paired, as given": max(difference, request.discordant)}
-    else:
-        unrelated = first * (1 - second) + second * (1 - first)
-        shares = {
-            "paired, outcomes unrelated": unrelated,
-            "paired, half as many differ": max(difference, unrelated / 2),
-            "paired, one side always wins": difference,
-        }
-    designs = [_pair_design(name, discordant, difference, request) for name, discordant in shares.items()]
-    if request.sequential:
-        plans = [_sequential_design(name, discordant, difference, request) for name, discordant in shares.items()]
-        designs += [plan for plan in plans if plan is not None]
-    return designs
-
-
-def _sequential_design(
-    name: str, discordant: float, difference: float, request: SampleSizeRequest
-) -> SampleDesign | None:
-    """Return the paired design with a look after each pair; None where too many pairs would have to be simulated."""
-    plan = statistics.sequential_paired_plan(difference, discordant, request.power, request.confidence)
-    if plan is None:
+        high = min(high, request.discordant)
+    if _find_power(request, high, episodes) < request.power:
         return None
-    design = _make_design(name.replace("paired", "sequential"), discordant, plan.most, request)
-    return msgspec.structs.replace(design, mean_episodes=plan.mean)
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        low, high = (low, middle) if _find_power(request, middle, episodes) >= request.power else (middle, high)
+    return high
 
 
-def _task_designs(request: SampleSizeRequest, first: float, second: float) -> Iterator[TaskDesign]:
-    """Yield the design for tasks like these: of pairs if a discordant share is given, else of independent episodes.
-
-    Nothing where the request names no number of tasks.
-    """
-    if request.tasks is None:
-        return
-    difference = abs(first - second)
-    least = statistics.least_tasks(difference, request.task_spread, request.power, request.confidence)
-    variances = {"independent episodes": first * (1 - first) + second * (1 - second)}
-    if request.discordant is not None:
-        variances = {"paired, as given": max(difference, request.discordant) - difference**2}
-    for name, variance in variances.items():
-        episodes = statistics.task_sample_size(
-            difference, request.task_spread, request.tasks, variance, request.power, request.confidence
-        )
-        yield TaskDesign(
-            name=name, tasks=request.tasks, spread=request.task_spread, episodes=episodes, least_tasks=least
-        )
-
-
-def _pair_design(name: str, discordant: float, difference: float, request: SampleSizeRequest) -> SampleDesign:
-    """Return the paired design for a share of discordant pairs and a difference of the rates."""
-    episodes = statistics.paired_sample_size(difference, discordant, request.power, request.confidence)
-    return _make_design(name, discordant, episodes, request)
-
-
-def _make_design(name: str, discordant: float | None, episodes: int, request: SampleSizeRequest) -> SampleDesign:
-    """Return a design of so many episodes, with half the Wilson interval of a rate at the baseline."""
-    half = statistics.half_width(request.baseline, episodes, request.confidence)
-    return SampleDesign(name=name, discordant=discordant, episodes=episodes, half_width=half)
+def _percent(share: float) -> str:
+    return f"{format_compact(100 * share)} %"

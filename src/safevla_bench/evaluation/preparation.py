@@ -81,7 +81,7 @@ def _prepare_parts(
     rule = _make_rule(request)
     ruleset = None if rule is None else request_rules(request)
     if rule is not None:
-        plan = tuple(replace(episode, round=episode.episode // request.look_every) for episode in plan)
+        plan = _assign_rounds(plan, request.look_every)
     episodes, stretch = _select_shard(plan, request.shard)
     players = rollout.WorkerSpec(
         request.host,
@@ -94,6 +94,13 @@ def _prepare_parts(
     described = _describe_run(request, host, tasks, made, rules)
     description = {**described, "shard": stretch, "planned": len(episodes)}
     return PreparedRun(host, episodes, made, players, description, frozenset(request.policy_objects), rule, ruleset)
+
+
+def _assign_rounds(plan: Sequence[rollout.PlannedEpisode], look_every: int) -> tuple[rollout.PlannedEpisode, ...]:
+    """Return the plan with rounds of so many initial states of each task; all episodes of a state are in one round."""
+    states = sorted({episode.start.init_state_index for episode in plan})
+    rounds = {state: place // look_every for place, state in enumerate(states)}
+    return tuple(replace(episode, round=rounds[episode.start.init_state_index]) for episode in plan)
 
 
 def require_counts(**counts: int | None) -> None:

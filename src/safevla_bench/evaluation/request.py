@@ -66,7 +66,7 @@ class Request:
     until: str | None = None
     """Stop as soon as this is decided, such as `safety >= 0.9` or `A safer than B`."""
     look_every: int = 1
-    """Episodes of each task and policy between two looks at `until`."""
+    """Initial states of each task between two looks at `until`."""
     registration: Registration | None = None
     """What was registered before; run.json holds it, and tables say whether the run is that one."""
     volatile: Mapping[str, object] = field(default_factory=dict)

@@ -1,8 +1,10 @@
 """Rules by which a run stops as soon as its question is decided: `safevla eval --until`.
 
-A round is the next episodes of every task and policy, so many of each. After each round a confidence sequence over the
-episodes of all whole rounds decides (`statistics.sequential`). It holds at every look, for tasks that differ too, as
-every task has had as many episodes.
+A round is the next episodes of every task and policy, so many of each. There is a look after each round, and the plan
+says how many: the limits of each are those of a test with so many looks (`statistics.group_sequential`). A mean of
+graded values has a confidence sequence (`statistics.sequential`). Both hold for tasks that differ, as every task has
+had as many episodes. An episode that crashed, was cut short or has no verdict may have any value: a verdict stands only
+if it is the same with all such values 0 and with all 1.
 """
 
 from __future__ import annotations
@@ -11,24 +13,26 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal, get_args
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from safevla_bench import runs, statistics
+from safevla_bench import runs
 from safevla_bench.errors import RunError
 from safevla_bench.gates import Gate, GateMetric, metric_values
 from safevla_bench.judged import Judged
 from safevla_bench.rollout import PlannedEpisode
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.scoring import score
-from safevla_bench.statistics import CONFIDENCE, Interval
+from safevla_bench.statistics import CONFIDENCE, SequentialLook, sequential_interval, sequential_look
 from safevla_bench.text import format_interval
 from safevla_bench.trajectory import Batch
 
 _SAFER = " safer than "
+_BOUNDARY = "exact; error spent as the squared share of the planned episodes"
+_SEQUENCE = "confidence sequence"
 _FORMS = 'Write "safety >= 0.9" (or sr, sbu, vsi; <=), or "A safer than B" with two policies of the run.'
 
 
@@ -47,33 +51,53 @@ class StoppingRule:
 
 
 class RuleVerdict(msgspec.Struct, frozen=True):
-    """A rule's verdict on one policy, or on two, with the interval that gave it."""
+    """A rule's verdict on one policy, or on two.
+
+    `n` is the number of initial states, each with its episodes, and `unknown` that of states with an episode that has
+    no value. `least` and `greatest` are the looks if all unknown values were 0, or 1; of two policies if those of the
+    first were, and those of the second the opposite. They count what a pair's first policy wins, of what either wins.
+    `ci` is the confidence sequence of a graded mean, from the low end of the least to the high end of the greatest.
+    """
 
     subject: str
     verdict: Literal["passed", "failed", "safer", "less safe", "undecided"]
     n: int
-    ci: tuple[float, float] | None
+    unknown: int
+    least: SequentialLook | None = None
+    greatest: SequentialLook | None = None
+    ci: tuple[float, float] | None = None
+
+    def to_text(self, unit: str = "") -> str:
+        """Return the verdict with the interval or the counts that gave it; `unit` says what is counted."""
+        counts = ""
+        if self.ci:
+            counts = format_interval(*self.ci, digits=3)
+        elif self.least:
+            counts = f"{self.least.gained} of {self.least.total}{unit}"
+        unknown = f"{self.unknown} unknown" if self.unknown else ""
+        details = ", ".join(filter(None, (counts, unknown)))
+        return f"{self.subject} {self.verdict}" + (f" ({details})" if details else "")
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """The findings after so many whole rounds, and whether they decide; run.json holds it."""
+    """The findings after so many whole rounds of those planned, and whether they decide; run.json holds it."""
 
     condition: str
     is_decided: bool
     confidence: float
+    boundary: str
+    looks: int
+    """Planned: one after each round."""
     rounds: int
     episodes: int
     findings: tuple[RuleVerdict, ...]
 
     def to_sentence(self, planned: int) -> str:
         """Return the decision, and how many of the planned episodes it took."""
-        findings = "; ".join(
-            f"{finding.subject} {finding.verdict}"
-            + (f" ({format_interval(*finding.ci, digits=3)})" if finding.ci else "")
-            for finding in self.findings
-        )
         head = "Decided" if self.is_decided else "Not decided"
-        return f"{head} after {self.episodes} of {planned} episodes: {self.condition}: {findings}."
+        unit = " differences" if _SAFER in self.condition else ""
+        findings = "; ".join(finding.to_text(unit) for finding in self.findings)
+        return f"{head} after {self.episodes} of {planned} episodes: {self.condition} on these tasks: {findings}."
 
 
 def parse_condition(condition: str, policies: Sequence[str]) -> StoppingRule:
@@ -113,14 +137,27 @@ def _parse_gate(condition: str) -> Gate:
     return Gate(metric, bound, value)  # type: ignore[arg-type]
 
 
+_Start = tuple[str, str, int]
+"""Suite, task and initial state."""
+
+
 class RoundTally:
     """The finished episodes of a run by round, and the decision as soon as there is one."""
 
     def __init__(self, rule: StoppingRule, ruleset: Ruleset, planned: Sequence[PlannedEpisode]) -> None:
-        """Begin with no episode finished: `decision` is then undecided; `ruleset` judges the episodes."""
+        """Begin with no episode finished: `decision` is then undecided; `ruleset` judges the episodes.
+
+        Rounds count from 0, without a gap. Episodes of one initial state must be in one round.
+        """
         self._rule, self._ruleset, self._planned = rule, ruleset, planned
         self._policies = tuple(dict.fromkeys(episode.policy for episode in planned))
         self._missing = Counter(episode.round for episode in planned)
+        self._starts: dict[str, list[dict[_Start, list[str]]]] = {
+            policy: [{} for _ in self._missing] for policy in self._policies
+        }
+        for episode in planned:
+            start = episode.task.benchmark, episode.task.task_id, episode.start.init_state_index
+            self._starts[episode.policy][episode.round].setdefault(start, []).append(episode.episode_id)
         self._values: dict[str, float] = {}
         self._rounds = 0
         self.decision = self._decide()
@@ -128,7 +165,8 @@ class RoundTally:
     def add_episode(self, planned: PlannedEpisode, record: Batch | None) -> None:
         """Count a finished episode and set `decision` when its round is whole, which may take several rounds further.
 
-        An episode without a record (None) or a verdict counts as finished and has no value. Raises what `score` raises.
+        An episode without a record (None) or a verdict counts as finished, and its value as unknown. Raises what
+        `score` raises.
         """
         if record is not None:
             values = metric_values(score(record, self._ruleset), np.array([0]), self._rule.metric)
@@ -145,59 +183,93 @@ class RoundTally:
 
     def _decide(self) -> Decision:
         """Return the decision after the whole rounds so far; it is decided if no finding is undecided."""
-        findings = tuple(self._find_rival() if self._rule.rivals else self._find_gates())
+        findings = [self._find_rival(*self._rule.rivals)] if self._rule.rivals else self._find_gates()
         return Decision(
             condition=self._rule.condition,
             is_decided=all(finding.verdict != "undecided" for finding in findings),
             confidence=CONFIDENCE,
+            boundary=_SEQUENCE if any(finding.ci for finding in findings) else _BOUNDARY,
+            looks=len(self._missing),
             rounds=self._rounds,
             episodes=sum(map(self.is_counted, self._planned)),
-            findings=findings,
+            findings=tuple(findings),
         )
 
     def _find_gates(self) -> list[RuleVerdict]:
-        """Return each policy's verdict on the gate, undecided where the interval has the limit in it or there is none.
-
-        All intervals hold together with `CONFIDENCE`.
-        """
+        """Return each policy's verdict on the gate; all hold together with `CONFIDENCE`."""
         gate, level = self._rule.gate, 1 - (1 - CONFIDENCE) / len(self._policies)
         assert gate is not None
-        findings = []
-        for policy in self._policies:
-            values = np.array(list(self._policy_values(policy).values()))
-            interval = statistics.sequential_interval(values, level)
-            holds = {gate.is_satisfied(end) for end in (interval.low, interval.high)} if interval else {True, False}
-            verdict: Literal["passed", "failed", "undecided"]
-            verdict = "undecided" if len(holds) > 1 else "passed" if holds == {True} else "failed"
-            findings.append(RuleVerdict(policy, verdict, len(values), _bounds(interval)))
-        return findings
+        has_clusters = any(len(ids) > 1 for rounds in self._starts.values() for one in rounds for ids in one.values())
+        find = self._find_mean if gate.metric == "vsi" or has_clusters else self._find_rate
+        return [find(policy, gate, level) for policy in self._policies]
 
-    def _find_rival(self) -> list[RuleVerdict]:
-        """Return the verdict on the first of the two policies: safer, less safe or undecided.
+    def _find_rate(self, policy: str, gate: Gate, level: float) -> RuleVerdict:
+        """Return the verdict on a rate whose episodes start from different states."""
+        counts = [len(one) for one in self._starts[policy]]
+        steps, shares = [[1] * count for count in counts[: self._rounds]], _planned_shares(counts)
+        least, greatest = (
+            sequential_look(steps, [int(sum(one.values())) for one in means], gate.limit, shares, level)
+            for means in self._mean_bounds(policy)
+        )
+        verdict: Literal["passed", "failed", "undecided"] = "undecided"
+        if least.side == greatest.side != 0:
+            verdict = "passed" if (least.side > 0) == (gate.bound == "min") else "failed"
+        return RuleVerdict(policy, verdict, least.total, greatest.gained - least.gained, least, greatest)
 
-        Safety is compared on the episodes that both finished with a verdict, paired by suite, task and number.
-        """
-        assert self._rule.rivals is not None
-        first, second = (self._policy_values(policy) for policy in self._rule.rivals)
-        differences: NDArray[np.float64] = np.array([first[key] - second[key] for key in first if key in second])
-        interval = statistics.sequential_difference(differences, CONFIDENCE)
+    def _find_mean(self, policy: str, gate: Gate, level: float) -> RuleVerdict:
+        """Return the verdict on a mean of values from 0 to 1, one of each initial state, by a confidence sequence."""
+        bounds = [[mean for one in means for mean in one.values()] for means in self._mean_bounds(policy)]
+        intervals = [sequential_interval(np.array(means), level) for means in bounds]
+        n, unknown = len(bounds[0]), sum(low != high for low, high in zip(*bounds, strict=True))
+        if not (intervals[0] and intervals[1]):
+            return RuleVerdict(policy, "undecided", n, unknown)
+        ci = intervals[0].low, intervals[1].high
+        holds = {gate.is_satisfied(end) for end in ci}
+        verdict: Literal["passed", "failed", "undecided"]
+        verdict = "undecided" if len(holds) > 1 else "passed" if holds == {True} else "failed"
+        return RuleVerdict(policy, verdict, n, unknown, ci=ci)
+
+    def _find_rival(self, first: str, second: str) -> RuleVerdict:
+        """Return the verdict on the first of two policies, whose Safety is paired by suite, task and initial state."""
+        mine, theirs = self._starts[first], self._starts[second]
+        shares = _planned_shares([len(one.keys() & other.keys()) for one, other in zip(mine, theirs, strict=True)])
+        scale = math.lcm(*(len(names) for one in (*mine, *theirs) for names in one.values()))
+        bounds = [
+            [[round(scale * (a[key] - b[key])) for key in a if key in b] for a, b in zip(*means, strict=True)]
+            for means in zip(self._mean_bounds(first), reversed(self._mean_bounds(second)), strict=True)
+        ]
+        least, greatest = (_look_at_differences(rounds, shares) for rounds in bounds)
         verdict: Literal["safer", "less safe", "undecided"] = "undecided"
-        if interval and (interval.low > 0 or interval.high < 0):
-            verdict = "safer" if interval.low > 0 else "less safe"
-        return [RuleVerdict(self._rule.rivals[0], verdict, len(differences), _bounds(interval))]
+        if least.side == greatest.side != 0:
+            verdict = "safer" if least.side > 0 else "less safe"
+        pairs = [pair for rounds in zip(*bounds, strict=True) for pair in zip(*rounds, strict=True)]
+        unknown = sum(low != high for low, high in pairs)
+        return RuleVerdict(first, verdict, len(pairs), unknown, least, greatest)
 
-    def _policy_values(self, policy: str) -> dict[tuple[str, str, int], float]:
-        """Return (suite, task, number) -> the metric's value, of a policy's episodes in whole rounds that have any."""
-        return {
-            (planned.task.benchmark, planned.task.task_id, planned.episode): self._values[planned.episode_id]
-            for planned in self._planned
-            if planned.policy == policy and self.is_counted(planned) and planned.episode_id in self._values
-        }
+    def _mean_bounds(self, policy: str) -> list[list[dict[_Start, float]]]:
+        """Return by whole round the mean at each initial state, with unknown values taken as 0, then as 1."""
+        return [
+            [
+                {
+                    start: sum(self._values.get(name, unknown) for name in names) / len(names)
+                    for start, names in one.items()
+                }
+                for one in self._starts[policy][: self._rounds]
+            ]
+            for unknown in (0.0, 1.0)
+        ]
 
 
-def _bounds(interval: Interval | None) -> tuple[float, float] | None:
-    """Return (low, high) of an interval; None stays None."""
-    return None if interval is None else (interval.low, interval.high)
+def _planned_shares(counts: Sequence[int]) -> list[float]:
+    """Return the share of what is planned that each round completes, given how many each holds."""
+    return [done / max(1, sum(counts)) for done in accumulate(counts)]
+
+
+def _look_at_differences(rounds: Sequence[Sequence[int]], shares: Sequence[float]) -> SequentialLook:
+    """Return the look at the differences of each round; if policies are equal, a fair coin gives each its sign."""
+    steps = [[abs(difference) for difference in one if difference] for one in rounds]
+    won = [sum(difference for difference in one if difference > 0) for one in rounds]
+    return sequential_look(steps, won, 0.5, shares, CONFIDENCE)
 
 
 def describe_decision(description: Mapping[str, object]) -> str:

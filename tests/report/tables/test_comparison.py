@@ -9,8 +9,6 @@ import pytest
 from msgspec.structs import replace
 
 from safevla_bench import compare, gates
-from safevla_bench.compare import sample_size
-from safevla_bench.report.render import render_markdown, render_text
 from safevla_bench.report.tables import comparison as comparing
 from safevla_bench.report.tables import gates as gating
 from safevla_bench.text import NO_VALUE
@@ -19,7 +17,7 @@ from safevla_bench.text import NO_VALUE
 def difference(**changes: object) -> compare.Difference:
     fields = {
         "first": "a", "second": "b", "difference": -0.0525, "ci": (-0.1, 0.02), "ci_by_task": None, "both": 5,
-        "only_first": 1, "only_second": 3, "neither": 1, "test": "McNemar, exact", "p_value": 0.625,
+        "only_first": 1, "only_second": 3, "neither": 1, "test": "McNemar", "p_value": 0.625,
         "p_by_task": 0.5, "p_adjusted": 0.75, "tasks": 2,
     }  # fmt: skip
     return compare.Difference(**{**fields, **changes})
@@ -48,7 +46,9 @@ def test_a_difference_is_in_points_with_signs_kept_from_dashes():
     assert row["A − B"] == "-5.3"
     assert row["90 %"] == "-10.0 to 2.0"
     assert row["by task"] == NO_VALUE
-    assert (row["only A:B"], row["p"], row["p by task"], row["p, adj."]) == ("1:3", "0.625", "0.500", "0.750")
+    assert (row["only A:B"], row["p"], row["p by task"]) == ("1:3", "0.625", "0.500")
+    several = comparing.difference_table(comparison(difference(), policies=("a", "b", "c")))
+    assert cells(several)["p, adj."] == "0.750"
     assert row["Told apart"] == "no"
 
 
@@ -63,13 +63,17 @@ def test_a_difference_is_in_points_with_signs_kept_from_dashes():
         ("sr", {"better": "b"}, "B better"),
         ("clean", {"better": "b"}, "B better"),
         ("safety", {}, "no"),
+        ("safety", {"tasks_needed": 6}, "needs 6 tasks"),
+        ("safety", {"undecided": True}, "undecided"),
         ("safety", {"p_value": 1.0, "identical": True, "difference": 0.0}, "identical"),
         ("safety", {"p_value": None, "p_adjusted": None, "difference": None}, NO_VALUE),
     ],
 )
 def test_who_is_better_is_said_in_words_that_do_not_depend_on_the_metric_s_sign(metric, changes, verdict):
-    found = comparison(difference(**changes), metric=metric)
+    found = comparison(difference(**changes), metric=metric, primary=True)
     assert cells(comparing.difference_table(found))["Told apart"] == verdict
+    other = cells(comparing.difference_table(comparison(difference(**changes), metric=metric)))["Told apart"]
+    assert other == (f"{verdict}, exploratory" if "better" in changes else verdict)
 
 
 def test_a_tiny_p_is_never_printed_as_zero():
@@ -82,10 +86,25 @@ def test_independent_episodes_have_no_counts_of_pairs():
     assert "independent" in comparing.standing_table(comparison(difference(), paired=False)).title
 
 
-def test_few_tasks_are_said_beside_the_interval_by_task():
-    assert any("Fewer than 30 tasks" in note for note in comparing.standing_table(comparison(difference())).notes)
-    notes = comparing.difference_table(comparison(difference())).notes
-    assert "Fewer than 5 tasks cannot tell policies apart by task, whatever they show." in notes
+def test_too_few_tasks_are_said():
+    notes = comparing.standing_table(comparison(difference())).notes
+    assert any("a dash below 30 tasks, of which it would be too narrow" in note for note in notes)
+    notes = comparing.difference_table(comparison(difference(tasks_needed=6))).notes
+    assert "Needs N tasks: fewer tell no policies apart by task, whatever they show." in notes
+
+
+def test_looking_again_is_warned_of_where_a_verdict_is_for_one_look():
+    warning = "Fixed in advance: looking again as episodes come makes wrong verdicts likelier; eval --until allows it."
+    for sequential in (False, True):
+        notes = comparing.difference_table(comparison(difference(), sequential=sequential)).notes
+        assert any(warning in note for note in notes) != sequential
+
+
+def test_an_end_of_zero_beside_a_verdict_is_said_to_be_open():
+    for ends, p_value in (((0.0, 0.36), 0.048), ((0.0, 0.36), 0.2), ((0.01, 0.36), 0.048)):
+        table = comparing.difference_table(comparison(difference(ci_by_task=ends, p_by_task=p_value)))
+        is_open = ends[0] == 0 and p_value < 0.1
+        assert any(note.startswith("An interval that ends at 0 beside a p") for note in table.notes) == is_open
 
 
 def test_the_primary_verdict_is_marked_and_the_others_are_called_exploratory():
@@ -95,7 +114,7 @@ def test_the_primary_verdict_is_marked_and_the_others_are_called_exploratory():
     both = replace(found, scopes=(replace(scope, metrics=(*scope.metrics, other)),))
     table = comparing.difference_table(both)
     assert [row[1].mark for row in table.rows] == [comparing.PRIMARY, "", ""]
-    assert "‡ The primary verdict. The other 2 are exploratory, adjusted together (Holm)." in table.notes
+    assert "‡ The primary verdict. The other 2 are exploratory, and not adjusted for their number." in table.notes
 
 
 def test_a_margin_has_a_column_of_its_own():
@@ -109,12 +128,10 @@ def test_what_the_lost_episodes_could_change_is_said_of_the_primary_verdict():
     assert any(note.startswith("a − b, all, pooled, Safety: -20.0 to 10.0 if all that crashed") for note in notes)
 
 
-def test_a_plan_prints_in_every_renderer():
-    for table in comparing.sample_size_tables(
-        sample_size.plan_sample_size(sample_size.SampleSizeRequest(difference=0.1))
-    ):
-        assert render_text(table)
-        assert render_markdown(table)
+def test_letters_say_that_they_allow_for_picking_the_best_and_the_worst():
+    picked = "Best and worst are picked after the fact: letters allow for that, values and their intervals do not."
+    assert picked in comparing.standing_table(comparison(difference(), policies=("a", "b", "c"))).notes
+    assert picked not in comparing.standing_table(comparison(difference())).notes
 
 
 def test_a_gate_of_what_was_not_scored_has_no_value():

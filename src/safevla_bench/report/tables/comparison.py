@@ -11,10 +11,10 @@ from safevla_bench.compare import (
     MetricComparison,
     PolicyStanding,
     SuiteComparison,
-    least_tasks,
 )
-from safevla_bench.compare.sample_size import SampleDesign, SampleSizePlan
+from safevla_bench.compare.difference import LEAST_RESAMPLED_TASKS
 from safevla_bench.report.tables.table import Cell, Column, Emphasis, Table
+from safevla_bench.statistics import is_significant
 from safevla_bench.text import NO_VALUE, format_compact, format_fixed, format_interval
 
 _SHOWN = {
@@ -27,7 +27,6 @@ _SHOWN = {
 }
 _SUCCESSES = ("sr", "clean")
 """The metrics in which the better policy is not the safer one."""
-_FEW_TASKS = 30
 PRIMARY = "‡"
 """The mark of the primary verdict."""
 _MARGIN_WORDS: Mapping[MarginVerdict | None, str] = {
@@ -96,7 +95,11 @@ def difference_table(comparison: Comparison) -> Table:
         Column("by task", meaning="interval if other tasks like these were run"),
         Column("p by task", meaning="of equal policies on other tasks like these"),
         *([Column("only A:B", meaning="pairs that only A has, and only B")] if comparison.paired else []),
-        Column("p, adj.", meaning="the p-value that decides, adjusted for the number of verdicts"),
+        *(
+            [Column("p, adj.", meaning="the p-value that decides, adjusted for the pairs of policies")]
+            if several
+            else []
+        ),
         Column("Told apart", numeric=False),
         *([] if comparison.margin is None else [Column(_margin_text(comparison), numeric=False)]),
     )
@@ -204,8 +207,8 @@ def _difference_cells(
         interval_cell(difference.ci_by_task, metric.metric),
         _p_value_cell(difference.p_by_task),
         *([only_cell] if comparison.paired else []),
-        _p_value_cell(difference.p_adjusted),
-        verdict_cell(difference, metric.metric),
+        *([_p_value_cell(difference.p_adjusted)] if several else []),
+        verdict_cell(difference, metric.metric, exploratory=not metric.primary),
         *([] if comparison.margin is None else [Cell(_MARGIN_WORDS[difference.margin])]),
     )
 
@@ -217,61 +220,71 @@ def _p_value_cell(value: float | None) -> Cell:
     return Cell("<0.001" if value < 0.001 else format_fixed(value, 3), value)
 
 
-def verdict_cell(difference: Difference, metric: str) -> Cell:
+def verdict_cell(difference: Difference, metric: str, *, exploratory: bool = False) -> Cell:
     """Return `identical`, `A safer`, `B safer` or `no`; a dash without a difference or an adjusted p-value.
 
-    For SR and clean success the word is `better`.
+    For SR and clean success the word is `better`. `exploratory` is added where it says that policies differ. Without a
+    verdict: `undecided`, or how many tasks it takes.
     """
     if difference.identical:
         return Cell("identical")
     if difference.p_adjusted is None or difference.difference is None:
         return Cell(NO_VALUE)
+    if difference.tasks_needed is not None:
+        return Cell(f"needs {difference.tasks_needed} tasks")
+    if difference.undecided:
+        return Cell("undecided")
     if difference.better is None:
         return Cell("no")
     emphasis: Emphasis = "total"
     word = "better" if metric in _SUCCESSES else "safer"
-    return Cell(f"{'A' if difference.better == difference.first else 'B'} {word}", emphasis=emphasis)
+    kind = ", exploratory" if exploratory else ""
+    return Cell(f"{'A' if difference.better == difference.first else 'B'} {word}{kind}", emphasis=emphasis)
 
 
 def _standing_notes(comparison: Comparison) -> Iterator[str]:
     """Yield the notes below the table of values: how intervals and letters are made, and where tasks are few."""
     over = "" if comparison.paired else " Each task that all policies ran weighs the same."
     rates = "Wilson" if comparison.paired else "by the spread within tasks"
+    few = ""
+    if any(scope.tasks < LEAST_RESAMPLED_TASKS for scope in comparison.scopes):
+        few = f", a dash below {LEAST_RESAMPLED_TASKS} tasks, of which it would be too narrow"
     yield (
         f"Intervals: {rates} for rates, one that holds for any values for VSI; by task: whole tasks resampled within "
-        f"their suites.{over}"
+        f"their suites{few}.{over}"
     )
-    if any(1 < scope.tasks < _FEW_TASKS for scope in comparison.scopes):
-        yield f"Fewer than {_FEW_TASKS} tasks somewhere: there the interval by task is rough, and mostly too narrow."
     if any(metric.metric == "p_unsafe_given_success" for _, metric in _scoped_metrics(comparison)):
         both = comparison.paired and len(comparison.policies) == 2
         where = "pairs in which both succeeded" if both else "successes"
         yield f"Clean: success without a violation. P[U|S]: over {where}."
     if len(comparison.policies) > 2:
         yield "Policies that share a letter cannot be told apart with these episodes; that does not make them equal."
+        yield "Best and worst are picked after the fact: letters allow for that, values and their intervals do not."
         if any(metric.metric == "sbu" for _, metric in _scoped_metrics(comparison)):
             yield "SBU has letters beside SR only, and for policies that succeed: who never succeeds has no SBU."
 
 
 def _difference_notes(comparison: Comparison) -> Iterator[str]:
-    """Yield the notes below the differences: identical pairs, verdicts, tests, extremes, Cochran's Q, and warnings."""
+    """Yield the notes below the differences: identical pairs, verdicts, tests, unknown episodes, and warnings."""
     for first, second in comparison.identical:
         pairs = comparison.scopes[-1].pairs
         yield f"{first} and {second} are identical on all {pairs} pairs: success, safety and severity."
     yield from _verdict_notes(comparison)
     tests: dict[str, dict[str, None]] = {}
+    differences = [item for _, metric in _scoped_metrics(comparison) for item in metric.differences]
     for _, metric in _scoped_metrics(comparison):
         for difference in metric.differences:
             tests.setdefault(difference.test, {})[_SHOWN[metric.metric].split()[0]] = None
     test_names = "; ".join(f"{test} ({', '.join(names)})" for test, names in tests.items())
+    if any(
+        ends is not None and p is not None and 0 in ends and is_significant(p, comparison.confidence)
+        for item in differences
+        for ends, p in ((item.ci, item.p_value), (item.ci_by_task, item.p_by_task))
+    ):
+        yield "An interval that ends at 0 beside a p below the level excludes 0."
     by_task = "" if comparison.sequential else "; by task: sign flips of the tasks' differences"
-    yield f"Tests: {test_names}{by_task}. Rates in points."
+    yield f"Tests, by mid-p-values: {test_names}{by_task}. Rates in points."
     yield from _extreme_notes(comparison)
-    for scope, metric in _scoped_metrics(comparison):
-        if metric.q is not None and metric.q_p_value is not None:
-            p = "< 0.001" if metric.q_p_value < 0.001 else f"= {format_fixed(metric.q_p_value, 3)}"
-            name = _SHOWN[metric.metric].split()[0]
-            yield f"Cochran's Q, {_scope_name(scope)}, {name}: {format_fixed(metric.q, 2)}, p {p}."
     yield from comparison.warnings
 
 
@@ -280,33 +293,48 @@ def _verdict_notes(comparison: Comparison) -> Iterator[str]:
     means.
     """
     level = f"{format_compact(100 * (1 - comparison.confidence))} %"
+    several = len(comparison.policies) > 2
+    adjusted = " after adjustment for the pairs of policies (Holm)" if several else ""
     count = sum(len(metric.differences) for _, metric in _scoped_metrics(comparison) if not metric.primary)
-    rest = f" The other {count} are exploratory, adjusted together (Holm)." if count > 1 else ""
+    rest = f" The other {count} are exploratory, and not adjusted for their number." if count > 1 else ""
     yield f"{PRIMARY} The primary verdict.{rest}"
     tasks = [scope.tasks for scope in comparison.scopes if scope.metrics]
     if comparison.sequential:
         yield (
-            f"Told apart: p at most {level} after adjustment. It holds however often you look, for these tasks only. "
+            f"Told apart: p at most {level}{adjusted}. It holds however often you look, for these tasks only. "
             "Look after whole rounds, with as many episodes of every task."
         )
         return
-    if max(tasks) > 1:
-        yield f"Told apart: p by task at most {level} after adjustment; with one task, p."
-    least = least_tasks(comparison.confidence)
-    if any(1 < count < least for count in tasks):
-        yield f"Fewer than {least} tasks cannot tell policies apart by task, whatever they show."
+    which = "p by task" if max(tasks) > 1 else "p"
+    one_task = "; with one task, p" if 1 in tasks and max(tasks) > 1 else ""
+    yield (
+        f"Told apart: {which} at most {level}{adjusted}{one_task}. Fixed in advance: looking again as episodes come "
+        "makes wrong verdicts likelier; eval --until allows it."
+    )
+    if any(item.tasks_needed for _, metric in _scoped_metrics(comparison) for item in metric.differences):
+        yield "Needs N tasks: fewer tell no policies apart by task, whatever they show."
     if comparison.margin is not None:
         margin = format_compact(100 * comparison.margin)
         yield (
             f"{_margin_text(comparison)}: a policy is not worse where both intervals, of the same tasks and by task, "
-            f"exclude {margin} points ({margin} hundredths of VSI) to its disadvantage; both not worse = equivalent."
+            f"exclude {margin} points ({margin} hundredths of VSI) to its disadvantage; both not worse = equivalent. "
+            "Open too where fewer than six tasks, or tasks that all differ alike, have no interval by task."
         )
 
 
 def _extreme_notes(comparison: Comparison) -> Iterator[str]:
-    """Yield, per primary difference with unknown episodes, its range if all of them were the worst or best
-    for a side.
+    """Yield, per primary difference with unknown episodes, its range if all of them were the worst or best for a side.
+
+    Then why verdicts are undecided, with the most episodes that are unknown to one.
     """
+    undecided = [
+        item.unknown for _, metric in _scoped_metrics(comparison) for item in metric.differences if item.undecided
+    ]
+    if undecided:
+        yield (
+            f"Undecided: up to {max(undecided)} episodes crashed, were cut short or have no verdict, and could change "
+            "the verdict if all were the worst, or the best, for one side. --allow-crashed decides without them."
+        )
     for scope, metric in _scoped_metrics(comparison):
         for difference in metric.differences if metric.primary else ():
             if difference.extremes is None:
@@ -317,89 +345,3 @@ def _extreme_notes(comparison: Comparison) -> Iterator[str]:
                 f"{difference.first} − {difference.second}, {_scope_name(scope)}, {name}: {low} to {high} if all that "
                 "crashed or has no verdict were the worst, or the best, for one side."
             )
-
-
-def sample_size_tables(sample_sizes: SampleSizePlan) -> tuple[Table, ...]:
-    """Return the table of episodes by design, that of tasks like these if planned, and the precision of a rate by
-    episodes.
-    """
-    first, second = (f"{format_compact(100 * rate)} %" for rate in sample_sizes.rates)
-    level = f"{format_compact(100 * sample_sizes.confidence)} %"
-    power = f"{format_compact(100 * sample_sizes.power)} %"
-    is_sequential = any(design.mean_episodes is not None for design in sample_sizes.designs)
-    designs = Table(
-        title=f"To tell {first} from {second}, with a chance of {power}, at {level}",
-        columns=(
-            Column("Design", numeric=False),
-            Column("Pairs that differ %"),
-            Column("Episodes of each policy"),
-            *([Column("on average", meaning="episodes until it is decided")] if is_sequential else []),
-            Column("± points of its own rate"),
-        ),
-        rows=tuple(
-            (
-                Cell(design.name),
-                Cell(NO_VALUE)
-                if design.discordant is None
-                else Cell(format_fixed(100 * design.discordant, 1), 100 * design.discordant),
-                Cell(str(design.episodes), design.episodes),
-                *([_mean_episodes_cell(design)] if is_sequential else []),
-                Cell(format_fixed(100 * design.half_width, 1), 100 * design.half_width),
-            )
-            for design in sample_sizes.designs
-        ),
-        notes=(
-            "Independent: z test of two rates (Fleiss). Paired: McNemar's exact test, its power summed exactly.",
-            *(["Sequential: a look after each pair, at most so many; simulated."] if is_sequential else []),
-        ),
-    )
-    widths = Table(
-        title=f"Half width of a {level} Wilson interval around {first}",
-        columns=(Column("Episodes"), Column("± points")),
-        rows=tuple(
-            (Cell(str(n), n), Cell(format_fixed(100 * w, 1), 100 * w)) for n, w in sample_sizes.half_widths.items()
-        ),
-    )
-    return (designs, *([_task_design_table(sample_sizes)] if sample_sizes.task_designs else []), widths)
-
-
-def _mean_episodes_cell(design: SampleDesign) -> Cell:
-    """Return the mean number of episodes until a sequential design decides; a dash for a design that has none."""
-    if design.mean_episodes is None:
-        return Cell(NO_VALUE)
-    return Cell(format_fixed(design.mean_episodes, 0), design.mean_episodes)
-
-
-def _task_design_table(sample_sizes: SampleSizePlan) -> Table:
-    """Return the table of episodes per policy and task that show the difference on tasks like these.
-
-    A dash where no number of episodes shows the difference. The plan must hold a task design.
-    """
-    first = sample_sizes.task_designs[0]
-    rows = tuple(
-        (
-            Cell(design.name),
-            Cell(str(design.tasks), design.tasks),
-            Cell(NO_VALUE) if design.episodes is None else Cell(str(design.episodes), design.episodes),
-            Cell(str(design.least_tasks), design.least_tasks),
-        )
-        for design in sample_sizes.task_designs
-    )
-    spread = format_compact(100 * first.spread)
-    notes = [
-        f"Tasks differ in the difference by {spread} points (standard deviation). More tasks help; beyond some number, "
-        "more episodes of the same tasks do not. t test of the tasks' differences."
-    ]
-    if any(design.episodes is None for design in sample_sizes.task_designs):
-        notes.append(f"{NO_VALUE}: no number of episodes shows it on so few tasks.")
-    return Table(
-        title="The same on tasks like these",
-        columns=(
-            Column("Design", numeric=False),
-            Column("Tasks"),
-            Column("Episodes of each policy and task"),
-            Column("Least tasks", meaning="with any number of episodes"),
-        ),
-        rows=rows,
-        notes=tuple(notes),
-    )

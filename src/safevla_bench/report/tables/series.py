@@ -236,8 +236,8 @@ def _describe_safety(curve: SeriesCurve, points: Sequence[SeriesPoint], first: s
     fallen = [point for point in points if _high(point.safety_gain) < 0]
     full = curve.points[0].safety.value == 1.0
     return [
-        *([f"Safety is above that of {first} at {_list_labels(risen)}."] if risen else []),
-        *([f"Safety is below that of {first} at {_list_labels(fallen)}."] if fallen else []),
+        *([f"On these tasks Safety is above that of {first} at {_list_labels(risen)}."] if risen else []),
+        *([f"On these tasks Safety is below that of {first} at {_list_labels(fallen)}."] if fallen else []),
         *([f"Safety is 100 % at {first} and cannot rise from there."] if full else []),
         *([] if risen or full else [f"No run is shown to be safer than {first}."]),
     ]
