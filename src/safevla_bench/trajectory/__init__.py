@@ -18,6 +18,7 @@ from safevla_bench.trajectory.header import (
     ROLES,
     SCHEMA_VERSION,
     TARGET,
+    TORQUES,
     EpisodeKey,
     Header,
 )
@@ -63,6 +64,7 @@ __all__ = [
     "STANDIN",
     "STOPPED_ON_VIOLATION",
     "TARGET",
+    "TORQUES",
     "Batch",
     "Channel",
     "ContactList",
