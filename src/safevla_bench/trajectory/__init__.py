@@ -24,6 +24,8 @@ from safevla_bench.trajectory.header import (
 )
 from safevla_bench.trajectory.marks import (
     ABSOLUTE,
+    CLIPPED,
+    CLIPPED_NUMBERS,
     DIVERGED,
     DRAWN,
     FOREIGN_LOG,
@@ -32,6 +34,7 @@ from safevla_bench.trajectory.marks import (
     STANDIN,
     STOPPED_ON_VIOLATION,
     Kitchen,
+    clipped_numbers,
     kitchens,
     mark_absolute,
     mark_drawn,
@@ -51,6 +54,8 @@ from safevla_recorder.episode import ContactList, Recording
 __all__ = [
     "ABSOLUTE",
     "BYSTANDER",
+    "CLIPPED",
+    "CLIPPED_NUMBERS",
     "DIVERGED",
     "DRAWN",
     "FOREIGN_LOG",
@@ -75,6 +80,7 @@ __all__ = [
     "Poses",
     "Recording",
     "batch_of_headers",
+    "clipped_numbers",
     "concatenate_batches",
     "empty_batch",
     "from_recording",
