@@ -132,12 +132,9 @@ def _find_range_oddity(statistics: ActionStatistics) -> Iterator[Oddity]:
     size, beyond = statistics.largest[: len(ARM)], statistics.beyond[: len(ARM)] / statistics.count
     limited = statistics.saturated / (statistics.count * len(ARM))
     move = float(size[:3].max())
-    if size.max() > FAR:
-        found = f"{ARM[size.argmax()]} goes to {size.max():.3g}, and the simulator takes -1 to 1"
-        yield Oddity("range", found, "In other units, or scaled twice?")
-    elif beyond.max() > CLIPPED_SHARE:
-        axis = int(beyond.argmax())
-        found = f"{ARM[axis]} is beyond ±1 in {beyond[axis]:.0%} of the actions, up to {size[axis]:.3g}"
+    if size.max() > FAR or beyond.max() > CLIPPED_SHARE:
+        axis = int(size.argmax())
+        found = f"{ARM[axis]} goes to {size[axis]:.3g}, and is beyond ±1 in {beyond[axis]:.0%} of the actions"
         yield Oddity("range", found, "In other units, or scaled twice?")
     elif limited > SATURATED_SHARE:
         found = f"{limited:.0%} of the arm's numbers are at the limit of ±1: saturated"
