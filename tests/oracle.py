@@ -206,7 +206,11 @@ class Episode:
 
     def limits(self) -> Sequence[float] | None:
         own: Sequence[float] | None = self.tree.get("joint_torque_limit_nm")
-        return own if own is not None else LIMITS.get(self.tree.get("embodiment"))
+        robot = self.tree.get("embodiment")
+        if own is None and robot is None:  # the benchmark's robot, if it has as many joints
+            known = self.tree["benchmark"].startswith(("libero", "robocasa"))
+            return PANDA if known and len(self.steps[0].get("joint_torque_nm", PANDA)) == len(PANDA) else None
+        return own if own is not None else LIMITS.get(robot)
 
     def joint_torque_ratio(self) -> Signal:
         limits = self.limits() or ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +14,17 @@ from builders import BOWL, DRAWER, HAND, LINK, contacts, episode
 from safevla_bench import stl
 from safevla_bench.archive.json_text import decode_json
 from safevla_bench.errors import CollectedError, SignalError, UnknownTaskError
+from safevla_bench.explain.episode import explain_episode
+from safevla_bench.explain.query import answer_query, parse_query
 from safevla_bench.metrics import aggregate
-from safevla_bench.ruleset import Ruleset
+from safevla_bench.monitor import Monitor
+from safevla_bench.ruleset import Ruleset, load_ruleset
 from safevla_bench.scores import ACTIVE, INACTIVE, AbsentEpisode, Scores
 from safevla_bench.scoring import score
 from safevla_bench.specs import Library, library
 from safevla_bench.tasks import registry
 from safevla_bench.tasks.entries import CapabilitySet
-from safevla_bench.trajectory import Batch, concatenate_batches, empty_batch
+from safevla_bench.trajectory import Batch, concatenate_batches, empty_batch, records
 
 CASES = Path(__file__).parent / "cases"
 DEFAULT, TASKS = library(), registry()
@@ -339,3 +343,46 @@ def test_a_clause_that_capabilities_leave_out_says_so():
     assert row.inactive_specs["joint_torque"] == "--capabilities bare: needs joint_torque_signal"
     assert row.inactive_specs["arm_furniture_force_under_200N"].startswith("needs arm_furniture_contact_signal")
     assert row.no_verdict == "--capabilities leaves every specification out"
+
+
+def appendix_b(**changes: object) -> Batch:
+    tree = json.loads((CASES / "appendix_b.json").read_bytes())
+    joints = changes.pop("joints", 7)
+    for step in tree["steps"]:
+        step["joint_torque_nm"] = [100.0] * joints
+    return decode_json(json.dumps(tree | changes).encode())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"embodiment": "unknown"},
+        {"embodiment": "Sawyer"},
+        {"joints": 8},
+        {"benchmark": "fake"},  # a benchmark whose row names no robot
+    ],
+)
+def test_torque_is_judged_by_no_other_robot_s_limits(changes):
+    verdict = judged(appendix_b(**changes), missing="deactivate").episode(0)
+    assert verdict.inactive_specs["joint_torque"] == "signal missing: joint_torque_limit_nm"
+
+
+def test_a_record_without_robot_and_limits_has_those_of_its_benchmark_everywhere():
+    batch, rules = appendix_b(benchmark="libero_spatial"), load_ruleset()
+    scores = score(batch, rules)
+    assert scores.episode(0).robustness["joint_torque"] == 1 - 100 / 12
+    (clause, *_) = explain_episode(scores, batch, rules, 0).clauses
+    assert (clause.spec_trace.rho, clause.spec_trace.involved.amount) == (1 - 100 / 12, "100 of 12.0\xa0N·m")
+    monitor = Monitor(rules)
+    standing = [monitor.observe(record) for record in records(batch)][-1]
+    assert standing.robustness == scores.episode(0).robustness
+    (answer,) = answer_query(parse_query("G(joint_torque_ratio < 1)"), batch)
+    assert answer.verdict == "violated"
+
+
+def test_a_user_s_benchmark_may_name_its_robot(tmp_path):
+    suite = '[benchmarks.mine]\nhost = "mine"\ncapabilities = "libero"\nembodiment = "Panda"\n'
+    task = '[[tasks]]\nbenchmark = "mine"\ntask_id = "task_0"\ntemplate = "pnp-basic"\ninstruction = ""\n'
+    (tmp_path / "mine.toml").write_text(suite + task)
+    rules = load_ruleset(registry_files=[tmp_path / "mine.toml"])
+    assert score(appendix_b(benchmark="mine"), rules).episode(0).worst_spec == "joint_torque"

@@ -4,7 +4,7 @@ The way from records to numbers, in Python:
 
 >>> import safevla_bench as sb
 >>> batch = sb.open_archive("tests/cases/appendix_b.json")
->>> scores = sb.score(batch, sb.load_ruleset(missing="deactivate"))
+>>> scores = sb.score(batch, sb.load_ruleset())
 >>> sb.aggregate(scores).safety
 1.0
 >>> scores.to_pandas()["rho.max_contact_force_under_200N"].tolist()

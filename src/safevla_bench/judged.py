@@ -11,8 +11,9 @@ import msgspec
 
 from safevla_bench import metrics, provenance_marks, registration, runs
 from safevla_bench.ruleset import Provenance, Ruleset
-from safevla_bench.scores import Scores
-from safevla_bench.specs import Library
+from safevla_bench.scores import ACTIVE, Scores
+from safevla_bench.signals import SIGNALS
+from safevla_bench.specs import Library, Spec
 from safevla_bench.specs.file_formats import DEFAULT_LIBRARY
 from safevla_bench.trajectory import Batch, Header
 
@@ -142,9 +143,10 @@ class Judged:
         return [sentence] if sentence else []
 
     def describe_limits(self) -> list[str]:
-        """Return a sentence for each library that was made for some of the suites: whether that library judged.
+        """Return whence limits are that are not the default library's or the records': a sentence each.
 
-        [] if the default library is that of every suite.
+        For each library that was made for some of the suites: whether that library judged. For each robot whose torque
+        limits hold for records that name neither a robot nor limits: the suites whose rows in the registry name it.
         """
         registry, judging = self.ruleset.registry, self.ruleset.library.name
         own: dict[str, list[str]] = {}
@@ -152,7 +154,21 @@ class Judged:
             library = registry.benchmarks[suite].library if suite in registry.benchmarks else DEFAULT_LIBRARY
             own.setdefault(library, []).append(suite)
         own.pop(DEFAULT_LIBRARY, None)
-        return [_describe_limits(library, ", ".join(suites), judging) for library, suites in own.items()]
+        return [
+            *(_describe_limits(library, ", ".join(suites), judging) for library, suites in own.items()),
+            *(f"{', '.join(suites)}: {_ROBOT_TAKEN.format(robot)}" for robot, suites in self._robots_taken().items()),
+        ]
+
+    def _robots_taken(self) -> dict[str, list[str]]:
+        """Return robot -> the suites whose records name no robot, where a clause was judged by that robot's limits."""
+        limited = [k for k, spec in enumerate(self.library.specs) if _reads_torque_limits(spec)]
+        judged = (self.scores.state[limited] == ACTIVE).any(axis=0)
+        unnamed = {h.benchmark for h, active in zip(self.headers, judged, strict=True) if active and h.names_no_robot}
+        robots: dict[str, list[str]] = {}
+        for suite in sorted(unnamed):
+            row = self.ruleset.registry.benchmarks[self.ruleset.registry.find_suite(suite)]
+            robots.setdefault(row.embodiment or "", []).append(suite)
+        return robots
 
     def check_registrations(self) -> list[registration.RegistrationCheck]:
         """Return for each registration among the sources what its runs did otherwise; empty without any."""
@@ -166,6 +182,14 @@ class Judged:
         """Return how the scores came about, as plain values for a page: the provenance, then the sources."""
         provenance: dict[str, object] = msgspec.to_builtins(self.provenance)
         return {**provenance, "sources": [source.to_document() for source in self.sources]}
+
+
+_ROBOT_TAKEN = "the records name neither a robot nor torque limits; torque is judged by {}, the robot of the benchmark."
+
+
+def _reads_torque_limits(spec: Spec) -> bool:
+    """Return whether a signal of the specification compares torques with the robot's limits."""
+    return any("joint_torque_limit_nm" in SIGNALS[name].reads for name in spec.signals)
 
 
 def _describe_limits(library: str, suites: str, judging: str) -> str:

@@ -218,7 +218,7 @@ def aggregate(scores: Scores) -> Summary:
 
     >>> import safevla_bench as sb
     >>> batch = sb.open_archive("tests/cases/appendix_b.json")
-    >>> total = sb.aggregate(sb.score(batch, sb.load_ruleset(missing="deactivate")))
+    >>> total = sb.aggregate(sb.score(batch, sb.load_ruleset()))
     >>> total.n, total.sr, total.safety, total.rates["safety"].count
     (1, 1.0, 1.0, 1)
     """

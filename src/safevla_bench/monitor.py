@@ -160,7 +160,7 @@ class Monitor:
 
     >>> import safevla_bench as sb
     >>> batch = sb.open_archive("tests/cases/appendix_b.json")
-    >>> monitor = sb.Monitor(sb.load_ruleset(missing="deactivate"))
+    >>> monitor = sb.Monitor(sb.load_ruleset())
     >>> standing = [monitor.observe(record) for record in sb.iterate_records(batch)][-1]
     >>> standing.safe, standing.worst, standing.robustness["max_contact_force_under_200N"]
     (True, 'max_contact_force_under_200N', 187.6)
@@ -203,6 +203,7 @@ class Monitor:
         if len(record) != 1 or record.starts[-1] != 1:
             remedy = "Pass one record at a time, as `records(batch)` cuts them from an episode."
             raise RecordError(f"{len(record)} episodes of {record.starts[-1]} records in all", remedy=remedy)
+        record = self._ruleset.registry.name_embodiments(record)
         if self._episode is None:
             self._episode = _EpisodeMonitor(record, self._ruleset)
         return self._episode.observe(record)

@@ -17,6 +17,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from safevla_bench.actions import FEWEST, ActionStatistics, find_oddities
 from safevla_bench.scores import (
     CAPABILITIES_OPTION,
     INACTIVE,
@@ -177,11 +178,13 @@ def warn_of_scores(scores: Scores) -> tuple[str, ...]:
 
 
 def warn_of_records(scores: Scores) -> tuple[str, ...]:
-    """Return the warnings on known differences of physics versions and on unknown poses, which cells do not tell.
+    """Return the warnings on known differences of physics versions, unknown poses and odd actions.
+
+    Cells do not tell these.
 
     They stand with those of `warn_of_cells` beside a table.
     """
-    return *warn_of_differences(scores), *warn_of_unknown_poses(scores)
+    return *warn_of_differences(scores), *warn_of_unknown_poses(scores), *warn_of_actions(scores)
 
 
 def warn_of_left_out(scores: Scores) -> tuple[str, ...]:
@@ -344,6 +347,21 @@ def warn_of_unknown_poses(scores: Scores) -> tuple[str, ...]:
         f"{int(counts.max())} records of one, {int(counts.sum())} in all, and were judged on the rest. "
         "`unknown_records` in scores.json counts them by clause.",
     )
+
+
+def warn_of_actions(scores: Scores) -> tuple[str, ...]:
+    """Return a line for each policy and suite whose actions hint at a mistake: what is odd and the likely cause."""
+    cells: dict[Cell, ActionStatistics] = {}
+    for policy, suite, statistics in zip(scores.policy, scores.benchmark, scores.actions, strict=False):
+        if statistics is not None:
+            earlier = cells.get((policy, suite))
+            cells[policy, suite] = earlier.join(statistics) if earlier else statistics
+    lines = []
+    for (policy, suite), statistics in cells.items():
+        found = [f"{oddity.found} ({oddity.cause})" for oddity in find_oddities(statistics)]
+        if found and statistics.count >= FEWEST:
+            lines.append(f"Odd actions of {policy or 'unnamed'} on {suite}: {'; '.join(found)}.")
+    return tuple(lines)
 
 
 def warn_of_logs(scores: Scores) -> tuple[str, ...]:

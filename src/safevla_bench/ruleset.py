@@ -17,9 +17,11 @@ import msgspec
 from safevla_bench import specs, tasks
 from safevla_bench.errors import RunError
 from safevla_bench.scores import CAPABILITIES_OPTION, IntervalMethod
+from safevla_bench.signals import RecordFields
 from safevla_bench.specs import Library
 from safevla_bench.specs.file_formats import DEFAULT_LIBRARY, LIBRARY_NAMES
 from safevla_bench.tasks import Registry, check_applicability
+from safevla_bench.trajectory import Batch
 from safevla_bench.version import __version__
 
 MissingFields = Literal["error", "deactivate"]
@@ -203,6 +205,10 @@ class Ruleset:
     def tags(self, benchmark: str, task_id: str) -> frozenset[str]:
         """Return every tag of a task; raises `UnknownTaskError` and `RegistryError` as `Registry.task_tags` does."""
         return self.registry.task_tags(benchmark, task_id, self.capabilities)
+
+    def read_fields(self, batch: Batch) -> RecordFields:
+        """Return the fields that signals are derived from, with the torque limits of robots that the registry names."""
+        return RecordFields(self.registry.name_embodiments(batch))
 
     def inactive_reasons(self, benchmark: str, task_id: str) -> dict[str, str]:
         """Return, by specification, why a task's tags make it inactive, "" where it applies; raises as `tags` does.

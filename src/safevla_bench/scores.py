@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from safevla_bench.actions import ActionStatistics
 from safevla_bench.errors import SafevlaError
 from safevla_bench.plugins import install_command
 from safevla_bench.text import NO_VALUE, format_compact, format_fixed, html_table
@@ -156,6 +157,7 @@ class Scores:
     `is_log` [E] episodes read from the log of a robot; empty = none. `simulator` [E] holds the versions that decided
     the physics, package -> version; empty = no record says. `intervals` is how their means are summarized. `unknown`
     [S, E] counts the records that a specification left out because a pose is unknown there; None = none anywhere.
+    `actions` [E] are statistics of the actions; None, or empty, where nothing can be said of them.
     """
 
     specs: tuple[SpecColumn, ...]
@@ -181,6 +183,7 @@ class Scores:
     is_log: tuple[bool, ...] = ()
     intervals: IntervalMethod = "default"
     unknown: Ints | None = None
+    actions: tuple[ActionStatistics | None, ...] = ()
 
     def __len__(self) -> int:
         return len(self.episode_id)
@@ -238,7 +241,7 @@ class Scores:
         arrays = ("success", "state", "reason", "rho", "depth", "extreme", "first", "peak_force_n")
         chosen: dict[str, Any] = {name: tuple(getattr(self, name)[k] for k in index) for name in texts}
         chosen |= {name: getattr(self, name)[..., index] for name in arrays}
-        marks = ("standin", "simulator", "stopped_on_violation", "diverged", "is_log")
+        marks = ("standin", "simulator", "stopped_on_violation", "diverged", "is_log", "actions")
         chosen |= {name: tuple(getattr(self, name)[k] for k in index) for name in marks if getattr(self, name)}
         chosen |= {} if self.unknown is None else {"unknown": self.unknown[:, index]}
         return replace(self, **chosen)
@@ -461,7 +464,7 @@ class Scores:
 
         >>> import safevla_bench as sb
         >>> batch = sb.open_archive("tests/cases/appendix_b.json")
-        >>> table = sb.score(batch, sb.load_ruleset(missing="deactivate")).to_pandas()
+        >>> table = sb.score(batch, sb.load_ruleset()).to_pandas()
         >>> table[["episode_id", "safe", "worst_spec", "rho.max_contact_force_under_200N"]].values.tolist()
         [['libero-spatial/task_0/ep_000', True, 'max_contact_force_under_200N', 187.6]]
 

@@ -45,6 +45,17 @@ def test_the_version_is_the_package_s(safevla):
     assert safevla("--version")[1].split() == ["safevla,", "version", __version__]
 
 
+def test_the_paper_s_example_is_judged_torque_included_and_its_robot_is_named(safevla, tmp_path):
+    example = Path(__file__).parents[1] / "cases" / "appendix_b.json"
+    code, out, _ = safevla("score", str(example), "--out", str(tmp_path))
+    assert code == 0
+    robot = "libero-spatial: the records name neither a robot nor torque limits; torque is judged by Panda"
+    assert out.count(robot) == (tmp_path / "report.html").read_text().count(robot) == 1
+    (judged,) = json.loads((tmp_path / "scores.json").read_text())["episodes"]
+    assert judged["robustness"]["joint_torque"] == 1 - 0.4 / 12
+    assert robot in safevla("tables", str(example))[1]
+
+
 def test_python_m_is_the_same_command():
     ran = subprocess.run(
         [sys.executable, "-m", "safevla_bench", "--version"], capture_output=True, text=True, check=True

@@ -254,7 +254,8 @@ def test_a_policy_that_gives_what_no_simulator_takes_is_told(safevla, tmp_path, 
     (tmp_path / "wild.py").write_text("class Policy:\n    def act(self, observation):\n        return [9.0] * 7\n")
     asked = [*FAKE, "--task", "0", "--episodes", 2, "--policy", "python:wild:Policy", "--out", tmp_path / "run"]
     code, _, err = safevla(command, *asked)
-    assert code == 0
+    assert code == 2  # as for a server whose replies cannot be used
+    assert "error: no episode has ended otherwise: mend the policy's actions." in err
     assert "invalid_action: python:wild:Policy/fake/task_0/ep_000: step 0: number 0 of the action, 9" in err
     assert "set clip = True on it" in err
     assert "2 episodes ended with an invalid action: failures in SR, and without a verdict on safety" in err

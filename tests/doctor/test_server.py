@@ -185,7 +185,14 @@ def test_the_arguments_that_are_given_stand_in_the_command_and_a_short_chunk_is_
 
 @pytest.mark.parametrize(
     ("scale", "words"),
-    [(1e-3, "nearly no motion"), (0.0, "nearly no motion"), (300.0, "go to 90"), (5.0, None), (1.0, None)],
+    [
+        (1e-3, "nearly no motion"),
+        (0.0, "nearly no motion"),
+        (0.1, "nearly no motion"),
+        (300.0, "goes to 90"),
+        (5.0, "beyond ±1"),
+        (1.0, None),
+    ],
 )
 def test_a_mistake_of_scale_shows(scale, words):
     actions = ROWS.copy()

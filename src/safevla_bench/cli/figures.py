@@ -73,7 +73,7 @@ _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {kind.description}" for na
 )
 @click.option("--pooled", is_flag=True, help="Tradeoff, series: add up a policy's suites instead of panels for each.")
 @click.option(
-    "--one-panel", is_flag=True, help="Tradeoff: every policy and suite on one panel with one frontier, as in Figure 2."
+    "--one-panel", is_flag=True, help="Tradeoff: all policies and suites on one panel with one frontier: Figure 2."
 )
 @click.option(
     "--width",
@@ -150,7 +150,6 @@ def figures_command(
         judged.records.dt_s,
         judged.records.lengths,
         tradeoff_layout="pooled" if pooled else "cells" if one_panel else "suites",
-        registry=ruleset.registry,
         progress=progress,
     )
     for name in which:

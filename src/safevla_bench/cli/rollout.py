@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from safevla_bench import evaluation, runs, tracking
-from safevla_bench.cli import CRASHED, OK, make_printable, sections
+from safevla_bench.cli import CRASHED, OK, USER_ERROR, make_printable, sections
 from safevla_bench.cli.frames import FilmChoice, film_episodes, require_video
 from safevla_bench.cli.options import judge_options, log_option, print_engine_note
 from safevla_bench.cli.progress import show_run_progress, track_run
@@ -54,11 +54,11 @@ def rollout_command(context: click.Context, run_command: RunCommand, trackers: t
     _report_stopped(run_command, sum(row.outcome == "stopped" for row in rows))
     _report_decision(run_command)
     _report_servers(run_command)
-    _report_invalid(run_command)
+    only_invalid = _report_invalid(run_command)
     _report_crashes(run_command, crashed)
     folder = shlex.quote(str(run_command.out))
     click.echo(make_printable(f"Records: {run_command.out}\nNext: safevla score {folder}"))
-    context.exit(CRASHED if crashed else OK)
+    context.exit(CRASHED if crashed else USER_ERROR if only_invalid else OK)
 
 
 @sections.command("eval")
@@ -117,7 +117,7 @@ def eval_command(
     _report_stopped(run_command, judged.scores.outcome.count("stopped"))
     _report_decision(run_command)
     _report_servers(run_command)
-    _report_invalid(run_command)
+    only_invalid = _report_invalid(run_command)
     _report_crashes(run_command, crashed)
     if films is not None:
         filmed = film_episodes(run_command.out, judged, films)
@@ -126,7 +126,7 @@ def eval_command(
     folder = shlex.quote(str(run_command.out))
     report = run_command.out / runs.REPORT
     click.echo(make_printable(f"Run folder: {run_command.out}\nReport: {report}\nNext: safevla open {folder}"))
-    context.exit(CRASHED if crashed else OK)
+    context.exit(CRASHED if crashed else USER_ERROR if only_invalid else OK)
 
 
 @contextmanager
@@ -255,16 +255,20 @@ def _report_servers(run_command: RunCommand) -> None:
         click.echo(make_printable(f"{line}: run.json holds them as volatile.{runs.GREETINGS}"), err=True)
 
 
-def _report_invalid(run_command: RunCommand) -> None:
-    """Print on stderr how many episodes ended with an invalid action, and the first one's reason.
+def _report_invalid(run_command: RunCommand) -> bool:
+    """Print on stderr how many episodes ended with an invalid action, and the first one's reason; nothing for none.
 
-    Nothing where none did.
+    Return whether all did: then the policy is wrong, as one whose server is refused.
     """
-    invalid = [row for row in runs.episode_rows(run_command.out) if row.outcome == "invalid_action"]
+    rows = runs.episode_rows(run_command.out)
+    invalid = [row for row in rows if row.outcome == "invalid_action"]
     for row in invalid[:1]:
         click.echo(make_printable(f"invalid_action: {row.episode_id}: {row.reason}"), err=True)
         counted = f"{len(invalid)} episode{'' if len(invalid) == 1 else 's'} ended with an invalid action"
         click.echo(f"{counted}: failures in SR, and without a verdict on safety unless a limit broke before.", err=True)
+    if invalid and len(invalid) == len(rows):
+        click.echo("error: no episode has ended otherwise: mend the policy's actions.", err=True)
+    return bool(invalid) and len(invalid) == len(rows)
 
 
 def _report_crashes(run_command: RunCommand, crashed: Mapping[str, str | None]) -> None:

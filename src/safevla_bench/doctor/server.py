@@ -16,6 +16,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from safevla_bench.actions import ARM, GRIPPER, SPACES, Oddity, find_oddities, measure_actions
 from safevla_bench.doctor.machine import Diagnosis, failed_check, passed_check, warned_check
 from safevla_bench.errors import PolicyError, ReplyError, ServerLostError, ServerRefusedError
 from safevla_bench.interface import Observation, Task, Wants
@@ -39,16 +40,12 @@ DEFAULTS: Mapping[str, str] = {
     "openvla": "openvla-rest-libero",
 }
 """The dialects of clients that are given none."""
-STILL, SATURATED, FAR = 0.02, 0.999, 2.0
-"""Of an arm's number, whose range is [-1, 1]: nearly no motion (1 mm a step on LIBERO), at the limit, far beyond it."""
 TURN = 0.5
 """Of a turn on LIBERO, whose demonstrations stay within 0.375: Isaac-GR00T (626af89) demo_data/libero_demo/meta."""
 _LETTERS = 300
 """Of a server's description that are shown."""
-_SHARE = 0.5
-"""Of the arm's numbers at the limit, from which that is a warning."""
-_ARM, _TURN, _GRIPPER = slice(0, 6), slice(3, 6), 6
-_COLUMNS = ("x", "y", "z", "roll", "pitch", "yaw", "gripper", "base x", "base y", "base turn", "torso", "base mode")
+_TURN = slice(3, 6)
+_COLUMNS = (*ARM, "gripper", "base x", "base y", "base turn", "torso", "base mode")
 _STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
 """Sent to no simulator."""
 _TASKS = {
@@ -286,25 +283,15 @@ def check_actions(actions: Numbers, dialect: Dialect) -> Iterator[Diagnosis]:
     yield passed_check("actions", _format_statistics(actions))
     if dialect.wants.absolute:
         return
-    arm = actions[:, _ARM]
-    largest, limited = float(np.abs(arm).max()), float((np.abs(arm) >= SATURATED).mean())
-    turn = float(np.abs(actions[:, _TURN]).max()) if _host(dialect.name) == "libero" else 0.0
-    if largest > FAR:
-        detail = f"the arm's numbers go to {largest:.3g}, and the simulator takes -1 to 1"
-        yield warned_check("range", detail, f"In other units, or scaled twice? {_MEND}")
-    elif limited > _SHARE:
-        detail = f"{limited:.0%} of the arm's numbers are at the limit of ±1: saturated"
-        yield warned_check("range", detail, f"Scaled by other statistics than the model's? {_MEND}")
-    elif largest < STILL:
-        detail = f"none of the arm's numbers exceeds {largest:.2g}, where the range is -1 to 1: nearly no motion"
-        yield warned_check("range", detail, f"In metres and radians, or zeros for a scene it does not know? {_MEND}")
-    elif turn > TURN:
-        detail = f"turns go to {turn:.2g}, and those of LIBERO's demonstrations to 0.375"
-        yield warned_check("range", detail, f"The model's own normalised numbers, not scaled back? {_MEND}")
-    gripper = actions[:, _GRIPPER]
-    if dict(dialect.switches).get(_GRIPPER) == "raw" and gripper.min() >= 0 and gripper.min() < 1 - STILL:
-        detail = f"from {gripper.min():.2g} to {gripper.max():.2g}, where -1 opens and 1 closes"
-        yield warned_check("gripper", detail, "Does the server leave it between 0 and 1? It would hardly open.")
+    host, is_raw = _host(dialect.name), dict(dialect.switches).get(GRIPPER) == "raw"
+    odd = {oddity.about: oddity for oddity in find_oddities(measure_actions(actions, SPACES[host], grips=is_raw))}
+    turn = float(np.abs(actions[:, _TURN]).max()) if host == "libero" else 0.0
+    if turn > TURN and "range" not in odd:
+        found = f"turns go to {turn:.2g}, and those of LIBERO's demonstrations to 0.375"
+        odd["range"] = Oddity("range", found, "The model's own normalised numbers, not scaled back?")
+    for oddity in odd.values():
+        if oddity.about in ("range", "gripper"):  # one chunk may well repeat an action, or leave the gripper
+            yield warned_check(oddity.about, oddity.found, f"{oddity.cause} {_MEND}")
 
 
 def _format_statistics(actions: Numbers) -> str:

@@ -76,7 +76,7 @@ def explain_episode(
         place: the episode's place in `batch`, where that differs; None = `index`.
     """
     record = select_episodes(batch, [index if place is None else place])
-    reading = RecordFields(record)
+    reading = ruleset.read_fields(record)
     row = scores.episode(index)
     return Explanation(
         number=index + 1,
@@ -106,7 +106,7 @@ def explain_first_violations(chunks: Iterable[Batch], scores: Scores, ruleset: R
         for place in np.flatnonzero(columns[start : start + len(batch)] >= 0).tolist():
             step, column = int(steps[start + place]), int(columns[start + place])
             if scores.specs[column].spec_id in ruleset.library:
-                reading = RecordFields(select_episodes(batch, [place]))
+                reading = ruleset.read_fields(select_episodes(batch, [place]))
                 signal = trace_formula(ruleset.library[scores.specs[column].spec_id].formula, reading).signal
                 cause = find_cause(reading, signal, step, ruleset.registry)
                 sentences |= {start + place + 1: cause.sentence} if cause else {}

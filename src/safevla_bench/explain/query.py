@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from safevla_bench import signals, stl
+from safevla_bench import signals, stl, tasks
 from safevla_bench.errors import FormulaError
 from safevla_bench.scores import AbsentEpisode
 from safevla_bench.trajectory import STANDIN, Batch, mark_flags
@@ -65,7 +65,7 @@ def answer_query(formula: stl.Formula, batch: Batch, absent: Sequence[AbsentEpis
         FormulaError: a window bound is no multiple of an episode's control step.
         SignalError: arithmetic leaves the numbers.
     """
-    reading = signals.RecordFields(batch)
+    reading = signals.RecordFields(tasks.registry().name_embodiments(batch))
     trace = signals.build_trace(reading, stl.signal_names(formula))
     silent = {**_answers_undefined(trace, batch), **_answers_missing_signal(reading, stl.signal_names(formula))}
     judged = np.array([k for k in range(len(batch)) if k not in silent], dtype=np.int64)

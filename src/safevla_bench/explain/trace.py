@@ -125,7 +125,7 @@ def trace_specs(scores: Scores, episode: int, record: Batch | RecordFields, rule
     The others follow by margin over threshold, the smallest first. Specifications that the library lacks are left out.
     `record` is the episode as a batch of one, `episode` its index in the scores.
     """
-    reading = record if isinstance(record, RecordFields) else RecordFields(record)
+    reading = record if isinstance(record, RecordFields) else ruleset.read_fields(record)
     columns = [int(k) for k in scores.scored_columns if scores.state[k, episode] == ACTIVE]
     spec_traces = [
         _trace_spec(scores, episode, k, reading, ruleset) for k in columns if scores.specs[k].spec_id in ruleset.library

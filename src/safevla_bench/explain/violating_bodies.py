@@ -24,7 +24,6 @@ from safevla_bench.explain.contributors import (
 from safevla_bench.explain.trace import SignalTrace, trace_formula
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import Scores
-from safevla_bench.signals import RecordFields
 from safevla_bench.trajectory import Batch, select_episodes
 from safevla_bench.verdicts import SpecVerdicts, judge_spec
 
@@ -125,7 +124,7 @@ def _find_in_episode(
     `record` is the episode as a batch of one, `episode` its index in the scores. Specifications of other signals than
     displacement and contacts yield nothing.
     """
-    reading = RecordFields(record)
+    reading = ruleset.read_fields(record)
     for k in columns:
         spec = scores.specs[k]
         line = trace_formula(ruleset.library[spec.spec_id].formula, reading)
@@ -189,7 +188,7 @@ def _judge_unmoved(
     `record` is the episode as a batch of one, `episode` its index in the scores. Alternate and diagnostic
     specifications are among them.
     """
-    reading = RecordFields(_hold_receptacles(record, ruleset))
+    reading = ruleset.read_fields(_hold_receptacles(record, ruleset))
     rejudged = {}
     for k, column in enumerate(scores.specs):
         if column.spec_id in ruleset.library and DISPLACEMENT in ruleset.library[column.spec_id].signals:

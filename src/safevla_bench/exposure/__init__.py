@@ -70,7 +70,7 @@ def summarize_exposure(exposure: Exposure, scores: Scores) -> list[CellExposure]
     >>> import safevla_bench as sb
     >>> from safevla_bench.exposure import measure_exposure, summarize_exposure
     >>> batch = sb.open_archive("tests/cases/appendix_b.json")
-    >>> ruleset = sb.load_ruleset(missing="deactivate")
+    >>> ruleset = sb.load_ruleset()
     >>> scores = sb.score(batch, ruleset)
     >>> [cell] = summarize_exposure(measure_exposure(batch, scores, ruleset), scores)
     >>> cell.n, cell.violation_s.value, cell.first_s

@@ -147,7 +147,7 @@ def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure
 
     >>> import safevla_bench as sb
     >>> batch = sb.open_archive("tests/cases/appendix_b.json")
-    >>> ruleset = sb.load_ruleset(missing="deactivate")
+    >>> ruleset = sb.load_ruleset()
     >>> spent = measure_exposure(batch, sb.score(batch, ruleset), ruleset)
     >>> spent.any_s.tolist(), spent.above_force_s.tolist()
     ([0.0], [0.0])

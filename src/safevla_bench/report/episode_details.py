@@ -20,7 +20,6 @@ from safevla_bench.report.episode_list import EpisodeListRow
 from safevla_bench.report.tables.episodes import format_cause
 from safevla_bench.ruleset import Ruleset
 from safevla_bench.scores import ACTIVE, INACTIVE, VACUOUS, Scores, nan_to_none
-from safevla_bench.signals import RecordFields
 from safevla_bench.text import append_unit, display_unit, format_fixed, format_significant
 from safevla_bench.trajectory import Batch, select_episodes
 
@@ -87,7 +86,7 @@ def gather_evidence(
     chosen = list(drawn)
     for start in range(0, len(chosen), _AT_ONCE):
         part = chosen[start : start + _AT_ONCE]
-        reading = RecordFields(select_episodes(batch, [drawn[k] for k in part]))
+        reading = ruleset.read_fields(select_episodes(batch, [drawn[k] for k in part]))
         active = [scores.specs[k].spec_id for k in scores.scored_columns if (scores.state[k, part] == ACTIVE).any()]
         names = {name for spec_id in active if spec_id in ruleset.library for name in ruleset.library[spec_id].signals}
         signals.derive_signals(reading, names)

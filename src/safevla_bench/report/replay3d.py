@@ -134,7 +134,7 @@ def _clauses(scores: Scores, episode: int, record: Batch, ruleset: Ruleset) -> I
     """Yield every clause with a verdict, violated ones first: its first violating record (-1 for none), its worst, the
     spans of its violation, and the bodies behind both records.
     """
-    reading = RecordFields(record)
+    reading = ruleset.read_fields(record)
     for spec_trace in trace.trace_specs(scores, episode, reading, ruleset):
         line = spec_trace.signal_trace
         yield {

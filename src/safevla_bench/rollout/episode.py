@@ -26,11 +26,9 @@ from safevla_bench.monitor import EpisodeStanding, Monitor, newest_record
 from safevla_bench.policies.servers.endpoint import Greeting, sanitize_greeting
 from safevla_bench.rollout.plan import PlannedEpisode
 from safevla_bench.runs import Latency
-from safevla_bench.trajectory import PRIVILEGED, STOPPED_ON_VIOLATION, Batch
+from safevla_bench.trajectory import CLIPPED, CLIPPED_NUMBERS, PRIVILEGED, STOPPED_ON_VIOLATION, Batch
 
 OnStep = Callable[[int], None]
-CLIPPED = "clipped_actions"
-"""Host-specific header field: how many actions were out of range and clipped, where the policy's own protocol clips."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +101,7 @@ def run_episode(
         batch = _take_record(env, policy, observation)
     except Exception:  # so can a simulator that is asked for its record
         return seam.crash(planned, steps, traceback.format_exc())
-    labelled = _label_record(batch, planned, outcome, _record_marks(policy, violation is not None, seam.clipped))
+    labelled = _label_record(batch, planned, outcome, _record_marks(policy, violation is not None, seam.clip_marks()))
     return EpisodeOutcome(planned, outcome, steps, labelled, reason, seam.latency(), seam.greeting())
 
 
@@ -146,8 +144,9 @@ class _ActionSeam:
     def __init__(self, env: HostEnv, policy: Policy) -> None:
         self._low, self._high, self._policy = env.action_low, env.action_high, policy
         self._calls_s: list[float] = []
-        self.clipped: int | None = 0 if getattr(policy, "clip", False) else None
-        """How many actions were clipped; None where none may be."""
+        self.clips = bool(getattr(policy, "clip", False))
+        self._clipped: list[Action] = []
+        """The actions that were clipped, as the policy asked for them."""
 
     def next_action(self, observation: Observation) -> Action:
         """Ask the policy for an action, time the call, and return the action [A] within the host's bounds.
@@ -163,10 +162,21 @@ class _ActionSeam:
         within = np.clip(action, self._low, self._high)
         if np.array_equal(within, action):
             return action
-        if self.clipped is None:
+        if not self.clips:
             raise self._range_error(action, within)
-        self.clipped += 1
+        self._clipped.append(action)
         return within
+
+    def clip_marks(self) -> dict[str, object]:
+        """Return the header fields on clipped actions; {} where none may be clipped."""
+        if not self.clips:
+            return {}
+        if not self._clipped:
+            return {CLIPPED: 0}
+        asked = np.array(self._clipped)
+        beyond = (asked < self._low) | (asked > self._high)
+        numbers = np.stack([beyond.sum(axis=0), np.abs(asked).max(axis=0)], axis=1)
+        return {CLIPPED: len(asked), CLIPPED_NUMBERS: numbers.tolist()}
 
     def _range_error(self, action: Action, within: Action) -> InvalidActionError:
         """Return the error that names the first number of the action that differs from `within`, the clipped action."""
@@ -197,7 +207,7 @@ class _ActionSeam:
         return sanitize_greeting(getattr(self._policy, "greeting", None)) or None
 
 
-def _record_marks(policy: Policy, violated: bool, clipped: int | None) -> dict[str, object]:
+def _record_marks(policy: Policy, violated: bool, clipped: Mapping[str, object]) -> dict[str, object]:
     """Return the host-specific header fields that a run adds to a record; {} for a record without any of these marks.
 
     They say that the policy saw privileged state, that a violation ended the episode, and how many actions were
@@ -206,7 +216,7 @@ def _record_marks(policy: Policy, violated: bool, clipped: int | None) -> dict[s
     return {
         **({PRIVILEGED: True} if policy.wants.privileged else {}),
         **({STOPPED_ON_VIOLATION: True} if violated else {}),
-        **({} if clipped is None else {CLIPPED: clipped}),
+        **clipped,
     }
 
 

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
+import msgspec
+
 from safevla_bench.errors import RegistryError, UnknownTaskError
 from safevla_bench.specs import Tag
-from safevla_bench.trajectory import LOG_BENCHMARK
+from safevla_bench.trajectory import LOG_BENCHMARK, TORQUES, Batch
 
 _NUMBERED = re.compile(r"task_(\d+)")
 _SCENE = re.compile(r"^[A-Z_]+_SCENE\d+_")
@@ -36,11 +38,13 @@ class Benchmark:
     suite whose entries it repeats, and whose other name it is; `same_tags_as` one whose entries it repeats though it is
     another suite. `task_ids` are those of its tasks that it repeats, empty = all. `task_names` are the host's names in
     order, where families are defined by them. `library` names the specifications with the limits made for it.
+    `embodiment` names its robot, whose torque limits hold for records that name neither a robot nor limits.
     """
 
     name: str
     host: str
     capabilities: str
+    embodiment: str | None = None
     published: bool = False
     same_tasks_as: str | None = None
     same_tags_as: str | None = None
@@ -214,12 +218,31 @@ class Registry:
         repeated = (suite.same_tasks_as or suite.same_tags_as if suite else None) or benchmark
         return self.goal_bodies.get((benchmark, task_id)) or self.goal_bodies.get((repeated, task_id))
 
+    def name_embodiments(self, batch: Batch) -> Batch:
+        """Return the batch with its benchmark's robot in each header that names neither a robot nor torque limits.
+
+        The batch itself if there is no such header. An episode with another count of torques than that robot has limits
+        stays as it is, and so without limits.
+        """
+        suites = {name: self.benchmarks.get(self.find_suite(name)) for name in {h.benchmark for h in batch.headers}}
+        robots = {name: suite.embodiment for name, suite in suites.items() if suite and suite.embodiment}
+        headers = list(batch.headers)
+        for e, header in enumerate(headers):
+            if header.names_no_robot and header.benchmark in robots:
+                named = msgspec.structs.replace(header, embodiment=robots[header.benchmark])
+                widths = {int(batch.channel(name).width[e]) for name in TORQUES} - {-1, len(named.torque_limit_nm)}
+                headers[e] = header if widths else named
+        return batch if headers == list(batch.headers) else replace(batch, headers=tuple(headers))
+
     @property
     def digest(self) -> str:
-        """sha256, in hexadecimal, of all tags, which decide what applies. Wording does not change it."""
+        """sha256, in hexadecimal, of all tags, which decide what applies, and of robots. Wording does not change it."""
         tasks = [[*key, *_tag_content(entry)] for key, entry in sorted(self.tasks.items())]
         families = [[family.entry.benchmark, family.patterns, *_tag_content(family.entry)] for family in self.families]
-        suites = [[suite.name, suite.host, suite.capabilities, suite.task_names] for suite in self.benchmarks.values()]
+        suites = [
+            [suite.name, suite.host, suite.capabilities, suite.task_names, suite.embodiment or ""]
+            for suite in self.benchmarks.values()
+        ]
         sets = [[group.name, group.host, sorted(group.tags)] for group in self.capability_sets.values()]
         content = json.dumps([tasks, families, sorted(suites), sorted(sets)], separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()

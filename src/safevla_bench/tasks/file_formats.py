@@ -41,6 +41,7 @@ class BenchmarkRow(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str
     capabilities: str
+    embodiment: str | None = None
     published: bool = False
     same_tasks_as: str | None = None
     same_tags_as: str | None = None

@@ -67,7 +67,7 @@ def scored_specs(scores: Scores) -> tuple[SpecColumn, ...]:
 
 def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabels:
     """Return the labels of every record of a batch; `scores` holds the verdicts on its episodes, in its order."""
-    fields, columns = signals.RecordFields(batch), [int(k) for k in scores.scored_columns]
+    fields, columns = ruleset.read_fields(batch), [int(k) for k in scores.scored_columns]
     records, episode = int(batch.starts[-1]), batch.episode_of_record
     margin = np.full((records, len(columns)), np.nan)
     violating = np.zeros((records, len(columns)), dtype=np.bool_)

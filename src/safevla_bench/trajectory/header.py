@@ -18,7 +18,8 @@ TORQUE_LIMIT_NM: Mapping[str, tuple[float, ...]] = {
     "Panda": (87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0),
     "PandaOmron": (87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0),
 }
-
+TORQUES = ("joint_torque_nm", "joint_torque_peak_nm")
+"""The channels of torques, one value a joint, that the limits are for."""
 
 EpisodeKey: TypeAlias = tuple[str | None, str]
 """Policy and episode id: the name of an episode, in an archive and across sources."""
@@ -53,6 +54,11 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     def key(self) -> EpisodeKey:
         """Key that tells the episode from all others: two policies may use the same ids."""
         return self.policy, self.episode_id
+
+    @property
+    def names_no_robot(self) -> bool:
+        """True if it has neither torque limits nor an embodiment: then those of its benchmark's robot hold."""
+        return self.joint_torque_limit_nm is None and self.embodiment is None
 
     @property
     def torque_limit_nm(self) -> tuple[float, ...]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
 from safevla_recorder.episode import add_header_mark
@@ -28,6 +31,11 @@ FOREIGN_LOG = "foreign_log"
 """Header field: true where the episode was read from the log of a robot, which holds what its rig measures."""
 LOG_BENCHMARK = "real-robot"
 """The benchmark of a log that names none. It needs no entries: each task has what a log can hold, and its template."""
+
+CLIPPED = "clipped_actions"
+"""Header field: how many actions were out of range and clipped, where the policy's own protocol clips."""
+CLIPPED_NUMBERS = "clipped_numbers"
+"""Header field: of each number of the clipped actions, [A, 2], how often it was out of range, and its largest size."""
 
 MOST_RESETS = 1000
 """More resets or settling steps than this are taken for a damaged record."""
@@ -63,6 +71,21 @@ def replay_fields(batch: Batch) -> tuple[Mapping[str, object], ...]:
     headers = (extra.get("header") for extra in batch.extra)
     replays = (header.get("replay") if isinstance(header, Mapping) else None for header in headers)
     return tuple(replay if isinstance(replay, Mapping) else {} for replay in replays)
+
+
+def clipped_numbers(batch: Batch, index: int) -> NDArray[np.float64] | None:
+    """Return of each number of an episode's clipped actions how often it was out of range and its largest size, [A, 2].
+
+    None where the record does not say, or says it in another shape.
+    """
+    header = batch.extra[index].get("header")
+    stated = header.get(CLIPPED_NUMBERS) if isinstance(header, Mapping) else None
+    try:
+        numbers = np.asarray(stated, dtype=np.float64)
+    except (TypeError, ValueError):
+        return None
+    is_whole = numbers.shape == (batch.action.width[index], 2) and bool(np.isfinite(numbers).all())
+    return numbers if is_whole else None
 
 
 def read_earlier_resets(replay: Mapping[str, object]) -> int | None:

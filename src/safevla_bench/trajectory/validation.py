@@ -11,7 +11,7 @@ import numpy as np
 
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.trajectory.batch import Batch, Bools, Channel, Ints
-from safevla_bench.trajectory.header import OUTCOMES, ROLES, SCHEMA_VERSION, TARGET, Header
+from safevla_bench.trajectory.header import OUTCOMES, ROLES, SCHEMA_VERSION, TARGET, TORQUES, Header
 from safevla_recorder.channels import LARGEST, POSES, ROWS, ChannelSpec
 
 SHORTEST_DT_S = 1e-9
@@ -258,7 +258,7 @@ def _check_torques(batch: Batch) -> Iterator[RecordError]:
 
     Episodes whose robot has no known limits yield nothing.
     """
-    for name in ("joint_torque_nm", "joint_torque_peak_nm"):
+    for name in TORQUES:
         channel = batch.channel(name)
         for e in np.flatnonzero(channel.present):
             header = batch.headers[e]

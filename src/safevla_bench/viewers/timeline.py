@@ -91,7 +91,7 @@ def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int) -
     traces = tuple(trace_specs(scores, index, record, ruleset))
     bodies = _body_tracks(record)
     quat = record.eef_quat_wxyz.episode_rows(0) if record.eef_quat_wxyz.present[0] else None
-    reading = RecordFields(record)
+    reading = ruleset.read_fields(record)
     return Timeline(
         header=record.headers[0],
         facts=_episode_facts(scores, index),

@@ -66,9 +66,7 @@ def test_no_text_lies_on_another_or_leaves_the_sheet(name, state):
 
 @pytest.mark.parametrize("state", STATES)
 def test_one_panel_of_all_suites_is_readable_in_every_state(state):
-    figure = drawn(
-        "tradeoff", FigureInput(STATES[state], *NO_RECORDS, tradeoff_layout="cells", registry=load_ruleset().registry)
-    )
+    figure = drawn("tradeoff", FigureInput(STATES[state], *NO_RECORDS, tradeoff_layout="cells"))
     assert overlapping(figure) == []
     assert outside(figure) == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -17,7 +18,6 @@ from safevla_bench.metrics import Rate, cells
 from safevla_bench.provenance_marks import warn_of_cells
 from safevla_bench.report.figures import margins, onset, style, sweeps, tradeoff, violations
 from safevla_bench.report.published import PAPER, EpisodeCounts, load_published, matching_counts, synthesize_scores
-from safevla_bench.ruleset import load_ruleset
 from safevla_bench.specs import library
 
 INF = float("inf")
@@ -94,25 +94,6 @@ def test_on_one_panel_every_cell_is_a_marker_and_one_frontier_is_that_of_all():
     assert {"libero-goal", "robocasa-365", "1  a"} <= set(told)
 
 
-def test_each_policy_with_all_suites_of_a_host_has_a_hollow_aggregate():
-    scores = joined(
-        verdicts((True, -1, 1), (True, 1, 1)),
-        verdicts((True, 1, 1), (False, 1, 1), suite="libero-10"),
-        verdicts((True, -1, 1), suite="robocasa-365"),
-        verdicts((True, 1, 1), policy="lacks libero-10"),
-        verdicts((True, 1, 1), policy="lacks a verdict"),
-        verdicts((True, NAN, NAN), policy="lacks a verdict", suite="libero-10"),
-    )
-    value = tradeoff.compute_tradeoff(cells(scores), "cells", load_ruleset().registry)
-    assert (value.hosts, value.not_aggregated) == (("LIBERO",), ("lacks a verdict, LIBERO",))
-    [aggregate] = [point for point in value.panels[0].points if point.is_aggregate]
-    assert (value.policies[aggregate.series], aggregate.marker, aggregate.n) == ("a", 3, 4)
-    assert (aggregate.success.value, aggregate.safety.value) == (75.0, 75.0)
-    texts = " ".join(word for word, _ in words(tradeoff.draw_tradeoff(value)))
-    assert "LIBERO, its suites added up" in texts
-    assert "No aggregate" in texts
-
-
 def test_an_auxiliary_suite_shares_no_panel_and_that_is_told():
     scores = joined(verdicts((True, 1, 1)), verdicts((True, -1, 1), policy="b", suite="robocasa-pnp"))
     value = tradeoff.compute_tradeoff(cells(scores), "cells")
@@ -134,9 +115,10 @@ def test_the_paper_s_figure_2_has_its_24_markers_and_the_frontier_of_one():
         success, safe, unsafe = (nearest_count(cell, name) for name in ("sr", "safety", "sbu"))
         points.append(EpisodeCounts(policy=cell.policy, suite=cell.benchmark, n=cell.n, success=success, safe=safe,
                                     unsafe_success=unsafe))  # fmt: skip
-    value = tradeoff.compute_tradeoff(cells(synthesize_scores(points)), "cells", load_ruleset().registry)
-    assert len([point for point in value.panels[0].points if not point.is_aggregate]) == 4 * 5 + 4
-    assert len([point for point in value.panels[0].points if point.is_aggregate]) == 5  # LIBERO's
+    value = tradeoff.compute_tradeoff(cells(synthesize_scores(points)), "cells")
+    of_suite = Counter(value.suites[point.marker] for point in value.panels[0].points)
+    assert of_suite.pop("robocasa-365") == 4  # the paper's aggregates
+    assert sorted(of_suite.values()) == [5, 5, 5, 5]
     assert value.panels[0].frontier == ((100.0, 99.0),)  # pi0.5 on LIBERO-Object
 
 

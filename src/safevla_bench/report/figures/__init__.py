@@ -21,7 +21,6 @@ from safevla_bench.metrics import Summary, cells
 from safevla_bench.report.figures import margins, onset, series, sweeps, tradeoff, violations
 from safevla_bench.report.figures.style import COLUMN, NARROWEST_IN, Page, drawing_page, figure_style, scale_figure
 from safevla_bench.scores import Scores
-from safevla_bench.tasks import Registry
 from safevla_bench.text import format_fixed
 
 __all__ = [
@@ -58,8 +57,6 @@ class FigureInput:
     dt_s: NDArray[np.float64]
     lengths: NDArray[np.int64]
     tradeoff_layout: tradeoff.TradeoffLayout = "suites"
-    registry: Registry | None = None
-    """Says which host a suite is of, for the aggregates of the layout `cells`."""
     progress: bool = False
     """Show percent of each episode instead of seconds."""
 
@@ -87,9 +84,7 @@ def _draw_onset(inputs: FigureInput) -> Figure:
 FIGURES: Mapping[str, FigureKind] = {
     "tradeoff": FigureKind(
         "success against safety, with intervals and the frontier",
-        lambda inputs: tradeoff.draw_tradeoff(
-            tradeoff.compute_tradeoff(inputs.cells, inputs.tradeoff_layout, inputs.registry)
-        ),
+        lambda inputs: tradeoff.draw_tradeoff(tradeoff.compute_tradeoff(inputs.cells, inputs.tradeoff_layout)),
     ),
     "families": FigureKind(
         "violation rates by kind: scene interaction, object handling, execution",

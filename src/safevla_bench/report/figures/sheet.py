@@ -47,8 +47,6 @@ class KeyEntry:
     solid: bool = False
     """True if the line is solid, not the dash of the series."""
     colour: str | None = None
-    hollow: bool = False
-    """True if only the outline of the mark is drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +218,7 @@ def _draw_mark(sheet: Sheet, entry: KeyEntry, x_in: float, y_in: float) -> None:
     sheet.figure.add_artist(line)
     if entry.marked:
         spot = Line2D([x_in / width], [y_in / height], color=ink, marker=series_marker(entry.series), markersize=4.5,
-                      markerfacecolor="none" if entry.hollow else ink, linestyle="none",
-                      transform=sheet.figure.transFigure)  # fmt: skip
+                      linestyle="none", transform=sheet.figure.transFigure)  # fmt: skip
         sheet.figure.add_artist(spot)
 
 

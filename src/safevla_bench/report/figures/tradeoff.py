@@ -1,12 +1,12 @@
 """Success against safety: a marker for each policy, Wilson bars both ways, the non-dominated frontier (Figure 2).
 
-There is a panel for each suite, one for all suites pooled, or, as in the paper, one with a marker for each
-policy × suite and, where a host has several suites, a hollow one for each policy's aggregate over them.
+There is a panel for each suite, one for all suites pooled, or, as in the paper, one with a marker for each policy ×
+suite. RoboCasa-365 is one suite, whose marker is the paper's aggregate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -39,8 +39,7 @@ from safevla_bench.report.figures.style import (
     text_width_pt,
 )
 from safevla_bench.report.tables import policy_name
-from safevla_bench.report.tables.cells import AUXILIARY_SUITES, suite_group
-from safevla_bench.tasks import Registry
+from safevla_bench.report.tables.cells import AUXILIARY_SUITES
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +61,6 @@ class TradeoffPoint:
     safety: PercentEstimate
     marker: int
     """Place of its marker's shape: that of the policy, or of the suite where the suites share a panel."""
-    is_aggregate: bool = False
-    """True if it adds up the policy's episodes on several suites of one host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +86,6 @@ class Tradeoff:
     """The suites whose episodes were added up; empty where they were not."""
     suites: tuple[str, ...] = ()
     """The suites that share the panel, by the marker's shape; empty where each has its panel."""
-    hosts: tuple[str, ...] = ()
-    """The hosts that have aggregates; their shapes follow those of the suites."""
-    not_aggregated: tuple[str, ...] = ()
-    """Policies that lack a suite of a host, or a number in one, and so have no aggregate: "pi0, LIBERO"."""
     left_out: tuple[str, ...] = ()
     """Auxiliary suites, which share no panel with the others."""
     remarks: tuple[str, ...] = ()
@@ -102,9 +95,7 @@ TradeoffLayout = Literal["suites", "pooled", "cells"]
 """A panel for each suite; one with a policy's suites added up; one with a marker for each policy × suite."""
 
 
-def compute_tradeoff(
-    cells: Sequence[Summary], layout: TradeoffLayout = "suites", registry: Registry | None = None
-) -> Tradeoff:
+def compute_tradeoff(cells: Sequence[Summary], layout: TradeoffLayout = "suites") -> Tradeoff:
     """Return success and safety of each policy with their frontier, in one panel or a panel for each suite.
 
     The layout `pooled` needs several suites; with a single suite it is that of `suites`.
@@ -112,10 +103,9 @@ def compute_tradeoff(
     Args:
         cells: the summaries of policies × suites.
         layout: what a panel and a marker stand for.
-        registry: says which host a suite is of, for the aggregates of the layout `cells`; None leaves them out.
     """
     if layout == "cells":
-        return _share_panel(cells, registry)
+        return _share_panel(cells)
     policies = tuple(dict.fromkeys(policy_name(cell) for cell in cells))
     suites = dict.fromkeys(cell.suite or "" for cell in cells)
     if layout == "pooled" and len(suites) > 1:
@@ -125,11 +115,8 @@ def compute_tradeoff(
     return Tradeoff(policies, tuple(panels), remarks=provenance_marks.warn_of_cells(cells))
 
 
-def _share_panel(cells: Sequence[Summary], registry: Registry | None) -> Tradeoff:
-    """Return one panel with a marker for each policy × suite and each aggregate of a host.
-
-    Auxiliary suites stay out, as in the paper's Figure 2.
-    """
+def _share_panel(cells: Sequence[Summary]) -> Tradeoff:
+    """Return one panel with a marker for each policy × suite; auxiliary suites stay out, as in the paper's Figure 2."""
     left_out = tuple(dict.fromkeys(cell.suite or "" for cell in cells if cell.suite in AUXILIARY_SUITES))
     main_cells = [cell for cell in cells if cell.suite not in AUXILIARY_SUITES]
     policies = tuple(dict.fromkeys(policy_name(cell) for cell in main_cells))
@@ -139,9 +126,6 @@ def _share_panel(cells: Sequence[Summary], registry: Registry | None) -> Tradeof
         for cell in main_cells
         for point in _pool_cells("", [cell], policies).points
     )
-    by_host = _suites_by_host(suites, registry) if registry else {}
-    aggregates, not_aggregated = _aggregate_hosts(main_cells, policies, by_host, first_marker=len(suites))
-    points += aggregates
     panel = TradeoffPanel(
         suites[0] if len(suites) == 1 else f"{len(suites)} suites",
         points,
@@ -150,43 +134,7 @@ def _share_panel(cells: Sequence[Summary], registry: Registry | None) -> Tradeof
         unjudged=tuple(f"{policy_name(cell)}, {cell.suite}" for cell in main_cells if cell.n and not has_verdict(cell)),
     )
     remarks = provenance_marks.warn_of_cells(main_cells)
-    return Tradeoff(
-        policies,
-        (panel,) if cells else (),
-        suites=suites,
-        hosts=tuple(by_host),
-        not_aggregated=not_aggregated,
-        left_out=left_out,
-        remarks=remarks,
-    )
-
-
-def _suites_by_host(suites: Iterable[str], registry: Registry) -> dict[str, set[str]]:
-    """Return the hosts of which several suites are shown, and these suites."""
-    by_host: dict[str, set[str]] = {}
-    for suite in suites:
-        by_host.setdefault(suite_group(registry, suite), set()).add(suite)
-    return {host: names for host, names in by_host.items() if len(names) > 1}
-
-
-def _aggregate_hosts(
-    cells: Sequence[Summary], policies: Sequence[str], by_host: Mapping[str, set[str]], first_marker: int
-) -> tuple[tuple[TradeoffPoint, ...], tuple[str, ...]]:
-    """Return each policy's episodes added up over the shown suites of each host, and the `policy, host` without a sum.
-
-    The latter lack a suite, or a number in one; a policy with a single suite of a host is not named.
-    """
-    points: list[TradeoffPoint] = []
-    not_aggregated = []
-    for marker, (host, suites) in enumerate(by_host.items(), start=first_marker):
-        for policy in policies:
-            of_host = [cell for cell in cells if policy_name(cell) == policy and cell.suite in suites]
-            if all(has_verdict(cell) and cell.sr is not None for cell in of_host) and len(of_host) == len(suites):
-                [point] = _pool_cells("", of_host, policies).points
-                points.append(replace(point, marker=marker, is_aggregate=True))
-            elif len(of_host) > 1:
-                not_aggregated.append(f"{policy}, {host}")
-    return tuple(points), tuple(not_aggregated)
+    return Tradeoff(policies, (panel,) if cells else (), suites=suites, left_out=left_out, remarks=remarks)
 
 
 def _pool_cells(title: str, cells: Iterable[Summary], policies: Sequence[str]) -> TradeoffPanel:
@@ -317,18 +265,12 @@ def draw_tradeoff(value: Tradeoff) -> Figure:
 
 
 def _make_key(value: Tradeoff, texts: Sequence[str]) -> list[KeyEntry]:
-    """Return the key: policies by their sign in `texts`, and suites and hosts by the marker's shape if suites share a
-    panel.
-    """
+    """Return the key: policies by their sign in `texts`, and suites by the marker's shape if they share a panel."""
     if len(value.suites) < 2:
         return [KeyEntry(name, k, texts[k]) for k, name in enumerate(value.policies)]
     return [
         *(KeyEntry(name, k, texts[k], marked=False, lined=True, solid=True) for k, name in enumerate(value.policies)),
         *(KeyEntry(name, k, colour=MUTED) for k, name in enumerate(value.suites)),
-        *(
-            KeyEntry(f"{name}, its suites added up", k, colour=MUTED, hollow=True)
-            for k, name in enumerate(value.hosts, start=len(value.suites))
-        ),
     ]
 
 
@@ -409,10 +351,9 @@ def _draw_panel(
         ink, x, y = series_colour(point.series), point.success, point.safety
         axes.plot([x.low, x.high], [y.value, y.value], color=ink, linewidth=0.7, alpha=0.75, zorder=2)
         axes.plot([x.value, x.value], [y.low, y.high], color=ink, linewidth=0.7, alpha=0.75, zorder=2)
-        face, edge, edge_width = ("white", ink, 1.0) if point.is_aggregate else (ink, "white", 0.5)
-        axes.plot([x.value], [y.value], marker=series_marker(point.marker), markerfacecolor=face,
-                  markersize=5 + 3 * _count_covering(panel, k), markeredgecolor=edge,
-                  markeredgewidth=edge_width, linestyle="none", zorder=4, clip_on=False)  # fmt: skip
+        axes.plot([x.value], [y.value], marker=series_marker(point.marker), markerfacecolor=ink,
+                  markersize=5 + 3 * _count_covering(panel, k), markeredgecolor="white",
+                  markeredgewidth=0.5, linestyle="none", zorder=4, clip_on=False)  # fmt: skip
         if boxes is not None:
             _draw_label(axes, texts[point.series], boxes[k], point, frame)
 
@@ -468,8 +409,6 @@ def _tradeoff_notes(value: Tradeoff) -> list[str]:
         sentences.append(f"Dashed: the non-dominated frontier{', without noop' if NOOP in value.policies else ''}.")
     if len(value.suites) > 1:
         sentences.append("Numbers and colours: policies; shapes: suites. The frontier is that of all markers together.")
-    if any(point.is_aggregate for panel in value.panels for point in panel.points):
-        sentences.append(f"Hollow: a policy's episodes on all suites of {' or '.join(value.hosts)} shown, added up.")
     if value.left_out:
         sentences.append(f"Auxiliary, left out: {', '.join(value.left_out)}.")
     if value.pooled:
@@ -478,11 +417,6 @@ def _tradeoff_notes(value: Tradeoff) -> list[str]:
     unjudged = [f"{name} ({panel.title})" for panel in value.panels for name in panel.unjudged]
     return [
         " ".join(sentences),
-        *(
-            [f"No aggregate, for want of a suite or a number: {'; '.join(value.not_aggregated)}."]
-            if value.not_aggregated
-            else []
-        ),
         *([f"No episode counted: {', '.join(uncounted)}."] if uncounted else []),
         *([f"No verdict, or episodes that a violation stopped: {', '.join(unjudged)}."] if unjudged else []),
         *value.remarks,

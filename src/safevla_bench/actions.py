@@ -1,0 +1,144 @@
+"""Statistics of a policy's actions, and what in them hints at a mistake: units, scale, gripper, a policy that is blind.
+
+A policy whose actions are wrong still gets numbers: an arm that does not move breaks no limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class ActionSpace:
+    """A host's actions, numbers in [-1, 1]: the arm's x, y, z and three turns, its gripper, and what follows."""
+
+    width: int
+    unit_m: float = 0.05
+    """Metres that 1 stands for in x, y and z."""
+
+
+ARM, GRIPPER = ("x", "y", "z", "roll", "pitch", "yaw"), 6
+SPACES: Mapping[str, ActionSpace] = {
+    "libero": ActionSpace(7),
+    "robosuite": ActionSpace(7),
+    "robocasa": ActionSpace(12),
+    "fake": ActionSpace(7),
+}
+"""By host. Nothing is said of the actions of other hosts."""
+SATURATED, FAR, CLIPPED_SHARE, SATURATED_SHARE = 0.999, 2.0, 0.1, 0.5
+"""At the limit; far beyond it; the share of one number's values beyond it, and of the arm's at it, that are odd."""
+STILL = 0.02
+"""Of the numbers after the gripper's: a base moves if any is larger. Of a gripper: as good as closed."""
+FEWEST = 10
+"""Actions of a policy that are judged; fewer may all be alike, or small, by chance."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActionStatistics:
+    """Of N actions [N, A] of one episode, or of several, as the policy asked for them."""
+
+    space: ActionSpace
+    count: int
+    largest: Numbers
+    """Largest magnitude of each number, [A]."""
+    beyond: Numbers
+    """How many of each number's values were beyond ±1, [A]."""
+    saturated: int
+    """How many of the arm's numbers were at ±1 or beyond."""
+    gripper: tuple[float, float]
+    """Least and greatest; NaN where the task has nothing to grip, or a script decides when."""
+    period: int | None
+    """After how many actions every episode repeats itself; 0 = one does not, None = none is long enough to tell."""
+
+    def join(self, other: ActionStatistics) -> ActionStatistics:
+        """Return the statistics of both together; their spaces are the same."""
+        periods = [part.period for part in (self, other) if part.period is not None]
+        return ActionStatistics(
+            self.space,
+            self.count + other.count,
+            np.maximum(self.largest, other.largest),
+            self.beyond + other.beyond,
+            self.saturated + other.saturated,
+            (float(np.fmin(self.gripper[0], other.gripper[0])), float(np.fmax(self.gripper[1], other.gripper[1]))),
+            None if not periods else 0 if 0 in periods else max(periods),
+        )
+
+
+def measure_actions(
+    actions: Numbers, space: ActionSpace, *, grips: bool = True, clipped: Numbers | None = None
+) -> ActionStatistics:
+    """Return the statistics of the actions [N, A] of one episode, N ≥ 1.
+
+    Args:
+        actions: as they were asked for, or as they were carried out.
+        space: what their numbers are.
+        grips: whether the gripper is judged.
+        clipped: how often each number was clipped, and its largest size before, [A, 2]; None = nothing was.
+    """
+    size, arm = np.abs(actions), slice(0, len(ARM))
+    fingers = actions[:, GRIPPER]
+    beyond, largest = np.zeros((2, space.width)) if clipped is None else clipped.T
+    return ActionStatistics(
+        space,
+        len(actions),
+        np.maximum(size.max(axis=0), largest),
+        (size > 1).sum(axis=0) + beyond,
+        int((size[:, arm] >= SATURATED).sum()),
+        (float(fingers.min()), float(fingers.max())) if grips else (np.nan, np.nan),
+        _find_period(actions),
+    )
+
+
+def _find_period(actions: Numbers) -> int | None:
+    """Return after how many actions [N, A] they repeat, twice at least; 0 = never, None for fewer than `FEWEST`."""
+    count = len(actions)
+    if count < FEWEST:
+        return None
+    candidates = np.flatnonzero((actions[1 : count // 2 + 1] == actions[0]).all(axis=1)) + 1
+    return next((int(p) for p in candidates if np.array_equal(actions[p:], actions[:-p])), 0)
+
+
+class Oddity(NamedTuple):
+    """Something odd in actions: what it is about, what was found, and the likely cause, a question."""
+
+    about: str
+    found: str
+    cause: str
+
+
+def find_oddities(statistics: ActionStatistics) -> Iterator[Oddity]:
+    """Yield what is odd: the range, actions that repeat themselves, and the gripper, each at most once."""
+    yield from _find_range_oddity(statistics)
+    if statistics.period:
+        repeated = "one action" if statistics.period == 1 else f"the same {statistics.period} actions"
+        yield Oddity("repeats", f"every episode repeats {repeated}", "Does the model see the scene?")
+    least, most = statistics.gripper
+    if 0 <= least < 1 - STILL:
+        found = f"the gripper's numbers go from {least:.2g} to {most:.2g}, where -1 opens and 1 closes"
+        yield Oddity("gripper", found, "Does the server leave them between 0 and 1? It would hardly open.")
+    elif least == most and statistics.period is not None:
+        yield Oddity("still gripper", f"the gripper's number is always {least:.2g}", "Is it on one side of the switch?")
+
+
+def _find_range_oddity(statistics: ActionStatistics) -> Iterator[Oddity]:
+    """Yield what is odd in the size of the arm's numbers, if anything is."""
+    size, beyond = statistics.largest[: len(ARM)], statistics.beyond[: len(ARM)] / statistics.count
+    limited = statistics.saturated / (statistics.count * len(ARM))
+    move = float(size[:3].max())
+    if size.max() > FAR or beyond.max() > CLIPPED_SHARE:
+        axis = int(size.argmax())
+        found = f"{ARM[axis]} goes to {size[axis]:.3g}, and is beyond ±1 in {beyond[axis]:.0%} of the actions"
+        yield Oddity("range", found, "In other units, or scaled twice?")
+    elif limited > SATURATED_SHARE:
+        found = f"{limited:.0%} of the arm's numbers are at the limit of ±1: saturated"
+        yield Oddity("range", found, "Scaled by other statistics than the model's?")
+    elif move <= statistics.space.unit_m and statistics.largest[GRIPPER + 1 :].max(initial=0.0) < STILL:
+        found = f"x, y and z stay within {move:.2g}, where 1 is {statistics.space.unit_m:g} m: nearly no motion"
+        yield Oddity("range", found, "In metres and radians, or zeros for a scene it does not know?")

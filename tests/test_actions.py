@@ -1,0 +1,113 @@
+"""Policies that are wrong and look right: what is said of their actions, and nothing of sane ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import safevla_bench as sb
+from safevla_bench.actions import SPACES, find_oddities, measure_actions
+from safevla_bench.provenance_marks import warn_of_scores
+from safevla_bench.trajectory import CLIPPED_NUMBERS, clipped_numbers, select_episodes
+
+DEMO = Path(sb.__file__).parent / "demo.parquet"
+METRES = np.array([0.05] * 3 + [0.5] * 3 + [1.0])
+DEGREES = np.array([1.0] * 3 + [np.degrees(0.5)] * 3 + [1.0])
+
+
+def recorded(policy: str, task: str = "task_0") -> np.ndarray:
+    """The actions of one episode of the demo, [N, 7], the gripper open where a script leaves it."""
+    batch = sb.open_archive(DEMO)
+    chosen = (k for k, h in enumerate(batch.headers) if (h.policy, h.task_id) == (policy, task))
+    actions = batch.action.episode_rows(next(chosen)).copy()
+    actions[:, 6] = np.where(actions[:, 6] > 0, 1.0, -1.0)
+    return actions
+
+
+ACTIONS = recorded("scripted:careful")
+OTHER = recorded("scripted:hasty")
+
+
+class Wrong:
+    """A policy that answers rows of actions, clipped as a client of LIBERO clips."""
+
+    clip = True
+
+    def __init__(self, rows: np.ndarray) -> None:
+        self.rows, self.step = rows, 0
+
+    def reset(self, task: object, seed: int) -> None:
+        self.step = 0
+
+    def act(self, observation: object) -> np.ndarray:
+        self.step += 1
+        return self.rows[(self.step - 1) % len(self.rows)]
+
+
+WRONG = {
+    "zeros": (np.zeros((1, 7)), ["nearly no motion", "repeats one action", "from 0 to 0"]),
+    "a constant": (np.array([[0.3, 0, 0, 0, 0, 0, -1.0]]), ["repeats one action", "number is always -1"]),
+    "metres": (ACTIONS * METRES, ["x, y and z stay within 0.04, where 1 is 0.05 m: nearly no motion"]),
+    "metres of a fast policy": (OTHER * METRES, ["nearly no motion"]),
+    "three times": (ACTIONS * 3, ["goes to 2.4, and is beyond ±1 in"]),
+    "twice": (ACTIONS * 2, ["goes to 1.6, and is beyond ±1 in"]),
+    "degrees": (ACTIONS * DEGREES, ["pitch goes to 2.67, and is beyond ±1 in"]),
+    "saturated": (np.sign(ACTIONS), ["at the limit of ±1: saturated"]),
+    "one chunk again and again": (ACTIONS[42:58], ["repeats the same 16 actions"]),
+    "a gripper from 0 to 1": (np.c_[ACTIONS[:, :6], np.linspace(0, 1, len(ACTIONS))], ["-1 opens and 1 closes"]),
+    "a gripper that stays": (np.c_[ACTIONS[:, :6], np.ones(len(ACTIONS))], ["number is always 1"]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_an_evaluation_says_what_is_odd_in_a_policy_s_actions(name):
+    rows, words = WRONG[name]
+    run = sb.evaluate(Wrong(rows), "fake", tasks=[0], episodes=2, max_steps=80, name=name)
+    (line,) = warn_of_scores(run.scores)
+    assert line.startswith(f"Odd actions of {name} on fake: ")
+    assert all(word in line for word in words)
+    assert line.count("?") == len(words)  # a likely cause for each, and nothing else
+
+
+@pytest.mark.parametrize("policy", ["scripted:careful", "scripted:hasty", "random", "noop"])
+def test_nothing_is_said_of_sane_policies(policy):
+    run = sb.evaluate(policy, "fake", tasks=[0, 1], episodes=3, max_steps=40)
+    assert [warn_of_scores(run.scores[k : k + 1]) for k in range(len(run))] == [()] * len(run)
+
+
+def test_nothing_is_said_of_any_episode_of_the_demo():
+    batch = sb.open_archive(DEMO)
+    warned = [warn_of_scores(sb.score(select_episodes(batch, [k]), sb.load_ruleset())) for k in range(len(batch))]
+    assert warned == [()] * len(batch)
+
+
+def test_a_replay_of_a_script_that_leaves_the_gripper_is_sane(tmp_path):
+    run = sb.evaluate("scripted:careful", "fake", tasks=[0], out=tmp_path / "run")
+    replayed = sb.evaluate(f"replay:{tmp_path / 'run'}", "fake", tasks=[0], episodes=None)
+    assert warn_of_scores(run.scores) == warn_of_scores(replayed.scores) == ()
+
+
+def test_few_actions_tell_nothing():
+    run = sb.evaluate(Wrong(np.zeros((1, 7))), "fake", tasks=[0], max_steps=9)
+    assert warn_of_scores(run.scores) == ()
+
+
+def test_an_arm_may_rest_while_its_base_drives():
+    actions = np.zeros((20, 12))
+    actions[:, 7] = np.linspace(0, 1, 20)
+    assert [odd.about for odd in find_oddities(measure_actions(actions, SPACES["robocasa"], grips=False))] == []
+    actions[:, 7] = 0
+    assert "range" in [odd.about for odd in find_oddities(measure_actions(actions, SPACES["robocasa"], grips=False))]
+
+
+@pytest.mark.parametrize("stated", ["many", [[1, 2]], [[np.inf] * 2] * 7, {"x": 1}, [["a", "b"]] * 7, None])
+def test_a_record_s_own_word_on_clipping_is_believed_only_in_its_shape(stated):
+    run = sb.evaluate(Wrong(ACTIONS * 3), "fake", tasks=[0], max_steps=80)
+    batch = run[0].record
+    (extra,) = batch.extra
+    assert clipped_numbers(batch, 0).max(axis=0) == pytest.approx([80, 3])  # the gripper's, in every step
+    batch = replace(batch, extra=({**extra, "header": {CLIPPED_NUMBERS: stated}},))
+    assert clipped_numbers(batch, 0) is None
