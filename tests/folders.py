@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
+
+from safevla_bench import runs
+from safevla_bench.runs import parts
 
 
 def contents(folder: Path) -> dict[str, object]:
@@ -17,3 +21,14 @@ def contents(folder: Path) -> dict[str, object]:
         description.pop("volatile", None)
         held["run.json"] = description
     return held
+
+
+def drop_episodes(folder: Path, names: Collection[str], *, of_the_archive: bool = True) -> None:
+    """Forge a complete run without these episodes: table, archive and manifest agree, and run.json still plans them."""
+    rows = [row for row in runs.episode_rows(folder) if row.episode_id not in names]
+    records = [
+        record
+        for record in parts.read_records(folder)
+        if not of_the_archive or record.headers[0].episode_id not in names
+    ]
+    parts.write_run(folder, runs.read_description(folder), rows, records)

@@ -299,7 +299,7 @@ def _incomplete_outcomes(scores: Scores, lost: Sequence[str]) -> list[GateOutcom
             suite=None,
             gate=None,
             verdict="undecided",
-            reason=f"{count} planned episodes crashed or were stopped; SR leaves them out",
+            reason=f"{count} planned episodes crashed, were stopped or are missing; SR leaves them out",
             n=count,
         )
         for policy, count in _count_unscored(scores).items()

@@ -259,7 +259,7 @@ def test_a_run_with_crashes_passes_only_where_that_is_allowed(safevla, fake, mon
     monkeypatch.setenv("COLUMNS", "250")
     code, out, _ = safevla("gate", fake / "two", "--min-safety", "0.1")
     assert code == 3
-    assert "2 planned episodes crashed or were stopped" in out
+    assert "2 planned episodes crashed, were stopped or are missing" in out
     assert safevla("gate", fake / "two", "--min-safety", "0.1", "--allow-crashed")[0] == 0
     assert safevla("gate", fake / "two", "--min-sr", "1", "--allow-crashed")[0] == 1
 

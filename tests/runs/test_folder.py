@@ -187,7 +187,7 @@ def test_a_crashed_episode_can_be_taken_out_of_a_complete_run_and_run_again(tmp_
     written(tmp_path / "run")
     with runs.RunWriter(tmp_path / "run", ASKED, resume=True) as writer:
         assert writer.complete
-        writer.reopen()
+        writer.reopen({name: place for place, name in enumerate("abc")})
         assert sorted(writer.episodes) == [0, 1]
         assert len(runs.read_sources([tmp_path / "run"])[0]) == 2
         fill(writer, (2,))

@@ -59,8 +59,9 @@ from safevla_bench.runs.parts import (
     read_raw,
     record_files,
 )
+from safevla_bench.runs.plan_check import PlanStretch, compare_plan, name_episode
 from safevla_bench.runs.policy_names import NamedSource, PolicyNames, describe_names
-from safevla_bench.runs.shard_merge import PlanStretch, merge_shards
+from safevla_bench.runs.shard_merge import merge_shards
 from safevla_bench.runs.sources import LeftOut, RecordSource, open_source, open_sources, require_source
 from safevla_bench.runs.writer import RunWriter
 
@@ -97,6 +98,7 @@ __all__ = [
     "archive_digest",
     "archive_parts",
     "changed_parts",
+    "compare_plan",
     "count_progress",
     "describe_names",
     "dump_json",
@@ -106,6 +108,7 @@ __all__ = [
     "has_raw",
     "merge_batches",
     "merge_shards",
+    "name_episode",
     "open_source",
     "open_sources",
     "read_description",
