@@ -23,6 +23,17 @@ def contents(folder: Path) -> dict[str, object]:
     return held
 
 
+def reseal(folder: Path) -> None:
+    """Make the digests of a complete run those of what is there now, as whoever forges a run can."""
+    description = runs.read_description(folder)
+    facts = {name: fact for name, fact in dict(description.get("volatile") or {}).items() if name != parts.SEAL}
+    sealed = parts.seal_json({**description, "volatile": {**facts, parts.SEAL: ""}})
+    (folder / runs.RUN).write_bytes(sealed)
+    parts.write_manifest(folder, runs.archive_parts(folder), len(runs.episode_rows(folder)), description)
+    judged = [folder / name for name in (runs.SCORES, runs.SCORES_TABLE, runs.REPORT, "judged_with.json")]
+    runs.add_digests(folder, {path.name: path.read_bytes() for path in judged if path.exists()})
+
+
 def drop_episodes(folder: Path, names: Collection[str], *, of_the_archive: bool = True) -> None:
     """Forge a complete run without these episodes: table, archive and manifest agree, and run.json still plans them."""
     rows = [row for row in runs.episode_rows(folder) if row.episode_id not in names]

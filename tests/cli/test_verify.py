@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from folders import drop_episodes
+from folders import drop_episodes, reseal
 
 
 @pytest.fixture
@@ -46,6 +46,8 @@ def test_names_from_a_strangers_file_cannot_act_on_the_terminal(safevla, run):
 def test_a_replay_that_was_asked_for_and_cannot_be_made_exits_2(safevla, run):
     described = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**described, "host": "elsewhere"}))
+    reseal(run)
+    safevla("score", run, "--out", run)
     code, out, _ = safevla("verify", run, "--replay", 1)
     assert code == 2
     assert "could not be" in out.splitlines()[-1]

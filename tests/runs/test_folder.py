@@ -73,7 +73,9 @@ def test_a_run_gives_back_its_records_and_its_crashes(tmp_path):
     batch, index = runs.read_sources([tmp_path / "run"])
     assert same_bits(batch, concatenate_batches(episodes))
     assert [(one.episode_id, one.outcome, one.reason) for one in index.absent] == [("c", "crashed", "Traceback: boom")]
-    assert index.descriptions == [(tmp_path / "run", {**ASKED, "complete": True})]
+    ((path, description),) = index.descriptions
+    assert (path, list(description.pop("volatile"))) == (tmp_path / "run", ["file_sha256"])
+    assert description == {**ASKED, "complete": True}
     assert [one.episode_id for one in runs.episode_rows(tmp_path / "run")] == ["a", "b", "c"]
 
 

@@ -3,7 +3,7 @@
 run.json          what was asked and with which versions; facts of the day only under `volatile`
 archive/part-*    the trajectory records, parts in plan order (a folder of safevla-recorder keeps raw/ instead)
 episodes.parquet  every planned episode and its outcome
-manifest.json     schema version and the sha256 of each part
+manifest.json     schema version, and the sha256 of each part and of the files beside the archive
 scores.json, scores.parquet, report.html   written by the judge
 
 While a run is unfinished its episodes are in `raw/` (see the module `parts`), and run.json says `"complete": false`.
@@ -52,6 +52,8 @@ from safevla_bench.runs.parts import (
     JSONL,
     PARQUET,
     RawEpisode,
+    add_digests,
+    changed_files,
     changed_parts,
     count_progress,
     episode_rows,
@@ -95,8 +97,10 @@ __all__ = [
     "RecordSource",
     "RunWriter",
     "Scan",
+    "add_digests",
     "archive_digest",
     "archive_parts",
+    "changed_files",
     "changed_parts",
     "compare_plan",
     "count_progress",

@@ -61,7 +61,7 @@ def open_check(check: str, detail: str, *, wanted: bool = True) -> Finding:
 # Digests and episodes
 
 
-PARTS, EPISODES = "archive parts", "episodes"
+PARTS, FILES, EPISODES = "archive parts", "files", "episodes"
 _SHARED_FIELDS = ("policy", "benchmark", "task_id", "init_state_index", "env_seed", "seed", "horizon", "outcome")
 """Fields that both the table and a record hold."""
 
@@ -82,6 +82,21 @@ def check_parts(run: Path) -> list[Finding]:
     except RunError as error:
         return [mismatch(PARTS, str(error))]
     return findings or [agreement(PARTS, f"{len(runs.archive_parts(run))} match their sha256 in {runs.MANIFEST}")]
+
+
+def check_files(run: Path) -> list[Finding]:
+    """Check the files beside the archive, run.json and the manifest among them, against the manifest's digests.
+
+    Open where the manifest is missing or damaged, which `check_parts` says, or has no digests of them.
+    """
+    try:
+        changed = runs.changed_files(run)
+    except RunError:
+        changed = None
+    if changed is None:
+        return [open_check(FILES, f"{runs.MANIFEST} has no digests of them", wanted=False)]
+    findings = [mismatch(FILES, detail) for detail in changed]
+    return findings or [agreement(FILES, f"each matches its sha256 in {runs.MANIFEST}, facts of the day included")]
 
 
 @dataclass(frozen=True)
