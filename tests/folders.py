@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
+
+from safevla_bench import runs
+from safevla_bench.runs import parts
 
 
 def contents(folder: Path) -> dict[str, object]:
@@ -17,3 +21,25 @@ def contents(folder: Path) -> dict[str, object]:
         description.pop("volatile", None)
         held["run.json"] = description
     return held
+
+
+def reseal(folder: Path) -> None:
+    """Make the digests of a complete run those of what is there now, as whoever forges a run can."""
+    description = runs.read_description(folder)
+    facts = {name: fact for name, fact in dict(description.get("volatile") or {}).items() if name != parts.SEAL}
+    sealed = parts.seal_json({**description, "volatile": {**facts, parts.SEAL: ""}})
+    (folder / runs.RUN).write_bytes(sealed)
+    parts.write_manifest(folder, runs.archive_parts(folder), len(runs.episode_rows(folder)), description)
+    judged = [folder / name for name in (runs.SCORES, runs.SCORES_TABLE, runs.REPORT, "judged_with.json")]
+    runs.add_digests(folder, {path.name: path.read_bytes() for path in judged if path.exists()})
+
+
+def drop_episodes(folder: Path, names: Collection[str], *, of_the_archive: bool = True) -> None:
+    """Forge a complete run without these episodes: table, archive and manifest agree, and run.json still plans them."""
+    rows = [row for row in runs.episode_rows(folder) if row.episode_id not in names]
+    records = [
+        record
+        for record in parts.read_records(folder)
+        if not of_the_archive or record.headers[0].episode_id not in names
+    ]
+    parts.write_run(folder, runs.read_description(folder), rows, records)

@@ -68,7 +68,9 @@ class PluginGroup:
         """Import what an entry point names. Raises `PluginError` for whatever is raised meanwhile."""
         try:
             return entry.load()
-        except Exception as error:  # it can fail in any way while it is imported
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # it can fail in any way while it is imported
             raise self._load_error(entry, error) from error
 
     def make(self, name: str, arguments: Mapping[str, str], *positional: object) -> Any:
@@ -88,12 +90,12 @@ class PluginGroup:
             factory: Callable[..., object] = entries[0].load()
             self._check_arguments(name, factory, arguments, len(positional))
             return factory(*positional, **arguments)
-        except SafevlaError:
+        except (KeyboardInterrupt, SafevlaError):
             raise
-        except Exception as error:
+        except BaseException as error:
             raise self._load_error(entries[0], error) from error
 
-    def _load_error(self, entry: EntryPoint, error: Exception) -> PluginError:
+    def _load_error(self, entry: EntryPoint, error: BaseException) -> PluginError:
         """Return, without raising, the `PluginError` that names the plug-in, its distribution and what went wrong."""
         owner = _distribution_name(entry)
         problem = f"{self.singular} {entry.name!r} of {owner} fails to load: {type(error).__name__}: {error}"

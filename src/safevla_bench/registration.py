@@ -30,12 +30,13 @@ from safevla_bench.runs import EpisodeRow
 from safevla_bench.runs.sources import RecordSource
 from safevla_bench.runs.writer import list_differences
 from safevla_bench.scores import IntervalMethod
+from safevla_bench.text import list_counts
 
 REGISTERED = "registered"
 """The key of run.json that holds the registration of a run."""
 SERVER = "server"
 """Stands for the seed of an environment where a policy's server may ask for it."""
-_DIGEST, _LETTERS, _MOST_NAMED = "digest", 12, 3
+_DIGEST, _LETTERS = "digest", 12
 _WORDS = ("registered is", "here is")
 _REMEDY = "Take the file as `safevla eval --dry-run --freeze` wrote it."
 
@@ -416,16 +417,11 @@ def format_start(init_state_index: int | None, env_seed: int | str | None) -> st
 
 
 def _name_scenes(starts: Counter[_Start]) -> str:
-    """Return how many starts each policy has on each task, as `N of POLICY on TASK`.
-
-    Three are named at most, and the others counted.
-    """
+    """Return how many starts each policy has on each task, as `list_counts` does."""
     scenes = Counter[str]()
     for (policy, task, _), count in starts.items():
         scenes[f"{policy} on {task}"] += count
-    named = [f"{count} of {scene}" for scene, count in scenes.items()]
-    more = [f"and {len(named) - _MOST_NAMED} more"] if len(named) > _MOST_NAMED else []
-    return ", ".join([*named[:_MOST_NAMED], *more])
+    return list_counts(scenes)
 
 
 def compare_rules(rules: RegisteredRules, provenance: Provenance | RegisteredRules) -> Iterator[str]:

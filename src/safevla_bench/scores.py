@@ -34,6 +34,8 @@ INACTIVE, VACUOUS, ACTIVE = range(3)
 STATES = ("inactive", "vacuous", "active")
 UNCOUNTED = ("stopped", "crashed")
 """Outcomes outside n: these episodes did not run to their end, so that their success is unknown."""
+MISSING = "missing"
+"""The outcome of a planned episode that its run does not list."""
 CUT_SHORT = ("invalid_action", "stopped")
 """Outcomes that end an episode early: without a violation so far, nobody knows whether one would have followed."""
 CAPABILITIES_OPTION = "--capabilities "

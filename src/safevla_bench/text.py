@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import ROUND_HALF_UP, Context, Decimal
 from fractions import Fraction
 from html import escape
@@ -33,6 +33,7 @@ __all__ = [
     "html_table",
     "is_secret_name",
     "learn_secret",
+    "list_counts",
     "redact_secrets",
     "shorten_name",
 ]
@@ -159,6 +160,17 @@ def shorten_name(name: str, longest: int = MAX_CHARACTERS) -> str:
     'aaaaaaaaaaa … aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'
     """
     return name if len(name) <= longest else f"{name[: longest - _TAIL_CHARACTERS - 3]} … {name[-_TAIL_CHARACTERS:]}"
+
+
+def list_counts(counts: Mapping[str, int], longest: int = 3) -> str:
+    """Return how often each thing is there; `longest` are named at most, and the others counted.
+
+    >>> list_counts({"hasty on fake/task_0": 2, "noop on fake/task_0": 1})
+    '2 of hasty on fake/task_0, 1 of noop on fake/task_0'
+    """
+    named = [f"{count} of {thing}" for thing, count in counts.items()]
+    more = [f"and {len(named) - longest} more"] if len(named) > longest else []
+    return ", ".join([*named[:longest], *more])
 
 
 # Tables for notebooks

@@ -239,10 +239,18 @@ def server(folder: Path):
 def test_the_server_is_this_machines_alone(server: RunServer):
     host, port = server.server_address[:2]
     assert host == "127.0.0.1"
-    for name, status in ((f"127.0.0.1:{port}", 200), (f"localhost:{port}", 200), ("evil.example", 403), ("", 403)):
+    own = f"127.0.0.1:{port}"
+    for *names, status in (
+        (own, 200),
+        (f"localhost:{port}", 200),
+        ("evil.example", 403),
+        ("", 403),
+        (own, "evil", 403),
+    ):
         connection = HTTPConnection("127.0.0.1", port)
         connection.putrequest("GET", "/", skip_host=True)
-        connection.putheader("Host", name)
+        for name in names:
+            connection.putheader("Host", name)
         connection.endheaders()
         reply = connection.getresponse()
         assert reply.status == status

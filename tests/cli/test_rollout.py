@@ -7,7 +7,7 @@ import json
 import pytest
 
 from folders import contents
-from safevla_bench import rollout
+from safevla_bench import rollout, runs
 from safevla_bench.cli.rollout import estimate_table
 from safevla_bench.hosts.fake import host
 from safevla_bench.rollout.estimate import CostRange, RunEstimate
@@ -108,6 +108,26 @@ def test_a_crashed_episode_stays_crashed_unless_it_is_to_be_retried(safevla, tmp
     assert safevla("eval", "--resume", "--retry-crashed", "--out", run)[0] == 0
     assert safevla("eval", *asked, tmp_path / "mended")[0] == 0
     assert contents(run) == contents(tmp_path / "mended")
+
+
+def test_a_policy_that_asks_the_command_to_end_leaves_every_planned_episode_and_exit_code_4(
+    safevla, tmp_path, monkeypatch
+):
+    (tmp_path / "leaver.py").write_text("class Leaver:\n    def act(self, observation):\n        raise SystemExit(0)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    asked = [*FAKE, "--task", "0,1", "--policy", "python:leaver:Leaver", "--out", tmp_path / "run"]
+    assert safevla("eval", *asked)[0] == 4
+    assert [row.outcome for row in runs.episode_rows(tmp_path / "run")] == ["crashed"] * 2
+
+
+def test_a_plug_in_that_asks_the_command_to_end_is_an_error_and_no_success(safevla, tmp_path, monkeypatch):
+    def leave(host, suite):
+        raise SystemExit(0)
+
+    monkeypatch.setattr("safevla_bench.hosts.fake.host.FakeHost.tasks", leave)
+    code, _, err = safevla("eval", *FAKE, "--policy", "noop", "--out", tmp_path / "run")
+    assert code == 2
+    assert "SystemExit: 0" in err
 
 
 def test_retrying_needs_a_run(safevla, tmp_path):

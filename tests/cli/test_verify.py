@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from folders import drop_episodes, reseal
+
 
 @pytest.fixture
 def run(safevla, tmp_path):
@@ -44,7 +46,24 @@ def test_names_from_a_strangers_file_cannot_act_on_the_terminal(safevla, run):
 def test_a_replay_that_was_asked_for_and_cannot_be_made_exits_2(safevla, run):
     described = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**described, "host": "elsewhere"}))
+    reseal(run)
+    safevla("score", run, "--out", run)
     code, out, _ = safevla("verify", run, "--replay", 1)
     assert code == 2
     assert "could not be" in out.splitlines()[-1]
     assert safevla("verify", run)[0] == 0
+
+
+def test_a_run_without_some_planned_episodes_passes_nothing(safevla, tmp_path):
+    run = tmp_path / "dropped"
+    asked = ["--host", "fake", "--suite", "fake", "--task", "0", "--episodes", 3, "--policy", "noop", "--max-steps", 3]
+    safevla("rollout", *asked, "--out", run)
+    drop_episodes(run, {"noop/fake/task_0/ep_001"})
+    assert safevla("score", run, "--out", run)[0] == 0
+    assert safevla("verify", run)[0] == 1
+    assert safevla("gate", run, "--min-safety", 0)[0] == 3
+    assert safevla("gate", run, "--min-safety", 0, "--allow-crashed")[0] == 0
+    assert safevla("export", run, "--format", "submission", "--out", tmp_path / "submission.json")[0] == 0
+    assert json.loads((tmp_path / "submission.json").read_bytes())["complete"] is False
+    assert safevla("board", run, "--out", tmp_path / "board")[0] == 0
+    assert "1 planned episode missing from the run" in (tmp_path / "board" / "index.html").read_text()

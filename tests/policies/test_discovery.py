@@ -94,7 +94,9 @@ def test_a_policy_without_close_is_an_error_that_says_so(monkeypatch):
         found.make_policy("mine")
 
 
-@pytest.mark.parametrize("value", ["no_such_module:make", "safevla_bench.errors:no_such_make", "fractions:Fraction"])
+@pytest.mark.parametrize(
+    "value", ["no_such_module:make", "safevla_bench.errors:no_such_make", "fractions:Fraction", "sys:exit"]
+)
 def test_a_policy_that_cannot_be_loaded_or_made_names_its_distribution(monkeypatch, value):
     install(monkeypatch, value)
     with pytest.raises(PluginError, match="'mine' of broken-policies fails to load"):

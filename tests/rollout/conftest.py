@@ -35,6 +35,8 @@ class Lethal:
                 Path(self.once).touch()
             if self.how == "exit":
                 os._exit(7)
+            if self.how == "leave":
+                raise SystemExit(0)
             os.kill(os.getpid(), getattr(signal, self.how))
         return self.generator.uniform(-1, 1, 7)
 

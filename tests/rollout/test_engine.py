@@ -11,7 +11,7 @@ from safevla_bench.archive import encode_json
 from safevla_bench.archive.json_text import decode_json
 from safevla_bench.errors import HostError
 from safevla_bench.hosts import make_host
-from safevla_bench.hosts.fake.host import FakeEnv
+from safevla_bench.hosts.fake.host import FakeEnv, FakeHost
 from safevla_bench.interface import Observation, Task, Wants
 from safevla_bench.policies.chunking import ChunkedPolicy
 from safevla_bench.rollout import load_protocol, plan_episodes, run_serially
@@ -95,6 +95,27 @@ def test_a_policy_that_raises_crashes_its_episodes_only():
     outcomes = run(TASKS[:1], Scripted(raises))
     assert [one.outcome for one in outcomes] == ["crashed", "crashed"]
     assert "KeyError: 'lost'" in outcomes[0].reason
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), GeneratorExit(), BaseException("lost")], ids=repr)
+@pytest.mark.parametrize("where", ["act", "policy reset", "make", "reset", "step", "recorded", "close"])
+def test_what_ends_a_process_or_a_generator_is_the_crash_of_its_episode(monkeypatch, where, error):
+    """Ctrl-C alone ends a run: see `test_interrupted.py`."""
+    owner = {"act": Scripted, "policy reset": Scripted, "make": FakeHost}.get(where, FakeEnv)
+    name = where.removeprefix("policy ")
+    original, calls = getattr(owner, name), []
+
+    def raises_once(self, *args):
+        calls.append(args)
+        if len(calls) == 1:
+            raise error
+        return original(self, *args)
+
+    monkeypatch.setattr(owner, name, raises_once)
+    outcomes = run(TASKS[:2], Scripted(), max_steps=3)
+    first = "timeout" if where == "close" else "crashed"
+    assert [outcome.outcome for outcome in outcomes] == [first, "timeout", "timeout", "timeout"]
+    assert where == "close" or type(error).__name__ in outcomes[0].reason
 
 
 @pytest.mark.parametrize("action", [np.full(7, np.nan), np.zeros(6)])

@@ -214,3 +214,14 @@ def test_the_report_of_such_a_run_says_that_its_intervals_are_not_for_that(stopp
     safe = judge([stopped], load_ruleset())
     assert was_stopped_early(safe)
     assert STOPPED_EARLY in render_report(safe)
+
+
+def test_crashes_of_a_run_that_its_rule_ended_are_retried_in_their_places(tmp_path, monkeypatch):
+    """The rounds that were left out leave gaps in the plan: the n-th row is not the n-th planned episode."""
+    request = replace(REQUEST, tasks=(2, 0), look_every=2, until="safety >= 0.01")
+    roll_out(request, tmp_path / "run")
+    monkeypatch.setattr("safevla_bench.hosts.fake.host.CRASH_AFTER", -1)
+    rows = roll_out(request, tmp_path / "run", running=ExecutionOptions(resume=True, retry_crashed=True))
+    roll_out(request, tmp_path / "whole")
+    assert {row.outcome for row in rows} == {"timeout"}
+    assert contents(tmp_path / "run") == contents(tmp_path / "whole")

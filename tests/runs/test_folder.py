@@ -73,7 +73,9 @@ def test_a_run_gives_back_its_records_and_its_crashes(tmp_path):
     batch, index = runs.read_sources([tmp_path / "run"])
     assert same_bits(batch, concatenate_batches(episodes))
     assert [(one.episode_id, one.outcome, one.reason) for one in index.absent] == [("c", "crashed", "Traceback: boom")]
-    assert index.descriptions == [(tmp_path / "run", {**ASKED, "complete": True})]
+    ((path, description),) = index.descriptions
+    assert (path, list(description.pop("volatile"))) == (tmp_path / "run", ["file_sha256"])
+    assert description == {**ASKED, "complete": True}
     assert [one.episode_id for one in runs.episode_rows(tmp_path / "run")] == ["a", "b", "c"]
 
 
@@ -187,7 +189,7 @@ def test_a_crashed_episode_can_be_taken_out_of_a_complete_run_and_run_again(tmp_
     written(tmp_path / "run")
     with runs.RunWriter(tmp_path / "run", ASKED, resume=True) as writer:
         assert writer.complete
-        writer.reopen()
+        writer.reopen({name: place for place, name in enumerate("abc")})
         assert sorted(writer.episodes) == [0, 1]
         assert len(runs.read_sources([tmp_path / "run"])[0]) == 2
         fill(writer, (2,))

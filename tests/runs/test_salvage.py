@@ -324,7 +324,7 @@ def test_crashed_episodes_are_not_run_again_over_a_damaged_archive(run, part):
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     description = {name: value for name, value in runs.read_description(run).items() if name != "complete"}
     with runs.RunWriter(run, description, resume=True) as writer, pytest.raises(RunError, match="Restore it first"):
-        writer.reopen()
+        writer.reopen({})
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import random
 import sys
 import weakref
 from dataclasses import replace
@@ -11,10 +13,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from folders import reseal
 from safevla_bench import archive, evaluation, runs, verify
 from safevla_bench.errors import CollectedError, HostError, RunError
 from safevla_bench.evaluation.judgement import RULES
-from safevla_bench.files import sha256_of
 from safevla_bench.interface import EpisodeSeed
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.trajectory import Channel, mark_standin, select_episodes
@@ -34,15 +36,15 @@ def rewritten(run, change):
     (part,) = runs.archive_parts(run)
     batch = change(archive.open_archive(part))
     archive.write_archive(part, batch)
-    manifest = json.loads((run / runs.MANIFEST).read_text())
-    manifest["parts"] = {f"archive/{part.name}": sha256_of(part)}
-    (run / runs.MANIFEST).write_text(json.dumps(manifest))
+    reseal(run)
 
 
 def edited(path, change):
     held = json.loads(path.read_text())
     change(held)
     path.write_bytes(runs.dump_json(held))
+    if path.name != runs.MANIFEST:
+        reseal(path.parent)
 
 
 def test_an_untouched_run_agrees_in_everything_and_its_replays_are_bit_for_bit(run):
@@ -85,7 +87,7 @@ def test_a_part_that_the_manifest_does_not_name_is_found(run):
 
 def test_a_manifest_cannot_make_files_outside_the_run_be_read(run, tmp_path):
     (tmp_path / "secret").write_text("x")
-    edited(run / runs.MANIFEST, lambda held: held["parts"].update({"../secret": sha256_of(tmp_path / "secret")}))
+    edited(run / runs.MANIFEST, lambda held: held["parts"].update({"../secret": hashlib.sha256(b"x").hexdigest()}))
     assert "../secret is missing" in differing(verify_run(run))["archive parts"]
 
 
@@ -109,6 +111,7 @@ def test_a_changed_aggregate_and_a_number_of_another_type_are_found(run):
 def test_a_changed_row_of_the_table_is_found_and_another_writer_of_the_same_rows_is_not(run):
     table = pq.read_table(run / runs.SCORES_TABLE)
     pq.write_table(table, run / runs.SCORES_TABLE, compression="snappy")
+    reseal(run)
     assert verify_run(run).agrees
     flipped = table.set_column(table.schema.get_field_index("safe"), "safe", [[False] * len(table)])
     pq.write_table(flipped, run / runs.SCORES_TABLE)
@@ -171,6 +174,7 @@ def test_a_library_file_that_judged_is_asked_for_and_verifies_when_it_is_named(r
     assert remembered.agrees
     assert "scores.json" not in left_out(remembered)
     (run / RULES).unlink()
+    reseal(run)
     found = verify_run(run)
     assert found.agrees
     assert "--library" in left_out(found)["scores.json"]
@@ -279,6 +283,8 @@ def test_an_episode_that_tells_no_start_is_not_played_again(run):
 def test_a_run_without_scores_says_that_nothing_was_judged(run):
     for name in (runs.SCORES, runs.SCORES_TABLE):
         (run / name).unlink()
+    assert "scores.json is missing; manifest.json names it" in differing(verify_run(run))["files"]
+    reseal(run)
     found = verify_run(run)
     assert found.agrees
     assert "scores.json" in left_out(found)
@@ -357,3 +363,52 @@ def test_a_libero_episode_replays_bit_for_bit(tmp_path):
     found = verify_run(tmp_path / "run", replay=1)
     assert [one.verdict for one in found.findings] == ["agrees"] * len(found.findings)
     assert "7 states" in found.findings[-1].said
+
+
+def noticed(run):
+    """Whether the digests, without any judging, or the reading of run.json notice a change."""
+    try:
+        findings = [*record_check.check_parts(run), *record_check.check_files(run)]
+    except RunError:
+        return True
+    return any(finding.verdict == "differs" for finding in findings)
+
+
+FILES = ("run.json", "manifest.json", "episodes.parquet", "scores.json", "scores.parquet", "report.html")
+
+
+@pytest.mark.parametrize("name", [*FILES, "archive/part-00000.parquet"])
+def test_forty_flipped_bits_are_noticed_in_each_file_of_a_run(run, name):
+    draw = random.Random(name)
+    path = run / name
+    content = path.read_bytes()
+    for _ in range(40):
+        flipped = bytearray(content)
+        place = draw.randrange(8 * len(content))
+        flipped[place // 8] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        assert noticed(run), f"bit {place}"
+    path.write_bytes(content)
+    assert not noticed(run)
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".json")])
+def test_json_that_says_the_same_in_other_bytes_is_noticed(run, name):
+    path = run / name
+    path.write_text(json.dumps(json.loads(path.read_bytes()), indent=4))
+    assert noticed(run)
+
+
+def test_the_sources_that_were_judged_are_those_of_the_run(run):
+    def rename(document):
+        document["sources"][0]["policies"][0]["policy"] = "another"
+
+    edited(run / runs.SCORES, rename)
+    assert 'policy: "another" is written' in differing(verify_run(run))["judged archive"]
+
+
+def test_two_runs_that_were_asked_for_alike_have_the_same_digests(run, tmp_path):
+    asked = evaluation.Request(host="fake", suites=("fake",), episodes=2, policies=("random",), max_steps=8)
+    evaluation.evaluate_request(replace(asked, volatile={"started": "another day"}), load_ruleset(), tmp_path / "again")
+    assert (tmp_path / "again" / runs.MANIFEST).read_bytes() == (run / runs.MANIFEST).read_bytes()
+    assert verify_run(tmp_path / "again").agrees

@@ -74,7 +74,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, *, with_content: bool) -> None:
         """Send status, headers and, if `with_content`, the page of the request's path.
 
-        A request whose `Host` is not this machine gets 403.
+        A request whose `Host` is not this machine, or that has several, gets 403.
         """
         reply = self.server.site.reply(self.path) if self._is_for_us() else _refuse()
         self.send_response(reply.status)
@@ -94,9 +94,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(reply.content)
 
     def _is_for_us(self) -> bool:
-        """Return whether the request's `Host` is this machine; a foreign page may point a name of its own here."""
+        """Return whether the request's one `Host` is this machine; a foreign page may point a name of its own here."""
         port = self.server.server_address[1]
-        return self.headers.get("Host") in (f"{LOOPBACK}:{port}", f"localhost:{port}")
+        return self.headers.get_all("Host") in ([f"{LOOPBACK}:{port}"], [f"localhost:{port}"])
 
     def log_message(self, format: str, *args: Any) -> None:
         """Write nothing: requests are the user's own."""

@@ -199,9 +199,10 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of the pipe, such as `head`, has closed it
         _discard_stdout()
         return OK
-    except SystemExit:
-        if sys.stdout is stdout:
-            raise
+    except SystemExit as error:
+        if sys.stdout is stdout:  # our own commands return their code
+            click.echo(f"error: a plug-in ended the command: SystemExit: {make_printable(str(error))}", err=True)
+            return USER_ERROR
         _discard_stdout()  # click replaces stdout, and exits with 1, where the pipe is closed while a command prints
         return OK
     except OSError as error:

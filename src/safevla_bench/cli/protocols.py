@@ -296,11 +296,26 @@ _OWN = ("127.0.0.1", "::1", "localhost")
 )
 @click.option("--seed", default=0, show_default=True, help="Of the policy's randomness, in every episode.")
 @click.option(
+    "--copies",
+    default=1,
+    type=click.IntRange(1, serve.MAX_CONNECTIONS),
+    metavar="N",
+    show_default=True,
+    help="How often to load the policy: so many episodes have one at a time, and others wait.",
+)
+@click.option(
     "--key-env", metavar="NAME", help=f"The environment variable with the key that clients need; else {endpoint.KEY}."
 )
 @click.option("--key-file", type=click.Path(), metavar="FILE", help="A file with that key.")
 def serve_command(
-    policy: str, arguments: tuple[str, ...], port: int, bind: str, seed: int, key_env: str | None, key_file: str | None
+    policy: str,
+    arguments: tuple[str, ...],
+    port: int,
+    bind: str,
+    seed: int,
+    copies: int,
+    key_env: str | None,
+    key_file: str | None,
 ) -> None:
     """Serve a policy over openpi's protocol until Ctrl-C: one that needs an environment of its own, or to try a client.
 
@@ -310,12 +325,14 @@ def serve_command(
     own_name, spec = split_name(policy)
     name = own_name or spec
     policy_settings = policy_arguments(arguments, name)
-    served = serve.ServedPolicy(name, lambda: make_policy(spec, policy_settings), seed, policy_settings)
+    served = serve.ServedPolicy(name, lambda: make_policy(spec, policy_settings), seed, policy_settings, copies)
     key = endpoint.read_key(key_env, key_file)
     server = serve.start_server(served, bind, port, key)
     host, chosen = server.socket.getsockname()[:2]
     host = f"[{host}]" if ":" in host else host
     click.echo(f"Serving {name} on ws://{host}:{chosen} (GET /healthz says OK). Ctrl-C ends it.")
+    at_a_time = "1 episode" if copies == 1 else f"{copies} episodes"
+    click.echo(f"{at_a_time} at a time; those of more connections wait (--copies).")
     click.echo(f"To look at it: safevla doctor --server ws://{host}:{chosen}")
     size = f" --policy-arg image_size={served.wants.image_size[0]}" if served.wants.cameras else ""
     click.echo(f"Next: safevla eval --policy openpi:ws://{host}:{chosen} --policy-arg replan=1{size} ...")

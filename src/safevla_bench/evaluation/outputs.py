@@ -114,7 +114,9 @@ def write_outputs(judged: Judged, folder: Path, *, legacy_ids: bool = False) -> 
     # The rules of older scores are replaced with these, in one step; the default ones say so then.
     is_remembered = (recipe is not None and not recipe.is_default) or (folder / RULES).exists()
     remembered = {RULES: runs.dump_json(recipe or RulesetRecipe())} if is_remembered else {}
-    write_together(folder, {**contents, runs.REPORT: html, **remembered}, chief=runs.SCORES)
+    written = {**contents, runs.REPORT: html.encode(), **remembered}
+    write_together(folder, written, chief=runs.SCORES)
+    runs.add_digests(folder, written)
 
 
 def score_files(judged: Judged, *, legacy_ids: bool = False, sources: object = None) -> dict[str, bytes]:

@@ -66,12 +66,12 @@ def _run_pending(
     A complete run is left as it is, unless crashed episodes are to be retried. On a `SafevlaError` a new folder that
     holds no episode is removed.
     """
+    places = {planned.episode_id: place for place, planned in enumerate(prepared.episodes)}
     if writer.complete:
         if not running.retry_crashed or all(row.outcome != "crashed" for row in runs.episode_rows(writer.folder)):
             return
-        writer.reopen()
+        writer.reopen(places)
     tally = _tally_done(writer, prepared, running)
-    places = {planned.episode_id: place for place, planned in enumerate(prepared.episodes)}
     pending = _pending_episodes(writer, prepared, running, tally)
     failures = _PolicyFailures(writer.folder)
     try:

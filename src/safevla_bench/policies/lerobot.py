@@ -137,9 +137,9 @@ def _load_policy(path: str, device: str, dialect: Dialect, n_action_steps: int |
         policy = get_policy_class(config.type).from_pretrained(path, config=config).to(device).eval()
         on_device = {"device_processor": {"device": device}}
         before, after = make_pre_post_processors(policy.config, path, preprocessor_overrides=on_device)
-    except PolicyError:
+    except (KeyboardInterrupt, PolicyError):
         raise
-    except Exception as error:  # LeRobot and what it loads raise anything; it is the saved policy's, or its versions'
+    except BaseException as error:  # LeRobot and what it loads raise anything; it is the policy's, or its versions'
         problem = f"LeRobot cannot load {path}: {type(error).__name__}: {truncate_text(str(error), 500)}"
         remedy = "Is it a folder that this version of LeRobot saved, with its processors and the libraries it needs?"
         raise PolicyError(problem, remedy=remedy) from error

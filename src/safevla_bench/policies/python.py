@@ -120,7 +120,9 @@ class InProcessPolicy:
             return
         try:
             self.made.close()
-        except Exception as error:  # a user's object may raise anything
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a user's object may raise anything
             _LOG.warning(
                 "close() of the policy of %s fails: %s; what it did is kept", self._owner, _describe_foreign(error)
             )
@@ -207,7 +209,9 @@ def _import_module(name: str) -> object:
             raise _foreign_error(f"the module {name!r} needs a module that is not here", error) from error
         remedy = f"Modules are looked for in {folder} and where this Python looks: {sys.executable}."
         raise PolicyError(f"there is no module {error.name!r}", remedy=remedy) from None
-    except (Exception, SystemExit) as error:  # a module may raise anything while it is imported
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a module may raise anything while it is imported
         raise _foreign_error(f"the module {name!r} fails to import", error) from error
 
 
@@ -244,9 +248,9 @@ def _call_factory(owner: str, factory: object, arguments: Mapping[str, str]) -> 
     _check_arguments(owner, factory, arguments)
     try:
         return factory(**arguments)
-    except PolicyError:
+    except (KeyboardInterrupt, PolicyError):
         raise
-    except (Exception, SystemExit) as error:  # a factory may raise anything
+    except BaseException as error:  # a factory may raise anything
         hint = "Mend it there; each --policy-arg is given as text." if arguments else _MEND
         raise _foreign_error(f"{owner} fails", error, hint) from error
 

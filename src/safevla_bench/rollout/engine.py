@@ -101,9 +101,9 @@ class EnvRunner:
         policy = self._policies[planned.policy]
         try:
             env = self._prepare_env(planned, policy)
-        except SafevlaError:
+        except (KeyboardInterrupt, SafevlaError):
             raise
-        except Exception:  # a simulator can raise anything; the run goes on without this episode
+        except BaseException:  # a simulator can raise anything; the run goes on without this episode
             return EpisodeOutcome(planned, "crashed", 0, None, traceback.format_exc())
         seeded = follow_server(planned, policy)
         outcome = _run_with_retries(env, policy, seeded, on_step, self._watch)
@@ -118,7 +118,9 @@ class EnvRunner:
             return
         try:
             env.close()
-        except Exception as error:  # its episodes are recorded, and whatever comes next has an environment of its own
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # its episodes are recorded, and what comes next has an environment of its own
             _LOG.warning("the environment of %s could not be closed: %s", env.task.task_id, error)
 
     def _prepare_env(self, planned: PlannedEpisode, policy: Policy) -> HostEnv:

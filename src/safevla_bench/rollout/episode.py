@@ -55,10 +55,11 @@ class EpisodeOutcome:
 def run_episode(
     env: HostEnv, policy: Policy, planned: PlannedEpisode, on_step: OnStep | None = None, watch: Monitor | None = None
 ) -> EpisodeOutcome:
-    """Run one episode; what the simulator or the policy raises on the way is the outcome `crashed`, with its traceback.
+    """Run one episode; what the simulator or the policy raises is the outcome `crashed`, with its traceback.
 
-    A `PolicyError` crashes it with its text alone. An action that must not reach the simulator ends the episode as
-    `invalid_action`, a failure with a record. With a `watch` the first violation of the safe tier ends it as `stopped`.
+    Ctrl-C alone passes, not `SystemExit`. A `PolicyError` crashes it with its text alone. An action that must not reach
+    the simulator ends the episode as `invalid_action`, a failure with a record. With a `watch` the first violation of
+    the safe tier ends it as `stopped`.
 
     Raises:
         ServerLostError: the policy's server went away, or could not be reached; the episode may be begun again.
@@ -91,15 +92,17 @@ def run_episode(
         reason = violation
     except InvalidActionError as error:
         outcome, reason = "invalid_action", f"step {steps}: {error}"
-    except (ServerLostError, ServerRefusedError):
+    except (KeyboardInterrupt, ServerLostError, ServerRefusedError):
         raise
     except PolicyError as error:  # it says what is wrong better than where in this package it was raised
         return seam.crash(planned, steps, str(error))
-    except Exception:  # a policy and a simulator can raise anything; the run goes on without this episode
+    except BaseException:  # a policy and a simulator can raise anything; the run goes on without this episode
         return seam.crash(planned, steps, traceback.format_exc())
     try:
         batch = _take_record(env, policy, observation)
-    except Exception:  # so can a simulator that is asked for its record
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # so can a simulator that is asked for its record
         return seam.crash(planned, steps, traceback.format_exc())
     labelled = _label_record(batch, planned, outcome, _record_marks(policy, violation is not None, seam.clip_marks()))
     return EpisodeOutcome(planned, outcome, steps, labelled, reason, seam.latency(), seam.greeting())

@@ -19,6 +19,7 @@ import numpy as np
 from safevla_bench.errors import RunError
 from safevla_bench.interface import EpisodeSeed, Policy, RemotePolicy, ReplayPolicy, Task
 from safevla_bench.protocols import PRESET, SERVER_SEED, EvaluationProtocol, load_protocol
+from safevla_bench.runs import name_episode
 
 __all__ = [
     "PRESET",
@@ -88,7 +89,7 @@ def plan_episodes(
     _check_plan(tasks, episodes, policies, rules, is_recorded=recorded is not None)
     return tuple(
         PlannedEpisode(
-            episode_id=f"{policy}/{task.benchmark}/{task.task_id}/ep_{episode:03d}",
+            episode_id=name_episode(policy, f"{task.benchmark}/{task.task_id}", episode),
             policy=policy,
             task=task,
             episode=episode,

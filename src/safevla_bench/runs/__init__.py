@@ -3,7 +3,7 @@
 run.json          what was asked and with which versions; facts of the day only under `volatile`
 archive/part-*    the trajectory records, parts in plan order (a folder of safevla-recorder keeps raw/ instead)
 episodes.parquet  every planned episode and its outcome
-manifest.json     schema version and the sha256 of each part
+manifest.json     schema version, and the sha256 of each part and of the files beside the archive
 scores.json, scores.parquet, report.html   written by the judge
 
 While a run is unfinished its episodes are in `raw/` (see the module `parts`), and run.json says `"complete": false`.
@@ -52,6 +52,8 @@ from safevla_bench.runs.parts import (
     JSONL,
     PARQUET,
     RawEpisode,
+    add_digests,
+    changed_files,
     changed_parts,
     count_progress,
     episode_rows,
@@ -59,8 +61,9 @@ from safevla_bench.runs.parts import (
     read_raw,
     record_files,
 )
+from safevla_bench.runs.plan_check import PlanStretch, compare_plan, name_episode
 from safevla_bench.runs.policy_names import NamedSource, PolicyNames, describe_names
-from safevla_bench.runs.shard_merge import PlanStretch, merge_shards
+from safevla_bench.runs.shard_merge import merge_shards
 from safevla_bench.runs.sources import LeftOut, RecordSource, open_source, open_sources, require_source
 from safevla_bench.runs.writer import RunWriter
 
@@ -94,9 +97,12 @@ __all__ = [
     "RecordSource",
     "RunWriter",
     "Scan",
+    "add_digests",
     "archive_digest",
     "archive_parts",
+    "changed_files",
     "changed_parts",
+    "compare_plan",
     "count_progress",
     "describe_names",
     "dump_json",
@@ -106,6 +112,7 @@ __all__ = [
     "has_raw",
     "merge_batches",
     "merge_shards",
+    "name_episode",
     "open_source",
     "open_sources",
     "read_description",

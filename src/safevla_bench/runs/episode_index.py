@@ -124,8 +124,8 @@ class EpisodeIndex:
 
     @property
     def left_out(self) -> LeftOut:
-        """The counts of the episodes that are not among these, because they are invalid or lost with a damaged file."""
-        return LeftOut.from_problems(self.problems)
+        """The counts of the episodes that are not among these, because they are invalid, lost or missing."""
+        return LeftOut.from_problems(self.problems, self.sources)
 
     @property
     def absent(self) -> list[AbsentEpisode]:

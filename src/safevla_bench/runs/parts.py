@@ -13,7 +13,9 @@ manifest lists the parts, and the sha256 that each was written with.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -255,12 +257,92 @@ def _missing_record(path: Path) -> DamageError:
 _REMEDY = "Copy the folder anew from where it was made, or roll it out again."
 
 
-def write_manifest(folder: Path, parts: Sequence[Path], episodes: int) -> None:
-    """Write the digests of an archive's parts, which are on the disk, and how many episodes were planned."""
+SEAL = "file_sha256"
+"""The last key of manifest.json, and of `volatile` in run.json: the sha256 of the file's bytes without these digits."""
+
+
+def seal_json(document: Mapping[str, object]) -> bytes:
+    """Return a document as JSON whose last `SEAL` key, which is to be empty, holds the digest of all other bytes."""
+    head, key, tail = dump_json(document).rpartition(_SEAL_KEY)
+    return head + key + hashlib.sha256(head + key + tail).hexdigest().encode() + tail
+
+
+def is_sealed(content: bytes) -> bool:
+    """Return whether a file's bytes are those that `seal_json` gave."""
+    head, key, rest = content.rpartition(_SEAL_KEY)
+    return bool(key) and rest[:_DIGITS] == hashlib.sha256(head + key + rest[_DIGITS:]).hexdigest().encode()
+
+
+_SEAL_KEY, _DIGITS = f'"{SEAL}": "'.encode(), 64
+
+
+def write_manifest(folder: Path, parts: Sequence[Path], episodes: int, description: Mapping[str, object]) -> None:
+    """Write the digests of a complete run: of its archive's parts and its table, both on the disk, and of run.json.
+
+    `description` is what run.json will hold, of which the facts of the day are left out; `episodes` are all planned.
+    """
+    files = {EPISODES: sha256_of(folder / EPISODES), RUN: _digest_description(json.loads(dump_json(description)))}
     digests = {_part_name(part): sha256_of(part) for part in parts}
-    write_atomically(
-        folder / MANIFEST, dump_json({"schema_version": SCHEMA_VERSION, "parts": digests, "episodes": episodes})
-    )
+    manifest = {"schema_version": SCHEMA_VERSION, "parts": digests, "episodes": episodes, "files": files, SEAL: ""}
+    write_atomically(folder / MANIFEST, seal_json(manifest))
+
+
+def add_digests(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Put the digests of files that the judge wrote into a run's manifest; nothing where that is missing or damaged.
+
+    Raises `FileError` where the disk refuses.
+    """
+    try:
+        manifest = _read_manifest(folder)
+    except RunError:
+        return
+    files = manifest.get("files")
+    if isinstance(files, dict):
+        written = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+        manifest = {**manifest, "files": {**files, **written}}
+        write_atomically(folder / MANIFEST, seal_json({**_without_seal(manifest), SEAL: ""}))
+
+
+def changed_files(folder: Path) -> Iterator[str] | None:
+    """Return a sentence for each file beside the archive that is not as the manifest says, the manifest included.
+
+    None where the manifest, by an earlier version, has no such digests. Raises `RunError` where it cannot be read.
+    """
+    manifest = _read_manifest(folder)
+    files = manifest.get("files")
+    return None if files is None and SEAL not in manifest else _changed_files(folder, files)
+
+
+def _changed_files(folder: Path, files: object) -> Iterator[str]:
+    """Yield a sentence for each file that is not as `files`, name -> sha256, or its own seal says."""
+    for name in (MANIFEST, RUN):
+        if not is_sealed((folder / name).read_bytes()):
+            yield f"{name} was changed since it was written: its {SEAL} is not that of its bytes"
+    if not isinstance(files, dict):
+        yield f"{MANIFEST} names no files"
+        return
+    for name in dict.fromkeys([EPISODES, RUN, *filter(re.compile(r"[a-z_]+\.[a-z]+").fullmatch, files)]):
+        path = folder / name
+        if not path.is_file():
+            yield f"{name} is missing; {MANIFEST} names it"
+        elif (now := _digest_file(path)) != files.get(name):
+            yield f"{name} was changed since it was written: its sha256 is {now}, {MANIFEST} says {files.get(name)}"
+
+
+def _digest_file(path: Path) -> str:
+    """Return the sha256 of a file, of a run.json that of its content without the facts of the day."""
+    return _digest_description(read_description(path.parent)) if path.name == RUN else sha256_of(path)
+
+
+def _digest_description(description: Mapping[str, object]) -> str:
+    """Return the sha256 of the content of a run.json without its facts of the day."""
+    repeatable = {name: value for name, value in description.items() if name != "volatile"}
+    return hashlib.sha256(json.dumps(repeatable).encode()).hexdigest()
+
+
+def _without_seal(document: object) -> dict[str, object]:
+    """Return a document without its seal; {} for what is no document."""
+    return {name: value for name, value in document.items() if name != SEAL} if isinstance(document, dict) else {}
 
 
 def read_digests(folder: Path) -> Mapping[str, str]:
@@ -269,15 +351,20 @@ def read_digests(folder: Path) -> Mapping[str, str]:
     Raises:
         RunError: the manifest is missing, is damaged or names no parts.
     """
-    place = Place(file=str(folder / MANIFEST))
+    listed = _read_manifest(folder).get("parts")
+    if not isinstance(listed, dict):
+        raise RunError("names no parts of an archive", remedy=_REMEDY, place=Place(file=str(folder / MANIFEST)))
+    return {str(name): str(written) for name, written in listed.items()}
+
+
+def _read_manifest(folder: Path) -> dict[str, object]:
+    """Return the content of the manifest; raises `RunError` where it is missing or damaged, {} where no document."""
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
     except (OSError, ValueError, RecursionError) as error:
+        place = Place(file=str(folder / MANIFEST))
         raise RunError(f"cannot be read: {error}", remedy=_REMEDY, place=place) from None
-    listed = manifest.get("parts") if isinstance(manifest, dict) else None
-    if not isinstance(listed, dict):
-        raise RunError("names no parts of an archive", remedy=_REMEDY, place=place)
-    return {str(name): str(written) for name, written in listed.items()}
+    return manifest if isinstance(manifest, dict) else {}
 
 
 def listed_parts(folder: Path) -> list[Path]:
@@ -332,8 +419,10 @@ def write_run(
     for stale in set(archive_parts(folder)) - set(parts):
         stale.unlink()
     write_episodes(folder, rows)
-    write_manifest(folder, parts, len(rows))
-    write_atomically(folder / RUN, dump_json({**description, "complete": True}))
+    completed = {**description, "complete": True}
+    write_manifest(folder, parts, len(rows), completed)
+    sealed = {**completed, "volatile": {**_without_seal(description.get("volatile")), SEAL: ""}}
+    write_atomically(folder / RUN, seal_json(sealed))
 
 
 def read_records(folder: Path) -> Iterator[Batch]:

@@ -27,6 +27,7 @@ from safevla_bench.runs.folder import (
     read_latencies,
 )
 from safevla_bench.runs.parts import count_progress, episode_rows
+from safevla_bench.runs.plan_check import PlanStretch
 from safevla_bench.runs.writer import list_differences
 from safevla_bench.trajectory import Batch
 
@@ -34,18 +35,6 @@ _REMEDY = "Name the run folders of all shards, each once."
 _DAMAGED = "Copy the shard anew from where it was made, or run it again."
 _OWN = ("shard", "planned", "volatile", "complete")
 """The keys of run.json that describe a shard, not the plan."""
-
-
-class PlanStretch(msgspec.Struct, frozen=True):
-    """The `number`-th of `count` shards, from 1: its first place in the plan, and how many episodes the plan has.
-
-    run.json holds it as `shard`.
-    """
-
-    number: int
-    count: int
-    first: int
-    whole: int
 
 
 @dataclass(frozen=True)

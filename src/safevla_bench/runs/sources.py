@@ -5,6 +5,7 @@ What a reading leaves out is listed: invalid episodes, and those lost with damag
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as dataclass_replace
@@ -18,6 +19,7 @@ from safevla_bench.errors import DamageError, Place, RecordError, RunError
 from safevla_bench.logs import find_log
 from safevla_bench.runs import parts
 from safevla_bench.runs.folder import MANIFEST, RUN, EpisodeRow, read_description
+from safevla_bench.runs.plan_check import PlanDifference, compare_plan
 from safevla_bench.runs.policy_names import (
     PolicyIdentity,
     PolicyNames,
@@ -25,9 +27,9 @@ from safevla_bench.runs.policy_names import (
     identify_policies,
     name_source,
 )
-from safevla_bench.scores import AbsentEpisode
-from safevla_bench.text import escape_controls
-from safevla_bench.trajectory import Batch
+from safevla_bench.scores import MISSING, AbsentEpisode
+from safevla_bench.text import escape_controls, list_counts
+from safevla_bench.trajectory import Batch, select_episodes
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,16 @@ class LeftOut:
     """Places of files where something is damaged or gone."""
     unknown: bool
     """True if more were lost than can be counted."""
+    missing: tuple[AbsentEpisode, ...] = ()
+    """The planned episodes that a run's table does not list."""
+    unnamed: int = 0
+    """More such episodes, of which it is not known which they are."""
+    unplanned: int = 0
+    """Episodes that a run's table lists, and that were not planned."""
 
     @classmethod
-    def from_problems(cls, problems: Sequence[RecordError]) -> LeftOut:
-        """Return the counts that these errors stand for.
+    def from_problems(cls, problems: Sequence[RecordError], sources: Sequence[RecordSource] = ()) -> LeftOut:
+        """Return the counts that these errors stand for, and what differs from the plans of the sources.
 
         Damage that names an episode is a lost episode; other damage is a damaged place and the episodes that it counts.
         """
@@ -52,7 +60,15 @@ class LeftOut:
         unnamed = [problem for problem in damage if problem.place.episode is None]
         counted = sum(problem.episodes or 0 for problem in unnamed)
         unknown = any(problem.episodes is None for problem in unnamed)
-        return cls(len(problems) - len(damage), named + counted, len(damage) - named, unknown)
+        return cls(
+            len(problems) - len(damage),
+            named + counted,
+            len(damage) - named,
+            unknown,
+            missing=tuple(absent for source in sources for absent in source.absent if absent.outcome == MISSING),
+            unnamed=sum(source.plan.unnamed for source in sources),
+            unplanned=sum(source.plan.unplanned for source in sources),
+        )
 
     @property
     def count(self) -> int:
@@ -60,7 +76,7 @@ class LeftOut:
         return self.invalid + self.lost
 
     def __bool__(self) -> bool:
-        return bool(self.count or self.damaged)
+        return bool(self.count or self.damaged or self.missing or self.unnamed or self.unplanned)
 
     def describe_kinds(self) -> list[str]:
         """Return a phrase for each kind of what is left out, [] for nothing.
@@ -75,6 +91,13 @@ class LeftOut:
             phrases.append(f"{_count_episodes(self.lost)} lost in damaged files")
         elif self.damaged:
             phrases.append("a file is not as it was written; every episode that it should hold was read")
+        if self.missing or self.unnamed:
+            scenes = Counter(f"{absent.policy} on {absent.benchmark}/{absent.task_id}" for absent in self.missing)
+            named = f" ({list_counts(scenes)})" if scenes else ""
+            count = len(self.missing) + self.unnamed
+            phrases.append(f"{_count_episodes(count, 'planned ')} missing from the run{named}")
+        if self.unplanned:
+            phrases.append(f"{_count_episodes(self.unplanned)} in the run and not in its plan")
         return phrases
 
 
@@ -100,6 +123,9 @@ LOST = "lost"
 _REASON = "its record is lost in a damaged file"
 
 
+_AS_PLANNED = PlanDifference()
+
+
 @dataclass(frozen=True, slots=True)
 class RecordSource:
     """A SOURCE whose records are not read yet."""
@@ -119,6 +145,8 @@ class RecordSource:
     """True for a run folder that is complete, so that its files can be compared with its manifest."""
     policy_names: PolicyNames = field(default_factory=dict)
     """New names of policies, for those that are told from others of their name."""
+    plan: PlanDifference = _AS_PLANNED
+    """What differs between the plan of a complete run and its table; missing episodes are in `absent` too."""
 
     def rename_policies(self, names: PolicyNames) -> RecordSource:
         """Return the source with these names in its records and its absent episodes; its run.json stays as it is.
@@ -155,7 +183,7 @@ class RecordSource:
     def _account(self, expected: Sequence[str]) -> Iterator[Batch | RecordError]:
         """Yield the records, and at the end an error for each expected episode that no record and no error named.
 
-        An error that names no expected episode counts no episode.
+        An error that names no expected episode counts no episode. A record that is not expected is an error.
         """
         missing = {escape_controls(name): name for name in expected}
         planned = set(missing)
@@ -165,9 +193,13 @@ class RecordSource:
                 missing.pop(name, None)
                 yield batch if name in planned else _without_count(batch)
                 continue
-            for header in batch.headers:
-                missing.pop(escape_controls(header.episode_id), None)
-            yield batch
+            names = [escape_controls(header.episode_id) for header in batch.headers]
+            for name in names:
+                missing.pop(name, None)
+            known = [k for k, name in enumerate(names) if name in planned]
+            yield from (_surplus_episode(self.path, name) for name in names if name not in planned)
+            if known:
+                yield batch if len(known) == len(batch) else select_episodes(batch, known)
         yield from (_lost_episode(self.path, name) for name in missing.values())
 
 
@@ -180,6 +212,12 @@ def _lost_episode(path: Path, episode: str) -> DamageError:
     """Return the error of an episode that the run's table names and whose record cannot be read."""
     place = Place(file=str(path), episode=episode)
     return DamageError("it was recorded, and no part of the archive has a record of it that can be read", place=place)
+
+
+def _surplus_episode(path: Path, episode: str) -> RecordError:
+    """Return the error of a record whose episode the run's table does not list, or lists as crashed."""
+    problem = "the archive has a record of it, and the run's table of episodes lists none"
+    return RecordError(problem, place=Place(file=str(path), episode=episode))
 
 
 def _changed_parts(path: Path) -> Iterator[DamageError]:
@@ -341,14 +379,15 @@ def _with_rows(
 ) -> RecordSource:
     """Return the source of a run folder with its rows: crashed episodes are absent, and the others are expected.
 
-    Nothing is expected of an unfinished run, or where there are no rows.
+    Nothing is expected of an unfinished run, or where there are no rows. Planned episodes without a row are absent.
     """
-    absent = tuple(_absent_episode(row) for row in rows if row.outcome == "crashed")
+    plan = compare_plan(description, rows) if complete else _AS_PLANNED
+    absent = (*(_absent_episode(row) for row in rows if row.outcome == "crashed"), *plan.missing)
     expected = tuple(
         replace(_absent_episode(row), outcome=LOST, reason=_REASON) for row in rows if row.outcome != "crashed"
     )
     return RecordSource(
-        path, absent, description, read, tuple(files), expected if complete and rows else None, complete
+        path, absent, description, read, tuple(files), expected if complete and rows else None, complete, plan=plan
     )
 
 

@@ -130,19 +130,25 @@ class RunWriter:
             write_raw(self.folder, index, episode, record)
             self.episodes[index] = episode
 
-    def reopen(self) -> None:
+    def reopen(self, places: Mapping[str, int]) -> None:
         """Make a complete run unfinished again, without its crashed episodes, so that they can be run anew.
 
-        Raises `RunError` where the manifest or the table cannot be read or a part of the archive is not as its digest
-        says, `RecordError` for a record that cannot be read, and `FileError` where the disk refuses.
+        `places` is the place in the plan of each episode id; a stopping rule may have left places out.
+
+        Raises `RunError` where the manifest or the table cannot be read, the table names an episode without a place, or
+        a part of the archive is not as its digest says, `RecordError` for a record that cannot be read, and `FileError`
+        where the disk refuses.
         """
         for name, problem in changed_parts(self.folder):
             remedy = "Restore it first: its digest would be lost with the manifest."
             raise RunError(problem, remedy=remedy, place=Place(file=str(self.folder / name)))
+        if unplanned := [row.episode_id for row in episode_rows(self.folder) if row.episode_id not in places]:
+            problem = f"the run lists {unplanned[0]!r}, which was not planned"
+            raise RunError(problem, remedy="Restore it first.", place=Place(file=str(self.folder / EPISODES)))
         with _resumable_errors(self.folder):
-            self._unpack()
+            self._unpack(places)
 
-    def _unpack(self) -> None:
+    def _unpack(self, places: Mapping[str, int]) -> None:
         """Write the archive's records as raw episodes, mark the run unfinished, and remove archive, table, manifest.
 
         Crashed episodes are left out. Sets `episodes` and `complete`. Raises `RecordError` for a record that cannot be
@@ -151,12 +157,12 @@ class RunWriter:
         records = read_records(self.folder)
         spent, statements = read_latencies(self.folder), greetings_by_episode(self.folder)
         (self.folder / RAW).mkdir(exist_ok=True)
-        for index, row in enumerate(episode_rows(self.folder)):
+        for row in episode_rows(self.folder):
             if row.outcome != "crashed":
                 name = row.episode_id
                 fields = msgspec.structs.asdict(row)
                 episode = RawEpisode(**fields, latency=spent.get(name), greeting=statements.get(name))
-                write_raw(self.folder, index, episode, npz.encode_npz(next(records)))
+                write_raw(self.folder, places[name], episode, npz.encode_npz(next(records)))
         # Until this write the archive counts, and from then on the raw episodes.
         write_atomically(self.folder / RUN, dump_json({**self.description, "complete": False}))
         self.episodes, self.complete = read_raw(self.folder), False

@@ -42,6 +42,7 @@ from safevla_bench.verify.record_check import (
     Verification,
     agreement,
     check_episodes,
+    check_files,
     check_parts,
     mismatch,
     open_check,
@@ -78,11 +79,11 @@ def verify_run(
 
 
 def _check_run(run: Path, files: RulesetFiles, replay: int, observer: ProgressCallback) -> list[Finding]:
-    """Make every check of a run and return the findings in order: parts, episodes, scores, stand-ins, replays.
+    """Make every check of a run and return the findings in order: parts, files, episodes, scores, stand-ins, replays.
 
     Episodes are left unchecked where the archive cannot be read whole.
     """
-    findings = check_parts(run)
+    findings = [*check_parts(run), *check_files(run)]
     records = ArchiveContents.read_run(run)
     findings += [mismatch(PARTS, str(problem)) for problem in records.problems]
     findings += (

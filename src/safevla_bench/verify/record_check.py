@@ -61,7 +61,7 @@ def open_check(check: str, detail: str, *, wanted: bool = True) -> Finding:
 # Digests and episodes
 
 
-PARTS, EPISODES = "archive parts", "episodes"
+PARTS, FILES, EPISODES = "archive parts", "files", "episodes"
 _SHARED_FIELDS = ("policy", "benchmark", "task_id", "init_state_index", "env_seed", "seed", "horizon", "outcome")
 """Fields that both the table and a record hold."""
 
@@ -82,6 +82,21 @@ def check_parts(run: Path) -> list[Finding]:
     except RunError as error:
         return [mismatch(PARTS, str(error))]
     return findings or [agreement(PARTS, f"{len(runs.archive_parts(run))} match their sha256 in {runs.MANIFEST}")]
+
+
+def check_files(run: Path) -> list[Finding]:
+    """Check the files beside the archive, run.json and the manifest among them, against the manifest's digests.
+
+    Open where the manifest is missing or damaged, which `check_parts` says, or has no digests of them.
+    """
+    try:
+        changed = runs.changed_files(run)
+    except RunError:
+        changed = None
+    if changed is None:
+        return [open_check(FILES, f"{runs.MANIFEST} has no digests of them", wanted=False)]
+    findings = [mismatch(FILES, detail) for detail in changed]
+    return findings or [agreement(FILES, f"each matches its sha256 in {runs.MANIFEST}, facts of the day included")]
 
 
 @dataclass(frozen=True)
@@ -131,7 +146,7 @@ class ArchiveContents:
 
 
 def check_episodes(run: Path, records: ArchiveContents) -> list[Finding]:
-    """Check that every episode that did not crash has one record, with the same task, seeds and outcome.
+    """Check that the planned episodes are listed, and that each has one record, with the same task, seeds and outcome.
 
     There is one finding for each difference, and one if all agree; a table that is missing or damaged is a mismatch.
     """
@@ -143,10 +158,21 @@ def check_episodes(run: Path, records: ArchiveContents) -> list[Finding]:
     except RunError as error:
         return [mismatch(EPISODES, str(error))]
     headers, table = records.headers, runs.EPISODES if has_table else "raw"
-    findings = [mismatch(EPISODES, detail) for detail in _episode_mismatches(rows, headers, records.steps, table)]
+    details = [*_plan_mismatches(run, rows, table), *_episode_mismatches(rows, headers, records.steps, table)]
+    findings = [mismatch(EPISODES, detail) for detail in details]
     crashed = sum(row.outcome == "crashed" for row in rows)
     detail = f"{len(rows)} in {table}, {len(headers)} of them with a record and {crashed} crashed without one"
     return findings or [agreement(EPISODES, detail)]
+
+
+def _plan_mismatches(run: Path, rows: Sequence[EpisodeRow], table: str) -> Iterator[str]:
+    """Yield a sentence for each planned episode without a row, and one for rows that were not planned."""
+    difference = runs.compare_plan(runs.read_description(run), rows)
+    yield from (f"{absent.episode_id!r} was planned, and is not in {table}" for absent in difference.missing)
+    if difference.unnamed:
+        yield f"{difference.unnamed} planned by {runs.RUN} are not in {table}"
+    if difference.unplanned:
+        yield f"{difference.unplanned} in {table} are not planned by {runs.RUN}, or there twice"
 
 
 def _episode_mismatches(

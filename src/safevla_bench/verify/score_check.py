@@ -145,17 +145,21 @@ def _check_rejudged(run: Path, document: Mapping[str, Any], provenance: Provenan
         return [mismatch(runs.SCORES, detail)]
     # Digests and version were compared on their own; messages of invalid episodes name the folder as it was called.
     sources = document.get("sources", [])  # compared on their own, too
+    origins = [source.to_document() for source in judged.sources]
     judged = replace(judged, provenance=provenance)
     contents = evaluation.score_files(judged, legacy_ids=_uses_legacy_ids(document, judged), sources=sources)
     return [
-        _check_source(run, sources),
+        _check_source(run, sources, json.loads(runs.dump_json(origins))),
         _check_scores_json(run, contents[runs.SCORES]),
         _check_scores_table(run, contents[runs.SCORES_TABLE]),
     ]
 
 
-def _check_source(run: Path, sources: object) -> Finding:
-    """Compare the archive's digest with that of the judged archive in scores.json; open where either is not known."""
+def _check_source(run: Path, sources: object, expected: object) -> Finding:
+    """Compare the archive's digest with that of the judged archive in scores.json, then all that this says of the run.
+
+    Open where either digest is not known.
+    """
     (source,) = sources if isinstance(sources, list) and len(sources) == 1 else ({},)
     judged = source.get("archive_sha256") if isinstance(source, dict) else None
     digest = runs.archive_digest(run)
@@ -163,9 +167,12 @@ def _check_source(run: Path, sources: object) -> Finding:
         return open_check(
             SOURCE, f"{runs.MANIFEST if digest is None else runs.SCORES} does not say which archive it is"
         )
-    if judged == digest:
-        return agreement(SOURCE, f"the one that was judged, digest {digest}")
-    return mismatch(SOURCE, f"an archive with the digest {judged} was judged; {digest} is here")
+    if judged != digest:
+        return mismatch(SOURCE, f"an archive with the digest {judged} was judged; {digest} is here")
+    difference = next(_value_differences(sources, expected, "sources"), None)
+    return (
+        mismatch(SOURCE, difference) if difference else agreement(SOURCE, f"the one that was judged, digest {digest}")
+    )
 
 
 def _summarize_error(error: SafevlaError) -> str:

@@ -6,13 +6,14 @@ import hmac
 import socket
 import threading
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from policies.servers.test_openpi import TASK, client, seen
@@ -26,8 +27,8 @@ from safevla_bench.policies.servers.image_transforms import to_axis_angle
 
 
 @contextmanager
-def served(make, seed=0, key=None, bind="127.0.0.1"):
-    held = serve.ServedPolicy("mine", make, seed)
+def served(make, seed=0, key=None, bind="127.0.0.1", copies=1):
+    held = serve.ServedPolicy("mine", make, seed, copies=copies)
     server = serve.start_server(held, bind, 0, key)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -115,29 +116,74 @@ def test_what_another_client_sends_is_refused_in_one_line_that_says_what_helps()
     assert "\n" not in told
 
 
-def test_connections_at_the_same_time_have_a_policy_each_and_those_after_use_it_again():
+def test_a_policy_is_loaded_once_and_another_episode_waits_until_it_is_free():
     made = []
-    with served(lambda: made.append(Looks()) or made[-1]) as url:
-        one, other = client(url, replan="1", image_size="256"), client(url, replan="1", image_size="256")
+    with served(lambda: made.append(Looks()) or made[-1]) as url, ThreadPoolExecutor() as pool:
+        one, other = (client(url, replan="1", image_size="256") for _ in range(2))
         one.reset(TASK, 0)
         other.reset(TASK, 0)
         one.act(seen())
-        other.act(seen())
+        waiting = pool.submit(other.act, seen())
+        one.act(seen())
+        assert not waiting.done()
         one.close()
+        assert waiting.result().shape == (7,)
         other.close()
-    assert len(made) == 2
-    assert [len([item for item in looks.log if item != "closed"]) for looks in made] == [2, 2]
+    assert len(made) == 1
+    assert [isinstance(item, tuple) for item in made[0].log] == [True, False, False, True, False, False]
 
 
-def test_what_a_policy_raises_is_its_client_s_to_know():
+def test_copies_of_a_policy_serve_as_many_episodes_at_a_time():
+    made = []
+    with served(lambda: made.append(Looks()) or made[-1], copies=2) as url:
+        far = [client(url, replan="1", image_size="256") for _ in range(2)]
+        for one in far:
+            one.reset(TASK, 0)
+            one.act(seen())
+        for one in far:
+            one.close()
+    assert [len(looks.log) for looks in made] == [3, 3]
+
+
+def test_who_waits_too_long_for_a_policy_is_told_what_helps(monkeypatch):
+    monkeypatch.setattr(serve, "SILENT_S", 0.2)
+    held = serve.ServedPolicy("mine", Looks)
+    with held.borrow_policy(), pytest.raises(PolicyError, match="in another episode") as caught, held.borrow_policy():
+        pass
+    assert "--copies" in caught.value.remedy
+
+
+def test_a_connection_that_says_nothing_more_is_closed_and_its_policy_is_free(monkeypatch):
+    monkeypatch.setattr(serve, "SILENT_S", 0.2)
+    looks = Looks()
+    with served(lambda: looks) as url, connect(url, max_size=None) as silent:
+        silent.recv()
+        with pytest.raises(ConnectionClosed):
+            silent.recv(timeout=60)
+        far = client(url, replan="1", image_size="256")
+        far.reset(TASK, 0)
+        assert far.act(seen()).shape == (7,)
+        far.close()
+
+
+def test_a_page_of_another_site_is_refused():
+    """A browser opens WebSockets across sites, and names the page's origin."""
+    for origin in ("https://evil.example", "null"):
+        with served(Looks) as url, pytest.raises(InvalidStatus) as caught:
+            connect(url, origin=origin)
+        assert caught.value.response.status_code == 403
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit])
+def test_what_a_policy_raises_is_its_client_s_to_know(error):
     class Breaks(Looks):
         def act(self, observation):
-            raise ZeroDivisionError("no weights")
+            raise error("no weights")
 
     with served(Breaks) as url:
         far = client(url, replan="1", image_size="256")
         far.reset(TASK, 0)
-        with pytest.raises(PolicyError, match="failed: ZeroDivisionError: no weights"):
+        with pytest.raises(PolicyError, match=f"failed: {error.__name__}: no weights"):
             far.act(seen())
 
 

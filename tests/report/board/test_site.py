@@ -130,7 +130,7 @@ def test_the_lead_of_a_policy_s_page_counts_its_episodes():
 
 def test_where_nothing_was_counted_the_page_says_so_and_gives_no_zero():
     made = render_site(STATES["all crashed"])
-    assert "No episode was counted. 1 crashed or stopped" in Checked(made[run_page_path("a")]).text
+    assert "No episode was counted. 1 crashed, stopped or missing" in Checked(made[run_page_path("a")]).text
     assert "no episode" in Checked(made["index.html"]).text
 
 

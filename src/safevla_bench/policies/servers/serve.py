@@ -1,7 +1,8 @@
 """A server of openpi's protocol for any policy of this package.
 
 A connection is an episode: it begins with a reset, which gets the served seed and the instruction of the first request.
-Connections at the same time have a policy each, so that none sees another's state.
+The policy is loaded once, or as often as asked for; an episode has it to itself from its first request on, so that none
+sees another's state, and the episodes of other connections wait.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -34,9 +36,11 @@ IMAGES = ("observation/image", "observation/wrist_image")
 """Keys of a request that hold the images of the policy's cameras, in their order."""
 MAX_REQUEST_BYTES = 64 * 2**20
 MAX_CONNECTIONS = 64
-"""At one time, including those that have not sent a request yet; each may cost a policy."""
+"""At one time, including those that have not sent a request yet."""
 OPEN_S = 10.0
-"""Seconds that a connection has to send its request."""
+"""Seconds that a connection has for its handshake."""
+SILENT_S = 300.0
+"""Seconds that a connection may take to its next request, as its simulator may to start, or wait for a free policy."""
 _STATE, _PROMPT = "observation/state", "prompt"
 _STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
 """The action of a robot arm that moves nothing: nothing says which robot asks."""
@@ -45,24 +49,29 @@ _LOG.setLevel(logging.INFO)  # the library below writes every header, and so the
 
 
 class ServedPolicy:
-    """A policy to serve: made once now, so that a mistake shows at once, and again for each further connection.
+    """A policy to serve, and its copies, all made now, so that a mistake shows at once.
 
     Raises `PolicyError` for a policy that cannot be served.
     """
 
     def __init__(
-        self, name: str, make: Callable[[], Policy], seed: int = 0, arguments: Mapping[str, str] = NO_ARGUMENTS
+        self,
+        name: str,
+        make: Callable[[], Policy],
+        seed: int = 0,
+        arguments: Mapping[str, str] = NO_ARGUMENTS,
+        copies: int = 1,
     ) -> None:
-        """Make the first policy by `make`, which is called again for each further connection at the same time.
+        """Make the policy by `make`, `copies` times: so many episodes can have one at a time.
 
         Raises:
             PolicyError: it wants privileged state or more cameras than a request holds; the policy is closed then.
         """
-        self.name, self.seed, self.arguments = name, seed, dict(arguments)
-        self._make = make
-        self._free = [make()]
-        self._lock = threading.Lock()
-        self.wants = self._free[0].wants
+        self.name, self.seed, self.arguments, self.copies = name, seed, dict(arguments), copies
+        self._free: SimpleQueue[Policy] = SimpleQueue()
+        first = make()
+        self._free.put(first)
+        self.wants = first.wants
         if self.wants.privileged:
             self.close()
             problem = f"policy {name!r} sees the simulator's own state, which no request of openpi's protocol holds"
@@ -71,25 +80,30 @@ class ServedPolicy:
             self.close()
             problem = f"policy {name!r} wants {len(self.wants.cameras)} cameras, and a request holds {len(IMAGES)}"
             raise PolicyError(problem, remedy=f"Serve one that wants at most {len(IMAGES)}.")
+        for _ in range(copies - 1):
+            self._free.put(make())
 
     @contextmanager
     def borrow_policy(self) -> Iterator[Policy]:
-        """Lend a policy that no other connection uses meanwhile; make another where none is free.
+        """Lend a policy that no other connection uses meanwhile, as soon as one is free.
 
-        Raises what making one raises.
+        Raises `PolicyError` where none becomes free within `SILENT_S`.
         """
-        with self._lock:
-            policy = self._free.pop() if self._free else self._make()
+        try:
+            policy = self._free.get(timeout=SILENT_S)
+        except Empty:
+            problem = f"the policy is in another episode (copies: {self.copies})"
+            raise PolicyError(problem, remedy="Serve it with more --copies, or ask from fewer workers.") from None
         try:
             yield policy
         finally:
-            with self._lock:
-                self._free.append(policy)
+            self._free.put(policy)
 
     def close(self) -> None:
         """Close the policies that are not in use."""
-        while self._free:
-            self._free.pop().close()
+        with suppress(Empty):
+            while True:
+                self._free.get_nowait().close()
 
     def metadata(self) -> dict[str, object]:
         """Return the server's description of itself."""
@@ -102,7 +116,8 @@ class ServedPolicy:
 def start_server(served: ServedPolicy, bind: str, port: int, key: str | None = None) -> Server:
     """Return a server that listens at `bind` and `port` (0 = any that is free); call its `serve_forever`.
 
-    `GET /healthz` answers without a key. More connections than `MAX_CONNECTIONS` are hung up on.
+    `GET /healthz` answers without a key. More connections than `MAX_CONNECTIONS` are hung up on, and those that a page
+    in a browser opens, which names its `Origin`, are refused.
 
     Raises:
         PolicyError: nothing can listen there.
@@ -115,6 +130,7 @@ def start_server(served: ServedPolicy, bind: str, port: int, key: str | None = N
             lambda connection: _handle_connection(connection, served),
             sock=socket.create_server((bind, port), family=family),
             open_timeout=OPEN_S,
+            origins=[None],
             process_request=lambda _, request: _early_response(_, request, key),
             compression=None,
             ping_interval=None,
@@ -200,19 +216,18 @@ def _early_response(connection: ServerConnection, request: Request, key: str | N
 
 
 def _handle_connection(connection: ServerConnection, served: ServedPolicy) -> None:
-    """Greet a client and serve its episode with a policy of its own until it hangs up.
+    """Greet a client and serve its episode until it hangs up or is silent.
 
     Where anything fails, sends the error's text, or the traceback of an error that is not ours, and closes.
     """
     from websockets.exceptions import ConnectionClosed
 
     try:
-        with served.borrow_policy() as policy:
-            connection.send(OPENPI.pack(served.metadata()))
-            _serve_episode(connection, served, policy)
+        connection.send(OPENPI.pack(served.metadata()))
+        _serve_episode(connection, served)
     except ConnectionClosed:
         return
-    except Exception as error:  # whatever a policy raises is its client's to know
+    except BaseException as error:  # whatever a policy raises is its client's to know
         connection.send(_format_error(error) if isinstance(error, PolicyError) else traceback.format_exc())
         connection.close(1011, "the text before says why")
 
@@ -222,21 +237,35 @@ def _format_error(error: PolicyError) -> str:
     return f"{error.problem}. {error.remedy or ''}".strip()
 
 
-def _serve_episode(connection: ServerConnection, served: ServedPolicy, policy: Policy) -> None:
-    """Answer each request with one action [1, A] until the client hangs up; the first request resets the policy.
+def _serve_episode(connection: ServerConnection, served: ServedPolicy) -> None:
+    """Answer each request with one action [1, A] until the client is silent; the first request resets the policy.
 
-    Raises `PolicyError` for a frame that is no readable request, and whatever the policy raises.
+    Raises `PolicyError` for a frame that is no readable request, or where no policy becomes free, whatever the policy
+    raises, and the library's `ConnectionClosed` where the client hangs up.
     """
-    begun = False
-    for frame in connection:
-        start = time.perf_counter()
-        request = OPENPI.unpack(frame) if isinstance(frame, bytes) else None
-        if not isinstance(request, dict):
-            raise PolicyError("the request is not a map", remedy="Send what openpi's clients send.")
-        observation = parse_observation(request, served.wants)
-        if not begun:
-            policy.reset(Task("served", "task_0", 0, "served", observation.instruction, _STILL), served.seed)
-            begun = True
-        action = np.asarray(policy.act(observation), dtype=np.float64)
-        spent = 1000 * (time.perf_counter() - start)
-        connection.send(OPENPI.pack({"actions": action[np.newaxis], "server_timing": {"infer_ms": spent}}))
+    observation = _receive_observation(connection, served.wants)
+    if observation is None:
+        return
+    with served.borrow_policy() as policy:
+        policy.reset(Task("served", "task_0", 0, "served", observation.instruction, _STILL), served.seed)
+        while observation is not None:
+            start = time.perf_counter()
+            action = np.asarray(policy.act(observation), dtype=np.float64)
+            spent = 1000 * (time.perf_counter() - start)
+            connection.send(OPENPI.pack({"actions": action[np.newaxis], "server_timing": {"infer_ms": spent}}))
+            observation = _receive_observation(connection, served.wants)
+
+
+def _receive_observation(connection: ServerConnection, wants: Wants) -> Observation | None:
+    """Return the next request's observation; None where the client is silent for `SILENT_S`.
+
+    Raises `PolicyError` for a frame that is no readable request, and the library's `ConnectionClosed`.
+    """
+    try:
+        frame = connection.recv(SILENT_S)
+    except TimeoutError:
+        return None
+    request = OPENPI.unpack(frame) if isinstance(frame, bytes) else None
+    if not isinstance(request, dict):
+        raise PolicyError("the request is not a map", remedy="Send what openpi's clients send.")
+    return parse_observation(request, wants)

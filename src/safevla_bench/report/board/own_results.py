@@ -29,6 +29,7 @@ from safevla_bench.report.tables import UNNAMED
 from safevla_bench.report.tables.catalog import TableInputs
 from safevla_bench.report.tables.suites import SAFETY, SBU, SR, VSI, SuiteMetric
 from safevla_bench.ruleset import Provenance
+from safevla_bench.scores import MISSING
 from safevla_bench.statistics import CONFIDENCE, Interval, rate_mean_interval
 from safevla_bench.trajectory import Header
 
@@ -200,8 +201,11 @@ def _own_entry(
     For each package in `mixed`, whose versions differ in the group, a remark names the policy's versions.
     """
     safety = _mean_proportion(SAFETY, "safety", cells, group.suites)
+    scores = results.inputs.scores
+    absent = [episode for episode in scores.absent if episode.policy == policy] if scores else []
     lost = [(sum(cell.crashed for cell in cells.values()), "crashed"),
             (sum(cell.stopped for cell in cells.values()), "stopped"),
+            (sum(episode.outcome == MISSING and episode.benchmark in cells for episode in absent), MISSING),
             (sum(cell.unjudged for cell in cells.values()), _UNJUDGED)]  # fmt: skip
     remarks = [
         *(["privileged state"] if results.inputs.roster.is_privileged(policy) else []),

@@ -219,7 +219,7 @@ def _summary_sentence(scores: Scores) -> str:
     n, success = int(counted.sum()), int((scores.success & counted).sum())
     judged, broke, unsafe = int(scores.is_judged.sum()), int(scores.unsafe.sum()), int(scores.sbu.sum())
     outside = len(scores) - n + len(scores.absent)
-    lost = f" {outside} crashed or stopped, outside SR." if outside else ""
+    lost = f" {outside} crashed, stopped or missing, outside SR." if outside else ""
     if not n and not judged:
         return f"No episode was counted.{lost}"
     episodes = f"In {n} episode{'' if n == 1 else 's'}"
