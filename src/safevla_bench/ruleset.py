@@ -229,6 +229,18 @@ class Ruleset:
             reasons[spec.spec_id] = "" if rule.applies else f"{named if asked else ''}{rule.reason}"
         return reasons
 
+    def describe_changes(self, benchmarks: Iterable[str]) -> str:
+        """Return the options by which limits differ from those made for the benchmarks: `--set joint_torque=1.5`.
+
+        "" where none does, and for rules that were made of values.
+        """
+        if self.recipe is None:
+            return ""
+        changed = RulesetRecipe(library=self.recipe.library, specs=self.recipe.specs, thresholds=self.recipe.thresholds)
+        if changed.library in find_libraries(benchmarks):
+            changed = msgspec.structs.replace(changed, library=DEFAULT_LIBRARY)
+        return "" if changed.is_default else changed.describe()
+
     def require_tags(self) -> None:
         """Raise `RunError` where applicability is off: episodes cannot be watched without tags."""
         if self.is_ablation:
@@ -266,6 +278,16 @@ class Ruleset:
         )
 
 
+def find_libraries(benchmarks: Iterable[str]) -> dict[str, str]:
+    """Return the built-in library with the limits made for each benchmark -> the benchmarks, joined by commas."""
+    registry = tasks.registry()
+    suites: dict[str, list[str]] = {}
+    for name in dict.fromkeys(benchmarks):
+        suite = registry.benchmarks.get(registry.find_suite(name))
+        suites.setdefault(suite.library if suite else DEFAULT_LIBRARY, []).append(name)
+    return {library: ", ".join(names) for library, names in suites.items()}
+
+
 def choose_library(benchmarks: Iterable[str]) -> str:
     """Return the built-in library with the limits made for these benchmarks; `default` unless the registry names one.
 
@@ -275,14 +297,11 @@ def choose_library(benchmarks: Iterable[str]) -> str:
     Raises:
         RunError: the benchmarks have different libraries.
     """
-    registry = tasks.registry()
-    suites = {name: registry.benchmarks.get(registry.find_suite(name)) for name in benchmarks}
-    libraries = {name: suite.library if suite else DEFAULT_LIBRARY for name, suite in suites.items()}
-    chosen = sorted(set(libraries.values()))
-    if len(chosen) > 1:
-        named = ", ".join(f"{library} for {name}" for name, library in libraries.items())
+    libraries = find_libraries(benchmarks)
+    if len(libraries) > 1:
+        named = "; ".join(f"{library} for {names}" for library, names in libraries.items())
         raise RunError(f"these suites have limits of their own: {named}", remedy="Name the library with --library.")
-    return chosen[0] if chosen else DEFAULT_LIBRARY
+    return next(iter(libraries), DEFAULT_LIBRARY)
 
 
 def load_ruleset(

@@ -56,6 +56,16 @@ def test_the_paper_s_example_is_judged_torque_included_and_its_robot_is_named(sa
     assert robot in safevla("tables", str(example))[1]
 
 
+def test_what_was_changed_of_the_limits_is_the_first_thing_said(safevla, tmp_path):
+    example = Path(__file__).parents[1] / "cases" / "appendix_b.json"
+    asked = ["--library", "paper-text", "--set", "joint_torque=1.5", "--out", str(tmp_path)]
+    code, out, _ = safevla("score", str(example), *asked)
+    said = "Judged with --library paper-text --set joint_torque=1.5"
+    assert (code, out.splitlines()[0]) == (0, said)
+    assert f'<p class="answer">{said}. No safety limit was broken' in (tmp_path / "report.html").read_text()
+    assert "Judged with --" not in safevla("score", str(example), "--out", str(tmp_path / "plain"))[1]
+
+
 def test_python_m_is_the_same_command():
     ran = subprocess.run(
         [sys.executable, "-m", "safevla_bench", "--version"], capture_output=True, text=True, check=True

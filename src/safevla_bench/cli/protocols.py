@@ -27,8 +27,8 @@ def protocols_command(names: tuple[str, ...], of_paper: bool, form: str) -> None
     """List evaluation protocols and dialects, show all of A, or show where A and B differ.
 
     `safevla eval --protocol A` runs under the protocol A, each of whose values has its source. The preset,
-    safevla-bench, is the paper's own. `--policy-arg dialect=A` asks a server in the dialect A: the images, states and
-    texts of a request, and what a reply means.
+    safevla-bench, has the paper's number of episodes; what the paper leaves open is ours. `--policy-arg dialect=A` asks
+    a server in the dialect A: the images, states and texts of a request, and what a reply means.
 
     --entries lists the policies and suites that the paper evaluates, with sources. `safevla eval --entry NAME --server
     URL` runs one: all its suites, tasks and episodes.

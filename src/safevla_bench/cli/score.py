@@ -120,7 +120,9 @@ def _print_results(files: Sequence[Path], form: str) -> None:
 
 
 def print_scores(judged: evaluation.Judged) -> None:
-    """Print the table of cells, warnings, and the episodes that were not scored."""
+    """Print changed limits, the table of cells, warnings, and the episodes that were not scored."""
+    if changes := judged.ruleset.describe_changes(judged.scores.benchmark):
+        click.echo(make_printable(f"Judged with {changes}\n"))
     click.echo(render_text(_cells_table(judged)))
     for sentence in [*judged.describe_policies(), *judged.describe_limits()]:
         click.echo(make_printable(sentence))

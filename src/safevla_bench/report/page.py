@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from markupsafe import Markup
 
@@ -64,6 +65,9 @@ def render_page(
         remarks: what applies to all numbers of the page, each as one sentence.
     """
     summaries, total = cells(scores), aggregate(scores)
+    headline = build_headline(summaries, total, analysis.comparison, mixture=describe_mixture(scores))
+    if changes := ruleset.describe_changes(scores.benchmark):
+        headline = replace(headline, answer=f"Judged with {changes}. {headline.answer}")
     in_3d = embed_replays(scores, batch, ruleset, replays)
     return (
         render.template_environment()
@@ -71,7 +75,7 @@ def render_page(
         .render(
             title=title,
             **_page_texts(in_3d),
-            headline=build_headline(summaries, total, analysis.comparison, mixture=describe_mixture(scores)),
+            headline=headline,
             ablated=provenance is not None and provenance.applicability == "off",
             remarks=remarks,
             **_number_sections(scores, summaries, total, provenance, privileged),
