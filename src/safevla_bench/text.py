@@ -22,6 +22,7 @@ __all__ = [
     "MAX_CHARACTERS",
     "NO_VALUE",
     "append_unit",
+    "break_log_commands",
     "display_unit",
     "escape_controls",
     "format_against_limit",
@@ -151,6 +152,19 @@ def _is_visible(character: str) -> bool:
 def _escape_character(character: str) -> str:
     """Return the escape sequence of a character in ASCII, as Python writes it in a string."""
     return character.encode("unicode_escape").decode("ascii")
+
+
+_LOG_COMMANDS = re.compile(r"#(?=#(?:vso)?\[)|(?<![^\r\n])[^\S\r\n]*:(?=:)")
+"""What a CI log acts on: `##[` and `##vso[` of Azure Pipelines anywhere, `::` of GitHub first in a line."""
+
+
+def break_log_commands(text: str) -> str:
+    """Return the text with a space in each mark that a CI log takes for the beginning of a command.
+
+    >>> break_log_commands("::error::a::b ##[group]")
+    ': :error::a::b # #[group]'
+    """
+    return _LOG_COMMANDS.sub(r"\g<0> ", text)
 
 
 def shorten_name(name: str, longest: int = MAX_CHARACTERS) -> str:

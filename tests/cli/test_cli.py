@@ -200,7 +200,7 @@ def test_eval_runs_judges_and_reports(safevla, tmp_path):
     assert [(one["policy"], one["n"]) for one in scores["cells"]] == [("noop", 4), ("random", 4)]
     run = json.loads((out / "run.json").read_text())
     assert run["complete"]
-    assert set(run["volatile"]) == {"command", "started", "policy_latency"}
+    assert set(run["volatile"]) == {"command", "started", "policy_latency", "file_sha256"}
     assert run["protocol"]["env_seed"] == 7
 
 

@@ -10,14 +10,16 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from types import FrameType
+from typing import Any, TextIO, cast
 
 import click
 from click.shell_completion import CompletionItem
 
 from safevla_bench.cli.sections import FORMER_COMMANDS
 from safevla_bench.errors import SafevlaError
-from safevla_bench.text import escape_controls, redact_secrets
+from safevla_bench.text import break_log_commands, escape_controls, redact_secrets
 from safevla_bench.version import __version__
 
 OK, GATE_FAILED, USER_ERROR, UNDECIDED, CRASHED, INTERRUPTED = 0, 1, 2, 3, 4, 130
@@ -165,8 +167,33 @@ def _handle_interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+class _LogSafeStream:
+    """A text stream for whole lines in which no name of a file's is a command to a CI log."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write the text, broken where a CI log would act on it; return its own number of characters."""
+        self._stream.write(break_log_commands(text))
+        return len(text)
+
+
 def run_command_line(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code; None stands for the arguments of this process.
+
+    What is printed meanwhile is broken where a CI log would take it for a command.
+    """
+    streams = (cast(TextIO, _LogSafeStream(stream)) for stream in (sys.stdout, sys.stderr))
+    with redirect_stdout(next(streams)), redirect_stderr(next(streams)):
+        return _run_arguments(arguments)
+
+
+def _run_arguments(arguments: Sequence[str] | None) -> int:
+    """Run the command line and return the exit code.
 
     Errors of users, interruptions, full disks and lack of memory become a message on stderr. A pipe closed by its
     reader is no error. Any other error is raised.
