@@ -122,7 +122,7 @@ def _print_results(files: Sequence[Path], form: str) -> None:
 def print_scores(judged: evaluation.Judged) -> None:
     """Print the table of cells, warnings, and the episodes that were not scored."""
     click.echo(render_text(_cells_table(judged)))
-    for sentence in [*judged.describe_policies(), *judged.describe_limits()]:
+    for sentence in [*judged.describe_policies(), *judged.describe_limits(), *judged.makers]:
         click.echo(make_printable(sentence))
     print_warnings(judged)
     if judged.ruleset.is_ablation:
