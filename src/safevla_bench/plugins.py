@@ -20,7 +20,7 @@ from safevla_bench.errors import Place, PluginError, RunError, SafevlaError
 from safevla_bench.text import is_secret_name
 
 NO_ARGUMENTS: Mapping[str, str] = MappingProxyType({})
-_OWN_DISTRIBUTION = "safevla-bench"
+OWN_DISTRIBUTION = "safevla-bench"
 
 
 def format_call(name: str, arguments: Mapping[str, str]) -> str:
@@ -48,7 +48,7 @@ def install_command(extra: str) -> str:
     An editable installation stays editable. An installation whose origin is unknown is taken as from the index.
     """
     try:
-        origin = json.loads(distribution(_OWN_DISTRIBUTION).read_text("direct_url.json") or "{}")
+        origin = json.loads(distribution(OWN_DISTRIBUTION).read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, ValueError):
         origin = {}
     url = origin.get("url", "") if isinstance(origin, dict) else ""
@@ -77,7 +77,7 @@ class PluginGroup:
 
     def is_own(self, name: str) -> bool:
         """Return whether the plug-in of that name is one of this package's own."""
-        return self.owner(name) == _OWN_DISTRIBUTION
+        return self.owner(name) == OWN_DISTRIBUTION
 
     def load(self, name: str) -> tuple[Any, ...]:
         """Import the plug-ins of that name and return what their entry points name; nothing is called.

@@ -167,14 +167,14 @@ def test_a_library_file_that_judged_is_asked_for_and_verifies_when_it_is_named(r
     file.write_text('based_on = "default"\n\n[[replace]]\nspec_id = "joint_torque"\nsevere = 3.0\n')
     by = load_ruleset(library=str(file), missing="deactivate", capabilities=("libero-full",))
     evaluation.write_outputs(evaluation.judge([run], by), run, legacy_ids=True)
-    remembered = verify_run(run)
+    remembered = verify_run(run, RulesetFiles(as_judged=True))
     assert remembered.agrees
     assert "scores.json" not in left_out(remembered)
     (run / RULES).unlink()
     found = verify_run(run)
     assert found.agrees
     assert "--library" in left_out(found)["scores.json"]
-    named = verify_run(run, RulesetFiles(library=str(file)))
+    named = verify_run(run, RulesetFiles(library=str(file), as_judged=True))
     assert named.agrees
     assert "scores.json" not in left_out(named)
 
