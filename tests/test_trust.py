@@ -25,7 +25,12 @@ PREPARED = "after `prepare_run` has guarded the request"
 
 PLACES = {
     # Factories of policies and hosts
-    ("evaluation/preparation.py", "make_policy"): GUARD,  # run.json, registrations, --config; a dry run makes none
+    (
+        "evaluation/preparation.py",
+        "make_policy",
+    ): GUARD,  # run.json, registrations, --config; a dry run makes a stand-in
+    ("policies/__init__.py", "make_policy"): OWN,  # that stand-in
+    ("policies/__init__.py", "make_entry_policy"): GUARD,  # servers of the paper's entries
     ("evaluation/request.py", "make_policy"): USER,  # `replay:` alone, of --policy
     ("evaluation/request.py", "make_host"): GUARD,
     ("evaluation/preparation.py", "make_host"): GUARD,

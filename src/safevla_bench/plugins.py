@@ -17,15 +17,16 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from safevla_bench.errors import Place, PluginError, RunError, SafevlaError
-from safevla_bench.text import is_secret_name
+from safevla_bench.text import HIDDEN, is_secret_name
 
 NO_ARGUMENTS: Mapping[str, str] = MappingProxyType({})
 OWN_DISTRIBUTION = "safevla-bench"
 
 
 def format_call(name: str, arguments: Mapping[str, str]) -> str:
-    """Return a call in words, such as `python:os:system(command='ls')`."""
-    return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+    """Return a call in words, such as `python:os:system(command='ls')`, without the values of secrets."""
+    shown = (f"{key}={HIDDEN if is_secret_name(key) else repr(value)}" for key, value in arguments.items())
+    return f"{name}({', '.join(shown)})"
 
 
 def require_trust(named_by: Path | None, calls: Sequence[str]) -> None:
@@ -124,6 +125,13 @@ class PluginGroup:
         problem = f"{self.singular} {entry.name!r} of {owner} fails to load: {type(error).__name__}: {error}"
         return PluginError(problem, remedy=f"Repair, upgrade or uninstall {owner}.")
 
+    def refuse_secrets(self, name: str, arguments: Mapping[str, str]) -> None:
+        """Raise the group's error for an argument whose name is that of a secret."""
+        secret = next((argument for argument in arguments if is_secret_name(argument)), None)
+        if secret:
+            problem = f"{self.singular} {name!r} is given {secret!r} as an argument, and arguments are recorded"
+            raise self.error(problem, remedy="Give a secret by an environment variable, or name a file that holds it.")
+
     def _check_arguments(
         self, name: str, factory: Callable[..., object], arguments: Mapping[str, str], positional: int
     ) -> None:
@@ -134,10 +142,7 @@ class PluginGroup:
         """
         if not arguments:
             return
-        secret = next((argument for argument in arguments if is_secret_name(argument)), None)
-        if secret:
-            problem = f"{self.singular} {name!r} is given {secret!r} as an argument, and arguments are recorded"
-            raise self.error(problem, remedy="Give a secret by an environment variable, or name a file that holds it.")
+        self.refuse_secrets(name, arguments)
         parameters = list(inspect.signature(factory).parameters.values())[positional:]
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             return

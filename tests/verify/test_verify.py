@@ -236,7 +236,7 @@ def test_a_host_of_another_version_or_that_is_not_here_replays_nothing_and_it_is
     (said,) = left_out(verify_run(run, replay=1)).values()
     assert "recorded with numpy 0.9" in said
 
-    def absent(name, arguments):
+    def absent(name, arguments, named_by):
         raise HostError("not installed")
 
     monkeypatch.setattr(verify.hosts, "make_host", absent)
@@ -310,7 +310,7 @@ def test_a_file_that_cannot_be_read_is_an_error_that_names_it(run):
 def test_what_was_asked_for_and_could_not_be_checked_is_no_agreement(run, monkeypatch):
     assert not verify_run(run).has_open_checks
 
-    def absent(name, arguments):
+    def absent(name, arguments, named_by):
         raise HostError("not installed")
 
     monkeypatch.setattr(verify.hosts, "make_host", absent)

@@ -54,8 +54,8 @@ _JUDGE_OPTIONS = [
     judge_option("--intervals", type=click.Choice(["default", "paper"]), default="default", show_default=True,
                  help="Of severities; paper: the percentile bootstrap, which covers too seldom where few are unsafe."),
     judge_option("--as-judged", is_flag=True,
-                 help="Judge by the rules that a run folder itself holds, as its maker did, in place of the default "
-                      "ones. Without it a run's own rules are shown and never taken."),
+                 help="Judge by the rules that a run folder itself holds, and its tags of tasks that nobody else "
+                      "knows, as its maker did; other options replace the rules. Else they are shown and not taken."),
     judge_option("--set", "thresholds", multiple=True, metavar="SPEC=VALUE",
                  help="Another threshold, such as non_target_max_disp_5mm=10mm; outputs name it so. Repeatable."),
 ]  # fmt: skip
@@ -195,11 +195,11 @@ def given_judge_options() -> list[str]:
 def _made_rules(sources: Sequence[Path]) -> Ruleset | None:
     """Return the rules by which the sources were judged last, else are registered to be judged; say so on stderr.
 
-    None where neither is known, or where these are the default rules. Raises `RunError` if the sources were judged by
-    different rules, and click's error where another option of judging is given.
+    None where neither is known, where these are the default rules, and where another option of judging is given, which
+    replaces them. Raises `RunError` if the sources were judged by different rules.
     """
-    if given := given_judge_options():
-        raise click.UsageError(f"--as-judged and --{given[0]} are both given: say by what to judge once.")
+    if given_judge_options():
+        return None
     from safevla_bench import evaluation  # not where a command judges nothing that exists
 
     recipe = evaluation.find_recipe(sources)

@@ -114,8 +114,11 @@ def _make_policy(
     """Return the policy of a name: the object that exists already, else a new one, which `made_here` closes."""
     if name in request.policy_objects:
         return request.policy_objects[name]
-    stands_in = is_dry and policies.runs_code(request.policy_spec(name))
-    policy = policies.make_policy("noop") if stands_in else policies.make_policy(request.policy_spec(name), arguments)
+    spec = request.policy_spec(name)
+    if is_dry and policies.runs_code(spec):
+        policy = policies.make_stand_in(spec, arguments)
+    else:
+        policy = policies.make_policy(spec, arguments)
     made_here.callback(policy.close)
     return policy
 

@@ -33,6 +33,7 @@ __all__ = [
     "check_policy_loads",
     "describe_call",
     "make_policy",
+    "make_stand_in",
     "policy_names",
     "policy_owner",
     "runs_code",
@@ -103,6 +104,12 @@ def describe_call(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str
     has_key = KEY in os.environ or {"key_env", "key_file"} & set(arguments)
     is_played = spec.partition(":")[0] in _PLAYED
     return None if is_played or not has_key else f"{format_call(spec, arguments)}, which would be sent your key"
+
+
+def make_stand_in(spec: str, arguments: Mapping[str, str]) -> Policy:
+    """Return `noop` for a policy that is not to be made; raises `PolicyError` for an argument that holds a secret."""
+    _POLICIES.refuse_secrets(spec.partition(":")[0], arguments)
+    return make_policy("noop")
 
 
 def make_policy(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> Policy:
