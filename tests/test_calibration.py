@@ -152,12 +152,13 @@ def test_the_command_prints_the_distribution_and_writes_what_specs_takes(run, tm
     assert f"{FORCE}@1400N" in (tmp_path / "scores" / "scores.json").read_text()
 
 
-def test_the_tags_that_the_run_s_host_brought_are_read(run, tmp_path, capsys):
-    """As every command that judges reads them, here damaged ones: they are named."""
+def test_the_tags_that_the_run_s_host_brought_are_read_on_request(run, tmp_path, capsys):
+    """As judged by its maker alone, here damaged ones: they are named."""
     copy = Path(shutil.copytree(run, tmp_path / "copy"))
     description = json.loads((copy / "run.json").read_text())
     (copy / "run.json").write_text(json.dumps({**description, HOST_REGISTRY: 7}))
-    assert run_command_line(["specs", "--calibrate", str(copy)]) == 2
+    assert run_command_line(["specs", "--calibrate", str(copy)]) == 0
+    assert run_command_line(["episodes", str(copy), "--as-judged"]) == 2
     assert "the tags that the host brought are damaged" in capsys.readouterr().err
 
 

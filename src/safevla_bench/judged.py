@@ -77,6 +77,41 @@ class JudgedSource:
         return {**described, **renamed, "archive_sha256": self.archive_sha256}
 
 
+_LARGEST_SCORES = 2**28
+"""Bytes of the largest scores.json that is read for what its maker says."""
+
+
+class _MakerAggregate(msgspec.Struct):
+    safety: float | None
+
+
+class _MakerScores(msgspec.Struct):
+    """The part of a run's own scores.json that says by what it was judged, and with what result."""
+
+    judged_by: Provenance
+    aggregate: _MakerAggregate
+
+
+def describe_maker(path: Path, provenance: Provenance, safety: float | None = None) -> list[str]:
+    """Return the sentence on a run folder that its maker judged by other rules than these, with its Safety there.
+
+    `safety` is that by these rules, if it is known. [] where the rules are the same, or the folder tells none.
+    """
+    file = path / runs.SCORES
+    try:
+        content = file.read_bytes() if file.stat().st_size <= _LARGEST_SCORES else b""
+        maker = msgspec.json.decode(content, type=_MakerScores)
+    except (OSError, ValueError, RecursionError):
+        return []
+    if maker.judged_by.rules == provenance.rules:
+        return []
+    here = "" if safety is None else f"; here {safety:.3f}"
+    theirs = "unknown" if maker.aggregate.safety is None else f"{maker.aggregate.safety:.3f}"
+    return [
+        f"{path.resolve().name}: judged by its maker with {maker.judged_by.describe_rules()}: Safety {theirs}{here}."
+    ]
+
+
 @dataclass(frozen=True)
 class Judged:
     """Scores of the episodes of sources, in order, with everything that is reported beside them."""
@@ -90,6 +125,8 @@ class Judged:
     """The records behind the scores, which can be read again."""
     paths: tuple[Path, ...] = ()
     """The sources, where their frames are."""
+    makers: tuple[str, ...] = ()
+    """A sentence for each run folder that its maker judged by other rules, with its Safety there and here."""
 
     @property
     def library(self) -> Library:

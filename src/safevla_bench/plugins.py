@@ -8,17 +8,39 @@ from __future__ import annotations
 import inspect
 import json
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from safevla_bench.errors import PluginError, SafevlaError
-from safevla_bench.text import is_secret_name
+from safevla_bench.errors import Place, PluginError, RunError, SafevlaError
+from safevla_bench.text import HIDDEN, is_secret_name
 
 NO_ARGUMENTS: Mapping[str, str] = MappingProxyType({})
+OWN_DISTRIBUTION = "safevla-bench"
+
+
+def format_call(name: str, arguments: Mapping[str, str]) -> str:
+    """Return a call in words, such as `python:os:system(command='ls')`, without the values of secrets."""
+    shown = (f"{key}={HIDDEN if is_secret_name(key) else repr(value)}" for key, value in arguments.items())
+    return f"{name}({', '.join(shown)})"
+
+
+def require_trust(named_by: Path | None, calls: Sequence[str]) -> None:
+    """Raise `RunError` if a file that the user does not vouch for names code: data never chooses what is run.
+
+    `named_by` is that file, None = the user named everything; `calls` are the calls that it names.
+    """
+    if named_by is not None and calls:
+        problem = f"it names what is not data, and nothing of it was run: {'; '.join(calls)}"
+        remedy = (
+            f"Do you know what that does? Then pass --trust {shlex.quote(str(named_by))} to eval or rollout, or give "
+            "the same there yourself (--policy, --policy-arg, --host, --host-arg, --server)."
+        )
+        raise RunError(problem, remedy=remedy, place=Place(file=str(named_by)))
 
 
 def install_command(extra: str) -> str:
@@ -27,7 +49,7 @@ def install_command(extra: str) -> str:
     An editable installation stays editable. An installation whose origin is unknown is taken as from the index.
     """
     try:
-        origin = json.loads(distribution("safevla-bench").read_text("direct_url.json") or "{}")
+        origin = json.loads(distribution(OWN_DISTRIBUTION).read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, ValueError):
         origin = {}
     url = origin.get("url", "") if isinstance(origin, dict) else ""
@@ -53,6 +75,10 @@ class PluginGroup:
     def owner(self, name: str) -> str:
         """Return the name of the distribution that offers a plug-in; `nobody` if none does."""
         return next((_distribution_name(entry) for entry in entry_points(group=self.group, name=name)), "nobody")
+
+    def is_own(self, name: str) -> bool:
+        """Return whether the plug-in of that name is one of this package's own."""
+        return self.owner(name) == OWN_DISTRIBUTION
 
     def load(self, name: str) -> tuple[Any, ...]:
         """Import the plug-ins of that name and return what their entry points name; nothing is called.
@@ -101,6 +127,13 @@ class PluginGroup:
         problem = f"{self.singular} {entry.name!r} of {owner} fails to load: {type(error).__name__}: {error}"
         return PluginError(problem, remedy=f"Repair, upgrade or uninstall {owner}.")
 
+    def refuse_secrets(self, name: str, arguments: Mapping[str, str]) -> None:
+        """Raise the group's error for an argument whose name is that of a secret."""
+        secret = next((argument for argument in arguments if is_secret_name(argument)), None)
+        if secret:
+            problem = f"{self.singular} {name!r} is given {secret!r} as an argument, and arguments are recorded"
+            raise self.error(problem, remedy="Give a secret by an environment variable, or name a file that holds it.")
+
     def _check_arguments(
         self, name: str, factory: Callable[..., object], arguments: Mapping[str, str], positional: int
     ) -> None:
@@ -111,10 +144,7 @@ class PluginGroup:
         """
         if not arguments:
             return
-        secret = next((argument for argument in arguments if is_secret_name(argument)), None)
-        if secret:
-            problem = f"{self.singular} {name!r} is given {secret!r} as an argument, and arguments are recorded"
-            raise self.error(problem, remedy="Give a secret by an environment variable, or name a file that holds it.")
+        self.refuse_secrets(name, arguments)
         parameters = list(inspect.signature(factory).parameters.values())[positional:]
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             return

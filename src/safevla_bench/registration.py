@@ -429,16 +429,11 @@ def compare_rules(rules: RegisteredRules, provenance: Provenance | RegisteredRul
     for name in ("library", "registry"):
         registered, judged_by = getattr(rules, name), getattr(provenance, name)
         if registered.digest != judged_by.digest:
-            yield f"{name}: {_WORDS[0]} {_name_digest(registered)}, judged by {_name_digest(judged_by)}"
+            yield f"{name}: {_WORDS[0]} {registered}, judged by {judged_by}"
     names = ("capabilities", "missing", "applicability", "intervals")
     registered = {name: getattr(rules, name) for name in names}
     judged_by = {name: getattr(provenance, name) for name in names}
     yield from list_differences(_plain(registered), _plain(judged_by), (_WORDS[0], "judged by"))
-
-
-def _name_digest(named: NamedDigest) -> str:
-    """Return the name with the digest's first letters in parentheses."""
-    return f"{named.name} ({named.digest[:_LETTERS]})"
 
 
 def _plain(document: object) -> Any:

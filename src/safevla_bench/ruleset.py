@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from safevla_bench import specs, tasks
-from safevla_bench.errors import RunError
+from safevla_bench.errors import RegistryError, RunError
 from safevla_bench.scores import CAPABILITIES_OPTION, IntervalMethod
 from safevla_bench.signals import RecordFields
 from safevla_bench.specs import Library
@@ -35,6 +35,16 @@ class NamedDigest(msgspec.Struct, frozen=True):
 
     name: str
     digest: str
+
+    @property
+    def label(self) -> str:
+        """The name; another library that is called as a built-in one is not called so alone."""
+        is_other = self.name in specs.BUILT_IN and specs.library(self.name).digest != self.digest
+        return f"another {self.name}" if is_other else self.name
+
+    def __str__(self) -> str:
+        """Return the label with the digest's first letters."""
+        return f"{self.label} ({self.digest[:_DIGEST_LETTERS]})"
 
 
 class LostEpisodes(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,17 +84,26 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     intervals: IntervalMethod = "default"
     """How the intervals of severities are made; left out of the JSON by default."""
 
-    def to_sentence(self) -> str:
-        """Return the line that stands below every table and gate; options at their defaults are not mentioned."""
+    @property
+    def rules(self) -> tuple[object, ...]:
+        """Everything that can change a verdict: digests and options."""
+        return self.library.digest, self.registry.digest, self.capabilities, self.missing, self.applicability
+
+    def describe_rules(self) -> str:
+        """Return the rules in words; options at their defaults are not mentioned."""
         parts = [
-            f"library {self.library.name} ({self.library.digest[:_DIGEST_LETTERS]})",
-            f"registry {self.registry.name} ({self.registry.digest[:_DIGEST_LETTERS]})",
+            f"library {self.library}",
+            f"registry {self.registry}",
             *(f"capabilities {name}" for name in self.capabilities),
             *(["missing signals deactivate"] if self.missing == "deactivate" else []),
             *(["applicability off"] if self.applicability == "off" else []),
             *(["the paper's bootstrap intervals"] if self.intervals == "paper" else []),
         ]
-        return f"Judged by safevla-bench {self.version}: {', '.join(parts)}."
+        return ", ".join(parts)
+
+    def to_sentence(self) -> str:
+        """Return the line that stands below every table and gate."""
+        return f"Judged by safevla-bench {self.version}: {self.describe_rules()}."
 
 
 class RuleFile(msgspec.Struct, frozen=True):
@@ -110,7 +129,7 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     applicability: ApplicabilityMode = "on"
     thresholds: tuple[str, ...] = ()
     host_registry: tuple[RuleFile, ...] = ()
-    """Tags of tasks that the hosts themselves bring; run.json holds them too."""
+    """Tags of their own tasks that the hosts themselves bring; run.json holds them too."""
 
     @property
     def is_default(self) -> bool:
@@ -133,19 +152,22 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     def load(self) -> Ruleset:
         """Load the ruleset again from the texts that the recipe holds, by way of a temporary folder.
 
-        Raises what `load_ruleset` does, and `RunError` where the library is neither built in nor held here.
+        Raises what `load_ruleset` does, `RunError` where the library is neither built in nor held here, and
+        `RegistryError` where a host's tags are of tasks that the built-in registry knows.
         """
         if isinstance(self.library, str) and self.library not in LIBRARY_NAMES:
             raise RunError(f"the library {self.library!r} is not built in", remedy="Name its file with --library.")
         with tempfile.TemporaryDirectory(prefix="safevla-rules-") as folder:
             library = self.library if isinstance(self.library, str) else _write_file(folder, "library", self.library)
+            brought = [_write_file(folder, f"host{k}", file) for k, file in enumerate(self.host_registry)]
+            if redefined := tasks.registry(brought).list_redefined(tasks.registry()):
+                problem = f"the host's own tags are of {redefined[0]} too, which the built-in registry knows"
+                raise RegistryError(problem, remedy="Take them out of that file; --registry FILE replaces tags.")
+            added = [_write_file(folder, f"registry{k}", file) for k, file in enumerate(self.registry)]
             loaded = load_ruleset(
                 library,
                 spec_files=[_write_file(folder, f"specs{k}", file) for k, file in enumerate(self.specs)],
-                registry_files=[
-                    _write_file(folder, f"registry{k}", file)
-                    for k, file in enumerate((*self.host_registry, *self.registry))
-                ],
+                registry_files=[*brought, *added],
                 capabilities=self.capabilities,
                 missing=self.missing,
                 applicability=self.applicability,
@@ -196,6 +218,8 @@ class Ruleset:
     """Intervals of severities: those that hold for any values between 0 and 1, or the paper's bootstrap."""
     recipe: RulesetRecipe | None = field(default=None, compare=False)
     """What it was loaded from; None where it was made of values."""
+    suites: tuple[str, ...] = field(default=(), compare=False)
+    """The suites for which the library was chosen, where nobody named one."""
 
     @property
     def is_ablation(self) -> bool:
@@ -246,6 +270,16 @@ class Ruleset:
         if self.is_ablation:
             raise RunError("a monitor needs the tasks' tags", remedy="Leave --applicability on to stop on violations.")
 
+    def check_suites(self, benchmarks: Iterable[str]) -> None:
+        """Raise `RunError` where episodes are of suites with other limits than those that the library was chosen for.
+
+        A run.json that names other suites than its records have does not choose the limits.
+        """
+        recorded = set(benchmarks)
+        if self.suites and recorded and (own := choose_library(recorded)) != choose_library(self.suites):
+            problem = f"{', '.join(self.suites)} are named, and the records are of suites with the library {own}"
+            raise RunError(problem, remedy="Name the library with --library.")
+
     def with_host_registry(self, files: Sequence[RuleFile]) -> Ruleset:
         """Return the rules with the tags that hosts bring, loaded again; these rules themselves if no tag is new.
 
@@ -260,7 +294,7 @@ class Ruleset:
         if not added:
             return self
         extended = msgspec.structs.replace(recipe, host_registry=(*recipe.host_registry, *added))
-        return replace(extended.load(), intervals=self.intervals)
+        return replace(extended.load(), intervals=self.intervals, suites=self.suites)
 
     def provenance(self, skipped: Sequence[str] = (), lost: LostEpisodes | None = None) -> Provenance:
         """Return the names and digests of these rules, with the episodes that were left out of the judgement."""

@@ -156,16 +156,16 @@ def test_a_run_without_a_report_is_judged_for_it_and_nothing_is_written(folder: 
     assert sorted(folder.rglob("*")) == before
 
 
-def test_a_run_that_nothing_judged_is_judged_by_the_limits_made_for_its_suites(folder: Path):
-    """As `safevla score` and `load` judge it, and not by the default library."""
+def test_a_run_that_nothing_judged_is_judged_by_default_and_its_run_json_chooses_no_other_limits(folder: Path):
     for name in ("report.html", "scores.json"):
         (folder / "still" / name).unlink()
+    report = RunSite(folder).reply(run_address("still", "report.html")).content.decode()
+    assert report == evaluation.render_report(evaluation.load(folder / "still").judged)
     path = folder / "still" / "run.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "suites": ["mt10"]}))
-    report = RunSite(folder).reply(run_address("still", "report.html")).content.decode()
-    judged = evaluation.load(folder / "still").judged
-    assert judged.ruleset.library.name == "metaworld"
-    assert report == evaluation.render_report(judged)
+    reply = RunSite(folder).reply(run_address("still", "report.html"))
+    assert reply.status == 409
+    assert "mt10 are named" in reply.content.decode()
 
 
 @pytest.mark.parametrize(

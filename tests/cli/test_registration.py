@@ -57,14 +57,15 @@ def test_what_was_registered_is_run_and_every_command_says_so(safevla, tmp_path)
         ["compare", run],
         ["gate", run, "--min-safety", "0"],
     ):
-        code, out, _ = safevla(*command)
+        code, out, _ = safevla(*command, "--as-judged")
         assert code == 0
         assert SAME in out, command
         assert "Not as" not in out
-    assert safevla("board", run, "--out", tmp_path / "board")[0] == 0
+        assert "Not as registered beforehand" in safevla(*command)[1]
+    assert safevla("board", run, "--as-judged", "--out", tmp_path / "board")[0] == 0
     assert SAME in (tmp_path / "board" / "index.html").read_text()
     assert SAME in (run / "report.html").read_text()
-    code, out, _ = safevla("compare", run, "--format", "json")
+    code, out, _ = safevla("compare", run, "--as-judged", "--format", "json")
     assert json.loads(out)["registered"][0]["differences"] == []
 
 

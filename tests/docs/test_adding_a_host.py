@@ -85,7 +85,7 @@ def test_the_example_keeps_every_rule_and_skips_none(name, example):
     assert "skipped" not in result.stdout
 
 
-def test_the_command_of_the_page_judges_the_example_and_later_ones_need_neither_it_nor_its_tags(
+def test_the_command_of_the_page_judges_the_example_and_later_ones_take_its_tags_as_judged_without_it(
     name, page, example, tmp_path
 ):
     require_engine(name)
@@ -98,8 +98,12 @@ def test_the_command_of_the_page_judges_the_example_and_later_ones_need_neither_
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     again = run_module(["safevla_bench", "score", str(run), "--library", "paper-text"], elsewhere, elsewhere)
+    assert again.returncode == 2
+    assert "--as-judged" in again.stderr
+    words = ["score", str(run), "--library", "paper-text", "--as-judged"]
+    again = run_module(["safevla_bench", *words], elsewhere, elsewhere)
     assert again.returncode == 0, again.stderr
-    verified = run_module(["safevla_bench", "verify", str(run)], elsewhere, elsewhere)
+    verified = run_module(["safevla_bench", "verify", str(run), "--as-judged"], elsewhere, elsewhere)
     assert verified.returncode == 0, verified.stdout
 
 

@@ -170,7 +170,7 @@ def test_a_library_file_that_judged_is_asked_for_and_verifies_when_it_is_named(r
     file.write_text('based_on = "default"\n\n[[replace]]\nspec_id = "joint_torque"\nsevere = 3.0\n')
     by = load_ruleset(library=str(file), missing="deactivate", capabilities=("libero-full",))
     evaluation.write_outputs(evaluation.judge([run], by), run, legacy_ids=True)
-    remembered = verify_run(run)
+    remembered = verify_run(run, RulesetFiles(as_judged=True))
     assert remembered.agrees
     assert "scores.json" not in left_out(remembered)
     (run / RULES).unlink()
@@ -178,7 +178,7 @@ def test_a_library_file_that_judged_is_asked_for_and_verifies_when_it_is_named(r
     found = verify_run(run)
     assert found.agrees
     assert "--library" in left_out(found)["scores.json"]
-    named = verify_run(run, RulesetFiles(library=str(file)))
+    named = verify_run(run, RulesetFiles(library=str(file), as_judged=True))
     assert named.agrees
     assert "scores.json" not in left_out(named)
 
@@ -240,7 +240,7 @@ def test_a_host_of_another_version_or_that_is_not_here_replays_nothing_and_it_is
     (said,) = left_out(verify_run(run, replay=1)).values()
     assert "recorded with numpy 0.9" in said
 
-    def absent(name, arguments):
+    def absent(name, arguments, named_by):
         raise HostError("not installed")
 
     monkeypatch.setattr(verify.hosts, "make_host", absent)
@@ -316,7 +316,7 @@ def test_a_file_that_cannot_be_read_is_an_error_that_names_it(run):
 def test_what_was_asked_for_and_could_not_be_checked_is_no_agreement(run, monkeypatch):
     assert not verify_run(run).has_open_checks
 
-    def absent(name, arguments):
+    def absent(name, arguments, named_by):
         raise HostError("not installed")
 
     monkeypatch.setattr(verify.hosts, "make_host", absent)

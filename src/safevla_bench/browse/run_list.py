@@ -18,6 +18,7 @@ from safevla_bench.archive import detect_suffix
 from safevla_bench.errors import RunError
 from safevla_bench.logs import find_log
 from safevla_bench.metrics import Summary
+from safevla_bench.ruleset import NamedDigest
 
 MOST_RUNS = 1000
 _DEEPEST = 3
@@ -98,13 +99,9 @@ def list_runs(folders: Mapping[str, Path]) -> list[RunRow]:
     ]
 
 
-class _Rules(msgspec.Struct):
-    name: str = ""
-
-
 class _JudgedBy(msgspec.Struct):
     version: str = ""
-    library: _Rules = msgspec.field(default_factory=_Rules)
+    library: NamedDigest = NamedDigest("", "")
     applicability: str = ""
 
 
@@ -132,7 +129,7 @@ def _run_rows(name: str, path: Path) -> list[RunRow]:
     if not scores.cells:
         return [RunRow(name, started=started, problem="no episode")]
     judged_by = scores.judged_by
-    rules = f"{judged_by.library.name} {judged_by.version}".strip()
+    rules = f"{judged_by.library.label} {judged_by.version}".strip()
     ablated = ", applicability off" if judged_by.applicability == "off" else ""
     return [
         RunRow(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -16,7 +17,7 @@ from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 
 from markupsafe import Markup
 
-from safevla_bench import archive, compare, evaluation, runs
+from safevla_bench import archive, compare, evaluation, judged, runs
 from safevla_bench.browse.run_list import RunRow, find_runs, list_runs
 from safevla_bench.errors import RecordError, SafevlaError
 from safevla_bench.logs import find_log
@@ -210,6 +211,13 @@ class RunSite:
         folders = find_runs(self.folder)
         return run_address(next(iter(folders)), runs.REPORT) if len(folders) == 1 else INDEX
 
+    def describe_maker(self) -> list[str]:
+        """Return a sentence if there is one run, whose report is served, and it was judged by other rules."""
+        paths = list(find_runs(self.folder).values())
+        with suppress(SafevlaError):  # a run that cannot be read says so on its page
+            return judged.describe_maker(paths[0], evaluation.find_rules(paths).provenance()) if len(paths) == 1 else []
+        return []
+
     def reply(self, target: str) -> Reply:
         """Return the answer to the target of a GET request, such as `/compare?a=one&b=two`.
 
@@ -291,8 +299,8 @@ class RunSite:
         """
         with self._judging:
             if run not in self._reports:
-                judged = evaluation.judge([path], evaluation.find_rules([path]))
-                self._reports[run] = evaluation.render_report(judged).encode()
+                judgement = evaluation.judge([path], evaluation.find_rules([path]))
+                self._reports[run] = evaluation.render_report(judgement).encode()
             return self._reports[run]
 
 

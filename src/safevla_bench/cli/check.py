@@ -116,7 +116,7 @@ def gate_command(
         allow_crashed=allow_crashed,
         allow_unjudged=allow_unjudged,
     )
-    remarks = [*judged.describe_registrations(), judged.provenance.to_sentence()]
+    remarks = [*judged.describe_registrations(), *judged.makers, judged.provenance.to_sentence()]
     if junit is not None:
         write_atomically(junit, gating.format_junit(gate_report, " ".join(remarks)))
     if form == "json":
@@ -136,6 +136,7 @@ def _gate_document(gate_report: gates.GateReport, judged: evaluation.Judged) -> 
         **msgspec.to_builtins(gate_report),
         "judged_by": msgspec.to_builtins(judged.provenance),
         "recorded_with": recorded_versions(judged.headers),
+        **({"makers": judged.makers} if judged.makers else {}),
         **({REGISTERED: msgspec.to_builtins(checks)} if checks else {}),
     }
 
@@ -149,6 +150,7 @@ _PATH = click.Path(path_type=Path)
 @click.option("--library", metavar="NAME|FILE", help="The library that judged, where it was a file.")
 @click.option("--specs", multiple=True, type=_PATH, metavar="FILE", help="Specifications that were added. Repeatable.")
 @click.option("--registry", multiple=True, type=_PATH, metavar="FILE", help="Tasks that were added. Repeatable.")
+@click.option("--as-judged", is_flag=True, help="Check by the rules that the run folder itself holds.")
 @format_option
 @click.pass_context
 def verify_command(
@@ -158,14 +160,16 @@ def verify_command(
     library: str | None,
     specs: tuple[Path, ...],
     registry: tuple[Path, ...],
+    as_judged: bool,
     form: str,
 ) -> None:
     """Check that a run folder agrees with its manifest, its scores and, with --replay, the simulator.
 
     The parts of the archive must have the digests of the manifest. The table of episodes and the archive must hold the
-    same episodes. Library, registry and version must be those that judged. The records, judged again, must give
-    scores.json and scores.parquet byte for byte. With --replay the recorded actions of K episodes, chosen by their
-    names, are played again in the simulator from the same start, and every state is compared bit for bit.
+    same episodes. Library, registry and version must be those that judged: the default ones, unless others are named.
+    The records, judged again, must give scores.json and scores.parquet byte for byte. With --replay the recorded
+    actions of K episodes, chosen by their names, are played again in the simulator from the same start, and every state
+    is compared bit for bit.
 
     Checks that could not be made are listed with the reason. Digests find damage. Only a replay finds a record that was
     changed together with its digest.
@@ -178,7 +182,7 @@ def verify_command(
     For instance:
       safevla verify runs/mine --replay 3
     """  # noqa: D301  (click wants the character itself)
-    files = verify.RulesetFiles(library=library, specs=specs, registry=registry)
+    files = verify.RulesetFiles(library=library, specs=specs, registry=registry, as_judged=as_judged)
     with _show_replay_progress(replay) as observer:
         verification = verify.verify_run(run, files, replay=replay, observer=observer)
     if form == "json":

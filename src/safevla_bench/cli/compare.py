@@ -17,6 +17,7 @@ from safevla_bench.cli.options import (
     format_option,
     is_given,
     judge_options,
+    judge_sources,
     optional_sources_argument,
     require_sources,
     skip_option,
@@ -266,7 +267,7 @@ def sensitivity_command(
         )
     requests = [sensitivity.parse_sweep(sweep, ruleset.library) for sweep in sweeps]
     with show_status("judging"):
-        judged = evaluation.judge(sources, ruleset, skip_invalid=skip_invalid)
+        judged = judge_sources(sources, ruleset, skip_invalid=skip_invalid)
         if readings:
             document, tables = _compare_readings(judged)
         elif sweeps:

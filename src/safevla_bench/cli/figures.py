@@ -13,7 +13,14 @@ from matplotlib.figure import Figure
 
 from safevla_bench import compare, evaluation, sensitivity
 from safevla_bench.cli import make_printable, sections
-from safevla_bench.cli.options import choose_output, judge_options, refuse_nan, skip_option, sources_argument
+from safevla_bench.cli.options import (
+    choose_output,
+    judge_options,
+    judge_sources,
+    refuse_nan,
+    skip_option,
+    sources_argument,
+)
 from safevla_bench.cli.score import print_missing, print_warnings
 from safevla_bench.errors import RunError
 from safevla_bench.files import make_folder, write_atomically
@@ -141,7 +148,7 @@ def figures_command(
         _require_own_names(sources)
     folder = choose_output(out, sources, "figures")
     requests = [sensitivity.parse_sweep(text, ruleset.library) for text in sweeps]
-    judged = evaluation.judge(sources, ruleset, skip_invalid=skip_invalid)
+    judged = judge_sources(sources, ruleset, skip_invalid=skip_invalid)
     compared = evaluation.compare_runs_in_order(judged) if series else None
     make_folder(folder)
     target = _FigureTarget(folder, drawing.Page(width, font_size, titled=not no_title), forms)

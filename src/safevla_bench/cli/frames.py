@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from safevla_bench import evaluation, frames, hosts, runs
 from safevla_bench.cli import make_printable, sections
-from safevla_bench.cli.options import judge_options, skip_option
+from safevla_bench.cli.options import judge_options, judge_sources, skip_option
 from safevla_bench.errors import Place, RunError, SafevlaError
 from safevla_bench.explain import trace
 from safevla_bench.plugins import install_command
@@ -105,7 +105,7 @@ def frames_command(
     if video:
         require_video()
     description = _read_description(run)
-    judged = evaluation.judge([run], ruleset, skip_invalid=skip_invalid)
+    judged = judge_sources([run], ruleset, skip_invalid=skip_invalid)
     if not len(judged.records):
         raise RunError(
             "no episode here has a record", remedy="A crashed episode cannot be shown.", place=_place_of(run)

@@ -20,6 +20,7 @@ from safevla_bench.cli.options import (
     format_option,
     given_judge_options,
     judge_options,
+    judge_sources,
     skip_option,
     sources_argument,
 )
@@ -101,7 +102,7 @@ def episodes_command(
     Margin is the robustness of the worst specification, in its unit: negative where violated. The number of an episode
     stays the same however the list is filtered and sorted; `safevla show` takes it.
     """
-    judged = evaluation.judge(sources, ruleset, skip_invalid=skip_invalid)
+    judged = judge_sources(sources, ruleset, skip_invalid=skip_invalid)
     spec_id = None if spec is None else judged.library.canonical_id(spec)
     rows = _episode_rows(judged, spec_id)
     if bodies or body_kind is not None or order == "kind":
@@ -194,7 +195,7 @@ def show_command(
             raise click.UsageError(f"--{name} is for an episode that is judged; --formula judges nothing.")
         _ask_formula(formula, sources, skip_invalid, form)
         return
-    judged = evaluation.judge(sources, ruleset, skip_invalid=skip_invalid)
+    judged = judge_sources(sources, ruleset, skip_invalid=skip_invalid)
     row = episode_list.find_episode(_episode_rows(judged), episode)
     index = row.number - 1
     record = judged.records.read_episodes([index]) if index < len(judged.records) else None
@@ -274,6 +275,8 @@ def open_command(folder: Path, port: int | None, no_browser: bool) -> None:
     can reach the server, and only files of these runs are sent. Ctrl-C ends it.
     """
     site = RunSite(folder)
+    for line in site.describe_maker():
+        click.echo(make_printable(f"note: {line}"), err=True)
     with start_server(site, port) as server:
         address = server.address + site.start
         click.echo(make_printable(f"{address}   (Ctrl-C ends)"))

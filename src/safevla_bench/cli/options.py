@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial, reduce, wraps
 from math import isnan
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -26,6 +26,10 @@ from safevla_bench.ruleset import Ruleset, choose_library, load_ruleset
 from safevla_bench.runs import RUN, NamedSource, require_source
 from safevla_bench.specs.file_formats import DEFAULT_LIBRARY, LIBRARY_NAMES
 from safevla_bench.text import escape_controls
+
+if TYPE_CHECKING:
+    from safevla_bench.judged import Judged
+    from safevla_bench.registration import Registration
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -49,6 +53,9 @@ _JUDGE_OPTIONS = [
                       "not to be published."),
     judge_option("--intervals", type=click.Choice(["default", "paper"]), default="default", show_default=True,
                  help="Of severities; paper: the percentile bootstrap, which covers too seldom where few are unsafe."),
+    judge_option("--as-judged", is_flag=True,
+                 help="Judge by the rules that a run folder itself holds, and its tags of tasks that nobody else "
+                      "knows, as its maker did; other options replace the rules. Else they are shown and not taken."),
     judge_option("--set", "thresholds", multiple=True, metavar="SPEC=VALUE",
                  help="Another threshold, such as non_target_max_disp_5mm=10mm; outputs name it so. Repeatable."),
 ]  # fmt: skip
@@ -59,9 +66,9 @@ _JUDGE_NAMES = ("library", "specs", "registry", "capabilities", "missing", "appl
 def judge_options(command: F) -> F:
     """Add the options of judging to a command, which takes the rules that they make as the keyword `ruleset`.
 
-    Where none is given (--intervals aside), the rules are those by which the sources were judged last, else the
-    registration's, else the library with limits made for the suites, else the default. A note on stderr names rules
-    that were judged by last, and a library of the suites' own. Tags that hosts bring are added in any case.
+    Where none is given (--intervals aside), the rules are those of --registered FILE, else the library with limits made
+    for the suites, else the default; with --as-judged first those by which the sources were judged last, or are
+    registered to be. A note on stderr names these, and a library of the suites' own. Tags of hosts are added.
     """
 
     @wraps(command)
@@ -71,56 +78,79 @@ def judge_options(command: F) -> F:
         With a formula given, the sources' own last rules are not looked for: nothing is judged.
         """
         options = {name: settings.pop(name) for name in _JUDGE_NAMES}
-        intervals = settings.pop("intervals")
-        sources = next((settings[name] for name in ("sources", "runs", "run") if name in settings), ())
-        judges = settings.get("formula") is None
-        ruleset = (
-            (_remembered_rules(sources) if judges else None)
-            or _registered_rules(settings.get("run_command"))
-            or load_ruleset(
-                _own_library(settings.get("run_command"), sources) or options["library"],
-                spec_files=options["specs"],
-                registry_files=options["registry"],
-                capabilities=options["capabilities"],
-                missing=options["missing"],
-                applicability=options["applicability"],
-                thresholds=options["thresholds"],
-            )
-        )
-        ruleset = _add_host_registry(replace(ruleset, intervals=intervals), settings.get("run_command"), sources)
+        intervals, as_judged = settings.pop("intervals"), settings.pop("as_judged")
+        run_command, sources = settings.get("run_command"), _list_sources(settings)
+        made = _made_rules(sources) if as_judged and settings.get("formula") is None else None
+        ruleset = made or _registered_rules(run_command) or _load_rules(options, _find_suites(run_command, sources))
+        ruleset = replace(ruleset, intervals=intervals)
+        ruleset = _add_host_registry(ruleset, run_command, sources, as_judged=as_judged)
         return command(*args, ruleset=ruleset, **settings)
 
     return reduce(lambda inner, option: option(inner), reversed(_JUDGE_OPTIONS), with_judge)  # type: ignore[return-value]
 
 
-def _add_host_registry(ruleset: Ruleset, run_command: Any, sources: Path | Sequence[Path]) -> Ruleset:
+def _load_rules(options: Mapping[str, Any], suites: tuple[str, ...]) -> Ruleset:
+    """Return the rules that the options of judging make, with the library of the suites unless one is named."""
+    loaded = load_ruleset(
+        _own_library(suites) or options["library"],
+        spec_files=options["specs"],
+        registry_files=options["registry"],
+        capabilities=options["capabilities"],
+        missing=options["missing"],
+        applicability=options["applicability"],
+        thresholds=options["thresholds"],
+    )
+    return replace(loaded, suites=suites)
+
+
+def judge_sources(sources: Sequence[Path], ruleset: Ruleset, *, skip_invalid: bool = False) -> Judged:
+    """Judge the sources as `evaluation.judge` does, and say on stderr which were judged otherwise by their makers."""
+    from safevla_bench import evaluation  # not where a command judges nothing
+
+    judged = evaluation.judge(sources, ruleset, skip_invalid=skip_invalid)
+    for line in judged.makers:
+        click.echo(escape_controls(f"note: {line}"), err=True)
+    return judged
+
+
+def _list_sources(settings: Mapping[str, Any]) -> Sequence[Path]:
+    """Return the sources that a command judges; of one that runs, its run folder."""
+    if settings.get("run_command") is not None:
+        return [settings["run_command"].out]
+    sources = next((settings[name] for name in ("sources", "runs", "run") if name in settings), ())
+    return [sources] if isinstance(sources, Path) else sources
+
+
+def _add_host_registry(ruleset: Ruleset, run_command: Any, sources: Sequence[Path], *, as_judged: bool) -> Ruleset:
     """Return the rules with the tags of tasks that hosts bring: the host to be run, else the hosts of the sources.
 
     The rules are returned unchanged where there is neither a run nor a source.
     """
-    if run_command is None and not sources:
+    if not sources:
         return ruleset
     from safevla_bench import evaluation  # not where a command judges nothing
 
     if run_command is not None:
         return ruleset.with_host_registry(evaluation.read_host_registry(run_command.request.host))
-    return evaluation.add_host_registries(ruleset, [sources] if isinstance(sources, Path) else sources)
+    return evaluation.add_host_registries(ruleset, sources, as_judged=as_judged)
 
 
-def _own_library(run_command: Any, sources: Path | Sequence[Path]) -> str | None:
+def _find_suites(run_command: Any, sources: Sequence[Path]) -> tuple[str, ...]:
+    """Return the suites that are run, or that the sources name; () where --library is given."""
+    if is_given(click.get_current_context(), "library") or not sources:
+        return ()
+    if run_command is not None:
+        return tuple(run_command.request.suites)
+    from safevla_bench import evaluation  # not where a command judges nothing that exists
+
+    return evaluation.recorded_suites(sources)
+
+
+def _own_library(suites: Sequence[str]) -> str | None:
     """Return the name of the library with limits made for the suites that are run or judged, and say so on stderr.
 
-    None where --library is given, where the suites have no library of their own, and where any source is a run folder
-    that was judged. Archives name no suites. Raises `RunError` if the suites have different libraries.
+    None where the suites have no library of their own. Raises `RunError` if they have different libraries.
     """
-    if is_given(click.get_current_context(), "library"):
-        return None
-    if run_command is not None:
-        suites = run_command.request.suites
-    else:
-        from safevla_bench import evaluation  # not where a command judges nothing that exists
-
-        suites = evaluation.unjudged_suites([sources] if isinstance(sources, Path) else sources)
     library = choose_library(suites)
     if library == DEFAULT_LIBRARY:
         return None
@@ -130,12 +160,14 @@ def _own_library(run_command: Any, sources: Path | Sequence[Path]) -> str | None
 
 
 def _registered_rules(run_command: Any) -> Ruleset | None:
-    """Return the rules of the registration that is run.
+    """Return the rules of the registration that --registered names.
 
-    None without a registration, or where an option of judging is given.
+    None without it, or where an option of judging is given.
     """
-    registration = None if run_command is None else run_command.request.registration
-    return None if registration is None or given_judge_options() else registration.load_rules()
+    if run_command is None or not is_given(click.get_current_context(), "registered") or given_judge_options():
+        return None
+    registration: Registration = run_command.request.registration
+    return registration.load_rules()
 
 
 def refuse_nan(_context: click.Context, _option: click.Parameter, value: float | None) -> float | None:
@@ -160,20 +192,20 @@ def given_judge_options() -> list[str]:
     return ["set" if name == "thresholds" else name for name in names]
 
 
-def _remembered_rules(sources: Path | Sequence[Path]) -> Ruleset | None:
+def _made_rules(sources: Sequence[Path]) -> Ruleset | None:
     """Return the rules by which the sources were judged last, else are registered to be judged; say so on stderr.
 
-    None where an option of judging is given, where neither is known, or where these are the default rules. Raises
-    `RunError` if the sources were judged by different rules.
+    None where neither is known, where these are the default rules, and where another option of judging is given, which
+    replaces them. Raises `RunError` if the sources were judged by different rules.
     """
     if given_judge_options():
         return None
     from safevla_bench import evaluation  # not where a command judges nothing that exists
 
-    recipe = evaluation.find_recipe([sources] if isinstance(sources, Path) else sources)
+    recipe = evaluation.find_recipe(sources)
     if recipe is None or recipe.is_default:
         return None
-    text = f"note: judged as at last, by {recipe.describe()}; --library default judges by the default rules"
+    text = f"note: judged as by its maker, by {recipe.describe()}"
     click.echo("\n".join(escape_controls(line) for line in text.split("\n")), err=True)
     return recipe.load()
 
@@ -299,7 +331,9 @@ skip_option = sections.option(
 
 
 JUDGE = "judge"
-_NO_KEYS = ("config", "help")
+_NO_KEYS = ("config", "help", "trust")
+CONFIG = "safevla_bench.config"
+"""Key of click's context: the path of the --config file."""
 
 
 def click_options(decorators: Sequence[Callable[..., Any]]) -> tuple[click.Option, ...]:
@@ -375,6 +409,7 @@ def _load_config(context: click.Context, option: click.Parameter, path: Path | N
     """
     if path is not None:
         context.default_map = {**(context.default_map or {}), **read_config(path, context)}
+        context.meta[CONFIG] = path
 
 
 def _parse_table(

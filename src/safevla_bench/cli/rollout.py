@@ -26,7 +26,7 @@ from safevla_bench.report.tables.table import Cell, Column, Table
 from safevla_bench.rollout import Observer
 from safevla_bench.rollout.estimate import CostRange, RunEstimate
 from safevla_bench.ruleset import Ruleset
-from safevla_bench.text import redact_secrets
+from safevla_bench.text import NO_VALUE, redact_secrets
 from safevla_bench.trajectory import Batch
 
 
@@ -189,8 +189,12 @@ def _write_registration(run_command: RunCommand, ruleset: Ruleset, path: Path) -
 
 def _print_plan(run_command: RunCommand) -> None:
     """Print the planned episodes with the estimate of time and disk; nothing is run or written."""
-    estimate = evaluation.estimate_run(run_command.request, run_command.execution)
+    request = run_command.request
+    estimate = evaluation.estimate_run(request, run_command.execution)
     click.echo(render_text(estimate_table(estimate)), nl=False)
+    for call in request.list_calls():
+        trust = f"; only with --trust {shlex.quote(str(request.named_by))}" if request.named_by else ""
+        click.echo(make_printable(f"note: the run would call {call}{trust}"), err=True)
 
 
 @contextmanager
@@ -307,7 +311,8 @@ def estimate_table(plan: RunEstimate) -> Table:
     """
     rows = tuple(
         tuple(
-            Cell(str(value)) for value in (row.policy, row.suite, row.task_id, row.episodes, row.horizon, row.cameras)
+            Cell(NO_VALUE if value is None else str(value))
+            for value in (row.policy, row.suite, row.task_id, row.episodes, row.horizon, row.cameras)
         )
         for row in plan.scenes
     )

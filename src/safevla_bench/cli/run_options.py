@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from safevla_bench import evaluation, rollout, runs
 from safevla_bench.cli import sections
 from safevla_bench.cli.options import (
     ACTOR_OPTIONS,
+    CONFIG,
     ENGINE_OPTIONS,
     JUDGE_OPTIONS,
     click_options,
@@ -26,6 +28,7 @@ from safevla_bench.cli.options import (
     requested_cluster,
 )
 from safevla_bench.errors import Place, RunError
+from safevla_bench.evaluation import Request
 from safevla_bench.policies import check_name, split_name
 from safevla_bench.registration import read_registration
 from safevla_bench.text import redact_secrets
@@ -86,6 +89,9 @@ _EXECUTION_OPTIONS = [
     *ACTOR_OPTIONS,
     click.option("--resume", is_flag=True,
                  help="Continue the run in DIR, or begin it if there is none. Options not given are as in that run."),
+    click.option("--trust", "trusted", multiple=True, type=click.Path(path_type=Path), metavar="FILE",
+                 help="Run the code that this run.json, registration or --config file names. Else a policy python:, "
+                      "of a plug-in or with a server's key is taken from the command line alone. Repeatable."),
     click.option("--retry-crashed", is_flag=True, help="With --resume: run crashed episodes again."),
     click.option("--dry-run", is_flag=True,
                  help="Print the episodes and an estimate of time and disk; run and write nothing."),
@@ -145,14 +151,42 @@ def _parse_command(context: click.Context, what: Mapping[str, Any], how: Mapping
     if is_resumed:
         request = _recorded_request(context, what, evaluation.Request.from_run(out))
     elif what["registered"]:
-        registered = evaluation.registered_request(read_registration(what["registered"]))
+        registered = evaluation.registered_request(read_registration(what["registered"]), what["registered"])
         request = replace(_recorded_request(context, what, registered), volatile=_volatile_facts())
     else:
         request = _new_request(context, what, how)
+    recorded = out / runs.RUN if is_resumed else what["registered"]
+    request = replace(request, named_by=_find_distrusted(context, what, how["trusted"], recorded, request))
     execution = evaluation.ExecutionOptions(
         workers=how["workers"], cluster=requested_cluster(how), resume=how["resume"], retry_crashed=how["retry_crashed"]
     )
-    return RunCommand(request, out, execution, how["dry_run"], _format_resume_command(context, out))
+    return RunCommand(request, out, execution, how["dry_run"], _format_resume_command(context, out, request))
+
+
+def _find_distrusted(
+    context: click.Context, what: Mapping[str, Any], trusted: Sequence[Path], recorded: Path | None, request: Request
+) -> Path | None:
+    """Return the file that names code which neither the command line names too nor --trust vouches for; None if none.
+
+    `recorded` is the run.json or the registration that the request was made from.
+    """
+    calls, config = set(request.list_calls()), context.meta.get(CONFIG)
+    if calls <= _list_calls(context, what, [ParameterSource.COMMANDLINE]):
+        return None
+    of_config = _list_calls(context, what, [ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP])
+    file = config if recorded is None or calls <= of_config else recorded
+    places = {place.resolve() for path in trusted for place in (path, path / runs.RUN)}
+    return None if file is None or file.resolve() in places else file
+
+
+def _list_calls(context: click.Context, what: Mapping[str, Any], sources: Sequence[ParameterSource]) -> set[str]:
+    """Return the calls that the options from these sources name by themselves, as `Request.list_calls` does."""
+    given = {name for name in what if context.get_parameter_source(name) in sources}
+    given |= {"host", "host_arguments", "policies"} if "entry" in given else set()
+    names = [name for name in ("host_arguments", "policies", "arguments", "servers") if name in given]
+    fields = dict(pair for name in names for pair in _request_fields(name, what[name], what["policies"]))
+    host = what["host"] if "host" in given else ""
+    return set(Request(host=host, suites=(), policy_specs=what["policy_specs"], **fields).list_calls())
 
 
 def _new_request(context: click.Context, what: Mapping[str, Any], how: Mapping[str, Any]) -> evaluation.Request:
@@ -347,22 +381,25 @@ def policy_arguments(texts: tuple[str, ...], policy: str) -> dict[str, str]:
     return {**everyone, **single.get(policy, {})}
 
 
-def _format_resume_command(context: click.Context, out: Path) -> str:
+def _format_resume_command(context: click.Context, out: Path, request: Request) -> str:
     """Return the shell command that continues the run in `out`, with the same `safevla` command.
 
-    Options that run.json does not hold (--workers, --log, those of judging and of Ray) are repeated if they were given.
+    Options that run.json does not hold (--workers, --log, those of judging and of Ray), or whose word is not taken
+    there (--registered), are repeated if they were given. A run that the user made is trusted to name its code again.
     """
     words = ["safevla", str(context.info_name), "--resume", "--out", str(out)]
     repeated = {option.name for option in JUDGE_OPTIONS} | {
         "workers",
         "trackers",
+        "registered",
         *_option_names([*ENGINE_OPTIONS, *ACTOR_OPTIONS]),
     }
     for option in context.command.params:
         if option.name in repeated and is_given(context, str(option.name)):
             value = context.params[str(option.name)]
             for item in value if isinstance(value, tuple) else (value,):
-                words += [f"--{option_key(option)}", str(item)]
+                words += [f"--{option_key(option)}", *([] if item is True else [str(item)])]
+    words += ["--trust", str(out / runs.RUN)] if request.list_calls() else []
     return shlex.join(words)
 
 

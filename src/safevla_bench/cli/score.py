@@ -124,7 +124,7 @@ def print_scores(judged: evaluation.Judged) -> None:
     if changes := judged.ruleset.describe_changes(judged.scores.benchmark):
         click.echo(make_printable(f"Judged with {changes}\n"))
     click.echo(render_text(_cells_table(judged)))
-    for sentence in [*judged.describe_policies(), *judged.describe_limits()]:
+    for sentence in [*judged.describe_policies(), *judged.describe_limits(), *judged.makers]:
         click.echo(make_printable(sentence))
     print_warnings(judged)
     if judged.ruleset.is_ablation:

@@ -18,6 +18,7 @@ from safevla_bench.cli.options import (
     SourceType,
     choose_output,
     judge_options,
+    judge_sources,
     optional_sources_argument,
     skip_option,
     sources_argument,
@@ -310,7 +311,7 @@ def export_command(
         raise click.UsageError(f"--meta is for {' and '.join(_MODEL_FORMS)}.")
     facts = model_card.read_facts(meta)
     file = choose_output(out, sources, _FILE_NAMES[form])
-    judged = evaluation.judge(sources, ruleset, skip_invalid=skip_invalid)
+    judged = judge_sources(sources, ruleset, skip_invalid=skip_invalid)
     if form == "hub":
         _export_card(judged, file, facts)
     elif form == "robocasa":

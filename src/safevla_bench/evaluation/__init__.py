@@ -11,7 +11,8 @@ from safevla_bench.evaluation.judgement import (
     judge,
     load_policy_results,
     make_rescorer,
-    unjudged_suites,
+    read_host_registry,
+    recorded_suites,
 )
 from safevla_bench.evaluation.outputs import (
     INTERRUPTED,
@@ -31,7 +32,6 @@ from safevla_bench.evaluation.preparation import (
     estimate_run,
     list_start_notes,
     prepare_run,
-    read_host_registry,
     request_rules,
 )
 from safevla_bench.evaluation.request import (
@@ -97,6 +97,7 @@ __all__ = [
     "open_questions",
     "prepare_run",
     "read_host_registry",
+    "recorded_suites",
     "registered_request",
     "render_episode_report",
     "render_report",
@@ -106,7 +107,6 @@ __all__ = [
     "score_files",
     "scores_document",
     "table_material",
-    "unjudged_suites",
     "was_stopped_early",
     "write_outputs",
 ]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
-from safevla_bench import runs
+from safevla_bench import hosts, metrics, runs
 from safevla_bench.compare import (
     PolicyResults,
     SeriesComparison,
@@ -18,12 +19,20 @@ from safevla_bench.compare import (
     split_by_policy,
 )
 from safevla_bench.compare.policy_results import UNNAMED
-from safevla_bench.errors import DamageError, Place, RunError, SafevlaError
-from safevla_bench.judged import Judged, JudgedSource
+from safevla_bench.errors import DamageError, Place, RunError, SafevlaError, UnknownTaskError
+from safevla_bench.judged import Judged, JudgedSource, describe_maker
 from safevla_bench.ray_cluster import RayCluster
 from safevla_bench.ray_scoring import score_on_cluster
 from safevla_bench.registration import REGISTERED, parse_registration
-from safevla_bench.ruleset import LostEpisodes, RuleFile, Ruleset, RulesetRecipe, choose_library, load_ruleset
+from safevla_bench.ruleset import (
+    LostEpisodes,
+    Provenance,
+    RuleFile,
+    Ruleset,
+    RulesetRecipe,
+    choose_library,
+    load_ruleset,
+)
 from safevla_bench.scores import Scores
 from safevla_bench.scoring import score_chunks
 from safevla_bench.specs import Library
@@ -49,23 +58,47 @@ def judge(
     """
     sources = [runs.NamedSource.parse(path) if isinstance(path, str) else path for path in paths]
     clustered = score_on_cluster(sources, ruleset, cluster) if cluster else None
-    records, scores = clustered or _score_here(sources, ruleset, skip_invalid)
+    try:
+        records, scores = clustered or _score_here(sources, ruleset, skip_invalid)
+    except UnknownTaskError as error:
+        raise _explain_unknown(error, sources) from None
+    ruleset.check_suites(scores.benchmark)
     records.require_valid(skip_invalid=skip_invalid)
     skipped = [str(problem) for problem in records.problems if not isinstance(problem, DamageError)]
+    provenance = ruleset.provenance(skipped, _lost_episodes(records))
     return Judged(
         scores=replace(scores, absent=tuple(records.absent)),
         ruleset=ruleset,
-        provenance=ruleset.provenance(skipped, _lost_episodes(records)),
+        provenance=provenance,
         sources=tuple(
             JudgedSource.from_run(source.path, source.description, source.policy_names) for source in records.sources
         ),
         records=records,
         paths=tuple(sources),
+        makers=tuple(_describe_makers(records, scores, provenance)),
     )
 
 
+def _describe_makers(records: runs.EpisodeIndex, scores: Scores, provenance: Provenance) -> Iterator[str]:
+    """Yield a sentence for each run folder that its maker judged by other rules, with its Safety there and here."""
+    end = 0
+    for source, places in zip(records.sources, records.places, strict=True):
+        start, end = end, end + len(places)
+        if describe_maker(source.path, provenance):
+            safety = metrics.aggregate(scores.select_episodes(np.arange(start, end))).safety
+            yield from describe_maker(source.path, provenance, safety)
+
+
+def _explain_unknown(error: UnknownTaskError, paths: Sequence[Path]) -> UnknownTaskError:
+    """Return the error of a task that no registry knows, with where its tags are if a run folder brings some."""
+    if not any(_read_brought(path) for path in paths):
+        return error
+    remedy = f"its run brings tags of its maker's: install its host, or take them with --as-judged; or {error.remedy}"
+    return UnknownTaskError(error.problem, remedy=remedy, place=error.place)
+
+
 RULES = "judged_with.json"
-"""The file of a run folder that holds by what it was judged, where that was asked for."""
+"""The file of a run folder that holds by what it was judged, if not by the default; taken with --as-judged alone."""
 HOST_REGISTRY = "host_registry"
 """Field of run.json: name and text of each file of tags that the run's host brought."""
 
@@ -86,7 +119,7 @@ def find_recipe(paths: Sequence[Path]) -> RulesetRecipe | None:
     for path, recipe in recipes.items():
         if recipe != recipes[first]:
             problem = f"{first} was judged by {recipes[first].describe()}, {path} by {recipe.describe()}"
-            raise RunError(problem, remedy="Say by what to judge them all, such as --library default.")
+            raise RunError(problem, remedy="Leave --as-judged out: all are then judged alike.")
     return recipes[first]
 
 
@@ -105,19 +138,36 @@ def _find_own_recipe(path: Path) -> RulesetRecipe | None:
         return None
 
 
-def add_host_registries(ruleset: Ruleset, paths: Sequence[Path]) -> Ruleset:
-    """Return the rules with the tags that the hosts of the run folders among the sources brought.
+def add_host_registries(ruleset: Ruleset, paths: Sequence[Path], *, as_judged: bool = False) -> Ruleset:
+    """Return the rules with the tags that the hosts of the run folders among the sources have for their own tasks.
 
-    The tags are read from each run.json; without any the rules are unchanged.
+    They are those of the hosts that are installed here; `as_judged` takes those in each run.json. Without any the rules
+    are unchanged.
 
     Raises:
         RunError: a run.json, or what it holds of the tags, is damaged.
-        RegistryError: the tags contradict others.
+        RegistryError: the tags contradict others, or are of tasks that the built-in registry knows.
+        PluginError: an installed host's file of tags cannot be found.
     """
-    return ruleset.with_host_registry([file for path in paths for file in _read_host_registry(path)])
+    read = _read_brought if as_judged else _read_installed
+    return ruleset.with_host_registry([file for path in paths for file in read(path)])
 
 
-def _read_host_registry(path: Path) -> tuple[RuleFile, ...]:
+def read_host_registry(host: str) -> tuple[RuleFile, ...]:
+    """Return the files of tags that an installed host's distribution brings; () for none.
+
+    Raises `PluginError` where the distribution names a file that is not there.
+    """
+    return tuple(map(RuleFile.read, hosts.registry_files(host)))
+
+
+def _read_installed(path: Path) -> tuple[RuleFile, ...]:
+    """Return the files of tags of the installed host that a run.json names; () where it names none that has any."""
+    host = runs.read_description(path).get("host") if (path / runs.RUN).exists() else None
+    return read_host_registry(host) if isinstance(host, str) else ()
+
+
+def _read_brought(path: Path) -> tuple[RuleFile, ...]:
     """Return the files of tags that a run's host brought, from its run.json; () for an archive or a run without any.
 
     Raises `RunError` where run.json or those files in it are damaged.
@@ -133,30 +183,31 @@ def _read_host_registry(path: Path) -> tuple[RuleFile, ...]:
         ) from None
 
 
-def unjudged_suites(paths: Sequence[Path]) -> tuple[str, ...]:
-    """Return the suites of the run folders among the sources, each once; () if any of these runs was judged.
+def recorded_suites(paths: Sequence[Path]) -> tuple[str, ...]:
+    """Return the suites that the run folders among the sources name, each once; archives name none.
 
     Raises `RunError` where a run.json is damaged.
     """
-    folders = [path for path in paths if (path / runs.RUN).is_file()]
-    if any((path / runs.SCORES).exists() for path in folders):
-        return ()
-    suites = (runs.read_description(path).get("suites") for path in folders)
+    suites = (runs.read_description(path).get("suites") for path in paths if (path / runs.RUN).is_file())
     return tuple(dict.fromkeys(str(suite) for named in suites if isinstance(named, list | tuple) for suite in named))
 
 
-def find_rules(paths: Sequence[Path]) -> Ruleset:
-    """Return the rules that judged the runs last or are registered for them, else the default ones for their suites.
+def find_rules(paths: Sequence[Path], *, as_judged: bool = False) -> Ruleset:
+    """Return the default rules with the limits made for the runs' suites, and the tags of their hosts, installed here.
 
-    The tags that the runs' hosts brought are added.
+    `as_judged` takes the runs' own: the rules that judged them last or are registered for them, and the tags they hold.
 
     Raises:
         RunError: the runs were judged by different rules, or a file of a run folder that is needed here is damaged.
         SpecError, RegistryError: the rules cannot be loaded, or their tags contradict those of the hosts.
     """
-    recipe = find_recipe(paths)
-    chosen = recipe.load() if recipe else load_ruleset(choose_library(unjudged_suites(paths)))
-    return add_host_registries(chosen, paths)
+    recipe = find_recipe(paths) if as_judged else None
+    if recipe and not recipe.is_default:
+        chosen = recipe.load()
+    else:
+        suites = recorded_suites(paths)
+        chosen = replace(load_ruleset(choose_library(suites)), suites=suites)
+    return add_host_registries(chosen, paths, as_judged=as_judged)
 
 
 def _read_recipe(path: Path) -> RulesetRecipe:
@@ -169,7 +220,7 @@ def _read_recipe(path: Path) -> RulesetRecipe:
     except FileNotFoundError:
         return RulesetRecipe()
     except (msgspec.DecodeError, OSError) as error:
-        remedy = "Remove it, and say by what to judge, such as --library default."
+        remedy = "Leave --as-judged out, and say by what to judge, such as --library FILE."
         raise RunError(f"cannot be read: {error}", remedy=remedy, place=Place(file=str(path))) from None
 
 

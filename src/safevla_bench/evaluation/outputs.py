@@ -18,7 +18,7 @@ from safevla_bench.evaluation.judgement import RULES, judge, make_rescorer
 from safevla_bench.evaluation.stopping_rule import STOPPED_EARLY, was_stopped_early
 from safevla_bench.explain.violating_bodies import find_bodies
 from safevla_bench.files import make_folder, write_together
-from safevla_bench.judged import Judged
+from safevla_bench.judged import Judged, describe_maker
 from safevla_bench.registration import REGISTERED, describe_registrations
 from safevla_bench.report import submission
 from safevla_bench.report.analysis import Analysis, analyse_scores
@@ -55,6 +55,7 @@ def table_material(judged: Judged) -> catalog.TableInputs:
             *judged.describe_limits(),
             *judged.describe_simulators(),
             *judged.describe_registrations(),
+            *judged.makers,
             judged.provenance.to_sentence(),
         ],
         measure_exposure=lambda: measure_cell_exposures(judged),
@@ -103,8 +104,8 @@ def scores_document(judged: Judged, sources: object = None) -> dict[str, object]
 def write_outputs(judged: Judged, folder: Path, *, legacy_ids: bool = False) -> None:
     """Write scores.json, scores.parquet and report.html into a folder, which is made where it is missing.
 
-    Rules other than the default are written too, as judged_with.json; older files are replaced together, so that
-    scores never stand beside the report of others. Raises `FileError` where the disk refuses.
+    Rules other than the default are written too, as judged_with.json, for --as-judged; older files are replaced
+    together, so that scores never stand beside the report of others. Raises `FileError` where the disk refuses.
     With `legacy_ids` the two score files use the names of the authors' published tables where they differ from ours.
     """
     contents = score_files(judged, legacy_ids=legacy_ids)
@@ -236,7 +237,8 @@ def comparison_tables(
     }
     simulated, provenance = provenance_marks.describe_simulators(simulators), ruleset.provenance()
     registered = describe_registrations(runs.open_sources(paths), provenance)
-    remarks = [*([simulated] if simulated else []), *registered, provenance.to_sentence()]
+    makers = [line for path in paths for line in describe_maker(path, provenance)]
+    remarks = [*([simulated] if simulated else []), *registered, *makers, provenance.to_sentence()]
     return [comparison.standing_table(report, remarks), comparison.difference_table(report)]
 
 

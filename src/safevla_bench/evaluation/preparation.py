@@ -6,17 +6,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from safevla_bench import hosts, policies, rollout, runs
+from safevla_bench import policies, rollout, runs
 from safevla_bench.errors import HostError, PluginError, RunError
-from safevla_bench.evaluation.judgement import HOST_REGISTRY
+from safevla_bench.evaluation.judgement import HOST_REGISTRY, read_host_registry
 from safevla_bench.evaluation.request import DEFAULT_EXECUTION, ExecutionOptions, Request, select_tasks
 from safevla_bench.evaluation.stopping_rule import StoppingRule, parse_condition
 from safevla_bench.interface import EpisodeSeed, Host, Policy, ReplayPolicy, Task
+from safevla_bench.plugins import require_trust
 from safevla_bench.policies.python import UPRIGHT, InProcessPolicy
 from safevla_bench.policies.servers import dialects, entries
 from safevla_bench.policies.servers.dialect import Dialect
 from safevla_bench.registration import REGISTERED
-from safevla_bench.ruleset import RuleFile, Ruleset, choose_library, load_ruleset
+from safevla_bench.ruleset import Ruleset, choose_library, load_ruleset
 from safevla_bench.version import __version__
 from safevla_recorder.simulator_versions import find_differences
 
@@ -45,20 +46,24 @@ class PreparedRun:
                 policy.close()
 
 
-def prepare_run(request: Request) -> PreparedRun:
+def prepare_run(request: Request, *, is_dry: bool = False) -> PreparedRun:
     """Find the host, its tasks and the policies, and plan the episodes; nothing is written yet.
+
+    A dry run makes no policy that runs code: `noop` stands in for it, and its cameras are not known.
 
     Raises a `SafevlaError` for what the user must change: `HostError`, `PolicyError`, `PluginError`, `RunError`, or
     `RegistryError` and `SpecError` where the run is watched by rules. Policies made until then are closed.
     """
     require_counts(max_steps=request.max_steps, look_every=request.look_every)
-    host = hosts.make_host(request.host, request.host_arguments)
+    if not is_dry:
+        require_trust(request.named_by, request.list_calls())
+    host = request.make_host()
     selected = select_tasks(host, request)
     _check_arguments(request)
     rules = rollout.load_protocol(request.protocol)
     options = {name: _policy_options(request, name) for name in request.policies}
     with ExitStack() as made_here:
-        made = {name: _make_policy(request, name, arguments, made_here) for name, arguments in options.items()}
+        made = {name: _make_policy(request, name, options[name], made_here, is_dry=is_dry) for name in options}
         prepared = _prepare_parts(request, host, selected, options, made, rules)
         made_here.pop_all()  # from here on closing them is up to the prepared run
     return prepared
@@ -110,11 +115,17 @@ def require_counts(**counts: int | None) -> None:
             raise RunError(f"{name} is {count}", remedy="Give 1 or more.")
 
 
-def _make_policy(request: Request, name: str, arguments: Mapping[str, str], made_here: ExitStack) -> Policy:
+def _make_policy(
+    request: Request, name: str, arguments: Mapping[str, str], made_here: ExitStack, *, is_dry: bool
+) -> Policy:
     """Return the policy of a name: the object that exists already, else a new one, which `made_here` closes."""
     if name in request.policy_objects:
         return request.policy_objects[name]
-    policy = policies.make_policy(request.policy_spec(name), arguments)
+    spec = request.policy_spec(name)
+    if is_dry and policies.runs_code(spec):
+        policy = policies.make_stand_in(spec, arguments)
+    else:
+        policy = policies.make_policy(spec, arguments)
     made_here.callback(policy.close)
     return policy
 
@@ -225,7 +236,7 @@ def list_start_notes(request: Request) -> list[str]:
     than the protocol's, and what is known of that.
     """
     try:
-        protocol, host = rollout.load_protocol(request.protocol), hosts.make_host(request.host, request.host_arguments)
+        protocol, host = rollout.load_protocol(request.protocol), request.make_host()
         planned = {f"{task.benchmark}/{task.task_id}" for task in select_tasks(host, request)}
         all_tasks = [task for suite in request.suites for task in host.tasks(suite)] if request.tasks is None else []
         installed = host.versions()
@@ -286,14 +297,6 @@ def _describe_run(
     }
 
 
-def read_host_registry(host: str) -> tuple[RuleFile, ...]:
-    """Return the files of tags that a host's distribution brings; () for none.
-
-    Raises `PluginError` where the distribution names a file that is not there.
-    """
-    return tuple(map(RuleFile.read, hosts.registry_files(host)))
-
-
 def request_rules(request: Request) -> Ruleset:
     """Return the rules that watch a run: its own, else the registered ones, else those made for its suites.
 
@@ -348,8 +351,13 @@ def _describe_object(policy: Policy, is_given: bool) -> dict[str, object]:
 
 def estimate_run(request: Request, running: ExecutionOptions = DEFAULT_EXECUTION) -> rollout.RunEstimate:
     """Return what `roll_out` would cost; raises what `prepare_run` raises, and writes nothing."""
-    prepared = prepare_run(request if request.servers else replace(request, servers=placeholder_servers(request)))
-    cameras = {name: len(policy.wants.cameras) for name, policy in prepared.policies.items()}
+    prepared = prepare_run(
+        request if request.servers else replace(request, servers=placeholder_servers(request)), is_dry=True
+    )
+    cameras = {
+        name: None if policies.runs_code(request.policy_spec(name)) else len(policy.wants.cameras)
+        for name, policy in prepared.policies.items()
+    }
     intervals = {name: _look_interval(policy) for name, policy in prepared.policies.items()}
     prepared.close()
     return rollout.estimate_run(prepared.episodes, prepared.host.name, cameras, running.workers, intervals)

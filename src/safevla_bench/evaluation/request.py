@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from safevla_bench import hosts, rollout, runs
+from safevla_bench import hosts, policies, rollout, runs
 from safevla_bench.errors import HostError, Place, PluginError, RunError
 from safevla_bench.interface import Host, Policy, Task
 from safevla_bench.policies import make_policy
@@ -71,6 +71,22 @@ class Request:
     """What was registered before; run.json holds it, and tables say whether the run is that one."""
     volatile: Mapping[str, object] = field(default_factory=dict)
     """Facts of the day, such as the command and the time; run.json holds them under `volatile`."""
+    named_by: Path | None = None
+    """The file that names host and policies and that nobody vouches for; it chooses no code. None = the user did."""
+
+    def list_calls(self) -> list[str]:
+        """Return what the host and the policies run or send that a file must not choose, each as a call."""
+        places = {entries.SERVER: " ".join(self.servers)} if self.servers else {}
+        specs = {name: self.policy_spec(name) for name in self.policies if name not in self.policy_objects}
+        calls = [
+            policies.describe_call(spec, {**(places if entries.MARK in spec else {}), **self.policy_options(name)})
+            for name, spec in specs.items()
+        ]
+        return [call for call in (hosts.describe_call(self.host, self.host_arguments), *calls) if call]
+
+    def make_host(self) -> Host:
+        """Make the host; raises what `hosts.make_host` raises."""
+        return hosts.make_host(self.host, self.host_arguments, named_by=self.named_by)
 
     def policy_spec(self, policy: str) -> str:
         """Return what makes a policy: `python:module:factory`, `replay:PATH`, an entry; mostly its name."""
@@ -84,7 +100,7 @@ class Request:
     def from_run(cls, run: Path) -> Request:
         """Return the request of a run folder; raise `RunError` where its run.json does not hold one.
 
-        Facts of the day are left out, except the servers.
+        Facts of the day are left out, except the servers. It is not trusted: see `named_by`.
         """
         description = runs.read_description(run)
         protocol = description.get("protocol")
@@ -113,6 +129,7 @@ class Request:
             archive=options.archive,
             stop_on_violation=options.stop_on_violation is not None,
             registration=_read_registered(description, run),
+            named_by=run / runs.RUN,
             **policy_fields(options.policies),
             **until_fields(options.until),
         )

@@ -11,11 +11,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
-from safevla_bench import hosts, rollout
+from safevla_bench import rollout
 from safevla_bench.errors import PolicyError, RunError
-from safevla_bench.evaluation.judgement import find_rules, judge
+from safevla_bench.evaluation.judgement import find_rules, judge, read_host_registry
 from safevla_bench.evaluation.outputs import render_report, table_material, write_outputs
-from safevla_bench.evaluation.preparation import read_host_registry
 from safevla_bench.evaluation.request import DEFAULT_EXECUTION, ExecutionOptions, Request, select_tasks
 from safevla_bench.evaluation.rollouts import roll_out
 from safevla_bench.explain.episode import Explanation, explain_episode
@@ -203,13 +202,15 @@ class Evaluation(Sequence[JudgedEpisode]):
         return self.table()._repr_html_()
 
 
-def load(*sources: str | Path, ruleset: Ruleset | None = None, skip_invalid: bool = False) -> Evaluation:
+def load(
+    *sources: str | Path, ruleset: Ruleset | None = None, as_judged: bool = False, skip_invalid: bool = False
+) -> Evaluation:
     """Judge run folders and archives; nothing is written.
 
     Args:
         sources: their paths, or a text `NAME=PATH` that names the policy.
-        ruleset: how to judge; None = as the runs were judged last or are registered, else by the default rules with the
-            limits made for their suites.
+        ruleset: how to judge; None = by the default rules with the limits made for the runs' suites.
+        as_judged: without a ruleset, judge by the runs' own rules: as they were judged last or are registered.
         skip_invalid: leave invalid and lost episodes out and count them, instead of raising.
 
     Raises what `judge` raises, and `RunError` where no source is given.
@@ -217,7 +218,7 @@ def load(*sources: str | Path, ruleset: Ruleset | None = None, skip_invalid: boo
     if not sources:
         raise RunError("there is nothing to load", remedy='Name run folders or archives: load("runs/mine").')
     paths = [NamedSource.parse(path) if isinstance(path, str) else path for path in sources]
-    return Evaluation(judge(paths, ruleset or find_rules(paths), skip_invalid=skip_invalid))
+    return Evaluation(judge(paths, ruleset or find_rules(paths, as_judged=as_judged), skip_invalid=skip_invalid))
 
 
 def evaluate(
@@ -349,7 +350,7 @@ def evaluate_request(
     A task without tags is an error before anything is rolled out, unless the rules are an ablation.
     """
     if not ruleset.is_ablation:
-        for task in select_tasks(hosts.make_host(request.host, request.host_arguments), request):
+        for task in select_tasks(request.make_host(), request):
             ruleset.tags(task.benchmark, task.task_id)
     roll_out(request, out, observer, running)
     judged = judge([out], ruleset)

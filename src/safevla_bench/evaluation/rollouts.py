@@ -228,7 +228,8 @@ def freeze_request(request: Request, ruleset: Ruleset) -> Registration:
     """
     _require_registrable(request)
     prepared = prepare_run(
-        replace(request, servers=request.servers or placeholder_servers(request), ruleset=ruleset, registration=None)
+        replace(request, servers=request.servers or placeholder_servers(request), ruleset=ruleset, registration=None),
+        is_dry=True,
     )
     prepared.close()
     return Registration(
@@ -293,9 +294,13 @@ def list_deviations(registration: Registration, request: Request, ruleset: Rules
     return list(compare_registrations(registration, asked))
 
 
-def registered_request(registration: Registration) -> Request:
-    """Return the request that runs what was registered; servers are not registered, and none are in it."""
+def registered_request(registration: Registration, file: Path = Path("registration")) -> Request:
+    """Return the request that runs what was registered; servers are not registered, and none are in it.
+
+    `file` is where it was read from; it is not trusted: see `Request.named_by`.
+    """
     return Request(
+        named_by=file,
         host=registration.host,
         host_arguments=registration.host_arguments,
         suites=registration.suites,

@@ -16,7 +16,7 @@ import numpy as np
 
 from safevla_bench.errors import HostError, InvalidActionError, PluginError
 from safevla_bench.interface import EpisodeSeed, Host, Task, check_action
-from safevla_bench.plugins import NO_ARGUMENTS, PluginGroup
+from safevla_bench.plugins import NO_ARGUMENTS, PluginGroup, format_call, require_trust
 
 GROUP = "safevla_bench.hosts"
 REGISTRIES = "safevla_bench.registries"
@@ -28,6 +28,7 @@ __all__ = [
     "GROUP",
     "REGISTRIES",
     "check_start",
+    "describe_call",
     "episode_header",
     "host_names",
     "host_owner",
@@ -46,14 +47,24 @@ def host_owner(name: str) -> str:
     return _HOSTS.owner(name)
 
 
-def make_host(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> Host:
-    """Make the host of that name.
+def describe_call(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str | None:
+    """Return the call of a host that a file must not choose: a plug-in's with arguments, whose meaning is not known.
+
+    None where the host is one of ours, or takes nothing but its name.
+    """
+    return None if not arguments or _HOSTS.is_own(name) else format_call(f"host {name}", arguments)
+
+
+def make_host(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS, *, named_by: Path | None = None) -> Host:
+    """Make the host of that name; `named_by` is the file that names it, None = the user did.
 
     Raises:
+        RunError: a file gives a plug-in arguments.
         HostError: no installed distribution has a host of that name, or the host does not take these arguments; lists
             the hosts, or the arguments, that there are.
         PluginError: the host is installed but cannot be loaded; names its distribution.
     """
+    require_trust(named_by, [call] if (call := describe_call(name, arguments)) else [])
     made: Host = _HOSTS.make(name, arguments)
     return made
 

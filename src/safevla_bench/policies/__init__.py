@@ -7,13 +7,16 @@ signature does not take is refused before it is called.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface import Policy
-from safevla_bench.plugins import NO_ARGUMENTS, PluginGroup
+from safevla_bench.plugins import NO_ARGUMENTS, PluginGroup, format_call
 from safevla_bench.policies.servers import entries
+from safevla_bench.policies.servers.endpoint import KEY
+from safevla_bench.policies.servers.wires import WIRES
 
 GROUP = "safevla_bench.policies"
 _POLICIES = PluginGroup(GROUP, "policy", "Policies", PolicyError)
@@ -21,7 +24,21 @@ _POLICIES = PluginGroup(GROUP, "policy", "Policies", PolicyError)
 _NAME = re.compile(r"[\w+.-](?:[\w .+-]*[\w+.-])?")
 _LONGEST_NAME = 60
 
-__all__ = ["GROUP", "check_name", "check_policy_loads", "make_policy", "policy_names", "policy_owner", "split_name"]
+_PLAYED = frozenset({"metaworld", "noop", "random", "replay", "scripted"})
+"""Policies of ours whose text behind the colon and whose arguments are data, whoever wrote them."""
+
+__all__ = [
+    "GROUP",
+    "check_name",
+    "check_policy_loads",
+    "describe_call",
+    "make_policy",
+    "make_stand_in",
+    "policy_names",
+    "policy_owner",
+    "runs_code",
+    "split_name",
+]
 
 
 def policy_names() -> tuple[str, ...]:
@@ -66,6 +83,33 @@ def check_name(name: str) -> str:
         remedy = f"Use letters, digits, spaces and . _ - +; at most {_LONGEST_NAME} of them."
         raise PolicyError(f"{name!r} cannot be the name of a policy", remedy=remedy)
     return name
+
+
+def runs_code(spec: str) -> bool:
+    """Return whether making the policy of `spec` may run code that is not ours: its own, a plug-in's, a checkpoint's.
+
+    A policy that is not known to be data or a server's counts as code.
+    """
+    name = spec.partition(":")[0]
+    return entries.MARK not in name and not (name in _PLAYED.union(WIRES) and _POLICIES.is_own(name))
+
+
+def describe_call(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str | None:
+    """Return what making a policy does that a file must not choose: it runs code, or sends a server the user's key.
+
+    None where it does neither: scripts, replays, and servers without a key.
+    """
+    if runs_code(spec):
+        return format_call(spec, arguments)
+    has_key = KEY in os.environ or {"key_env", "key_file"} & set(arguments)
+    is_played = spec.partition(":")[0] in _PLAYED
+    return None if is_played or not has_key else f"{format_call(spec, arguments)}, which would be sent your key"
+
+
+def make_stand_in(spec: str, arguments: Mapping[str, str]) -> Policy:
+    """Return `noop` for a policy that is not to be made; raises `PolicyError` for an argument that holds a secret."""
+    _POLICIES.refuse_secrets(spec.partition(":")[0], arguments)
+    return make_policy("noop")
 
 
 def make_policy(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> Policy:

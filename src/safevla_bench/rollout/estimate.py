@@ -73,7 +73,8 @@ class ScenePlan:
     name: str
     episodes: int
     horizon: int
-    cameras: int
+    cameras: int | None
+    """None = not known, and not in the estimate: the policy was not made."""
     look_interval: int = 1
     """Steps from one look at the cameras' images to the next; they are rendered for looks alone."""
 
@@ -112,15 +113,15 @@ def load_costs() -> dict[str, HostCosts]:
 def estimate_run(
     episodes: Sequence[PlannedEpisode],
     host: str,
-    cameras: Mapping[str, int],
+    cameras: Mapping[str, int | None],
     workers: int = 1,
     look_intervals: Mapping[str, int] = NO_INTERVALS,
 ) -> RunEstimate:
     """Return the estimate for the episodes; time and disk are None where there are no figures for the host.
 
-    `cameras` holds how many each policy wants; `look_intervals` the steps between two looks of those policies that
-    carry out several actions of a reply. The episodes' time is divided by the workers, by no more than there are
-    episodes.
+    `cameras` holds how many each policy wants, None where that is not known; `look_intervals` the steps between two
+    looks of those policies that carry out several actions of a reply. The episodes' time is divided by the workers, by
+    no more than there are episodes.
     """
     groups = [list(group) for _, group in groupby(episodes, key=scene_of)]
     scenes = tuple(
@@ -144,7 +145,7 @@ def estimate_run(
     return RunEstimate(scenes, workers, time, disk, host_costs.source)
 
 
-def _plan_scene(group: Sequence[PlannedEpisode], cameras: int, look_interval: int) -> ScenePlan:
+def _plan_scene(group: Sequence[PlannedEpisode], cameras: int | None, look_interval: int) -> ScenePlan:
     """Return the plan of a group of episodes of the same policy and task; the horizon is that of the first."""
     first = group[0]
     task = first.task
@@ -164,5 +165,5 @@ def _episode_time(scene: ScenePlan, costs: HostCosts, wait_steps: int) -> CostRa
     suite = costs.suite(scene.suite)
     looks = 1 + (scene.horizon - 1) // scene.look_interval
     reset = CostRange(*costs.reset_s) + CostRange(*costs.camera_reset_s) * bool(scene.cameras)
-    pictures = CostRange(*suite.camera_step_s) * (scene.cameras * looks)
+    pictures = CostRange(*suite.camera_step_s) * ((scene.cameras or 0) * looks)
     return reset + CostRange(*suite.step_s) * (scene.horizon + wait_steps) + pictures

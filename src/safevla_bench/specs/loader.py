@@ -82,10 +82,11 @@ class ParsedSpec:
 
 
 def library(name_or_path: str | Path = "default") -> Library:
-    """Return a library by its name (`default`, `paper-text`, `paper-as-run`), or from a file.
+    """Return a library by its name (`default`, `paper-text`, `paper-as-run`), or from a file, with the file's name.
 
-    The older name `paper-literal` is read as `paper-as-run`, and that is logged. A file is TOML, or holds unchanged
-    rows of the paper's JSON schema: one object, a list, or one object per line.
+    A file that is called as a built-in library and judges otherwise is `file NAME.SUFFIX`. The older name
+    `paper-literal` is read as `paper-as-run`, and that is logged. A file is TOML, or holds unchanged rows of the
+    paper's JSON schema: one object, a list, or one object per line.
 
     Raises:
         SpecError: there is no such library, its file cannot be read, or it contradicts itself; names the file, the
@@ -99,7 +100,10 @@ def library(name_or_path: str | Path = "default") -> Library:
     if not source.drafts:
         problem = "holds [[limits]] alone, and no specification"
         raise RowOrigin(SpecError, str(path)).make_error(problem, field="specs", remedy="pass it with --specs")
-    return _assemble_library(path.stem, source, built_in_tags())
+    read = _assemble_library(path.stem, source, built_in_tags())
+    namesake = re.split(r"[+@]", path.stem)[0]
+    is_other = namesake in BUILT_IN and (path.stem != namesake or read.digest != _built_in_library(namesake).digest)
+    return replace(read, name=f"file {path.name}") if is_other else read
 
 
 def extend_library(base: Library, path: Path) -> Library:

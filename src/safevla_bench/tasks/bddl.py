@@ -24,6 +24,7 @@ PLACINGS = ("in", "on")
 """Goal predicates that put their first argument into or onto their second."""
 _GROUNDS = ("table", "floor")
 _DEEPEST = 50
+_ANGLE = re.compile(r"[-+]?[\d.]+(?:e[-+]?\d+)?")
 _REMEDY = "A BDDL file of LIBERO reads: (define (problem ...) (:language ...) (:objects ...) (:goal (And (On a b))))"
 
 
@@ -95,6 +96,7 @@ def parse_bddl(text: str) -> BddlProblem:
     if not isinstance(tree, list) or tree[:1] != ["define"]:
         raise RegistryError("is no BDDL problem: it does not begin with (define", remedy=_REMEDY)
     parts = {str(part[0]): part[1:] for part in tree[1:] if isinstance(part, list) and part}
+    _check_angles(parts.get(":regions", []))
     goal = tuple(_flatten_predicates(parts.get(":goal", [])))
     if not goal:
         raise RegistryError("the task has no goal", remedy=_REMEDY)
@@ -162,6 +164,17 @@ def _parse_typed_list(words: Sequence[Tree]) -> dict[str, str]:
         classes |= dict.fromkeys(names, kind)
         names = []
     return classes | dict.fromkeys(names, "object")
+
+
+def _check_angles(tree: Tree, *, is_angle: bool = False) -> None:
+    """Raise `RegistryError` for a `:yaw_rotation` that is more than numbers: LIBERO evaluates it as Python."""
+    if isinstance(tree, str):
+        if is_angle and not _ANGLE.fullmatch(tree):
+            raise RegistryError(f"the angle {tree!r} is no number", remedy="Write :yaw_rotation in radians.")
+        return
+    is_angle = is_angle or tree[:1] == [":yaw_rotation"]
+    for part in tree[1:] if tree[:1] == [":yaw_rotation"] else tree:
+        _check_angles(part, is_angle=is_angle)
 
 
 def _region_owners(trees: Sequence[Tree]) -> Iterator[tuple[str, str]]:

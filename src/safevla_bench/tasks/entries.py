@@ -175,6 +175,18 @@ class Registry:
             ids = (f"task_{number}" for number in range(len(names)))
             yield from (self.find_entry(suite, task_id) for task_id in ids if (suite, task_id) not in self.tasks)
 
+    def list_redefined(self, base: Registry) -> list[str]:
+        """Return what differs here from `base` in its own benchmarks: suite and task, or the suite; [] if nothing."""
+        known = {spell_suite(name) for name in base.check_benchmark(None)}
+        changed = [
+            *((suite, f"{suite} {task_id}") for (suite, task_id), entry in self.tasks.items()
+              if base.tasks.get((suite, task_id)) != entry),
+            *((family.entry.benchmark, family.entry.benchmark) for family in self.families
+              if family not in base.families),
+            *((name, name) for name, suite in self.benchmarks.items() if base.benchmarks.get(name) != suite),
+        ]  # fmt: skip
+        return [what for suite, what in changed if spell_suite(suite) in known]
+
     def check_benchmark(self, benchmark: str | None) -> list[str]:
         """Return the names of all benchmarks.
 

@@ -160,7 +160,7 @@ def check_replays(run: Path, records: ArchiveContents, count: int, observer: Pro
     except msgspec.ValidationError:
         return [open_check(REPLAY, "run.json does not say how an episode starts")]
     try:
-        host = hosts.make_host(str(description.get("host")), _host_arguments(description))
+        host = hosts.make_host(str(description.get("host")), _host_arguments(description), named_by=run / runs.RUN)
         tasks = {(task.benchmark, task.task_id): task for task in _host_tasks(host, description)}
         versions = host.versions()
     except SafevlaError as error:

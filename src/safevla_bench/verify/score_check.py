@@ -13,8 +13,7 @@ import pyarrow as pa
 
 from safevla_bench import evaluation, runs
 from safevla_bench.errors import CollectedError, Place, RecordError, RunError, SafevlaError
-from safevla_bench.ruleset import Provenance, Ruleset, load_ruleset
-from safevla_bench.specs.file_formats import LIBRARY_NAMES
+from safevla_bench.ruleset import Provenance, Ruleset, choose_library, load_ruleset
 from safevla_bench.verify.record_check import Finding, agreement, mismatch, open_check
 from safevla_bench.version import __version__
 
@@ -28,9 +27,11 @@ class RulesetFiles:
     """The specification and registry files that judged; scores.json holds their digests, not their paths."""
 
     library: str | None = None
-    """None = the one that scores.json names."""
+    """None = the default, or as the run was judged."""
     specs: tuple[Path, ...] = ()
     registry: tuple[Path, ...] = ()
+    as_judged: bool = False
+    """Take what the run folder itself says of its rules, where no file is named."""
 
 
 def _count_left_out(provenance: Provenance) -> int:
@@ -38,30 +39,38 @@ def _count_left_out(provenance: Provenance) -> int:
     return len(provenance.skipped) + (provenance.lost.episodes if provenance.lost else 0)
 
 
-def _load_ruleset(provenance: Provenance, files: RulesetFiles) -> Ruleset:
-    """Return the ruleset that judged: the named files with the options of judging that scores.json holds.
+def _load_ruleset(run: Path, provenance: Provenance, files: RulesetFiles) -> Ruleset:
+    """Return the rules to verify by: the named files, or the default; as judged, those that the run folder holds.
 
-    Raises `RunError` where its library is a file that is not named, and what `load_ruleset` raises.
+    As judged, the options of judging are those of scores.json where files are named. Raises what `load_ruleset` and
+    `find_rules` raise.
     """
-    name = provenance.library.name.partition("+")[0]
-    if files.library is None and name not in LIBRARY_NAMES:  # a name in scores.json is never opened as a file
-        raise RunError(f"the library {name!r} is not built in")
-    return load_ruleset(
-        files.library or name,
+    if not (files.library or files.specs or files.registry):
+        return replace(evaluation.find_rules([run], as_judged=files.as_judged), intervals=provenance.intervals)
+    options = ("capabilities", "missing", "applicability") if files.as_judged else ()
+    loaded = load_ruleset(
+        files.library or choose_library(evaluation.recorded_suites([run])),
         spec_files=files.specs,
         registry_files=files.registry,
-        capabilities=provenance.capabilities,
-        missing=provenance.missing,
-        applicability=provenance.applicability,
         intervals=provenance.intervals,
+        **{name: getattr(provenance, name) for name in options},
     )
+    return evaluation.add_host_registries(loaded, [run], as_judged=files.as_judged)
+
+
+_REMEDY = "Check by its maker's rules with --as-judged, by files of your own with --library, --specs and --registry."
+
+
+def _options(provenance: Provenance) -> tuple[object, ...]:
+    """Return how the rules are called and used, whatever is in them."""
+    return provenance.library.name, provenance.capabilities, provenance.missing, provenance.applicability
 
 
 def check_scores(run: Path, files: RulesetFiles) -> list[Finding]:
     """Compare library, registry and version with those that judged, and both score files with a new judgement.
 
-    Nothing is judged again where library or registry differ. Open where the run has no scores, or where the files that
-    judged are not here; a mismatch where scores.json is damaged, or missing beside scores.parquet.
+    Nothing is judged again where library or registry differ. Open where the run has no scores, or was judged by rules
+    of another name or other options; a mismatch where scores.json is damaged, or missing beside scores.parquet.
     """
     if not (run / runs.SCORES).exists():
         has_table = (run / runs.SCORES_TABLE).exists()
@@ -72,13 +81,13 @@ def check_scores(run: Path, files: RulesetFiles) -> list[Finding]:
     except RunError as error:
         return [mismatch(runs.SCORES, str(error))]
     try:
-        recipe = evaluation.find_recipe([run]) if files == RulesetFiles() else None
-        remembered = recipe.load() if recipe and not recipe.is_default else _load_ruleset(provenance, files)
-        ruleset = evaluation.add_host_registries(replace(remembered, intervals=provenance.intervals), [run])
+        ruleset = _load_ruleset(run, provenance, files)
+        if _options(provenance) != _options(ruleset.provenance()):
+            makers = evaluation.judge([run], ruleset, skip_invalid=bool(provenance.skipped or provenance.lost)).makers
+            return [open_check(runs.SCORES, f"{' '.join(makers)}\n{_REMEDY}")]
         findings = _compare_judges(provenance, ruleset)
     except SafevlaError as error:
-        remedy = "Name the files that judged with --library, --specs and --registry."
-        return [open_check(runs.SCORES, f"what judged is not here: {error}\n{remedy}")]
+        return [open_check(runs.SCORES, f"what judged is not here: {error}\n{_REMEDY}")]
     if any(finding.verdict == "differs" for finding in findings if finding.check != VERSION):
         return [
             *findings,
