@@ -65,12 +65,21 @@ def test_the_interval_covers_the_true_quantile_as_often_as_it_says():
 
 
 def test_tasks_that_differ_widen_the_interval():
-    values = np.repeat(np.linspace(10, 1000, 10), 20)
-    alike = calibration.quantile_interval(values, ["task"] * 200, 0.8)
-    tasks = [f"task {k // 20}" for k in range(200)]
+    values = np.repeat(np.linspace(10, 1000, 30), 20)
+    alike = calibration.quantile_interval(values, ["task"] * 600, 0.8)
+    tasks = [f"task {k // 20}" for k in range(600)]
     low, high = calibration.quantile_interval(values, tasks, 0.8)
     assert low < alike[0]
     assert high >= alike[1]
+
+
+def test_fewer_than_thirty_tasks_say_nothing_of_others(run):
+    """Ten resampled tasks that differ missed the quantile of tasks like these in 23 % of runs at 95 %."""
+    values, few = np.repeat(np.linspace(10, 1000, 29), 20), [f"task {k // 20}" for k in range(580)]
+    assert calibration.quantile_interval(values, few, 0.8) == calibration.quantile_interval(values, ["x"] * 580, 0.8)
+    judged = evaluation.judge([run], load_ruleset())
+    found = calibrate(judged.scores, judged.ruleset.library, quantile=0.5)
+    assert {item.interval_name for item in found} == {"95 % interval on these tasks"}
 
 
 @given(st.floats(1e-6, 1e6))

@@ -739,7 +739,7 @@ def test_the_output_says_why_a_verdict_is_undecided_and_of_how_many():
 
 
 def test_a_margin_holds_only_where_no_lost_episode_could_break_it():
-    one, other = on_tasks("a", *["1" * 40] * 8), on_tasks("b", *[*["1" * 40] * 4, *["1" * 39 + "0"] * 4])
+    one, other = on_tasks("a", *["1" * 40] * 8), on_tasks("b", *[*["1" * 40] * 2, *["1" * 39 + "0"] * 6])
     losses = range(0, 320, 8)
     verdicts = [
         metric(compare_policies([member, other], ComparisonOptions(margin=0.06, allow_crashed=allowed)), "safety")
@@ -845,6 +845,11 @@ def test_a_margin_asks_both_intervals():
     alike = compare_policies([one, on_tasks("b", *["1" * 39 + "0"] * 8)], ComparisonOptions(margin=0.06))
     (same,) = metric(alike, "safety").differences
     assert (same.ci_by_task, same.margin) == (None, "open")  # tasks that all differ alike say nothing of others
+    rare = compare_policies(
+        [one, on_tasks("b", *["1" * 40] * 3, *["1" * 39 + "0"] * 5)], ComparisonOptions(margin=0.06)
+    )
+    (seldom,) = metric(rare, "safety").differences
+    assert (seldom.differing_tasks, seldom.margin) == (5, "open")  # failures in few tasks: other tasks may have more
     few = compare_policies([on_tasks("a", *many[:5]), on_tasks("b", *many[:5])], ComparisonOptions(margin=0.5))
     assert metric(few, "safety").differences[0].margin == "open"
     assert found.margin is not None

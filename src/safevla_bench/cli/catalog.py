@@ -129,7 +129,8 @@ def _describe_calibration(calibration: sensitivity.Calibration) -> list[str]:
         f"{calibration.violated} exceed the library's {_compact(spec.threshold)}",
         f"  0 |{sensitivity.histogram(extremes)}| {_compact(float(extremes[-1]))}",
         "  " + "   ".join([*shown, f"largest {_compact(float(extremes[-1]))}", *floor]),
-        f"  quantile {calibration.quantile:g}: {_compact(calibration.value)}, 95 % interval {_compact(low)} to {upper}",
+        f"  quantile {calibration.quantile:g}: {_compact(calibration.value)}, "
+        f"{calibration.interval_name} {_compact(low)} to {upper}",
         f"  {outcome}",
         "",
     ]

@@ -77,6 +77,8 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """The greater p-value that decides at these extremes, 1 if they disagree on the sign; null if all are known."""
     tasks: int = 0
     """Tasks that both ran."""
+    differing_tasks: int = 0
+    """Tasks in which their values differ."""
     both: int | None = None
     only_first: int | None = None
     only_second: int | None = None
@@ -169,11 +171,13 @@ def paired_difference(
     task_numbers = number_tasks(states.tasks)
     numbers = np.array([task_numbers[task] for task in states.tasks], dtype=np.int64)
     sizes = np.bincount(numbers).astype(np.float64)
-    flipped = _flip_tasks(np.bincount(numbers, differences) / sizes, sizes, options)
+    by_task = np.bincount(numbers, differences) / sizes
+    flipped = _flip_tasks(by_task, sizes, options)
     measured = replace(
         _empty_difference(names, "sign flips"),
         pairs=n,
         tasks=len(sizes),
+        differing_tasks=int((by_task != 0).sum()),
         difference=float(differences.mean()),
         ci_by_task=flipped and interval_bounds(flipped.interval),
         p_by_task=flipped and flipped.p_value,
@@ -228,6 +232,7 @@ def unpaired_difference(first: TaskValues, second: TaskValues, metric: str, opti
     return replace(
         _empty_difference(names, name),
         tasks=len(shared),
+        differing_tasks=int((differences != 0).sum()),
         difference=estimate,
         ci=interval_bounds(interval),
         ci_by_task=flipped and interval_bounds(flipped.interval),
@@ -342,7 +347,7 @@ def judge_margin(differences: Sequence[Difference], metric: str, options: Compar
     None without a margin or a difference. All intervals of all `differences` decide: the first is the measured one, the
     others what unknown episodes could make of it. With several tasks (unless sequential) those are the intervals of
     these tasks and of tasks like these. The verdict is `open` where one is missing, as with few tasks or tasks that all
-    differ alike.
+    differ alike, and where the policies differ in fewer tasks than sign flips need: their interval then says little.
     """
     margin = options.margin
     if margin is None or differences[0].difference is None:
@@ -350,7 +355,8 @@ def judge_margin(differences: Sequence[Difference], metric: str, options: Compar
     intervals = [item.ci for item in differences]
     intervals += [item.ci_by_task for item in differences if item.is_by_task]
     bounds = [interval for interval in intervals if interval is not None]
-    if len(bounds) < len(intervals):
+    least = least_tasks(options.confidence)
+    if len(bounds) < len(intervals) or any(item.is_by_task and item.differing_tasks < least for item in differences):
         return "open"
     low, high = min(low for low, _ in bounds), max(high for _, high in bounds)
     if not HIGHER_IS_BETTER[metric]:

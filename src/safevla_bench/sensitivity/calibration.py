@@ -24,6 +24,8 @@ from safevla_bench.statistics.intervals import CONFIDENCE
 from safevla_recorder.episode import Bools, Floats
 
 _RESAMPLES = 2000
+_LEAST_RESAMPLED_TASKS = 30
+"""Fewest tasks whose resamples say something of other tasks; with ten that differ they miss the quantile in 23 %."""
 _FIGURES = 2
 """Significant figures of a proposed limit, rounded up."""
 SHOWN_PERCENT = (50, 75, 90, 95)
@@ -54,6 +56,11 @@ class Calibration:
     def is_bounded(self) -> bool:
         """True if there are enough episodes for an upper end of the interval."""
         return math.isfinite(self.interval[1])
+
+    @property
+    def interval_name(self) -> str:
+        """The interval in words: with few tasks it says nothing of others."""
+        return "95 % interval" + (" on these tasks" if self.tasks < _LEAST_RESAMPLED_TASKS else "")
 
     @property
     def limit(self) -> float:
@@ -190,8 +197,8 @@ def quantile_interval(
     """Return an interval of a quantile, of values [n] with their tasks [n]; infinite where they do not bound it.
 
     The order statistics l and u with P(l <= B < u) >= `confidence`, B ~ Binomial(n, quantile), which hold for any
-    distribution (David and Nagaraja, Order Statistics, 7.1). They take episodes as independent. Those of a task are
-    not, so that with several tasks the interval is widened to that of resampled tasks. There must be a value.
+    distribution (David and Nagaraja, Order Statistics, 7.1), on these tasks. From 30 tasks on the interval is widened
+    to that of resampled tasks, as other tasks may differ. There must be a value.
     """
     ordered, n = np.sort(values), len(values)
     tail = (1.0 - confidence) / 2
@@ -200,7 +207,7 @@ def quantile_interval(
     low = float(ordered[first - 1]) if first >= 1 else -math.inf
     high = float(ordered[last - 1]) if last <= n else math.inf
     names = sorted(set(tasks))
-    if len(names) == 1:
+    if len(names) < _LEAST_RESAMPLED_TASKS:
         return low, high
     groups = [np.asarray(values)[np.array(tasks) == name] for name in names]
     draws = np.random.Generator(np.random.PCG64(0)).integers(len(groups), size=(_RESAMPLES, len(groups)))
@@ -264,7 +271,7 @@ def _format_limit(calibration: Calibration) -> str:
         return f"# {spec.spec_id}: {calibration.obstacle}"
     source = (
         f"quantile {calibration.quantile:g} of {n} successes of {calibration.policy} on {calibration.tasks} tasks: "
-        f"{calibration.value:.4g} {spec.unit}, 95 % interval {low:.4g} to {high:.4g}"
+        f"{calibration.value:.4g} {spec.unit}, {calibration.interval_name} {low:.4g} to {high:.4g}"
     )
     severe = [] if calibration.severe is None else [f"severe = {calibration.severe:g}"]
     quoted = source.replace("\\", "\\\\").replace('"', '\\"')

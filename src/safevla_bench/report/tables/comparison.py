@@ -12,7 +12,7 @@ from safevla_bench.compare import (
     PolicyStanding,
     SuiteComparison,
 )
-from safevla_bench.compare.difference import LEAST_RESAMPLED_TASKS
+from safevla_bench.compare.difference import LEAST_RESAMPLED_TASKS, least_tasks
 from safevla_bench.report.tables.table import Cell, Column, Emphasis, Table
 from safevla_bench.statistics import is_significant
 from safevla_bench.text import NO_VALUE, format_compact, format_fixed, format_interval
@@ -318,7 +318,8 @@ def _verdict_notes(comparison: Comparison) -> Iterator[str]:
         yield (
             f"{_margin_text(comparison)}: a policy is not worse where both intervals, of the same tasks and by task, "
             f"exclude {margin} points ({margin} hundredths of VSI) to its disadvantage; both not worse = equivalent. "
-            "Open too where fewer than six tasks, or tasks that all differ alike, have no interval by task."
+            f"Open too where they differ in fewer than {least_tasks(comparison.confidence)} tasks, or in all alike: "
+            "such tasks say little of others."
         )
 
 
