@@ -26,7 +26,7 @@ def start(place: Path, folder: Path, workers: int, instant: str) -> subprocess.P
     """In a session of its own, so that a kill of the group takes the workers with it, and nobody else."""
     return subprocess.Popen(
         [sys.executable, killed_run.__file__, str(folder), str(workers), instant],
-        env={**os.environ, "PYTHONPATH": str(place)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(place), os.environ.get("PYTHONPATH", "")])},
         start_new_session=True,
     )
 

@@ -6,6 +6,7 @@ import importlib
 import json
 import logging
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -38,6 +39,7 @@ NODE = {"num_cpus": 1, "object_store_memory": STORE_BYTES}
 _MODULE = '''
 """A policy that says where it is in one of its steps, and waits there until it may go on."""
 import os
+import random
 import signal
 import time
 from pathlib import Path
@@ -50,14 +52,15 @@ from safevla_bench.interface import Wants
 class Held:
     wants = Wants()
 
-    def __init__(self, place, lethal, at):
-        self.place, self.lethal, self.at = Path(place), lethal, int(at)
+    def __init__(self, place, lethal, at, pause_s):
+        self.place, self.lethal, self.at, self.pause_s = Path(place), lethal, int(at), float(pause_s)
 
     def reset(self, task, seed):
         self.generator = np.random.default_rng(seed)
         self.task, self.steps = task.task_id, 0
 
     def act(self, observation):
+        time.sleep(self.pause_s)
         self.steps += 1
         if self.steps == 3 and self.task == self.lethal:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -75,8 +78,8 @@ class Held:
         pass
 
 
-def make(arg, place=".", lethal="", at="3"):
-    return Held(place, lethal, at)
+def make(arg, place=".", lethal="", at="3", pause_s="0"):
+    return Held(place, lethal, at, pause_s)
 
 
 def judge_piece(piece, shared):
@@ -102,7 +105,7 @@ def held(tmp_path_factory):
     (place / "held-1.0.dist-info" / "entry_points.txt").write_text(points)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(place))
-        patch.setenv("PYTHONPATH", str(place))
+        patch.setenv("PYTHONPATH", str(place), prepend=os.pathsep)
         for name in ("OMP_NUM_THREADS", "RAY_ADDRESS"):
             patch.delenv(name, raising=False)
         yield place
@@ -399,3 +402,28 @@ def test_ctrl_c_keeps_what_is_done_and_the_command_that_goes_on_names_the_engine
     assert "2 of 4 episodes are done" in err
     assert "Traceback" not in err
     assert json.loads((tmp_path / "run" / "run.json").read_text())["complete"] is False
+
+
+def test_a_killed_head_costs_no_finished_episode_and_the_run_goes_on_elsewhere(tmp_path, monkeypatch):
+    """Killed twice, each time after a number of episodes drawn at random; Ray then ends the command's process."""
+    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "5")
+    run, draw = tmp_path / "run", random.Random(0)
+    request = replace(held_at(tmp_path / "held", pause_s="0.1"), episodes=4)
+    (tmp_path / "held" / "go").touch()
+    asked = ["--host", "fake", "--suite", "fake", "--task", "0,1", "--episodes", "4", "--max-steps", "6"]
+    asked += ["--policy", "held", *(f"--policy-arg={name}={value}" for name, value in request.arguments.items())]
+    for last in (draw.randint(1, 3), draw.randint(4, 6)):
+        cluster = SeveralNodes(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+        here = ["--engine", "ray", "--workers", "1", "--address", cluster.address]
+        process = command("rollout", "--resume", *asked, *here, "--out", str(run))
+        while len(list((run / "raw").glob("*.json"))) < last:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.001)
+        cluster.head_node.kill_all_processes(check_alive=False, allow_graceful=False)
+        process.communicate()
+        assert process.returncode != 0
+        assert json.loads((run / "run.json").read_text())["complete"] is False
+        assert last <= runs.count_progress(run)[0] < 8
+    roll_out(request, run, running=ExecutionOptions(resume=True))
+    roll_out(request, tmp_path / "unbroken")
+    assert contents(run) == contents(tmp_path / "unbroken")
