@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -48,3 +49,11 @@ def test_a_replay_that_was_asked_for_and_cannot_be_made_exits_2(safevla, run):
     assert code == 2
     assert "could not be" in out.splitlines()[-1]
     assert safevla("verify", run)[0] == 0
+
+
+def test_an_audit_shows_the_number_that_it_drew_and_repeats_with_it(safevla, run):
+    code, out, _ = safevla("verify", run, "--audit", 1)
+    assert code == 0
+    seed = re.findall(r"--audit-seed (\d+)", out)[-1]
+    assert safevla("verify", run, "--audit", 1, "--audit-seed", seed)[1] == out
+    assert safevla("verify", run, "--audit", 1)[1] != out

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from folders import rewrite_archive
 from safevla_bench import archive, evaluation, runs
 from safevla_bench.errors import CollectedError, HostError, RunError
 from safevla_bench.evaluation.judgement import RULES
@@ -27,16 +28,6 @@ def differing(found):
 
 def left_out(found):
     return {one.check: one.said for one in found.findings if one.verdict == "unchecked"}
-
-
-def rewritten(run, change):
-    """The archive with every record changed and the manifest made to match: damage that no digest finds."""
-    (part,) = runs.archive_parts(run)
-    batch = change(archive.open_archive(part))
-    archive.write_archive(part, batch)
-    manifest = json.loads((run / runs.MANIFEST).read_text())
-    manifest["parts"] = {f"archive/{part.name}": sha256_of(part)}
-    (run / runs.MANIFEST).write_text(json.dumps(manifest))
 
 
 def edited(path, change):
@@ -185,7 +176,7 @@ def test_the_table_and_the_archive_must_hold_the_same_episodes(run):
     said = differing(verify_run(run))["episodes"]
     assert said == "'random/fake/task_0/ep_000' is in the archive, and not in episodes.parquet"
     pq.write_table(rows, run / runs.EPISODES)
-    rewritten(run, lambda batch: select_episodes(batch, [0, 1, 2]))
+    rewrite_archive(run, lambda batch: select_episodes(batch, [0, 1, 2]))
     said = differing(verify_run(run))["episodes"]
     assert said == "'random/fake/task_1/ep_001' is in episodes.parquet, and the archive has no record of it"
 
@@ -203,7 +194,7 @@ def test_a_changed_state_is_found_by_the_digest_that_was_judged_and_by_replay_wh
         values[3 * 15 + 4] = np.nextafter(values[3 * 15 + 4], 1)
         return replace(batch, sim_state=replace(batch.sim_state, values=values))
 
-    rewritten(run, moved)
+    rewrite_archive(run, moved)
     assert list(differing(verify_run(run))) == ["judged archive"]
     _, said = differing(verify_run(run, replay=4)).values()
     assert said.startswith("step 3, sim_state[4]: ")
@@ -223,7 +214,7 @@ def test_a_record_without_states_is_compared_in_all_that_is_judged_and_it_is_sai
         none = np.zeros(len(batch) + 1, dtype=np.int64)
         return replace(batch, sim_state=Channel(np.empty(0), none, none[:-1] - 1))
 
-    rewritten(run, without)
+    rewrite_archive(run, without)
     finding = verify_run(run, replay=1).findings[-1]
     assert finding.verdict == "agrees"
     assert finding.said.endswith("bit for bit; not compared: sim_state")
@@ -234,7 +225,7 @@ def test_a_host_of_another_version_or_that_is_not_here_replays_nothing_and_it_is
         headers = tuple(type(one)(**{**_fields(one), "versions": {"numpy": "0.9"}}) for one in batch.headers)
         return replace(batch, headers=headers)
 
-    rewritten(run, older)
+    rewrite_archive(run, older)
     (said,) = left_out(verify_run(run, replay=1)).values()
     assert "recorded with numpy 0.9" in said
 
@@ -250,7 +241,7 @@ def _fields(header):
 
 
 def test_stand_ins_are_said(run):
-    rewritten(run, lambda batch: replace(batch, extra=tuple(mark_standin(one) for one in batch.extra)))
+    rewrite_archive(run, lambda batch: replace(batch, extra=tuple(mark_standin(one) for one in batch.extra)))
     assert "stand-ins" in left_out(verify_run(run, replay=1))["assets"]
 
 
@@ -276,7 +267,7 @@ def test_an_episode_that_tells_no_start_is_not_played_again(run):
         headers = tuple(type(one)(**{**_fields(one), "env_seed": None}) for one in batch.headers)
         return replace(batch, headers=headers)
 
-    rewritten(run, without)
+    rewrite_archive(run, without)
     assert "env_seed: null is recorded" in " ".join(differing(verify_run(run, replay=1)).values())
     edited(run / runs.RUN, in_own_loop)
     said = left_out(verify_run(run, replay=1)).values()

@@ -10,8 +10,9 @@ import msgspec
 import numpy as np
 
 from safevla_bench import archive
+from safevla_bench.rollout.episode import CLIPPED
 from safevla_bench.rollout.plan import PlannedEpisode
-from safevla_bench.trajectory import Batch, Header
+from safevla_bench.trajectory import DIVERGED, PRIVILEGED, STOPPED_ON_VIOLATION, Batch, Header
 from safevla_recorder.channels import CHANNELS
 
 ABSENT = object()
@@ -20,9 +21,10 @@ UNJUDGED = ("sim_state",)
 """Channels that no clause reads: a record may lack them."""
 OF_LAST_STEP = ("contacts", "joint_torque_nm", "joint_torque_peak_nm", "gripper_contact", "gripped_body")
 """Channels that hang on the step before, which no simulator state holds."""
+_PLANNED = ("episode_id", "env_seed", "init_state_index", "seed", "horizon")
 _RUN_FIELDS = frozenset(
-    ("schema_version", "episode_id", "policy", "seed", "env_seed", "init_state_index", "horizon", "outcome", "success")
-    + ("versions", "steps")
+    (*_PLANNED, "schema_version", "policy", "outcome", "success", "versions", "steps")
+    + (PRIVILEGED, STOPPED_ON_VIOLATION, CLIPPED, DIVERGED, "replay")
 )
 """Fields of an episode that the run or its start give and not the host, and those that are compared on their own."""
 
@@ -37,12 +39,16 @@ class Difference:
     recorded: object
     replayed: object
     """Plain values of JSON, `ABSENT` where that side has none."""
+    source: str = "replay"
+    """Where the second value is from."""
     step: int | None = None
     """The record, from 0; None in the header."""
 
     def __str__(self) -> str:
         where = self.field if self.step is None else f"step {self.step}, {self.field}"
-        return f"{where}: {format_value(self.recorded)} is recorded, the replay has {format_value(self.replayed)}"
+        return (
+            f"{where}: {format_value(self.recorded)} is recorded, the {self.source} has {format_value(self.replayed)}"
+        )
 
 
 _Step = dict[str, msgspec.Raw]
@@ -89,10 +95,13 @@ def compare_records(
 def _header_differences(
     recorded: Mapping[str, object], replayed: Mapping[str, object], *, lenient: bool
 ) -> Iterator[Difference]:
-    """Yield the difference of each field that the host gives; if `lenient`, of those that the record has too."""
-    for name in sorted(replayed.keys() - _RUN_FIELDS):
-        if name in recorded or not lenient:
-            yield from _first_difference(name, recorded.get(name, ABSENT), replayed[name])
+    """Yield the difference of each field that the host gives.
+
+    If `lenient`, of a `Header`'s fields and those of both sides alone, and not where the record does not say.
+    """
+    names = recorded.keys() & (replayed.keys() | set(Header.__struct_fields__)) if lenient else {*recorded, *replayed}
+    for name in sorted(names - _RUN_FIELDS):
+        yield from _first_difference(name, recorded.get(name, ABSENT), replayed.get(name, ABSENT))
 
 
 def _channel_difference(
@@ -115,8 +124,19 @@ def _first_difference(name: str, first: object, second: object, tolerance: float
         return
 
 
-def run_differences(header: Header, successes: Sequence[bool], planned: PlannedEpisode | None) -> list[Difference]:
-    """Return the differences of what the run says of an episode: success, outcome, planned id, start and horizon.
+def plan_differences(header: Header, planned: PlannedEpisode) -> list[Difference]:
+    """Return where a record's id, start, seed and horizon are not those of the plan."""
+    expected = (planned.episode_id, planned.start.env_seed, planned.start.init_state_index, planned.seed)
+    pairs = zip(_PLANNED, (*expected, planned.horizon), strict=True)
+    return [
+        Difference(name, name, value, plan, source="plan")
+        for name, plan in pairs
+        if (value := getattr(header, name)) != plan
+    ]
+
+
+def outcome_differences(header: Header, successes: Sequence[bool], planned: PlannedEpisode | None) -> list[Difference]:
+    """Return where success and outcome of a record are not those of its replay, or it goes on beyond its end.
 
     Args:
         header: of the record.
@@ -124,23 +144,14 @@ def run_differences(header: Header, successes: Sequence[bool], planned: PlannedE
         planned: the episode of the plan; None where no plan decides start and horizon.
     """
     steps, success = len(successes), bool(successes and successes[-1])
-    expected: dict[str, object] = {"success": success}
-    if planned:
-        start = planned.start
-        expected |= {"episode_id": planned.episode_id, "horizon": planned.horizon, "env_seed": start.env_seed}
-        expected |= {"init_state_index": start.init_state_index, "seed": planned.seed}
-    found = [
-        Difference(name, name, value, again)
-        for name, again in expected.items()
-        if (value := getattr(header, name)) != again
-    ]
+    found = [] if header.success == success else [Difference("success", "success", header.success, success)]
     outcomes = _possible_outcomes(success=success, at_end=None if planned is None else steps == planned.horizon)
     if header.outcome_label not in outcomes:
         found.append(Difference("outcome", "outcome", header.outcome, " or ".join(outcomes)))
     if planned and planned.stop_at_success and True in successes[:-1]:
         found.append(Difference("success", "success", False, True, step=successes.index(True) + 1))
     if planned and steps > planned.horizon:
-        found.append(Difference("steps", "steps", steps, planned.horizon))
+        found.append(Difference("steps", "steps", steps, planned.horizon, source="plan"))
     return found
 
 

@@ -30,7 +30,13 @@ from safevla_bench.trajectory import (
     standin_benchmarks,
 )
 from safevla_bench.verify.record_check import ArchiveContents, Finding, agreement, mismatch, open_check
-from safevla_bench.verify.record_comparison import OF_LAST_STEP, Difference, compare_records, run_differences
+from safevla_bench.verify.record_comparison import (
+    OF_LAST_STEP,
+    Difference,
+    compare_records,
+    outcome_differences,
+    plan_differences,
+)
 from safevla_bench.version import __version__
 from safevla_recorder.episode import EARLIER_SEED
 
@@ -211,6 +217,8 @@ def _replay_finding(setting: _ReplaySetting, episode: Batch) -> Finding:
         planned = setting.plan(header)
     except RunError as error:
         return open_check(_check_name(header), f"its plan is not known here: {error}")
+    if planned and (misplanned := plan_differences(header, planned)):
+        return mismatch(_check_name(header), "; ".join(map(str, misplanned)))
     starts = [planned.start] if planned else _episode_starts(setting.rules, episode, setting.host.name)
     findings = []
     for seed in starts:
@@ -262,7 +270,7 @@ def _compare_replay(
         skip_first=OF_LAST_STEP if from_state else (),
     )
     uncompared += ["forces and grip of record 0"] if from_state else []
-    differences = [*run_differences(episode.headers[0], successes, planned), *differences]
+    differences = [*outcome_differences(episode.headers[0], successes, planned), *differences]
     uncompared += [] if planned else ["horizon", "planned start"]
     if differences:
         detail = _describe_differences(differences, episode, uncompared)
