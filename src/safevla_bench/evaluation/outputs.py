@@ -70,6 +70,7 @@ def build_submission(judged: Judged, paths: Sequence[Path]) -> submission.Submis
         judged.ruleset,
         submission.archive_files(paths),
         recorded_with=submission.recorded_versions(judged.headers),
+        sources=[submission.submitted_source(*pair) for pair in zip(paths, judged.sources, strict=True)],
         privileged=judged.privileged,
         complete=judged.is_complete,
         skipped=judged.left_out.count,

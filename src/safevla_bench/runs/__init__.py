@@ -56,6 +56,7 @@ from safevla_bench.runs.parts import (
     count_progress,
     episode_rows,
     has_raw,
+    plan_digest,
     read_raw,
     record_files,
 )
@@ -108,6 +109,7 @@ __all__ = [
     "merge_shards",
     "open_source",
     "open_sources",
+    "plan_digest",
     "read_description",
     "read_frames",
     "read_greetings",

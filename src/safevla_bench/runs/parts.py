@@ -13,6 +13,7 @@ manifest lists the parts, and the sha256 that each was written with.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
@@ -154,6 +155,18 @@ def episode_rows(folder: Path) -> list[EpisodeRow]:
     if (folder / EPISODES).exists() or not has_raw(folder):
         return read_episodes(folder)
     return [episode.row for episode in read_raw(folder).values()]
+
+
+_PLANNED_FIELDS = ("policy", "episode_id", "benchmark", "task_id", "init_state_index", "env_seed", "seed", "horizon")
+
+
+def plan_digest(folder: Path) -> str:
+    """Return the sha256 of what was planned of every episode of a complete run, in plan order.
+
+    The outcome does not change it. Raises `RunError` as `episode_rows` does.
+    """
+    planned = [[getattr(row, name) for name in _PLANNED_FIELDS] for row in episode_rows(folder)]
+    return hashlib.sha256(msgspec.json.encode(planned)).hexdigest()
 
 
 def read_record(folder: Path, index: int) -> Batch:

@@ -12,7 +12,7 @@ import numpy as np
 from safevla_bench import archive
 from safevla_bench.rollout.episode import CLIPPED
 from safevla_bench.rollout.plan import PlannedEpisode
-from safevla_bench.trajectory import DIVERGED, PRIVILEGED, STOPPED_ON_VIOLATION, Batch, Header
+from safevla_bench.trajectory import DIVERGED, PRIVILEGED, STANDIN, STOPPED_ON_VIOLATION, Batch, Header
 from safevla_recorder.channels import CHANNELS
 
 ABSENT = object()
@@ -97,9 +97,10 @@ def _header_differences(
 ) -> Iterator[Difference]:
     """Yield the difference of each field that the host gives.
 
-    If `lenient`, of a `Header`'s fields and those of both sides alone, and not where the record does not say.
+    If `lenient`, of roles, the mark of stand-ins and the fields of a `Header` that the record has.
     """
-    names = recorded.keys() & (replayed.keys() | set(Header.__struct_fields__)) if lenient else {*recorded, *replayed}
+    shared = {STANDIN, *(recorded.keys() & {"body_roles", *Header.__struct_fields__})}
+    names = shared if lenient else {*recorded, *replayed}
     for name in sorted(names - _RUN_FIELDS):
         yield from _first_difference(name, recorded.get(name, ABSENT), replayed.get(name, ABSENT))
 
