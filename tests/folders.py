@@ -1,13 +1,14 @@
-"""What a run folder holds, for comparing two of them."""
+"""What a run folder holds, for comparing two of them, and records changed so that no digest tells."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
-from safevla_bench import runs
+from safevla_bench import archive, runs
 from safevla_bench.runs import parts
+from safevla_bench.trajectory import Batch
 
 
 def contents(folder: Path) -> dict[str, object]:
@@ -43,3 +44,10 @@ def drop_episodes(folder: Path, names: Collection[str], *, of_the_archive: bool 
         if not of_the_archive or record.headers[0].episode_id not in names
     ]
     parts.write_run(folder, runs.read_description(folder), rows, records)
+
+
+def rewrite_archive(run: Path, change: Callable[[Batch], Batch]) -> None:
+    """Change a run's records and make the digests match: damage that no digest finds."""
+    (part,) = runs.archive_parts(run)
+    archive.write_archive(part, change(archive.open_archive(part)))
+    reseal(run)

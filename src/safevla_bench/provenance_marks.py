@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -416,3 +417,39 @@ def warn_of_differences(scores: Scores) -> tuple[str, ...]:
         for difference in find_differences(None, {package: version}, PHYSICS)
         if any(map(difference.concerns, tasks))
     )
+
+
+@dataclass(frozen=True)
+class AuditMark:
+    """An audit of one policy of one run: episodes drawn by the auditor's seed and replayed, and what came of it."""
+
+    episodes: int
+    """Recorded episodes, of which `drawn` were drawn without replacement."""
+    drawn: tuple[str, ...]
+    differing: tuple[str, ...] = ()
+    """What differs, a sentence for each episode whose replay is not what was recorded."""
+    unreplayed: tuple[str, ...] = ()
+    """Why an episode could not be replayed, a sentence for each; one for all where none could be drawn."""
+    uncompared: tuple[str, ...] = ()
+    """Channels and fields that no replay was compared in."""
+
+    @property
+    def verdict(self) -> Literal["agrees", "differs", "unchecked"]:
+        """Return whether all that was drawn agrees, an episode differs, or one could not be replayed."""
+        return "differs" if self.differing else "agrees" if self.drawn and not self.unreplayed else "unchecked"
+
+    @property
+    def badge(self) -> str:
+        """Return the result in words; a probability only where every drawn episode was replayed and agrees.
+
+        m of N forged episodes escape K draws with C(N - m, K) / C(N, K), which is at most (1 - m / N)^K.
+        """
+        count = len(self.drawn)
+        if self.verdict == "differs":
+            return f"audit: {len(self.differing)} of {count} replayed differ from their records"
+        if self.verdict == "unchecked":
+            return f"not audited: {next(iter(self.unreplayed), 'there is no record')}"
+        every = count == self.episodes
+        sight = "these are all" if every else f"a forged share f would have been seen with 1 - (1 - f)^{count} or more"
+        gap = f"; not compared: {', '.join(self.uncompared)}" if self.uncompared else ""
+        return f"{count} of {count} replayed; {sight}{gap}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from folders import rewrite_archive
+from forgeries import FORGERIES, forge
 from safevla_bench import demo
 
 
@@ -52,3 +54,30 @@ def test_a_folder_that_is_in_the_way_is_refused_before_anything_is_judged(safevl
     code, _, err = safevla("board", tmp_path / "missing.jsonl", "--out", tmp_path)
     assert code == 2
     assert "holds no board" in err
+
+
+@pytest.fixture
+def run(safevla, tmp_path):
+    folder = tmp_path / "run"
+    asked = ("--host", "fake", "--suite", "fake", "--task", 0, "--policy", "random", "--policy", "scripted:hasty")
+    safevla("eval", *asked, "--episodes", 2, "--out", folder)
+    return folder
+
+
+def test_an_audited_row_gets_its_badge_and_one_whose_records_differ_no_rank(safevla, run, archive, tmp_path):
+    out = tmp_path / "site"
+    options = ("--audit", 1, "--audit-seed", 5, "--no-reports", "--out", out)
+    code, printed, _ = safevla("board", run, *options)
+    badge = "1 of 1 replayed; a forged share f would have been seen with 1 - (1 - f)^1 or more"
+    assert (code, printed.count(badge)) == (0, 2)
+    assert "--audit-seed 5" in printed
+    assert (out / "index.html").read_text().count(badge) == 2
+    rewrite_archive(run, lambda batch: forge(batch, (0, 1), FORGERIES["zeroed torques"]))
+    code, printed, _ = safevla("board", run, *options)
+    assert code == 1
+    assert "joint_torque_nm" in printed
+    index = (out / "index.html").read_text()
+    assert "audit: 1 of 1 replayed differ from their records" in index
+    assert "has no rank" in index
+    assert safevla("board", archive, *options)[0] == 2
+    assert "not audited: it is no run folder" in (out / "index.html").read_text()

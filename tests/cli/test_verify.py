@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -67,3 +68,11 @@ def test_a_run_without_some_planned_episodes_passes_nothing(safevla, tmp_path):
     assert json.loads((tmp_path / "submission.json").read_bytes())["complete"] is False
     assert safevla("board", run, "--out", tmp_path / "board")[0] == 0
     assert "1 planned episode missing from the run" in (tmp_path / "board" / "index.html").read_text()
+
+
+def test_an_audit_shows_the_number_that_it_drew_and_repeats_with_it(safevla, run):
+    code, out, _ = safevla("verify", run, "--audit", 1)
+    assert code == 0
+    seed = re.findall(r"--audit-seed (\d+)", out)[-1]
+    assert safevla("verify", run, "--audit", 1, "--audit-seed", seed)[1] == out
+    assert safevla("verify", run, "--audit", 1)[1] != out

@@ -368,6 +368,7 @@ def test_a_recorded_loop_is_played_again_bit_for_bit_though_it_seeded_once(tmp_p
     assert [header.get("earlier_seed") for header in headers] == [None, {"seed": 7, "earlier_resets": 1}, None]
     findings = replayed(tmp_path / "run")
     assert [finding.verdict for finding in findings] == ["agrees"] * 3
+    assert all("not compared: horizon, planned start" in finding.said for finding in findings)
     assert sum("bit for bit, after 1 earlier resets from seed 7" in finding.said for finding in findings) == 1
     assert sum("bit for bit" in finding.said for finding in findings) == 3
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
-from safevla_bench import demo, evaluation
+from safevla_bench import demo, evaluation, runs
 from safevla_bench.errors import RunError
 from safevla_bench.files import sha256_of
 from safevla_bench.report import submission
@@ -133,3 +134,18 @@ def test_the_digest_of_the_registry_changes_with_a_tag(tmp_path):
         '[[tasks]]\nbenchmark = "libero-goal"\ntask_id = "task_9"\ntemplate = "pnp-basic"\ninstruction = ""\n'
     )
     assert load_ruleset(registry_files=(path,)).registry.digest != load_ruleset().registry.digest
+
+
+def test_it_says_what_produced_it_and_the_plan_keeps_its_digest_whatever_came_of_it(tmp_path):
+    asked = evaluation.Request(host="fake", suites=("fake",), tasks=(0,), episodes=2, policies=("noop",), max_steps=3)
+    made = []
+    for name, request in (("one", asked), ("two", asked), ("other", replace(asked, seed=1))):
+        run = tmp_path / name
+        evaluation.evaluate_request(request, load_ruleset(), run)
+        (source,) = evaluation.build_submission(evaluation.judge([run], load_ruleset()), [run]).sources
+        assert source.archive_sha256 == runs.archive_digest(run)
+        assert source.protocol == runs.read_description(run)["protocol"]
+        assert {"safevla-bench", "numpy"} <= source.versions.keys()
+        made.append(source)
+    assert made[0] == made[1]
+    assert made[0].plan_sha256 != made[2].plan_sha256

@@ -21,3 +21,17 @@ def judged_run(tmp_path_factory):
 @pytest.fixture
 def run(judged_run, tmp_path):
     return shutil.copytree(judged_run, tmp_path / "run")
+
+
+@pytest.fixture(scope="session")
+def hasty_run(tmp_path_factory):
+    """Eight episodes in which the policy grips, pushes, lifts and succeeds."""
+    folder = tmp_path_factory.mktemp("hasty") / "run"
+    asked = evaluation.Request(host="fake", suites=("fake",), tasks=(0, 1), episodes=4, policies=("scripted:hasty",))
+    evaluation.evaluate_request(asked, load_ruleset(), folder)
+    return folder
+
+
+@pytest.fixture
+def hasty(hasty_run, tmp_path):
+    return shutil.copytree(hasty_run, tmp_path / "hasty")

@@ -13,14 +13,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from folders import reseal
-from safevla_bench import archive, evaluation, runs, verify
+from folders import reseal, rewrite_archive
+from safevla_bench import archive, evaluation, runs
 from safevla_bench.errors import CollectedError, HostError, RunError
 from safevla_bench.evaluation.judgement import RULES
 from safevla_bench.interface import EpisodeSeed
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.trajectory import Channel, mark_standin, select_episodes
-from safevla_bench.verify import RulesetFiles, record_check, score_check, verify_run
+from safevla_bench.verify import RulesetFiles, record_check, replay_check, score_check, verify_run
 
 
 def differing(found):
@@ -29,14 +29,6 @@ def differing(found):
 
 def left_out(found):
     return {one.check: one.said for one in found.findings if one.verdict == "unchecked"}
-
-
-def rewritten(run, change):
-    """The archive with every record changed and the manifest made to match: damage that no digest finds."""
-    (part,) = runs.archive_parts(run)
-    batch = change(archive.open_archive(part))
-    archive.write_archive(part, batch)
-    reseal(run)
 
 
 def edited(path, change):
@@ -189,7 +181,7 @@ def test_the_table_and_the_archive_must_hold_the_same_episodes(run):
     said = differing(verify_run(run))["episodes"]
     assert said == "'random/fake/task_0/ep_000' is in the archive, and not in episodes.parquet"
     pq.write_table(rows, run / runs.EPISODES)
-    rewritten(run, lambda batch: select_episodes(batch, [0, 1, 2]))
+    rewrite_archive(run, lambda batch: select_episodes(batch, [0, 1, 2]))
     said = differing(verify_run(run))["episodes"]
     assert said == "'random/fake/task_1/ep_001' is in episodes.parquet, and the archive has no record of it"
 
@@ -207,10 +199,10 @@ def test_a_changed_state_is_found_by_the_digest_that_was_judged_and_by_replay_wh
         values[3 * 15 + 4] = np.nextafter(values[3 * 15 + 4], 1)
         return replace(batch, sim_state=replace(batch.sim_state, values=values))
 
-    rewritten(run, moved)
+    rewrite_archive(run, moved)
     assert list(differing(verify_run(run))) == ["judged archive"]
     _, said = differing(verify_run(run, replay=4)).values()
-    assert "from step 3 of 8 on" in said
+    assert said.startswith("step 3, sim_state[4]: ")
     assert "processor" in said
 
 
@@ -218,17 +210,19 @@ def test_which_episodes_are_replayed_depends_on_their_names_and_never_on_their_o
     (part,) = runs.archive_parts(run)
     batch = archive.open_archive(part)
     turned = select_episodes(batch, [3, 2, 1, 0])
-    names = {batch.headers[k].episode_id for k in verify.choose_episodes(batch.headers, 2)}
-    assert names == {turned.headers[k].episode_id for k in verify.choose_episodes(turned.headers, 2)}
+    names = {batch.headers[k].episode_id for k in replay_check.choose_episodes(batch.headers, 2)}
+    assert names == {turned.headers[k].episode_id for k in replay_check.choose_episodes(turned.headers, 2)}
 
 
-def test_a_record_without_states_is_not_replayed_and_it_is_said(run):
+def test_a_record_without_states_is_compared_in_all_that_is_judged_and_it_is_said(run):
     def without(batch):
         none = np.zeros(len(batch) + 1, dtype=np.int64)
         return replace(batch, sim_state=Channel(np.empty(0), none, none[:-1] - 1))
 
-    rewritten(run, without)
-    assert set(left_out(verify_run(run, replay=1)).values()) == {"the record has no sim_state"}
+    rewrite_archive(run, without)
+    finding = verify_run(run, replay=1).findings[-1]
+    assert finding.verdict == "agrees"
+    assert finding.said.endswith("bit for bit; not compared: sim_state")
 
 
 def test_a_host_of_another_version_or_that_is_not_here_replays_nothing_and_it_is_said(run, monkeypatch):
@@ -236,14 +230,14 @@ def test_a_host_of_another_version_or_that_is_not_here_replays_nothing_and_it_is
         headers = tuple(type(one)(**{**_fields(one), "versions": {"numpy": "0.9"}}) for one in batch.headers)
         return replace(batch, headers=headers)
 
-    rewritten(run, older)
+    rewrite_archive(run, older)
     (said,) = left_out(verify_run(run, replay=1)).values()
     assert "recorded with numpy 0.9" in said
 
     def absent(name, arguments, named_by):
         raise HostError("not installed")
 
-    monkeypatch.setattr(verify.hosts, "make_host", absent)
+    monkeypatch.setattr(replay_check.hosts, "make_host", absent)
     assert "not installed" in left_out(verify_run(run, replay=1))["replay"]
 
 
@@ -252,7 +246,7 @@ def _fields(header):
 
 
 def test_stand_ins_are_said(run):
-    rewritten(run, lambda batch: replace(batch, extra=tuple(mark_standin(one) for one in batch.extra)))
+    rewrite_archive(run, lambda batch: replace(batch, extra=tuple(mark_standin(one) for one in batch.extra)))
     assert "stand-ins" in left_out(verify_run(run, replay=1))["assets"]
 
 
@@ -262,10 +256,13 @@ def test_a_loop_of_ones_own_whose_blocks_settled_differently_is_not_played_again
     assert left_out(verify_run(run, replay=1))["replay"] == "run.json does not say how an episode starts"
 
 
+def in_own_loop(description):
+    """The run as a loop of one's own would have recorded it."""
+    description["protocol"] = {"name": "own loop", "wait_steps": [description["protocol"]["wait_steps"]]}
+
+
 def test_a_loop_of_ones_own_is_played_again_as_it_settled(run):
-    held = runs.read_description(run)["protocol"]
-    own = {"name": "own loop", "wait_steps": [held["wait_steps"]]}
-    edited(run / runs.RUN, lambda description: description.update(protocol=own))
+    edited(run / runs.RUN, in_own_loop)
     (finding,) = [finding for finding in verify_run(run, replay=1).findings if finding.check.startswith("replay")]
     assert finding.verdict == "agrees"
 
@@ -275,7 +272,9 @@ def test_an_episode_that_tells_no_start_is_not_played_again(run):
         headers = tuple(type(one)(**{**_fields(one), "env_seed": None}) for one in batch.headers)
         return replace(batch, headers=headers)
 
-    rewritten(run, without)
+    rewrite_archive(run, without)
+    assert "env_seed: null is recorded" in " ".join(differing(verify_run(run, replay=1)).values())
+    edited(run / runs.RUN, in_own_loop)
     said = left_out(verify_run(run, replay=1)).values()
     assert any("neither its seed and initial state nor its fixtures" in one for one in said)
 
@@ -319,7 +318,7 @@ def test_what_was_asked_for_and_could_not_be_checked_is_no_agreement(run, monkey
     def absent(name, arguments, named_by):
         raise HostError("not installed")
 
-    monkeypatch.setattr(verify.hosts, "make_host", absent)
+    monkeypatch.setattr(replay_check.hosts, "make_host", absent)
     assert not verify_run(run).has_open_checks
     assert verify_run(run, replay=1).has_open_checks
 
@@ -342,12 +341,13 @@ def test_records_are_read_batch_by_batch_and_none_is_kept(run, monkeypatch):
 
 
 def test_where_every_start_fails_all_are_named(run, monkeypatch):
-    monkeypatch.setattr(verify, "_episode_starts", lambda *_: [EpisodeSeed(0, seed, 0) for seed in (1, 2)])
+    edited(run / runs.RUN, in_own_loop)
+    monkeypatch.setattr(replay_check, "_episode_starts", lambda *_: [EpisodeSeed(0, seed, 0) for seed in (1, 2)])
 
     def fail(host, task, seed, episode):
         raise {1: ValueError("boom"), 2: HostError("no room")}[seed.env_seed]
 
-    monkeypatch.setattr(verify, "_replay_actions", fail)
+    monkeypatch.setattr(replay_check, "_replay_actions", fail)
     (reason,) = left_out(verify_run(run, replay=1)).values()
     assert "no room" in reason
     assert "Before that, from another start that the record tells: the simulator raised ValueError: boom." in reason
@@ -362,7 +362,7 @@ def test_a_libero_episode_replays_bit_for_bit(tmp_path):
     assert "libero" in sys.modules
     found = verify_run(tmp_path / "run", replay=1)
     assert [one.verdict for one in found.findings] == ["agrees"] * len(found.findings)
-    assert "7 states" in found.findings[-1].said
+    assert "7 records, bit for bit" in found.findings[-1].said
 
 
 def noticed(run):

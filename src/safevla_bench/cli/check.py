@@ -16,7 +16,7 @@ from rich.console import Console
 
 from safevla_bench import doctor, evaluation, gates, verify
 from safevla_bench.cli import GATE_FAILED, OK, UNDECIDED, USER_ERROR, make_printable, sections
-from safevla_bench.cli.options import format_option, judge_options, skip_option, sources_argument
+from safevla_bench.cli.options import audit_options, format_option, judge_options, skip_option, sources_argument
 from safevla_bench.cli.run_options import policy_arguments
 from safevla_bench.errors import RunError
 from safevla_bench.files import write_atomically
@@ -147,6 +147,7 @@ _PATH = click.Path(path_type=Path)
 @sections.command("verify")
 @click.argument("run", type=_PATH, metavar="RUN")
 @click.option("--replay", type=click.IntRange(min=0), default=0, metavar="K", help="Play K episodes again in the host.")
+@audit_options
 @click.option("--library", metavar="NAME|FILE", help="The library that judged, where it was a file.")
 @click.option("--specs", multiple=True, type=_PATH, metavar="FILE", help="Specifications that were added. Repeatable.")
 @click.option("--registry", multiple=True, type=_PATH, metavar="FILE", help="Tasks that were added. Repeatable.")
@@ -157,6 +158,8 @@ def verify_command(
     context: click.Context,
     run: Path,
     replay: int,
+    audit: int,
+    audit_seed: int,
     library: str | None,
     specs: tuple[Path, ...],
     registry: tuple[Path, ...],
@@ -168,8 +171,9 @@ def verify_command(
     The parts of the archive must have the digests of the manifest. The table of episodes and the archive must hold the
     same episodes. Library, registry and version must be those that judged: the default ones, unless others are named.
     The records, judged again, must give scores.json and scores.parquet byte for byte. With --replay the recorded
-    actions of K episodes, chosen by their names, are played again in the simulator from the same start, and every state
-    is compared bit for bit.
+    actions of K episodes, chosen by their names, are played again in the simulator from the planned start, and recorded
+    anew. Every channel is compared bit for bit, and so are outcome, success and horizon. With --audit the K episodes of
+    each policy are chosen by a number that nobody could foresee.
 
     Checks that could not be made are listed with the reason. Digests find damage. Only a replay finds a record that was
     changed together with its digest.
@@ -183,8 +187,9 @@ def verify_command(
       safevla verify runs/mine --replay 3
     """  # noqa: D301  (click wants the character itself)
     files = verify.RulesetFiles(library=library, specs=specs, registry=registry, as_judged=as_judged)
-    with _show_replay_progress(replay) as observer:
-        verification = verify.verify_run(run, files, replay=replay, observer=observer)
+    with _show_replay_progress() as observer:
+        plan = verify.AuditPlan(audit, audit_seed) if audit else None
+        verification = verify.verify_run(run, files, replay=replay, audit=plan, observer=observer)
     if form == "json":
         findings = [asdict(finding) for finding in verification.findings]
         click.echo(
@@ -215,7 +220,7 @@ _VERDICT_WORDS: dict[verify.CheckVerdict, str] = {"agrees": "agree", "differs": 
 
 
 @contextmanager
-def _show_replay_progress(total: int) -> Iterator[verify.ProgressCallback]:
+def _show_replay_progress() -> Iterator[verify.ProgressCallback]:
     """Yield a callback for (replays done, what is played) that shows a status line.
 
     Without a terminal nothing is shown.
@@ -224,7 +229,7 @@ def _show_replay_progress(total: int) -> Iterator[verify.ProgressCallback]:
         yield lambda done, what: None
         return
     with Console(stderr=True).status("checking digests, episodes and scores") as status:
-        yield lambda done, what: status.update(escape_controls(f"replay {done + 1} of {total}: {what}"))
+        yield lambda done, what: status.update(escape_controls(f"replay {done + 1}: {what}"))
 
 
 _BAD_LEVELS: tuple[doctor.Level, ...] = ("error", "warning")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import secrets
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -295,6 +296,25 @@ class SourceType(click.Path):
 
 sources_argument = click.argument("sources", nargs=-1, required=True, type=SourceType(), metavar="[NAME=]SOURCE...")
 optional_sources_argument = click.argument("sources", nargs=-1, type=SourceType(), metavar="[[NAME=]SOURCE...]")
+
+
+def audit_options(command: F) -> F:
+    """Add `--audit` and `--audit-seed`, which is drawn where it is not given."""
+    draw = click.option(
+        "--audit-seed",
+        type=click.IntRange(min=0),
+        default=lambda: secrets.randbelow(10**15),
+        metavar="N",
+        help="The number that chooses the episodes, with the archive's digest; drawn and shown if not given.",
+    )
+    count = click.option(
+        "--audit",
+        type=click.IntRange(min=0),
+        default=0,
+        metavar="K",
+        help="Play K episodes of each policy again, chosen when the archive is finished.",
+    )
+    return count(draw(command))
 
 
 def require_sources(sources: Sequence[Path]) -> None:

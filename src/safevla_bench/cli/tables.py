@@ -11,11 +11,12 @@ from typing import get_args
 
 import click
 
-from safevla_bench import evaluation, training, viewers
-from safevla_bench.cli import make_printable, sections
+from safevla_bench import evaluation, training, verify, viewers
+from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, make_printable, sections
 from safevla_bench.cli.frames import make_skip_reporter, show_frame_progress
 from safevla_bench.cli.options import (
     SourceType,
+    audit_options,
     choose_output,
     judge_options,
     judge_sources,
@@ -34,7 +35,7 @@ from safevla_bench.report import (
     render,
     submission,
 )
-from safevla_bench.report.tables import Roster, Table, catalog, drop_intervals, has_column, select_columns
+from safevla_bench.report.tables import UNNAMED, Roster, Table, catalog, drop_intervals, has_column, select_columns
 from safevla_bench.ruleset import Ruleset
 
 _SUFFIX = {"text": "txt"}
@@ -391,10 +392,20 @@ def _export_timeline(judged: evaluation.Judged, form: str, episode: str | None) 
 )
 @click.option("--title", default="Safety board", show_default=True, help="What the board is called.")
 @click.option("--reports/--no-reports", default=True, show_default=True, help="Add a full report of each policy.")
+@audit_options
 @judge_options
 @skip_option
+@click.pass_context
 def board_command(
-    runs: tuple[Path, ...], out: Path | None, title: str, reports: bool, ruleset: Ruleset, skip_invalid: bool
+    context: click.Context,
+    runs: tuple[Path, ...],
+    out: Path | None,
+    title: str,
+    reports: bool,
+    audit: int,
+    audit_seed: int,
+    ruleset: Ruleset,
+    skip_invalid: bool,
 ) -> None:
     """Write a static site: policies ranked by Safety, the rank by SR beside it, a page for each.
 
@@ -404,11 +415,26 @@ def board_command(
 
     The site fetches nothing and runs no script. It works from a folder and from any path of a web server; written
     again, it replaces the board in DIR. An ablation (--applicability off) is refused.
+
+    With --audit, K recorded episodes of each policy of each run are played again in the simulator; its row says what
+    that shows. Exit code 1 if a replay differs from its record, 2 if a policy could not be audited.
     """
     folder = choose_output(out, runs, "board")
     board.check_folder(folder)
+    plan = verify.AuditPlan(audit, audit_seed)
+    with show_status("replaying"):
+        audits = [verify.audit_source(run, plan) for run in runs] if audit else None
     with show_status("judging and drawing"):
-        files = evaluation.build_board(runs, ruleset, title=title, reports=reports, skip_invalid=skip_invalid)
+        files = evaluation.build_board(
+            runs, ruleset, title=title, reports=reports, skip_invalid=skip_invalid, audits=audits
+        )
         board.write_folder(files, folder)
     click.echo(make_printable(f"Board: {folder / board.INDEX}   (open it in a browser; {len(files)} pages)"))
+    marks = [(policy, mark) for marks in audits or () for policy, mark in marks.items()]
+    for policy, mark in marks:
+        click.echo(make_printable("\n  ".join([f"{policy or UNNAMED}: {mark.badge}", *mark.differing])))
+    if audit:
+        click.echo(f"Audited with --audit-seed {audit_seed}, which repeats the choice of episodes.")
     click.echo("Next: put the folder on any web server, or add runs and write it again.")
+    verdicts = {mark.verdict for _, mark in marks}
+    context.exit(GATE_FAILED if "differs" in verdicts else USER_ERROR if "unchecked" in verdicts else OK)

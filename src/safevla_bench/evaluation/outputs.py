@@ -18,7 +18,8 @@ from safevla_bench.evaluation.judgement import RULES, judge, make_rescorer
 from safevla_bench.evaluation.stopping_rule import STOPPED_EARLY, was_stopped_early
 from safevla_bench.explain.violating_bodies import find_bodies
 from safevla_bench.files import make_folder, write_together
-from safevla_bench.judged import Judged, describe_maker
+from safevla_bench.judged import Judged, JudgedSource, describe_maker
+from safevla_bench.provenance_marks import AuditMark
 from safevla_bench.registration import REGISTERED, describe_registrations
 from safevla_bench.report import submission
 from safevla_bench.report.analysis import Analysis, analyse_scores
@@ -70,6 +71,7 @@ def build_submission(judged: Judged, paths: Sequence[Path]) -> submission.Submis
         judged.ruleset,
         submission.archive_files(paths),
         recorded_with=submission.recorded_versions(judged.headers),
+        sources=[submission.submitted_source(*pair) for pair in zip(paths, judged.sources, strict=True)],
         privileged=judged.privileged,
         complete=judged.is_complete,
         skipped=judged.left_out.count,
@@ -249,6 +251,7 @@ def build_board(
     title: str = "Safety board",
     reports: bool = True,
     skip_invalid: bool = False,
+    audits: Sequence[Mapping[str | None, AuditMark]] | None = None,
 ) -> dict[str, str]:
     """Return path -> content of a board's files: published results, and the policies of the sources, if any.
 
@@ -258,6 +261,7 @@ def build_board(
         title: title of the board.
         reports: whether each policy has a report beside its page.
         skip_invalid: leave invalid and lost episodes out instead of raising.
+        audits: of each path, policy -> its audit; None where no audit was asked for.
 
     Raises what `judge` raises, and `RunError` for an ablation.
     """
@@ -270,7 +274,11 @@ def build_board(
         return board.render_site(title=title)
     judged = judge(paths, ruleset, skip_invalid=skip_invalid)
     results = board.OwnResults(
-        inputs=table_material(judged), headers=judged.headers, sources=judged.sources, provenance=judged.provenance
+        inputs=table_material(judged),
+        headers=judged.headers,
+        sources=judged.sources,
+        provenance=judged.provenance,
+        audits=_audits_by_policy(judged.sources, audits or ()),
     )
     report_paths = {policy: board.report_path(policy) for policy in results.policies} if reports else {}
     files = board.render_site(results, title=title, reports=report_paths)
@@ -281,3 +289,15 @@ def build_board(
         )
         files[path] = render_report(of_policy, f"Safety report: {policy or UNNAMED}")
     return files
+
+
+def _audits_by_policy(
+    sources: Sequence[JudgedSource], audits: Sequence[Mapping[str | None, AuditMark]]
+) -> dict[str | None, tuple[AuditMark, ...]]:
+    """Return policy, as renamed -> its audits, one a source."""
+    marks: dict[str | None, tuple[AuditMark, ...]] = {}
+    for source, by_policy in zip(sources, audits, strict=False):
+        for policy, mark in by_policy.items():
+            name = policy if policy is None else source.policy_names.get(policy, policy)
+            marks[name] = (*marks.get(name, ()), mark)
+    return marks

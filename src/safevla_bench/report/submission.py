@@ -1,8 +1,8 @@
 """A submission to a leaderboard: a result that can be shown and checked without the records.
 
 One JSON object: every episode's verdict, the counts that follow from them, the sha256 of every archive file, the
-digests of library and registry, and the versions that made the records. `read_submission` recomputes all that follows
-from other values.
+digests of library and registry, and the protocol, plan and versions that made the records. `read_submission`
+recomputes all that follows from other values.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from safevla_bench.errors import Place, RunError
 from safevla_bench.files import sha256_of
+from safevla_bench.judged import JudgedSource
 from safevla_bench.metrics import Summary, cells
 from safevla_bench.ruleset import Ruleset
-from safevla_bench.runs import archive_parts, dump_json
+from safevla_bench.runs import archive_parts, dump_json, plan_digest
 from safevla_bench.scores import CUT_SHORT, UNCOUNTED, EpisodeScore, Scores
 from safevla_bench.tasks import Registry
 from safevla_bench.trajectory import OUTCOMES, Header
@@ -102,6 +103,18 @@ class JudgedBy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     missing: str = "error"
 
 
+class SubmittedSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What produced the records of one run; an archive file tells its digest alone."""
+
+    protocol: dict[str, Any] | None = None
+    """The rules by which its episodes start and end."""
+    versions: dict[str, str] = {}
+    """Package -> version of the host, and of this package."""
+    plan_sha256: _Digest | None = None
+    """Digest of every planned episode's policy, id, task, start, seed and horizon, crashed ones too."""
+    archive_sha256: _Digest | None = None
+
+
 class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Verdicts with the digests and versions that they came from."""
 
@@ -111,6 +124,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     recorded_with: dict[str, tuple[str, ...]]
     """Package -> the versions that the records name."""
     archive: Annotated[tuple[ArchiveFile, ...], Meta(min_length=1)]
+    sources: tuple[SubmittedSource, ...] = ()
+    """In the order of the runs; `judged_by` has the rules of judging."""
     complete: bool
     """Whether every planned episode is there: no run was interrupted, no record left out."""
     skipped: _Count = 0
@@ -129,14 +144,15 @@ def build_submission(
     archive: Sequence[ArchiveFile],
     *,
     recorded_with: Mapping[str, Sequence[str]],
+    sources: Sequence[SubmittedSource] = (),
     privileged: Sequence[str | None] = (),
     complete: bool = True,
     skipped: int = 0,
 ) -> Submission:
     """Return the submission of the scores; nothing is written. With `skipped` episodes the submission is not complete.
 
-    `recorded_with` is package -> the versions that the records name; `privileged` are the policies that saw simulator
-    state.
+    `recorded_with` is package -> the versions that the records name; `sources` are what produced them; `privileged` are
+    the policies that saw simulator state.
 
     Raises:
         RunError: there are no episodes, or applicability was off.
@@ -158,6 +174,7 @@ def build_submission(
         ),
         recorded_with={name: tuple(versions) for name, versions in sorted(recorded_with.items())},
         archive=tuple(archive),
+        sources=tuple(sources),
         complete=complete and not skipped,
         skipped=skipped,
         cells=tuple(_submitted_cell(cell, rows, ruleset.registry, cell.policy in privileged) for cell in summaries),
@@ -220,6 +237,17 @@ def archive_files(paths: Sequence[Path]) -> list[ArchiveFile]:
     parts = [(path, part) for path in paths for part in (archive_parts(path) if path.is_dir() else [path])]
     named = [(part.name if part == path else f"{path.resolve().name}/{part.name}", part) for path, part in parts]
     return [ArchiveFile(name=name, sha256=sha256_of(part)) for name, part in named]
+
+
+def submitted_source(path: Path, source: JudgedSource) -> SubmittedSource:
+    """Return what produced the records of a judged run folder or archive. Raises `RunError` for a damaged table."""
+    versions = source.description.get("versions")
+    return SubmittedSource(
+        protocol=dict(source.protocol) if source.protocol else None,
+        versions={str(name): str(version) for name, version in versions.items()} if isinstance(versions, dict) else {},
+        plan_sha256=plan_digest(path) if path.is_dir() else None,
+        archive_sha256=source.archive_sha256,
+    )
 
 
 def recorded_versions(headers: Iterable[Header]) -> dict[str, list[str]]:

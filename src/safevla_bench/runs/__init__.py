@@ -58,6 +58,7 @@ from safevla_bench.runs.parts import (
     count_progress,
     episode_rows,
     has_raw,
+    plan_digest,
     read_raw,
     record_files,
 )
@@ -115,6 +116,7 @@ __all__ = [
     "name_episode",
     "open_source",
     "open_sources",
+    "plan_digest",
     "read_description",
     "read_frames",
     "read_greetings",

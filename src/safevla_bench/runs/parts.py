@@ -158,6 +158,18 @@ def episode_rows(folder: Path) -> list[EpisodeRow]:
     return [episode.row for episode in read_raw(folder).values()]
 
 
+_PLANNED_FIELDS = ("policy", "episode_id", "benchmark", "task_id", "init_state_index", "env_seed", "seed", "horizon")
+
+
+def plan_digest(folder: Path) -> str:
+    """Return the sha256 of what was planned of every episode of a complete run, in plan order.
+
+    The outcome does not change it. Raises `RunError` as `episode_rows` does.
+    """
+    planned = [[getattr(row, name) for name in _PLANNED_FIELDS] for row in episode_rows(folder)]
+    return hashlib.sha256(msgspec.json.encode(planned)).hexdigest()
+
+
 def read_record(folder: Path, index: int) -> Batch:
     """Return the raw record of the episode at this place in the plan; `RecordError` where it is missing or damaged."""
     path = record_path(folder, index)

@@ -24,6 +24,8 @@ class Finding:
     said: str
     wanted: bool = True
     """True if the user asked for the check; if it is open, the verification is open."""
+    uncompared: tuple[str, ...] = ()
+    """Channels and fields that an agreement does not cover."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +119,16 @@ class ArchiveContents:
 
         Raises `RunError` where a raw row is damaged.
         """
+        return cls.read_files(runs.record_files(run))
+
+    @classmethod
+    def read_files(cls, paths: Sequence[Path]) -> Self:
+        """Read all of an archive's files and return their headers and lengths; damaged episodes are its `problems`."""
         headers: list[Header] = []
         steps: list[int] = []
         standin: dict[str, None] = {}
         problems: list[RecordError] = []
-        files = tuple(runs.record_files(run))
+        files = tuple(paths)
         for batch in archive.read_episodes(files):
             if isinstance(batch, RecordError):
                 problems.append(batch)

@@ -15,11 +15,11 @@ from safevla_bench import evaluation, runs
 from safevla_bench.errors import CollectedError, Place, RecordError, RunError, SafevlaError
 from safevla_bench.ruleset import Provenance, Ruleset, choose_library, load_ruleset
 from safevla_bench.verify.record_check import Finding, agreement, mismatch, open_check
+from safevla_bench.verify.record_comparison import format_value, value_differences
 from safevla_bench.version import __version__
 
 SOURCE = "judged archive"
 LIBRARY, REGISTRY, VERSION = "library", "registry", "version"
-_ABSENT = object()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,23 +276,6 @@ def _rows_by_episode(document: object) -> dict[object, object]:
 
 
 def _value_differences(written: object, expected: object, field: str = "") -> Iterator[str]:
-    """Yield a sentence for each value that differs between two JSON values; `field` is their place, as in `a.b[2]`.
-
-    Lists of different lengths, and values of different types, differ as a whole.
-    """
-    if isinstance(written, dict) and isinstance(expected, dict):
-        for key in [*written, *(key for key in expected if key not in written)]:
-            yield from _value_differences(
-                written.get(key, _ABSENT), expected.get(key, _ABSENT), f"{field}.{key}" if field else key
-            )
-    elif isinstance(written, list) and isinstance(expected, list) and len(written) == len(expected):
-        for place, (item, other) in enumerate(zip(written, expected, strict=True)):
-            yield from _value_differences(item, other, f"{field}[{place}]")
-    elif type(written) is not type(expected) or written != expected:
-        yield f"{field}: {_format_value(written)} is written, the archive gives {_format_value(expected)}"
-
-
-def _format_value(value: object) -> str:
-    """Return a value as JSON, cut after 200 characters; "nothing" for a value that is not there."""
-    text = "nothing" if value is _ABSENT else json.dumps(value)
-    return text if len(text) <= 200 else f"{text[:200]}…"
+    """Yield a sentence for each value that differs between two JSON values."""
+    for place, value, other in value_differences(written, expected, field):
+        yield f"{place}: {format_value(value)} is written, the archive gives {format_value(other)}"

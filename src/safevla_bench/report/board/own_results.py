@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 import msgspec
@@ -15,7 +15,7 @@ from safevla_bench.compare import ComparisonOptions, PolicyResults, compare_poli
 from safevla_bench.errors import RunError
 from safevla_bench.judged import JudgedSource
 from safevla_bench.metrics import Summary
-from safevla_bench.provenance_marks import STANDIN, mixed_packages, warn_of_cells
+from safevla_bench.provenance_marks import STANDIN, AuditMark, mixed_packages, warn_of_cells
 from safevla_bench.report.board.page import PolicyName, protocols_by_policy, run_page_path
 from safevla_bench.report.board.ranking import (
     Proportion,
@@ -44,6 +44,12 @@ class OwnResults:
     headers: Sequence[Header]
     sources: Sequence[JudgedSource] = ()
     provenance: Provenance | None = None
+    audits: Mapping[PolicyName, Sequence[AuditMark]] = field(default_factory=dict)
+    """Policy -> an audit of each of its sources; empty where none was asked for."""
+
+    def fails_audit(self, policy: PolicyName) -> bool:
+        """Return whether a replay of one of the policy's episodes is not what was recorded."""
+        return any(mark.verdict == "differs" for mark in self.audits.get(policy, ()))
 
     @property
     def policies(self) -> list[PolicyName]:
@@ -166,19 +172,22 @@ def _own_ranked_table(
         letters_note=letters_note,
         notes=(
             *_table_notes(group, entries),
+            *([AUDIT_NOTE] if any(results.audits.get(policy) for policy in group.cells) else []),
             *warn_of_cells(cell for by_suite in group.cells.values() for cell in by_suite.values()),
         ),
     )
 
 
 def _policies_to_rank(group: _TaskGroup, results: OwnResults) -> set[PolicyName]:
-    """Return the policies to rank: neither `noop`, privileged nor on stand-ins; the empty set for an auxiliary group.
+    """Return the policies to rank: neither `noop`, privileged, on stand-ins, nor contradicted by an audit.
 
-    Where stand-ins would leave none, they do not count; where all are privileged, these are ranked.
+    The empty set for an auxiliary group. Where stand-ins would leave none, they do not count; where all are
+    privileged, these are ranked.
     """
     if not group.ranked:
         return set()
-    competing = results.inputs.roster.competing_policies(group.cells) - {NOOP}
+    credible = [policy for policy in group.cells if not results.fails_audit(policy)]
+    competing = results.inputs.roster.competing_policies(credible) - {NOOP}
     return {policy for policy in competing if not _uses_standins(group.cells[policy])} or competing
 
 
@@ -214,6 +223,7 @@ def _own_entry(
         *(f"{package} {' and '.join(versions)}" for package in mixed if (versions := _versions_of(package, cells))),
         *([training] if (training := results.inputs.roster.training.get(policy or "")) else []),
         *(f"{count} {word}" for count, word in lost if count),
+        *(mark.badge for mark in results.audits.get(policy, ())),
     ]
     return RankingEntry(
         policy=policy or UNNAMED,
@@ -292,6 +302,12 @@ def _table_notes(group: _TaskGroup, entries: Sequence[RankingEntry]) -> Iterator
         yield "Crashed episodes are in no rate. Where a policy causes them, that flatters it."
     if any(_UNJUDGED in remark for entry in entries for remark in entry.remarks):
         yield "Episodes without a verdict are in no rate of safety. Where a policy causes them, that flatters it."
+
+
+AUDIT_NOTE = (
+    "Audited: recorded actions were played again and recorded anew. That shows what they lead to, and not who chose "
+    "them; crashed episodes have no record. A policy whose records differ has no rank."
+)
 
 
 # Tests between the ranked policies

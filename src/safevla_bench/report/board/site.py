@@ -193,7 +193,10 @@ def _own_policy_page(policy: PolicyName, results: OwnResults, report: str | None
         path=run_page_path(policy),
         policy=policy or UNNAMED,
         lead=_summary_sentence(scores),
-        flags=tuple(_warning_flags(policy, privileged, scores)),
+        flags=(
+            *_warning_flags(policy, privileged, scores),
+            *(f"{mark.badge}. {' '.join(mark.differing)}" for mark in results.audits.get(policy, ()) if mark.differing),
+        ),
         sections=tuple(_page_sections(policy, results, scores)),
         report=report,
         provenance=tuple(flatten_values(_policy_description(results, policy))),
@@ -210,6 +213,7 @@ def _policy_description(results: OwnResults, policy: PolicyName) -> dict[str, ob
         **provenance,
         **({"sources": sources} if results.sources else {}),
         "recorded_with": package_versions(results.headers, policy),
+        **({"audit": msgspec.to_builtins(marks)} if (marks := results.audits.get(policy)) else {}),
     }
 
 
