@@ -68,7 +68,7 @@ def test_contents_under_another_episodes_name_are_found(hasty):
 
 def test_an_episode_that_goes_on_after_its_success_is_found(hasty):
     header = alone(hasty).headers[0]
-    planned = replay_check._read_setting(runs.read_description(hasty)).plan(header)
+    planned = replay_check._read_setting(hasty).plan(header)
     steps = planned.horizon
     found = outcome_differences(header, [False, True, *[False] * (steps - 3), True], planned)
     assert [(one.channel, one.step) for one in found] == [("success", 2)]
