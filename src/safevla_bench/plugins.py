@@ -99,6 +99,21 @@ class PluginGroup:
         except BaseException as error:  # it can fail in any way while it is imported
             raise self._load_error(entry, error) from error
 
+    def find_entry(self, name: str, arguments: Mapping[str, str]) -> EntryPoint:
+        """Return the entry point of that name, which is not loaded.
+
+        Raises the group's error, with what there is, if there is none, or if an argument has the name of a secret.
+        """
+        entry = next(iter(entry_points(group=self.group, name=name)), None)
+        if entry is None:
+            names = ", ".join(self.names()) or "none: install the package itself with pip"
+            raise self.error(f"there is no {self.singular} {name!r}", remedy=f"{self.plural} installed here: {names}.")
+        secret = next((argument for argument in arguments if is_secret_name(argument)), None)
+        if secret:
+            problem = f"{self.singular} {name!r} is given {secret!r} as an argument, and arguments are recorded"
+            raise self.error(problem, remedy="Give a secret by an environment variable, or name a file that holds it.")
+        return entry
+
     def make(self, name: str, arguments: Mapping[str, str], *positional: object) -> Any:
         """Return what the factory of that name makes of the positional arguments and, by keyword, `arguments`.
 
@@ -107,19 +122,16 @@ class PluginGroup:
                 these arguments, or if one of them has the name of a secret; our own errors in the factory pass too.
             PluginError: the plug-in is installed but cannot be loaded or made. Names its distribution.
         """
-        entries = tuple(entry_points(group=self.group, name=name))
-        if not entries:
-            names = ", ".join(self.names()) or "none: install the package itself with pip"
-            raise self.error(f"there is no {self.singular} {name!r}", remedy=f"{self.plural} installed here: {names}.")
+        entry = self.find_entry(name, arguments)
         # A plug-in can fail in any way while it is imported or made; all but our own errors are its distribution's.
         try:
-            factory: Callable[..., object] = entries[0].load()
+            factory: Callable[..., object] = entry.load()
             self._check_arguments(name, factory, arguments, len(positional))
             return factory(*positional, **arguments)
         except (KeyboardInterrupt, SafevlaError):
             raise
         except BaseException as error:
-            raise self._load_error(entries[0], error) from error
+            raise self._load_error(entry, error) from error
 
     def _load_error(self, entry: EntryPoint, error: BaseException) -> PluginError:
         """Return, without raising, the `PluginError` that names the plug-in, its distribution and what went wrong."""
@@ -127,24 +139,16 @@ class PluginGroup:
         problem = f"{self.singular} {entry.name!r} of {owner} fails to load: {type(error).__name__}: {error}"
         return PluginError(problem, remedy=f"Repair, upgrade or uninstall {owner}.")
 
-    def refuse_secrets(self, name: str, arguments: Mapping[str, str]) -> None:
-        """Raise the group's error for an argument whose name is that of a secret."""
-        secret = next((argument for argument in arguments if is_secret_name(argument)), None)
-        if secret:
-            problem = f"{self.singular} {name!r} is given {secret!r} as an argument, and arguments are recorded"
-            raise self.error(problem, remedy="Give a secret by an environment variable, or name a file that holds it.")
-
     def _check_arguments(
         self, name: str, factory: Callable[..., object], arguments: Mapping[str, str], positional: int
     ) -> None:
-        """Raise the group's error for an argument whose name is that of a secret, or that the factory does not take.
+        """Raise the group's error for an argument that the factory does not take.
 
         `positional` parameters are taken already. A factory with `**options` takes any; without arguments nothing is
         checked.
         """
         if not arguments:
             return
-        self.refuse_secrets(name, arguments)
         parameters = list(inspect.signature(factory).parameters.values())[positional:]
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             return

@@ -107,8 +107,8 @@ def describe_call(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str
 
 
 def make_stand_in(spec: str, arguments: Mapping[str, str]) -> Policy:
-    """Return `noop` for a policy that is not to be made; raises `PolicyError` for an argument that holds a secret."""
-    _POLICIES.refuse_secrets(spec.partition(":")[0], arguments)
+    """Return `noop` for a policy that is not to be made; raises `PolicyError` if there is none, or for a secret."""
+    _POLICIES.find_entry(spec.partition(":")[0], arguments)
     return make_policy("noop")
 
 
