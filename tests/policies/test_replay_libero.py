@@ -16,11 +16,12 @@ from safevla_bench.hosts import make_host
 from safevla_bench.hosts.mujoco.viewer import episode_seed
 from safevla_bench.interface import EpisodeSeed, RecordedEpisode, Wants
 from safevla_bench.monitor import Monitor
+from safevla_bench.protocols import load_protocol
 from safevla_bench.ruleset import load_ruleset
 from safevla_bench.runs import read_sources
 from safevla_bench.scoring import score
 from safevla_bench.trajectory import DIVERGED, mark_flags, replay_fields, select_episodes, select_record
-from safevla_bench.verify import _episode_starts, _StartProtocol
+from safevla_bench.verify.replay_check import _episode_starts
 
 pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -77,8 +78,7 @@ def test_a_replay_of_the_harness_can_be_shown_and_replayed_again(harness_replay)
     episode = select_episodes(harness_replay, [1])
     seed = episode_seed(episode)
     assert (seed.init_state_index, seed.earlier_resets) == (1, 1)
-    start = _StartProtocol(wait_steps=3, wait_action="still", init_state="episode")
-    assert next(_episode_starts(start, episode, "libero")) == replace(seed, wait_steps=10)
+    assert next(_episode_starts(load_protocol(), episode, "libero")) == replace(seed, wait_steps=10)
 
 
 def demonstration(path, batch, first, model=""):
