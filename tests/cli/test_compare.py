@@ -42,7 +42,7 @@ def test_the_demo_s_policies_are_compared_with_each_other(safevla, shipped):
     assert "2 policies on the same 10 episodes" in out
     assert "A = scripted:careful, B = scripted:hasty" in out
     assert re.search(r"all, pooled +Safety %‡ +50\.0 +8\.4–76\.3 +0\.031 .* 0\.125 +5:0  needs 6 tasks\n", out)
-    assert "McNemar (SR, Safety, Clean, SBU, P[U|S]); sign flips (VSI)" in out
+    assert "McNemar, mid-p (SR, Safety, Clean, SBU, P[U|S]); sign flips (VSI)" in out
 
 
 def test_the_json_has_what_the_table_shows(safevla, shipped):
@@ -94,7 +94,7 @@ def test_runs_that_are_no_pairs_are_refused_unless_taken_as_independent(safevla,
     assert code == 0
     assert "3 policies on independent episodes" in out
     assert "Only tasks that both policies ran are compared. Not run by all: fake/task_0 (random 2)" in out
-    assert "Cochran-Mantel-Haenszel (SR); none: no task that both ran (SR)" in out
+    assert "Cochran-Mantel-Haenszel, mid-p (SR); none: no task that both ran (SR)" in out
 
 
 def test_a_margin_says_what_is_equivalent(safevla, shipped):

@@ -539,7 +539,7 @@ def test_independent_tasks_weigh_the_same_however_many_episodes_they_have():
     (difference,) = metric(found, "safety").differences
     assert difference.difference == 0.5
     assert [one.value for one in metric(found, "safety").standings] == [0.5, 0.0]
-    assert difference.test == "Cochran-Mantel-Haenszel"
+    assert difference.test == "Cochran-Mantel-Haenszel, mid-p"
 
 
 # Tasks like these

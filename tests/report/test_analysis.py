@@ -153,6 +153,22 @@ def test_the_headline_says_whether_two_policies_can_be_told_apart():
     assert "On the same 10 episodes" in support
 
 
+def test_a_verdict_that_episodes_without_a_value_could_undo_is_called_so():
+    def leave_undecided(metric: MetricComparison) -> MetricComparison:
+        changes = {"better": None, "undecided": True, "unknown": 3}
+        differences = tuple(msgspec.structs.replace(item, **changes) for item in metric.differences)
+        return msgspec.structs.replace(metric, differences=differences)
+
+    scopes = tuple(
+        msgspec.structs.replace(scope, metrics=tuple(map(leave_undecided, scope.metrics)))
+        for scope in FOUND.comparison.scopes
+    )
+    undecided = msgspec.structs.replace(FOUND.comparison, scopes=scopes)
+    support = " ".join(build_headline(cells(SCORES), aggregate(SCORES), undecided).support)
+    assert "points safer than rough, but 3 episodes without a value could undo that." in support
+    assert {bar.verdict.split(" ")[0] for bar in sweep_charts.draw_bars(undecided)} == {"undecided"}
+
+
 def test_policies_on_other_tasks_are_not_compared_and_the_first_sentences_say_so():
     """One policy on an easy suite and one on a hard suite: the numbers rank nobody."""
     calm, rough = started(run(["calm"], [0.1], 3, ["libero-10"])), started(run(["rough"], [1.0], 3, ["libero-goal"]))

@@ -194,7 +194,7 @@ def paired_difference(
     interval = statistics.tango_interval(only_first, only_second, n, options.confidence)
     return replace(
         measured,
-        test="McNemar",
+        test="McNemar, mid-p",
         difference=estimate,
         ci=interval_bounds(statistics.reconcile_interval(interval, estimate, p_value, options.confidence)),
         both=both,
@@ -313,7 +313,7 @@ def _unpaired_test(
         p_value = statistics.barnard_p(int(counts[0]), int(first.sizes[0]), int(others[0]), int(second.sizes[0]))
         return "Barnard, exact", MeanTest(p_value, interval)
     p_value = statistics.cmh_mid_p(counts, first.sizes, others, second.sizes)
-    return "Cochran-Mantel-Haenszel", MeanTest(p_value, interval)
+    return "Cochran-Mantel-Haenszel, mid-p", MeanTest(p_value, interval)
 
 
 def _empty_difference(names: tuple[str, str], test: str) -> Difference:

@@ -236,6 +236,11 @@ def _difference_sentence(comparison: Comparison | None) -> tuple[str, ...]:
     if comparison.paired:
         where = f"On the same {_count_noun(safety_metrics[0].standings[0].n, 'episode')}{tasks}"
     like_these = " on tasks like these" if difference.tasks > 1 else ""
+    if difference.undecided:
+        unknown = _count_noun(difference.unknown, "episode")
+        return (
+            f"{where} {better} is {points} points safer than {other}, but {unknown} without a value could undo that.",
+        )
     if difference.better is not None:
         return (f"{where} {better} is {points} points safer than {other}{_span(difference, like_these)}.",)
     sentence = f"{where} a difference of {points} points{_span(difference, '')} does not tell {better} from {other}"

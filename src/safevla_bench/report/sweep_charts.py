@@ -182,7 +182,9 @@ def _draw_bar(difference: Difference, name: str, where: str, kind: str) -> Itera
         low=format_fixed(50 + 50 * low, 2),
         length=format_fixed(50 * (high - low), 2),
         value=f"{_format_points(difference.difference)} points, {_format_points(low)} to {_format_points(high)}",
-        verdict=("not told apart" if difference.better is None else "told apart")
+        verdict=(
+            "undecided" if difference.undecided else "not told apart" if difference.better is None else "told apart"
+        )
         + (" by task" if difference.tasks > 1 else "")
         + _format_p_value(difference.p_adjusted),
     )

@@ -3,8 +3,9 @@
 The first question repeats the same tasks: episodes are compared within each task, and tasks weigh alike. The second
 draws other tasks: the mean difference of each task is one observation.
 
-All p-values are mid-p-values: twice the smaller probability of what is beyond the observed outcome on one side, with
-half of the observed outcome's own. They hardly ever exceed their level, and find more than exact ones.
+All p-values are mid-p-values: half of the observed outcome's own probability counts. They are twice the smaller
+one-sided one, but for random labels, which are two-sided. They hardly ever exceed their level, and find more than
+exact ones.
 """
 
 from __future__ import annotations
@@ -324,16 +325,16 @@ def _shifted_p(moments: Floats, shift: float) -> float:
 
     `moments` [5, R] are those of `_draw_labels`, added over tasks.
     """
-    sums = moments[0] - shift * moments[1]
+    sums = np.abs(moments[0] - shift * moments[1])
     spreads = np.sqrt(np.maximum(0.0, moments[2] - 2 * shift * moments[3] + shift**2 * moments[4]))
     if not (spreads > _TOLERANCE).any():  # one episode a task and policy: no spread is known
         spreads[:] = 1.0
-    statistics = np.divide(sums, spreads, out=np.copysign(np.inf, sums), where=spreads > _TOLERANCE)
-    statistics[np.abs(sums) <= _TOLERANCE] = 0.0
+    statistics = np.divide(sums, spreads, out=np.full(len(sums), np.inf), where=spreads > _TOLERANCE)
+    statistics[sums <= _TOLERANCE] = 0.0
     if statistics[0] == 0:
         return 1.0
     alike = (statistics == statistics[0]) | np.isclose(statistics, statistics[0], rtol=1e-9, atol=0)
-    return _double_tail(float(((statistics > statistics[0]) & ~alike).mean() + alike.mean() / 2))
+    return float(((statistics > statistics[0]) & ~alike).mean() + alike.mean() / 2)
 
 
 def resampled_task_means(

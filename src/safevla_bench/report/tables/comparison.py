@@ -283,7 +283,7 @@ def _difference_notes(comparison: Comparison) -> Iterator[str]:
     ):
         yield "An interval that ends at 0 beside a p below the level excludes 0."
     by_task = "" if comparison.sequential else "; by task: sign flips of the tasks' differences"
-    yield f"Tests, by mid-p-values: {test_names}{by_task}. Rates in points."
+    yield f"Tests: {test_names}{by_task}. Rates in points."
     yield from _extreme_notes(comparison)
     yield from comparison.warnings
 
