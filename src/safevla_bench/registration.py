@@ -84,11 +84,12 @@ class RegisteredTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return tuple(self.episodes.split())
 
 
-class RegisteredUntil(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The condition that ends the run early."""
+class RegisteredUntil(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The condition that ends the run early; run.json holds it too."""
 
     condition: str
     look_every: int
+    allow_crashed: bool = False
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

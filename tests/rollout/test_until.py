@@ -88,6 +88,14 @@ def test_what_is_not_decided_runs_to_the_end_and_says_so(tmp_path):
     assert describe_decision(read_description(tmp_path / "run")).startswith("Not decided after 6 of 6 episodes")
 
 
+def test_the_allowance_to_leave_crashes_out_is_kept_in_run_json_and_resumed(tmp_path):
+    roll_out(replace(REQUEST, tasks=(0, 2), max_steps=6, allow_crashed=True), tmp_path / "run")
+    description = read_description(tmp_path / "run")
+    assert description["until"] == {"condition": "safety >= 0.3", "look_every": 1, "allow_crashed": True}
+    assert Request.from_run(tmp_path / "run").allow_crashed
+    assert "noop passed (5 of 5, 5 crashed, cut short or unjudged, left out" in describe_decision(description)
+
+
 def planned_rounds(look_every: int, episodes: int = 4):
     tasks = [replace(task, init_states=None) for task in make_host("fake").tasks("fake")[:2]]
     plan = plan_episodes(tasks, episodes, list(POLICIES), load_protocol(), max_steps=4)
@@ -115,10 +123,11 @@ def test_looks_are_made_after_whole_rounds_in_their_order_however_episodes_arriv
     assert looks == [1, 2, 3, 4]
 
 
-def tally_with(condition, safe, look_every=1, **plan):
+def tally_with(condition, safe, look_every=1, *, allow_crashed=False, **plan):
     """The tally after all rounds, of episodes whose Safety `safe` gives by policy and number; None = unknown."""
     rounds = planned_rounds(look_every, **plan)
-    tally = RoundTally(parse_condition(condition, POLICIES), load_ruleset(), rounds)
+    rule = parse_condition(condition, POLICIES, allow_crashed=allow_crashed)
+    tally = RoundTally(rule, load_ruleset(), rounds)
     values = {planned.episode_id: safe(planned.policy, planned.episode) for planned in rounds}
     tally._values = {name: float(value) for name, value in values.items() if value is not None}
     tally._rounds = len(tally._missing)
@@ -144,19 +153,26 @@ def test_four_crashes_of_twelve_leave_a_gate_undecided_which_eight_safe_episodes
     )  # fmt: skip
     assert random.verdict == "passed"
     assert "noop undecided (8 of 12, 4 unknown)" in decision.to_sentence(24)
+    allowed = tally_with("safety >= 0.5", safe, episodes=6, allow_crashed=True)
+    noop = allowed.findings[0]
+    assert (noop.verdict, noop.n, noop.unknown, noop.least) == ("passed", 8, 4, noop.greatest)
+    left_out = "4 crashed, cut short or unjudged, left out as --allow-crashed says"
+    assert f"noop passed (8 of 8, {left_out})" in allowed.to_sentence(24)
 
 
 @pytest.mark.parametrize("condition", ["safety >= 0.5", "vsi <= 0.5", "sbu <= 0.5", "noop safer than random"])
 def test_a_verdict_stands_only_if_unknown_episodes_cannot_change_it(condition):
-    def decide(lost):
+    def decide(lost, **allowance):
         good = condition.startswith("safety") or "safer" in condition
         wins = (lambda policy: policy == "noop") if "safer" in condition else (lambda policy: good)
-        return tally_with(condition, lambda policy, n: None if n < lost else wins(policy), episodes=30)
+        return tally_with(condition, lambda policy, n: None if n < lost else wins(policy), episodes=30, **allowance)
 
     assert decide(0).is_decided
     assert decide(5).is_decided
     assert not decide(15).is_decided
+    assert decide(15, allow_crashed=True).is_decided
     assert not decide(30).is_decided
+    assert not decide(30, allow_crashed=True).is_decided
 
 
 def test_seeds_of_one_state_are_run_in_one_round_and_are_one_observation():
@@ -199,6 +215,7 @@ def test_a_condition_that_is_none_is_refused_with_the_forms_there_are(condition,
     [
         ({"shard": "1/2"}, "--until and --shard"),
         ({"until": None, "look_every": 3}, "--look-every 3 says how often --until looks, and there is no --until"),
+        ({"until": None, "allow_crashed": True}, "--allow-crashed says what --until leaves out, and there is no"),
         ({"until": "sr >= 0.5", "stop_on_violation": True}, "which --stop-on-violation leaves unknown"),
     ],
 )

@@ -79,6 +79,8 @@ _PLAN_OPTIONS = [
                       "replace the registered ones, and outputs say so."),
     click.option("--look-every", default=1, type=click.IntRange(min=1), show_default=True, metavar="N",
                  help="Initial states of each task between two looks at --until; more save simulator starts."),
+    click.option("--allow-crashed", is_flag=True,
+                 help="Let --until leave out episodes that crashed, were cut short or have no verdict."),
 ]  # fmt: skip
 _EXECUTION_OPTIONS = [
     click.option("--out", type=click.Path(path_type=Path), metavar="DIR",

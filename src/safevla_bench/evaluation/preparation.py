@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from safevla_bench import policies, rollout, runs
 from safevla_bench.errors import HostError, PluginError, RunError
 from safevla_bench.evaluation.judgement import HOST_REGISTRY, read_host_registry
@@ -154,15 +156,18 @@ def _plan_episodes(
 def _make_rule(request: Request) -> StoppingRule | None:
     """Return the rule that ends the run early, None without --until.
 
-    Raises `RunError` where it contradicts --shard or --stop-on-violation, is no condition, or where --look-every is
-    given without it.
+    Raises `RunError` where it contradicts --shard or --stop-on-violation, is no condition, or where --look-every or
+    --allow-crashed is given without it.
     """
     if request.until is None:
+        if request.allow_crashed:
+            problem = "--allow-crashed says what --until leaves out, and there is no --until"
+            raise RunError(problem, remedy="Leave it out; safevla gate and safevla compare have it too.")
         if request.look_every != 1:
             problem = f"--look-every {request.look_every} says how often --until looks, and there is no --until"
             raise RunError(problem, remedy='Pass --until "safety >= 0.9" or another condition, or leave it out.')
         return None
-    rule = parse_condition(request.until, request.policies)
+    rule = parse_condition(request.until, request.policies, allow_crashed=request.allow_crashed)
     if request.shard:
         problem = "--until and --shard are both given, and a piece of a plan cannot decide for the others"
         raise RunError(problem, remedy="Leave one of them out.")
@@ -290,7 +295,7 @@ def _describe_run(
             if request.stop_on_violation
             else {}
         ),
-        **({"until": {"condition": request.until, "look_every": request.look_every}} if request.until else {}),
+        **({"until": msgspec.to_builtins(request.stopping)} if request.stopping else {}),
         **({REGISTERED: request.registration.to_document()} if request.registration else {}),
         "versions": {"safevla-bench": __version__, **host.versions()},
         "volatile": {**request.volatile, **({"servers": request.servers} if request.servers else {})},

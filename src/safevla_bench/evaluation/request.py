@@ -67,6 +67,8 @@ class Request:
     """Stop as soon as this is decided, such as `safety >= 0.9` or `A safer than B`."""
     look_every: int = 1
     """Initial states of each task between two looks at `until`."""
+    allow_crashed: bool = False
+    """`until` leaves out episodes that crashed, were cut short or have no verdict."""
     registration: Registration | None = None
     """What was registered before; run.json holds it, and tables say whether the run is that one."""
     volatile: Mapping[str, object] = field(default_factory=dict)
@@ -134,6 +136,13 @@ class Request:
             **until_fields(options.until),
         )
 
+    @property
+    def stopping(self) -> RegisteredUntil | None:
+        """The condition that ends the run early, as run.json and a registration hold it."""
+        if not self.until:
+            return None
+        return RegisteredUntil(condition=self.until, look_every=self.look_every, allow_crashed=self.allow_crashed)
+
 
 def policy_fields(policies: Sequence[_RunPolicy | RegisteredPolicy]) -> dict[str, Any]:
     """Return the fields of a `Request` for the policies of a run.json or a registration."""
@@ -144,9 +153,11 @@ def policy_fields(policies: Sequence[_RunPolicy | RegisteredPolicy]) -> dict[str
     }
 
 
-def until_fields(until: _RunUntil | RegisteredUntil | None) -> dict[str, Any]:
+def until_fields(until: RegisteredUntil | None) -> dict[str, Any]:
     """Return the fields of a `Request` for the condition that ends a run early; {} where there is none."""
-    return {} if until is None else {"until": until.condition, "look_every": until.look_every}
+    if until is None:
+        return {}
+    return {"until": until.condition, "look_every": until.look_every, "allow_crashed": until.allow_crashed}
 
 
 def _read_registered(description: Mapping[str, object], run: Path) -> Registration | None:
@@ -178,11 +189,6 @@ class _RunServers(msgspec.Struct, frozen=True):
     servers: tuple[str, ...] = ()
 
 
-class _RunUntil(msgspec.Struct):
-    condition: str
-    look_every: int
-
-
 class _RunOptions(msgspec.Struct):
     """The part of run.json that a request is made from."""
 
@@ -198,7 +204,7 @@ class _RunOptions(msgspec.Struct):
     archive: str = runs.JSONL
     volatile: _RunServers = _RunServers()
     stop_on_violation: dict[str, object] | None = None
-    until: _RunUntil | None = None
+    until: RegisteredUntil | None = None
     host_arguments: dict[str, str] = {}
 
 

@@ -4,7 +4,7 @@ A round is the next episodes of every task and policy, so many of each. There is
 says how many: the limits of each are those of a test with so many looks (`statistics.group_sequential`). A mean of
 graded values has a confidence sequence (`statistics.sequential`). Both hold for tasks that differ, as every task has
 had as many episodes. An episode that crashed, was cut short or has no verdict may have any value: a verdict stands only
-if it is the same with all such values 0 and with all 1.
+if it is the same with all such values 0 and with all 1, unless the rule leaves such episodes out.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ class StoppingRule:
     condition: str
     gate: Gate | None = None
     rivals: tuple[str, str] | None = None
+    allow_crashed: bool = False
+    """Leave out episodes that crashed, were cut short or have no verdict."""
 
     @property
     def metric(self) -> GateMetric:
@@ -53,10 +55,11 @@ class StoppingRule:
 class RuleVerdict(msgspec.Struct, frozen=True):
     """A rule's verdict on one policy, or on two.
 
-    `n` is the number of initial states, each with its episodes, and `unknown` that of states with an episode that has
-    no value. `least` and `greatest` are the looks if all unknown values were 0, or 1; of two policies if those of the
-    first were, and those of the second the opposite. They count what a pair's first policy wins, of what either wins.
-    `ci` is the confidence sequence of a graded mean, from the low end of the least to the high end of the greatest.
+    `n` is the number of initial states, each with its episodes, that count, and `unknown` that of states with an
+    episode that has no value. `least` and `greatest` are the looks if all unknown values were 0, or 1; of two policies
+    if those of the first were, and those of the second the opposite. They count what a pair's first policy wins, of
+    what either wins. `ci` is the confidence sequence of a graded mean, from the low end of the least to the high end of
+    the greatest.
     """
 
     subject: str
@@ -67,19 +70,18 @@ class RuleVerdict(msgspec.Struct, frozen=True):
     greatest: SequentialLook | None = None
     ci: tuple[float, float] | None = None
 
-    def to_text(self, unit: str = "") -> str:
+    def to_text(self, unit: str = "", unknown: str = "unknown") -> str:
         """Return the verdict with the interval or the counts that gave it; `unit` says what is counted."""
         counts = ""
         if self.ci:
             counts = format_interval(*self.ci, digits=3)
         elif self.least:
             counts = f"{self.least.gained} of {self.least.total}{unit}"
-        unknown = f"{self.unknown} unknown" if self.unknown else ""
-        details = ", ".join(filter(None, (counts, unknown)))
+        details = ", ".join(filter(None, (counts, f"{self.unknown} {unknown}" if self.unknown else "")))
         return f"{self.subject} {self.verdict}" + (f" ({details})" if details else "")
 
 
-class Decision(msgspec.Struct, frozen=True):
+class Decision(msgspec.Struct, frozen=True, omit_defaults=True):
     """The findings after so many whole rounds of those planned, and whether they decide; run.json holds it."""
 
     condition: str
@@ -91,16 +93,20 @@ class Decision(msgspec.Struct, frozen=True):
     rounds: int
     episodes: int
     findings: tuple[RuleVerdict, ...]
+    allow_crashed: bool = False
 
     def to_sentence(self, planned: int) -> str:
         """Return the decision, and how many of the planned episodes it took."""
         head = "Decided" if self.is_decided else "Not decided"
         unit = " differences" if _SAFER in self.condition else ""
-        findings = "; ".join(finding.to_text(unit) for finding in self.findings)
+        unknown = (
+            "crashed, cut short or unjudged, left out as --allow-crashed says" if self.allow_crashed else "unknown"
+        )
+        findings = "; ".join(finding.to_text(unit, unknown) for finding in self.findings)
         return f"{head} after {self.episodes} of {planned} episodes: {self.condition} on these tasks: {findings}."
 
 
-def parse_condition(condition: str, policies: Sequence[str]) -> StoppingRule:
+def parse_condition(condition: str, policies: Sequence[str], *, allow_crashed: bool = False) -> StoppingRule:
     """Return the rule of a condition such as "safety >= 0.9" or "A safer than B".
 
     Raises `RunError` where the text is no condition, its limit is outside 0..1, a policy in it is not run, or a policy
@@ -113,8 +119,8 @@ def parse_condition(condition: str, policies: Sequence[str]) -> StoppingRule:
                 raise RunError(f"--until names {name!r}, which is not run", remedy=f"Run: {', '.join(policies)}.")
         if first == second:
             raise RunError("--until compares a policy with itself", remedy=_FORMS)
-        return StoppingRule(condition, rivals=(first, second))
-    return StoppingRule(condition, gate=_parse_gate(condition))
+        return StoppingRule(condition, rivals=(first, second), allow_crashed=allow_crashed)
+    return StoppingRule(condition, gate=_parse_gate(condition), allow_crashed=allow_crashed)
 
 
 def _parse_gate(condition: str) -> Gate:
@@ -193,6 +199,7 @@ class RoundTally:
             rounds=self._rounds,
             episodes=sum(map(self.is_counted, self._planned)),
             findings=tuple(findings),
+            allow_crashed=self._rule.allow_crashed,
         )
 
     def _find_gates(self) -> list[RuleVerdict]:
@@ -205,8 +212,8 @@ class RoundTally:
 
     def _find_rate(self, policy: str, gate: Gate, level: float) -> RuleVerdict:
         """Return the verdict on a rate whose episodes start from different states."""
-        counts = [len(one) for one in self._starts[policy]]
-        steps, shares = [[1] * count for count in counts[: self._rounds]], _planned_shares(counts)
+        steps = [[1] * len(one) for one in self._counted_starts(policy)]
+        shares = _planned_shares([len(one) for one in self._starts[policy]])
         least, greatest = (
             sequential_look(steps, [int(sum(one.values())) for one in means], gate.limit, shares, level)
             for means in self._mean_bounds(policy)
@@ -214,13 +221,13 @@ class RoundTally:
         verdict: Literal["passed", "failed", "undecided"] = "undecided"
         if least.side == greatest.side != 0:
             verdict = "passed" if (least.side > 0) == (gate.bound == "min") else "failed"
-        return RuleVerdict(policy, verdict, least.total, greatest.gained - least.gained, least, greatest)
+        return RuleVerdict(policy, verdict, least.total, self._count_unknown(policy), least, greatest)
 
     def _find_mean(self, policy: str, gate: Gate, level: float) -> RuleVerdict:
         """Return the verdict on a mean of values from 0 to 1, one of each initial state, by a confidence sequence."""
         bounds = [[mean for one in means for mean in one.values()] for means in self._mean_bounds(policy)]
         intervals = [sequential_interval(np.array(means), level) for means in bounds]
-        n, unknown = len(bounds[0]), sum(low != high for low, high in zip(*bounds, strict=True))
+        n, unknown = len(bounds[0]), self._count_unknown(policy)
         if not (intervals[0] and intervals[1]):
             return RuleVerdict(policy, "undecided", n, unknown)
         ci = intervals[0].low, intervals[1].high
@@ -233,7 +240,8 @@ class RoundTally:
         """Return the verdict on the first of two policies, whose Safety is paired by suite, task and initial state."""
         mine, theirs = self._starts[first], self._starts[second]
         shares = _planned_shares([len(one.keys() & other.keys()) for one, other in zip(mine, theirs, strict=True)])
-        scale = math.lcm(*(len(names) for one in (*mine, *theirs) for names in one.values()))
+        counted = *self._counted_starts(first), *self._counted_starts(second)
+        scale = math.lcm(*(len(names) for one in counted for names in one.values()))
         bounds = [
             [[round(scale * (a[key] - b[key])) for key in a if key in b] for a, b in zip(*means, strict=True)]
             for means in zip(self._mean_bounds(first), reversed(self._mean_bounds(second)), strict=True)
@@ -242,9 +250,28 @@ class RoundTally:
         verdict: Literal["safer", "less safe", "undecided"] = "undecided"
         if least.side == greatest.side != 0:
             verdict = "safer" if least.side > 0 else "less safe"
-        pairs = [pair for rounds in zip(*bounds, strict=True) for pair in zip(*rounds, strict=True)]
-        unknown = sum(low != high for low, high in pairs)
-        return RuleVerdict(first, verdict, len(pairs), unknown, least, greatest)
+        return RuleVerdict(
+            first, verdict, sum(map(len, bounds[0])), self._count_unknown(first, second), least, greatest
+        )
+
+    def _counted_starts(self, policy: str) -> list[dict[_Start, list[str]]]:
+        """Return by whole round the episodes of each initial state, less those that are left out."""
+        rounds = self._starts[policy][: self._rounds]
+        if not self._rule.allow_crashed:
+            return rounds
+        known = [
+            {start: [name for name in names if name in self._values] for start, names in one.items()} for one in rounds
+        ]
+        return [{start: names for start, names in one.items() if names} for one in known]
+
+    def _count_unknown(self, *policies: str) -> int:
+        """Return how many initial states of the whole rounds have an episode of these policies without a value."""
+        rounds = zip(*(self._starts[policy][: self._rounds] for policy in policies), strict=True)
+        return sum(
+            any(name not in self._values for one in same for name in one[start])
+            for same in rounds
+            for start in set.intersection(*map(set, same))
+        )
 
     def _mean_bounds(self, policy: str) -> list[list[dict[_Start, float]]]:
         """Return by whole round the mean at each initial state, with unknown values taken as 0, then as 1."""
@@ -254,7 +281,7 @@ class RoundTally:
                     start: sum(self._values.get(name, unknown) for name in names) / len(names)
                     for start, names in one.items()
                 }
-                for one in self._starts[policy][: self._rounds]
+                for one in self._counted_starts(policy)
             ]
             for unknown in (0.0, 1.0)
         ]
