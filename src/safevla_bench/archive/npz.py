@@ -22,6 +22,7 @@ from safevla_bench.archive.arrays import check_shapes, parse_outline, to_recordi
 from safevla_bench.archive.record_schema import REMEDY_BROKEN, EpisodeSelection, check_size
 from safevla_bench.archive.strict_json import find_episode_id, parse_json
 from safevla_bench.errors import DamageError, Place, RecordError
+from safevla_bench.files import open_input
 from safevla_bench.trajectory import Batch, ContactList, Recording, from_recording
 from safevla_recorder.channels import CONTACT_COLUMNS, NUMERIC, PLACE, POSES, as_fields
 from safevla_recorder.npz import DTYPES, encode_episode
@@ -47,7 +48,7 @@ def read_npz(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Record
     """
     if not selection.next_wanted():
         return
-    with path.open("rb") as stream:
+    with open_input(path) as stream:
         try:
             yield _read_stream(stream)
         except RecordError as error:

@@ -32,6 +32,7 @@ from safevla_bench.archive.parquet_rows import (
 )
 from safevla_bench.archive.record_schema import REMEDY_BROKEN, EpisodeSelection, check_size
 from safevla_bench.errors import DamageError, Place, RecordError
+from safevla_bench.files import open_input
 from safevla_bench.trajectory import Batch, concatenate_batches, select_episodes
 from safevla_recorder.channels import NUMERIC
 
@@ -129,7 +130,7 @@ def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Re
     raises, `OSError`.
     """
     place = Place(file=str(path))
-    with path.open("rb") as stream:
+    with open_input(path) as stream:
         try:
             groups, end = read_row_groups(stream)
             # pyarrow opens the file by itself: threads of its own that call Python abort the process at its end.

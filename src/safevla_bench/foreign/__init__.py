@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from safevla_bench.errors import Place, RecordError
+from safevla_bench.files import open_input, read_input
 from safevla_bench.foreign.demonstrations import Floats, RecordedActions, read_demonstrations
 
 __all__ = [
@@ -105,7 +106,7 @@ def _holds_successes(path: Path) -> bool:
     False for another suffix, invalid JSON, and a file that cannot be read: whoever reads it as a source says why.
     """
     try:
-        tree = json.loads(path.read_bytes()) if path.suffix == ".json" else None
+        tree = json.loads(read_input(path)) if path.suffix == ".json" else None
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(tree, dict) and not _RESULT_KEYS.isdisjoint(tree)
@@ -136,7 +137,7 @@ def _read_lerobot(path: Path) -> ForeignResults:
     tells if the file counts another number of episodes. Raises `KeyError`, `TypeError` or `ValueError` for another
     structure.
     """
-    tree = json.loads(path.read_text(encoding="utf-8"))
+    tree = json.loads(read_input(path))
     episodes = tuple(_task_episodes(tree["per_task"]) if "per_task" in tree else _plain_episodes(tree["per_episode"]))
     stated = tree.get("overall", tree.get("aggregated", {})).get("n_episodes")
     is_incomplete = stated is not None and stated != len(episodes)
@@ -230,7 +231,7 @@ _STEPS = "SELECT fields FROM step_rows WHERE sid = ? AND eid = ? ORDER BY step_i
 def _is_sqlite(path: Path) -> bool:
     """Return whether a file is an SQLite database; False where it cannot be read."""
     try:
-        with path.open("rb") as stream:
+        with open_input(path) as stream:
             return stream.read(len(_HEADER)) == _HEADER
     except OSError:
         return False

@@ -33,6 +33,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from safevla_bench.errors import Place, RecordError
+from safevla_bench.files import read_input
 from safevla_bench.interface import Task
 from safevla_bench.plugins import install_command
 
@@ -364,7 +365,7 @@ _TASKS_REMEDY = "The tasks of a LeRobot dataset have task_index and the instruct
 
 def _read_json_lines(path: Path) -> list[object]:
     """Return the JSON value of each line that is not blank; raise `OSError` or `ValueError` where there is none."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return [json.loads(line) for line in read_input(path).decode("utf-8").splitlines() if line.strip()]
 
 
 def read_demonstrations(path: Path) -> list[RecordedActions] | None:

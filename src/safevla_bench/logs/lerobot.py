@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 from safevla_bench.archive.parquet_guard import check_row_group_sizes
 from safevla_bench.archive.record_schema import MAX_EPISODE_BYTES, MAX_RECORDS
 from safevla_bench.errors import Place, RecordError
+from safevla_bench.files import read_input
 from safevla_bench.foreign.demonstrations import INFO
 from safevla_bench.logs.mapping import Columns, LogMapping, PoseColumns
 from safevla_bench.logs.records import Floats, LoggedEpisode, Series
@@ -69,9 +70,7 @@ def open_dataset(folder: Path) -> Dataset:
     """
     path = folder / INFO
     try:
-        if path.stat().st_size > _LARGEST_INFO:
-            raise ValueError("it has more than 16 MiB")
-        info = json.loads(path.read_text(encoding="utf-8"))
+        info = json.loads(read_input(path, _LARGEST_INFO))
         version, fps, features = str(info["codebase_version"]), float(info["fps"]), dict(info["features"])
         if not (0 < fps < 1e6 and all(map(_is_feature, features.values()))):
             raise ValueError("fps or features are of another form")
