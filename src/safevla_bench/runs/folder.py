@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from safevla_bench.archive import parquet_guard
+from safevla_bench.archive.parquet_guard import read_table
 from safevla_bench.errors import Place, RecordError, RunError
 from safevla_bench.files import read_input, sha256_of, write_atomically
 from safevla_bench.scores import EpisodeScore
@@ -253,20 +253,6 @@ def encode_parquet(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     return bytes(sink.getvalue())
-
-
-def read_table(content: bytes) -> pa.Table:
-    """Return the table of a Parquet file's bytes, which may be anybody's.
-
-    It is read in this thread: threads of pyarrow's own that still hold Python's bytes abort the process at its end.
-
-    Raises:
-        RecordError: a part is larger than an episode may be, or the footer is missing or not true of the pages.
-        pa.ArrowException, OSError: the content is damaged in another way.
-    """
-    parquet_guard.check_row_group_sizes(io.BytesIO(content))
-    with pq.ParquetFile(pa.BufferReader(content), pre_buffer=False, page_checksum_verification=True) as file:
-        return file.read(use_threads=False)
 
 
 def dump_json(document: object) -> bytes:

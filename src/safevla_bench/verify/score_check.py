@@ -207,10 +207,10 @@ def _check_scores_table(run: Path, expected: bytes) -> Finding:
     if written == expected:
         return agreement(runs.SCORES_TABLE, "judged again, the same bytes")
     try:
-        rows = runs.read_table(written).to_pylist(maps_as_pydicts="strict")
+        rows = runs.read_table(written, runs.MAX_SCORES_BYTES).to_pylist(maps_as_pydicts="strict")
     except (pa.ArrowException, ValueError, KeyError, OSError, RecordError) as error:
         return mismatch(runs.SCORES_TABLE, f"cannot be read: {error}")
-    expected_rows = runs.read_table(expected).to_pylist(maps_as_pydicts="strict")
+    expected_rows = runs.read_table(expected, runs.MAX_SCORES_BYTES).to_pylist(maps_as_pydicts="strict")
     difference = next(_document_differences({"episodes": rows}, {"episodes": expected_rows}), None)
     if difference:
         return mismatch(runs.SCORES_TABLE, difference)
