@@ -8,6 +8,7 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
@@ -18,7 +19,7 @@ MAX_DOCUMENT_BYTES = 1 << 26
 """A document that is read whole, such as run.json: that of some 400,000 episodes."""
 
 
-def open_input(path: Path, within: Path | None = None) -> IO[bytes]:
+def open_input(path: Path, within: Path | None = None) -> BufferedReader:
     """Open a regular file for reading; anything else (a pipe, a device, a folder) is refused without opening it.
 
     With `within`, a file that lies outside of that folder, by a link say, is refused too.

@@ -152,7 +152,7 @@ class EpisodeCutter:
         """
         if self._is_over:
             return
-        if np.iscomplexobj(action):
+        if np.iscomplexobj(np.asarray(action)):
             raise TypeError("an action of complex numbers")
         numbers = np.array(action, dtype=np.float64)  # before the simulator gets its hands on it
         if self._waited < self._rules.wait_steps:

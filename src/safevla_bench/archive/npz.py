@@ -69,6 +69,7 @@ def _read_stream(stream: IO[bytes]) -> Batch:
     Raises `DamageError` where unreadable, `RecordError` where not valid.
     """
     try:
+        _check_directory(stream)
         with zipfile.ZipFile(stream) as archive:
             return _decode_arrays(
                 {name: _read_array(archive, member, name) for name, member in _list_members(archive).items()}
@@ -79,6 +80,16 @@ def _read_stream(stream: IO[bytes]) -> Batch:
 
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, OSError, struct.error, NotImplementedError, ValueError)
 """Errors of zipfile for a damaged file; OSError where it seeks a place that is not in the file."""
+
+
+_MAX_DIRECTORY_BYTES = 1 << 20
+
+
+def _check_directory(stream: IO[bytes]) -> None:
+    """Raise `RecordError` for a list of members that takes more than 1 MiB; zipfile reads all of it at once."""
+    end = zipfile._EndRecData(stream)  # type: ignore[attr-defined]  # no public function tells before it is read
+    if end is not None and end[5] > _MAX_DIRECTORY_BYTES:
+        raise RecordError("it lists far too many arrays", remedy="Write one episode a file.")
 
 
 def _list_members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:

@@ -92,8 +92,8 @@ MAX_EPISODE_BYTES = 1 << 29
 
 Half an hour at 20 Hz with 20 bodies has about 0.3 GB as JSON.
 """
-MAX_RECORDS = 10_000_000
-"""Records of one episode, in forms that state their number; five days at 20 Hz."""
+MAX_RECORDS = 1_000_000
+"""Records of one episode, in forms that state their number; fourteen hours at 20 Hz."""
 MAX_VALUES, MAX_CONTAINERS = 1 << 25, 1 << 22
 """Values of one episode in JSON, by its commas; lists and objects among them, by their brackets.
 

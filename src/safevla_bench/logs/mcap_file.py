@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from safevla_bench.archive.record_schema import MAX_EPISODE_BYTES, MAX_RECORDS, REMEDY_LARGE, Budget
+from safevla_bench.archive.record_schema import MAX_EPISODE_BYTES, REMEDY_LARGE, Budget
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.files import open_input
 from safevla_bench.logs.mapping import Columns, LogMapping, PoseColumns
@@ -33,6 +33,7 @@ from safevla_bench.text import escape_controls
 SUFFIX = ".mcap"
 _MAX_MESSAGE_BYTES, _MAX_CHUNK_BYTES, _MAX_FILE_BYTES = 1 << 20, 1 << 28, 1 << 36
 """A message that is decoded, or the description of its type; a chunk, decompressed; all chunks of a file."""
+_MAX_MESSAGES = 10_000_000
 _MAX_NAMES_BYTES, _NAME_BYTES = 1 << 26, 1 << 10
 """All descriptions of types and topics together; what each counts for beside its text."""
 _MOST_FRAMES, _LONGEST_FRAME = 8, 200
@@ -61,7 +62,7 @@ class Samples:
     frames: set[str] = field(default_factory=set)
 
     def sorted_rows(self, times: Floats) -> tuple[Floats, Floats]:
-        """Return the numbers [n, width] and the times [n] in the order of the times, then of the log's, then as read."""
+        """Return the numbers [n, width] and the times [n] in the order of the times, then of the log's."""
         order = np.lexsort((np.frombuffer(self.log_s), times))
         return np.frombuffer(self.numbers).reshape(len(times), -1)[order], times[order]
 
@@ -147,87 +148,76 @@ def _translated_errors(path: Path) -> Iterator[None]:
         raise RecordError(problem, remedy=_REMEDY, place=place) from None
 
 
-def _read_records(path: Path) -> Iterator[Any]:
-    """Yield the schemas, channels and messages of a file in its order; checksums are compared.
+def _read_records(path: Path) -> Iterator[tuple[int, memoryview]]:
+    """Yield number and content of the schemas, channels and messages of a file in its order; checksums are compared.
 
     One record of the file, and one decompressed chunk, are in memory at a time. Without a comparison, a bit that turned
     over would be a number that nobody measured. Raises what `_translated_errors` translates.
     """
     from mcap.data_stream import ReadDataStream
-    from mcap.opcode import Opcode
-    from mcap.records import Chunk, DataEnd
-    from mcap.stream_reader import get_chunk_data_stream, read_magic
+    from mcap.stream_reader import read_magic
 
     budget = Budget(_MAX_FILE_BYTES, "bytes in all chunks together")
     with open_input(path) as file:
         stream = ReadDataStream(file, calculate_crc=True)
         read_magic(stream)
-        while True:
+        opcode = 0
+        while opcode != _FOOTER:
             data_crc = stream.checksum()
             opcode, length = stream.read1(), stream.read8()
-            if opcode not in (Opcode.CHUNK, Opcode.DATA_END, *_RECORDS):
+            if opcode not in _READ:
                 _skip(stream, length)
-            elif length > _MAX_CHUNK_BYTES:
+                continue
+            if length > _MAX_CHUNK_BYTES:
                 raise RecordError(f"a record has more than {_MAX_CHUNK_BYTES >> 20} MiB", remedy=REMEDY_LARGE)
-            elif opcode == Opcode.CHUNK:
-                chunk = Chunk.read(_payload(stream, length))
-                budget.spend(_checked_chunk_size(chunk))
-                inner, size = get_chunk_data_stream(chunk, validate_crc=True)
-                del chunk
-                while inner.count < size:
-                    yield from _read_record(inner, inner.read1(), inner.read8(), size - inner.count)
-            elif opcode == Opcode.DATA_END:
-                stated = DataEnd.read(_payload(stream, length)).data_section_crc
-                if stated not in (0, data_crc):
-                    raise ValueError("the data are not those of the file's checksum")
-            else:
-                yield from _read_record(stream, opcode, length, length)
-            if opcode == Opcode.FOOTER:
-                read_magic(stream)
-                return
+            content = stream.read(length)
+            if len(content) < length:
+                raise EOFError("the file ends within a record")
+            if opcode == _DATA_END and int.from_bytes(content[:4], "little") not in (0, data_crc):
+                raise ValueError("the data are not those of the file's checksum")
+            if opcode == _CHUNK:
+                yield from _split_chunk(_decompress_chunk(content, budget))
+            elif opcode in _NAMED:
+                yield opcode, memoryview(content)
+        read_magic(stream)
 
 
-_RECORDS = {3: "Schema", 4: "Channel", 5: "Message"}
-"""The records that are read, by their numbers in the format."""
-
-
-def _read_record(stream: Any, opcode: int, length: int, left: int) -> Iterator[Any]:
-    """Yield a record if it is a schema, a channel or a message; skip any other.
-
-    Raises `ValueError` where it is longer than `left`.
-    """
-    from mcap import records
-
-    if length > left:
-        raise ValueError("a record is longer than what holds it")
-    if opcode not in _RECORDS:
-        _skip(stream, length)
-        return
-    if _RECORDS[opcode] != "Message" and length > _MAX_MESSAGE_BYTES:
-        problem = f"the description of a type or topic has more than {_MAX_MESSAGE_BYTES >> 10} KiB"
-        raise RecordError(problem, remedy=REMEDY_LARGE)
-    payload = _payload(stream, length)
-    kind = getattr(records, _RECORDS[opcode])
-    yield kind.read(payload, length) if kind is records.Message else kind.read(payload)
-
-
-def _payload(stream: Any, length: int) -> Any:
-    """Return a stream of the next bytes alone, so that no length within them leads beyond.
-
-    Raises `EOFError` where they are cut off.
-    """
-    from mcap.data_stream import ReadDataStream
-
-    content = stream.read(length)
-    if len(content) < length:
-        raise EOFError("the file ends within a record")
-    return ReadDataStream(io.BytesIO(content))
+_FOOTER, _SCHEMA, _CHANNEL, _MESSAGE, _CHUNK, _DATA_END = 2, 3, 4, 5, 6, 15
+_NAMED = (_SCHEMA, _CHANNEL, _MESSAGE)
+_READ = (*_NAMED, _CHUNK, _DATA_END)
+"""The records that are read, by their numbers in the format; others are passed over."""
+_HEAD, _MESSAGE_HEAD = struct.Struct("<BQ"), struct.Struct("<HIQQ")
 
 
 def _skip(stream: Any, length: int) -> None:
     """Read and forget bytes, some at a time; raise what mcap raises where they are cut off."""
     while length:
         length -= len(stream.read(min(length, 1 << 20)))
+
+
+def _split_chunk(content: bytes) -> Iterator[tuple[int, memoryview]]:
+    """Yield number and content of the schemas, channels and messages of a chunk; `ValueError` if one is cut off."""
+    view, place = memoryview(content), 0
+    while place < len(view):
+        opcode, length = _HEAD.unpack_from(view, place)
+        place += _HEAD.size
+        if length > len(view) - place:
+            raise ValueError("a record is longer than its chunk")
+        if opcode in _NAMED:
+            yield opcode, view[place : place + length]
+        place += length
+
+
+def _decompress_chunk(content: bytes, budget: Budget) -> bytes:
+    """Return the bytes in a chunk, after comparing their checksum; raise `RecordError` if they are too many."""
+    from mcap.data_stream import ReadDataStream
+    from mcap.records import Chunk
+    from mcap.stream_reader import get_chunk_data_stream
+
+    chunk = Chunk.read(ReadDataStream(io.BytesIO(content)))
+    budget.spend(_checked_chunk_size(chunk))
+    stream, size = get_chunk_data_stream(chunk, validate_crc=True)
+    return bytes(stream.read(size))
 
 
 def _checked_chunk_size(chunk: Any) -> int:
@@ -256,33 +246,43 @@ def _read_messages(path: Path, wanted: Collection[str], topics: dict[str, str]) 
     `topics` is filled on the way: topic -> type and encoding of its messages. Raises what `_translated_errors`
     translates, and `RecordError` for an encoding that is not read, and for too many or too large messages.
     """
+    from mcap.data_stream import ReadDataStream
+    from mcap.records import Channel, Schema
+
     schemas: dict[int, Any] = {}
     channels: dict[int, Any] = {}
     decoders: dict[int, Callable[[bytes], Any]] = {}
     factories = _decoders()
-    messages, names = Budget(MAX_RECORDS, "messages"), Budget(_MAX_NAMES_BYTES, "bytes of topics and types")
+    messages, names = Budget(_MAX_MESSAGES, "messages"), Budget(_MAX_NAMES_BYTES, "bytes of topics and types")
     size = Budget(MAX_EPISODE_BYTES, "bytes in the messages that are mapped")
-    for record in _read_records(path):
-        if hasattr(record, "log_time"):
+    for opcode, content in _read_records(path):
+        if opcode == _MESSAGE:
             messages.spend(1)
-            channel = channels[record.channel_id]
+            channel_id, _, log_ns, _ = _MESSAGE_HEAD.unpack_from(content)
+            channel = channels[channel_id]
             if channel.topic not in wanted:
                 continue
-            if len(record.data) > _MAX_MESSAGE_BYTES:
+            if len(content) > _MAX_MESSAGE_BYTES:
                 problem = f"a message of {channel.topic!r} has more than {_MAX_MESSAGE_BYTES >> 10} KiB"
                 raise RecordError(problem, remedy="Map a topic of poses or numbers.")
-            size.spend(len(record.data))
-            if channel.id not in decoders:
-                decoders[channel.id] = _find_decoder(path, factories, schemas.get(channel.schema_id), channel)
-            yield channel.topic, record.log_time / 1e9, decoders[channel.id](record.data)
-        elif hasattr(record, "topic"):
-            names.spend(_NAME_BYTES + len(record.topic) + len(record.message_encoding))
-            channels[record.id] = replace(record, metadata={})
-            schema = schemas.get(record.schema_id)
-            topics[record.topic] = f"{schema.name if schema else 'no type'}, {record.message_encoding}"
+            size.spend(len(content))
+            if channel_id not in decoders:
+                decoders[channel_id] = _find_decoder(path, factories, schemas.get(channel.schema_id), channel)
+            yield channel.topic, log_ns / 1e9, decoders[channel_id](bytes(content[_MESSAGE_HEAD.size :]))
+            continue
+        if len(content) > _MAX_MESSAGE_BYTES:
+            problem = f"the description of a type or topic has more than {_MAX_MESSAGE_BYTES >> 10} KiB"
+            raise RecordError(problem, remedy=REMEDY_LARGE)
+        names.spend(_NAME_BYTES + len(content))
+        stream = ReadDataStream(io.BytesIO(content))
+        if opcode == _SCHEMA:
+            schema = Schema.read(stream)
+            schemas[schema.id] = schema
         else:
-            names.spend(_NAME_BYTES + len(record.name) + len(record.data))
-            schemas[record.id] = record
+            channel = replace(Channel.read(stream), metadata={})
+            channels[channel.id] = channel
+            schema = schemas.get(channel.schema_id)
+            topics[channel.topic] = f"{schema.name if schema else 'no type'}, {channel.message_encoding}"
 
 
 def _find_decoder(path: Path, factories: Sequence[Any], schema: Any, channel: Any) -> Callable[[bytes], Any]:

@@ -9,6 +9,7 @@ scores.json, scores.parquet, report.html   written by the judge
 While a run is unfinished its episodes are in `raw/` (see the module `parts`), and run.json says `"complete": false`.
 """
 
+from safevla_bench.archive.parquet_guard import read_table
 from safevla_bench.runs.episode_index import (
     BatchNotes,
     EpisodeIndex,
@@ -45,7 +46,6 @@ from safevla_bench.runs.folder import (
     read_greetings,
     read_latencies,
     read_picture,
-    read_table,
     score_files,
     write_frames,
 )

@@ -313,8 +313,7 @@ class KeepingPass:
 
 
 def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """Yield the same episodes in larger batches: of at least `CHUNK_RECORDS` records or `CHUNK_BYTES` but for the last.
-    """
+    """Yield the same episodes in batches of `CHUNK_RECORDS` records or `CHUNK_BYTES` at least, but for the last."""
     gathered: list[Batch] = []
     size = 0
     for batch in batches:
@@ -327,9 +326,7 @@ def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
         yield concatenate_batches(gathered)
 
 
-def _note_batches(
-    source: RecordSource, notes: list[BatchNotes | RecordError], budget: Budget
-) -> Iterator[Batch]:
+def _note_batches(source: RecordSource, notes: list[BatchNotes | RecordError], budget: Budget) -> Iterator[Batch]:
     """Yield the good batches of a source, and append the notes of each, and each error, to `notes`.
 
     Raises `RecordError` if these take more than the budget.
@@ -351,17 +348,25 @@ _ERROR_BYTES, _OBJECT_BYTES = 1 << 12, 48
 
 
 def _memory(value: object) -> int:
-    """Return about how many bytes an array, a text, a value of fields, or a tree of them takes."""
-    if isinstance(value, np.ndarray):
-        return value.nbytes
-    if isinstance(value, str):
-        return _OBJECT_BYTES + len(value)
-    if isinstance(value, Mapping):
-        return _memory([*value, *value.values()])
-    if isinstance(value, list | tuple):
-        return _OBJECT_BYTES + 8 * len(value) + sum(map(_memory, value))
-    names = getattr(value, "__struct_fields__", None) or getattr(value, "__dataclass_fields__", ())
-    return 24 + sum(_memory(getattr(value, name)) for name in names)
+    """Return about how many bytes a tree of values takes; from `CHUNK_BYTES` on it is not counted to its end."""
+    size = 0
+    waiting: list[object] = [value]
+    while waiting and size < CHUNK_BYTES:
+        value = waiting.pop()
+        if isinstance(value, np.ndarray):
+            size += value.nbytes
+        elif isinstance(value, str):
+            size += _OBJECT_BYTES + len(value)
+        elif isinstance(value, list | tuple):
+            size += _OBJECT_BYTES + 8 * len(value)
+            waiting += value
+        elif isinstance(value, Mapping):
+            waiting += [[*value], [*value.values()]]
+        else:
+            names: Iterable[str] = getattr(value, "__struct_fields__", getattr(value, "__dataclass_fields__", ()))
+            size += 24
+            waiting += [getattr(value, name) for name in names]
+    return size
 
 
 def _episode_places(notes: Sequence[BatchNotes | RecordError]) -> Iterator[tuple[int, EpisodeKey]]:
