@@ -1,17 +1,54 @@
-"""Files that are whole or absent, and their digests."""
+"""Files that are whole or absent, their digests, and the way to open a file that may be anybody's."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
 from safevla_bench.errors import FileError, Place
 
 _BEGUN = ".partial"
+MAX_DOCUMENT_BYTES = 1 << 26
+"""A document that is read whole, such as run.json: that of some 400,000 episodes."""
+
+
+def open_input(path: Path, within: Path | None = None) -> BufferedReader:
+    """Open a regular file for reading; anything else (a pipe, a device, a folder) is refused without opening it.
+
+    With `within`, a file that lies outside of that folder, by a link say, is refused too.
+
+    Raises:
+        OSError: there is no such file, it may not be read, or it is refused.
+    """
+    if within is not None and not path.resolve(strict=True).is_relative_to(within.resolve()):
+        raise OSError(errno.EPERM, f"lies outside of {within.name}", str(path))
+    _require_regular(path.stat(), path)
+    stream = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    _require_regular(os.fstat(stream.fileno()), path)  # what was opened may be another file by now
+    return stream
+
+
+def _require_regular(status: os.stat_result, path: Path) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def read_input(path: Path, most_bytes: int = MAX_DOCUMENT_BYTES, within: Path | None = None) -> bytes:
+    """Return the bytes of a regular file, as `open_input` opens it; `OSError` too for more than `most_bytes`."""
+    with open_input(path, within) as stream:
+        content = stream.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise OSError(errno.EFBIG, f"has more than {most_bytes >> 20} MiB", str(path))
+    return content
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
@@ -148,5 +185,5 @@ def translated_errors(path: Path) -> Iterator[None]:
 
 def sha256_of(path: Path) -> str:
     """Return the sha256 of a file's bytes, in hexadecimal; `OSError` is passed on."""
-    with path.open("rb") as stream:
+    with open_input(path) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

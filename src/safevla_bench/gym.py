@@ -149,7 +149,7 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         Returns observation, reward (1.0 at success, else 0.0), terminated at success, truncated at the horizon, and
         info. Raises `InvalidActionError` for an action that the host refuses.
         """
-        observation, success = self._env.step(np.asarray(action, dtype=np.float64))
+        observation, success = self._env.step(action)
         self._steps += 1
         over = not success and self._steps >= self._horizon
         info = step_info(self._monitor.observe(newest_record(self._env)), self._cost)
@@ -226,7 +226,7 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         if self._running is None:
             raise HostError("no episode has begun", remedy="Call reset first.")
         seen, reward, terminated, truncated, info = self.env.step(action)
-        self._running.recorder.record_step(np.asarray(action, dtype=np.float64))
+        self._running.recorder.record_step(np.asarray(action))
         standing = self._monitor.observe(self._running.latest())
         return seen, reward, terminated, truncated, {**info, **step_info(standing, self._cost)}
 

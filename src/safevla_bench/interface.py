@@ -309,13 +309,16 @@ def check_action(action: object, size: int, meaning: str = "") -> Action:
         meaning: of these numbers, for the error.
 
     Raises:
-        InvalidActionError: it is no array of numbers, has another shape, or holds a number that is not finite.
+        InvalidActionError: it is no array of real numbers, has another shape, or holds a number that is not finite.
     """
     remedy = "Mend the policy's output."
     if action is None:
         raise InvalidActionError(f"None in place of an action, where the host takes {(size,)}", remedy=remedy)
     try:
-        numbers = np.asarray(action, dtype=np.float64)
+        given = np.asarray(action)
+        if np.iscomplexobj(given):
+            raise InvalidActionError("an action of complex numbers, of which NumPy would keep half", remedy=remedy)
+        numbers = np.asarray(given, dtype=np.float64)
     except (TypeError, ValueError):
         raise InvalidActionError(f"a {type(action).__name__} that is no array of numbers", remedy=remedy) from None
     if numbers.shape != (size,):

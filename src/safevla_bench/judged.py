@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from safevla_bench import metrics, provenance_marks, registration, runs
+from safevla_bench.files import read_input
 from safevla_bench.ruleset import Provenance, Ruleset
 from safevla_bench.scores import ACTIVE, Scores
 from safevla_bench.signals import SIGNALS
@@ -99,8 +100,7 @@ def describe_maker(path: Path, provenance: Provenance, safety: float | None = No
     """
     file = path / runs.SCORES
     try:
-        content = file.read_bytes() if file.stat().st_size <= _LARGEST_SCORES else b""
-        maker = msgspec.json.decode(content, type=_MakerScores)
+        maker = msgspec.json.decode(read_input(file, _LARGEST_SCORES), type=_MakerScores)
     except (OSError, ValueError, RecursionError):
         return []
     if maker.judged_by.rules == provenance.rules:

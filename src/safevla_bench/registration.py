@@ -18,6 +18,7 @@ import msgspec
 
 from safevla_bench import runs
 from safevla_bench.errors import Place, RunError
+from safevla_bench.files import read_input
 from safevla_bench.ruleset import (
     ApplicabilityMode,
     MissingFields,
@@ -168,7 +169,7 @@ def read_registration(path: Path) -> Registration:
     """
     place = Place(file=str(path))
     try:
-        content = path.read_bytes()
+        content = read_input(path)
     except OSError as error:
         raise RunError(f"cannot be read: {error.strerror}", remedy="Name a registration.", place=place) from None
     try:

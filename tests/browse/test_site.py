@@ -188,10 +188,10 @@ def test_only_plain_files_within_a_run_are_sent(folder: Path, file: str):
 
 
 def test_a_file_that_cannot_be_read_is_named_on_a_page(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    def refuse(path: Path) -> bytes:
+    def refuse(path: Path, *_: object, **__: object) -> bytes:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr("safevla_bench.browse.site.read_input", refuse)
     reply = RunSite(folder).reply(run_address("still", "run.json"))
     assert reply.status == 409
     assert b"Permission denied" in reply.content

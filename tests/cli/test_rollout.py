@@ -279,3 +279,24 @@ def test_a_policy_that_gives_what_no_simulator_takes_is_told(safevla, tmp_path, 
     assert "invalid_action: python:wild:Policy/fake/task_0/ep_000: step 0: number 0 of the action, 9" in err
     assert "set clip = True on it" in err
     assert "2 episodes ended with an invalid action: failures in SR, and without a verdict on safety" in err
+
+
+@pytest.mark.parametrize("command", ["rollout", "eval"])
+@pytest.mark.parametrize("when", ["__init__", "act"])
+def test_a_policy_that_changes_the_folder_of_the_process_does_not_move_the_run(
+    safevla, tmp_path, monkeypatch, command, when
+):
+    (tmp_path / "away").mkdir()
+    source = "import os\nclass Policy:\n    def act(self, *_):\n        {}return [0.0] * 7\n    {}\n"
+    away = f"os.chdir({str(tmp_path / 'away')!r})"
+    init = f"def __init__(self, *_): {away}" if when == "__init__" else ""
+    (tmp_path / f"mover_{when.strip('_')}_{command}.py").write_text(
+        source.format(f"{away}; " if when == "act" else "", init)
+    )
+    monkeypatch.chdir(tmp_path)
+    policy = f"python:mover_{when.strip('_')}_{command}:Policy"
+    code, out, err = safevla(command, *FAKE, "--task", "0", "--policy", policy, "--out", "run")
+    assert code == 0, err
+    assert "run\n" in out
+    assert (tmp_path / "run" / "run.json").exists()
+    assert not list((tmp_path / "away").iterdir())

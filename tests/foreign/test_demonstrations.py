@@ -123,7 +123,7 @@ def spoil_model(demo):
     ("spoil", "problem"),
     [
         (spoil_actions, r"field actions: cannot be read as numbers"),
-        (spoil_group, r"field actions: has the shape"),
+        (spoil_group, r"field actions: cannot be read as numbers: it is no array"),
         (spoil_pose, r"field model_file: the model cannot be read: could not convert string to float: 'high'"),
         (spoil_model, r"field model_file: the model cannot be read"),
     ],

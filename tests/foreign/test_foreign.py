@@ -120,8 +120,8 @@ def test_a_file_that_cannot_be_read_holds_no_results(tmp_path, monkeypatch):
     def refuse(*_arguments, **_options):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("pathlib.Path.open", refuse)
-    monkeypatch.setattr("pathlib.Path.read_bytes", refuse)
+    monkeypatch.setattr("safevla_bench.foreign.open_input", refuse)
+    monkeypatch.setattr("safevla_bench.foreign.read_input", refuse)
     assert foreign.find_results(path) == []
     assert foreign.read_recorded_actions(path) is None
 

@@ -152,8 +152,8 @@ def test_a_bit_that_turned_over_is_an_error_or_changes_no_number(tmp_path):
     assert refused
 
 
-def test_a_chunk_that_says_more_than_an_episode_may_hold_is_refused_before_it_is_decompressed(tmp_path, monkeypatch):
-    monkeypatch.setattr(mcap_file, "MAX_EPISODE_BYTES", 1000)
+def test_a_chunk_that_says_more_than_a_chunk_may_hold_is_refused_before_it_is_decompressed(tmp_path, monkeypatch):
+    monkeypatch.setattr(mcap_file, "_MAX_CHUNK_BYTES", 20_000)
     assert "decompresses to more" in problem(folder_of(tmp_path, messages()))
 
 

@@ -78,6 +78,8 @@ def at(place: int, value: float) -> np.ndarray:
         ("left", "str that is no array"),
         (None, r"None in place of an action"),
         ([GOOD, 1], "list that is no array"),
+        (GOOD + 0j, "complex numbers"),
+        ([*GOOD[:6], 1j], "complex numbers"),
         (at(3, 1.0000001), r"number 3 of the action, 1, is not in \[-1, 1\]"),
         (at(6, -2.0), r"number 6 of the action, -2, is not in"),
     ],

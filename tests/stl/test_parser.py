@@ -199,6 +199,17 @@ def test_the_deepest_formula_read_can_also_be_used(text: str) -> None:
         parse(f"!(({text}))")
 
 
+def test_a_chain_of_a_million_is_refused_for_its_length_before_it_is_parsed(monkeypatch) -> None:
+    monkeypatch.setattr("safevla_bench.stl.parser._load_grammar", lambda: pytest.fail("it was parsed"))
+    with pytest.raises(FormulaError, match="the formula has 7999995 characters, more than 100000"):
+        parse(" and ".join(["ppp"] * 1_000_000))
+
+
+def test_a_chain_that_is_too_deep_is_told_that_each_operator_counts() -> None:
+    with pytest.raises(FormulaError, match="each operator of a chain is one level"):
+        parse(" and ".join(["p"] * (MAX_DEPTH + 1)))
+
+
 def test_a_long_formula_that_is_not_deep_is_read() -> None:
     text = "x < " + "0" * 10_000 + "1"
     assert parse(text) == parse("x < 1")

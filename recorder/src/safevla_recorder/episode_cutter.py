@@ -148,10 +148,12 @@ class EpisodeCutter:
         Raises:
             RunError: a settling step's action moves the arm; the error stays in `refusal` too.
             HostError: the model cannot be recorded.
-            ValueError, TypeError: the action is no array of numbers.
+            ValueError, TypeError: the action is no array of real numbers.
         """
         if self._is_over:
             return
+        if np.iscomplexobj(np.asarray(action)):
+            raise TypeError("an action of complex numbers")
         numbers = np.array(action, dtype=np.float64)  # before the simulator gets its hands on it
         if self._waited < self._rules.wait_steps:
             self._require_still(numbers)

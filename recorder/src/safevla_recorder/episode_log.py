@@ -94,9 +94,11 @@ class EpisodeLog(Generic[Row]):
         """Add the record of the control step that `action` [A] drove; decode contacts every `BLOCK` steps.
 
         Raises:
-            HostError: contacts were decoded in the middle of this control step, so that some of them are lost, or the
-                source cannot tell its contacts.
+            HostError: the action is of complex numbers; contacts were decoded in the middle of this control step, so
+                that some of them are lost; or the source cannot tell its contacts.
         """
+        if np.iscomplexobj(action):
+            raise HostError("an action of complex numbers", remedy="Mend the policy's output.")
         if self._torn == len(self):
             problem = f"the records were read in the middle of control step {len(self)}, whose contacts are lost"
             raise HostError(problem, remedy="Read records between control steps, or begin the episode again.")

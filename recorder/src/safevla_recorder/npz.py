@@ -27,7 +27,7 @@ from safevla_recorder.channels import CHANNELS, CONTACT_COLUMNS, NUMERIC, PLACE,
 from safevla_recorder.episode import HEADER_FIELDS, SCHEMA_VERSION, ContactList, Recording
 from safevla_recorder.errors import Place, RecordError
 
-MAX_EPISODE_BYTES = 1 << 30
+MAX_EPISODE_BYTES = 1 << 29
 """Bytes of one episode's arrays; readers refuse more."""
 _NPY_HEADERS = 1 << 13
 """Bytes, more than NumPy writes before the numbers of all arrays together."""

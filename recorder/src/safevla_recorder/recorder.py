@@ -219,7 +219,7 @@ class EpisodeRecorder:
         last, peak = (torques[-1], np.abs(torques).max(axis=0)) if self._torques else (None, None)
         reading = _read(poses, eef, last, peak, state)
         self._check_families(reading.families(), step=len(log))
-        log.add_step(np.asarray(action, dtype=np.float64), reading)
+        log.add_step(np.asarray(action), reading)
         self._torques, self._substeps = [], 0
 
     def _require_whole(self) -> EpisodeLog[_Reading]:

@@ -26,6 +26,7 @@ from safevla_bench.archive.record_schema import (
     check_values,
 )
 from safevla_bench.errors import DamageError, Place, RecordError
+from safevla_bench.files import open_input
 from safevla_bench.text import escape_controls
 from safevla_bench.trajectory import Batch
 
@@ -104,7 +105,7 @@ def _read_lines(path: Path) -> Iterator[tuple[int | None, bytes | DamagedStretch
         DamageError: a line is too long, or there are too many empty ones; the rest is unknown.
         OSError: the file cannot be read.
     """
-    with path.open("rb") as stream:
+    with open_input(path) as stream:
         is_one_episode = path.name.endswith(WHOLE)
         try:
             yield from _split_lines(_read_pieces(stream, path.name), separator=b"" if is_one_episode else b"\n")

@@ -22,6 +22,7 @@ from safevla_bench.archive.arrays import check_shapes, parse_outline, to_recordi
 from safevla_bench.archive.record_schema import REMEDY_BROKEN, EpisodeSelection, check_size
 from safevla_bench.archive.strict_json import find_episode_id, parse_json
 from safevla_bench.errors import DamageError, Place, RecordError
+from safevla_bench.files import open_input
 from safevla_bench.trajectory import Batch, ContactList, Recording, from_recording
 from safevla_recorder.channels import CONTACT_COLUMNS, NUMERIC, PLACE, POSES, as_fields
 from safevla_recorder.npz import DTYPES, encode_episode
@@ -47,7 +48,7 @@ def read_npz(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Record
     """
     if not selection.next_wanted():
         return
-    with path.open("rb") as stream:
+    with open_input(path) as stream:
         try:
             yield _read_stream(stream)
         except RecordError as error:
@@ -68,6 +69,7 @@ def _read_stream(stream: IO[bytes]) -> Batch:
     Raises `DamageError` where unreadable, `RecordError` where not valid.
     """
     try:
+        _check_directory(stream)
         with zipfile.ZipFile(stream) as archive:
             return _decode_arrays(
                 {name: _read_array(archive, member, name) for name, member in _list_members(archive).items()}
@@ -78,6 +80,16 @@ def _read_stream(stream: IO[bytes]) -> Batch:
 
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, OSError, struct.error, NotImplementedError, ValueError)
 """Errors of zipfile for a damaged file; OSError where it seeks a place that is not in the file."""
+
+
+_MAX_DIRECTORY_BYTES = 1 << 20
+
+
+def _check_directory(stream: IO[bytes]) -> None:
+    """Raise `RecordError` for a list of members that takes more than 1 MiB; zipfile reads all of it at once."""
+    end = zipfile._EndRecData(stream)  # type: ignore[attr-defined]  # no public function tells before it is read
+    if end is not None and end[5] > _MAX_DIRECTORY_BYTES:
+        raise RecordError("it lists far too many arrays", remedy="Write one episode a file.")
 
 
 def _list_members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:

@@ -30,13 +30,21 @@ from safevla_bench.archive.parquet_rows import (
     table_schema,
     to_table,
 )
-from safevla_bench.archive.record_schema import REMEDY_BROKEN, EpisodeSelection, check_size
+from safevla_bench.archive.record_schema import (
+    MAX_BAD_LINES,
+    REMEDY_BROKEN,
+    REMEDY_LARGE,
+    EpisodeSelection,
+    check_size,
+)
 from safevla_bench.errors import DamageError, Place, RecordError
+from safevla_bench.files import open_input
 from safevla_bench.trajectory import Batch, concatenate_batches, select_episodes
 from safevla_recorder.channels import NUMERIC
 
 SUFFIX = ".parquet"
 _GROUP_EPISODES, _GROUP_BYTES = 32, 1 << 26
+_MAX_GROUP_EPISODES = 1 << 16
 _NAME = "episode_id"
 _REQUIRED = (_NAME, "benchmark", "task_id", "success", "dt", "target_object", "bodies", "records")
 _REMEDY_COLUMNS = "`safevla convert` shows how the columns should be; host-specific fields go into `extra`, as JSON."
@@ -129,7 +137,7 @@ def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Re
     raises, `OSError`.
     """
     place = Place(file=str(path))
-    with path.open("rb") as stream:
+    with open_input(path) as stream:
         try:
             groups, end = read_row_groups(stream)
             # pyarrow opens the file by itself: threads of its own that call Python abort the process at its end.
@@ -215,6 +223,8 @@ class _GroupReader:
         group, first = placed.group, placed.first
         try:
             group.check_pages(self.stream, self.end)
+            if group.rows > _MAX_GROUP_EPISODES:
+                raise RecordError(f"a row group has more than {_MAX_GROUP_EPISODES} episodes", remedy=REMEDY_LARGE)
             return _LoadedGroup(first, self.file.read_row_group(placed.number).to_batches())
         except RecordError as error:
             reason = error
@@ -229,6 +239,8 @@ class _GroupReader:
         The latter where the column of names is damaged too.
         """
         file = str(self.path)
+        if placed.group.rows > MAX_BAD_LINES:
+            return [DamageError(why.problem, episodes=placed.group.rows, remedy=why.remedy, place=Place(file=file))]
         try:
             names = self.file.read_row_group(placed.number, columns=[_NAME]).column(_NAME).to_pylist()
         except _DAMAGED:

@@ -7,18 +7,27 @@ Thrift's compact protocol. Only the fields that matter here become Python values
 
 from __future__ import annotations
 
+import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from safevla_bench.archive.record_schema import REMEDY_BROKEN, REMEDY_LARGE, check_size
 from safevla_bench.errors import RecordError
+from safevla_bench.files import open_input
 
-MAX_FOOTER_BYTES = 1 << 26
-"""The description of some 400,000 episodes."""
+MAX_FOOTER_BYTES = 1 << 24
+"""The description of some 100,000 episodes; in memory it takes eighty times as much."""
+MAX_TABLE_BYTES = 1 << 27
+"""A table that is read whole, such as episodes.parquet, as its pages are counted: some 400,000 episodes."""
 FREE_VALUES = 1 << 23
 """Values of a row group beyond one a byte: nulls, empty lists and repeated values take next to no bytes."""
+BATCH_ROWS = 1 << 16
 _MAGIC = b"PAR1"
 _HEADER_READS = (1 << 9, 1 << 12, 1 << 20)
 """Bytes that are read for a page's header: few at first, more where it is longer."""
@@ -45,11 +54,11 @@ class RowGroup:
     columns: tuple[Struct, ...]
     """ColumnMetaData: type (1), number of values (5), places of the first data page (9) and dictionary page (11)."""
 
-    def check_pages(self, stream: IO[bytes], end: int) -> None:
-        """Raise `RecordError` if the group takes more memory than an episode may, or its pages are not as stated.
+    def check_pages(self, stream: IO[bytes], end: int) -> int:
+        """Return the bytes that the group takes; only the headers of pages are read.
 
-        Refused too are far more values than bytes, and texts that are written as differences. Only the headers of pages
-        are read.
+        Raises `RecordError` if these are more than an episode may take, or the pages are not as stated, hold far more
+        values than bytes, or texts that are written as differences.
 
         Args:
             stream: the file.
@@ -62,6 +71,7 @@ class RowGroup:
                 check_size(size + values * _VALUE_BYTES, "a row group")
                 if values > size + FREE_VALUES:
                     raise RecordError(f"{values} values are said to stand in {size} bytes", remedy=REMEDY_LARGE)
+        return size + values * _VALUE_BYTES
 
 
 def check_row_group_sizes(stream: IO[bytes]) -> None:
@@ -69,6 +79,46 @@ def check_row_group_sizes(stream: IO[bytes]) -> None:
     groups, end = read_row_groups(stream)
     for group in groups:
         group.check_pages(stream, end)
+
+
+def read_batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file, `BATCH_ROWS` at a time at most; each row group is checked before pyarrow reads it.
+
+    Raises:
+        RecordError: a group is refused, the file is damaged, or a column is not there.
+        pa.ArrowException, OSError: the file is damaged in another way, or cannot be opened.
+    """
+    with open_input(path) as stream:
+        groups, end = read_row_groups(stream)
+        # pyarrow opens the file by itself: threads of its own that call Python abort the process at its end.
+        with pa.OSFile(str(path)) as opened, pq.ParquetFile(opened, page_checksum_verification=True) as file:
+            if missing := [name for name in columns or () if name not in file.schema_arrow.names]:
+                raise RecordError(f"there is no column {missing[0]!r}")
+            if file.num_row_groups != len(groups):
+                raise _broken_file("the footer contradicts itself")
+            for number, group in enumerate(groups):
+                group.check_pages(stream, end)
+                yield from file.iter_batches(BATCH_ROWS, row_groups=[number], columns=columns, use_threads=False)
+
+
+def read_table(content: bytes, most_bytes: int = MAX_TABLE_BYTES) -> pa.Table:
+    """Return the table of a Parquet file's bytes, which may be anybody's.
+
+    It is read in this thread: threads of pyarrow's own that still hold Python's bytes abort the process at its end.
+
+    Raises:
+        RecordError: all row groups together take more than `most_bytes`, or the footer is missing or not true of the
+            pages.
+        pa.ArrowException, OSError: the content is damaged in another way.
+    """
+    stream, size = io.BytesIO(content), 0
+    groups, end = read_row_groups(stream)
+    for group in groups:
+        size += group.check_pages(stream, end)
+        if size > most_bytes:
+            raise RecordError(f"the table takes more than {most_bytes >> 20} MiB", remedy=REMEDY_LARGE)
+    with pq.ParquetFile(pa.BufferReader(content), pre_buffer=False, page_checksum_verification=True) as file:
+        return file.read(use_threads=False)
 
 
 def read_row_groups(stream: IO[bytes]) -> tuple[list[RowGroup], int]:

@@ -87,20 +87,20 @@ def schema() -> dict[str, object]:
 # Bounds
 
 
-MAX_EPISODE_BYTES = 1 << 30
+MAX_EPISODE_BYTES = 1 << 29
 """One episode, uncompressed: a line of JSON, the arrays of a file, or a row group, which is read at once.
 
-An hour at 20 Hz with 20 bodies has about 0.6 GB as JSON.
+Half an hour at 20 Hz with 20 bodies has about 0.3 GB as JSON.
 """
-MAX_RECORDS = 10_000_000
-"""Records of one episode, in forms that state their number; five days at 20 Hz."""
-MAX_VALUES, MAX_CONTAINERS = 1 << 26, 1 << 23
+MAX_RECORDS = 1_000_000
+"""Records of one episode, in forms that state their number; fourteen hours at 20 Hz."""
+MAX_VALUES, MAX_CONTAINERS = 1 << 25, 1 << 22
 """Values of one episode in JSON, by its commas; lists and objects among them, by their brackets.
 
-Python needs some 32 bytes for a number, and 70 for an empty list of two characters. The hour above has about 30 million
-values in 4 million lists.
+Python needs some 32 bytes for a number, and 70 for an empty list of two characters. The half hour above has about 15
+million values in 2 million lists.
 """
-MAX_WIDE_BYTES = 1 << 28
+MAX_WIDE_BYTES = 1 << 27
 """One episode in JSON that is not ASCII throughout: Python may need four bytes for each of its characters."""
 MAX_BAD_LINES = 10_000
 """Bad lines of one file, each of which is reported."""
@@ -117,6 +117,19 @@ def check_size(size: int, what: str) -> None:
     """
     if size > MAX_EPISODE_BYTES:
         raise RecordError(f"{what} holds more than {MAX_EPISODE_BYTES >> 20} MiB", remedy=REMEDY_LARGE)
+
+
+class Budget:
+    """What the parts of an input may take together, whatever each takes: `most` of `what`, such as numbers."""
+
+    def __init__(self, most: int, what: str) -> None:
+        self._most, self._what, self._left = most, what, most
+
+    def spend(self, amount: int) -> None:
+        """Count a part; raise `RecordError` if all parts so far come to more than `most`."""
+        self._left -= amount
+        if self._left < 0:
+            raise RecordError(f"more than {self._most} {self._what}", remedy=REMEDY_LARGE)
 
 
 def check_values(text: bytes) -> None:

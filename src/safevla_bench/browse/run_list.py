@@ -16,6 +16,7 @@ import msgspec
 from safevla_bench import runs
 from safevla_bench.archive import detect_suffix
 from safevla_bench.errors import RunError
+from safevla_bench.files import read_input
 from safevla_bench.logs import find_log
 from safevla_bench.metrics import Summary
 from safevla_bench.ruleset import NamedDigest
@@ -23,7 +24,6 @@ from safevla_bench.ruleset import NamedDigest
 MOST_RUNS = 1000
 _DEEPEST = 3
 """Levels of folders below the one that is listed."""
-_MOST_BYTES = 2**28
 """The largest scores.json that is read."""
 
 
@@ -149,11 +149,9 @@ def _run_rows(name: str, path: Path) -> list[RunRow]:
 def _read_scores(path: Path) -> _ScoresFile:
     """Return the part of a score file that the list shows.
 
-    Raises `ValueError` if it is larger than 256 MiB or malformed, `OSError` if it is absent or cannot be read.
+    Raises `ValueError` if it is malformed, `OSError` if it is absent, too large or cannot be read.
     """
-    if path.stat().st_size > _MOST_BYTES:
-        raise ValueError("too large")
-    return msgspec.json.decode(path.read_bytes(), type=_ScoresFile)
+    return msgspec.json.decode(read_input(path, runs.MAX_SCORES_BYTES), type=_ScoresFile)
 
 
 def _start_time(folder: Path) -> str:

@@ -20,6 +20,7 @@ from markupsafe import Markup
 from safevla_bench import archive, compare, evaluation, judged, runs
 from safevla_bench.browse.run_list import RunRow, find_runs, list_runs
 from safevla_bench.errors import RecordError, SafevlaError
+from safevla_bench.files import read_input
 from safevla_bench.logs import find_log
 from safevla_bench.report.render import (
     content_security_policy,
@@ -172,6 +173,7 @@ _TYPES: Mapping[str, str] = {
     ".parquet": "application/octet-stream",
 }
 """What is sent of a run, by the end of the name."""
+_MOST_BYTES = 1 << 28
 _NO_SCRIPT = (
     "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 )
@@ -282,7 +284,7 @@ class RunSite:
             return _not_found()
         own = _find_file(path, file)
         if own is not None:
-            content = own.read_bytes()
+            content = read_input(own, _MOST_BYTES, within=path)
             kind = _TYPES[own.suffix]
             return Reply(
                 HTTPStatus.OK, content, kind, _report_policy(content) if kind == HTML else "default-src 'none'"

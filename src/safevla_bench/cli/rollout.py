@@ -56,8 +56,8 @@ def rollout_command(context: click.Context, run_command: RunCommand, trackers: t
     _report_servers(run_command)
     only_invalid = _report_invalid(run_command)
     _report_crashes(run_command, crashed)
-    folder = shlex.quote(str(run_command.out))
-    click.echo(make_printable(f"Records: {run_command.out}\nNext: safevla score {folder}"))
+    folder = shlex.quote(str(run_command.shown))
+    click.echo(make_printable(f"Records: {run_command.shown}\nNext: safevla score {folder}"))
     context.exit(CRASHED if crashed else USER_ERROR if only_invalid else OK)
 
 
@@ -122,10 +122,10 @@ def eval_command(
     if films is not None:
         filmed = film_episodes(run_command.out, judged, films)
         evaluation.write_outputs(judged, run_command.out)
-        click.echo(make_printable(f"Films: {filmed}, in {run_command.out / runs.FRAMES}"))
-    folder = shlex.quote(str(run_command.out))
-    report = run_command.out / runs.REPORT
-    click.echo(make_printable(f"Run folder: {run_command.out}\nReport: {report}\nNext: safevla open {folder}"))
+        click.echo(make_printable(f"Films: {filmed}, in {run_command.shown / runs.FRAMES}"))
+    folder = shlex.quote(str(run_command.shown))
+    report = run_command.shown / runs.REPORT
+    click.echo(make_printable(f"Run folder: {run_command.shown}\nReport: {report}\nNext: safevla open {folder}"))
     context.exit(CRASHED if crashed else USER_ERROR if only_invalid else OK)
 
 

@@ -107,6 +107,9 @@ class RunCommand:
 
     request: evaluation.Request
     out: Path
+    """Absolute: a policy may change this process's folder."""
+    shown: Path
+    """The run folder as the user wrote it."""
     execution: evaluation.ExecutionOptions
     dry_run: bool
     resume_command: str
@@ -162,7 +165,8 @@ def _parse_command(context: click.Context, what: Mapping[str, Any], how: Mapping
     execution = evaluation.ExecutionOptions(
         workers=how["workers"], cluster=requested_cluster(how), resume=how["resume"], retry_crashed=how["retry_crashed"]
     )
-    return RunCommand(request, out, execution, how["dry_run"], _format_resume_command(context, out, request))
+    resume_command = _format_resume_command(context, out, request)
+    return RunCommand(request, out.absolute(), out, execution, how["dry_run"], resume_command)
 
 
 def _find_distrusted(

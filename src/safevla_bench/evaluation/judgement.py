@@ -20,6 +20,7 @@ from safevla_bench.compare import (
 )
 from safevla_bench.compare.policy_results import UNNAMED
 from safevla_bench.errors import DamageError, Place, RunError, SafevlaError, UnknownTaskError
+from safevla_bench.files import read_input
 from safevla_bench.judged import Judged, JudgedSource, describe_maker
 from safevla_bench.ray_cluster import RayCluster
 from safevla_bench.ray_scoring import score_on_cluster
@@ -216,7 +217,7 @@ def _read_recipe(path: Path) -> RulesetRecipe:
     Raises `RunError` if damaged.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=RulesetRecipe)
+        return msgspec.json.decode(read_input(path), type=RulesetRecipe)
     except FileNotFoundError:
         return RulesetRecipe()
     except (msgspec.DecodeError, OSError) as error:

@@ -327,7 +327,8 @@ def _evaluate_into(
     For None into a temporary one that is removed when the returned evaluation is, or at once where this fails.
     """
     if out is not None:
-        return Evaluation(evaluate_request(request, ruleset, Path(out), observer, running), Path(out))
+        folder = Path(out).absolute()
+        return Evaluation(evaluate_request(request, ruleset, folder, observer, running), folder)
     parent = Path(tempfile.mkdtemp(prefix="safevla-"))
     try:
         run = Evaluation(evaluate_request(request, ruleset, parent / "run", observer, running), parent / "run")
@@ -349,6 +350,7 @@ def evaluate_request(
 
     A task without tags is an error before anything is rolled out, unless the rules are an ablation.
     """
+    out = out.absolute()  # a policy may change this process's folder
     if not ruleset.is_ablation:
         for task in select_tasks(request.make_host(), request):
             ruleset.tags(task.benchmark, task.task_id)

@@ -48,6 +48,7 @@ def roll_out(
     was recorded), what an engine of several workers raises, and `KeyboardInterrupt`.
     """
     require_counts(workers=running.workers)
+    out = out.absolute()  # a policy may change this process's folder
     prepared = prepare_run(request)
     try:
         with runs.RunWriter(out, prepared.description, resume=running.resume) as writer:

@@ -29,8 +29,10 @@ from typing import Any
 
 import numpy as np
 
+from safevla_bench.archive.record_schema import Budget
 from safevla_bench.errors import Place, RecordError
-from safevla_bench.foreign.demonstrations import Floats, RecordedActions, read_demonstrations
+from safevla_bench.files import open_input, read_input
+from safevla_bench.foreign.demonstrations import Floats, RecordedActions, read_demonstrations, recording_budget
 
 __all__ = [
     "ForeignEpisode",
@@ -53,7 +55,8 @@ def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
     """
     recordings = recording_files(path)
     if recordings:
-        return [take for file in recordings for take in _read_recording(file)]
+        budget = recording_budget()
+        return [take for file in recordings for take in _read_recording(file, budget)]
     return read_demonstrations(path)
 
 
@@ -105,7 +108,7 @@ def _holds_successes(path: Path) -> bool:
     False for another suffix, invalid JSON, and a file that cannot be read: whoever reads it as a source says why.
     """
     try:
-        tree = json.loads(path.read_bytes()) if path.suffix == ".json" else None
+        tree = json.loads(read_input(path)) if path.suffix == ".json" else None
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(tree, dict) and not _RESULT_KEYS.isdisjoint(tree)
@@ -136,7 +139,7 @@ def _read_lerobot(path: Path) -> ForeignResults:
     tells if the file counts another number of episodes. Raises `KeyError`, `TypeError` or `ValueError` for another
     structure.
     """
-    tree = json.loads(path.read_text(encoding="utf-8"))
+    tree = json.loads(read_input(path))
     episodes = tuple(_task_episodes(tree["per_task"]) if "per_task" in tree else _plain_episodes(tree["per_episode"]))
     stated = tree.get("overall", tree.get("aggregated", {})).get("n_episodes")
     is_incomplete = stated is not None and stated != len(episodes)
@@ -174,13 +177,12 @@ def _read_harness(path: Path) -> ForeignResults:
     or `ValueError` for another structure.
     """
     with closing(_open_recording(path)) as connection:
-        suites = {eval_id: _benchmark_name(text) for eval_id, text in connection.execute(_SUITES)}
-        rows = connection.execute(_RESULTS).fetchall()
+        suites = {eval_id: _benchmark_name(text) for eval_id, text in _select(connection, _SUITES)}
+        episodes = tuple(
+            ForeignEpisode(suites.get(eval_id) or str(eval_id), str(task), _parse_status(status), steps)
+            for eval_id, task, status, steps in _select(connection, _RESULTS)
+        )
         has_actions = _holds_actions(connection)
-    episodes = tuple(
-        ForeignEpisode(suites.get(eval_id) or str(eval_id), str(task), _parse_status(status), steps)
-        for eval_id, task, status, steps in rows
-    )
     errors = sum(episode.success is None for episode in episodes)
     remarks = [f"{errors} episodes ended in an error; they are in no rate"] if errors else []
     if has_actions:
@@ -218,6 +220,9 @@ def _benchmark_name(metadata: str) -> str | None:
 _PATTERN = "recording-*.sqlite"
 _HEADER = b"SQLite format 3\x00"
 _LIBERO = "vla_eval.benchmarks.libero.benchmark:LIBEROBenchmark"
+_TABLES = ("eval_metadata", "episode_results", "step_rows")
+_MOST_VALUE_BYTES, _MOST_ROWS = 1 << 20, 1 << 20
+"""Bytes of a value in a recording, and rows of its tables of entries and episodes."""
 _SEED, _WAIT_STEPS = 7, 10
 """Defaults of that benchmark's `seed` and `num_steps_wait`."""
 _METADATA = "SELECT eval_id, safe_name, metadata FROM eval_metadata"
@@ -230,7 +235,7 @@ _STEPS = "SELECT fields FROM step_rows WHERE sid = ? AND eid = ? ORDER BY step_i
 def _is_sqlite(path: Path) -> bool:
     """Return whether a file is an SQLite database; False where it cannot be read."""
     try:
-        with path.open("rb") as stream:
+        with open_input(path) as stream:
             return stream.read(len(_HEADER)) == _HEADER
     except OSError:
         return False
@@ -249,9 +254,29 @@ def recording_files(path: Path) -> list[Path]:
 def _open_recording(path: Path) -> sqlite3.Connection:
     """Return a read-only connection to an SQLite file, which the caller closes.
 
-    Raises `sqlite3.Error` if none can be made.
+    Only plain tables are read: a view or a computed column makes any number of rows out of nothing. Raises
+    `sqlite3.Error` if no connection can be made, `ValueError` if it is no file, or a table is none.
     """
-    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+    open_input(path).close()
+    connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_VALUE_BYTES)
+    try:
+        for name, kind in connection.execute("SELECT name, type FROM sqlite_master WHERE name IN (?, ?, ?)", _TABLES):
+            hidden = connection.execute("SELECT 1 FROM pragma_table_xinfo(?) WHERE hidden", (name,)).fetchone()
+            if kind != "table" or hidden:
+                raise ValueError(f"{name} is no plain table")
+    except (sqlite3.Error, ValueError):
+        connection.close()
+        raise
+    return connection
+
+
+def _select(connection: sqlite3.Connection, query: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a query; raise `RecordError` for more than `_MOST_ROWS`."""
+    budget = Budget(_MOST_ROWS, "rows in a table")
+    for row in connection.execute(query):
+        budget.spend(1)
+        yield row
 
 
 def _holds_actions(connection: sqlite3.Connection) -> bool:
@@ -261,7 +286,7 @@ def _holds_actions(connection: sqlite3.Connection) -> bool:
     return "step_rows" in tables and connection.execute(query).fetchone() is not None
 
 
-def _read_recording(path: Path) -> list[RecordedActions]:
+def _read_recording(path: Path, budget: Budget) -> list[RecordedActions]:
     """Return the LIBERO episodes of a recording that ran to their end, in the order in which they ran.
 
     Raises:
@@ -269,8 +294,10 @@ def _read_recording(path: Path) -> list[RecordedActions]:
     """
     try:
         with closing(_open_recording(path)) as connection:
-            takes = list(_read_episodes(path, connection))
-    except (sqlite3.Error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            takes = list(_read_episodes(path, connection, budget))
+    except RecordError as error:
+        raise error.with_place(Place(file=str(path))) from None
+    except (OSError, sqlite3.Error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         remedy = "Name the output folder of vla-evaluation-harness, or its recording-*.sqlite."
         problem = f"cannot be read as a recording of vla-evaluation-harness: {type(error).__name__}: {error}"
         raise RecordError(problem, remedy=remedy, place=Place(file=str(path))) from None
@@ -284,7 +311,7 @@ def _read_recording(path: Path) -> list[RecordedActions]:
     return takes
 
 
-def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[RecordedActions]:
+def _read_episodes(path: Path, connection: sqlite3.Connection, budget: Budget) -> Iterator[RecordedActions]:
     """Yield the LIBERO episodes that ended in success or failure and hold an action in every step, in stored order.
 
     `earlier_resets` counts the episodes that one environment ran before this one, of whatever outcome. Raises
@@ -293,11 +320,11 @@ def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[Recor
     """
     entries = {
         str(eval_id): (str(name), _entry_parameters(json.loads(text)))
-        for eval_id, name, text in connection.execute(_METADATA)
+        for eval_id, name, text in _select(connection, _METADATA)
     }
     environment: tuple[str, str, str] | None = None
     resets = 0
-    for sid, eid, eval_id, task, episode_id, status, steps, text in connection.execute(_EPISODES).fetchall():
+    for sid, eid, eval_id, task, episode_id, status, steps, text in _select(connection, _EPISODES):
         name, parameters = entries.get(str(eval_id), ("", None))
         if parameters is None:
             continue
@@ -306,7 +333,7 @@ def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[Recor
         present = (str(sid), str(eval_id), str(context["task_id"]))
         resets = resets + 1 if present == environment else 0
         environment = present
-        rows = [json.loads(fields) for (fields,) in connection.execute(_STEPS, (sid, eid))]
+        rows = [_parse_step(fields, budget) for (fields,) in connection.execute(_STEPS, (sid, eid))]
         if status not in ("success", "fail") or not rows or any("action" not in row for row in rows):
             continue
         where = Place(str(path), episode=f"{task}, episode {episode_id}")
@@ -331,6 +358,21 @@ def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[Recor
         )
 
 
+def _parse_step(fields: str, budget: Budget) -> dict[str, list[Any]]:
+    """Return the action and the state of a step, where it has them, cut at `_STEP_NUMBERS`, and count it.
+
+    Raises `RecordError` if all are more than the budget, `ValueError` or `TypeError` for another structure.
+    """
+    tree = json.loads(fields)
+    budget.spend(_STEP_NUMBERS)
+    return {name: list(tree[name])[:_STEP_NUMBERS] for name in ("action", "state") if name in tree}
+
+
+_STEP_NUMBERS = 128
+"""Numbers that a step counts for; the two fields have 15."""
+_PARAMETERS = ("suite", "env_seed", "num_steps_wait", "absolute_action")
+
+
 def _entry_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the parameters of LIBERO's benchmark; None for another benchmark.
 
@@ -350,7 +392,7 @@ def _entry_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
         **(config.get("params") or {}),
     }
     seed = parameters["seed"] if parameters.get("env_seed") is None else parameters["env_seed"]
-    return {**parameters, "env_seed": seed}
+    return {name: {**parameters, "env_seed": seed}[name] for name in _PARAMETERS}
 
 
 def _read_rows(rows: Sequence[Mapping[str, Any]], field: str, size: int, where: Place) -> Floats:

@@ -20,6 +20,7 @@ LeRobot datasets (version 3, and 2) hold actions and instructions, but not where
 from __future__ import annotations
 
 import json
+import math
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Mapping
@@ -29,10 +30,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from safevla_bench.archive.parquet_guard import read_batches, read_table
+from safevla_bench.archive.record_schema import MAX_VALUES, Budget
 from safevla_bench.errors import Place, RecordError
+from safevla_bench.files import open_input, read_input
 from safevla_bench.interface import Task
 from safevla_bench.plugins import install_command
 
@@ -111,48 +115,60 @@ def _normalize_instruction(instruction: str) -> str:
 SUFFIXES = (".hdf5", ".h5")
 _LARGEST_XML = 64 * 2**20
 _MOST_NUMBERS = 1 << 28
-"""Numbers of one field of a demonstration, 2 GiB; a small file that says more is hostile."""
+"""Numbers of all demonstrations together, 2 GiB; a small file that says more is hostile."""
+_MOST_CHUNK_BYTES = 1 << 28
+_NUMBER = 128
+"""Numbers that a demonstration counts for beside its own."""
 
 
-def read_hdf5(path: Path) -> list[RecordedActions]:
+def recording_budget() -> Budget:
+    """Return the budget of recordings that are read together."""
+    return Budget(_MOST_NUMBERS, "numbers in all episodes together")
+
+
+def read_hdf5(path: Path, budget: Budget | None = None) -> list[RecordedActions]:
     """Return the demonstrations of a file, in the order of their numbers.
 
     Raises:
-        RecordError: h5py is not installed, or the file cannot be read, holds no demonstrations or is of another
-            structure.
+        RecordError: h5py is not installed, or the file cannot be read, holds no demonstrations, is of another structure
+            or larger than the budget (None = one of its own).
     """
+    budget = budget or recording_budget()
     try:
         import h5py
     except ModuleNotFoundError:
         remedy = f"Install it: {install_command('hdf5')}"
         raise RecordError("HDF5 needs h5py, which is not installed", remedy=remedy, place=_file_place(path)) from None
     try:
-        with h5py.File(path, "r") as file:
-            return list(_read_demos(path, file))
-    except (OSError, KeyError, RuntimeError) as error:
+        with open_input(path), h5py.File(path, "r") as file:
+            return list(_read_demos(path, file, budget))
+    except RecordError as error:
+        raise error.with_place(_file_place(path)) from None
+    except (OSError, KeyError, RuntimeError, ValueError) as error:
         raise RecordError(f"cannot be read: {error}", remedy=_HDF5_REMEDY, place=_file_place(path)) from None
 
 
 _HDF5_REMEDY = "Name an HDF5 file of demonstrations: data/demo_N/actions and states."
 
 
-def _read_demos(path: Path, file: Any) -> Iterator[RecordedActions]:
+def _read_demos(path: Path, file: Any, budget: Budget) -> Iterator[RecordedActions]:
     """Yield the demonstrations of an open HDF5 file, by number.
 
     Raises `RecordError` if there are none, a demonstration is no group, actions or states are no matrix of numbers or
     their counts disagree, or the model cannot be read; `KeyError` if the file lacks `data` or a demonstration lacks
     `actions`.
     """
-    data = _require_group(path, "data", file["data"])
+    data = _require_group(path, "data", _own_item(file, "data"))
     suite, task, instruction = _read_task(data.attrs)
-    names = [name for name in data if re.fullmatch(r"demo_\d+", name)]
+    names = [name for name in data if re.fullmatch(r"demo_\d{1,18}", name)]
     if not names:
         remedy = "Demonstrations are the groups data/demo_0, data/demo_1, …"
         raise RecordError("there are no demonstrations", remedy=remedy, place=_file_place(path))
     for name in sorted(names, key=lambda group: int(group.removeprefix("demo_"))):
-        demo = _require_group(path, name, data[name])
-        actions = _read_matrix(path, name, "actions", demo["actions"])
-        states = _read_matrix(path, name, "states", demo["states"]) if "states" in demo else None
+        demo = _require_group(path, name, _own_item(data, name))
+        budget.spend(_NUMBER)
+        actions = _read_matrix(path, name, "actions", _own_item(demo, "actions"), budget)
+        states = _read_matrix(path, name, "states", _own_item(demo, "states"), budget) if "states" in demo else None
         if states is not None and not len(actions) <= len(states) <= len(actions) + 1:
             problem = f"{len(states)} states, but {len(actions)} actions"
             remedy = "A state stands before each action, and perhaps one after the last."
@@ -171,6 +187,14 @@ def _read_demos(path: Path, file: Any) -> Iterator[RecordedActions]:
         )
 
 
+def _own_item(group: Any, name: str) -> Any:
+    """Return an item of an HDF5 group; raise `RecordError` if it is a link to another file, `KeyError` without it."""
+    link = group.get(name, getlink=True)
+    if hasattr(link, "filename"):
+        raise RecordError(f"{name} is a link to another file", remedy="Copy what it links to into this one.")
+    return group[name]
+
+
 def _require_group(path: Path, name: str, item: Any) -> Any:
     """Return an item of an HDF5 file that has items itself; raise `RecordError` if it is an array."""
     if hasattr(item, "keys"):
@@ -178,15 +202,21 @@ def _require_group(path: Path, name: str, item: Any) -> Any:
     raise RecordError(f"{name} is no group", remedy=_HDF5_REMEDY, place=_file_place(path))
 
 
-def _read_matrix(path: Path, name: str, field: str, rows: Any) -> Floats:
+def _read_matrix(path: Path, name: str, field: str, rows: Any, budget: Budget) -> Floats:
     """Return the rows of a demonstration's field, [n, k].
 
-    Raises `RecordError` if they are no matrix of numbers, or more than 2²⁸ numbers. NaN passes.
+    Raises `RecordError` if they are no matrix of numbers, lie in another file or in huge chunks, or are more than is
+    left of the budget. NaN passes.
     """
     place = Place(str(path), episode=name, field=field)
-    if getattr(rows, "size", 0) > _MOST_NUMBERS:
-        raise RecordError(f"has {rows.size} numbers", remedy="Split the file; so many are no episode.", place=place)
+    if getattr(rows, "is_virtual", False) or getattr(rows, "external", None):
+        raise RecordError("its numbers lie in another file", remedy="Write them into this one.", place=place)
     try:
+        if not hasattr(rows, "dtype"):
+            raise TypeError("it is no array")
+        if rows.dtype.kind not in "biuf" or math.prod(rows.chunks or ()) * rows.dtype.itemsize > _MOST_CHUNK_BYTES:
+            raise ValueError(f"{rows.dtype} in chunks of {rows.chunks}")
+        budget.spend(rows.size or 0)
         values = np.asarray(rows, dtype=np.float64)
     except (OSError, TypeError, ValueError) as error:
         problem = f"cannot be read as numbers: {' '.join(str(error).split())}"
@@ -284,8 +314,9 @@ def read_dataset(folder: Path) -> list[RecordedActions]:
     if not files:
         remedy = "Episodes are in data/chunk-000/file-000.parquet and on; download the dataset's data, not only meta."
         raise RecordError("there are no episodes", remedy=remedy, place=_file_place(folder))
-    instructions = dict(_read_instructions(folder))
-    frames = [(keys, actions) for keys, actions in map(_read_frames, files) if len(keys)]
+    instructions = dict(read_instructions(folder))
+    budget = recording_budget()
+    frames = [frames for file in files for frames in _read_frames(file, budget)]
     widths = dict.fromkeys(actions.shape[1] for _, actions in frames)
     if len(widths) != 1:
         problem = f"actions have {' and '.join(map(str, widths))} numbers" if widths else "there are no frames"
@@ -295,28 +326,56 @@ def read_dataset(folder: Path) -> list[RecordedActions]:
     return list(_split_episodes(folder, keys, actions, instructions))
 
 
-def _read_frames(file: Path) -> tuple[NDArray[np.int64], Floats]:
-    """Return the frames of a file: episode, frame and task index [n, 3], and actions [n, A].
+def _read_frames(file: Path, budget: Budget) -> Iterator[tuple[NDArray[np.int64], Floats]]:
+    """Yield the frames of a file, some at a time: episode, frame and task index [n, 3], and actions [n, A].
 
-    Raises `RecordError` if the file cannot be read, an index is no whole number, or the actions are no matrix of
-    numbers.
+    Raises `RecordError` if the file cannot be read, an index is no whole number, the actions are no matrix of numbers,
+    or all are more than is left of the budget.
     """
     remedy = f"A LeRobot dataset of version 3 has frames with {', '.join(_COLUMNS)}."
     try:
-        table = pq.read_table(file, columns=_COLUMNS, page_checksum_verification=True)
-        for name in _COLUMNS[:3]:
-            if table[name].null_count or not pa.types.is_integer(table[name].type):
-                raise RecordError(f"{name} holds {table[name].type}, or nothing in places", remedy=remedy)
-        keys = np.stack([table[name].to_numpy().astype(np.int64) for name in _COLUMNS[:3]], axis=1)
-        actions = np.array(table["action"].to_pylist(), dtype=np.float64)
-        if len(actions) and actions.ndim != 2:
-            raise RecordError(f"action has the shape {actions.shape}", remedy="One row of numbers a frame.")
+        for batch in read_batches(file, _COLUMNS):
+            for name in _COLUMNS[:3]:
+                if batch[name].null_count or not pa.types.is_integer(batch[name].type):
+                    raise RecordError(f"{name} holds {batch[name].type}, or nothing in places", remedy=remedy)
+            keys = np.stack([batch[name].to_numpy().astype(np.int64) for name in _COLUMNS[:3]], axis=1)
+            column = batch["action"]
+            if not is_list(column.type):
+                raise RecordError(f"action has the shape ({len(column)},)", remedy="One row of numbers a frame.")
+            if column.null_count:
+                raise ValueError("a frame has no action")
+            budget.spend(keys.size + len(column.flatten()))
+            if len(keys):
+                yield keys, stack_lists(column, "action")
     except RecordError as error:
         raise error.with_place(_file_place(file)) from None
     except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
         problem = f"cannot be read: {' '.join(str(error).split())}"
         raise RecordError(problem, remedy=remedy, place=_file_place(file)) from None
-    return keys, actions
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Return whether a column's values are lists."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def stack_lists(column: pa.Array, name: str, size: int = 1) -> Floats:
+    """Return the numbers of a column of lists, [n, k], NaN where a row has none; k is `size` where no row has any.
+
+    Raises:
+        ValueError: rows have different counts of numbers, these are no numbers, or n · k is more than any episode has.
+    """
+    has_numbers = np.asarray(column.is_valid().to_numpy(zero_copy_only=False), dtype=np.bool_)
+    counts = pc.unique(pc.list_value_length(column.filter(column.is_valid()))).to_pylist()
+    if len(counts) > 1:
+        raise ValueError(f"{name!r} has {min(counts)} numbers in some frames and {max(counts)} in others")
+    width = counts[0] if counts else size
+    if len(column) * width > MAX_VALUES:
+        raise ValueError(f"{name!r} has more than {MAX_VALUES} numbers")
+    rows = np.full((len(column), width), np.nan)
+    flat = np.asarray(column.flatten().to_numpy(zero_copy_only=False), dtype=np.float64)
+    rows[has_numbers] = flat.reshape(-1, width)
+    return rows
 
 
 def _split_episodes(
@@ -338,7 +397,7 @@ def _split_episodes(
         )
 
 
-def _read_instructions(folder: Path) -> Iterator[tuple[int, str]]:
+def read_instructions(folder: Path) -> Iterator[tuple[int, str]]:
     """Yield index and text of each task of a LeRobot dataset, from `meta/tasks.parquet`, else from `meta/tasks.jsonl`.
 
     Raises `RecordError`, which names the row, for files that are missing or of another form.
@@ -346,7 +405,9 @@ def _read_instructions(folder: Path) -> Iterator[tuple[int, str]]:
     table = folder / "meta" / "tasks.parquet"
     path = table if table.is_file() else folder / "meta" / "tasks.jsonl"
     try:
-        rows = pq.read_table(path).to_pylist() if path == table else _read_json_lines(path)
+        rows = read_table(read_input(path)).to_pylist() if path == table else _read_json_lines(path)
+    except RecordError as error:
+        raise error.with_place(_file_place(path)) from None
     except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
         problem = f"cannot be read: {' '.join(str(error).split())}"
         raise RecordError(problem, remedy=_TASKS_REMEDY, place=_file_place(path)) from None
@@ -364,7 +425,7 @@ _TASKS_REMEDY = "The tasks of a LeRobot dataset have task_index and the instruct
 
 def _read_json_lines(path: Path) -> list[object]:
     """Return the JSON value of each line that is not blank; raise `OSError` or `ValueError` where there is none."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return [json.loads(line) for line in read_input(path).decode("utf-8").splitlines() if line.strip()]
 
 
 def read_demonstrations(path: Path) -> list[RecordedActions] | None:
@@ -379,7 +440,8 @@ def read_demonstrations(path: Path) -> list[RecordedActions] | None:
         if (path / INFO).is_file():
             return read_dataset(path)
         files = sorted(file for suffix in SUFFIXES for file in path.glob(f"*{suffix}"))
-        return [take for file in files for take in read_hdf5(file)] if files else None
+        budget = recording_budget()
+        return [take for file in files for take in read_hdf5(file, budget)] if files else None
     if path.suffix not in SUFFIXES:
         return None
     if not path.is_file():

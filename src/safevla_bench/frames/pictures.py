@@ -23,7 +23,7 @@ from safevla_bench.explain.trace import SignalTrace
 from safevla_bench.files import write_atomically
 from safevla_bench.frames.moments import format_clip_reading
 from safevla_bench.interface import Camera
-from safevla_bench.runs import FRAMES, Frame
+from safevla_bench.runs import FRAMES, Frame, read_picture
 from safevla_bench.text import escape_controls, format_fixed
 
 Pixels = NDArray[np.uint8]
@@ -229,8 +229,11 @@ def _pick_frame(frames: Sequence[Frame], key: tuple[str | None, str], kind: str)
 
 
 def _open_frame(run: Path, frame: Frame) -> Image.Image:
-    with Image.open(run / FRAMES / frame.file) as image:
-        return image.convert("RGB")
+    picture = read_picture(run, frame)
+    if picture is None:
+        place = Place(file=str(run / FRAMES / frame.file))
+        raise RunError("is no picture, or not in the run", remedy="Make it anew: safevla frames RUN.", place=place)
+    return Image.open(io.BytesIO(picture[1]), formats=[picture[0]]).convert("RGB")
 
 
 def _compose_rows(rows: Sequence[tuple[str, Sequence[Image.Image]]]) -> Image.Image:

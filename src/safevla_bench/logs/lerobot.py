@@ -13,7 +13,8 @@ The action of a frame is taken after its observation, so it belongs to the recor
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,19 +22,21 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from safevla_bench.archive.parquet_guard import check_row_group_sizes
-from safevla_bench.archive.record_schema import MAX_EPISODE_BYTES, MAX_RECORDS
+from safevla_bench.archive.parquet_guard import read_batches
+from safevla_bench.archive.record_schema import MAX_RECORDS, REMEDY_LARGE
 from safevla_bench.errors import Place, RecordError
-from safevla_bench.foreign.demonstrations import INFO
+from safevla_bench.files import read_input
+from safevla_bench.foreign.demonstrations import INFO, is_list, read_instructions, stack_lists
 from safevla_bench.logs.mapping import Columns, LogMapping, PoseColumns
-from safevla_bench.logs.records import Floats, LoggedEpisode, Series
+from safevla_bench.logs.records import MAX_NUMBERS, Floats, LoggedEpisode, Series
 from safevla_bench.text import escape_controls
 
 _KEYS = ("episode_index", "frame_index", "task_index", "timestamp")
 _SUCCESS = "next.success"
 _LARGEST_INFO = 1 << 24
+_MOST_SIZE = 1 << 16
+"""Numbers of a feature in a frame."""
 _REMEDY = "Download the whole dataset again; version 3 is read, and lerobot converts older ones."
 
 
@@ -69,9 +72,7 @@ def open_dataset(folder: Path) -> Dataset:
     """
     path = folder / INFO
     try:
-        if path.stat().st_size > _LARGEST_INFO:
-            raise ValueError("it has more than 16 MiB")
-        info = json.loads(path.read_text(encoding="utf-8"))
+        info = json.loads(read_input(path, _LARGEST_INFO))
         version, fps, features = str(info["codebase_version"]), float(info["fps"]), dict(info["features"])
         if not (0 < fps < 1e6 and all(map(_is_feature, features.values()))):
             raise ValueError("fps or features are of another form")
@@ -114,7 +115,10 @@ def read_episodes(
     valid = {body.valid for body in mapping.sources.values() if isinstance(body, PoseColumns) and body.valid}
     columns = [*dict.fromkeys([*_KEYS, *(pick.feature for pick in picks.values()), *valid])]
     columns += [success] if success and success not in columns else []
-    instructions = _read_instructions(dataset.folder)
+    try:
+        instructions = dict(read_instructions(dataset.folder))
+    except RecordError:
+        instructions = {}
     place = 0
     for table in _read_tables(dataset, columns):
         if isinstance(table, RecordError):
@@ -131,41 +135,42 @@ def _read_tables(dataset: Dataset, columns: list[str]) -> Iterator[pa.Table | Re
 
     A file that cannot be read, or an episode too large, yields an error in its place.
     """
-    pending: pa.Table | None = None
+    gathered: list[pa.Table] = []  # of the last episode so far, after its first batch
+    last, rows, size = -1, 0, 0
     for path in dataset.files:
         try:
-            with path.open("rb") as stream:
-                check_row_group_sizes(stream)
-            with pq.ParquetFile(path, pre_buffer=False, page_checksum_verification=True) as file:
-                missing = [name for name in columns if name not in file.schema_arrow.names]
-                if missing:
-                    raise RecordError(f"there is no column {missing[0]!r}", remedy=_REMEDY)
-                table = file.read(columns=columns, use_threads=False)
+            for batch in read_batches(path, columns):
+                table = pa.Table.from_batches([batch])
                 _check_keys(table)
-            pending = table if pending is None else pa.concat_tables([pending, table])
+                indices = pc.min_max(table["episode_index"]).as_py()
+                if not len(batch):
+                    continue
+                if indices["min"] < last:
+                    raise RecordError("the frames of its episodes are not one after the other", remedy=_REMEDY)
+                gathered.append(table)
+                rows, size = rows + len(batch), size + batch.nbytes
+                if rows > MAX_RECORDS or size > 8 * MAX_NUMBERS:
+                    raise RecordError("the frames are more than an episode may hold", remedy=_REMEDY)
+                if indices["max"] > last:
+                    whole, last = pa.concat_tables(gathered), indices["max"]
+                    gathered = [whole.filter(pc.equal(whole["episode_index"], last))]
+                    rows, size = gathered[0].num_rows, gathered[0].nbytes
+                    yield whole.filter(pc.less(whole["episode_index"], last))
         except (RecordError, OSError, pa.ArrowException) as error:
-            yield from _describe_loss(path, error, pending)
-            pending = None
-            continue
-        if pending.num_rows > MAX_RECORDS or pending.nbytes > 2 * MAX_EPISODE_BYTES:
-            yield RecordError("the frames are more than an episode may hold", remedy=_REMEDY, place=Place(str(path)))
-            pending = None
-            continue
-        last = pc.max(pending["episode_index"])
-        yield pending.filter(pc.less(pending["episode_index"], last))
-        pending = pending.filter(pc.equal(pending["episode_index"], last))
-    if pending is not None:
-        yield pending
+            yield from _describe_loss(path, error, gathered)
+            gathered, rows, size = [], 0, 0
+    if gathered:
+        yield pa.concat_tables(gathered)
 
 
-def _describe_loss(path: Path, error: Exception, pending: pa.Table | None) -> Iterator[RecordError]:
+def _describe_loss(path: Path, error: Exception, gathered: Sequence[pa.Table]) -> Iterator[RecordError]:
     """Yield the error of a file that cannot be read, and that of the episode before it, which may go on there."""
     place = Place(file=str(path))
     text = " ".join(str(error).split())
     read_error = RecordError(f"cannot be read: {text}", remedy=_REMEDY, place=place)
     yield error.with_place(place) if isinstance(error, RecordError) else read_error
-    if pending is not None and pending.num_rows:
-        name = _episode_name(pending)
+    if gathered:
+        name = _episode_name(gathered[0])
         problem = "it may go on in a file that cannot be read, so that its end is unknown"
         yield RecordError(problem, remedy=_REMEDY, place=Place(file=str(path), episode=name))
 
@@ -210,6 +215,8 @@ def _read_episode(
     """
     name = _episode_name(frames)
     place = Place(file=str(dataset.folder), episode=name)
+    if frames.num_rows * sum(len(pick.index) for pick in picks.values()) > MAX_NUMBERS:
+        return RecordError(f"more than {MAX_NUMBERS} numbers are mapped", remedy=REMEDY_LARGE, place=place)
     try:
         frame = frames["frame_index"].to_numpy()
         stamps = np.asarray(frames["timestamp"].to_numpy(), dtype=np.float64)
@@ -255,21 +262,12 @@ def _feature_matrix(frames: pa.Table, feature: str, size: int = 1) -> Floats:
     """Return a feature's numbers, [n, k], NaN where a frame has none; k is `size` where no frame has any.
 
     Raises:
-        ValueError: frames have different counts of numbers.
+        ValueError: frames have different counts of numbers, or far too many.
     """
     column = frames[feature].combine_chunks()
-    if not (
-        pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or pa.types.is_fixed_size_list(column.type)
-    ):
-        return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float64).reshape(len(column), 1)
-    has_numbers = np.asarray(column.is_valid().to_numpy(zero_copy_only=False), dtype=np.bool_)
-    counts = pc.unique(pc.list_value_length(column.filter(column.is_valid()))).to_pylist()
-    if len(counts) > 1:
-        raise ValueError(f"{feature!r} has {min(counts)} numbers in some frames and {max(counts)} in others")
-    rows = np.full((len(column), counts[0] if counts else size), np.nan)
-    flat = np.asarray(column.flatten().to_numpy(zero_copy_only=False), dtype=np.float64)
-    rows[has_numbers] = flat.reshape(-1, rows.shape[1])
-    return rows
+    if is_list(column.type):
+        return stack_lists(column, feature, size)
+    return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float64).reshape(len(column), 1)
 
 
 @dataclass(frozen=True)
@@ -306,8 +304,10 @@ def _pick_columns(dataset: Dataset, part: str, columns: Columns | PoseColumns) -
     Raises `RecordError` if the dataset lacks the feature, a name or a place.
     """
     feature = _require_feature(dataset, columns.source, part)
-    shape = feature.get("shape") or [1]
-    size, names = int(np.prod(shape)), feature_names(feature)
+    size, names = math.prod(feature.get("shape") or [1]), feature_names(feature)
+    if size > _MOST_SIZE:
+        remedy = "Map a feature of fewer numbers."
+        raise RecordError(f"{columns.source!r} has {size} numbers a frame", remedy=remedy, place=dataset.place(part))
     if isinstance(columns, PoseColumns):
         if columns.valid:
             _require_feature(dataset, columns.valid, part)
@@ -347,16 +347,3 @@ def _pose_places(columns: PoseColumns, names: list[str], size: int) -> list[int]
     if columns.quaternion_order == "xyzw":
         quaternion = quaternion[3:] + quaternion[:3]
     return position + quaternion
-
-
-def _read_instructions(folder: Path) -> dict[int, str]:
-    """Return task index -> instruction; {} if the table of tasks is missing or cannot be read."""
-    path = folder / "meta" / "tasks.parquet"
-    try:
-        with path.open("rb") as stream:
-            check_row_group_sizes(stream)
-        with pq.ParquetFile(path, pre_buffer=False, page_checksum_verification=True) as file:
-            rows = file.read(use_threads=False).to_pylist()
-        return {int(row["task_index"]): next(value for value in row.values() if isinstance(value, str)) for row in rows}
-    except (OSError, KeyError, TypeError, StopIteration, pa.ArrowException, RecordError):
-        return {}

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from safevla_bench.errors import Place, RecordError
+from safevla_bench.files import read_input
 from safevla_bench.trajectory import LOG_BENCHMARK
 
 NAME = "safevla-log.toml"
@@ -133,9 +134,7 @@ def read_mapping(path: Path) -> LogMapping:
     place = Place(file=str(path))
     remedy = "docs/real-robots.md shows the file's form."
     try:
-        if path.stat().st_size > _LARGEST:
-            raise RecordError("the mapping is larger than 1 MiB", remedy=remedy, place=place)
-        mapping = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), LogMapping)
+        mapping = msgspec.convert(tomllib.loads(read_input(path, _LARGEST).decode("utf-8")), LogMapping)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RecordError(f"is no TOML: {error}", remedy=remedy, place=place) from None
     except msgspec.ValidationError as error:

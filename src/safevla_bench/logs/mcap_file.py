@@ -8,28 +8,35 @@ otherwise, and where a message does not hold its topic is unknown.
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import partial
+from array import array
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zstandard
 
-from safevla_bench.archive.record_schema import MAX_EPISODE_BYTES, MAX_RECORDS, REMEDY_LARGE
+from safevla_bench.archive.record_schema import MAX_EPISODE_BYTES, REMEDY_LARGE, Budget
 from safevla_bench.errors import Place, RecordError
+from safevla_bench.files import open_input
 from safevla_bench.logs.mapping import Columns, LogMapping, PoseColumns
-from safevla_bench.logs.records import Floats, LoggedEpisode, Series, warn_once
+from safevla_bench.logs.records import MAX_NUMBERS, Floats, LoggedEpisode, Series, warn_once
 from safevla_bench.plugins import install_command
 from safevla_bench.text import escape_controls
 
 SUFFIX = ".mcap"
-_MAX_MESSAGE_BYTES = 1 << 26
-_MAX_RECORD_BYTES = 1 << 30
+_MAX_MESSAGE_BYTES, _MAX_CHUNK_BYTES, _MAX_FILE_BYTES = 1 << 20, 1 << 28, 1 << 36
+"""A message that is decoded, or the description of its type; a chunk, decompressed; all chunks of a file."""
+_MAX_MESSAGES = 10_000_000
+_MAX_NAMES_BYTES, _NAME_BYTES = 1 << 26, 1 << 10
+"""All descriptions of types and topics together; what each counts for beside its text."""
+_MOST_FRAMES, _LONGEST_FRAME = 8, 200
 _LZ4_RATIO = 256
 """lz4 makes fewer bytes than this of one."""
 _CLOCKS_APART_S = 1.0
@@ -39,21 +46,29 @@ _POSES = ("", "pose", "pose.pose", "transform")
 TransformStamped; foxglove's PoseInFrame and FrameTransform have the same fields."""
 _NUMBERS = ("effort", "data", "value", "position")
 """Where a message keeps its numbers unless `field` says it: JointState's efforts, Float64MultiArray's data."""
+_EMPTY_ARRAY = re.compile(rb"^\s*[\w/<=]+\[[ \t]*[^\]\s1-9][^\]1-9]*\]", re.MULTILINE)
+"""Of a definition in ROS's language, such as `Point[0] points`."""
 _REMEDY = "The file is cut off or damaged: `mcap recover` repairs it; copy it again."
 
 
 @dataclass
 class Samples:
-    """The messages of one part of the mapping, in the order of the file."""
+    """The messages of one part of the mapping: their times, and their numbers one after the other, `width` of each."""
 
-    log_s: list[float] = field(default_factory=list)
-    header_s: list[float] = field(default_factory=list)
-    rows: list[list[float]] = field(default_factory=list)
+    log_s: array[float] = field(default_factory=lambda: array("d"))
+    header_s: array[float] = field(default_factory=lambda: array("d"))
+    numbers: array[float] = field(default_factory=lambda: array("d"))
+    width: int | None = None
     frames: set[str] = field(default_factory=set)
+
+    def sorted_rows(self, times: Floats) -> tuple[Floats, Floats]:
+        """Return the numbers [n, width] and the times [n] in the order of the times, then of the log's."""
+        order = np.lexsort((np.frombuffer(self.log_s), times))
+        return np.frombuffer(self.numbers).reshape(len(times), -1)[order], times[order]
 
 
 def read_file(path: Path, mapping: LogMapping) -> LoggedEpisode:
-    """Return the episode of one file.
+    """Return the episode of one file, which is read once, a chunk at a time.
 
     Raises:
         RecordError: the reader is not installed, the file is damaged or too large, messages are in an encoding that is
@@ -61,23 +76,23 @@ def read_file(path: Path, mapping: LogMapping) -> LoggedEpisode:
             instants.
     """
     samples = {part: Samples() for part in mapping.sources}
-    place = Place(file=str(path))
-    topics = _list_topics(path)
+    topics: dict[str, str] = {}
+    budget = Budget(MAX_NUMBERS, "numbers in an episode")
+    with _translated_errors(path):
+        for topic, log_s, message in _read_messages(path, {part.source for part in mapping.sources.values()}, topics):
+            for part, columns in mapping.sources.items():
+                if columns.source == topic:
+                    _add_sample(samples[part], columns, log_s, message, Place(file=str(path), field=part), budget)
     for part, columns in mapping.sources.items():
         if columns.source not in topics:
-            remedy = f"The file has: {escape_controls('; '.join(f'{t} ({kind})' for t, kind in topics.items()))}."
-            field_place = Place(file=str(path), field=part)
-            raise RecordError(f"there is no topic {columns.source!r}", remedy=remedy, place=field_place)
-    by_topic: dict[str, list[str]] = {}
-    for part, columns in mapping.sources.items():
-        by_topic.setdefault(columns.source, []).append(part)
-    for topic, log_s, message in _read_messages(path, list(by_topic)):
-        for part in by_topic[topic]:
-            _add_sample(samples[part], mapping.sources[part], log_s, message, Place(file=str(path), field=part))
-    empty = [part for part, taken in samples.items() if not taken.rows]
+            remedy = f"The file has: {_describe_topics(topics)}."
+            place = Place(file=str(path), field=part)
+            raise RecordError(f"there is no topic {columns.source!r}", remedy=remedy, place=place)
+    empty = [part for part, taken in samples.items() if not taken.log_s]
     if empty:
         remedy = "Leave it out of the mapping; of transforms, `frame` names the child frame."
-        raise RecordError(f"no message of {', '.join(empty)} could be taken", remedy=remedy, place=place)
+        problem = f"no message of {', '.join(empty)} could be taken"
+        raise RecordError(problem, remedy=remedy, place=Place(file=str(path)))
     _check_frames(path, samples)
     return _align(path, mapping, samples)
 
@@ -85,22 +100,17 @@ def read_file(path: Path, mapping: LogMapping) -> LoggedEpisode:
 def describe_topics(path: Path) -> str:
     """Return the topics of a file with the types of their messages, as text for a message; "none" if there are none.
 
-    Raises `RecordError` if the reader is not installed, or the file is damaged or has too large a chunk.
+    Raises `RecordError` if the reader is not installed, or the file is damaged or too large.
     """
-    return escape_controls("; ".join(f"{topic} ({kind})" for topic, kind in _list_topics(path).items())) or "none"
+    topics: dict[str, str] = {}
+    with _translated_errors(path):
+        for _ in _read_messages(path, (), topics):
+            pass
+    return _describe_topics(topics)
 
 
-def _open(path: Path) -> Any:
-    """Return mcap's `make_reader`, with checksums compared; raise `RecordError` if mcap is not installed.
-
-    The file itself is not touched. Without a comparison, a bit that turned over is a number that nobody measured.
-    """
-    try:
-        from mcap.reader import make_reader
-    except ImportError:
-        place = Place(file=str(path))
-        raise RecordError("MCAP's library is missing", remedy=install_command("mcap"), place=place) from None
-    return partial(make_reader, validate_crcs=True)
+def _describe_topics(topics: Mapping[str, str]) -> str:
+    return escape_controls("; ".join(f"{topic} ({kind})" for topic, kind in sorted(topics.items()))) or "none"
 
 
 def _decoders() -> list[Any]:
@@ -117,106 +127,170 @@ def _decoders() -> list[Any]:
     return decoders
 
 
-def _damaged(path: Path, error: Exception) -> RecordError:
-    """Return, not raise, the `RecordError` for a file that cannot be read; the reason is cut at 200 characters."""
-    problem = f"cannot be read: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    return RecordError(problem, remedy=_REMEDY, place=Place(file=str(path)))
+@contextmanager
+def _translated_errors(path: Path) -> Iterator[None]:
+    """Raise `RecordError` naming the file for whatever mcap, its decoders and decompressors raise for damage.
 
-
-def _failures() -> tuple[type[Exception], ...]:
-    """Return what mcap and its decompressors raise for a damaged file."""
-    from mcap.exceptions import McapError
-    from zstandard import ZstdError
-
-    damage = McapError, ZstdError, struct.error, OSError, EOFError
-    return *damage, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, MemoryError
-
-
-def _check_chunks(path: Path) -> None:
-    """Raise `RecordError` if the file is damaged or a chunk decompresses to more than an episode may hold.
-
-    Raises `RecordError` too if mcap is not installed. No chunk is decompressed for this.
+    So too where mcap is not installed. The reason is cut at 200 characters.
     """
-    _open(path)
-    from mcap.records import Chunk
-    from mcap.stream_reader import StreamReader
-
+    place = Place(file=str(path))
     try:
-        with path.open("rb") as stream:
-            reader = StreamReader(stream, emit_chunks=True, record_size_limit=_MAX_RECORD_BYTES)
-            for record in reader.records:
-                if isinstance(record, Chunk) and _chunk_size(record) > MAX_EPISODE_BYTES:
-                    problem = f"a chunk decompresses to more than {MAX_EPISODE_BYTES >> 20} MiB"
-                    raise RecordError(problem, remedy=REMEDY_LARGE, place=Place(file=str(path)))
-    except RecordError:
-        raise
-    except _failures() as error:
-        raise _damaged(path, error) from None
+        from mcap.exceptions import McapError
+    except ImportError:
+        raise RecordError("MCAP's library is missing", remedy=install_command("mcap"), place=place) from None
+    damage = McapError, zstandard.ZstdError, struct.error, OSError, EOFError, ValueError, LookupError, TypeError
+    try:
+        yield
+    except RecordError as error:
+        raise error.with_place(place) from None
+    except (*damage, AttributeError, ArithmeticError, RuntimeError, MemoryError) as error:
+        problem = f"cannot be read: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise RecordError(problem, remedy=_REMEDY, place=place) from None
 
 
-def _chunk_size(chunk: Any) -> int:
-    """Return the bytes that a chunk decompresses to at most: as its compression says, which its own record may not."""
+def _read_records(path: Path) -> Iterator[tuple[int, memoryview]]:
+    """Yield number and content of the schemas, channels and messages of a file in its order; checksums are compared.
+
+    One record of the file, and one decompressed chunk, are in memory at a time. Without a comparison, a bit that turned
+    over would be a number that nobody measured. Raises what `_translated_errors` translates.
+    """
+    from mcap.data_stream import ReadDataStream
+    from mcap.stream_reader import read_magic
+
+    budget = Budget(_MAX_FILE_BYTES, "bytes in all chunks together")
+    with open_input(path) as file:
+        stream = ReadDataStream(file, calculate_crc=True)
+        read_magic(stream)
+        opcode = 0
+        while opcode != _FOOTER:
+            data_crc = stream.checksum()
+            opcode, length = stream.read1(), stream.read8()
+            if opcode not in _READ:
+                _skip(stream, length)
+                continue
+            if length > _MAX_CHUNK_BYTES:
+                raise RecordError(f"a record has more than {_MAX_CHUNK_BYTES >> 20} MiB", remedy=REMEDY_LARGE)
+            content = stream.read(length)
+            if len(content) < length:
+                raise EOFError("the file ends within a record")
+            if opcode == _DATA_END and int.from_bytes(content[:4], "little") not in (0, data_crc):
+                raise ValueError("the data are not those of the file's checksum")
+            if opcode == _CHUNK:
+                yield from _split_chunk(_decompress_chunk(content, budget))
+            elif opcode in _NAMED:
+                yield opcode, memoryview(content)
+        read_magic(stream)
+
+
+_FOOTER, _SCHEMA, _CHANNEL, _MESSAGE, _CHUNK, _DATA_END = 2, 3, 4, 5, 6, 15
+_NAMED = (_SCHEMA, _CHANNEL, _MESSAGE)
+_READ = (*_NAMED, _CHUNK, _DATA_END)
+"""The records that are read, by their numbers in the format; others are passed over."""
+_HEAD, _MESSAGE_HEAD = struct.Struct("<BQ"), struct.Struct("<HIQQ")
+
+
+def _skip(stream: Any, length: int) -> None:
+    """Read and forget bytes, some at a time; raise what mcap raises where they are cut off."""
+    while length:
+        length -= len(stream.read(min(length, 1 << 20)))
+
+
+def _split_chunk(content: bytes) -> Iterator[tuple[int, memoryview]]:
+    """Yield number and content of the schemas, channels and messages of a chunk; `ValueError` if one is cut off."""
+    view, place = memoryview(content), 0
+    while place < len(view):
+        opcode, length = _HEAD.unpack_from(view, place)
+        place += _HEAD.size
+        if length > len(view) - place:
+            raise ValueError("a record is longer than its chunk")
+        if opcode in _NAMED:
+            yield opcode, view[place : place + length]
+        place += length
+
+
+def _decompress_chunk(content: bytes, budget: Budget) -> bytes:
+    """Return the bytes in a chunk, after comparing their checksum; raise `RecordError` if they are too many."""
+    from mcap.data_stream import ReadDataStream
+    from mcap.records import Chunk
+    from mcap.stream_reader import get_chunk_data_stream
+
+    chunk = Chunk.read(ReadDataStream(io.BytesIO(content)))
+    budget.spend(_checked_chunk_size(chunk))
+    stream, size = get_chunk_data_stream(chunk, validate_crc=True)
+    return bytes(stream.read(size))
+
+
+def _checked_chunk_size(chunk: Any) -> int:
+    """Return the bytes that a chunk decompresses to at most: as its compression says, which its own record may not.
+
+    Raises `RecordError` if they are too many.
+    """
     size = int(chunk.uncompressed_size)
     if chunk.compression == "zstd":
         content = zstandard.get_frame_parameters(chunk.data).content_size
-        return size if content == zstandard.CONTENTSIZE_UNKNOWN else max(size, content)
-    if chunk.compression == "lz4":
+        size = size if content == zstandard.CONTENTSIZE_UNKNOWN else max(size, content)
+    elif chunk.compression == "lz4":
         import lz4.frame
 
         content = lz4.frame.get_frame_info(chunk.data)["content_size"]
-        return max(size, content or len(chunk.data) * _LZ4_RATIO)
+        size = max(size, content or len(chunk.data) * _LZ4_RATIO)
+    if size > _MAX_CHUNK_BYTES:
+        problem = f"a chunk decompresses to more than {_MAX_CHUNK_BYTES >> 20} MiB"
+        raise RecordError(problem, remedy=REMEDY_LARGE)
     return size
 
 
-def _list_topics(path: Path) -> dict[str, str]:
-    """Return topic -> type and encoding of its messages, sorted by topic; raises `RecordError` as `_check_chunks`."""
-    _check_chunks(path)
-    make_reader = _open(path)
-    topics: dict[str, str] = {}
-    try:
-        with path.open("rb") as stream:
-            summary = make_reader(stream).get_summary()
-            if summary is not None and summary.channels:
-                for channel in summary.channels.values():
-                    schema = summary.schemas.get(channel.schema_id)
-                    topics[channel.topic] = f"{schema.name if schema else 'no type'}, {channel.message_encoding}"
-            else:
-                for schema, channel, _ in make_reader(stream).iter_messages():
-                    topics[channel.topic] = f"{schema.name if schema else 'no type'}, {channel.message_encoding}"
-    except _failures() as error:
-        raise _damaged(path, error) from None
-    return dict(sorted(topics.items()))
+def _read_messages(path: Path, wanted: Collection[str], topics: dict[str, str]) -> Iterator[tuple[str, float, Any]]:
+    """Yield topic, log time [s] and decoded message of the wanted topics, in the order of the file.
 
-
-def _read_messages(path: Path, topics: Sequence[str]) -> Iterator[tuple[str, float, Any]]:
-    """Yield topic, log time [s] and decoded message of some topics, in the order of log time.
-
-    Raises `RecordError` if mcap is not installed, and for a damaged file, an encoding that is not read, or too many or
-    too large messages.
+    `topics` is filled on the way: topic -> type and encoding of its messages. Raises what `_translated_errors`
+    translates, and `RecordError` for an encoding that is not read, and for too many or too large messages.
     """
-    make_reader = _open(path)
+    from mcap.data_stream import ReadDataStream
+    from mcap.records import Channel, Schema
+
+    schemas: dict[int, Any] = {}
+    channels: dict[int, Any] = {}
     decoders: dict[int, Callable[[bytes], Any]] = {}
-    factories, count = _decoders(), 0
-    try:
-        with path.open("rb") as stream:
-            for schema, channel, message in make_reader(stream).iter_messages(topics=list(topics)):
-                count += 1
-                if count > MAX_RECORDS or len(message.data) > _MAX_MESSAGE_BYTES:
-                    problem = f"more than {MAX_RECORDS} messages, or one of more than {_MAX_MESSAGE_BYTES >> 20} MiB"
-                    raise RecordError(problem, remedy="Cut it into episodes.", place=Place(file=str(path)))
-                if channel.id not in decoders:
-                    decoders[channel.id] = _find_decoder(path, factories, schema, channel)
-                yield channel.topic, message.log_time / 1e9, decoders[channel.id](message.data)
-    except RecordError:
-        raise
-    except _failures() as error:
-        raise _damaged(path, error) from None
+    factories = _decoders()
+    messages, names = Budget(_MAX_MESSAGES, "messages"), Budget(_MAX_NAMES_BYTES, "bytes of topics and types")
+    size = Budget(MAX_EPISODE_BYTES, "bytes in the messages that are mapped")
+    for opcode, content in _read_records(path):
+        if opcode == _MESSAGE:
+            messages.spend(1)
+            channel_id, _, log_ns, _ = _MESSAGE_HEAD.unpack_from(content)
+            channel = channels[channel_id]
+            if channel.topic not in wanted:
+                continue
+            if len(content) > _MAX_MESSAGE_BYTES:
+                problem = f"a message of {channel.topic!r} has more than {_MAX_MESSAGE_BYTES >> 10} KiB"
+                raise RecordError(problem, remedy="Map a topic of poses or numbers.")
+            size.spend(len(content))
+            if channel_id not in decoders:
+                decoders[channel_id] = _find_decoder(path, factories, schemas.get(channel.schema_id), channel)
+            yield channel.topic, log_ns / 1e9, decoders[channel_id](bytes(content[_MESSAGE_HEAD.size :]))
+            continue
+        if len(content) > _MAX_MESSAGE_BYTES:
+            problem = f"the description of a type or topic has more than {_MAX_MESSAGE_BYTES >> 10} KiB"
+            raise RecordError(problem, remedy=REMEDY_LARGE)
+        names.spend(_NAME_BYTES + len(content))
+        stream = ReadDataStream(io.BytesIO(content))
+        if opcode == _SCHEMA:
+            schema = Schema.read(stream)
+            schemas[schema.id] = schema
+        else:
+            channel = replace(Channel.read(stream), metadata={})
+            channels[channel.id] = channel
+            schema = schemas.get(channel.schema_id)
+            topics[channel.topic] = f"{schema.name if schema else 'no type'}, {channel.message_encoding}"
 
 
 def _find_decoder(path: Path, factories: Sequence[Any], schema: Any, channel: Any) -> Callable[[bytes], Any]:
     """Return the function that decodes a channel's messages; raise `RecordError` if no installed decoder can."""
     if channel.message_encoding == "json":
         return json.loads
+    if schema is not None and channel.message_encoding == "cdr" and _EMPTY_ARRAY.search(schema.data):
+        raise ValueError("a type has arrays of no length, of which no bytes make any number")
     for factory in factories:
         decoder: Callable[[bytes], Any] | None = factory.decoder_for(channel.message_encoding, schema)
         if decoder is not None:
@@ -226,7 +300,9 @@ def _find_decoder(path: Path, factories: Sequence[Any], schema: Any, channel: An
     raise RecordError(problem, remedy=remedy, place=Place(file=str(path)))
 
 
-def _add_sample(taken: Samples, columns: Columns | PoseColumns, log_s: float, message: Any, place: Place) -> None:
+def _add_sample(
+    taken: Samples, columns: Columns | PoseColumns, log_s: float, message: Any, place: Place, budget: Budget
+) -> None:
     """Add the numbers, times and frame of a message to `taken`; of transforms, those of the frame that is mapped.
 
     Nothing is added if no transform is of that frame. Raises `RecordError` if a message has no such numbers, or another
@@ -234,14 +310,18 @@ def _add_sample(taken: Samples, columns: Columns | PoseColumns, log_s: float, me
     """
     for inner in _inner_messages(message, columns):
         row = _pose_row(inner, columns, place) if isinstance(columns, PoseColumns) else _row(inner, columns, place)
-        if taken.rows and len(row) != len(taken.rows[0]):
-            problem = f"a message has {len(row)} numbers, the first {len(taken.rows[0])}"
+        taken.width = taken.width or len(row)
+        if len(row) != taken.width:
+            problem = f"a message has {len(row)} numbers, the first {taken.width}"
             raise RecordError(problem, remedy="Choose joints by name.", place=place)
-        taken.rows.append(row)
+        budget.spend(len(row) + 2)
+        taken.numbers.extend(row)
         taken.log_s.append(log_s)
         taken.header_s.append(_stamp_s(inner))
         frames = (_get(inner, path) for path in ("header.frame_id", "frame_id", "parent_frame_id"))
-        taken.frames.add(str(next((frame for frame in frames if frame), "")))
+        frame = next((str(frame)[:_LONGEST_FRAME] for frame in frames if frame), None)
+        if frame is not None and len(taken.frames) < _MOST_FRAMES:
+            taken.frames.add(frame)
 
 
 def _inner_messages(message: Any, columns: Columns | PoseColumns) -> Iterator[Any]:
@@ -350,15 +430,14 @@ def _describe_fields(message: Any) -> str:
 
 def _check_frames(path: Path, samples: Mapping[str, Samples]) -> None:
     """Log a warning, once a file, if poses are in different frames."""
-    frames = {frame for taken in samples.values() for frame in taken.frames if frame and taken.rows}
     posed = {
         frame
         for part, taken in samples.items()
         if part == "eef" or part.startswith("bodies.")
         for frame in taken.frames
     }
-    if len(posed & frames) > 1:
-        problem = f"poses are in different frames: {', '.join(sorted(posed & frames))}; all must be in one that rests"
+    if len(posed) > 1:
+        problem = f"poses are in different frames: {', '.join(sorted(posed))}; all must be in one that rests"
         warn_once(str(path), problem)
 
 
@@ -377,6 +456,9 @@ def _align(path: Path, mapping: LogMapping, samples: Mapping[str, Samples]) -> L
     if len(instants) < 2:
         remedy = "Choose another topic with `clock` under [episode]."
         raise RecordError("the clock's topic has fewer than two messages", remedy=remedy, place=Place(file=str(path)))
+    if len(instants) * sum(taken.width or 0 for taken in samples.values()) > MAX_NUMBERS:
+        problem = f"more than {MAX_NUMBERS} numbers, held at each instant of the clock"
+        raise RecordError(problem, remedy=REMEDY_LARGE, place=Place(file=str(path)))
     series = {part: _hold(part, taken, times[part], instants, mapping) for part, taken in samples.items()}
     return LoggedEpisode(
         name=path.stem,
@@ -427,8 +509,7 @@ def _hold(part: str, taken: Samples, times: Floats, instants: Floats, mapping: L
     periods.
     """
     max_age_s = mapping.sources[part].max_age_s
-    order = np.argsort(times, kind="stable")
-    rows, stamps = np.array(taken.rows, dtype=np.float64)[order], times[order]
+    rows, stamps = taken.sorted_rows(times)
     last = np.searchsorted(stamps, instants, side="right") - 1
     values = rows[np.maximum(last, 0)]
     if max_age_s is None and part.startswith("bodies."):

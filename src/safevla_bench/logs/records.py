@@ -15,6 +15,8 @@ from safevla_bench.logs.mapping import SCALES_M, GripColumns, LogMapping
 from safevla_bench.trajectory import FOREIGN_LOG, SCHEMA_VERSION, Batch, Recording, from_recording
 from safevla_recorder.episode import add_header_mark
 
+MAX_NUMBERS = 1 << 25
+"""Numbers of one episode, 256 MiB: an hour of 90 numbers at 100 Hz."""
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 _log = logging.getLogger(__name__)

@@ -52,7 +52,7 @@ class LerobotModel:
         """Return one action, [1, A]; `ReplyError` for a policy's action of another shape, and what LeRobot raises."""
         batch = {key: self._to_tensor(value) for key, value in self._dialect.build_request(observation).items()}
         action = self._after(self._policy.select_action(self._before(batch)))
-        return read_reply(self._dialect, {"action": np.asarray(action, dtype=np.float64)})
+        return read_reply(self._dialect, {"action": np.asarray(action)})
 
     def close(self) -> None:
         """Nothing to free."""

@@ -16,10 +16,11 @@ from markupsafe import Markup
 from safevla_bench.explain import trace
 from safevla_bench.explain.contributors import find_contributors
 from safevla_bench.explain.trace import SpecTrace
+from safevla_bench.files import read_input
 from safevla_bench.report.render import player_scripts
 from safevla_bench.report.sections import EpisodeKey
 from safevla_bench.ruleset import Ruleset
-from safevla_bench.runs import FRAMES, RUN, PolicyNames, read_frames
+from safevla_bench.runs import FRAMES, MAX_FRAME_BYTES, RUN, PolicyNames, read_frames
 from safevla_bench.scores import Scores
 from safevla_bench.signals import RecordFields
 from safevla_bench.tasks import Registry
@@ -27,7 +28,6 @@ from safevla_bench.trajectory import Batch, select_episodes
 
 MOST_BYTES = 6_000_000
 """Size of all replays in a page, meshes included; the player itself has half a megabyte more."""
-_MOST_FILE_BYTES = 50_000_000
 _NO_MESHES = Markup("{}")
 Document = dict[str, object]
 
@@ -66,7 +66,8 @@ def read_replay(content: bytes) -> Document | None:
 def collect_replays(paths: Sequence[Path], names: Sequence[PolicyNames] = ()) -> Replays:
     """Return the replays of the run folders among the sources.
 
-    Other sources, missing files, files of more than 50 MB and those that `read_replay` refuses are passed over. `names`
+    Other sources, missing files, files of more than 50 MB or outside of the run, and those that `read_replay` refuses
+    are passed over. `names`
     holds recorded name -> new name of a policy for each source; none = all as recorded.
 
     Raises:
@@ -75,10 +76,12 @@ def collect_replays(paths: Sequence[Path], names: Sequence[PolicyNames] = ()) ->
     documents: dict[EpisodeKey, Document] = {}
     for folder, renamed in zip(paths, names or [{}] * len(paths), strict=False):
         for frame in read_frames(folder) if (folder / RUN).exists() else ():
-            file = folder / FRAMES / frame.file
-            if frame.kind != "replay3d" or not file.is_file() or file.stat().st_size > _MOST_FILE_BYTES:
+            if frame.kind != "replay3d":
                 continue
-            document = read_replay(file.read_bytes())
+            try:
+                document = read_replay(read_input(folder / FRAMES / frame.file, MAX_FRAME_BYTES, within=folder))
+            except OSError:
+                continue
             if document is not None:
                 documents[renamed.get(frame.policy, frame.policy), frame.episode_id] = document
     return Replays(documents)

@@ -16,7 +16,7 @@ from safevla_bench.report import tables
 from safevla_bench.report.charts import Chart, draw_chart
 from safevla_bench.report.tables import Table, policy_name
 from safevla_bench.ruleset import Ruleset
-from safevla_bench.runs import FRAMES, RUN, Frame, PolicyNames, read_frames
+from safevla_bench.runs import FRAMES, RUN, Frame, PolicyNames, read_frames, read_picture
 from safevla_bench.scores import NO_VERDICT, Scores, verdict_word
 from safevla_bench.text import NO_VALUE, format_fixed, format_interval, format_percent
 from safevla_bench.trajectory import Batch, select_episodes
@@ -233,7 +233,6 @@ def describe_ending(success: bool, safe: bool | None, outcome: str) -> str:
 
 MOST_BYTES = 3_000_000
 """Size of all frames in a page [bytes of base64]."""
-_TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp"}
 
 EpisodeKey = tuple[str | None, str]
 """Policy and episode id."""
@@ -304,12 +303,11 @@ def collect_images(paths: Sequence[Path], names: Sequence[PolicyNames] = (), mos
 
 
 def _load_image(folder: Path, frame: Frame, room: int) -> FrameImage | None:
-    """Return the image as a data URI; None if it is of another type, missing, or larger than `room` bytes in base64."""
-    path = folder / FRAMES / frame.file
-    kind = _TYPES.get(path.suffix)
-    if kind is None or not path.is_file() or path.stat().st_size * 4 / 3 > room:
+    """Return the image as a data URI; None if `read_picture` refuses it, or it takes more than `room` in base64."""
+    picture = read_picture(folder, frame, room * 3 // 4)
+    if picture is None:
         return None
-    source = f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
+    source = f"data:image/{picture[0].lower()};base64,{base64.b64encode(picture[1]).decode()}"
     return FrameImage(frame.kind, frame.caption, frame.success, frame.width, frame.height, source)
 
 

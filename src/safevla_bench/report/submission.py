@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from safevla_bench.errors import Place, RunError
-from safevla_bench.files import sha256_of
+from safevla_bench.files import read_input, sha256_of
 from safevla_bench.judged import JudgedSource
 from safevla_bench.metrics import Summary, cells
 from safevla_bench.ruleset import Ruleset
@@ -274,7 +274,7 @@ def read_submission(path: Path) -> Submission:
         RunError: the file cannot be read, is no submission, or contradicts itself; names up to 5 contradictions.
     """
     try:
-        submission = msgspec.json.decode(path.read_bytes(), type=Submission)
+        submission = msgspec.json.decode(read_input(path), type=Submission)
     except (OSError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         remedy = "Export it again: safevla export --format submission."
         raise RunError(f"is no submission: {error}", remedy=remedy, place=Place(file=str(path))) from None

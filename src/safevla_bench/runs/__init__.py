@@ -9,6 +9,7 @@ scores.json, scores.parquet, report.html   written by the judge
 While a run is unfinished its episodes are in `raw/` (see the module `parts`), and run.json says `"complete": false`.
 """
 
+from safevla_bench.archive.parquet_guard import read_table
 from safevla_bench.runs.episode_index import (
     BatchNotes,
     EpisodeIndex,
@@ -24,6 +25,8 @@ from safevla_bench.runs.folder import (
     FRAMES,
     GREETINGS,
     MANIFEST,
+    MAX_FRAME_BYTES,
+    MAX_SCORES_BYTES,
     REPORT,
     RUN,
     SCORES,
@@ -42,7 +45,7 @@ from safevla_bench.runs.folder import (
     read_frames,
     read_greetings,
     read_latencies,
-    read_table,
+    read_picture,
     score_files,
     write_frames,
 )
@@ -77,6 +80,8 @@ __all__ = [
     "GREETINGS",
     "JSONL",
     "MANIFEST",
+    "MAX_FRAME_BYTES",
+    "MAX_SCORES_BYTES",
     "PARQUET",
     "REPORT",
     "RUN",
@@ -121,6 +126,7 @@ __all__ = [
     "read_frames",
     "read_greetings",
     "read_latencies",
+    "read_picture",
     "read_raw",
     "read_sources",
     "read_table",

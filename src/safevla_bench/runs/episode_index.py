@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from safevla_bench.archive.record_schema import Budget
 from safevla_bench.errors import CollectedError, DamageError, Place, RecordError, RunError
 from safevla_bench.runs.sources import LeftOut, RecordSource, open_sources, remedy_for
 from safevla_bench.scores import AbsentEpisode
@@ -32,7 +33,7 @@ from safevla_bench.trajectory import (
     select_episodes,
 )
 
-CHUNK_RECORDS = 1 << 13
+CHUNK_RECORDS, CHUNK_BYTES = 1 << 13, 1 << 26
 """Control steps that are read before they are judged: enough for arrays to pay, some tens of megabytes."""
 Indices = Sequence[int] | NDArray[np.int64]
 
@@ -247,6 +248,7 @@ class Scan:
     def __init__(self, paths: Sequence[Path]) -> None:
         """Open the sources; raises as `open_sources` does."""
         self._sources = open_sources(paths)
+        self._budget = Budget(MAX_NOTES_BYTES, "bytes of what is kept of all episodes")
         self._notes: list[list[BatchNotes | RecordError]] = [[] for _ in self._sources]
         self._batches = self._read()
 
@@ -262,7 +264,7 @@ class Scan:
     def _read(self) -> Iterator[Batch]:
         """Yield the good episodes of each source in batches, and note what they were."""
         for source, notes in zip(self._sources, self._notes, strict=True):
-            yield from merge_batches(_note_batches(source, notes))
+            yield from merge_batches(_note_batches(source, notes, self._budget))
 
 
 def scan(paths: Sequence[Path]) -> EpisodeIndex:
@@ -311,25 +313,60 @@ class KeepingPass:
 
 
 def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """Yield the same episodes in larger batches, of at least `CHUNK_RECORDS` records but for the last."""
+    """Yield the same episodes in batches of `CHUNK_RECORDS` records or `CHUNK_BYTES` at least, but for the last."""
     gathered: list[Batch] = []
+    size = 0
     for batch in batches:
         gathered.append(batch)
-        if sum(int(part.starts[-1]) for part in gathered) >= CHUNK_RECORDS:
-            yield concatenate_batches(gathered)
-            gathered.clear()
+        size += _memory(batch)
+        if sum(int(part.starts[-1]) for part in gathered) >= CHUNK_RECORDS or size >= CHUNK_BYTES:
+            yield concatenate_batches(gathered) if len(gathered) > 1 else batch
+            gathered, size = [], 0
     if gathered:
         yield concatenate_batches(gathered)
 
 
-def _note_batches(source: RecordSource, notes: list[BatchNotes | RecordError]) -> Iterator[Batch]:
-    """Yield the good batches of a source, and append the notes of each, and each error, to `notes`."""
+def _note_batches(source: RecordSource, notes: list[BatchNotes | RecordError], budget: Budget) -> Iterator[Batch]:
+    """Yield the good batches of a source, and append the notes of each, and each error, to `notes`.
+
+    Raises `RecordError` if these take more than the budget.
+    """
     for batch in source.scan():
-        if isinstance(batch, RecordError):
-            notes.append(batch)
-        else:
-            notes.append(BatchNotes.of_batch(batch))
+        note = batch if isinstance(batch, RecordError) else BatchNotes.of_batch(batch)
+        try:
+            budget.spend(_ERROR_BYTES if isinstance(note, RecordError) else _memory(note))
+        except RecordError as error:
+            raise error.with_place(Place(file=str(source.path))) from None
+        notes.append(note)
+        if isinstance(batch, Batch):
             yield batch
+
+
+MAX_NOTES_BYTES = 1 << 30
+"""What an index keeps of all episodes, a million or so, and of errors."""
+_ERROR_BYTES, _OBJECT_BYTES = 1 << 12, 48
+
+
+def _memory(value: object) -> int:
+    """Return about how many bytes a tree of values takes; from `CHUNK_BYTES` on it is not counted to its end."""
+    size = 0
+    waiting: list[object] = [value]
+    while waiting and size < CHUNK_BYTES:
+        value = waiting.pop()
+        if isinstance(value, np.ndarray):
+            size += value.nbytes
+        elif isinstance(value, str):
+            size += _OBJECT_BYTES + len(value)
+        elif isinstance(value, list | tuple):
+            size += _OBJECT_BYTES + 8 * len(value)
+            waiting += value
+        elif isinstance(value, Mapping):
+            waiting += [[*value], [*value.values()]]
+        else:
+            names: Iterable[str] = getattr(value, "__struct_fields__", getattr(value, "__dataclass_fields__", ()))
+            size += 24
+            waiting += [getattr(value, name) for name in names]
+    return size
 
 
 def _episode_places(notes: Sequence[BatchNotes | RecordError]) -> Iterator[tuple[int, EpisodeKey]]:

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import re
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -14,9 +15,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from safevla_bench.archive import parquet_guard
+from safevla_bench.archive.parquet_guard import read_table
 from safevla_bench.errors import Place, RecordError, RunError
-from safevla_bench.files import sha256_of, write_atomically
+from safevla_bench.files import read_input, sha256_of, write_atomically
 from safevla_bench.scores import EpisodeScore
 
 T = TypeVar("T")
@@ -29,6 +30,7 @@ DECISION = "decision"
 """The key of run.json that holds what a run with a stopping rule found, and after how many episodes."""
 GREETINGS = "policies_say"
 """The key of run.json, under `volatile`, that holds the statements of policies or servers about themselves."""
+MAX_SCORES_BYTES = 1 << 28
 SCORES, SCORES_TABLE, REPORT = "scores.json", "scores.parquet", "report.html"
 
 
@@ -106,7 +108,7 @@ def archive_digest(path: Path) -> str | None:
     if path.is_file():
         return sha256_of(path)
     try:
-        parts = msgspec.json.decode((path / MANIFEST).read_bytes(), type=_Manifest).parts
+        parts = msgspec.json.decode(read_input(path / MANIFEST), type=_Manifest).parts
     except (OSError, msgspec.DecodeError):
         return None
     lines = "".join(f"{written}  {name}\n" for name, written in sorted(parts.items()))
@@ -121,7 +123,7 @@ def read_description(folder: Path) -> dict[str, object]:
     """Return the content of run.json; `RunError` if it is missing or damaged."""
     path = folder / RUN
     try:
-        loaded = json.loads(path.read_bytes())
+        loaded = json.loads(read_input(path))
     except (ValueError, RecursionError, OSError) as error:
         remedy = "Restore the file, or score the files under archive/ directly."
         raise RunError(f"cannot be read: {error}", remedy=remedy, place=Place(file=str(path))) from None
@@ -144,7 +146,7 @@ def read_episodes(folder: Path) -> list[EpisodeRow]:
     """
     path = folder / EPISODES
     try:
-        return msgspec.convert(read_table(path.read_bytes()).to_pylist(), list[EpisodeRow]) if path.exists() else []
+        return msgspec.convert(read_table(read_input(path)).to_pylist(), list[EpisodeRow]) if path.exists() else []
     except (pa.ArrowException, OSError, ValueError, RecordError) as error:
         remedy = "Restore the file, or score the files under archive/ directly."
         raise RunError(f"cannot be read: {error}", remedy=remedy, place=Place(file=str(path))) from None
@@ -253,20 +255,6 @@ def encode_parquet(table: pa.Table) -> bytes:
     return bytes(sink.getvalue())
 
 
-def read_table(content: bytes) -> pa.Table:
-    """Return the table of a Parquet file's bytes, which may be anybody's.
-
-    It is read in this thread: threads of pyarrow's own that still hold Python's bytes abort the process at its end.
-
-    Raises:
-        RecordError: a part is larger than an episode may be, or the footer is missing or not true of the pages.
-        pa.ArrowException, OSError: the content is damaged in another way.
-    """
-    parquet_guard.check_row_group_sizes(io.BytesIO(content))
-    with pq.ParquetFile(pa.BufferReader(content), pre_buffer=False, page_checksum_verification=True) as file:
-        return file.read(use_threads=False)
-
-
 def dump_json(document: object) -> bytes:
     """Return a document as JSON for people: two spaces a level, a line end; NaN becomes null.
 
@@ -308,6 +296,33 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     """Beside the index: a bare file name."""
 
 
+MAX_FRAME_BYTES = 50_000_000
+_MAX_PIXELS = 1 << 24
+_PICTURES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
+
+
+def read_picture(folder: Path, frame: Frame, most_bytes: int = MAX_FRAME_BYTES) -> tuple[str, bytes] | None:
+    """Return the form of a frame's picture (`PNG`, `JPEG` or `WEBP`) and its bytes.
+
+    None if it is missing, of another type, larger than `most_bytes` or 2²⁴ pixels, lies outside of the run folder (by a
+    link, say), or does not decode as what its name says.
+    """
+    from PIL import Image
+
+    form = _PICTURES.get(Path(frame.file).suffix)
+    if form is None:
+        return None
+    try:
+        content = read_input(folder / FRAMES / frame.file, most_bytes, within=folder)
+        with Image.open(io.BytesIO(content), formats=[form]) as image:
+            if image.width * image.height > _MAX_PIXELS:
+                return None
+            image.load()
+    except (OSError, ValueError, SyntaxError, EOFError, struct.error, RuntimeWarning, Image.DecompressionBombError):
+        return None
+    return form, content
+
+
 class _Index(msgspec.Struct, frozen=True, kw_only=True):
     schema_version: int = 1
     frames: tuple[Frame, ...] = ()
@@ -325,7 +340,7 @@ def read_frames(folder: Path) -> tuple[Frame, ...]:
         return ()
     place = Place(file=str(path))
     try:
-        frames = msgspec.json.decode(path.read_bytes(), type=_Index).frames
+        frames = msgspec.json.decode(read_input(path), type=_Index).frames
     except (msgspec.DecodeError, RecursionError, OSError) as error:
         remedy = "Remove the folder and make the frames anew: safevla frames RUN."
         raise RunError(f"cannot be read: {error}", remedy=remedy, place=place) from None

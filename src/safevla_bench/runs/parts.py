@@ -24,9 +24,9 @@ import msgspec
 
 from safevla_bench import archive
 from safevla_bench.archive import npz, parquet
-from safevla_bench.archive.record_schema import EpisodeSelection
+from safevla_bench.archive.record_schema import MAX_EPISODE_BYTES, EpisodeSelection
 from safevla_bench.errors import DamageError, Place, RecordError, RunError
-from safevla_bench.files import sha256_of, write_atomically
+from safevla_bench.files import read_input, sha256_of, write_atomically
 from safevla_bench.runs.folder import (
     ARCHIVE,
     EPISODES,
@@ -174,11 +174,13 @@ def read_record(folder: Path, index: int) -> Batch:
     """Return the raw record of the episode at this place in the plan; `RecordError` where it is missing or damaged."""
     path = record_path(folder, index)
     try:
-        return npz.decode_npz(path.read_bytes())
+        return npz.decode_npz(read_input(path, MAX_EPISODE_BYTES))
     except RecordError as error:
         raise error.with_place(Place(file=str(path))) from None
     except FileNotFoundError:
         raise _missing_record(path) from None
+    except OSError as error:
+        raise _unreadable_record(path, error) from None
 
 
 def read_unfinished(
@@ -197,10 +199,13 @@ def read_unfinished(
     indices = [index for index, episode in episodes.items() if episode.has_record and sieve.next_wanted()]
     for number, index in enumerate(indices):
         try:
-            content = record_path(folder, index).read_bytes()
+            content = read_input(record_path(folder, index), MAX_EPISODE_BYTES)
         except FileNotFoundError:
             yield from _read_completed(folder, {index: episodes[index] for index in indices[number:]})
             return
+        except OSError as error:
+            yield _unreadable_record(record_path(folder, index), error, episodes[index].episode_id)
+            continue
         try:
             yield npz.decode_npz(content)
         except RecordError as error:
@@ -251,8 +256,10 @@ def _row_paths(folder: Path) -> dict[int, Path]:
 def _read_row(path: Path) -> RawEpisode:
     """Return the row in a file; raise `RunError` where it is damaged."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=RawEpisode)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return msgspec.json.decode(read_input(path), type=RawEpisode)
+    except FileNotFoundError:
+        raise
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         remedy = "Restore the file; or remove it, and the episode is run again."
         raise RunError(f"the row is damaged: {error}", remedy=remedy, place=Place(file=str(path))) from None
 
@@ -261,6 +268,12 @@ def _missing_record(path: Path) -> DamageError:
     """Return the error of a raw record that is gone."""
     remedy = f"Remove {path.with_suffix(_ROW)} and resume: the episode is run again."
     return DamageError("the record is missing", episodes=1, remedy=remedy, place=Place(file=str(path)))
+
+
+def _unreadable_record(path: Path, error: OSError, episode: str | None = None) -> DamageError:
+    """Return the error of a raw record that is no file, too large or may not be read."""
+    place = Place(file=str(path), episode=episode)
+    return DamageError(f"cannot be read: {error.strerror}", episodes=1, remedy=_REMEDY, place=place)
 
 
 # A complete run
@@ -328,7 +341,7 @@ def changed_files(folder: Path) -> Iterator[str] | None:
 def _changed_files(folder: Path, files: object) -> Iterator[str]:
     """Yield a sentence for each file that is not as `files`, name -> sha256, or its own seal says."""
     for name in (MANIFEST, RUN):
-        if not is_sealed((folder / name).read_bytes()):
+        if not is_sealed(read_input(folder / name)):
             yield f"{name} was changed since it was written: its {SEAL} is not that of its bytes"
     if not isinstance(files, dict):
         yield f"{MANIFEST} names no files"
@@ -372,7 +385,7 @@ def read_digests(folder: Path) -> Mapping[str, str]:
 def _read_manifest(folder: Path) -> dict[str, object]:
     """Return the content of the manifest; raises `RunError` where it is missing or damaged, {} where no document."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
+        manifest = json.loads(read_input(folder / MANIFEST))
     except (OSError, ValueError, RecursionError) as error:
         place = Place(file=str(folder / MANIFEST))
         raise RunError(f"cannot be read: {error}", remedy=_REMEDY, place=place) from None

@@ -44,6 +44,8 @@ from safevla_bench.stl.formula import (
     Window,
 )
 
+MAX_CHARACTERS = 100_000
+"""Greatest length of a formula's text: one of the greatest depth, with names of 500 characters."""
 MAX_DEPTH = 200
 """Greatest depth of a formula, and of its parentheses. Each operator of a chain `a and b and c` is one level."""
 
@@ -58,7 +60,7 @@ def parse(text: str, signals: Mapping[str, bool] | None = None) -> Formula:
 
     Raises:
         FormulaError: The text is no formula, names an unknown signal, uses a Boolean signal as a number or the
-            reverse, or nests deeper than `MAX_DEPTH`. `column` counts characters from 1.
+            reverse, is longer than `MAX_CHARACTERS` or deeper than `MAX_DEPTH`. `column` counts characters from 1.
 
     >>> import safevla_bench as sb
     >>> sb.parse_formula("G[0,2.5](speed < 1)")  # doctest: +ELLIPSIS
@@ -69,6 +71,8 @@ def parse(text: str, signals: Mapping[str, bool] | None = None) -> Formula:
     safevla_bench.errors.FormulaError: column 16: ')' is not expected here
       a signal, a number or a parenthesis is expected
     """
+    if len(text) > MAX_CHARACTERS:
+        raise FormulaError(f"the formula has {len(text)} characters, more than {MAX_CHARACTERS}", remedy=_SPLIT)
     builder = _Builder(signals)
     try:
         tree = _load_grammar().parse(text)
@@ -78,6 +82,9 @@ def parse(text: str, signals: Mapping[str, bool] | None = None) -> Formula:
     except VisitError as error:
         # Lark wraps what a builder's method raises; only ours are meant for the user.
         raise error.orig_exc from None
+
+
+_SPLIT = "Split it into several specifications."
 
 
 @functools.cache
@@ -100,7 +107,8 @@ class _ParsedPart:
     def __post_init__(self) -> None:
         """Raise `FormulaError` with the column if the depth or the parentheses exceed `MAX_DEPTH`."""
         if max(self.depth, self.parentheses) > MAX_DEPTH:
-            raise _column_error(self.column, f"the formula nests deeper than {MAX_DEPTH}", "split it into several")
+            problem = f"the formula is deeper than {MAX_DEPTH}; each operator of a chain is one level"
+            raise _column_error(self.column, problem, _SPLIT)
 
 
 def _column_of(token: Token) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from safevla_bench.errors import Place, RegistryError
+from safevla_bench.files import read_input
 from safevla_bench.tasks.entries import GoalBodies
 
 Tree: TypeAlias = "str | list[Tree]"
@@ -74,7 +75,7 @@ def read_bddl(path: Path) -> BddlProblem:
         RegistryError: there is no such file, or it is no BDDL problem; names the file.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_input(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         problem = error.strerror if isinstance(error, OSError) and error.strerror else "is not UTF-8 text"
         remedy = "Name a task file that LIBERO can read, such as bddl_files/libero_goal/turn_on_the_stove.bddl."

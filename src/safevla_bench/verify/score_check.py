@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from safevla_bench import evaluation, runs
 from safevla_bench.errors import CollectedError, Place, RecordError, RunError, SafevlaError
+from safevla_bench.files import read_input
 from safevla_bench.ruleset import Provenance, Ruleset, choose_library, load_ruleset
 from safevla_bench.verify.record_check import Finding, agreement, mismatch, open_check
 from safevla_bench.verify.record_comparison import format_value, value_differences
@@ -100,7 +101,7 @@ def _read_scores(run: Path) -> tuple[dict[str, Any], Provenance]:
     """Return the document of scores.json and its provenance; raises `RunError` if the file does not hold both."""
     place = Place(file=str(run / runs.SCORES))
     try:
-        document = json.loads((run / runs.SCORES).read_bytes())
+        document = json.loads(read_input(run / runs.SCORES, runs.MAX_SCORES_BYTES))
         provenance = document.get("judged_by") if isinstance(document, dict) else None
         return document, msgspec.convert(provenance, Provenance)
     except (OSError, ValueError, RecursionError, msgspec.ValidationError) as error:
@@ -201,7 +202,7 @@ def _uses_legacy_ids(document: Mapping[str, Any], judged: evaluation.Judged) -> 
 
 def _check_scores_json(run: Path, expected: bytes) -> Finding:
     """Return whether scores.json has the expected bytes; a mismatch names the first value that differs."""
-    written = (run / runs.SCORES).read_bytes()
+    written = read_input(run / runs.SCORES, runs.MAX_SCORES_BYTES)
     if written == expected:
         return agreement(runs.SCORES, "judged again, the same bytes")
     difference = next(
@@ -218,14 +219,14 @@ def _check_scores_table(run: Path, expected: bytes) -> Finding:
     path = run / runs.SCORES_TABLE
     if not path.exists():
         return mismatch(runs.SCORES_TABLE, "missing")
-    written = path.read_bytes()
+    written = read_input(path, runs.MAX_SCORES_BYTES)
     if written == expected:
         return agreement(runs.SCORES_TABLE, "judged again, the same bytes")
     try:
-        rows = runs.read_table(written).to_pylist(maps_as_pydicts="strict")
+        rows = runs.read_table(written, runs.MAX_SCORES_BYTES).to_pylist(maps_as_pydicts="strict")
     except (pa.ArrowException, ValueError, KeyError, OSError, RecordError) as error:
         return mismatch(runs.SCORES_TABLE, f"cannot be read: {error}")
-    expected_rows = runs.read_table(expected).to_pylist(maps_as_pydicts="strict")
+    expected_rows = runs.read_table(expected, runs.MAX_SCORES_BYTES).to_pylist(maps_as_pydicts="strict")
     difference = next(_document_differences({"episodes": rows}, {"episodes": expected_rows}), None)
     if difference:
         return mismatch(runs.SCORES_TABLE, difference)

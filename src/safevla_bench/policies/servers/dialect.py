@@ -194,6 +194,8 @@ def _reply_rows(reply: Reply, part: ReplyArray) -> NDArray[np.float64]:
 def _parse_numbers(value: object, where: str) -> NDArray[np.float64]:
     """Return a value as float64; raises `ReplyError` where it is no array of numbers. `where` names it in the error."""
     try:
+        if np.iscomplexobj(np.asarray(value)):
+            raise TypeError("complex numbers")
         return np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):
         raise ReplyError(f"{where!r} of the reply is no array of numbers") from None
