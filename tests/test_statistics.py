@@ -11,8 +11,6 @@ from statsmodels.stats.proportion import proportion_confint
 
 from safevla_bench.statistics import (
     bootstrap_means,
-    percentile_interval,
-    resampled_cluster_means,
     resampled_means,
     wilson_interval,
 )
@@ -110,25 +108,3 @@ def test_the_resampled_count_of_a_binary_outcome_is_binomial(n, share):
     for end, tail in ((found.low, 0.025), (found.high, 0.975)):
         assert stats.binom.cdf(n * end + 1e-6, n, count / n) >= tail - slack
         assert stats.binom.cdf(n * end - 1 + 1e-6, n, count / n) <= tail + slack
-
-
-def test_tasks_resampled_whole_are_tasks_drawn_with_all_their_episodes():
-    values, tasks = np.array([[1.0, 0.0, 0.5, np.nan, 4.0]]), np.array([0, 0, 1, 1, 2])
-    drawn = generator().integers(0, 3, size=(400, 3))
-    totals, many = np.array([1.0, 0.5, 4.0]), np.array([2, 1, 1])
-    expected = totals[drawn].sum(axis=1) / many[drawn].sum(axis=1)
-    np.testing.assert_allclose(resampled_cluster_means(values, tasks, generator(), 400)[0], expected)
-
-
-def test_tasks_of_one_episode_each_are_the_plain_bootstrap():
-    values = np.random.default_rng(6).normal(size=(2, 30))
-    plain, clustered = resampled_means(values, generator()), resampled_cluster_means(values, np.arange(30), generator())
-    np.testing.assert_allclose(plain, clustered)
-
-
-def test_episodes_that_resemble_each_other_within_tasks_widen_the_interval_by_task():
-    tasks = np.repeat(np.arange(10), 20)
-    values = (tasks % 2).astype(np.float64)[None]
-    plain = percentile_interval(resampled_means(values, generator())[0])
-    clustered = percentile_interval(resampled_cluster_means(values, tasks, generator())[0])
-    assert clustered.high - clustered.low > 3 * (plain.high - plain.low)

@@ -6,7 +6,6 @@ from safevla_bench.statistics.bootstrap import (
     RESAMPLES,
     bootstrap_means,
     percentile_interval,
-    resampled_cluster_means,
     resampled_means,
 )
 from safevla_bench.statistics.group_sequential import SequentialLook, sequential_look, sum_limits
@@ -55,7 +54,6 @@ from safevla_bench.statistics.tests import (
     barnard_p,
     holm_adjust,
     letter_display,
-    mcnemar_p,
 )
 
 __all__ = [
@@ -80,7 +78,6 @@ __all__ = [
     "letter_display",
     "log_wealth_of_counts",
     "mcnemar_mid_p",
-    "mcnemar_p",
     "mean_rate_difference_interval",
     "mean_rate_interval",
     "newcombe_interval",
@@ -92,7 +89,6 @@ __all__ = [
     "rate_power",
     "rate_sample_size",
     "reconcile_interval",
-    "resampled_cluster_means",
     "resampled_means",
     "resampled_task_means",
     "sequential_difference",

@@ -81,35 +81,6 @@ def _resample_means(
     return means
 
 
-def resampled_cluster_means(
-    values: NDArray[np.float64],
-    clusters: NDArray[np.int64],
-    generator: np.random.Generator,
-    resamples: int = RESAMPLES,
-) -> NDArray[np.float64]:
-    """Return the mean of each row in each resample of whole clusters, such as tasks with similar episodes.
-
-    Args:
-        values: [M, n], NaN = does not count.
-        clusters: [n], the cluster of each column, counted from 0.
-        generator: the source of the resamples.
-        resamples: number of resamples. Each draws as many clusters as there are, with replacement.
-
-    Returns:
-        [M, resamples]; NaN where the drawn clusters hold nothing that counts.
-    """
-    count = int(clusters.max(initial=-1)) + 1
-    counted = ~np.isnan(values)
-    drawn = generator.integers(0, count, size=(resamples, count))
-    means = np.empty((len(values), resamples))
-    for row, counts, mean in zip(values, counted, means, strict=True):
-        totals = np.bincount(clusters[counts], row[counts], count)
-        many = np.bincount(clusters[counts], minlength=count)
-        with np.errstate(invalid="ignore"):
-            mean[:] = totals[drawn].sum(axis=1) / many[drawn].sum(axis=1)
-    return means
-
-
 def percentile_interval(means: NDArray[np.float64], confidence: float = CONFIDENCE) -> Interval | None:
     """Return the percentile interval of resampled means without the NaN among them; None if all are NaN."""
     defined = means[~np.isnan(means)]

@@ -13,19 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def mcnemar_p(only_first: int, only_second: int) -> float:
-    """Return the exact two-sided p-value of McNemar's test that a fair coin splits the differing pairs; 1 without any.
-
-    >>> mcnemar_p(1, 7)
-    0.0703125
-    """
-    if only_first + only_second == 0:
-        return 1.0
-    from scipy.stats import binomtest
-
-    return float(binomtest(only_first, only_first + only_second).pvalue)
-
-
 def holm_adjust(p_values: Sequence[float]) -> tuple[float, ...]:
     """Return Holm's adjusted p-values, in the order given.
 
