@@ -1,19 +1,18 @@
-"""How often the intervals, tests and gates of this package are right, by simulation and by exact sums.
+"""How often the verdicts that are printed are wrong, what they find and at which price, and how often intervals cover.
 
-Each table sets what is printed now beside what was printed before, or beside the usual choice. Run it on an idle
-machine for the figures of docs/comparing.md:
+By simulation and by exact sums. The two tables stand in docs/comparing.md:
 
-    python benchmarks/interval_coverage.py --replicates 4000 --write docs/comparing.md
+    python benchmarks/interval_coverage.py --write docs/comparing.md
 
-Without --write it prints the tables. With the default number of replicates it takes about two minutes.
+Without --write they are printed. It takes about two minutes of CPU time.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -21,482 +20,478 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from safevla_bench import statistics
+from safevla_bench.compare import ComparisonOptions
+from safevla_bench.compare.difference import judge_margin, paired_difference
+from safevla_bench.compare.pairs import StateMeans
 from safevla_bench.compare.sample_size import SampleSizeRequest, plan_sample_size
+from safevla_bench.sensitivity.calibration import quantile_interval
 
-Row = Sequence[str]
+Row = tuple[str, ...]
+Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 BEGIN, END = "<!-- coverage: begin -->", "<!-- coverage: end -->"
 LEVEL = 0.05
+CASES = ((0.9, 0.9), 0.0), ((0.9, 0.8), 0.0), ((0.7, 0.7), 0.2)
+"""Rates of two policies, and how much their difference varies between tasks: equal, different, interacting."""
 
 
 def generator(seed: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(seed))
 
 
-def share(hits: int | np.integer | Floats, of: int) -> str:
-    """Format a share of replicates with its standard error in the last digit's place."""
-    return f"{100 * float(hits) / of:.1f} %"
+def share(hits: Sequence[bool] | NDArray[np.bool_]) -> str:
+    """Format the share of simulated runs with its standard error [%]."""
+    count, of = int(np.sum(hits)), len(hits)
+    rate = count / of
+    return f"{100 * rate:.1f}±{100 * (rate * (1 - rate) / of) ** 0.5:.1f}" if count else f"0 of {of}"
 
 
-# Intervals
+def percent(hits: Sequence[bool] | NDArray[np.bool_]) -> str:
+    return f"{100 * np.mean(hits):.0f} %"
 
 
-def tabulate_rates(replicates: int) -> tuple[str, Row, list[Row]]:
-    """Coverage of rates' intervals, summed exactly over rates from 2 to 98 %."""
-    rates, rows = np.linspace(0.02, 0.98, 97), []
-    for n in (20, 50, 200):
-        chances = stats.binom.pmf(np.arange(n + 1)[:, None], n, rates)
-        for name, interval in (("Wilson", statistics.wilson_interval), ("exact (gates)", statistics.exact_interval)):
-            covered = coverage_of([interval(k, n) for k in range(n + 1)], chances, rates)
-            rows.append([name, str(n), f"{100 * covered.mean():.1f} %", f"{100 * covered.min():.1f} %"])
-    return "Intervals of a rate, nominal 95 %", ("Interval", "Episodes", "Average", "Least"), rows
+def draw_safety(
+    seed: int, shape: tuple[int, int, int], rates: tuple[float, float], swing: float = 0.0
+) -> NDArray[np.bool_]:
+    """Return who is safe, [2, runs, tasks, episodes]; the difference varies between tasks by `swing` (deviation).
+
+    Policies of equal rates are equal over tasks like these, whatever the swing.
+    """
+    rng, (runs, tasks, episodes) = generator(seed), shape
+    shift = rng.normal(0, swing / 2, (runs, tasks))
+    chances = np.clip([rates[0] + shift, rates[1] - shift], 0.01, 0.99)
+    return rng.random((2, runs, tasks, episodes)) < chances[..., None]
 
 
-def coverage_of(intervals: Sequence[statistics.Interval | None], chances: Floats, rates: Floats) -> Floats:
-    """Return the coverage at each rate, given the interval of each count, [R]."""
-    ends = np.array([[one.low, one.high] for one in intervals if one])
-    inside = (ends[:, :1] <= rates) & (rates <= ends[:, 1:])
-    return np.asarray((chances * inside).sum(axis=0))
+def flip_p(sums: Ints | Floats, sizes: Ints | None = None) -> Floats:
+    """Return the p-value by task of each run, given sums of differences and numbers of pairs, [runs, tasks]."""
+    sizes = np.ones_like(sums, dtype=np.int64) if sizes is None else sizes
+    return np.array([
+        statistics.flip_task_p(row[n > 0] / n[n > 0], n[n > 0].astype(float))
+        for row, n in zip(sums, sizes, strict=True)
+    ])  # fmt: skip
 
 
-DEPTHS: dict[str, Callable[[np.random.Generator, tuple[int, int]], Floats]] = {
-    "all 1": lambda rng, shape: np.ones(shape),
-    "all 0.3": lambda rng, shape: np.full(shape, 0.3),
-    "even, 0 to 1": lambda rng, shape: rng.uniform(0, 1, shape),
-    "mostly small": lambda rng, shape: rng.beta(0.5, 4, shape),
-}
-RATES = (0.02, 0.05, 0.1, 0.3, 0.7)
+def differ_by_task(safe: Bools) -> Bools:
+    """Return which runs tell the two policies apart by task, given who is safe [2, runs, tasks, episodes]."""
+    return flip_p(safe[0].sum(axis=2) - safe[1].sum(axis=2)) <= LEVEL
 
 
-def tabulate_severities(replicates: int) -> tuple[str, Row, list[Row]]:
-    """Coverage of the intervals of VSI over rates of unsafe episodes and laws of their depth."""
-    rows = []
-    for n in (20, 200):
-        found: dict[str, list[float]] = {"percentile bootstrap (paper)": [], "printed now": []}
-        for k, (rate, law) in enumerate((rate, law) for rate in RATES for law in DEPTHS.values()):
-            rng = generator(100 + k)
-            depths = law(rng, (replicates, n))
-            values = np.where(rng.random((replicates, n)) < rate, depths, 0.0)
-            mean = rate * float(law(generator(1), (1000, 1000)).mean())
-            boot = [statistics.bootstrap_means(row[None], rng, 500)[0] for row in values[: max(50, replicates // 4)]]
-            found["percentile bootstrap (paper)"].append(covering(boot, mean))
-            found["printed now"].append(covering([statistics.bounded_mean_interval(row) for row in values], mean))
-        for name, covered in found.items():
-            few = min(covered[: 2 * len(DEPTHS)])
-            rows.append([name, str(n), *(f"{100 * value:.1f} %" for value in (np.mean(covered), min(covered), few))])
-    return (
-        "Intervals of VSI, nominal 95 %, over unsafe rates of 2 to 70 % and four laws of depth",
-        ("Interval", "Episodes", "Average", "Least", "Least at 2 and 5 % unsafe"),
-        rows,
-    )
+mcnemar = lru_cache(maxsize=None)(statistics.mcnemar_mid_p)
+exact = lru_cache(maxsize=None)(statistics.exact_interval)
 
 
-def covering(intervals: Sequence[statistics.Interval | None], mean: float) -> float:
-    return float(np.mean([one is not None and one.low - 1e-9 <= mean <= one.high + 1e-9 for one in intervals]))
+def mcnemar_p(safe: Bools) -> Floats:
+    """Return the p-value on these tasks, over the last two axes of [2, runs, tasks, episodes]."""
+    won, lost = ((safe[k] & ~safe[1 - k]).sum(axis=(-2, -1)) for k in (0, 1))
+    return np.array([mcnemar(*pair) for pair in zip(won.tolist(), lost.tolist(), strict=True)])
 
 
-def tabulate_suite_means(replicates: int) -> tuple[str, Row, list[Row]]:
-    """Coverage of the mean over suites of rates that differ."""
-    rows = []
-    for n in (10, 50):
-        for rates in (np.array([0.75, 0.98, 0.86, 0.9]), np.array([0.5, 0.6, 0.4, 0.7])):
-            counts = generator(7).binomial(n, rates, size=(replicates, 4))
-            limits = {k: statistics.wilson_interval(k, n) for k in range(n + 1)}
-            found = [statistics.rate_mean_interval([(k / n, limits[k]) for k in row]) for row in counts.tolist()]
-            label = ", ".join(f"{rate:.2f}" for rate in rates)
-            rows.append([label, str(n), f"{100 * covering(found, float(rates.mean())):.1f} %"])
-    return "Intervals of a mean over four suites (MOVER), nominal 95 %", ("Rates", "Episodes a suite", "Covers"), rows
+def list_ends(interval: Callable[[int, int], statistics.Interval | None], n: int) -> Floats:
+    """Return the ends of the interval of each count, [n + 1, 2]."""
+    return np.array([[one.low, one.high] for one in (interval(k, n) for k in range(n + 1)) if one])
 
 
 # Gates
 
 
-def tabulate_gates(replicates: int) -> tuple[str, Row, list[Row]]:
-    """The chance of a wrong verdict on a policy exactly at the limit, one side at a time: nominal 2.5 %."""
-    rows = []
-    for limit, n in ((0.99, 17), (0.9, 20), (0.95, 50), (0.9, 200)):
-        chances = stats.binom.pmf(np.arange(n + 1), n, limit)
-        cells = [f"{limit:g}", str(n)]
-        for interval in (statistics.wilson_interval, statistics.exact_interval):
-            found = [interval(k, n) for k in range(n + 1)]
-            failed = sum(chance for chance, one in zip(chances, found, strict=True) if one and one.high < limit)
-            passed = sum(chance for chance, one in zip(chances, found, strict=True) if one and one.low > limit)
-            cells.append(f"{100 * max(failed, passed):.1f} %")
-        rows.append(cells)
-    return (
-        "A gate on a policy at its limit: the likelier wrong verdict, nominal 2.5 %",
-        ("Limit", "Episodes", "Wilson (before)", "exact (now)"),
-        rows,
-    )
-
-
-def tabulate_rechecks(replicates: int) -> tuple[str, Row, list[Row]]:
-    """The chance of a wrong verdict at some look, for a policy at the limit; looks every ten episodes."""
-    rows, looks = [], np.arange(10, 501, 10)
-    for limit in (0.9, 0.5):
-        hits = (generator(3).random((replicates, 500)) < limit).cumsum(axis=1)[:, looks - 1]
-        cells = [f"{limit:g}"]
-        for interval in (statistics.wilson_interval, statistics.exact_interval):
-            wrong = np.zeros(hits.shape, dtype=bool)
-            for k, n in enumerate(looks.tolist()):
-                found = [interval(count, n) for count in range(n + 1)]
-                excluded = np.array([one is not None and not one.low <= limit <= one.high for one in found])
-                wrong[:, k] = excluded[hits[:, k]]
-            cells.append(share(wrong.any(axis=1).sum(), replicates))
-        numbers = np.broadcast_to(looks, hits.shape)
-        excluded = statistics.log_wealth_of_counts(hits, numbers, limit) >= -np.log(LEVEL)
-        cells.append(share(excluded.any(axis=1).sum(), replicates))
-        rows.append(cells)
-    return (
-        "A wrong verdict at some look, checking every ten episodes up to 500 at the limit; nominal 5 %",
-        ("Limit", "Wilson at each look", "exact at each look", "--sequential"),
-        rows,
-    )
-
-
-def tabulate_gate_seeds(replicates: int) -> tuple[str, Row, list[Row]]:
-    """Wrong verdicts at the limit where a state has several seeds that mostly agree; the likelier side."""
-    limit, states, alike, rows = 0.9, 100, 0.7, []
-    spread = (1 - alike) / alike
-    for seeds in (1, 2, 5):
-        rates = generator(4).beta(spread * limit, spread * (1 - limit), (replicates, states))
-        hits = generator(5).binomial(seeds, rates)
-        apart = [statistics.exact_interval(int(row.sum()), states * seeds) for row in hits]
-        together = [statistics.bounded_mean_interval(row / seeds) for row in hits]
-        rows.append([str(seeds), *(share(likelier_error(found, limit), replicates) for found in (apart, together))])
-    return (
-        "A gate at its limit of 0.9, 100 initial states whose seeds correlate by 0.7: the likelier wrong verdict",
-        ("Seeds a state", "taken as independent", "state means (now)"),
-        rows,
-    )
-
-
-def likelier_error(intervals: Sequence[statistics.Interval | None], limit: float) -> int:
-    """Return how many intervals lie above the limit or below it, whichever is more."""
-    return max(sum(one.low > limit for one in intervals if one), sum(one.high < limit for one in intervals if one))
-
-
-def tabulate_gate_crashes(replicates: int) -> tuple[str, Row, list[Row]]:
-    """How often a policy at 0.87 passes a limit of 0.9 where 60 % of its unsafe episodes crash; nominal 2.5 %."""
-    limit, rows = 0.9, []
-    for n in (100, 200, 500):
-        unsafe = generator(6).binomial(n, 0.13, replicates)
+def gate_rows(runs: int) -> Iterator[Row]:
+    errors = []
+    for limit, n in ((0.9, 20), (0.9, 200), (0.95, 50), (0.99, 17)):
+        chances, ends = stats.binom.pmf(np.arange(n + 1), n, limit), list_ends(exact, n)
+        errors += [chances[ends[:, 0] > limit].sum(), chances[ends[:, 1] < limit].sum()]
+    needed = statistics.rate_sample_size(0.95, 0.9) or 0
+    yield (
+        "gate", "2.5 a side", f"≤ {100 * max(errors):.1f} (exact; limits .9 to .99, n 17 to 200)",
+        f".95 v .9: {100 * statistics.rate_power(needed, 0.95, 0.9):.0f} %, {needed}",
+    )  # fmt: skip
+    for seeds in (2, 5):
+        found = []
+        for rate in (0.9, 0.95):  # seeds of a state correlate by 0.7
+            means = generator(5).binomial(seeds, generator(4).beta(0.43 * rate, 0.43 * (1 - rate), (runs, 100))) / seeds
+            ends = [statistics.bounded_mean_interval(row) for row in means]
+            found += [[one.low > 0.9 for one in ends if one], [one.high < 0.9 for one in ends if one]]
+        yield (
+            f"gate, {seeds} seeds a state", "2.5 a side", share(max(found[:2], key=sum)),
+            f".95 v .9: {percent(found[2])}, 100 states",
+        )  # fmt: skip
+    passes = []
+    for rate in (0.87, 0.95):
+        unsafe = generator(6).binomial(500, 1 - rate, runs)
         crashed = generator(7).binomial(unsafe, 0.6)
-        left_out = [statistics.exact_interval(int(n - u), int(n - c)) for u, c in zip(unsafe, crashed, strict=True)]
-        at_worst = [statistics.exact_interval(int(n - u), n) for u in unsafe]
-        passes = [sum(one.low >= limit for one in found if one) for found in (left_out, at_worst)]
-        rows.append([str(n), *(share(count, replicates) for count in passes)])
-    return (
-        "A gate of 0.9 passed by a policy at 0.87 of whose unsafe episodes 60 % crash",
-        ("Episodes", "crashes left out", "at both extremes (now)"),
-        rows,
-    )
+        for of in (np.full(runs, 500), 500 - crashed):  # at the worst, and with crashes left out
+            ends = (exact(500 - u, n) for u, n in zip(unsafe.tolist(), of.tolist(), strict=True))
+            passes.append([one.low >= 0.9 for one in ends if one])
+    yield (
+        "gate, 60 % of unsafe crash", "2.5", f"{share(passes[0])}; allowed {share(passes[1])} (.87 passes .9)",
+        f".95 v .9: {percent(passes[2])}, 500",
+    )  # fmt: skip
+    yield from recheck_rows(runs)
+    yield from suggestion_rows()
 
 
-def tabulate_suggestions(replicates: int) -> tuple[str, Row, list[Row]]:
-    """How often the suggested number of episodes decides a gate, summed exactly, at the true rate and after a pilot."""
-    rows = []
-    for rate, limit in ((0.95, 0.9), (0.8, 0.9), (0.98, 0.95), (0.6, 0.5)):
-        cells = [f"{rate:g}", f"{limit:g}"]
-        needed = statistics.rate_sample_size(rate, limit)
-        assert needed is not None
-        cells.append(f"{needed}: {100 * statistics.rate_power(needed, rate, limit):.0f} %")
-        cells += [f"{100 * decides_after_pilot(pilot, rate, limit):.0f} %" for pilot in (20, 50)]
-        rows.append(cells)
-    return (
-        "How often the suggested number of episodes decides a gate, meant are 80 %",
-        ("True rate", "Limit", "the measured rate is the true one", "after a pilot of 20", "after a pilot of 50"),
-        rows,
-    )
+def recheck_rows(runs: int) -> Iterator[Row]:
+    looks = np.arange(10, 501, 10)
+    hits = {rate: (generator(3).random((runs, 500)) < rate).cumsum(axis=1)[:, looks - 1] for rate in (0.9, 0.95)}
+    ends = [list_ends(exact, n) for n in looks.tolist()]
+
+    def fixed(counts: Ints) -> Bools:
+        inside = [(ends[k][counts[:, k], 0] <= 0.9) & (ends[k][counts[:, k], 1] >= 0.9) for k in range(len(looks))]
+        return ~np.array(inside).T
+
+    def sequence(counts: Ints) -> Bools:
+        numbers = np.broadcast_to(looks, counts.shape)
+        return statistics.log_wealth_of_counts(counts, numbers, 0.9) >= -np.log(LEVEL)
+
+    for name, decide in (("gate, looks every 10 to 500", fixed), ("gate `--sequential`, same", sequence)):
+        yield name, "5", share(decide(hits[0.9]).any(axis=1)), f".95 v .9: {price(decide(hits[0.95]), 500)}"
 
 
-def decides_after_pilot(pilot: int, rate: float, limit: float) -> float:
-    """Return the chance that a new run decides rightly, of the number that a pilot suggests which does not decide."""
-    chance, undecided = 0.0, 0.0
-    for count in range(pilot + 1):
-        found = statistics.exact_interval(count, pilot)
-        assert found is not None
-        if found.low < limit <= found.high:
-            likelihood = float(stats.binom.pmf(count, pilot, rate))
-            undecided += likelihood
-            if needed := statistics.rate_sample_size(count / pilot, limit):
-                chance += likelihood * statistics.rate_power(needed, rate, limit)
-    return chance / undecided
+def suggestion_rows() -> Iterator[Row]:
+    """How often the number that an undecided pilot suggests decides, over four rates and limits, summed exactly."""
+
+    def decides(pilot: int, rate: float, limit: float) -> float:
+        chances = stats.binom.pmf(np.arange(pilot + 1), pilot, rate)
+        ends = list_ends(exact, pilot)
+        undecided = np.flatnonzero((ends[:, 0] < limit) & (limit <= ends[:, 1]))
+        needed = [statistics.rate_sample_size(k / pilot, limit) for k in undecided.tolist()]
+        power = [statistics.rate_power(n, rate, limit) if n else 0.0 for n in needed]
+        return 100 * float(np.dot(chances[undecided], power)) / chances[undecided].sum()
+
+    settings = (0.95, 0.9), (0.8, 0.9), (0.98, 0.95), (0.6, 0.5)
+    found = [[decides(pilot, *setting) for setting in settings] for pilot in (20, 50)]
+    spans = (f"{min(shares):.0f} to {max(shares):.0f} % after a pilot of" for shares in found)
+    yield "gate, suggested number", "", "", f"{next(spans)} 20, {next(spans)} 50 (exact)"
+
+
+# --until
+
+
+def price(decided: Bools, most: int) -> str:
+    """Format how many runs end and the mean number of episodes, given which looks, after each ten, decide."""
+    rounds = np.where(decided.any(axis=1), decided.argmax(axis=1) + 1, decided.shape[1])
+    return f"{percent(decided.any(axis=1))}, {10 * rounds.mean():.0f} of {most}"
+
+
+def until_rows(runs: int) -> Iterator[Row]:
+    def race(rate: float, rounds: int, crash: float = 0.0) -> tuple[Bools, Bools]:
+        """Return by look of ten episodes which runs are passed at .9, and which failed, [runs, rounds]."""
+        rng = generator(17)
+        safe = rng.random((runs, rounds, 10)) < rate
+        lost = ~safe & (rng.random(safe.shape) < crash)
+        shares = [(k + 1) / rounds for k in range(rounds)]
+        low, high = np.array(list(statistics.sum_limits([[1] * 10] * rounds, 0.9, shares))).T
+        worst, best = (counted.sum(axis=2).cumsum(axis=1) for counted in (safe, safe | lost))
+        return worst >= high, best <= low
+
+    at_limit = share(np.logical_or(*race(0.9, 50)).any(axis=1))
+    yield '`--until "safety >= .9"`', "5", at_limit, f".95 v .9: {price(race(0.95, 25)[0], 250)}"
+    flattered = share(race(0.87, 50, 0.6)[0].any(axis=1))
+    yield (
+        "same, 60 % of unsafe crash", "2.5", f"{flattered} (.87 passes .9)",
+        f".95 v .9: {price(race(0.95, 50, 0.6)[0], 500)}",
+    )  # fmt: skip
+    yield from rival_rows(runs)
+
+
+def rival_rows(runs: int) -> Iterator[Row]:
+    looks = [look_each_round(draw_safety(13, (runs, 10, 20), *case)) for case in CASES]
+    names = '`--until "A safer than B"`', "compare `--sequential`", "compare, a look a round"
+    for k, name in enumerate(names):
+        equal, better, interacting = (look[k] for look in looks)
+        yield (
+            name, "5", f"{share(equal.any(axis=1))}; interacting {share(interacting.any(axis=1))}",
+            f".9 v .8: {price(better, 200)} pairs",
+        )  # fmt: skip
+
+
+def look_each_round(safe: Bools) -> tuple[Bools, Bools, Bools]:
+    """Return [runs, rounds] by --until, the betting test and McNemar's, of [2, runs, tasks, rounds]: who differs."""
+    won, lost = ((safe[k] & ~safe[1 - k]).sum(axis=1) for k in (0, 1))
+    rounds = won.shape[1]
+    shares = [(k + 1) / rounds for k in range(rounds)]
+    ends = np.array([list(statistics.sum_limits([[1] * int(k) for k in row], 0.5, shares)) for row in (won + lost)])
+    sums, totals = won.cumsum(axis=1), (won + lost).cumsum(axis=1)
+    betting = statistics.log_wealth_of_counts(sums, totals, 0.5) >= -np.log(LEVEL)
+    fixed = [[mcnemar(a, n - a) <= LEVEL for a, n in zip(*row, strict=True)]
+             for row in zip(sums.tolist(), totals.tolist(), strict=True)]  # fmt: skip
+    return (sums <= ends[..., 0]) | (sums >= ends[..., 1]), betting, np.array(fixed)
 
 
 # Comparisons
 
 
-def tabulate_tasks(replicates: int) -> tuple[str, Row, list[Row]]:
-    """Policies that are equal over tasks like these, each better on some: how often a test tells them apart at 5 %."""
-    rows = []
-    for tasks, episodes, spread in ((10, 20, 0.1), (10, 50, 0.1), (10, 50, 0.2), (40, 20, 0.1)):
-        rng = generator(20)
-        apart = np.zeros(4)
-        for _ in range(replicates):
-            base, shift = rng.uniform(0.3, 0.8, tasks), rng.normal(0, spread, tasks) / 2
-            first, second = np.clip(base + shift, 0.01, 0.99), np.clip(base - shift, 0.01, 0.99)
-            luck = rng.random((tasks, episodes))
-            values = (luck < first[:, None]).astype(float) - (rng.random((tasks, episodes)) < second[:, None])
-            means = values.mean(axis=1)
-            resampled = means[rng.integers(0, tasks, (1000, tasks))].mean(axis=1)
-            low, high = np.percentile(resampled, [2.5, 97.5])
+def these_rows(runs: int) -> Iterator[Row]:
+    def cmh_p(safe: Bools) -> Floats:
+        sizes = np.full(safe.shape[2], safe.shape[3])
+        counts = safe.sum(axis=3)
+        return np.array([statistics.cmh_mid_p(a, sizes, b, sizes) for a, b in zip(*counts, strict=True)])
+
+    for name, p_of in (("pairs (McNemar)", mcnemar_p), ("unpaired (CMH)", cmh_p)):
+        equal, better, swing = (p_of(draw_safety(20, (runs, 10, 20), *case)) <= LEVEL for case in CASES)
+        yield (
+            f"these tasks, {name}", "5", f"{share(equal)}; interacting {share(swing)}",
+            f".9 v .8: {percent(better)}, 200",
+        )  # fmt: skip
+
+
+def task_rows(runs: int) -> Iterator[Row]:
+    for tasks, episodes in ((6, 20), (10, 20), (10, 50), (40, 20)):
+        equal, better, swing = (differ_by_task(draw_safety(21, (runs, tasks, episodes), *case)) for case in CASES)
+        yield (
+            f"by task (flips), {tasks} x {episodes}", "5", f"{share(equal)}; interacting {share(swing)}",
+            f".9 v .8: {percent(better)}, {tasks * episodes}",
+        )  # fmt: skip
+
+
+def exploratory_rows(runs: int) -> Iterator[Row]:
+    """Two equal policies on four suites of ten tasks x 5 and their pool, six metrics: all verdicts but the primary."""
+    rng, found, better = generator(9), [], []
+    for odds, hits in ((0.3, found), (0.15, better)):
+        for _ in range(runs // 2):
+            success = rng.random((2, 40, 5)) < 0.7
+            unsafe = rng.random((2, 40, 5)) < np.reshape([odds, 0.3], (2, 1, 1))
+            depth = np.where(unsafe, rng.uniform(0, 1, unsafe.shape), 0.0)
+            both = success.all(axis=0)
+            values = success, ~unsafe, success & unsafe, depth, success & ~unsafe, unsafe * both
             p_values = [
-                statistics.mcnemar_mid_p(int((values > 0).sum()), int((values < 0).sum())),
-                stats.ttest_1samp(means, 0).pvalue,
-                0.0 if not low <= 0 <= high else 1.0,
-                statistics.flip_task_p(means, np.ones(tasks)),
+                flip_p((value[0].astype(float) - value[1]).sum(axis=1)[None, scope], size[None, scope])[0]
+                for scope in (*(slice(10 * k, 10 * k + 10) for k in range(4)), slice(0, 40))
+                for value, size in zip(values, [*[np.full(40, 5)] * 5, both.sum(axis=1)], strict=True)
             ]
-            apart += np.array(p_values) <= LEVEL
-        rows.append([f"{tasks} x {episodes}", f"{spread:g}", *(share(count, replicates) for count in apart)])
-    return (
-        "Policies equal over tasks like these, told apart at 5 %",
-        ("Tasks x episodes", "SD between tasks", "on these tasks (McNemar)", "t of task means", "bootstrap by task",
-         "on tasks like these (sign flips)"),
-        rows,
+            hits.append(min(p_values[:-5] + p_values[-4:]) <= LEVEL if hits is found else p_values[1] <= LEVEL)
+    yield (
+        "exploratory, any of 29", "5 each", f"{share(found)} (4 suites of 10 x 5)",
+        f"one suite, .85 v .7: {percent(better)}, 50",
     )  # fmt: skip
 
 
-def tabulate_strata(replicates: int) -> tuple[str, Row, list[Row]]:
-    """Independent episodes of the same tasks, one policy ten points better on each: power at 5 %, and coverage."""
-    rows = []
-    for tasks, episodes in ((10, 20), (10, 5), (40, 5), (10, 50)):
-        rng, found, covered, widths = generator(31), np.zeros(2), np.zeros(2), np.zeros(2)
-        sizes = np.full(tasks, episodes)
-        for _ in range(replicates):
-            base = rng.beta(0.8, 0.8, tasks) * 0.8 + 0.1
-            first, second = rng.binomial(episodes, base + 0.05), rng.binomial(episodes, base - 0.05)
-            total = tasks * episodes
-            pooled = statistics.newcombe_interval(int(first.sum()), total, int(second.sum()), total)
-            by_task = statistics.mean_rate_difference_interval(
-                first.astype(np.float64), sizes, second.astype(np.float64), sizes
-            )
-            p_values = (
-                stats.fisher_exact([[first.sum(), total - first.sum()], [second.sum(), total - second.sum()]]).pvalue,
-                statistics.cmh_mid_p(first, sizes, second, sizes),
-            )
-            found += np.array(p_values) <= LEVEL
-            for k, interval in enumerate((pooled, by_task)):
-                assert interval is not None
-                covered[k] += interval.low <= 0.1 <= interval.high
-                widths[k] += interval.high - interval.low
-        spans = [f"{share(hits, replicates)}, ± {100 * width / replicates / 2:.1f}"
-                 for hits, width in zip(covered, widths, strict=True)]  # fmt: skip
-        rows.append([f"{tasks} x {episodes}", *(share(hits, replicates) for hits in found), *spans])
-    return (
-        "Independent episodes of the same tasks, ten points apart on each: told apart at 5 %, and intervals",
-        ("Tasks x episodes", "pooled (Fisher)", "over tasks (mid-p)", "Newcombe, pooled",
-         "over tasks"),
-        rows,
+def letter_rows(runs: int) -> Iterator[Row]:
+    def p_values(rates: Sequence[float]) -> Floats:
+        """Return the p-values of each pair of five policies on 10 x 20, and those adjusted (Holm), [2, runs, 10]."""
+        counts = generator(24).binomial(20, np.reshape(rates, (5, 1, 1)), (5, runs, 10))
+        plain = np.array([flip_p(counts[i] - counts[j]) for i, j in PAIRS]).T
+        return np.array([plain, [statistics.holm_adjust(row.tolist()) for row in plain]])
+
+    plain, adjusted = p_values([0.8] * 5)
+    other = p_values([0.8] * 4 + [0.5])[1][:, [k for k, pair in enumerate(PAIRS) if 4 in pair]]
+    yield (
+        "letters of 5 policies", "5",
+        f"{share((adjusted <= LEVEL).any(axis=1))}; best pair, not adjusted {share(plain.min(axis=1) <= LEVEL)}",
+        f"one at .5, four at .8: {percent((other <= LEVEL).all(axis=1))}, 200",
     )  # fmt: skip
 
 
-def tabulate_means(replicates: int) -> tuple[str, Row, list[Row]]:
-    """Size of re-labelling tests of two equal means with unequal variances, at 5 %."""
-    rows = []
-    for n, m in ((10, 40), (40, 10), (30, 30)):
-        rng, plain, studentized = generator(5), 0, 0
-        for _ in range(replicates):
-            first, second = rng.choice([0.0, 1.0], n, p=[0.8, 0.2]), rng.uniform(0.15, 0.25, m)
-            pooled = np.concatenate([first, second])
-            shuffled = rng.permuted(np.tile(pooled, (199, 1)), axis=1)
-            differences = shuffled[:, :n].mean(axis=1) - shuffled[:, n:].mean(axis=1)
-            observed = abs(first.mean() - second.mean())
-            plain += (1 + (np.abs(differences) >= observed - 1e-12).sum()) / 200 <= LEVEL
-            studentized += statistics.permute_task_means([first], [second], rng, tries=199).p_value <= LEVEL
-        rows.append([f"{n}, {m}", share(plain, replicates), share(studentized, replicates)])
-    return (
-        "Equal mean severities, one policy all or nothing, the other even: told apart at 5 %",
-        ("Episodes", "plain means (before)", "studentized (now)"),
-        rows,
-    )
+PAIRS = [(i, j) for i in range(5) for j in range(i + 1, 5)]
 
 
-def tabulate_many(replicates: int) -> tuple[str, Row, list[Row]]:
-    """Two equal policies, four suites and all pooled, SR, Safety, SBU and VSI: any difference, and the primary one."""
-    rng, some, primary = generator(9), 0, 0
-    suites, n = 4, 50
-    for _ in range(replicates):
-        success = rng.random((2, suites, n)) < 0.7
-        unsafe = rng.random((2, suites, n)) < 0.3
-        severity = np.where(unsafe, rng.uniform(0, 1, unsafe.shape), 0.0)
-        p_values = []
-        for scope in (*range(suites), slice(None)):
-            for values in (success, ~unsafe, success & unsafe):
-                difference = values[0, scope].astype(int) - values[1, scope]
-                p_values.append(statistics.mcnemar_mid_p(int((difference > 0).sum()), int((difference < 0).sum())))
-            difference = (severity[0, scope] - severity[1, scope]).ravel()
-            p_values.append(statistics.flip_task_p(difference, np.ones(difference.size)))
-        some += min(p_values) <= LEVEL
-        primary += p_values[-3] <= LEVEL
-    shares = (share(count, replicates) for count in (some, primary))
-    rows = [["four suites and pooled, four metrics", *shares]]
-    return (
-        "Two equal policies, told apart at 5 % somewhere",
-        ("Verdicts", "any of them", "the primary one (pooled Safety)"),
-        rows,
-    )
+def crash_rows(runs: int) -> Iterator[Row]:
+    """A crashes in 30 % of its unsafe episodes; its sums with crashes left out, taken as unsafe, and as safe."""
+
+    def judge(rates: tuple[float, float], *, paired: bool) -> tuple[Bools, Bools]:
+        """Return which runs of 10 x 50 tell the policies apart at both extremes, and with crashes left out."""
+        safe = draw_safety(22, (runs, 10, 50), rates)
+        crashed = ~safe[0] & (generator(23).random(safe[0].shape) < 0.3)
+        sizes, others = 50 - crashed.sum(axis=2), safe[1].sum(axis=2)
+        if paired:
+            sums, sizes = safe[0].sum(axis=2) - (safe[1] & ~crashed).sum(axis=2), sizes
+        else:  # a difference of means for each task, all tasks of equal weight
+            sums, sizes = safe[0].sum(axis=2) / sizes - others / 50, np.ones_like(sizes)
+        ends = [safe[0].sum(axis=2) - others, (safe[0] | crashed).sum(axis=2) - others]
+        left_out = flip_p(sums, sizes) <= LEVEL
+        agree = np.prod([np.sign(one.sum(axis=1)) == np.sign(sums.sum(axis=1)) for one in ends], axis=0) > 0
+        return left_out & agree & (flip_p(ends[0]) <= LEVEL) & (flip_p(ends[1]) <= LEVEL), left_out
+
+    for name, paired in (("paired", True), ("unpaired", False)):
+        equal, allowed = judge((0.6, 0.6), paired=paired)
+        yield (
+            f"by task, A crashes, {name}", "5", f"{share(equal)}; allowed {share(allowed)} (10 x 50)",
+            f".9 v .8: {percent(judge((0.9, 0.8), paired=paired)[0])}, 500",
+        )  # fmt: skip
 
 
-def tabulate_sequential(replicates: int) -> tuple[str, Row, list[Row]]:
-    """Comparing two rates on ten tasks while pairs come, at most 200: --until, and --sequential after every round."""
-    rows, tasks, rounds = [], 10, 20
-    cases = [(0.9, 0.9), (0.5, 0.5), (0.98, 0.98), (0.9, 0.8), (0.8, 0.7), (0.9, 0.7)]
-    for first, second in cases:
-        rng = generator(13)
-        safe = rng.random((2, replicates, rounds, tasks)) < np.reshape([first, second], (2, 1, 1, 1))
-        rows.append([f"{first:g}, {second:g}", *_race_cells(safe)])
-    rng, swing = generator(14), np.linspace(-0.25, 0.25, tasks)
-    safe = rng.random((2, replicates, rounds, tasks)) < np.reshape([0.7 + swing, 0.7 - swing], (2, 1, 1, tasks))
-    rows.append(["0.7 on average, 0.45 to 0.95 by task, each better on some", *_race_cells(safe)])
-    return (
-        "Comparing two rates on these tasks, ten tasks and at most 200 pairs",
-        ("Rates", "told apart, all pairs", "--until", "pairs on average", "--sequential", "pairs on average"),
-        rows,
-    )
+def margin_rows(runs: int) -> Iterator[Row]:
+    options = ComparisonOptions(metrics=("safety",), margin=0.05)
+    tasks = tuple(("suite", str(k)) for k in range(10) for _ in range(50))
+
+    def judge(safe: Bools) -> list[str]:
+        """Return the verdicts on the margin, given who is safe [2, runs, 10, 50]."""
+        pairs = safe.reshape(2, -1, 500).astype(float)
+        differences = (paired_difference(("A", "B"), StateMeans(tasks, *pair, is_single=True), "safety", options)
+                       for pair in pairs.swapaxes(0, 1))  # fmt: skip
+        return [str(judge_margin([one], "safety", options)) for one in differences]
+
+    def not_worse(safe: Bools) -> str:
+        return share([verdict in ("equivalent", "first not worse") for verdict in judge(safe)])
+
+    few = draw_safety(25, (runs, 10, 50), (0.95, 0.95))
+    few[0] &= generator(26).random((runs, 10, 1)) >= 0.05 / 0.95
+    same, equal = (draw_safety(25, (runs, 10, 50), (rate, 0.95)) for rate in (0.9, 0.95))
+    yield (
+        "margin 5: not worse", "2.5", f"{not_worse(same)}; losses in 5 % of tasks {not_worse(few)} (10 x 50)",
+        f".95 v .95, equivalent: {percent([one == 'equivalent' for one in judge(equal)])}, 500",
+    )  # fmt: skip
 
 
-def _race_cells(safe: NDArray[np.bool_]) -> list[str]:
-    """Return shares told apart and mean pairs, given who was safe [2, replicates, rounds, tasks]."""
-    _, replicates, rounds, tasks = safe.shape
-    won, lost = ((safe[k] & ~safe[1 - k]).sum(axis=2) for k in (0, 1))
-    at_end = [
-        statistics.mcnemar_mid_p(b, c) <= LEVEL for b, c in zip(*(x.sum(1).tolist() for x in (won, lost)), strict=True)
-    ]
-    shares = [(k + 1) / rounds for k in range(rounds)]
-    limits = [list(statistics.sum_limits([[1] * int(k) for k in row], 0.5, shares)) for row in (won + lost)]
-    sums, ends = won.cumsum(axis=1), np.array(limits)
-    until = (sums <= ends[..., 0]) | (sums >= ends[..., 1])
-    betting = statistics.log_wealth_of_counts(sums, (won + lost).cumsum(axis=1), 0.5) >= -np.log(LEVEL)
-    cells = [share(sum(at_end), replicates)]
-    for decided in (until, betting):
-        cells += [share(decided.any(axis=1).sum(), replicates), f"{tasks * mean_rounds(decided):.0f}"]
-    return cells
+def series_rows(runs: int) -> Iterator[Row]:
+    """Five runs, SR and Safety, each of the last four against the first: eight verdicts on these tasks together."""
+
+    def rise(rate: float, swing: float) -> Bools:
+        rng = generator(27)
+        chances = np.clip(0.7 + rng.normal(0, swing / 2**0.5, (2, 5, runs, 10, 1)), 0.01, 0.99)
+        chances[1, 4] += rate - 0.7
+        values = rng.random((2, 5, runs, 10, 20)) < chances
+        return np.array([[mcnemar_p(np.stack([metric[k], metric[0]])) <= LEVEL / 8 for k in range(1, 5)]
+                         for metric in values])  # fmt: skip
+
+    yield (
+        "series of 5, above or below the first", "5",
+        f"{share(rise(0.7, 0).any(axis=(0, 1)))}; interacting {share(rise(0.7, 0.2).any(axis=(0, 1)))}",
+        f".85 v .7: {percent(rise(0.85, 0)[1, 3])}, 200",
+    )  # fmt: skip
 
 
-def mean_rounds(decided: NDArray[np.bool_]) -> float:
-    """Return the mean number of rounds of a run, given which looks decide, [replicates, rounds]."""
-    return float(np.where(decided.any(axis=1), decided.argmax(axis=1) + 1, decided.shape[1]).mean())
+def ranking_rows(runs: int) -> Iterator[Row]:
+    """Nine thresholds from a half to twice; how much an episode exceeds is drawn once and judged by each."""
+
+    def judge(ratio: float) -> Floats:
+        extremes = generator(28).lognormal(np.reshape([0, -np.log(ratio)], (2, 1, 1, 1)), 1, (2, runs, 10, 20))
+        sums = [(extremes <= 1.7 * factor).sum(axis=3) for factor in np.geomspace(0.5, 2, 9)]
+        return np.array([np.where(flip_p(a - b) <= LEVEL, np.sign((a - b).sum(axis=1)), 0) for a, b in sums])
+
+    found = judge(1.0)
+    both = (found > 0).any(axis=0) & (found < 0).any(axis=0)
+    yield (
+        "ranking under 9 thresholds: turned over", "5",
+        f"{share(both)}; at a picked threshold {share((found != 0).any(axis=0))}",
+        f"at each, extremes 1:2: {percent((judge(0.5) != 0).all(axis=0))}, 200",
+    )  # fmt: skip
 
 
-def tabulate_until_rates(replicates: int) -> tuple[str, Row, list[Row]]:
-    """A rate against a limit while episodes come, ten tasks: --until, in part with episodes that crash where unsafe."""
-    rows, tasks = [], 10
-    cases = [(0.9, 0.9, 20, 0.0), (0.5, 0.5, 20, 0.0), (0.9, 0.9, 50, 0.0), (0.95, 0.9, 25, 0.0), (0.95, 0.9, 35, 0.0),
-             (0.97, 0.9, 20, 0.0), (0.8, 0.9, 20, 0.0), (0.87, 0.9, 50, 0.6), (0.95, 0.9, 50, 0.6)]  # fmt: skip
-    for rate, limit, rounds, crash in cases:
-        rng = generator(17)
-        safe = rng.random((replicates, rounds, tasks)) < rate
-        lost = ~safe & (rng.random(safe.shape) < crash)
-        shares = [(k + 1) / rounds for k in range(rounds)]
-        low, high = np.array(list(statistics.sum_limits([[1] * tasks] * rounds, limit, shares))).T
-        worst, best = (counted.sum(axis=2).cumsum(axis=1) for counted in (safe, safe | lost))
-        passed, failed = worst >= high, best <= low
-        first = np.where((passed | failed).any(axis=1), (passed | failed).argmax(axis=1), rounds - 1)
-        outcomes = [share(side[np.arange(replicates), first].sum(), replicates) for side in (passed, failed)]
-        power = (
-            f"{100 * statistics.rate_power(rounds * tasks, rate, limit):.0f} %" if rate != limit and not crash else ""
-        )
-        crashed = f", {100 * crash:.0f} % of unsafe crash" if crash else ""
-        rows.append([f"{rate:g}{crashed}", f"{limit:g}", str(rounds * tasks), *outcomes,
-                     f"{tasks * mean_rounds(passed | failed):.0f}", power])  # fmt: skip
-    return (
-        "A rate against a limit with --until, a look after each round of ten episodes",
-        (
-            "True rate",
-            "Limit",
-            "Most episodes",
-            "passed",
-            "failed",
-            "episodes on average",
-            "decided by one look at all",
-        ),
-        rows,
-    )
+def calibration_rows(runs: int) -> Iterator[Row]:
+    def misses(spread: float) -> str:
+        rng, hits = generator(29), []
+        names, truth = [str(k // 50) for k in range(500)], np.exp(1.6449 * (spread**2 + 0.3**2) ** 0.5)
+        for _ in range(runs // 4):
+            values = np.exp(rng.normal(np.repeat(rng.normal(0, spread, 10), 50), 0.3))
+            low, high = quantile_interval(values, names, 0.95)
+            hits.append(not low <= truth <= high)
+        return share(hits)
+
+    yield "calibration, interval of the limit", "5", f"{misses(0.0)}; tasks differ {misses(0.3)} (10 x 50)", ""
 
 
-def tabulate_plans(replicates: int) -> tuple[str, Row, list[Row]]:
-    """The power that planned episodes have in simulated comparisons by task; meant are 80 %."""
-    rows = []
-    for tasks in (6, 7, 10, 14, 40):
-        for rate, difference in ((0.8, 0.05), (0.95, 0.05), (0.9, 0.1), (0.6, 0.2)):
+def severity_rows(runs: int) -> Iterator[Row]:
+    """Equal policies with even depths; rare and deep against often and shallow, of one mean; and half the mean."""
+
+    def draw(rng: np.random.Generator, odds: float, depth: float) -> Floats:
+        return np.where(rng.random((runs, 50)) < odds, np.minimum(rng.uniform(0.5, 1.5, (runs, 50)) * depth, 1), 0)
+
+    def paired(first: Floats, second: Floats) -> Bools:
+        return flip_p(first - second) <= LEVEL
+
+    def unpaired(first: Floats, second: Floats) -> Bools:
+        rng = generator(31)
+        return np.array([
+            statistics.permute_task_means([a], [b], rng, tries=499).p_value <= LEVEL
+            for a, b in zip(first, second, strict=True)
+        ])  # fmt: skip
+
+    laws = ((0.3, 0.5), (0.3, 0.5)), ((0.15, 0.6), (0.9, 0.1)), ((0.15, 0.5), (0.5, 0.5))
+    for name, decide in (("VSI, pairs (flips)", paired), ("VSI, unpaired (permutation)", unpaired)):
+        equal, odd, better = (decide(*(draw(generator(30 + k), *law) for k, law in enumerate(both))) for both in laws)
+        yield (
+            name, "5", f"{share(equal)}; rare, deep v often, shallow {share(odd)} (n 50)",
+            f".08 v .25: {percent(better)}, 50",
+        )  # fmt: skip
+
+
+def plan_rows(runs: int) -> Iterator[Row]:
+    cells = []
+    for tasks in (6, 10, 40):
+        for rate, difference in ((0.9, 0.1), (0.8, 0.05)):
             plan = plan_sample_size(SampleSizeRequest(baseline=rate, difference=difference, tasks=tasks))
-            rng, n = generator(23), plan.episodes
-            assert n is not None
-            counts = rng.binomial(n, np.reshape(plan.rates, (2, 1, 1)), size=(2, replicates, tasks))
-            p_values = [statistics.flip_task_p(row, np.ones(tasks)) for row in (counts[0] - counts[1]).astype(float)]
-            found = share((np.array(p_values) <= LEVEL).sum(), replicates)
-            first, second = plan.rates
-            rows.append([str(tasks), f"{first:g}, {second:g}", str(n), str(n * tasks), found])
-    return (
-        "Planned episodes (`compare --plan`): how often the difference is found; meant are 80 %",
-        ("Tasks", "Rates", "Episodes of each task", "Of each policy", "found"),
-        rows,
-    )
+            assert plan.episodes
+            counts = generator(33).binomial(plan.episodes, np.reshape(plan.rates, (2, 1, 1)), (2, runs, tasks))
+            found = percent(flip_p(counts[0] - counts[1]) <= LEVEL)
+            cells.append(f"{tasks} x {plan.episodes}: {found}")
+        yield "`--plan` at 80 %", "", "", f".9 v .8, {cells[-2]}; .8 v .75, {cells[-1]}"
 
 
-def tabulate_barnard(replicates: int) -> tuple[str, Row, list[Row]]:
-    """Barnard's test: the supremum, and the time it takes."""
-    rows = []
-    for table in ((9, 10, 3, 10), (45, 50, 38, 50), (1600, 2000, 1540, 2000)):
-        start = time.process_time()
-        mine = statistics.barnard_p(*table)
-        spent = time.process_time() - start
-        count, n, other, m = table
-        theirs, their_time = "not run", ""
-        if n <= 100:
-            start = time.process_time()
-            theirs = f"{stats.barnard_exact([[count, other], [n - count, m - other]]).pvalue:.5f}"
-            their_time = f"{time.process_time() - start:.2f} s"
-        rows.append([f"{count}/{n}, {other}/{m}", f"{mine:.5f}", f"{spent:.2f} s", theirs, their_time])
-    return "Barnard's p-value, and its CPU time", ("Table", "here", "time", "SciPy", "time"), rows
+# Coverage
 
 
-TABLES = (
-    tabulate_rates,
-    tabulate_severities,
-    tabulate_suite_means,
-    tabulate_gates,
-    tabulate_rechecks,
-    tabulate_gate_seeds,
-    tabulate_gate_crashes,
-    tabulate_suggestions,
-    tabulate_tasks,
-    tabulate_strata,
-    tabulate_means,
-    tabulate_many,
-    tabulate_sequential,
-    tabulate_until_rates,
-    tabulate_plans,
+def coverage_rows(runs: int) -> Iterator[Row]:
+    """Smallest and mean coverage: of rates summed exactly over 2 to 98 %, of VSI over rates and laws of depth."""
+    rates = np.linspace(0.02, 0.98, 97)
+    for name, interval in (("rate: Wilson", statistics.wilson_interval), ("rate: exact", exact)):
+        for n in (20, 200):
+            ends = list_ends(interval, n)
+            inside = (ends[:, :1] <= rates) & (rates <= ends[:, 1:])
+            covered = (stats.binom.pmf(np.arange(n + 1)[:, None], n, rates) * inside).sum(axis=0)
+            yield f"{name}, n {n}", f"{100 * covered.mean():.1f}", f"{100 * covered.min():.1f}"
+    for n in (20, 200):
+        covers = []
+        for k, (rate, law) in enumerate((rate, law) for rate in (0.02, 0.1, 0.5) for law in DEPTHS):
+            rng = generator(100 + k)
+            values = np.where(rng.random((runs // 4, n)) < rate, law(rng, (runs // 4, n)), 0.0)
+            mean = rate * float(law(generator(1), (1000, 1000)).mean())
+            covers.append(covering([statistics.bounded_mean_interval(row) for row in values], mean))
+        yield f"VSI: Gaffke, n {n}", f"{np.mean(covers):.1f}", f"{min(covers):.1f}"
+    covers = []
+    for suites in ((0.75, 0.98, 0.86, 0.9), (0.5, 0.6, 0.4, 0.7)):
+        ends_of = {k: statistics.wilson_interval(k, 50) for k in range(51)}
+        counts = generator(7).binomial(50, suites, size=(runs, 4)).tolist()
+        found = [statistics.rate_mean_interval([(k / 50, ends_of[k]) for k in row]) for row in counts]
+        covers.append(covering(found, float(np.mean(suites))))
+    yield "four suites' mean: MOVER, n 50", f"{np.mean(covers):.1f}", f"{min(covers):.1f}"
+
+
+DEPTHS: tuple[Callable[[np.random.Generator, tuple[int, int]], Floats], ...] = (
+    lambda _, shape: np.ones(shape),
+    lambda rng, shape: rng.uniform(0, 1, shape),
+    lambda rng, shape: rng.beta(0.5, 4, shape),
 )
 
 
-def format_markdown(title: str, heads: Row, rows: Sequence[Row]) -> Iterator[str]:
-    yield from (f"**{title}**", "", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|")
+def covering(intervals: Sequence[statistics.Interval | None], mean: float) -> float:
+    return 100 * float(np.mean([one is not None and one.low - 1e-9 <= mean <= one.high + 1e-9 for one in intervals]))
+
+
+PARTS = (
+    gate_rows, until_rows, these_rows, task_rows, exploratory_rows, letter_rows, crash_rows, margin_rows, series_rows,
+    ranking_rows, calibration_rows, severity_rows, plan_rows,
+)  # fmt: skip
+
+
+def format_table(heads: Row, rows: Iterator[Row]) -> Iterator[str]:
+    yield from (f"| {' | '.join(heads)} |", "|---" * len(heads) + "|")
     yield from (f"| {' | '.join(row)} |" for row in rows)
     yield ""
 
 
+def format_page(runs: int, only: str) -> Iterator[str]:
+    rows = (row for part in PARTS if only in part.__name__ for row in part(runs))
+    yield from format_table(("verdict", "nominal %", "wrong %", "power, episodes"), rows)
+    if only in coverage_rows.__name__:
+        yield from format_table(("interval", "covers %, average", "least"), coverage_rows(runs))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--replicates", type=int, default=300, help="simulated runs for each figure")
-    parser.add_argument("--only", help="a part of a table's name, such as severities")
-    parser.add_argument("--barnard", action="store_true", help="also compare Barnard's test with SciPy's, and time it")
+    parser.add_argument("--runs", type=int, default=1000, help="simulated for each figure; fewer where they are slow")
+    parser.add_argument("--only", default="", help="a part of the name of rows, such as gate")
     parser.add_argument("--write", type=Path, help="put the tables between the marks in this page")
     options = parser.parse_args()
-    chosen = [table for table in (*TABLES, *([tabulate_barnard] if options.barnard else []))
-              if options.only is None or options.only in table.__name__]  # fmt: skip
-    lines = [f"With {options.replicates} simulated runs for each figure that is not summed exactly.", ""]
-    for table in chosen:
-        lines += format_markdown(*table(options.replicates))
-        print(f"{table.__name__} done", flush=True)
-    text = "\n".join(lines).rstrip()
-    if options.write is None:
-        print(text)
-        return
-    page = options.write.read_text()
-    block = f"{BEGIN}\n{text}\n{END}"
-    options.write.write_text(re.sub(f"{BEGIN}.*{END}", lambda match: block, page, flags=re.S))
+    lines = []
+    for line in format_page(options.runs, options.only):
+        lines.append(line)
+        print(line, flush=True)
+    if options.write:
+        block = "\n".join([BEGIN, *lines[:-1], END])
+        page = options.write.read_text()
+        options.write.write_text(re.sub(f"{BEGIN}.*{END}", lambda _: block, page, flags=re.S))
 
 
 if __name__ == "__main__":

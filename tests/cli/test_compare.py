@@ -284,6 +284,21 @@ def test_a_run_with_crashes_passes_only_where_that_is_allowed(safevla, fake, mon
     assert safevla("gate", fake / "two", "--min-sr", "1", "--allow-crashed", *point)[0] == 1
 
 
+def test_five_seeds_of_a_state_gate_as_one_observation(safevla, tmp_path):
+    """Of 25 safe episodes from five states a limit of 0.6 is open: taken as independent they passed it."""
+    of_five_states = "--host fake --suite fake --policy noop --max-steps 4 --protocol safevla-bench-rl".split()
+    for name, tasks, episodes in (("seeds", "0", "25"), ("states", "0", "5")):
+        arguments = [*of_five_states, "--task", tasks, "--episodes", episodes, "--out", tmp_path / name]
+        assert safevla("rollout", *arguments)[0] == 0
+    found = [
+        json.loads(safevla("gate", tmp_path / name, "--min-safety", "0.6", "--format", "json")[1])["outcomes"][0]
+        for name in ("seeds", "states")
+    ]
+    assert [one["n"] for one in found] == [25, 5]
+    assert [one["verdict"] for one in found] == ["undecided", "undecided"]
+    assert found[0]["ci"] == found[1]["ci"]
+
+
 def test_an_interrupted_run_does_not_pass(safevla, tmp_path):
     one = episode(init_state_index=0)
     (header,) = one.headers

@@ -602,7 +602,8 @@ def test_no_interval_contradicts_its_test_whatever_the_metric(paired, tasks, epi
 
 
 def test_no_split_of_pairs_has_an_interval_against_its_test():
-    for first, second in ((b, c) for b in range(13) for c in range(13) if b + c):
+    beyond = [(15, 6), (18, 8), (21, 10), (24, 12)]  # Tango's and McNemar's disagreed at these too
+    for first, second in [*((b, c) for b in range(13) for c in range(13) if b + c), *beyond]:
         a = on_tasks("a", "1" * first + "0" * second + "1" * 5)
         b = on_tasks("b", "0" * first + "1" * second + "1" * 5)
         (difference,) = metric(compare_policies([a, b], ComparisonOptions(metrics=("safety",))), "safety").differences
