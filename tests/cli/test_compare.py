@@ -286,7 +286,18 @@ def test_a_run_with_crashes_passes_only_where_that_is_allowed(safevla, fake, mon
 
 def test_five_seeds_of_a_state_gate_as_one_observation(safevla, tmp_path):
     """Of 25 safe episodes from five states a limit of 0.6 is open: taken as independent they passed it."""
-    of_five_states = "--host fake --suite fake --policy noop --max-steps 4 --protocol safevla-bench-rl".split()
+    of_five_states = [
+        "--host",
+        "fake",
+        "--suite",
+        "fake",
+        "--policy",
+        "noop",
+        "--max-steps",
+        "4",
+        "--protocol",
+        "safevla-bench-rl",
+    ]
     for name, tasks, episodes in (("seeds", "0", "25"), ("states", "0", "5")):
         arguments = [*of_five_states, "--task", tasks, "--episodes", episodes, "--out", tmp_path / name]
         assert safevla("rollout", *arguments)[0] == 0
