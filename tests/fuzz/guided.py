@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import json
 import re
+import struct
 import subprocess
 import sys
 import tempfile
@@ -29,7 +30,8 @@ with atheris.instrument_imports(include=["safevla_bench", "lark", "zipfile", "to
     import pyarrow.parquet as pq
 
     from builders import episode
-    from safevla_bench import archive, specs, stl, tasks
+    from logs.log_files import pose_message, save_mapping, straight_line, write_dataset, write_mcap
+    from safevla_bench import archive, runs, specs, stl, tasks
     from safevla_bench.archive import parquet_rows
     from safevla_bench.errors import PolicyError, SafevlaError
     from safevla_bench.interface import Wants
@@ -37,7 +39,10 @@ with atheris.instrument_imports(include=["safevla_bench", "lark", "zipfile", "to
     from safevla_bench.policies.servers.dialect import Dialect
     from safevla_bench.policies.servers.dialects import choose_dialect
     from safevla_bench.policies.servers.serve import parse_observation
-    from safevla_bench.runs.folder import read_description, read_latencies
+    from safevla_bench.report.replay3d import collect_replays
+    from safevla_bench.report.sections import collect_images
+    from safevla_bench.runs.folder import read_description, read_latencies, write_episodes
+    from safevla_bench.runs.parts import write_manifest
     from safevla_bench.signals import SIGNALS
 
 FOLDER = Path(tempfile.mkdtemp(prefix="guided-"))
@@ -115,11 +120,89 @@ _SPEECH: dict[str, Dialect] = {}
 NPZ: dict[str, bytes] = {}
 
 
+MAPPED = '[episode]\nsuccess = true\n[eef]\nfrom = "{}"\n'
+
+
+def log_file(name: str, topic: str) -> Callable[[bytes], object]:
+    """What reads a log of which one file holds the bytes; a mapping lies beside it."""
+    path = FOLDER / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    log = next((folder for folder in path.parents if (folder / "meta").is_dir()), path.parent)
+    save_mapping(log, MAPPED.format(topic))
+
+    def one(content: bytes) -> None:
+        path.write_bytes(content)
+        for _ in runs.scan([log]).problems:
+            pass
+
+    return one
+
+
+def mcap_chunk(content: bytes) -> None:
+    """An MCAP file with one chunk that holds the bytes, without checksums: these would hide all else."""
+    magic = b"\x89MCAP0\r\n"
+    chunk = struct.pack("<QQQII", 0, 0, len(content), 0, 0) + struct.pack("<Q", len(content)) + content
+    records = ((1, bytes(8)), (6, chunk), (15, bytes(4)), (2, bytes(20)))
+    body = b"".join(struct.pack("<BQ", opcode, len(record)) + record for opcode, record in records)
+    MCAP(magic + body + magic)
+
+
+def mcap_records() -> bytes:
+    """The records in the chunk of a valid file."""
+    from mcap.records import Chunk
+    from mcap.stream_reader import StreamReader, get_chunk_data_stream
+
+    with write_mcap(FOLDER / "seed.mcap", MESSAGES).open("rb") as stream:
+        records = StreamReader(stream, emit_chunks=True).records
+        inner, size = get_chunk_data_stream(next(record for record in records if isinstance(record, Chunk)))
+        return bytes(inner.read(size))
+
+
+MESSAGES = [("/eef", 0.1 * k, pose_message(0.1 * k)) for k in range(4)]
+RUN = FOLDER / "whole"
+RUN_FILES = ("run.json", "manifest.json", "episodes.parquet", "frames/index.json", "archive/part-00000.jsonl")
+
+
+def make_run() -> dict[str, bytes]:
+    """A run of one episode with a picture; its files."""
+    (RUN / "archive").mkdir(parents=True, exist_ok=True)
+    (RUN / "frames").mkdir(exist_ok=True)
+    batch = episode(3)
+    archive.write_archive(RUN / RUN_FILES[-1], batch)
+    header = batch.headers[0]
+    numbers = dict.fromkeys(("episode", "init_state_index", "env_seed", "seed", "policy_seed", "horizon", "steps"), 0)
+    named = {name: getattr(header, name) for name in ("episode_id", "benchmark", "task_id")}
+    write_episodes(RUN, [runs.EpisodeRow(policy="p", outcome="success", **named, **numbers)])
+    write_manifest(RUN, [RUN / RUN_FILES[-1]], 1)
+    (RUN / "run.json").write_text('{"complete": true, "planned": 1}')
+    shown = {"caption": "c", "record": 0, "time_s": 0.0, "success": True, "camera": "c", "width": 1, "height": 1}
+    kinds = (("initial", "a.png"), ("replay3d", "r.json"))
+    seen = [runs.Frame(episode_id="e", policy=None, kind=kind, file=file, **shown) for kind, file in kinds]
+    runs.write_frames(RUN, seen)
+    return {name: (RUN / name).read_bytes() for name in RUN_FILES}
+
+
+def run_folder(content: bytes) -> None:
+    """A run of which one file, by the first byte, holds the bytes."""
+    name = RUN_FILES[content[0] % len(RUN_FILES)] if content else "run.json"
+    for other, whole in WHOLE.items():
+        (RUN / other).write_bytes(content[1:] if other == name else whole)
+    for read in (runs.scan, collect_images, collect_replays):
+        with contextlib.suppress(SafevlaError):
+            read([RUN])
+    list(runs.changed_parts(RUN))
+
+
 def run_file(path: Path) -> None:
     read_description(path.parent)
     read_latencies(path.parent)
 
 
+write_dataset(FOLDER / "set", [{"pose": straight_line(4)}])
+FRAMES_FILE = "data/chunk-000/file-000.parquet"
+INFO = (FOLDER / "set" / "meta" / "info.json").read_bytes()
+MCAP = log_file("mcap/take.mcap", "/eef")
+WHOLE = make_run()
 TARGETS: Mapping[str, Callable[[bytes], object]] = {
     "stl": stl_text,
     "jsonl": in_file("x.jsonl", archive.open_archive),
@@ -134,6 +217,11 @@ TARGETS: Mapping[str, Callable[[bytes], object]] = {
     "specs-json": in_file("y.json", specs.library),
     "codecs": reply,
     "run": in_file("run/run.json", run_file),
+    "mcap": MCAP,
+    "mcap-chunk": mcap_chunk,
+    "lerobot": log_file(f"set/{FRAMES_FILE}", "pose"),
+    "lerobot-info": log_file("set/meta/info.json", "pose"),
+    "run-folder": run_folder,
 }
 
 
@@ -159,6 +247,18 @@ def seeds(target: str) -> list[bytes]:
                 "prompt": "x",
             }
             return [codec.pack(one) for codec in CODECS for one in (actions, [actions, {}], images)]
+        case "mcap":
+            return [write_mcap(FOLDER / "seed.mcap", MESSAGES).read_bytes()]
+        case "mcap-chunk":
+            return [mcap_records()]
+        case "lerobot":
+            table = pq.read_table(FOLDER / "set" / FRAMES_FILE)
+            pq.write_table(table, FOLDER / "seed.parquet", compression="none")
+            return [(FOLDER / "seed.parquet").read_bytes()]
+        case "lerobot-info":
+            return [INFO]
+        case "run-folder":
+            return [bytes([number]) + WHOLE[name] for number, name in enumerate(RUN_FILES)]
         case "run":
             latency = {"e": {"calls": 3, "p50_ms": 1.0, "p95_ms": 2.0}}
             return [json.dumps({"complete": True, "volatile": {"policy_latency": latency}}).encode()]

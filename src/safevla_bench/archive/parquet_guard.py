@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -88,7 +89,7 @@ def read_batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[p
         RecordError: a group is refused, the file is damaged, or a column is not there.
         pa.ArrowException, OSError: the file is damaged in another way, or cannot be opened.
     """
-    with open_input(path) as stream:
+    with _translated_names(), open_input(path) as stream:
         groups, end = read_row_groups(stream)
         # pyarrow opens the file by itself: threads of its own that call Python abort the process at its end.
         with pa.OSFile(str(path)) as opened, pq.ParquetFile(opened, page_checksum_verification=True) as file:
@@ -117,8 +118,20 @@ def read_table(content: bytes, most_bytes: int = MAX_TABLE_BYTES) -> pa.Table:
         size += group.check_pages(stream, end)
         if size > most_bytes:
             raise RecordError(f"the table takes more than {most_bytes >> 20} MiB", remedy=REMEDY_LARGE)
-    with pq.ParquetFile(pa.BufferReader(content), pre_buffer=False, page_checksum_verification=True) as file:
+    with (
+        _translated_names(),
+        pq.ParquetFile(pa.BufferReader(content), pre_buffer=False, page_checksum_verification=True) as file,
+    ):
         return file.read(use_threads=False)
+
+
+@contextmanager
+def _translated_names() -> Iterator[None]:
+    """Raise `RecordError` for a name or text in a file that is not UTF-8, which pyarrow lets pass."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise _broken_file(f"a name or text is not UTF-8: {error}") from None
 
 
 def read_row_groups(stream: IO[bytes]) -> tuple[list[RowGroup], int]:
@@ -167,11 +180,12 @@ def _page_sizes(stream: IO[bytes], end: int, column: Struct) -> Iterator[tuple[i
         place = min(place, _size_field(column, 11) or place) if 11 in column else place
         while total < stated:
             header, place = _read_page_header(stream, place, end)
-            if header.get(1) == _DICTIONARY_PAGE:
+            kind = _size_field(header, 1)
+            if kind == _DICTIONARY_PAGE:
                 dictionary = _size_field(header, 2)
                 yield dictionary, 0
-            elif header.get(1) in _DATA_HEADERS:
-                description, count, encoding = _DATA_HEADERS[header[1]]
+            elif kind in _DATA_HEADERS:
+                description, count, encoding = _DATA_HEADERS[kind]
                 described = _struct_field(header, description)
                 values = _size_field(described, count)
                 total += values

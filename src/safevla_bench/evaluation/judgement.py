@@ -220,7 +220,7 @@ def _read_recipe(path: Path) -> RulesetRecipe:
         return msgspec.json.decode(read_input(path), type=RulesetRecipe)
     except FileNotFoundError:
         return RulesetRecipe()
-    except (msgspec.DecodeError, OSError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
         remedy = "Leave --as-judged out, and say by what to judge, such as --library FILE."
         raise RunError(f"cannot be read: {error}", remedy=remedy, place=Place(file=str(path))) from None
 

@@ -109,7 +109,7 @@ def archive_digest(path: Path) -> str | None:
         return sha256_of(path)
     try:
         parts = msgspec.json.decode(read_input(path / MANIFEST), type=_Manifest).parts
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
     lines = "".join(f"{written}  {name}\n" for name, written in sorted(parts.items()))
     return hashlib.sha256(lines.encode()).hexdigest()
@@ -341,7 +341,7 @@ def read_frames(folder: Path) -> tuple[Frame, ...]:
     place = Place(file=str(path))
     try:
         frames = msgspec.json.decode(read_input(path), type=_Index).frames
-    except (msgspec.DecodeError, RecursionError, OSError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
         remedy = "Remove the folder and make the frames anew: safevla frames RUN."
         raise RunError(f"cannot be read: {error}", remedy=remedy, place=place) from None
     for frame in frames:
