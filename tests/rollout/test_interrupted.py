@@ -36,7 +36,7 @@ def start(lethal):
     def started(*words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-m", "safevla_bench", *words],
-            env={**os.environ, "PYTHONPATH": str(lethal)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(lethal), os.environ.get("PYTHONPATH", "")])},
             start_new_session=True,
             text=True,
             stdout=subprocess.PIPE,
