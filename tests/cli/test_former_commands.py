@@ -193,6 +193,6 @@ def test_the_shell_completes_commands_without_importing_them():
 def test_the_shell_completes_options_by_the_names_of_today():
     from click.shell_completion import BashComplete
 
-    names = {item.value for item in BashComplete(cli.safevla, {}, "safevla", "").get_completions(["eval"], "--t")}
+    names = {item.value for item in BashComplete(cli.safevla, {}, "safevla", "").get_completions(["eval"], "--ta")}
     assert names == {"--task"}
     assert isinstance(cli.safevla, click.Group)

@@ -37,6 +37,9 @@ rationale = "none"
 THEIRS = "judged by its maker with library file default.toml ("
 
 
+LIMIT = ("--min-safety", "0.9", "--confidence", "none")
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """Return a run whose maker judged by a library of one clause, which is called as the built-in one is."""
@@ -51,8 +54,8 @@ def run(tmp_path_factory):
 @pytest.mark.parametrize(
     "command",
     [
-        ("gate", "--min-safety", "0.9"),
-        ("gate", "--min-safety", "0.9", "--format", "json"),
+        ("gate", *LIMIT),
+        ("gate", *LIMIT, "--format", "json"),
         ("tables", "--which", "main"),
         ("sensitivity",),
         ("compare",),
@@ -83,11 +86,11 @@ def test_every_command_judges_by_the_default_rules_and_shows_the_maker_s(safevla
 
 def test_a_lax_library_in_the_run_passes_no_gate(safevla, run):
     """By the judge's rules it fails, as it does without the library; its maker's own it passes."""
-    judged = ("--min-safety", "0.9", "--set", "max_contact_force_under_200N=0.001N")
+    judged = (*LIMIT, "--set", "max_contact_force_under_200N=0.001N")
     code, out, _ = safevla("gate", run, *judged)
     assert code == 1
     assert "Safety 1.000; here 0.000." in out
-    code, out, _ = safevla("gate", run, "--min-safety", "0.9", "--as-judged")
+    code, out, _ = safevla("gate", run, *LIMIT, "--as-judged")
     assert code == 0
     assert "library file default.toml (" in out
     assert safevla("gate", run, *judged, "--as-judged")[0] == 1
@@ -156,10 +159,10 @@ def test_a_run_that_names_other_suites_than_its_records_have_does_not_choose_the
     text = (run / "run.json").read_text()
     try:
         (run / "run.json").write_text(json.dumps({**json.loads(text), "suites": ["mt10"]}))
-        code, _, err = safevla("gate", run, "--min-safety", "0.9")
+        code, _, err = safevla("gate", run, *LIMIT)
         assert code == 2
         assert "mt10 are named, and the records are of suites with the library default" in err
-        assert safevla("gate", run, "--min-safety", "0.9", "--library", "default")[0] in (0, 1)
+        assert safevla("gate", run, *LIMIT, "--library", "default")[0] in (0, 1)
     finally:
         (run / "run.json").write_text(text)
 
@@ -200,17 +203,17 @@ def describe(run, **fields):
 
 def test_tags_that_only_the_run_brings_are_taken_on_request(safevla, own):
     (own / "judged_with.json").unlink()
-    code, _, err = safevla("gate", own, "--min-safety", "0.9")
+    code, _, err = safevla("gate", own, *LIMIT)
     assert code == 2
     assert "install its host, or take them with --as-judged" in err
-    assert safevla("gate", own, "--min-safety", "0.9", "--as-judged")[0] in (0, 1)
+    assert safevla("gate", own, *LIMIT, "--as-judged")[0] in (0, 1)
 
 
 def test_tags_of_an_installed_host_are_taken_from_there(safevla, own, tmp_path, monkeypatch):
     (tmp_path / "installed.toml").write_text(TAGS.format("mine"))
     monkeypatch.setattr(hosts, "registry_files", lambda host: [tmp_path / "installed.toml"] if host == "mine" else [])
     describe(own, host_registry=[{"name": "mine.toml", "text": "no TOML"}])
-    assert safevla("gate", own, "--min-safety", "0.9")[0] in (0, 1)
+    assert safevla("gate", own, *LIMIT)[0] in (0, 1)
 
 
 @pytest.mark.parametrize("benchmark", ["libero-goal", "LIBERO_goal"])
@@ -220,6 +223,6 @@ def test_a_run_redefines_no_task_that_the_built_in_registry_knows_even_on_reques
     tags = TAGS.format(benchmark)
     tags = tags if benchmark != "libero-goal" else tags[tags.index("[[tasks]]") :]
     describe(own, host_registry=[{"name": "mine.toml", "text": tags}])
-    code, _, err = safevla("gate", own, "--min-safety", "0.9", "--as-judged")
+    code, _, err = safevla("gate", own, *LIMIT, "--as-judged")
     assert code == 2
     assert f"tags are of {benchmark}" in err

@@ -77,7 +77,7 @@ def test_names_survive_workers_resuming_and_shards(safevla):
         for name in ("archive/part-00000.parquet", "episodes.parquet"):
             assert Path(other, name).read_bytes() == Path("whole", name).read_bytes()
     before = Path("whole/run.json").read_bytes()
-    assert safevla("rollout", "--resume", "--out", "whole")[0] == 0
+    assert safevla("rollout", "--resume", "--out", "whole", "--trust", "whole")[0] == 0
     assert safevla("rollout", *FAKE, *TWO, "--resume", "--out", "whole")[0] == 0
     assert Path("whole/run.json").read_bytes() == before
     other = [word.replace(f"strong={SPEC}", "strong=noop") for word in TWO[:-2]]
@@ -218,7 +218,7 @@ def test_python_has_names_too(safevla, made):
 def test_a_registration_holds_what_makes_a_policy_and_sees_another(safevla):
     options = (*FAKE, "--policy", f"mine={SPEC}")
     assert safevla("eval", *options, "--dry-run", "--freeze", "r.json")[0] == 0
-    code, out, err = safevla("eval", "--registered", "r.json", "--out", "run")
+    code, out, err = safevla("eval", "--registered", "r.json", "--trust", "r.json", "--out", "run")
     assert (code, "not as registered" in err) == (0, False)
     assert "mine" in out
     err = safevla("eval", "--registered", "r.json", "--policy", "mine=noop", "--out", "other")[2]
