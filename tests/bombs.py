@@ -145,7 +145,7 @@ def _mcap(folder: Path, rows: list[tuple[str, float, object]]) -> Path:
 
 def _large_messages(folder: Path) -> Path:
     """Nine messages of 60 MB, compressed, each a pose with something beside it."""
-    return _channel(folder, "/eef", 9, b'{"more": [' + b"0," * 30_000_000 + b'0], "pose": {"position": {"x": 1}}}')
+    return _channel(folder, "/eef", 9, b'{"more": [' + b"0," * 30_000_000 + b'0], "pose": {"position": {"x": 1, "y": 1, "z": 1}}}')
 
 
 def _held_numbers(folder: Path) -> Path:

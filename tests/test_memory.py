@@ -29,7 +29,9 @@ def outcomes(paths: Mapping[str, Path]) -> dict[str, str]:
         timeout=600,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    said: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    assert not re.search("alloc|MemoryError", " ".join(said.values())), said
+    return said
 
 
 def made(folder: Path, makers: Mapping[str, Callable[[Path], Path]]) -> dict[str, Path]:
