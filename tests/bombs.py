@@ -144,8 +144,10 @@ def _mcap(folder: Path, rows: list[tuple[str, float, object]]) -> Path:
 
 
 def _large_messages(folder: Path) -> Path:
-    """Nine messages of 60 MB, compressed, each a pose with something beside it."""
-    return _channel(folder, "/eef", 9, b'{"more": [' + b"0," * 30_000_000 + b'0], "pose": {"position": {"x": 1, "y": 1, "z": 1}}}')
+    """Nine messages of 60 MB, compressed, whose numbers are mapped."""
+    path = _channel(folder, "/joints", 9, b'{"effort": [' + b"0.5," * 15_000_000 + b"0.5]}")
+    save_mapping(folder, MAPPED.format("/joints").replace("[eef]", "[torque]"))
+    return path
 
 
 def _held_numbers(folder: Path) -> Path:
