@@ -52,7 +52,7 @@ def _one_line(name: str, filling: bytes) -> Callable[[Path], Path]:
 def _large_episodes(folder: Path) -> Path:
     """Episodes of one record, each with 120 MiB of its own."""
     text = b'"' + b"0" * 120 * MIB + b'"'
-    return _compressed(folder / "x.jsonl.zst", (_line(text, episode_id=str(k)) for k in range(40)))
+    return _compressed(folder / "x.jsonl.zst", (_line(text, episode_id=str(k)) for k in range(36)))
 
 
 def _large_names(folder: Path) -> Path:
@@ -144,8 +144,10 @@ def _mcap(folder: Path, rows: list[tuple[str, float, object]]) -> Path:
 
 
 def _large_messages(folder: Path) -> Path:
-    """Nine messages of 60 MB, compressed, each a pose with something beside it."""
-    return _channel(folder, "/eef", 9, b'{"more": [' + b"0," * 30_000_000 + b'0], "pose": {"position": {"x": 1}}}')
+    """Nine messages of 60 MB, compressed, whose numbers are mapped."""
+    path = _channel(folder, "/joints", 9, b'{"effort": [' + b"0.5," * 15_000_000 + b"0.5]}")
+    save_mapping(folder, MAPPED.format("/joints").replace("[eef]", "[torque]"))
+    return path
 
 
 def _held_numbers(folder: Path) -> Path:
@@ -195,6 +197,13 @@ def _empty_numbers(folder: Path) -> Path:
     with h5py.File(folder / "x.hdf5", "w") as file:
         for k in range(40):
             file.create_dataset(f"data/demo_{k}/actions", (2 * MIB, 128), "f8", chunks=(1024, 128))
+    return folder / "x.hdf5"
+
+
+def _most_numbers(folder: Path) -> Path:
+    """As many numbers as are read of demonstrations, none of which is in the file."""
+    with h5py.File(folder / "x.hdf5", "w") as file:
+        file.create_dataset("data/demo_0/actions", (2 * MIB, 127), "f4", chunks=(1024, 127))
     return folder / "x.hdf5"
 
 
@@ -316,6 +325,7 @@ SLOW: Mapping[str, Callable[[Path], Path]] = {
     "a large footer": _footer,
     "thirty row groups": _row_groups,
     "small messages": _small_messages,
+    "the most numbers of demonstrations": _most_numbers,
 }
 """Files that take seconds, since they are read, or are large once they are unpacked."""
 QUICK: Mapping[str, Callable[[Path], Path]] = {

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
 from safevla_bench.errors import FileError
-from safevla_bench.files import sha256_of, write_atomically
+from safevla_bench.files import open_input, read_input, sha256_of, write_atomically
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(tmp_path):
@@ -42,3 +43,26 @@ def test_a_full_device_is_an_error_and_stays_a_device():
 def test_the_digest_is_sha256(tmp_path):
     write_atomically(tmp_path / "x", b"abc")
     assert sha256_of(tmp_path / "x") == hashlib.sha256(b"abc").hexdigest()
+
+
+def test_only_regular_files_are_opened_for_reading(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        for name in ("pipe", "device", "socket"):
+            with pytest.raises(OSError, match="not a regular file"):
+                open_input(tmp_path / name)
+    with pytest.raises(IsADirectoryError):
+        open_input(tmp_path)
+
+
+def test_no_more_than_asked_for_is_read_and_no_link_leads_out_of_a_folder(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "outside").write_bytes(bytes(9))
+    (tmp_path / "run" / "link").symlink_to(tmp_path / "outside")
+    assert read_input(tmp_path / "run" / "link", 9) == bytes(9)
+    with pytest.raises(OSError, match="has more than"):
+        read_input(tmp_path / "run" / "link", 8)
+    with pytest.raises(OSError, match="lies outside of run"):
+        read_input(tmp_path / "run" / "link", within=tmp_path / "run")

@@ -29,7 +29,9 @@ def outcomes(paths: Mapping[str, Path]) -> dict[str, str]:
         timeout=600,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    said: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    assert not re.search("alloc|MemoryError", " ".join(said.values())), said
+    return said
 
 
 def made(folder: Path, makers: Mapping[str, Callable[[Path], Path]]) -> dict[str, Path]:
@@ -40,7 +42,10 @@ def made(folder: Path, makers: Mapping[str, Callable[[Path], Path]]) -> dict[str
     return paths
 
 
-REFUSED = "cannot be read|not a regular file|not an archive|no such file|not a run folder|no footer|more than|far too"
+REFUSED = (
+    "cannot be read|not a regular file|not an archive|no such file|not a run folder|no footer|no plain table|"
+    "nothing can be decompressed|more than|far too"
+)
 
 
 def test_devices_and_pipes_are_refused_unopened_in_the_place_of_every_file(tmp_path):
@@ -52,7 +57,7 @@ def test_devices_and_pipes_are_refused_unopened_in_the_place_of_every_file(tmp_p
 @pytest.mark.parametrize("kind", [bombs.SPARSE, bombs.QUICK], ids=["sparse", "quick"])
 def test_files_that_stand_for_more_than_is_read_are_refused(tmp_path, kind):
     for name, said in outcomes(made(tmp_path, kind)).items():
-        assert re.search(REFUSED, said) or said == "0 recordings" or "no plain table" in said, (name, said)
+        assert re.search(REFUSED, said) or said == "0 recordings", (name, said)
 
 
 @pytest.mark.long

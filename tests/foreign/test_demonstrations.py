@@ -269,3 +269,20 @@ def test_what_lerobot_s_own_writer_writes_is_read(version):
     assert second.instruction == "open the middle drawer of the cabinet"
     np.testing.assert_array_equal(first.actions, np.float32([[0.0], [0.1], [0.2]]) * np.ones(7, np.float32))
     np.testing.assert_array_equal(second.actions[:, 6], np.float32([1.0, 1.1, 1.2, 1.3]))
+
+
+def test_numbers_of_another_file_are_not_read(tmp_path):
+    demonstrations(tmp_path / "other.hdf5")
+    (tmp_path / "raw").write_bytes(bytes(4096))
+    path = demonstrations(tmp_path / "a.hdf5")
+    with h5py.File(path, "r+") as file:
+        del file["data/demo_1"]
+        file["data/demo_1"] = h5py.ExternalLink("other.hdf5", "data/demo_0")
+    with pytest.raises(RecordError, match="link to another file"):
+        read_demonstrations(path)
+    path = demonstrations(tmp_path / "b.hdf5")
+    with h5py.File(path, "r+") as file:
+        del file["data/demo_1/actions"]
+        file["data/demo_1"].create_dataset("actions", (4, 7), "f8", external=[(str(tmp_path / "raw"), 0, 224)])
+    with pytest.raises(RecordError, match="lie in another file"):
+        read_demonstrations(path)

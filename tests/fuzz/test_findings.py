@@ -8,9 +8,11 @@ import zipfile
 
 import msgspec
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from builders import episode
+from logs.log_files import save_mapping, straight_line, write_dataset
 from report.scenes import rollout
 from safevla_bench import evaluation, runs, specs
 from safevla_bench.archive.json_text import decode_json, encode_json
@@ -148,3 +150,30 @@ def test_a_record_of_several_lines_is_no_reason_to_lose_the_others(tmp_path):
     assert len(batch) == 1
     assert len(index.problems) == 1
     assert not isinstance(index.problems[0], CollectedError)
+
+
+def test_an_index_of_frames_that_is_no_text_is_an_error(tmp_path):
+    (tmp_path / "frames").mkdir()
+    (tmp_path / "frames" / "index.json").write_bytes(b'{"frames": [{"file": "\xb6"}]}')
+    with pytest.raises(RunError, match="cannot be read"):
+        read_frames(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("begin", "changed", "problem"),
+    [
+        (b"\x18\x04pose", b"\x18\x04\xceose", "is not UTF-8"),
+        (b"\x15\x00\x15", b"\x1c\x00\x15", "not as the footer says"),
+    ],
+    ids=["a name that is no text", "a struct in the place of a page's kind"],
+)
+def test_damage_in_a_lerobot_dataset_is_an_error(tmp_path, begin, changed, problem):
+    folder = write_dataset(tmp_path / "set", [{"pose": straight_line(4)}])
+    path = folder / "data" / "chunk-000" / "file-000.parquet"
+    pq.write_table(pq.read_table(path), path, compression="none", store_schema=False, use_dictionary=False)
+    content = path.read_bytes()
+    assert begin in content
+    path.write_bytes(content.replace(begin, changed, 1 if begin[0] == 0x15 else -1))
+    save_mapping(folder, '[episode]\nsuccess = true\n[eef]\nfrom = "pose"\n')
+    (error,) = runs.scan([folder]).problems
+    assert problem in str(error)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from builders import contacts, episode
+from builders import contacts, episode, same_bits
 from logs.log_files import FPS, save_mapping, straight_line, write_dataset
 from safevla_bench import evaluation, metrics, runs
 from safevla_bench.archive import open_archive, write_batches
@@ -404,3 +404,16 @@ def test_pages_with_checksums_are_compared_with_them(tmp_path):
     assert number in content
     path.write_bytes(content.replace(number, bytes([number[0] ^ 1]) + number[1:]))
     assert "CRC checksum verification failed" in problem(folder)
+
+
+def test_an_episode_over_several_row_groups_and_files_is_one_and_scattered_frames_are_an_error(tmp_path):
+    folder = write_dataset(tmp_path / "set", [frames(30), frames(40)])
+    save_mapping(folder, MAPPED)
+    path = folder / "data" / "chunk-000" / "file-000.parquet"
+    table = pq.read_table(path)
+    whole = read(folder)
+    pq.write_table(table.slice(0, 50), path, row_group_size=7)
+    pq.write_table(table.slice(50), path.with_name("file-001.parquet"), row_group_size=3)
+    assert [same_bits(one, other) for one, other in zip(read(folder), whole, strict=True)] == [True, True]
+    pq.write_table(pa.concat_tables([table.slice(30), table.slice(0, 30)]), path, row_group_size=30)
+    assert any("not one after the other" in str(one) for one in read(folder))

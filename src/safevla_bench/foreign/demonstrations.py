@@ -116,6 +116,8 @@ SUFFIXES = (".hdf5", ".h5")
 _LARGEST_XML = 64 * 2**20
 _MOST_NUMBERS = 1 << 28
 """Numbers of all demonstrations together, 2 GiB; a small file that says more is hostile."""
+_MOST_FRAMES_NUMBERS = 1 << 26
+"""Numbers of all frames of a dataset, which are copied together: 6 million frames of seven."""
 _MOST_CHUNK_BYTES = 1 << 28
 _NUMBER = 128
 """Numbers that a demonstration counts for beside its own."""
@@ -315,7 +317,7 @@ def read_dataset(folder: Path) -> list[RecordedActions]:
         remedy = "Episodes are in data/chunk-000/file-000.parquet and on; download the dataset's data, not only meta."
         raise RecordError("there are no episodes", remedy=remedy, place=_file_place(folder))
     instructions = dict(read_instructions(folder))
-    budget = recording_budget()
+    budget = Budget(_MOST_FRAMES_NUMBERS, "numbers in all frames together")
     frames = [frames for file in files for frames in _read_frames(file, budget)]
     widths = dict.fromkeys(actions.shape[1] for _, actions in frames)
     if len(widths) != 1:

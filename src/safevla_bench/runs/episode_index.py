@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.archive.record_schema import Budget
 from safevla_bench.errors import CollectedError, DamageError, Place, RecordError, RunError
+from safevla_bench.runs.folder import archive_parts
 from safevla_bench.runs.sources import LeftOut, RecordSource, open_sources, remedy_for
 from safevla_bench.scores import AbsentEpisode
 from safevla_bench.trajectory import (
@@ -248,7 +249,8 @@ class Scan:
     def __init__(self, paths: Sequence[Path]) -> None:
         """Open the sources; raises as `open_sources` does."""
         self._sources = open_sources(paths)
-        self._budget = Budget(MAX_NOTES_BYTES, "bytes of what is kept of all episodes")
+        size = sum(_file_bytes(source.path) for source in self._sources)
+        self._budget = Budget(max(MAX_NOTES_BYTES, size), "bytes of what is kept of all episodes")
         self._notes: list[list[BatchNotes | RecordError]] = [[] for _ in self._sources]
         self._batches = self._read()
 
@@ -343,8 +345,13 @@ def _note_batches(source: RecordSource, notes: list[BatchNotes | RecordError], b
 
 
 MAX_NOTES_BYTES = 1 << 30
-"""What an index keeps of all episodes, a million or so, and of errors."""
+"""What an index keeps of all episodes, some 250,000, and of errors; of larger sources as much as their files have."""
 _ERROR_BYTES, _OBJECT_BYTES = 1 << 12, 48
+
+
+def _file_bytes(source: Path) -> int:
+    """Return the size of an archive file, or of the parts of a run folder; 0 for anything else."""
+    return sum(path.stat().st_size for path in ([source] if source.is_file() else archive_parts(source)))
 
 
 def _memory(value: object) -> int:
