@@ -64,8 +64,9 @@ def test_ctrl_c_keeps_what_is_done_and_prints_the_command_that_goes_on(tmp_path,
         assert process.returncode == 130
         assert f"{done} of 15 episodes are done and kept" in err
         (command,) = (line.strip() for line in err.splitlines() if line.startswith("  safevla "))
-        assert shlex.split(command) == ["safevla", "eval", "--resume", "--out", str(run), "--workers", "2"]
-    resumed = start("eval", "--resume", "--out", str(run))
+        trusted = ["--trust", str(run / "run.json")]  # which names the policy, code of a plug-in
+        assert shlex.split(command) == ["safevla", "eval", "--resume", "--out", str(run), "--workers", "2", *trusted]
+    resumed = start("eval", "--resume", "--out", str(run), "--trust", str(run / "run.json"))
     resumed.communicate(timeout=TIMEOUT_S)
     whole = start("eval", *ASKED, "--out", str(tmp_path / "whole"))
     whole.communicate(timeout=TIMEOUT_S)
