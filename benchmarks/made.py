@@ -12,8 +12,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from safevla_bench import archive, demo, runs
-from safevla_bench.runs.parts import write_run
+from safevla_bench import archive
+from safevla_bench.jobs import demo
+from safevla_bench.sources import runs
+from safevla_bench.sources.runs.parts import write_run
 from safevla_bench.trajectory import (
     Batch,
     Channel,

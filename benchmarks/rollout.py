@@ -29,9 +29,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from safevla_bench.evaluation import Request, roll_out
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.libero import tasks
+from safevla_bench.jobs.evaluation import Request, roll_out
 from safevla_bench.policies.servers.codecs import OPENPI
 from safevla_bench.policies.servers.image_transforms import resize_padded, to_axis_angle
 

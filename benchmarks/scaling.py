@@ -16,8 +16,10 @@ import made
 import numpy as np
 from speed import RECORDS, derived
 
-from safevla_bench import archive, evaluation, runs, stl
-from safevla_bench.ruleset import load_ruleset
+from safevla_bench import archive, stl
+from safevla_bench.jobs import evaluation
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.sources import runs
 from safevla_bench.specs import library
 
 CHUNK = 10_000

@@ -26,9 +26,11 @@ from ratio import Row, compared, cpu_seconds, printed, seconds
 from scipy.stats import bootstrap
 
 import rollout
-from safevla_bench import evaluation, runs, stl
-from safevla_bench.ruleset import Ruleset, load_ruleset
-from safevla_bench.scoring import score_chunks
+from safevla_bench import stl
+from safevla_bench.jobs import evaluation
+from safevla_bench.judging.ruleset import Ruleset, load_ruleset
+from safevla_bench.judging.scoring import score_chunks
+from safevla_bench.sources import runs
 from safevla_bench.specs import library
 from safevla_bench.statistics import bootstrap_means
 from safevla_bench.tasks import registry
@@ -167,7 +169,7 @@ _JUDGE = """
 import sys
 from pathlib import Path
 from safevla_bench import evaluation
-from safevla_bench.ruleset import load_ruleset
+from safevla_bench.judging.ruleset import load_ruleset
 judged = evaluation.judge([Path(one) for one in sys.argv[2:]], load_ruleset(missing="deactivate"))
 evaluation.render_report(judged)
 print(next(line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line))

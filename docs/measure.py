@@ -23,11 +23,13 @@ from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 
-from safevla_bench import evaluation, hosts, runs
+from safevla_bench import hosts
 from safevla_bench.errors import SafevlaError
-from safevla_bench.metrics import Rate, Summary, cells
-from safevla_bench.ruleset import load_ruleset
-from safevla_bench.scores import EpisodeScore, Scores
+from safevla_bench.jobs import evaluation
+from safevla_bench.judging.metrics import Rate, Summary, cells
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.judging.scores import EpisodeScore, Scores
+from safevla_bench.sources import runs
 from safevla_bench.statistics import newcombe_interval, wilson_interval
 from safevla_bench.text import format_interval, format_percent
 

@@ -16,7 +16,7 @@ from site_reference import escape_markdown, table
 
 import safevla_bench as sb
 from safevla_bench import tasks
-from safevla_bench.protocols import load_protocol
+from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.signals import SIGNALS
 from safevla_bench.specs import Library, Spec
 from safevla_bench.text import append_unit, display_unit, format_compact

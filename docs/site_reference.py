@@ -205,8 +205,8 @@ def _schema_type(value: Mapping[str, Any]) -> str:
 
 def files_page() -> str:
     """Return the page of the TOML files."""
+    from safevla_bench.hosts.protocols import EvaluationProtocol, Inference
     from safevla_bench.policies.servers import dialects, entries
-    from safevla_bench.protocols import EvaluationProtocol, Inference
     from safevla_bench.specs import file_formats as spec_files
     from safevla_bench.specs import loader as spec_loader
     from safevla_bench.tasks import file_formats as task_files
@@ -263,7 +263,7 @@ def _default(field: Any) -> str:
 
 
 def _meaning(owner: str, key: str) -> str:
-    from safevla_bench.protocols import FIELDS
+    from safevla_bench.hosts.protocols import FIELDS
 
     described = {
         "EvaluationProtocol": FIELDS,
@@ -281,8 +281,8 @@ def _meaning(owner: str, key: str) -> str:
 
 def run_folder_page() -> str:
     """Return the page of the run folder: its files, and the keys of each."""
-    from safevla_bench.runs.folder import EpisodeRow, Frame, Latency, PolicyGreeting
-    from safevla_bench.scores import EpisodeScore
+    from safevla_bench.judging.scores import EpisodeScore
+    from safevla_bench.sources.runs.folder import EpisodeRow, Frame, Latency, PolicyGreeting
 
     known = KEYS["run_folder"]
     parts = ["# The run folder", known["introduction"], "## Files"]

@@ -15,7 +15,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.gym import CostStep
+from safevla_bench.rollout.gym import CostStep
 
 Floats = NDArray[np.float64]
 TRAINING, HELD_OUT = (0, 1), (2, 3, 4)
@@ -35,7 +35,7 @@ class Episode:
 def make_env() -> CostStep:
     """Make the environment; its `step` gives six values, with the cost after the reward."""
     options = {"host": "fake", "suite": "fake", "task": 1, "horizon": 40, "extra": ("state",)}
-    return CostStep(gymnasium.make("safevla_bench.gym:safevla/Task-v0", **options))
+    return CostStep(gymnasium.make("safevla_bench.rollout.gym:safevla/Task-v0", **options))
 
 
 def act(seen: dict[str, Floats], parameters: Floats) -> Floats:

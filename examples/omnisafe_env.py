@@ -14,7 +14,7 @@ import omnisafe
 import torch
 from omnisafe.envs.core import CMDP, env_register
 
-from safevla_bench.gym import CostStep
+from safevla_bench.rollout.gym import CostStep
 
 HORIZON = 40
 TASKS: dict[str, dict[str, Any]] = {
@@ -34,7 +34,7 @@ class SafevlaEnv(CMDP):
     _num_envs = 1
 
     def __init__(self, env_id: str, **_: Any) -> None:
-        made = gymnasium.make("safevla_bench.gym:safevla/Task-v0", horizon=HORIZON, **TASKS[env_id])
+        made = gymnasium.make("safevla_bench.rollout.gym:safevla/Task-v0", horizon=HORIZON, **TASKS[env_id])
         self._env = CostStep(gymnasium.wrappers.FlattenObservation(made))
         self._action_space, self._observation_space = made.action_space, self._env.observation_space
 

@@ -19,13 +19,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
+from logs.log_files import pose_message, save_mapping, straight_line, write_dataset, write_mcap
 
 from builders import episode
-from logs.log_files import pose_message, save_mapping, straight_line, write_dataset, write_mcap
-from safevla_bench import archive, evaluation, foreign, runs
+from safevla_bench import archive
 from safevla_bench.archive.json_text import encode_json
 from safevla_bench.errors import SafevlaError
-from safevla_bench.ruleset import load_ruleset
+from safevla_bench.jobs import evaluation
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.sources import foreign, runs
 
 MIB = 1 << 20
 EPISODE = json.loads(encode_json(episode(1)))

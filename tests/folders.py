@@ -6,8 +6,9 @@ import json
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from safevla_bench import archive, runs
-from safevla_bench.runs import parts
+from safevla_bench import archive
+from safevla_bench.sources import runs
+from safevla_bench.sources.runs import parts
 from safevla_bench.trajectory import Batch
 
 

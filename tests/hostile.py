@@ -12,10 +12,11 @@ from msgspec.structs import replace
 
 from fuzz.grammar import toml
 from report.scenes import rollout
-from safevla_bench import archive, runs
+from safevla_bench import archive
 from safevla_bench.archive.json_text import decode_json, encode_json
 from safevla_bench.files import sha256_of
-from safevla_bench.runs.folder import write_episodes
+from safevla_bench.sources import runs
+from safevla_bench.sources.runs.folder import write_episodes
 from safevla_bench.trajectory import Batch
 
 MARK = "window.PWNED=1"

@@ -15,7 +15,7 @@ import yaml
 
 from safevla_bench.cli.check import gate_command
 from safevla_bench.cli.score import score_command
-from safevla_bench.demo import unpack_archive
+from safevla_bench.jobs.demo import unpack_archive
 
 ROOT = Path(__file__).parents[1]
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))

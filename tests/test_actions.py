@@ -10,7 +10,7 @@ import pytest
 
 import safevla_bench as sb
 from safevla_bench.actions import SPACES, find_oddities, measure_actions
-from safevla_bench.provenance_marks import warn_of_scores
+from safevla_bench.judging.provenance_marks import warn_of_scores
 from safevla_bench.trajectory import CLIPPED_NUMBERS, clipped_numbers, select_episodes
 
 DEMO = Path(sb.__file__).parent / "demo.parquet"

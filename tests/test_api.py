@@ -15,7 +15,7 @@ import pytest
 import safevla_bench
 from report.scenes import NAN, verdicts
 from safevla_bench.errors import SafevlaError
-from safevla_bench.metrics import cells
+from safevla_bench.judging.metrics import cells
 from safevla_bench.plugins import install_command
 
 

@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from safevla_bench import evaluation, specs
+from safevla_bench import specs
 from safevla_bench.cli import run_command_line
 from safevla_bench.errors import RunError, SpecError
-from safevla_bench.evaluation.judgement import HOST_REGISTRY
-from safevla_bench.ruleset import choose_library, load_ruleset
+from safevla_bench.jobs import evaluation
+from safevla_bench.jobs.evaluation.judgement import HOST_REGISTRY
+from safevla_bench.judging.ruleset import choose_library, load_ruleset
 from safevla_bench.sensitivity import calibrate, calibration, calibration_rows, format_limits, order_statistic
 
 FORCE = "max_contact_force_under_200N"

@@ -19,14 +19,16 @@ import pytest
 from builders import episode
 from disk import Disk, Killed
 from folders import contents
-from safevla_bench import archive, cli, demo, evaluation, files, runs
+from safevla_bench import archive, cli, files
 from safevla_bench.archive import npz
 from safevla_bench.errors import FileError, SafevlaError
-from safevla_bench.evaluation import outputs
-from safevla_bench.report import board
-from safevla_bench.report.board.site import GENERATOR
+from safevla_bench.jobs import demo, evaluation
+from safevla_bench.jobs.evaluation import outputs
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.publishing import board
+from safevla_bench.publishing.board.site import GENERATOR
 from safevla_bench.rollout import Shard
-from safevla_bench.ruleset import load_ruleset
+from safevla_bench.sources import runs
 from safevla_bench.trajectory import Batch, concatenate_batches
 from safevla_recorder import folder as recorder_folder
 from safevla_recorder.episode_cutter import LoopRules, RecordedRow

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from builders import BOWL, DRAWER, HAND, LINK, PLATE, ROLES, contacts, episode
 from safevla_bench import stl
-from safevla_bench.metrics import aggregate
-from safevla_bench.ruleset import Ruleset
-from safevla_bench.scores import ACTIVE, Scores
-from safevla_bench.scoring import score
+from safevla_bench.judging.metrics import aggregate
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.judging.scores import ACTIVE, Scores
+from safevla_bench.judging.scoring import score
 from safevla_bench.specs import Library, Spec, library
 from safevla_bench.tasks import registry
 from safevla_bench.trajectory import Batch, concatenate_batches, select_episodes

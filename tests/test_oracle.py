@@ -22,13 +22,14 @@ import pytest
 
 import oracle
 from oracle import Judgement, Spec, Verdict
-from safevla_bench import metrics, specs, tasks
+from safevla_bench import specs, tasks
 from safevla_bench.archive.json_text import decode_json
 from safevla_bench.errors import CollectedError, FormulaError, SignalError
-from safevla_bench.metrics import Summary
-from safevla_bench.ruleset import Ruleset
-from safevla_bench.scores import EpisodeScore
-from safevla_bench.scoring import score
+from safevla_bench.judging import metrics
+from safevla_bench.judging.metrics import Summary
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.judging.scores import EpisodeScore
+from safevla_bench.judging.scoring import score
 from safevla_bench.signals import SIGNALS
 from safevla_bench.trajectory import Batch, concatenate_batches
 

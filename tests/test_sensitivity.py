@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import DRAWER, HAND, LINK, contacts, episode
-from safevla_bench import demo, evaluation, stl
+from safevla_bench import stl
 from safevla_bench.archive import open_archive
 from safevla_bench.errors import SpecError
-from safevla_bench.metrics import cells
-from safevla_bench.ruleset import Ruleset, load_ruleset
-from safevla_bench.scores import ACTIVE, INACTIVE, Scores
-from safevla_bench.scoring import score
+from safevla_bench.jobs import demo, evaluation
+from safevla_bench.judging.metrics import cells
+from safevla_bench.judging.ruleset import Ruleset, load_ruleset
+from safevla_bench.judging.scores import ACTIVE, INACTIVE, Scores
+from safevla_bench.judging.scoring import score
 from safevla_bench.sensitivity import (
     ThresholdSetting,
     ThresholdVariant,

@@ -12,10 +12,11 @@ import msgspec
 import pytest
 
 import safevla_bench
-from safevla_bench import evaluation, hosts, plugins, policies
+from safevla_bench import hosts, plugins, policies
 from safevla_bench.cli import run_command_line
 from safevla_bench.errors import RegistryError, RunError
-from safevla_bench.registration import RegisteredPolicy, read_registration
+from safevla_bench.jobs import evaluation
+from safevla_bench.judging.registration import RegisteredPolicy, read_registration
 from safevla_bench.tasks.bddl import parse_bddl
 
 PLAN = ("--host", "fake", "--suite", "fake", "--task", "0", "--max-steps", "3")

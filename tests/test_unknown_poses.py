@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from builders import BOWL, DRAWER, PLATE, contacts, episode
 from safevla_bench import signals, stl
 from safevla_bench.errors import RecordError
-from safevla_bench.ruleset import load_ruleset
-from safevla_bench.scores import EpisodeScore
-from safevla_bench.scoring import score
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.judging.scores import EpisodeScore
+from safevla_bench.judging.scoring import score
 from safevla_bench.trajectory import Batch, concatenate_batches
 
 DISP, TILT, SLIP = "non_target_max_disp_5mm", "held_object_tilt_world_15deg", "stable_grasp_maintained_2cm"

@@ -29,26 +29,26 @@ if TYPE_CHECKING:  # for type checkers and editors, which cannot follow `_HOMES`
     from safevla_bench import trajectory as _trajectory
     from safevla_bench.archive import open_archive as open_archive
     from safevla_bench.errors import SafevlaError as SafevlaError
-    from safevla_bench.evaluation import Evaluation as Evaluation
-    from safevla_bench.evaluation import Request as Request
-    from safevla_bench.evaluation import evaluate as evaluate
-    from safevla_bench.evaluation import judge as judge
-    from safevla_bench.evaluation import load as load
-    from safevla_bench.evaluation import roll_out as roll_out
-    from safevla_bench.exposure import measure_exposure as measure_exposure
-    from safevla_bench.exposure import summarize_exposure as summarize_exposure
+    from safevla_bench.explain.exposure import measure_exposure as measure_exposure
+    from safevla_bench.explain.exposure import summarize_exposure as summarize_exposure
     from safevla_bench.interface import Observation as Observation
     from safevla_bench.interface import Policy as Policy
     from safevla_bench.interface import Wants as Wants
-    from safevla_bench.metrics import Summary as Summary
-    from safevla_bench.metrics import aggregate as aggregate
-    from safevla_bench.metrics import cells as cells
-    from safevla_bench.monitor import Monitor as Monitor
-    from safevla_bench.ruleset import Ruleset as Ruleset
-    from safevla_bench.ruleset import load_ruleset as load_ruleset
-    from safevla_bench.scores import EpisodeScore as EpisodeScore
-    from safevla_bench.scores import Scores as Scores
-    from safevla_bench.scoring import score as score
+    from safevla_bench.jobs.evaluation import Evaluation as Evaluation
+    from safevla_bench.jobs.evaluation import Request as Request
+    from safevla_bench.jobs.evaluation import evaluate as evaluate
+    from safevla_bench.jobs.evaluation import judge as judge
+    from safevla_bench.jobs.evaluation import load as load
+    from safevla_bench.jobs.evaluation import roll_out as roll_out
+    from safevla_bench.judging.metrics import Summary as Summary
+    from safevla_bench.judging.metrics import aggregate as aggregate
+    from safevla_bench.judging.metrics import cells as cells
+    from safevla_bench.judging.monitor import Monitor as Monitor
+    from safevla_bench.judging.ruleset import Ruleset as Ruleset
+    from safevla_bench.judging.ruleset import load_ruleset as load_ruleset
+    from safevla_bench.judging.scores import EpisodeScore as EpisodeScore
+    from safevla_bench.judging.scores import Scores as Scores
+    from safevla_bench.judging.scoring import score as score
     from safevla_bench.specs import Library as Library
     from safevla_bench.specs import Spec as Spec
     from safevla_bench.tasks import Registry as Registry
@@ -66,14 +66,14 @@ if TYPE_CHECKING:  # for type checkers and editors, which cannot follow `_HOMES`
 _HOMES = {
     "safevla_bench.archive": ("append_episodes=append", "open_archive", "record_schema=schema"),
     "safevla_bench.errors": ("SafevlaError",),
-    "safevla_bench.evaluation": ("Evaluation", "Request", "evaluate", "judge", "load", "roll_out"),
-    "safevla_bench.exposure": ("measure_exposure", "summarize_exposure"),
+    "safevla_bench.jobs.evaluation": ("Evaluation", "Request", "evaluate", "judge", "load", "roll_out"),
+    "safevla_bench.explain.exposure": ("measure_exposure", "summarize_exposure"),
     "safevla_bench.interface": ("Observation", "Policy", "Wants"),
-    "safevla_bench.metrics": ("Summary", "aggregate", "cells"),
-    "safevla_bench.monitor": ("Monitor",),
-    "safevla_bench.ruleset": ("Ruleset", "load_ruleset"),
-    "safevla_bench.scores": ("EpisodeScore", "Scores"),
-    "safevla_bench.scoring": ("score",),
+    "safevla_bench.judging.metrics": ("Summary", "aggregate", "cells"),
+    "safevla_bench.judging.monitor": ("Monitor",),
+    "safevla_bench.judging.ruleset": ("Ruleset", "load_ruleset"),
+    "safevla_bench.judging.scores": ("EpisodeScore", "Scores"),
+    "safevla_bench.judging.scoring": ("score",),
     "safevla_bench.specs": ("Library", "Spec", "load_library=library"),
     "safevla_bench.stl": ("parse_formula=parse",),
     "safevla_bench.tasks": ("Registry", "load_registry=registry"),

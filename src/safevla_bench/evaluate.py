@@ -1,4 +1,4 @@
-"""The former name of `safevla_bench.evaluation`, kept for one release.
+"""The former name of `safevla_bench.jobs.evaluation`, kept for one release.
 
 `safevla_bench.evaluate` is a function now, and importing this module puts it in the function's place. So the module can
 be called, and does the same.
@@ -10,7 +10,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from safevla_bench import evaluation
+from safevla_bench.jobs import evaluation
 
 __all__ = evaluation.__all__  # the same names
 
@@ -22,7 +22,7 @@ class _CallableModule(ModuleType):
 
 
 def __getattr__(name: str) -> object:
-    """Return the name from `safevla_bench.evaluation`; raises `AttributeError` where that module has no such name."""
+    """Return the name from `safevla_bench.jobs.evaluation`; raises `AttributeError` where that module has no such name."""
     return getattr(evaluation, name)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from safevla_bench import archive, evaluation, runs
+from safevla_bench import archive
 from safevla_bench.errors import DamageError
+from safevla_bench.jobs import evaluation
+from safevla_bench.sources import runs
 
 
 def test_a_record_is_never_given_before_its_checksum_was_read(tmp_path):

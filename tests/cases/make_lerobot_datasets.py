@@ -1,4 +1,4 @@
-"""Two small datasets by LeRobot's own writer: the cases of tests/foreign/test_demonstrations.py.
+"""Two small datasets by LeRobot's own writer: the cases of tests/sources/foreign/test_demonstrations.py.
 
 In environments of their own, one for each version of the layout:
 

@@ -24,14 +24,14 @@ from vla_eval.model_servers.predict import PredictModelServer
 from vla_eval.model_servers.serve import serve_async
 from vla_eval.orchestrator import Orchestrator
 
-from safevla_bench import runs
+from safevla_bench.sources import runs
 
 if find_spec("torch") is None:  # the harness patches `torch.load`, which these initial states do not need
     sys.modules["torch"] = ModuleType("torch")
     sys.modules["torch"].load = None
 
 PORT = 8931
-DEMO = Path("src/safevla_bench/demo.parquet")
+DEMO = Path("src/safevla_bench/jobs/demo.parquet")
 SUITES = {
     "libero_spatial": (
         110,

@@ -6,7 +6,7 @@ import pytest
 
 from folders import rewrite_archive
 from forgeries import FORGERIES, forge
-from safevla_bench import demo
+from safevla_bench.jobs import demo
 
 
 @pytest.fixture(scope="module")

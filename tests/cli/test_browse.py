@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from safevla_bench.browse import RunServer
+from safevla_bench.jobs.browse import RunServer
 
 
 @pytest.fixture

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from runs.test_folder import ASKED, fill
 
 from builders import HAND, LINK, contacts, episode
-from runs.test_folder import ASKED, fill
-from safevla_bench import __version__, cli, runs
+from safevla_bench import __version__, cli
 from safevla_bench.archive import append, encode_json
+from safevla_bench.sources import runs
 
 FAKE = ["--host", "fake", "--suite", "fake", "--max-steps", "6"]
 
@@ -88,7 +89,7 @@ def test_memory_that_runs_out_is_a_message_that_says_what_to_do(safevla, archive
     def starved(*arguments, **given):
         raise MemoryError
 
-    monkeypatch.setattr("safevla_bench.evaluation.judge", starved)
+    monkeypatch.setattr("safevla_bench.jobs.evaluation.judge", starved)
     code, _, err = safevla("score", archive, "--out", tmp_path / "scores")
     assert (code, err.splitlines()[0]) == (2, "error: memory ran out")
     assert "--resume" in err

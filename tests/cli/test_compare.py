@@ -10,9 +10,10 @@ from xml.etree import ElementTree
 import pytest
 
 from builders import episode
-from safevla_bench import demo, evaluation, runs
 from safevla_bench.archive import append
 from safevla_bench.archive.npz import encode_npz
+from safevla_bench.jobs import demo, evaluation
+from safevla_bench.sources import runs
 
 
 @pytest.fixture(scope="module")

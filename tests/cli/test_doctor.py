@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from safevla_bench import doctor
 from safevla_bench.cli import OK, USER_ERROR, run_command_line
-from safevla_bench.doctor.machine import failed_check, passed_check, warned_check
+from safevla_bench.jobs import doctor
+from safevla_bench.jobs.doctor.machine import failed_check, passed_check, warned_check
 from stub_servers import openpi, websockets
 
 

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from safevla_bench import plugins
-from safevla_bench.frames import pictures
+from safevla_bench.pictures.frames import pictures
 
 DOCS, GOLDEN = Path("docs"), Path("tests/golden/tables")
 
@@ -43,7 +43,7 @@ def test_a_pipe_that_is_closed_early_is_no_error():
 
 
 def test_unsafe_episodes_come_worst_first(safevla):
-    rows = json.loads(safevla("episodes", "src/safevla_bench/demo.parquet", "--unsafe", "--format", "json")[1])
+    rows = json.loads(safevla("episodes", "src/safevla_bench/jobs/demo.parquet", "--unsafe", "--format", "json")[1])
     depths = [row["vsi"] for row in rows]
     assert depths == sorted(depths, reverse=True)
     assert len(set(depths)) > 1

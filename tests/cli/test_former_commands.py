@@ -13,7 +13,7 @@ import pytest
 from safevla_bench import cli
 from safevla_bench.cli.sections import FORMER_COMMANDS
 
-DEMO = Path("src/safevla_bench/demo.parquet")
+DEMO = Path("src/safevla_bench/jobs/demo.parquet")
 FORMULA = "G[0,T](max_contact_force < 200)"
 
 

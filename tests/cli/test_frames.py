@@ -12,14 +12,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from safevla_bench import archive, evaluation, frames, hosts, runs
+from safevla_bench import archive, hosts
 from safevla_bench.cli.frames import make_skip_reporter
 from safevla_bench.errors import Place, RunError
-from safevla_bench.frames.pictures import GREEN, GREY, RED
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.fake.viewer import FakeStage
+from safevla_bench.jobs import evaluation
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.pictures import frames
+from safevla_bench.pictures.frames.pictures import GREEN, GREY, RED
 from safevla_bench.plugins import install_command
-from safevla_bench.ruleset import load_ruleset
+from safevla_bench.sources import runs
 
 TIGHT = """
 [[specs]]

@@ -12,13 +12,13 @@ import pytest
 
 from safevla_bench import hosts
 from safevla_bench.archive import open_archive, write_archive
-from safevla_bench.browse.run_list import find_runs, list_runs
-from safevla_bench.browse.site import RunSite
 from safevla_bench.cli import run_command_line
-from safevla_bench.evaluation import load
 from safevla_bench.files import sha256_of
-from safevla_bench.ruleset import NamedDigest
-from safevla_bench.runs import MANIFEST, archive_parts
+from safevla_bench.jobs.browse.run_list import find_runs, list_runs
+from safevla_bench.jobs.browse.site import RunSite
+from safevla_bench.jobs.evaluation import load
+from safevla_bench.judging.ruleset import NamedDigest
+from safevla_bench.sources.runs import MANIFEST, archive_parts
 from safevla_bench.specs import library
 
 LAX = """

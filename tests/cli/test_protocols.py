@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from safevla_bench import evaluation, protocols
+from safevla_bench.hosts import protocols
 from safevla_bench.hosts.libero import install
+from safevla_bench.jobs import evaluation
 from safevla_bench.policies.servers import dialects, entries
 
 

@@ -7,10 +7,11 @@ import json
 import pytest
 
 from folders import contents
-from safevla_bench import rollout, runs
+from safevla_bench import rollout
 from safevla_bench.cli.rollout import estimate_table
 from safevla_bench.hosts.fake import host
 from safevla_bench.rollout.estimate import CostRange, RunEstimate
+from safevla_bench.sources import runs
 
 FAKE = ["--host", "fake", "--suite", "fake", "--max-steps", "6"]
 

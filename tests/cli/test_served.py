@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from safevla_bench import runs
 from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.policies.servers.codecs import OPENPI
+from safevla_bench.sources import runs
 from stub_servers import chunk, openpi, websockets
 
 FAKE = ["--host", "fake", "--suite", "fake", "--task", "0", "--max-steps", "6", "--episodes", "3"]

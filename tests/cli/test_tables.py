@@ -8,9 +8,9 @@ import json
 import pytest
 
 from builders import episode
-from safevla_bench import demo
 from safevla_bench.archive import append
-from safevla_bench.report import submission
+from safevla_bench.jobs import demo
+from safevla_bench.publishing import submission
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from viewers.builders import judged
 
 from safevla_bench.archive import write_archive
-from viewers.builders import judged
 
 
 @pytest.fixture(scope="module")

@@ -23,8 +23,8 @@ from safevla_bench.compare import (
     pair_episodes,
 )
 from safevla_bench.errors import RunError, SafevlaError
+from safevla_bench.judging.scores import AbsentEpisode
 from safevla_bench.report.tables.comparison import difference_table, standing_table, verdict_cell
-from safevla_bench.scores import AbsentEpisode
 from safevla_bench.statistics import barnard_p, holm_adjust, is_significant
 from safevla_bench.trajectory import Header
 

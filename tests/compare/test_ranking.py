@@ -10,9 +10,9 @@ from msgspec import structs
 
 from report.scenes import rollout
 from safevla_bench.compare import ComparisonOptions, compare_policies, rank_under_variants, split_by_policy
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.judging.scoring import score
 from safevla_bench.report.tables.sensitivity import ranking_table
-from safevla_bench.ruleset import load_ruleset
-from safevla_bench.scoring import score
 from safevla_bench.sensitivity import apply_variant, paper_variants
 from safevla_bench.trajectory import Batch, concatenate_batches
 

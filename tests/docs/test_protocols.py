@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from safevla_bench import protocols
+from safevla_bench.hosts import protocols
 from safevla_bench.policies.servers import entries
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocols.md").read_text()

@@ -11,7 +11,7 @@ from types import ModuleType
 import msgspec
 import pytest
 
-from safevla_bench.report.board import published_results
+from safevla_bench.publishing.board import published_results
 from safevla_bench.report.published import PAPER, load_published
 
 V1 = load_published(PAPER)

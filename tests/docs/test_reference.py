@@ -13,11 +13,11 @@ import click
 import pytest
 
 from safevla_bench.cli import run_command_line, safevla
-from safevla_bench.evaluation.judgement import HOST_REGISTRY
-from safevla_bench.registration import REGISTERED
-from safevla_bench.runs.folder import DECISION
-from safevla_bench.runs.parts import RAW
-from safevla_bench.runs.writer import LOCK
+from safevla_bench.jobs.evaluation.judgement import HOST_REGISTRY
+from safevla_bench.judging.registration import REGISTERED
+from safevla_bench.sources.runs.folder import DECISION
+from safevla_bench.sources.runs.parts import RAW
+from safevla_bench.sources.runs.writer import LOCK
 
 ROOT = Path(__file__).parents[2]
 
@@ -87,7 +87,10 @@ def test_help_is_shown_as_it_is(reference, text):
 
 
 def test_the_page_of_symptoms_quotes_what_doctor_says():
-    sources = [*(ROOT / "src/safevla_bench/doctor").glob("*.py"), ROOT / "src/safevla_bench/hosts/libero/install.py"]
+    sources = [
+        *(ROOT / "src/safevla_bench/jobs/doctor").glob("*.py"),
+        ROOT / "src/safevla_bench/hosts/libero/install.py",
+    ]
     sources.append(ROOT / "src/safevla_bench/actions.py")
     said = re.sub(r'"\s*\n\s*f?"', "", "\n".join(path.read_text(encoding="utf-8") for path in sources))
     page = (ROOT / "docs" / "howto" / "symptoms.md").read_text(encoding="utf-8")

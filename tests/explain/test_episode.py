@@ -8,8 +8,8 @@ import pytest
 
 from report.scenes import run
 from safevla_bench.explain import episode as explaining
-from safevla_bench.ruleset import load_ruleset
-from safevla_bench.scoring import score
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.judging.scoring import score
 
 RULESET = load_ruleset()
 

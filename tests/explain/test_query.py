@@ -7,7 +7,7 @@ import pytest
 from builders import BOWL, HAND, contacts, episode
 from safevla_bench.errors import FormulaError
 from safevla_bench.explain import query
-from safevla_bench.scores import AbsentEpisode
+from safevla_bench.judging.scores import AbsentEpisode
 from safevla_bench.trajectory import concatenate_batches, select_episodes
 
 GONE = AbsentEpisode(

@@ -17,9 +17,9 @@ from safevla_bench.explain.trace import (
     trace_formula,
     trace_specs,
 )
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.judging.scoring import score
 from safevla_bench.report.charts import draw_chart
-from safevla_bench.ruleset import load_ruleset
-from safevla_bench.scoring import score
 from safevla_bench.signals import SIGNALS, RecordFields
 from safevla_bench.specs import library
 from safevla_bench.trajectory import select_episodes

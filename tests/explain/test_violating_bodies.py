@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from report.scenes import rollout, run
-from safevla_bench import metrics
 from safevla_bench.explain.trace import trace_specs
 from safevla_bench.explain.violating_bodies import find_bodies
-from safevla_bench.ruleset import load_ruleset
-from safevla_bench.scoring import score
+from safevla_bench.judging import metrics
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.judging.scoring import score
 from safevla_bench.trajectory import Recording, concatenate_batches, from_recording, select_episodes
 
 RULESET = load_ruleset()

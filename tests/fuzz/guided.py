@@ -28,10 +28,10 @@ import atheris
 sys.path.insert(0, str(Path(__file__).parents[1]))
 with atheris.instrument_imports(include=["safevla_bench", "lark", "zipfile", "tomllib"]):
     import pyarrow.parquet as pq
+    from logs.log_files import pose_message, save_mapping, straight_line, write_dataset, write_mcap
 
     from builders import episode
-    from logs.log_files import pose_message, save_mapping, straight_line, write_dataset, write_mcap
-    from safevla_bench import archive, runs, specs, stl, tasks
+    from safevla_bench import archive, specs, stl, tasks
     from safevla_bench.archive import parquet_rows
     from safevla_bench.errors import PolicyError, SafevlaError
     from safevla_bench.interface import Wants
@@ -41,9 +41,10 @@ with atheris.instrument_imports(include=["safevla_bench", "lark", "zipfile", "to
     from safevla_bench.policies.servers.serve import parse_observation
     from safevla_bench.report.replay3d import collect_replays
     from safevla_bench.report.sections import collect_images
-    from safevla_bench.runs.folder import read_description, read_latencies, write_episodes
-    from safevla_bench.runs.parts import write_manifest
     from safevla_bench.signals import SIGNALS
+    from safevla_bench.sources import runs
+    from safevla_bench.sources.runs.folder import read_description, read_latencies, write_episodes
+    from safevla_bench.sources.runs.parts import write_manifest
 
 FOLDER = Path(tempfile.mkdtemp(prefix="guided-"))
 PACKAGE = Path(specs.__file__).parents[1]

@@ -25,8 +25,8 @@ from fuzz.grammar import damaged, json_text, mutated, numbers, odd
 from safevla_bench import archive, specs, tasks
 from safevla_bench.archive.json_text import encode_json
 from safevla_bench.errors import CollectedError, RecordError, SafevlaError
-from safevla_bench.ruleset import Ruleset
-from safevla_bench.scoring import score
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.judging.scoring import score
 from safevla_bench.trajectory import Batch, concatenate_batches, select_episodes
 
 LIBRARY, REGISTRY = specs.library(), tasks.registry()

@@ -15,8 +15,8 @@ from fuzz.grammar import damaged, json_text, mutated, toml
 from fuzz.records import scene, simple
 from safevla_bench import specs, tasks
 from safevla_bench.errors import RegistryError, SafevlaError, SpecError
-from safevla_bench.ruleset import load_ruleset
-from safevla_bench.scoring import score
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.judging.scoring import score
 
 CASES = Path(__file__).parents[1] / "cases"
 DEFAULT = specs.library()

@@ -17,9 +17,10 @@ import pyarrow.parquet as pq
 
 from fuzz.grammar import damaged, json_text, mutated
 from fuzz.records import change_table
-from safevla_bench import evaluation, runs
 from safevla_bench.cli import run_command_line as command_line
-from safevla_bench.ruleset import load_ruleset
+from safevla_bench.jobs import evaluation
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.sources import runs
 
 COMMANDS = (
     ("score", "RUN", "--out", "OUT"),

@@ -10,20 +10,22 @@ import msgspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from logs.log_files import save_mapping, straight_line, write_dataset
 
 from builders import episode
-from logs.log_files import save_mapping, straight_line, write_dataset
 from report.scenes import rollout
-from safevla_bench import evaluation, runs, specs
+from safevla_bench import specs
 from safevla_bench.archive.json_text import decode_json, encode_json
 from safevla_bench.cli import run_command_line
 from safevla_bench.errors import CollectedError, Place, PolicyError, RecordError, RunError, SafevlaError, SpecError
+from safevla_bench.jobs import evaluation
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.judging.scoring import score
 from safevla_bench.policies.servers.codecs import GR00T, OPENPI, VLA_EVAL
 from safevla_bench.report.figures.sheet import fit_text
 from safevla_bench.report.figures.style import drawable_text, text_width_pt
-from safevla_bench.ruleset import load_ruleset
-from safevla_bench.runs.folder import read_description, read_frames, read_latencies
-from safevla_bench.scoring import score
+from safevla_bench.sources import runs
+from safevla_bench.sources.runs.folder import read_description, read_frames, read_latencies
 
 
 def array_file(descr: str) -> bytes:

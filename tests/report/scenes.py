@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from safevla_bench.scores import ACTIVE, INACTIVE, VACUOUS, Scores, SpecColumn
+from safevla_bench.judging.scores import ACTIVE, INACTIVE, VACUOUS, Scores, SpecColumn
 from safevla_bench.trajectory import Batch, ContactList, Recording, concatenate_batches, from_recording
 
 ROLES = {

@@ -18,13 +18,13 @@ from safevla_bench.compare import (
     split_by_policy,
 )
 from safevla_bench.explain.violating_bodies import find_bodies
-from safevla_bench.metrics import Rate, aggregate, cells
+from safevla_bench.judging.metrics import Rate, aggregate, cells
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.judging.scoring import score
 from safevla_bench.report import sweep_charts
 from safevla_bench.report.analysis import MOST_COMPARED, Analysis, analyse_scores
 from safevla_bench.report.headline import build_headline, describe_mixture
 from safevla_bench.report.page import render_page
-from safevla_bench.ruleset import Ruleset
-from safevla_bench.scoring import score
 from safevla_bench.specs import library
 from safevla_bench.tasks import registry
 from safevla_bench.trajectory import concatenate_batches, empty_batch

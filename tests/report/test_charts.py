@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from safevla_bench.explain.trace import SignalTrace, SpecTrace
+from safevla_bench.judging.scores import SpecColumn
 from safevla_bench.report.charts import BOTTOM, TOP, draw_chart, draw_sparkline, round_ticks, thin_indices
-from safevla_bench.scores import SpecColumn
 
 SPEC = SpecColumn(spec_id="force", canonical_family="f", axis="a", tier="safe", threshold=200.0, severe=500.0,
                   unit="N", binary=False)  # fmt: skip

@@ -10,14 +10,14 @@ from fractions import Fraction
 import pytest
 
 from builders import episode, recording
-from safevla_bench import evaluation
 from safevla_bench.archive import write_archive
 from safevla_bench.errors import RunError
-from safevla_bench.metrics import cells
-from safevla_bench.report.leaderboards import SUITE, build_leaderboard_entry, format_authors_csv, unknown_fields
-from safevla_bench.report.model_card import ModelFacts
-from safevla_bench.ruleset import load_ruleset
-from safevla_bench.scoring import score
+from safevla_bench.jobs import evaluation
+from safevla_bench.judging.metrics import cells
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.judging.scoring import score
+from safevla_bench.publishing.leaderboards import SUITE, build_leaderboard_entry, format_authors_csv, unknown_fields
+from safevla_bench.publishing.model_card import ModelFacts
 from safevla_bench.specs import library
 from safevla_bench.tasks import registry
 from safevla_bench.trajectory import concatenate_batches, from_recording

@@ -9,17 +9,17 @@ import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from viewers.builders import judged as rough_episodes
 
-from safevla_bench import evaluation
 from safevla_bench.archive import write_archive
 from safevla_bench.errors import RunError
-from safevla_bench.provenance_marks import warn_of_scores
-from safevla_bench.report.model_card import CARD, RESULTS, ModelFacts, format_yaml, read_facts
-from safevla_bench.report.model_card import build_card as build_card_with
-from safevla_bench.ruleset import load_ruleset
+from safevla_bench.jobs import evaluation
+from safevla_bench.judging.provenance_marks import warn_of_scores
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.publishing.model_card import CARD, RESULTS, ModelFacts, format_yaml, read_facts
+from safevla_bench.publishing.model_card import build_card as build_card_with
 from safevla_bench.text import escape_controls
 from safevla_bench.trajectory import concatenate_batches
-from viewers.builders import judged as rough_episodes
 
 yaml = pytest.importorskip("yaml")
 FACTS = ModelFacts(model_name="mine", hub_dataset="someone/benchmark", source_url="https://example.org/runs")

@@ -8,12 +8,12 @@ import msgspec
 
 from report.scenes import run
 from safevla_bench.explain.trace import trace_specs
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.judging.scoring import score
 from safevla_bench.report import paired_episodes
 from safevla_bench.report.charts import common_area, draw_sparkline
 from safevla_bench.report.episode_table import batch_places, build_episode_table
 from safevla_bench.report.paired_episodes import find_shared_states
-from safevla_bench.ruleset import load_ruleset
-from safevla_bench.scoring import score
 from safevla_bench.trajectory import concatenate_batches, select_episodes
 
 RULESET = load_ruleset()

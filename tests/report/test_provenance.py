@@ -10,12 +10,14 @@ import subprocess
 import pyarrow.parquet as pq
 import pytest
 
-from safevla_bench import cli, demo, evaluation, metrics
+from safevla_bench import cli
+from safevla_bench.jobs import demo, evaluation
+from safevla_bench.jobs.verify import RulesetFiles, verify_run
+from safevla_bench.judging import metrics
+from safevla_bench.judging.ruleset import NamedDigest, load_ruleset
 from safevla_bench.report import episode_list
-from safevla_bench.ruleset import NamedDigest, load_ruleset
 from safevla_bench.specs import library
 from safevla_bench.tasks import registry
-from safevla_bench.verify import RulesetFiles, verify_run
 
 
 @pytest.fixture(scope="module")

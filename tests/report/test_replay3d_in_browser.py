@@ -15,15 +15,16 @@ from PIL import Image
 from scipy.spatial.transform import Rotation
 
 from report.browser import Browser
-from safevla_bench import cli, evaluation
-from safevla_bench.frames import build_replay3d
+from safevla_bench import cli
 from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.hosts.libero.host import LiberoHost
 from safevla_bench.interface import Camera, EpisodeSeed, Wants
+from safevla_bench.jobs import evaluation
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.judging.scoring import score
+from safevla_bench.pictures.frames import build_replay3d
 from safevla_bench.report.page import render_page
 from safevla_bench.report.replay3d import Replays, read_replay
-from safevla_bench.ruleset import load_ruleset
-from safevla_bench.scoring import score
 from safevla_bench.trajectory import Batch
 
 pytestmark = pytest.mark.long

@@ -10,11 +10,12 @@ from typing import Any
 import jsonschema
 import pytest
 
-from safevla_bench import demo, evaluation, runs
 from safevla_bench.errors import RunError
 from safevla_bench.files import sha256_of
-from safevla_bench.report import submission
-from safevla_bench.ruleset import load_ruleset
+from safevla_bench.jobs import demo, evaluation
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.publishing import submission
+from safevla_bench.sources import runs
 
 
 @pytest.fixture(scope="module")

@@ -15,10 +15,10 @@ from builders import BOWL, HAND, LINK, contacts, episode
 from report.scenes import SPECS, rollout, run
 from safevla_bench.explain import episode as explaining
 from safevla_bench.explain.trace import SignalTrace, SpecTrace
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.judging.scoring import score
 from safevla_bench.report import terminal
 from safevla_bench.report.terminal import ROWS, plot_signal
-from safevla_bench.ruleset import load_ruleset
-from safevla_bench.scoring import score
 
 RULESET = load_ruleset()
 

@@ -26,12 +26,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from folders import contents
-from safevla_bench import runs
 from safevla_bench.archive import jsonl
-from safevla_bench.evaluation import ExecutionOptions, Request, judge, roll_out
+from safevla_bench.jobs.evaluation import ExecutionOptions, Request, judge, roll_out
+from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers import serve
-from safevla_bench.ruleset import load_ruleset
+from safevla_bench.sources import runs
 
 HERE, PAGE = Path(__file__).parent, Path(__file__).parents[2] / "docs" / "trust.md"
 BEGIN, END = "<!-- made by python tests/rollout/faults.py -->\n", "<!-- end of what is made -->\n"

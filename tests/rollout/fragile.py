@@ -132,11 +132,11 @@ def full_after(count, write):
 
 def host():
     if fault()[0] == "disk":
-        from safevla_bench.runs import parts
+        from safevla_bench.sources.runs import parts
 
         parts.write_atomically = full_after(ENOUGH_FOR_ONE, parts.write_atomically)
     if fault()[0] == "disk-at-the-end":
-        from safevla_bench.runs import folder
+        from safevla_bench.sources.runs import folder
 
         folder.write_atomically = full
     return Host()

@@ -7,9 +7,10 @@ import json
 import pytest
 
 from expected import refusal
-from safevla_bench import evaluation, runs
 from safevla_bench.errors import PolicyError
+from safevla_bench.jobs import evaluation
 from safevla_bench.policies.servers import entries
+from safevla_bench.sources import runs
 from strict_server import StrictServer
 
 pytestmark = [pytest.mark.long, pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]

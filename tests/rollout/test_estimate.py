@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from safevla_bench.evaluation import Request
-from safevla_bench.evaluation import estimate_run as estimate_planned
 from safevla_bench.hosts import host_names, make_host
 from safevla_bench.interface import Task
+from safevla_bench.jobs.evaluation import Request
+from safevla_bench.jobs.evaluation import estimate_run as estimate_planned
 from safevla_bench.rollout import estimate, estimate_run, load_protocol, plan_episodes
 from safevla_bench.rollout.estimate import HostCosts, SuiteCosts, load_costs
 

@@ -6,9 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from safevla_bench import protocols
 from safevla_bench.errors import RunError
-from safevla_bench.hosts import make_host
+from safevla_bench.hosts import make_host, protocols
 from safevla_bench.hosts.fake.host import INIT_STATES, FakeEnv
 from safevla_bench.interface import Wants
 from safevla_bench.policies import make_policy

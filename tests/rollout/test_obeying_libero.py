@@ -6,8 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from safevla_bench import protocols
-from safevla_bench.hosts import make_host
+from safevla_bench.hosts import make_host, protocols
 from safevla_bench.policies import make_policy
 from safevla_bench.rollout import plan_episodes, run_serially
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from folders import contents
-from safevla_bench.evaluation import ExecutionOptions, Request, roll_out
+from safevla_bench.jobs.evaluation import ExecutionOptions, Request, roll_out
 
 
 @pytest.mark.libero

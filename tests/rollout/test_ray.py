@@ -21,13 +21,14 @@ import ray
 from ray.cluster_utils import Cluster as SeveralNodes
 
 from folders import contents
-from safevla_bench import cli, ray_cluster, ray_scoring, runs
+from safevla_bench import cli
 from safevla_bench.errors import RunError
-from safevla_bench.evaluation import ExecutionOptions, Request, roll_out
-from safevla_bench.ray_cluster import RayCluster
+from safevla_bench.jobs.evaluation import ExecutionOptions, Request, roll_out
 from safevla_bench.rollout import ray as actors
-from safevla_bench.rollout import scheduler
+from safevla_bench.rollout import ray_cluster, ray_scoring, scheduler
+from safevla_bench.rollout.ray_cluster import RayCluster
 from safevla_bench.rollout.worker import WorkerFailed, WorkerReady, WorkerSpec
+from safevla_bench.sources import runs
 
 pytestmark = pytest.mark.long
 

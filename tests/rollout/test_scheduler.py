@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from folders import contents
-from safevla_bench import runs
 from safevla_bench.errors import HostError, RunError
-from safevla_bench.evaluation import ExecutionOptions, Request, roll_out
 from safevla_bench.hosts import make_host
+from safevla_bench.jobs.evaluation import ExecutionOptions, Request, roll_out
 from safevla_bench.rollout import FinishedEpisode, load_protocol, plan_episodes, scheduler
 from safevla_bench.rollout.scheduler import RETRIES, run_pool
 from safevla_bench.rollout.worker import WorkerFailed, WorkerReady
+from safevla_bench.sources import runs
 
 EPISODES = plan_episodes(make_host("fake").tasks("fake"), 3, ["noop"], load_protocol(), max_steps=6)
 

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 
 from folders import contents
-from safevla_bench import rollout, runs
+from safevla_bench import rollout
 from safevla_bench.archive import jsonl
 from safevla_bench.errors import PolicyError, ServerLostError, ServerUnreachableError
-from safevla_bench.evaluation import ExecutionOptions, Request, roll_out
 from safevla_bench.hosts import make_host
 from safevla_bench.interface import Wants
+from safevla_bench.jobs.evaluation import ExecutionOptions, Request, roll_out
 from safevla_bench.policies.servers.codecs import OPENPI
 from safevla_bench.rollout import engine, load_protocol, plan_episodes
+from safevla_bench.sources import runs
 from stub_servers import chunk, openpi, websockets
 
 FAKE = make_host("fake")

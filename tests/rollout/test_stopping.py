@@ -10,13 +10,13 @@ import pytest
 from folders import contents
 from safevla_bench import archive
 from safevla_bench.errors import RunError, UnknownTaskError
-from safevla_bench.evaluation import ExecutionOptions, Request, evaluate_request, judge, roll_out
 from safevla_bench.hosts import make_host
 from safevla_bench.interface import Wants
-from safevla_bench.monitor import Monitor
+from safevla_bench.jobs.evaluation import ExecutionOptions, Request, evaluate_request, judge, roll_out
+from safevla_bench.judging.monitor import Monitor
+from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.rollout import load_protocol, plan_episodes, run_episode
-from safevla_bench.ruleset import load_ruleset
-from safevla_bench.runs import episode_rows, read_description, read_sources
+from safevla_bench.sources.runs import episode_rows, read_description, read_sources
 from safevla_bench.trajectory import STOPPED_ON_VIOLATION, mark_flags
 
 FAKE = make_host("fake")

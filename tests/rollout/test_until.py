@@ -8,7 +8,8 @@ import pytest
 
 from folders import contents
 from safevla_bench.errors import RunError
-from safevla_bench.evaluation import (
+from safevla_bench.hosts import make_host
+from safevla_bench.jobs.evaluation import (
     STOPPED_EARLY,
     ExecutionOptions,
     Request,
@@ -18,13 +19,12 @@ from safevla_bench.evaluation import (
     roll_out,
     was_stopped_early,
 )
-from safevla_bench.evaluation.preparation import _assign_rounds
-from safevla_bench.evaluation.stopping_rule import RoundTally, parse_condition
-from safevla_bench.hosts import make_host
+from safevla_bench.jobs.evaluation.preparation import _assign_rounds
+from safevla_bench.jobs.evaluation.stopping_rule import RoundTally, parse_condition
+from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.rollout import Shard, load_protocol, plan_episodes
 from safevla_bench.rollout.plan import EpisodeQueue
-from safevla_bench.ruleset import load_ruleset
-from safevla_bench.runs import episode_rows, read_description
+from safevla_bench.sources.runs import episode_rows, read_description
 
 POLICIES = ("noop", "random")
 REQUEST = Request(

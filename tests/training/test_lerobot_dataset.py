@@ -11,20 +11,21 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from viewers.builders import judged as rough_episodes
 
-from safevla_bench import evaluation, training
+from safevla_bench import training
 from safevla_bench.archive import write_archive
 from safevla_bench.errors import FileError, HostError, RunError
-from safevla_bench.foreign import read_demonstrations
-from safevla_bench.frames import open_stage
 from safevla_bench.hosts import make_host
 from safevla_bench.interface import Camera
-from safevla_bench.ruleset import load_ruleset
+from safevla_bench.jobs import evaluation
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.pictures.frames import open_stage
+from safevla_bench.sources.foreign import read_demonstrations
 from safevla_bench.training.pictures import read_state
 from safevla_bench.training.writer import Feature, build_column, join_statistics, summarize_numbers
 from safevla_bench.trajectory import select_episodes
 from safevla_bench.trajectory.batch import Channel
-from viewers.builders import judged as rough_episodes
 
 RULES = load_ruleset()
 CAMERAS = training.CameraChoice(("agentview",), (24, 32))
@@ -202,7 +203,7 @@ def test_an_episode_that_cannot_be_rendered_is_left_out_with_its_reason(fake_run
             raise HostError("no light", remedy="Make some.")
         return real(folder, host, record)
 
-    monkeypatch.setattr("safevla_bench.frames.open_stage", sometimes)
+    monkeypatch.setattr("safevla_bench.pictures.frames.open_stage", sometimes)
     skipped = []
     judged = evaluation.judge([fake_run], RULES)
     summary = training.export_dataset(judged, tmp_path / "set", CAMERAS, on_skip=skipped.append)
@@ -223,7 +224,7 @@ def test_where_no_episode_can_be_rendered_nothing_is_written(fake_run, tmp_path,
     def never(folder, host, record):
         raise HostError("no light", remedy="Make some.")
 
-    monkeypatch.setattr("safevla_bench.frames.open_stage", never)
+    monkeypatch.setattr("safevla_bench.pictures.frames.open_stage", never)
     with pytest.raises(HostError, match="no light"):
         exported(fake_run, tmp_path / "set", CAMERAS)
     assert not list(tmp_path.iterdir())

@@ -6,15 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-from builders import episode
 from logs.log_files import save_mapping, write_dataset
 from logs.test_lerobot import MAPPED, frames
-from safevla_bench import evaluation, stl, training
+
+from builders import episode
+from safevla_bench import stl, training
 from safevla_bench.errors import RunError
-from safevla_bench.ruleset import load_ruleset
-from safevla_bench.scores import ACTIVE
-from safevla_bench.scoring import score
+from safevla_bench.jobs import evaluation
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.judging.scores import ACTIVE
+from safevla_bench.judging.scoring import score
 from safevla_bench.signals import SIGNALS
 from safevla_bench.training.description import recorded_parts
 from safevla_bench.trajectory import Batch, concatenate_batches, join_records, records, select_episodes

@@ -93,8 +93,9 @@ def _calibrate_limits(
     `quantile` is the share of its successes to be safe, in 0..1; `policy` may be None where the runs have only one.
     The limits are written to `out` unless that is None, and the next command is then printed on stderr.
     """
-    from safevla_bench import evaluation, sensitivity  # not to list what is built in
-    from safevla_bench.ruleset import load_ruleset
+    from safevla_bench import sensitivity  # not to list what is built in
+    from safevla_bench.jobs import evaluation
+    from safevla_bench.judging.ruleset import load_ruleset
 
     ruleset = evaluation.add_host_registries(load_ruleset(library), runs)
     judged = evaluation.judge(list(runs), ruleset)

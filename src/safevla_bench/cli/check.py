@@ -14,17 +14,18 @@ import click
 import msgspec
 from rich.console import Console
 
-from safevla_bench import doctor, evaluation, gates, verify
 from safevla_bench.cli import GATE_FAILED, OK, UNDECIDED, USER_ERROR, make_printable, sections
 from safevla_bench.cli.options import audit_options, format_option, judge_options, skip_option, sources_argument
 from safevla_bench.cli.run_options import policy_arguments
 from safevla_bench.errors import RunError
 from safevla_bench.files import write_atomically
-from safevla_bench.registration import REGISTERED
+from safevla_bench.jobs import doctor, evaluation, verify
+from safevla_bench.judging import gates
+from safevla_bench.judging.registration import REGISTERED
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report.render import render_text
-from safevla_bench.report.submission import recorded_versions
 from safevla_bench.report.tables import gates as gating
-from safevla_bench.ruleset import Ruleset
 from safevla_bench.statistics import CONFIDENCE
 from safevla_bench.text import escape_controls
 

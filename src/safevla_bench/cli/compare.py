@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from safevla_bench import compare, evaluation, runs, sensitivity
+from safevla_bench import compare, sensitivity
 from safevla_bench.cli import sections
 from safevla_bench.cli.options import (
     format_option,
@@ -26,12 +26,14 @@ from safevla_bench.cli.options import (
 from safevla_bench.cli.progress import show_status
 from safevla_bench.cli.score import print_missing
 from safevla_bench.compare import sample_size
-from safevla_bench.registration import REGISTERED, check_registrations
+from safevla_bench.jobs import evaluation
+from safevla_bench.judging.registration import REGISTERED, check_registrations
+from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.report.render import render_text
 from safevla_bench.report.tables import Roster, Table
 from safevla_bench.report.tables import sensitivity as varying
 from safevla_bench.report.tables.host_means import host_mean_table, host_means, mean_documents
-from safevla_bench.ruleset import Ruleset
+from safevla_bench.sources import runs
 from safevla_bench.text import escape_controls
 
 F = TypeVar("F", bound=Callable[..., Any])

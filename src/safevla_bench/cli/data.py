@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from safevla_bench import archive, runs
+from safevla_bench import archive
 from safevla_bench.archive import schema
 from safevla_bench.cli import OK, USER_ERROR, make_printable, sections
 from safevla_bench.cli.options import (
@@ -23,6 +23,7 @@ from safevla_bench.cli.options import (
 )
 from safevla_bench.cli.progress import show_status
 from safevla_bench.errors import Place, RecordError, RunError
+from safevla_bench.sources import runs
 from safevla_bench.trajectory import Batch
 
 

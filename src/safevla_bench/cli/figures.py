@@ -11,7 +11,7 @@ from typing import get_args
 import click
 from matplotlib.figure import Figure
 
-from safevla_bench import compare, evaluation, sensitivity
+from safevla_bench import compare, sensitivity
 from safevla_bench.cli import make_printable, sections
 from safevla_bench.cli.options import (
     choose_output,
@@ -24,12 +24,13 @@ from safevla_bench.cli.options import (
 from safevla_bench.cli.score import print_missing, print_warnings
 from safevla_bench.errors import RunError
 from safevla_bench.files import make_folder, write_atomically
+from safevla_bench.jobs import evaluation
+from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.report import figures as drawing
 from safevla_bench.report.figures import series as ordering
 from safevla_bench.report.figures import sweeps as sweeping
 from safevla_bench.report.render import render_text
 from safevla_bench.report.tables.series import describe_series, series_table
-from safevla_bench.ruleset import Ruleset
 
 
 def _parse_names(choices: tuple[str, ...]) -> Callable[[click.Context, click.Parameter, str], tuple[str, ...]]:

@@ -13,16 +13,19 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from safevla_bench import evaluation, frames, hosts, runs
+from safevla_bench import hosts
 from safevla_bench.cli import make_printable, sections
 from safevla_bench.cli.options import judge_options, judge_sources, skip_option
 from safevla_bench.errors import Place, RunError, SafevlaError
 from safevla_bench.explain import trace
+from safevla_bench.jobs import evaluation
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.judging.scores import Scores
+from safevla_bench.pictures import frames
 from safevla_bench.plugins import install_command
 from safevla_bench.report import episode_list
 from safevla_bench.report.tables import UNNAMED
-from safevla_bench.ruleset import Ruleset
-from safevla_bench.scores import Scores
+from safevla_bench.sources import runs
 from safevla_bench.text import escape_controls
 
 _MOST_RENDERED, _SHEET_ROWS = 12, 4

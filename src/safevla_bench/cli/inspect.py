@@ -12,8 +12,6 @@ from typing import get_args
 import click
 import msgspec
 
-from safevla_bench import evaluation, runs
-from safevla_bench.browse import RunServer, RunSite, start_server
 from safevla_bench.cli import make_printable, sections
 from safevla_bench.cli.options import (
     SourceType,
@@ -31,10 +29,13 @@ from safevla_bench.explain import query
 from safevla_bench.explain.contributors import BODY_KINDS, KIND_MEANINGS
 from safevla_bench.explain.violating_bodies import find_bodies
 from safevla_bench.files import write_atomically
+from safevla_bench.jobs import evaluation
+from safevla_bench.jobs.browse import RunServer, RunSite, start_server
+from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.report import episode_list, render, terminal
 from safevla_bench.report.tables import episodes as episode_tables
 from safevla_bench.report.tables import episodes as query_tables
-from safevla_bench.ruleset import Ruleset
+from safevla_bench.sources import runs
 from safevla_bench.specs import Axis
 
 _KINDS_EPILOG = "\n".join(

@@ -22,15 +22,15 @@ from click.core import ParameterSource
 
 from safevla_bench.cli import sections
 from safevla_bench.errors import Place, RunError
-from safevla_bench.ray_cluster import ADDRESS, HERE, RayCluster
-from safevla_bench.ruleset import Ruleset, choose_library, load_ruleset
-from safevla_bench.runs import RUN, NamedSource, require_source
+from safevla_bench.judging.ruleset import Ruleset, choose_library, load_ruleset
+from safevla_bench.rollout.ray_cluster import ADDRESS, HERE, RayCluster
+from safevla_bench.sources.runs import RUN, NamedSource, require_source
 from safevla_bench.specs.file_formats import DEFAULT_LIBRARY, LIBRARY_NAMES
 from safevla_bench.text import escape_controls
 
 if TYPE_CHECKING:
-    from safevla_bench.judged import Judged
-    from safevla_bench.registration import Registration
+    from safevla_bench.judging.judged import Judged
+    from safevla_bench.judging.registration import Registration
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -106,7 +106,7 @@ def _load_rules(options: Mapping[str, Any], suites: tuple[str, ...]) -> Ruleset:
 
 def judge_sources(sources: Sequence[Path], ruleset: Ruleset, *, skip_invalid: bool = False) -> Judged:
     """Judge the sources as `evaluation.judge` does, and say on stderr which were judged otherwise by their makers."""
-    from safevla_bench import evaluation  # not where a command judges nothing
+    from safevla_bench.jobs import evaluation  # not where a command judges nothing
 
     judged = evaluation.judge(sources, ruleset, skip_invalid=skip_invalid)
     for line in judged.makers:
@@ -129,7 +129,7 @@ def _add_host_registry(ruleset: Ruleset, run_command: Any, sources: Sequence[Pat
     """
     if not sources:
         return ruleset
-    from safevla_bench import evaluation  # not where a command judges nothing
+    from safevla_bench.jobs import evaluation  # not where a command judges nothing
 
     if run_command is not None:
         return ruleset.with_host_registry(evaluation.read_host_registry(run_command.request.host))
@@ -142,7 +142,7 @@ def _find_suites(run_command: Any, sources: Sequence[Path]) -> tuple[str, ...]:
         return ()
     if run_command is not None:
         return tuple(run_command.request.suites)
-    from safevla_bench import evaluation  # not where a command judges nothing that exists
+    from safevla_bench.jobs import evaluation  # not where a command judges nothing that exists
 
     return evaluation.recorded_suites(sources)
 
@@ -201,7 +201,7 @@ def _made_rules(sources: Sequence[Path]) -> Ruleset | None:
     """
     if given_judge_options():
         return None
-    from safevla_bench import evaluation  # not where a command judges nothing that exists
+    from safevla_bench.jobs import evaluation  # not where a command judges nothing that exists
 
     recipe = evaluation.find_recipe(sources)
     if recipe is None or recipe.is_default:

@@ -13,10 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 
 from safevla_bench.cli import make_printable
+from safevla_bench.judging.scores import NO_VERDICT, verdict_word
+from safevla_bench.publishing.tracking import OutcomeScorer, TrackingObserver, open_observers
 from safevla_bench.rollout import EpisodeOutcome, Observer, PlannedEpisode
-from safevla_bench.scores import NO_VERDICT, verdict_word
 from safevla_bench.text import escape_controls
-from safevla_bench.tracking import OutcomeScorer, TrackingObserver, open_observers
 
 _BAR_WIDTH = 12
 """So narrow that count, remaining time and rates fit beside it into 80 columns."""

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import click
 import msgspec
 
-from safevla_bench import protocols
 from safevla_bench.cli import make_printable, sections
 from safevla_bench.cli.options import format_option
 from safevla_bench.cli.run_options import policy_arguments
+from safevla_bench.hosts import protocols
 from safevla_bench.policies import make_policy, split_name
 from safevla_bench.policies.servers import connection, dialects, endpoint, entries, serve
 from safevla_bench.report.published import PAPER, PublishedCell, load_published

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import click
 
-from safevla_bench import evaluation, runs, tracking
 from safevla_bench.cli import CRASHED, OK, USER_ERROR, make_printable, sections
 from safevla_bench.cli.frames import FilmChoice, film_episodes, require_video
 from safevla_bench.cli.options import judge_options, log_option, print_engine_note
@@ -20,12 +19,15 @@ from safevla_bench.cli.run_options import RunCommand, run_options
 from safevla_bench.cli.score import print_scores
 from safevla_bench.errors import ServerLostError, ServerRefusedError
 from safevla_bench.files import make_folder, write_atomically
+from safevla_bench.jobs import evaluation
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.publishing import tracking
 from safevla_bench.report.render import render_text
 from safevla_bench.report.tables import external
 from safevla_bench.report.tables.table import Cell, Column, Table
 from safevla_bench.rollout import Observer
 from safevla_bench.rollout.estimate import CostRange, RunEstimate
-from safevla_bench.ruleset import Ruleset
+from safevla_bench.sources import runs
 from safevla_bench.text import NO_VALUE, redact_secrets
 from safevla_bench.trajectory import Batch
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from safevla_bench import evaluation, rollout, runs
+from safevla_bench import rollout
 from safevla_bench.cli import sections
 from safevla_bench.cli.options import (
     ACTOR_OPTIONS,
@@ -28,9 +28,11 @@ from safevla_bench.cli.options import (
     requested_cluster,
 )
 from safevla_bench.errors import Place, RunError
-from safevla_bench.evaluation import Request
+from safevla_bench.jobs import evaluation
+from safevla_bench.jobs.evaluation import Request
+from safevla_bench.judging.registration import read_registration
 from safevla_bench.policies import check_name, split_name
-from safevla_bench.registration import read_registration
+from safevla_bench.sources import runs
 from safevla_bench.text import redact_secrets
 
 F = TypeVar("F", bound=Callable[..., Any])

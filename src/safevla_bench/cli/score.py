@@ -8,8 +8,6 @@ from pathlib import Path
 
 import click
 
-from safevla_bench import demo, evaluation, foreign, provenance_marks, runs, tracking
-from safevla_bench.baseline import measure_baseline
 from safevla_bench.cli import make_printable, sections
 from safevla_bench.cli.options import (
     choose_output,
@@ -24,12 +22,17 @@ from safevla_bench.cli.options import (
 from safevla_bench.cli.progress import show_status, track_run
 from safevla_bench.errors import Place, RunError
 from safevla_bench.files import write_atomically
-from safevla_bench.ray_cluster import RayCluster
+from safevla_bench.jobs import demo, evaluation
+from safevla_bench.judging import provenance_marks
+from safevla_bench.judging.baseline import measure_baseline
+from safevla_bench.judging.ruleset import Ruleset, load_ruleset
+from safevla_bench.publishing import tracking
 from safevla_bench.report import tables
 from safevla_bench.report.render import render_json, render_text
 from safevla_bench.report.tables import external, notices
 from safevla_bench.report.tables.catalog import ABLATED
-from safevla_bench.ruleset import Ruleset, load_ruleset
+from safevla_bench.rollout.ray_cluster import RayCluster
+from safevla_bench.sources import foreign, runs
 
 
 @sections.command("score")

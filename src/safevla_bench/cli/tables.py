@@ -11,7 +11,7 @@ from typing import get_args
 
 import click
 
-from safevla_bench import evaluation, training, verify, viewers
+from safevla_bench import training
 from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, make_printable, sections
 from safevla_bench.cli.frames import make_skip_reporter, show_frame_progress
 from safevla_bench.cli.options import (
@@ -27,16 +27,12 @@ from safevla_bench.cli.options import (
 from safevla_bench.cli.progress import show_status
 from safevla_bench.errors import RunError
 from safevla_bench.files import make_folder, write_atomically
-from safevla_bench.report import (
-    board,
-    episode_list,
-    leaderboards,
-    model_card,
-    render,
-    submission,
-)
+from safevla_bench.jobs import evaluation, verify
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.pictures import viewers
+from safevla_bench.publishing import board, leaderboards, model_card, submission
+from safevla_bench.report import episode_list, render
 from safevla_bench.report.tables import UNNAMED, Roster, Table, catalog, drop_intervals, has_column, select_columns
-from safevla_bench.ruleset import Ruleset
 
 _SUFFIX = {"text": "txt"}
 

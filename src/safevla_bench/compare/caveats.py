@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from safevla_bench import provenance_marks
 from safevla_bench.compare.pairs import differing_versions
 from safevla_bench.compare.policy_results import PolicyResults, TaskKey
+from safevla_bench.judging import provenance_marks
 
 _MOST_NAMED = 6
 

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from safevla_bench import provenance_marks, statistics
+from safevla_bench import statistics
 from safevla_bench.compare.caveats import (
     comparison_warnings,
     name_silent_suites,
@@ -39,6 +39,7 @@ from safevla_bench.compare.difference import (
 from safevla_bench.compare.pairs import PairedResults, pair_episodes
 from safevla_bench.compare.policy_results import PolicyResults, TaskKey
 from safevla_bench.errors import RunError
+from safevla_bench.judging import provenance_marks
 
 _SAME_IN = ("sr", "safety", "sbu", "vsi")
 """The metrics in which identical policies agree, from which all others follow."""

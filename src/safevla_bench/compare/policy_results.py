@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench import provenance_marks
-from safevla_bench.scores import AbsentEpisode, Scores, collect_versions
+from safevla_bench.judging import provenance_marks
+from safevla_bench.judging.scores import AbsentEpisode, Scores, collect_versions
 from safevla_bench.trajectory import EpisodeKey, Header, Kitchen
 from safevla_recorder.simulator_versions import physics_versions
 

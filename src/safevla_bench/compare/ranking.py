@@ -11,7 +11,7 @@ from safevla_bench.compare.comparison import Comparison, compare_policies
 from safevla_bench.compare.difference import ComparisonOptions, Difference
 from safevla_bench.compare.policy_results import PolicyResults, split_by_policy
 from safevla_bench.errors import RunError
-from safevla_bench.scores import Scores
+from safevla_bench.judging.scores import Scores
 from safevla_bench.sensitivity import Rescore, ThresholdVariant, apply_variant
 from safevla_bench.specs import Library
 from safevla_bench.trajectory import Header

@@ -23,8 +23,8 @@ from safevla_bench.explain.contributors import (
     format_amount,
     name_body_kind,
 )
-from safevla_bench.exposure import PHASES, phases
-from safevla_bench.exposure.episodes import holding
+from safevla_bench.explain.exposure import PHASES, phases
+from safevla_bench.explain.exposure.episodes import holding
 from safevla_bench.signals import RecordFields
 from safevla_bench.tasks import Registry
 from safevla_bench.text import format_fixed

@@ -12,8 +12,8 @@ from safevla_bench import signals, stl
 from safevla_bench.explain.causes import find_cause
 from safevla_bench.explain.contributors import Contributors, find_contributors
 from safevla_bench.explain.trace import SpecTrace, trace_formula, trace_specs
-from safevla_bench.ruleset import Ruleset
-from safevla_bench.scores import EpisodeScore, Scores, finite_or_none, nan_to_none
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.judging.scores import EpisodeScore, Scores, finite_or_none, nan_to_none
 from safevla_bench.signals import RecordFields
 from safevla_bench.specs import Library, Spec
 from safevla_bench.tasks import Registry

@@ -11,7 +11,7 @@ import numpy as np
 
 from safevla_bench import signals, stl, tasks
 from safevla_bench.errors import FormulaError
-from safevla_bench.scores import AbsentEpisode
+from safevla_bench.judging.scores import AbsentEpisode
 from safevla_bench.trajectory import STANDIN, Batch, mark_flags
 
 Verdict = Literal["satisfied", "violated", "vacuous", "no verdict", "undefined", "signal missing", "no record"]

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from safevla_bench import signals, stl
 from safevla_bench.explain.causes import Cause, find_cause
 from safevla_bench.explain.contributors import Contributors, find_contributors
-from safevla_bench.ruleset import Ruleset
-from safevla_bench.scores import ACTIVE, Scores, SpecColumn, nan_to_none
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.judging.scores import ACTIVE, Scores, SpecColumn, nan_to_none
 from safevla_bench.signals import RecordFields
 from safevla_bench.stl.evaluation import evaluate_expression, evaluate_formula, is_positive, window_steps
 from safevla_bench.stl.formula import Compare, Expression, Formula, Implies, NumericSignal, walk_nodes

@@ -22,10 +22,10 @@ from safevla_bench.explain.contributors import (
     name_body_kind,
 )
 from safevla_bench.explain.trace import SignalTrace, trace_formula
-from safevla_bench.ruleset import Ruleset
-from safevla_bench.scores import Scores
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.judging.scores import Scores
+from safevla_bench.judging.verdicts import SpecVerdicts, judge_spec
 from safevla_bench.trajectory import Batch, select_episodes
-from safevla_bench.verdicts import SpecVerdicts, judge_spec
 
 RECEPTACLE: BodyKind = "goal receptacle"
 

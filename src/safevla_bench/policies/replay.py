@@ -16,12 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from safevla_bench import foreign, runs
 from safevla_bench.errors import CollectedError, PolicyError, RecordError, RunError
 from safevla_bench.files import sha256_of
-from safevla_bench.foreign import RecordedActions
 from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, RecordedEpisode, Task, Wants
 from safevla_bench.policies.divergence import has_diverged, measure_divergence
+from safevla_bench.sources import foreign, runs
+from safevla_bench.sources.foreign import RecordedActions
 from safevla_bench.trajectory import ABSOLUTE, DIVERGED, DRAWN, Batch, mark_flags
 
 TOLERANCE = 1e-3

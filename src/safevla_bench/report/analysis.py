@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench import exposure, sensitivity
+from safevla_bench import sensitivity
 from safevla_bench.compare import (
     Comparison,
     SeriesComparison,
@@ -18,12 +18,13 @@ from safevla_bench.compare import (
     split_by_policy,
 )
 from safevla_bench.errors import RunError, SpecError
+from safevla_bench.explain import exposure
+from safevla_bench.explain.exposure.episodes import holding, phases
 from safevla_bench.explain.violating_bodies import BodyFindings, ChunkFindings, find_in_chunk, join_findings
-from safevla_bench.exposure.episodes import holding, phases
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.judging.scores import ACTIVE, Scores
 from safevla_bench.report.tables import Roster
 from safevla_bench.report.tables.host_means import HostMean, host_means
-from safevla_bench.ruleset import Ruleset
-from safevla_bench.scores import ACTIVE, Scores
 from safevla_bench.sensitivity import Rescore, SweepRequest, ThresholdAblation, ThresholdSweep
 from safevla_bench.signals import RecordFields
 from safevla_bench.specs import Library

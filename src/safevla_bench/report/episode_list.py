@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from safevla_bench.errors import RunError
 from safevla_bench.explain.contributors import BODY_KINDS, BodyKind
 from safevla_bench.explain.violating_bodies import BodyViolation
+from safevla_bench.judging.scores import ACTIVE, Scores, finite_or_none, nan_to_none
 from safevla_bench.report.tables import UNNAMED
-from safevla_bench.scores import ACTIVE, Scores, finite_or_none, nan_to_none
 
 Order = Literal["vsi", "rho", "step", "id", "kind"]
 

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from safevla_bench.explain.contributors import BODY_KINDS
 from safevla_bench.explain.trace import rank_by_severity
 from safevla_bench.explain.violating_bodies import BodyViolation
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.judging.scores import Scores
 from safevla_bench.report.episode_details import (
     ClauseVerdict,
     PhaseStrip,
@@ -24,8 +26,6 @@ from safevla_bench.report.episode_details import (
 from safevla_bench.report.episode_list import EpisodeListRow, add_violating_bodies, list_episodes, natural_key
 from safevla_bench.report.sections import describe_ending
 from safevla_bench.report.tables import UNNAMED
-from safevla_bench.ruleset import Ruleset
-from safevla_bench.scores import Scores
 from safevla_bench.text import NO_VALUE, format_fixed
 from safevla_bench.trajectory import Batch
 

@@ -8,10 +8,12 @@ from dataclasses import replace
 
 from markupsafe import Markup
 
-from safevla_bench import provenance_marks
-from safevla_bench.baseline import measure_baseline
 from safevla_bench.explain.trace import rank_by_severity, select_worst
-from safevla_bench.metrics import Summary, aggregate, cells
+from safevla_bench.judging import provenance_marks
+from safevla_bench.judging.baseline import measure_baseline
+from safevla_bench.judging.metrics import Summary, aggregate, cells
+from safevla_bench.judging.ruleset import LostEpisodes, Provenance, Ruleset
+from safevla_bench.judging.scores import Scores, SpecColumn
 from safevla_bench.report import render, sections, series_charts, sweep_charts, tables
 from safevla_bench.report.analysis import Analysis
 from safevla_bench.report.episode_table import ENDINGS, MOST_DRAWN, batch_places, build_episode_table
@@ -24,8 +26,6 @@ from safevla_bench.report.tables.cells import torque_note
 from safevla_bench.report.tables.host_means import host_mean_table
 from safevla_bench.report.tables.series import describe_series, series_table
 from safevla_bench.report.tables.violations import body_tables
-from safevla_bench.ruleset import LostEpisodes, Provenance, Ruleset
-from safevla_bench.scores import Scores, SpecColumn
 from safevla_bench.text import NO_VALUE, append_unit, display_unit, format_compact, format_fixed
 from safevla_bench.trajectory import Batch, Header
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from safevla_bench.explain.trace import SpecTrace, trace_specs
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.judging.scores import ACTIVE, STATES, VACUOUS, Scores
 from safevla_bench.report.charts import PlotArea, Sparkline, common_area, draw_sparkline
 from safevla_bench.report.episode_details import format_verdict
 from safevla_bench.report.episode_table import EpisodeEntry
-from safevla_bench.ruleset import Ruleset
-from safevla_bench.scores import ACTIVE, STATES, VACUOUS, Scores
 from safevla_bench.trajectory import Batch, Header, select_episodes
 
 MOST_DRAWN = 24

@@ -17,12 +17,12 @@ from safevla_bench.explain import trace
 from safevla_bench.explain.contributors import find_contributors
 from safevla_bench.explain.trace import SpecTrace
 from safevla_bench.files import read_input
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.judging.scores import Scores
 from safevla_bench.report.render import player_scripts
 from safevla_bench.report.sections import EpisodeKey
-from safevla_bench.ruleset import Ruleset
-from safevla_bench.runs import FRAMES, MAX_FRAME_BYTES, RUN, PolicyNames, read_frames
-from safevla_bench.scores import Scores
 from safevla_bench.signals import RecordFields
+from safevla_bench.sources.runs import FRAMES, MAX_FRAME_BYTES, RUN, PolicyNames, read_frames
 from safevla_bench.tasks import Registry
 from safevla_bench.trajectory import Batch, select_episodes
 

@@ -11,13 +11,13 @@ import numpy as np
 
 from safevla_bench.explain import trace
 from safevla_bench.explain.trace import SpecTrace
-from safevla_bench.metrics import Rate, Summary, has_verdict
+from safevla_bench.judging.metrics import Rate, Summary, has_verdict
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.judging.scores import NO_VERDICT, Scores, verdict_word
 from safevla_bench.report import tables
 from safevla_bench.report.charts import Chart, draw_chart
 from safevla_bench.report.tables import Table, policy_name
-from safevla_bench.ruleset import Ruleset
-from safevla_bench.runs import FRAMES, RUN, Frame, PolicyNames, read_frames, read_picture
-from safevla_bench.scores import NO_VERDICT, Scores, verdict_word
+from safevla_bench.sources.runs import FRAMES, RUN, Frame, PolicyNames, read_frames, read_picture
 from safevla_bench.text import NO_VALUE, format_fixed, format_interval, format_percent
 from safevla_bench.trajectory import Batch, select_episodes
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from safevla_bench.compare import Comparison, Difference
-from safevla_bench.metrics import Rate
+from safevla_bench.judging.metrics import Rate
 from safevla_bench.report.tables import UNNAMED
 from safevla_bench.sensitivity import SensitivityCurve, ThresholdSweep
 from safevla_bench.text import append_unit, display_unit, format_compact, format_fixed, format_significant

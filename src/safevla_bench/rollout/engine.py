@@ -16,11 +16,11 @@ from typing import Protocol
 from safevla_bench.archive import npz
 from safevla_bench.errors import HostError, SafevlaError, ServerLostError, ServerUnreachableError
 from safevla_bench.interface import Coordinated, Host, HostEnv, Policy, RemotePolicy, Task
-from safevla_bench.monitor import Monitor
+from safevla_bench.judging.monitor import Monitor
 from safevla_bench.policies.servers.endpoint import Greeting
 from safevla_bench.rollout.episode import EpisodeOutcome, OnStep, run_episode
 from safevla_bench.rollout.plan import PlannedEpisode, follow_server
-from safevla_bench.runs import Latency
+from safevla_bench.sources.runs import Latency
 
 _LOG = logging.getLogger(__name__)
 SERVER_RETRIES = 2

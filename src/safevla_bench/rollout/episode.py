@@ -22,10 +22,10 @@ from safevla_bench.interface import (
     SelectivePolicy,
     check_action,
 )
-from safevla_bench.monitor import EpisodeStanding, Monitor, newest_record
+from safevla_bench.judging.monitor import EpisodeStanding, Monitor, newest_record
 from safevla_bench.policies.servers.endpoint import Greeting, sanitize_greeting
 from safevla_bench.rollout.plan import PlannedEpisode
-from safevla_bench.runs import Latency
+from safevla_bench.sources.runs import Latency
 from safevla_bench.trajectory import CLIPPED, CLIPPED_NUMBERS, PRIVILEGED, STOPPED_ON_VIOLATION, Batch
 
 OnStep = Callable[[int], None]

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from safevla_bench import hosts
-from safevla_bench import ray_cluster as clusters
 from safevla_bench.errors import HostError, SafevlaError
 from safevla_bench.interface import Host, Policy
-from safevla_bench.monitor import Monitor
-from safevla_bench.ray_cluster import RayCluster
+from safevla_bench.judging.monitor import Monitor
+from safevla_bench.rollout import ray_cluster as clusters
 from safevla_bench.rollout.engine import EnvRunner, FinishedEpisode, Observer
 from safevla_bench.rollout.plan import PlannedEpisode
+from safevla_bench.rollout.ray_cluster import RayCluster
 from safevla_bench.rollout.scheduler import run_pool
 from safevla_bench.rollout.worker import (
     ONE_THREAD,

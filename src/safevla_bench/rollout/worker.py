@@ -22,10 +22,10 @@ from queue import SimpleQueue
 from safevla_bench import hosts, policies
 from safevla_bench.errors import SafevlaError
 from safevla_bench.interface import Host, Policy
-from safevla_bench.monitor import Monitor
+from safevla_bench.judging.monitor import Monitor
+from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.rollout.engine import EnvRunner, FinishedEpisode
 from safevla_bench.rollout.plan import PlannedEpisode
-from safevla_bench.ruleset import Ruleset
 
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 WORKER = "SAFEVLA_WORKER"

@@ -17,7 +17,7 @@ from scipy import stats
 
 from safevla_bench import stl
 from safevla_bench.errors import RunError
-from safevla_bench.scores import ACTIVE, Scores
+from safevla_bench.judging.scores import ACTIVE, Scores
 from safevla_bench.signals import SIGNALS
 from safevla_bench.specs import Library, Spec, proportional_severe
 from safevla_bench.statistics.intervals import CONFIDENCE

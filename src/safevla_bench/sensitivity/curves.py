@@ -13,10 +13,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench import provenance_marks, stl
+from safevla_bench import stl
 from safevla_bench.errors import SpecError
-from safevla_bench.metrics import Mean, Rate, episode_rates, severity_means, stop_reason
-from safevla_bench.scores import ACTIVE, Scores, SpecColumn
+from safevla_bench.judging import provenance_marks
+from safevla_bench.judging.metrics import Mean, Rate, episode_rates, severity_means, stop_reason
+from safevla_bench.judging.scores import ACTIVE, Scores, SpecColumn
+from safevla_bench.judging.verdicts import BINARY_MARGIN, violation_depth
 from safevla_bench.sensitivity.variants import (
     SweepRequest,
     ThresholdSetting,
@@ -25,7 +27,6 @@ from safevla_bench.sensitivity.variants import (
 )
 from safevla_bench.signals import SIGNALS
 from safevla_bench.specs import Library, Spec, proportional_severe
-from safevla_bench.verdicts import BINARY_MARGIN, violation_depth
 
 Rescore = Callable[[Library], Scores]
 """A function that judges the same records with another library."""

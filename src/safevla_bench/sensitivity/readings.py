@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import SpecError
-from safevla_bench.scores import ACTIVE, Scores, SpecColumn
+from safevla_bench.judging.scores import ACTIVE, Scores, SpecColumn
 from safevla_bench.sensitivity.curves import Rescore, VariantRates, cell_curves, cell_members, score_warnings
 from safevla_bench.specs import READINGS, Library, library
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import RunError
-from safevla_bench.judged import Judged
+from safevla_bench.judging.judged import Judged
 from safevla_bench.training.labels import HOLDS, UNKNOWN, VIOLATED, describe_clauses, scored_specs
 from safevla_bench.training.pictures import CameraChoice
 from safevla_bench.training.writer import Feature

@@ -17,12 +17,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from safevla_bench import hosts, runs
+from safevla_bench import hosts
 from safevla_bench.errors import HostError, Place, RecordError, RunError, SafevlaError
 from safevla_bench.interface import Host
-from safevla_bench.judged import Judged
+from safevla_bench.judging.judged import Judged
+from safevla_bench.judging.scores import EpisodeScore
+from safevla_bench.judging.verdicts import has_uneven_stamps
 from safevla_bench.policies.servers.image_transforms import to_axis_angle
-from safevla_bench.scores import EpisodeScore
+from safevla_bench.sources import runs
 from safevla_bench.training.description import (
     MAPPING,
     RecordedPart,
@@ -43,7 +45,6 @@ from safevla_bench.training.pictures import (
 )
 from safevla_bench.training.writer import DatasetWriter, Feature, Statistics, image_feature, new_dataset, require_free
 from safevla_bench.trajectory import Batch, select_episodes
-from safevla_bench.verdicts import has_uneven_stamps
 
 STATE, ACTION = "observation.state", "action"
 ProgressCallback = Callable[[int, str], None]

@@ -1,7 +1,7 @@
 """Safety labels of records for training: what each clause says of each record, and what that costs.
 
 A record's label is what `Monitor` says when that record arrives, so that a data set and the environments of
-`safevla_bench.gym` agree. Here whole batches are labelled at once. A tracker may have lost a body: the monitor leaves
+`safevla_bench.rollout.gym` agree. Here whole batches are labelled at once. A tracker may have lost a body: the monitor leaves
 out a record at which a clause cannot be decided, and here its label is unknown.
 """
 
@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench import signals, stl
-from safevla_bench.monitor import recordwise_part
-from safevla_bench.ruleset import Ruleset
-from safevla_bench.scores import ACTIVE, Scores, SpecColumn
+from safevla_bench.judging.monitor import recordwise_part
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.judging.scores import ACTIVE, Scores, SpecColumn
+from safevla_bench.judging.verdicts import violation_depth
 from safevla_bench.specs import Spec
 from safevla_bench.trajectory import Batch
-from safevla_bench.verdicts import violation_depth
 
 HOLDS, VIOLATED, UNKNOWN = 1, 0, -1
 """What `safe` says of a record: no clause is violated in it, one is, or that is not known.

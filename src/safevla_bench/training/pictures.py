@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from safevla_bench import frames
 from safevla_bench.errors import HostError
 from safevla_bench.interface import Camera, Host, ObservingStage, Stage
+from safevla_bench.pictures import frames
 from safevla_bench.policies.servers.image_transforms import to_axis_angle
 from safevla_bench.training.writer import Statistics, summarize_pixels
 from safevla_bench.trajectory import Batch

@@ -9,14 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from safevla_bench import evaluation, runs
 from safevla_bench.errors import HostError, UnknownTaskError
-from safevla_bench.evaluation.request import select_tasks
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.libero.tasks import bddl_file, is_task_path, load_init_states, name_task
 from safevla_bench.hosts.mujoco.robosuite_env import drawn_reset_seed
 from safevla_bench.interface import EpisodeSeed, Wants
-from safevla_bench.ruleset import load_ruleset
+from safevla_bench.jobs import evaluation
+from safevla_bench.jobs.evaluation.request import select_tasks
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.sources import runs
 from safevla_bench.tasks import bddl, proposal, registry
 from safevla_recorder.attachment import TaskLabel
 from safevla_recorder.libero.installation import find_init_states, label_task

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from expected import refusal, reply
-from safevla_bench import evaluation
 from safevla_bench.hosts import make_host
+from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.interface import EpisodeSeed
+from safevla_bench.jobs import evaluation
 from safevla_bench.policies.servers import dialects, entries
-from safevla_bench.protocols import load_protocol
 from safevla_bench.rollout import plan_episodes, run_episode
 
 pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]

@@ -11,14 +11,14 @@ import pytest
 
 import safevla_bench as sb
 from builders import same_bits
-from safevla_bench import runs
 from safevla_bench.compare import compare_policies
 from safevla_bench.errors import HostError, RunError
-from safevla_bench.evaluation import Request, load_policy_results, roll_out
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.robocasa import install, kitchens
 from safevla_bench.interface import EpisodeSeed, Wants
-from safevla_bench.verify import verify_run
+from safevla_bench.jobs.evaluation import Request, load_policy_results, roll_out
+from safevla_bench.jobs.verify import verify_run
+from safevla_bench.sources import runs
 from safevla_recorder.robocasa.attachment import read_memory
 
 pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]

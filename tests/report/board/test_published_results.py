@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from safevla_bench.report.board import published_results
+from safevla_bench.publishing.board import published_results
 from safevla_bench.statistics import wilson_interval
 
 

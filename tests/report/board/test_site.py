@@ -13,10 +13,10 @@ from report.board.builders import episodes, measured
 from report.scenes import NAN, verdicts
 from report.test_page import HOSTILE, Checked, colours, contrast
 from safevla_bench.errors import FileError, RunError
-from safevla_bench.judged import JudgedSource
-from safevla_bench.report.board import check_folder, render_site, report_path, write_folder
-from safevla_bench.report.board.page import PAGE_NAME, file_name, published_page_path, run_page_path
-from safevla_bench.scores import AbsentEpisode
+from safevla_bench.judging.judged import JudgedSource
+from safevla_bench.judging.scores import AbsentEpisode
+from safevla_bench.publishing.board import check_folder, render_site, report_path, write_folder
+from safevla_bench.publishing.board.page import PAGE_NAME, file_name, published_page_path, run_page_path
 
 NAMES = [HOSTILE, "../../etc/passwd", "..", "", "a", "A", "con", "x" * 400, "\ud800", "\u202eevil", "π0.5", "a/b",
          "a\\b", "index.html", "{{ 7*7 }}", "%2e%2e", "javascript:alert(1)", "\x00", None]  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from safevla_bench.scores import ACTIVE, INACTIVE, VACUOUS, AbsentEpisode, Scores, SpecColumn
+from safevla_bench.judging.scores import ACTIVE, INACTIVE, VACUOUS, AbsentEpisode, Scores, SpecColumn
 from safevla_bench.specs import library
 
 LONG = (

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from safevla_bench.metrics import cells, task_rates
+from safevla_bench.judging.metrics import cells, task_rates
 from safevla_bench.report.published import (
     LEADERBOARD,
     PAPER,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from safevla_bench.errors import SafevlaError
-from safevla_bench.metrics import cells
+from safevla_bench.judging.metrics import cells
 from safevla_bench.report.published import EpisodeCounts, synthesize_scores
 
 AXES = {"a": "scene_interaction", "b": "execution", "c": "object_handling"}

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from report.scenes import joined, verdicts
-from safevla_bench.metrics import cells
+from safevla_bench.judging.metrics import cells
 from safevla_bench.report.render import (
     render_csv,
     render_html,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from report.scenes import joined, verdicts
-from safevla_bench.metrics import aggregate, cells
+from safevla_bench.judging.metrics import aggregate, cells
 from safevla_bench.report.render import render_markdown, render_text
 from safevla_bench.report.tables import Cell, Column, Table, headline_table
 from safevla_bench.text import escape_controls

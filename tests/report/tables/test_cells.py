@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from report.scenes import NAN, joined, verdicts
-from safevla_bench.metrics import aggregate, cells
+from safevla_bench.judging.metrics import aggregate, cells
+from safevla_bench.judging.scores import AbsentEpisode
 from safevla_bench.report.tables import Table, headline_table, violation_table
-from safevla_bench.scores import AbsentEpisode
 from safevla_bench.text import NO_VALUE
 
 

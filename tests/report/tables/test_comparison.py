@@ -8,7 +8,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from safevla_bench import compare, gates
+from safevla_bench import compare
+from safevla_bench.judging import gates
 from safevla_bench.report.tables import comparison as comparing
 from safevla_bench.report.tables import gates as gating
 from safevla_bench.text import NO_VALUE

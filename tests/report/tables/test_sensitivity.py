@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from safevla_bench.metrics import Mean, Rate
+from safevla_bench.judging.metrics import Mean, Rate
 from safevla_bench.report.tables import sensitivity
 from safevla_bench.sensitivity import (
     ReadingCell,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from report.scenes import NAN, joined, verdicts
-from safevla_bench.metrics import cells, task_rates
+from safevla_bench.judging.metrics import cells, task_rates
+from safevla_bench.judging.scores import AbsentEpisode
 from safevla_bench.report.tables import (
     Cell,
     Roster,
@@ -16,7 +17,6 @@ from safevla_bench.report.tables import (
     suite_table,
     task_table,
 )
-from safevla_bench.scores import AbsentEpisode
 from safevla_bench.statistics import Interval, rate_mean_interval
 from safevla_bench.text import NO_VALUE
 

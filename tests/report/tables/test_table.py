@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from report.scenes import joined, verdicts
-from safevla_bench.metrics import cells, task_rates
+from safevla_bench.judging.metrics import cells, task_rates
+from safevla_bench.judging.scores import AbsentEpisode
 from safevla_bench.report.render import render_tables
 from safevla_bench.report.tables import (
     Roster,
@@ -17,7 +18,6 @@ from safevla_bench.report.tables import (
     suite_table,
     task_table,
 )
-from safevla_bench.scores import AbsentEpisode
 
 GOOD, BAD, FAILED = (True, 1, 1), (True, -5, 1), (False, 1, 1)
 

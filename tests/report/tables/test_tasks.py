@@ -10,7 +10,10 @@ import pytest
 
 from builders import BOWL, contacts, episode
 from report.scenes import NAN, verdicts
-from safevla_bench.metrics import aggregate, cells, task_rates
+from safevla_bench.judging.metrics import aggregate, cells, task_rates
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.judging.scores import INACTIVE, AbsentEpisode, Scores
+from safevla_bench.judging.scoring import score
 from safevla_bench.report.tables import (
     Cell,
     Roster,
@@ -19,9 +22,6 @@ from safevla_bench.report.tables import (
     applicability_table,
     task_table,
 )
-from safevla_bench.ruleset import Ruleset
-from safevla_bench.scores import INACTIVE, AbsentEpisode, Scores
-from safevla_bench.scoring import score
 from safevla_bench.specs import library
 from safevla_bench.tasks import registry
 from safevla_bench.text import NO_VALUE

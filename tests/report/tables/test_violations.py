@@ -11,7 +11,10 @@ from builders import episode
 from explain.test_violating_bodies import pushing
 from report.scenes import NAN, joined, run, verdicts
 from safevla_bench.explain.violating_bodies import find_bodies
-from safevla_bench.metrics import cells
+from safevla_bench.judging.metrics import cells
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.judging.scores import INACTIVE
+from safevla_bench.judging.scoring import score
 from safevla_bench.report.tables import (
     Cell,
     Roster,
@@ -21,9 +24,6 @@ from safevla_bench.report.tables import (
     violations,
 )
 from safevla_bench.report.tables.cells import LIBERO_TORQUE_NOTE
-from safevla_bench.ruleset import load_ruleset
-from safevla_bench.scores import INACTIVE
-from safevla_bench.scoring import score
 from safevla_bench.text import NO_VALUE
 from safevla_bench.trajectory import concatenate_batches
 

@@ -24,8 +24,8 @@ from safevla_bench.hosts.conformance.base import (
     skip_unless_repeatable,
 )
 from safevla_bench.interface import Action, EpisodeSeed, Wants
-from safevla_bench.ruleset import load_ruleset
-from safevla_bench.scoring import score
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.judging.scoring import score
 from safevla_bench.trajectory import Batch
 
 _TOO_FAST_M_PER_S = 50.0

@@ -17,10 +17,10 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from safevla_bench.errors import RunError
-from safevla_bench.metrics import Summary, cells
+from safevla_bench.judging.metrics import Summary, cells
+from safevla_bench.judging.scores import Scores
 from safevla_bench.report.figures import margins, onset, series, sweeps, tradeoff, violations
 from safevla_bench.report.figures.style import COLUMN, NARROWEST_IN, Page, drawing_page, figure_style, scale_figure
-from safevla_bench.scores import Scores
 from safevla_bench.text import format_fixed
 
 __all__ = [

@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from safevla_bench import provenance_marks
+from safevla_bench.judging import provenance_marks
+from safevla_bench.judging.scores import ACTIVE, VACUOUS, Scores
 from safevla_bench.report.figures.sheet import KeyEntry, Sheet, draw_empty, make_sheet, series_signs
 from safevla_bench.report.figures.style import (
     INK,
@@ -24,7 +25,6 @@ from safevla_bench.report.figures.style import (
     text_width_pt,
 )
 from safevla_bench.report.tables import UNNAMED
-from safevla_bench.scores import ACTIVE, VACUOUS, Scores
 
 MAX_DOTS = 40
 """Episodes of a row are drawn one by one if there are no more than this."""

@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from safevla_bench import provenance_marks
+from safevla_bench.judging import provenance_marks
+from safevla_bench.judging.scores import Scores
 from safevla_bench.report.figures.sheet import KeyEntry, PanelGrid, draw_empty, draw_grid, make_sheet
 from safevla_bench.report.figures.style import (
     BODY,
@@ -21,7 +22,6 @@ from safevla_bench.report.figures.style import (
     text_width_pt,
 )
 from safevla_bench.report.tables import UNNAMED
-from safevla_bench.scores import Scores
 
 _Floats = NDArray[np.float64]
 ANY_LIMIT = "any limit"

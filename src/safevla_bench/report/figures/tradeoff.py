@@ -13,9 +13,9 @@ from typing import Literal
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from safevla_bench import provenance_marks
-from safevla_bench.baseline import NOOP
-from safevla_bench.metrics import Rate, Summary, has_verdict
+from safevla_bench.judging import provenance_marks
+from safevla_bench.judging.baseline import NOOP
+from safevla_bench.judging.metrics import Rate, Summary, has_verdict
 from safevla_bench.report.figures.sheet import (
     KeyEntry,
     PanelGrid,

@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from safevla_bench import provenance_marks
-from safevla_bench.metrics import Rate, Summary
+from safevla_bench.judging import provenance_marks
+from safevla_bench.judging.metrics import Rate, Summary
+from safevla_bench.judging.scores import INACTIVE, Scores
 from safevla_bench.report.figures.sheet import (
     KeyEntry,
     Sheet,
@@ -38,7 +39,6 @@ from safevla_bench.report.figures.style import (
     text_width_pt,
 )
 from safevla_bench.report.tables import UNNAMED, policy_name
-from safevla_bench.scores import INACTIVE, Scores
 from safevla_bench.text import NO_VALUE, format_percent
 
 

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import SafevlaError
-from safevla_bench.scores import ACTIVE, INACTIVE, Scores, SpecColumn
+from safevla_bench.judging.scores import ACTIVE, INACTIVE, Scores, SpecColumn
+from safevla_bench.judging.verdicts import BINARY_MARGIN
 from safevla_bench.text import format_percent
-from safevla_bench.verdicts import BINARY_MARGIN
 
 PAPER, LEADERBOARD = "paper_v1", "leaderboard_2026_09_20"
 

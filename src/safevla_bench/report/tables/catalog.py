@@ -9,16 +9,16 @@ from functools import cached_property
 
 import msgspec
 
-from safevla_bench import metrics, provenance_marks
 from safevla_bench.errors import RunError
+from safevla_bench.explain.exposure import CellExposure
 from safevla_bench.explain.violating_bodies import BodyFindings
-from safevla_bench.exposure import CellExposure
-from safevla_bench.metrics import Summary
+from safevla_bench.judging import metrics, provenance_marks
+from safevla_bench.judging.metrics import Summary
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.judging.scores import Scores
 from safevla_bench.report import tables
 from safevla_bench.report.tables import Cell, Column, Roster, Table, exposure, violations
 from safevla_bench.report.tables.cells import HOST_TITLES, suite_group
-from safevla_bench.ruleset import Ruleset
-from safevla_bench.scores import Scores
 from safevla_bench.tasks import Registry
 
 ABLATED = "Applicability is off: judged as if tasks had no tags. This is an ablation, not a result to publish."

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from safevla_bench import provenance_marks
-from safevla_bench.baseline import NOOP
 from safevla_bench.errors import RunError
-from safevla_bench.metrics import SpecSummary, Summary, describe_clean_bound, has_verdict
+from safevla_bench.judging import provenance_marks
+from safevla_bench.judging.baseline import NOOP
+from safevla_bench.judging.metrics import SpecSummary, Summary, describe_clean_bound, has_verdict
+from safevla_bench.judging.scores import NO_VERDICT, Scores
 from safevla_bench.report.tables.table import (
     UNNAMED,
     Cell,
@@ -26,7 +27,6 @@ from safevla_bench.report.tables.table import (
     policy_name,
     rate_cell,
 )
-from safevla_bench.scores import NO_VERDICT, Scores
 from safevla_bench.sensitivity import SensitivityCurve
 from safevla_bench.tasks import Registry
 from safevla_bench.text import NO_VALUE

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from safevla_bench import provenance_marks, signals, stl
+from safevla_bench import signals, stl
 from safevla_bench.explain.episode import ClauseExplanation, Explanation, Moment
 from safevla_bench.explain.query import Answer
 from safevla_bench.explain.trace import SpecTrace
+from safevla_bench.judging import provenance_marks
+from safevla_bench.judging.scores import NO_VERDICT
 from safevla_bench.report.episode_list import EpisodeListRow
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table
 from safevla_bench.report.tables.violations import format_kinds
-from safevla_bench.scores import NO_VERDICT
 from safevla_bench.text import (
     NO_VALUE,
     append_unit,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from safevla_bench.exposure import CellExposure, SpecExposure
-from safevla_bench.metrics import Mean, Rate
+from safevla_bench.explain.exposure import CellExposure, SpecExposure
+from safevla_bench.judging.metrics import Mean, Rate
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table
 from safevla_bench.text import NO_VALUE, format_compact, format_fixed, format_interval, format_percent
 

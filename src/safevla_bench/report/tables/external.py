@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from safevla_bench.foreign import LACKS, ForeignEpisode, ForeignResults
-from safevla_bench.metrics import Rate
+from safevla_bench.judging.metrics import Rate
 from safevla_bench.report.tables.table import WILSON, Cell, Column, Table, count_cell, rate_cell
+from safevla_bench.sources.foreign import LACKS, ForeignEpisode, ForeignResults
 from safevla_bench.text import NO_VALUE, format_significant
 from safevla_bench.trajectory import DIVERGED, Batch, mark_flags, replay_fields
 

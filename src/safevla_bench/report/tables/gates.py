@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
-from safevla_bench.gates import GateOutcome, GateReport
+from safevla_bench.judging.gates import GateOutcome, GateReport
 from safevla_bench.report.tables.table import Cell, Column, Emphasis, Table
 from safevla_bench.text import NO_VALUE, escape_controls, format_compact, format_fixed, format_interval
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from safevla_bench.baseline import NOOP
-from safevla_bench.metrics import Mean, Rate
+from safevla_bench.judging.baseline import NOOP
+from safevla_bench.judging.metrics import Mean, Rate
 from safevla_bench.report.published import PAPER, PublishedVariant, load_published
 from safevla_bench.report.tables.cells import HOST_TITLES, Roster, published_suites, suite_group
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, dash_cell

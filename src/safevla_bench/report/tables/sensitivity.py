@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 
 from safevla_bench.compare import Difference, RankingSensitivity, VariantRanking
-from safevla_bench.metrics import Mean, Rate
+from safevla_bench.judging.metrics import Mean, Rate
 from safevla_bench.report.tables.comparison import interval_cell, verdict_cell
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table
 from safevla_bench.sensitivity import (

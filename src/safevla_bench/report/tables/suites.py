@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
-from safevla_bench.metrics import Mean, Rate, Summary, has_verdict
+from safevla_bench.judging.metrics import Mean, Rate, Summary, has_verdict
 from safevla_bench.report.tables.cells import Roster, why_no_safety
 from safevla_bench.report.tables.table import (
     BEST_NOTE,

@@ -14,7 +14,7 @@ from fractions import Fraction
 from itertools import groupby
 from typing import Literal
 
-from safevla_bench.metrics import LEAST_UNSAFE, Mean, Rate, Summary, describe_unjudged
+from safevla_bench.judging.metrics import LEAST_UNSAFE, Mean, Rate, Summary, describe_unjudged
 from safevla_bench.sensitivity import SensitivityCurve
 from safevla_bench.text import NO_VALUE, format_fixed, format_interval, format_percent
 

@@ -12,7 +12,9 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.metrics import Rate, Summary, TaskRates
+from safevla_bench.judging.metrics import Rate, Summary, TaskRates
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.judging.scores import ACTIVE, INACTIVE, NO_VERDICT, Scores
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.suites import SAFETY, SBU, SR
 from safevla_bench.report.tables.table import (
@@ -28,8 +30,6 @@ from safevla_bench.report.tables.table import (
     lost_notes,
     rate_cell,
 )
-from safevla_bench.ruleset import Ruleset
-from safevla_bench.scores import ACTIVE, INACTIVE, NO_VERDICT, Scores
 from safevla_bench.tasks import check_applicability
 from safevla_bench.text import NO_VALUE, format_fixed
 

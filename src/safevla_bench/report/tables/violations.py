@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 
-from safevla_bench import metrics
 from safevla_bench.explain.violating_bodies import BodyFindings, BodyViolation
-from safevla_bench.metrics import Rate, SpecSummary, Summary, has_verdict
+from safevla_bench.judging import metrics
+from safevla_bench.judging.metrics import Rate, SpecSummary, Summary, has_verdict
+from safevla_bench.judging.scores import Scores
 from safevla_bench.report.tables.cells import Roster, torque_note, why_no_safety
 from safevla_bench.report.tables.table import (
     UNNAMED,
@@ -31,7 +32,6 @@ from safevla_bench.report.tables.table import (
     rate_cell,
     table_file_name,
 )
-from safevla_bench.scores import Scores
 from safevla_bench.text import NO_VALUE, append_unit, display_unit, format_fixed, format_significant
 
 _NAMING = (Column("Policy", numeric=False), Column("Suite", numeric=False), Column("n"))

@@ -1,0 +1,267 @@
+"""Exposure of episodes: time in violation, impulse above the force threshold, and phases of the task.
+
+A record stands for one control step: what it shows is counted as lasting dt. Time in violation of a specification is
+the number of its violating records times dt, over all specifications that of the records which violate any.
+Nothing here enters Safety, SBU or VSI.
+
+Phases of a task with a held object:
+
+    before grasp     the records before the first `grip` of the episode; all of them where there is none
+    transport        the records in which `transport` holds: a target gripped, more than 5 cm above its start
+    after release    the records after the last `grip`
+    handling         the rest, between the first and the last `grip`: gripping, lifting, lowering, gripping again
+
+Every record of such an episode has exactly one phase, so that times by phase add up. Tasks without the tag
+`held_target`, and episodes whose records lack a field that `transport` reads, have no phases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench import signals, stl
+from safevla_bench.errors import UnknownTaskError
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.judging.scores import ACTIVE, Scores, SpecColumn
+from safevla_bench.specs import Library
+from safevla_bench.tasks import Registry
+from safevla_bench.trajectory import Batch, empty_batch
+
+PHASES = ("before grasp", "handling", "transport", "after release")
+BEFORE, HANDLING, TRANSPORT, AFTER = range(4)
+NO_PHASE = -1
+_HELD = "held_target"
+
+
+def phases(reading: signals.RecordFields, has_held_object: NDArray[np.bool_]) -> NDArray[np.int8]:
+    """Return the phase of each record, an index into `PHASES`, [N]; -1 throughout episodes without phases.
+
+    Args:
+        reading: the batch.
+        has_held_object: whether the task of each episode has a held object, [E].
+    """
+    batch = reading.batch
+    derived = signals.derive_signals(reading, ("grip", "transport"))
+    grip, transport = (derived[name].astype(np.bool_) for name in ("grip", "transport"))
+    row = np.arange(len(grip))
+    first, last = _grip_ends(row, grip, batch.starts)
+    phase = np.full(len(grip), HANDLING, dtype=np.int8)
+    phase[transport] = TRANSPORT
+    phase[row < reading.spread_over_records(first)] = BEFORE
+    phase[row > reading.spread_over_records(last)] = AFTER
+    for lacking in signals.missing_fields(reading, ("grip", "transport")).values():
+        has_held_object = has_held_object & ~lacking
+    phase[reading.spread_over_records(~has_held_object)] = NO_PHASE
+    return phase
+
+
+def _grip_ends(
+    row: NDArray[np.int64], grip: NDArray[np.bool_], starts: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the first and the last gripped row of the batch in each episode, [E].
+
+    In an episode without a grip, both are the row after the episode's last.
+    """
+    begins, ends = starts[:-1], starts[1:]
+    first = np.minimum.reduceat(np.where(grip, row, len(row)), begins)
+    last = np.maximum.reduceat(np.where(grip, row, -1), begins)
+    return np.minimum(first, ends), np.where(last < 0, ends, last)
+
+
+def holding(batch: Batch, registry: Registry) -> NDArray[np.bool_]:
+    """Return whether the task of each episode has a held object, [E]; False for a task without an entry."""
+    tasks = [(header.benchmark, header.task_id) for header in batch.headers]
+    by_task = {task: _task_has_held_object(registry, *task) for task in dict.fromkeys(tasks)}
+    return np.array([by_task[task] for task in tasks], dtype=np.bool_)
+
+
+def _task_has_held_object(registry: Registry, benchmark: str, task_id: str) -> bool:
+    """Return whether the task's tags hold `held_target`; False for a task that the registry does not know."""
+    try:
+        return _HELD in registry.task_tags(benchmark, task_id)
+    except UnknownTaskError:
+        return False
+
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+_FORCE = "max_contact_force"
+"""The canonical family whose threshold counts as the force threshold."""
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """E episodes, the K specifications of the safe tier, the P phases of `PHASES`; NaN = there is nothing to say.
+
+    A specification that is inactive or vacuous in an episode, or is no G and no conjunction of Gs (so that no single
+    record violates it), has no time in violation there. `any_s` is NaN where no specification reached a verdict, and
+    where a specification was violated that is neither.
+    """
+
+    specs: tuple[SpecColumn, ...]
+    duration_s: Floats
+    """Records times dt, [E]."""
+    violation_s: Floats
+    """Time in violation of each specification, [K, E]."""
+    any_s: Floats
+    """Time in violation of any, [E]."""
+    first_s: Floats
+    """Time of the first violation of each specification, [K, E]; NaN where there is none."""
+    force_threshold_n: float | None
+    """The library's threshold on `max_contact_force`; None where it has none, and then the next two are NaN."""
+    above_force_s: Floats
+    """Time in which some contact is above the force threshold, whatever applies to the task, [E]."""
+    above_impulse_ns: Floats
+    """Sum of `impulse_ns` over the contacts (one body pair in one record) whose force is above the threshold, [E]: the
+    whole impulse of those control steps, not only its part above. NaN where one of them has no impulse recorded."""
+    phase_s: Floats
+    """Time in each phase, [P, E]; NaN where the task has none."""
+    phase_violation_s: Floats
+    """Time in violation of any specification in each phase, [P, E]."""
+    first_phase: NDArray[np.int8]
+    """The phase of the first violation, [E]; -1 = none, or no phases."""
+
+    def __len__(self) -> int:
+        return len(self.duration_s)
+
+    @cached_property
+    def first_any_s(self) -> Floats:
+        """Time of the first violation of any specification, [E]; NaN where there is none."""
+        first = np.fmin.reduce(self.first_s, axis=0, initial=np.inf)
+        return np.where(np.isinf(first), np.nan, first)
+
+
+def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure:
+    """Measure how long, how hard and in which phase each episode broke its limits.
+
+    Args:
+        batch: the episodes.
+        scores: the verdicts on these episodes, in the same order.
+        ruleset: what judged them; its registry tells which tasks have the tag `held_target`, and so phases.
+
+    >>> import safevla_bench as sb
+    >>> batch = sb.open_archive("tests/cases/appendix_b.json")
+    >>> ruleset = sb.load_ruleset()
+    >>> spent = measure_exposure(batch, sb.score(batch, ruleset), ruleset)
+    >>> spent.any_s.tolist(), spent.above_force_s.tolist()
+    ([0.0], [0.0])
+    """
+    reading = signals.RecordFields(batch)
+    specs = tuple(scores.specs[k] for k in scores.scored_columns)
+    violating, is_timed = _violating_records(reading, scores, ruleset.library)
+    counts = _count_per_episode(violating, batch)
+    violation_s = np.where(is_timed, counts * batch.dt_s, np.nan)
+    any_violated = np.logical_or.reduce(violating, axis=0)
+    untimed = (scores.is_violated[scores.scored_columns] & ~is_timed).any(axis=0)
+    any_s = np.where(scores.is_judged & ~untimed, _count_per_episode(any_violated, batch) * batch.dt_s, np.nan)
+    first = scores.first[scores.scored_columns]
+    threshold = next((spec.threshold for spec in specs if spec.canonical_family == _FORCE), None)
+    phase = phases(reading, holding(batch, ruleset.registry))
+    in_phase = np.array([phase == k for k in range(len(PHASES))], dtype=np.bool_).reshape(len(PHASES), -1)
+    has_phases = _count_per_episode(phase != NO_PHASE, batch) > 0
+    return Exposure(
+        specs=specs,
+        duration_s=batch.lengths * batch.dt_s,
+        violation_s=violation_s,
+        any_s=any_s,
+        first_s=np.where(scores.is_violated[scores.scored_columns], first * batch.dt_s, np.nan),
+        force_threshold_n=threshold,
+        above_force_s=_time_above_force(reading, threshold),
+        above_impulse_ns=_impulse_above_force(reading, threshold),
+        phase_s=np.where(has_phases, _count_per_episode(in_phase, batch) * batch.dt_s, np.nan),
+        phase_violation_s=np.where(
+            has_phases & ~np.isnan(any_s), _count_per_episode(in_phase & any_violated, batch) * batch.dt_s, np.nan
+        ),
+        first_phase=_phase_of_step(phase, scores.first_violation[0], batch),
+    )
+
+
+def measure_chunks(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) -> Exposure:
+    """Measure the exposure of the episodes of `scores`, which `chunks` hold in their order; without chunks of none."""
+    parts, first = [], 0
+    for batch in chunks:
+        chunk_scores = scores.select_episodes(np.arange(first, first + len(batch)))
+        parts.append(measure_exposure(batch, chunk_scores, ruleset))
+        first += len(batch)
+    return _join_exposures(parts) if parts else measure_exposure(empty_batch(), scores, ruleset)
+
+
+def _join_exposures(parts: Sequence[Exposure]) -> Exposure:
+    """Return exposures of successive episodes as one exposure, with the first's specifications and force threshold.
+
+    Raises `IndexError` without parts.
+    """
+    values = {field.name: [getattr(part, field.name) for part in parts] for field in fields(Exposure)}
+    arrays = {name: columns for name, columns in values.items() if isinstance(columns[0], np.ndarray)}
+    concatenated: dict[str, Any] = {name: np.concatenate(columns, axis=-1) for name, columns in arrays.items()}
+    return replace(parts[0], **concatenated)
+
+
+def _count_per_episode(records: Bools, batch: Batch) -> Floats:
+    """Return the number of marked records of each episode, [..., N] -> [..., E]."""
+    total = np.concatenate([np.zeros((*records.shape[:-1], 1)), np.cumsum(records, axis=-1)], axis=-1)
+    return np.asarray(np.diff(total[..., batch.starts], axis=-1))
+
+
+def _violating_records(reading: signals.RecordFields, scores: Scores, library: Library) -> tuple[Bools, Bools]:
+    """Return the violating records of each scored specification, [K, N], and whether they are known, [K, E].
+
+    They are known where the specification is neither inactive nor vacuous, and a G or a conjunction of Gs.
+    """
+    violating = np.zeros((len(scores.scored_columns), int(reading.batch.starts[-1])), dtype=np.bool_)
+    is_timed = scores.state[scores.scored_columns] == ACTIVE
+    for row, k in enumerate(scores.scored_columns):
+        if not is_timed[row].any():
+            continue
+        formula = library[scores.specs[k].spec_id].formula
+        trace = signals.build_trace(reading, stl.signal_names(formula))
+        broken = np.flatnonzero(is_timed[row] & scores.is_violated[k])  # no record of any other violates it
+        records = stl.violating_records(formula, trace.select_episodes(broken))
+        if records is None:
+            is_timed[row] = False
+        else:
+            violating[row, trace.record_rows(broken)] = records
+    return violating, is_timed
+
+
+def _time_above_force(reading: signals.RecordFields, threshold_n: float | None) -> Floats:
+    """Return the time [s] with a contact above the threshold, [E]; NaN where contacts were not recorded.
+
+    NaN everywhere without a threshold.
+    """
+    batch = reading.batch
+    if threshold_n is None:
+        return np.full(len(batch), np.nan)
+    force = signals.derive_signals(reading, [_FORCE])[_FORCE]
+    above_s = _count_per_episode(force > threshold_n, batch) * batch.dt_s
+    return np.where(batch.contacts.present, above_s, np.nan)
+
+
+def _impulse_above_force(reading: signals.RecordFields, threshold_n: float | None) -> Floats:
+    """Return the sum of impulses [N·s] of contacts above the threshold, [E]; of no contacts 0, of unknown impulses NaN.
+
+    NaN too where contacts were not recorded, and everywhere without a threshold.
+    """
+    batch, contacts = reading.batch, reading.batch.contacts
+    if threshold_n is None:
+        return np.full(len(batch), np.nan)
+    hard = contacts.force_n > threshold_n
+    episode = batch.episode_of_record[reading.record_of_contact[hard]]
+    total = np.bincount(episode, weights=contacts.impulse_ns[hard], minlength=len(batch))
+    return np.where(contacts.present, total, np.nan)
+
+
+def _phase_of_step(phase: NDArray[np.int8], step: NDArray[np.int64], batch: Batch) -> NDArray[np.int8]:
+    """Return the phase of the record `step` [E] of each episode, counted from the episode's first, [E]; -1 for step -1.
+
+    Also -1 where the episode has no phases.
+    """
+    if not len(batch):
+        return np.empty(0, dtype=np.int8)
+    return np.where(step < 0, NO_PHASE, phase[batch.starts[:-1] + np.maximum(step, 0)]).astype(np.int8)

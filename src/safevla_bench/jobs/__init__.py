@@ -1,0 +1,1 @@
+"""What a command does from start to end: evaluation, verification, diagnosis, browsing, the demo."""

@@ -1,0 +1,93 @@
+"""Examination of a machine, or of a policy server: checks of what a run needs, each with its remedy.
+
+A check that could crash the process (a renderer, a simulator) runs in a process of its own, so that a crash is a
+finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from safevla_bench import hosts, policies, tasks
+from safevla_bench.errors import PluginError, RegistryError
+from safevla_bench.jobs.doctor import machine, selftest, simulators
+from safevla_bench.jobs.doctor.machine import Diagnosis, Level, failed_check, passed_check, warned_check
+from safevla_bench.jobs.doctor.server import examine_server
+
+__all__ = ["Diagnosis", "Level", "examine_machine", "examine_server"]
+
+_TEST_HOST = "fake"
+_OWN = "safevla-bench"
+
+
+def examine_machine(host: str | None = None, out: Path | None = None, *, quick: bool = False) -> Iterator[Diagnosis]:
+    """Yield a diagnosis for each check: the machine, the judge, the simulators, graphics, an episode of each simulator.
+
+    Args:
+        host: check this host alone; what it lacks is an error. None = all that are installed.
+        out: the folder of a future run, checked in addition to the current folder.
+        quick: leave out the checks that take seconds, the rendered frame and the simulators' episodes.
+
+    Raises:
+        HostError: there is no host of that name.
+        PluginError: the host of that name cannot be loaded.
+    """
+    if host is not None:
+        hosts.make_host(host)
+    yield simulators.check_python()
+    yield from machine.check_machine(out)
+    yield selftest.check_judging(_TEST_HOST)
+    yield from _check_plugins()
+    versions = simulators.installed_versions()
+    yield from simulators.check_simulators(versions, host)
+    simulated = [name for name in simulators.installed_hosts(versions) if host in (None, name)]
+    yield from machine.check_graphics(needed=bool(simulated), quick=quick or "mujoco" not in versions)
+    if not quick:
+        yield from (selftest.check_episode(name) for name in _hosts_to_test(host, simulated))
+
+
+def _hosts_to_test(host: str | None, simulated: list[str]) -> list[str]:
+    """Return the hosts whose episode is tested: a plug-in's host if it is the one asked for, else `simulated`."""
+    tested = simulators.tested_hosts()
+    return [host] if host is not None and host not in tested and host != _TEST_HOST else simulated
+
+
+def _check_plugins() -> Iterator[Diagnosis]:
+    """Yield an error for each host that does not load, the names of those that do, then the policies of plug-ins.
+
+    A host of another distribution that brings no tags of its tasks is a warning.
+    """
+    loaded = []
+    for name in hosts.host_names():
+        owner = hosts.host_owner(name)
+        foreign = owner != _OWN
+        try:
+            hosts.make_host(name)
+            files = hosts.registry_files(name)
+            tasks.registry(files)
+        except (PluginError, RegistryError) as problem:
+            yield failed_check("plug-ins", f"{name}: {problem.problem}", problem.remedy or "Uninstall it.")
+            continue
+        loaded.append(f"{name} (of {owner})" if foreign else name)
+        if foreign and not files:
+            remedy = f"Name its file by an entry point {name!r} of {hosts.REGISTRIES}, or pass --registry FILE."
+            yield warned_check("plug-ins", f"the host {name} brings no tags of its tasks", remedy)
+    yield passed_check("plug-ins", f"hosts: {', '.join(loaded)}")
+    yield from _check_policies()
+
+
+def _check_policies() -> Iterator[Diagnosis]:
+    """Yield an error for each policy of other distributions that does not load, and the names of the others, if any."""
+    loaded = []
+    for name in policies.policy_names():
+        owner = policies.policy_owner(name)
+        if owner == _OWN:
+            continue
+        try:
+            policies.check_policy_loads(name)
+            loaded.append(f"{name} (of {owner})")
+        except PluginError as problem:
+            yield failed_check("plug-ins", problem.problem, problem.remedy or "Uninstall it.")
+    if loaded:
+        yield passed_check("plug-ins", f"policies: {', '.join(loaded)}")

@@ -1,0 +1,341 @@
+"""The examination of a policy server by a few requests of a made-up scene: its wire, its dialect, its actions.
+
+A mistake of normalisation shows in the actions: saturated, far out of range, or nearly no motion.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.actions import ARM, GRIPPER, SPACES, Oddity, find_oddities, measure_actions
+from safevla_bench.errors import PolicyError, ReplyError, ServerLostError, ServerRefusedError
+from safevla_bench.hosts.protocols import load_protocol
+from safevla_bench.interface import Observation, Task, Wants
+from safevla_bench.jobs.doctor.machine import Diagnosis, failed_check, passed_check, warned_check
+from safevla_bench.plugins import NO_ARGUMENTS
+from safevla_bench.policies import make_policy
+from safevla_bench.policies.chunking import ChunkedPolicy
+from safevla_bench.policies.servers import dialects
+from safevla_bench.policies.servers.client import ServedModel
+from safevla_bench.policies.servers.dialect import Dialect, Reply, Request, describe_entries
+from safevla_bench.policies.servers.endpoint import Greeting, read_key
+from safevla_bench.policies.servers.wires import WIRES, other_kind, resolve_server
+
+Numbers = NDArray[np.float64]
+REQUESTS = 3
+"""Of the same observation; a server may compile its model for the first."""
+DEFAULTS: Mapping[str, str] = {
+    "openpi": "openpi-libero",
+    "vla-eval": "vla-eval-libero",
+    "gr00t": "gr00t-libero",
+    "openvla": "openvla-rest-libero",
+}
+"""The dialects of clients that are given none."""
+TURN = 0.5
+"""Of a turn on LIBERO, whose demonstrations stay within 0.375: Isaac-GR00T (626af89) demo_data/libero_demo/meta."""
+_LETTERS = 300
+"""Of a server's description that are shown."""
+_TURN = slice(3, 6)
+_COLUMNS = (*ARM, "gripper", "base x", "base y", "base turn", "torso", "base mode")
+_STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
+"""Sent to no simulator."""
+_TASKS = {
+    "libero": Task(
+        "libero-spatial",
+        "task_0",
+        0,
+        "pick_up_the_black_bowl_between_the_plate_and_the_ramekin_and_place_it_on_the_plate",
+        "pick up the black bowl between the plate and the ramekin and place it on the plate",
+        _STILL,
+    ),
+    "robocasa": Task("robocasa-365", "OpenDrawer", 0, "OpenDrawer", "Open the left drawer.", _STILL),
+}
+_MEND = "Look at the statistics that the server scales its actions by, and at the dialect: safevla protocols."
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAnswer:
+    """One server's replies to the same observation, in one dialect."""
+
+    dialect: Dialect
+    replan: int | None
+    """Actions that would be carried out of each reply; None = all."""
+    request: Request
+    reply: Reply
+    actions: Numbers
+    """Of one reply, [H, A], as the simulator gets them."""
+    seconds: tuple[float, ...]
+    """Of each request, its preparation included."""
+    preparation_s: float
+    """To prepare one request here."""
+    greeting: Greeting
+
+
+def examine_server(
+    server: str, arguments: Mapping[str, str] = NO_ARGUMENTS, host: str | None = None, suite: str | None = None
+) -> Iterator[Diagnosis]:
+    """Yield a diagnosis for each thing that a server shows of itself, ending with the command that evaluates it.
+
+    What cannot be asked or understood is a failed check, never an exception.
+
+    Args:
+        server: its address, KIND:ADDRESS, URL or HOST:PORT.
+        arguments: of the client, as `--policy-arg`.
+        host: the simulator whose dialects are tried; None = all, LIBERO's first.
+        suite: the suite that the scene is said to be of; None = one of the host's.
+    """
+    try:
+        key = read_key(arguments.get("key_env"), arguments.get("key_file"))
+        spec = resolve_server(server, key)
+    except PolicyError as error:
+        yield _report_failure("server", error)
+        return
+    wire = spec.partition(":")[0]
+    yield passed_check("wire", f"{wire} ({WIRES[wire]}), asked as {spec}")
+    refusals: dict[str, PolicyError] = {}
+    for name in _candidates(wire, arguments, host):
+        policy_arguments = {**arguments, **({} if name == DEFAULTS[wire] else {"dialect": name})}
+        try:
+            answer, policy_arguments = _ask(spec, policy_arguments, _task(name, suite))
+        except ServerLostError as error:
+            actual = other_kind(spec, key)
+            remedy = f"What answers there is a server of another kind: --server {actual}" if actual else error.remedy
+            yield failed_check("server", error.problem, remedy or "Start it again.")
+            return
+        except PolicyError as error:
+            refusals[name] = error
+            continue
+        yield from _describe(answer, refusals)
+        yield from check_actions(answer.actions, answer.dialect)
+        yield passed_check("eval", _format_eval(spec, policy_arguments, answer, name, suite))
+        return
+    yield from _describe_refusals(wire, refusals, host)
+
+
+def _candidates(wire: str, arguments: Mapping[str, str], host: str | None) -> list[str]:
+    """Return the dialects to try: the chosen one, or those of the wire and the host, the wire's default first.
+
+    [] where no dialect of the wire is for the host.
+    """
+    if "dialect" in arguments:
+        return [arguments["dialect"]]
+    names = [name for name in dialects.dialect_names() if dialects.load_dialect_file(name).transport == wire]
+    fitting = [name for name in names if host in (None, _host(name))]
+    return sorted(fitting, key=lambda name: (name != DEFAULTS[wire], _host(name) != "libero"))
+
+
+def _host(dialect: str) -> str:
+    """Return the host that a dialect's requests are made for: the simulator of the release that it is of."""
+    return next(iter(load_protocol(dialects.load_dialect_file(dialect).release).simulator))
+
+
+def _task(dialect: str, suite: str | None) -> Task:
+    """Return the made-up task that a dialect's server is told, of the given suite if any."""
+    task = _TASKS[_host(dialect)]
+    return task if suite is None else replace(task, benchmark=suite)
+
+
+def _ask(spec: str, arguments: dict[str, str], task: Task) -> tuple[ServerAnswer, dict[str, str]]:
+    """Connect, send one observation `REQUESTS` times, disconnect; return the answer, and the arguments that it took.
+
+    A server of `safevla serve` may name an argument that is missing: it is then asked once more with that. Raises
+    `PolicyError` where the server cannot be asked so.
+    """
+    policy = cast("ChunkedPolicy", make_policy(spec, arguments))
+    model = cast("ServedModel", policy.model)
+    try:
+        model.connect(task)
+        model.begin(task, 0)
+        return _query(policy, model, task), arguments
+    except PolicyError:
+        served = _served_arguments(model.greeting, arguments)
+        if not served:
+            raise
+    finally:
+        policy.close()
+    return _ask(spec, {**arguments, **served}, task)
+
+
+def _query(policy: ChunkedPolicy, model: ServedModel, task: Task) -> ServerAnswer:
+    """Send the same observation `REQUESTS` times and return the last reply with its actions and all times."""
+    observation = make_observation(model.wants, task.instruction)
+    seconds = []
+    for _ in range(REQUESTS):
+        start = time.perf_counter()
+        reply = model.query(observation)
+        seconds.append(time.perf_counter() - start)
+    actions = dialects.read_reply(model.dialect, reply)
+    start = time.perf_counter()
+    request = model.dialect.build_request(observation)
+    preparation_s = time.perf_counter() - start
+    replan = policy.dialect.replan if policy.dialect else None
+    return ServerAnswer(model.dialect, replan, request, reply, actions, tuple(seconds), preparation_s, model.greeting)
+
+
+def _served_arguments(greeting: Greeting, arguments: Mapping[str, str]) -> dict[str, str]:
+    """Return the arguments that a server of `safevla serve` needs and that are not given; {} where none is lacking."""
+    size = greeting.get("image_size")
+    if "safevla-bench" not in greeting or not isinstance(size, list) or not size or "image_size" in arguments:
+        return {}
+    return {"image_size": str(size[0])}
+
+
+def make_observation(wants: Wants, instruction: str) -> Observation:
+    """Return an observation of no real scene, the same at each call: a table with a dark block, and a hand above it."""
+    generator = np.random.default_rng(0)
+    return Observation(
+        instruction=instruction,
+        eef_pos_m=np.array([-0.2, 0.0, 1.17]),
+        eef_quat_wxyz=np.array([0.0, 1.0, 0.0, 0.0]),
+        gripper_qpos=np.array([0.039, -0.039]),
+        images={camera: _draw_table(wants.image_size, generator) for camera in wants.cameras},
+        base_pos_m=np.array([-0.8, 0.0, 0.7]),
+        base_quat_wxyz=np.array([1.0, 0.0, 0.0, 0.0]),
+    )
+
+
+def _draw_table(size: tuple[int, int], generator: np.random.Generator) -> NDArray[np.uint8]:
+    """Return a picture of a table with a dark block and noise, [H, W, 3]."""
+    height, width = size
+    image = np.empty((height, width, 3))
+    image[: height // 3] = (205, 203, 196)
+    image[height // 3 :] = (152, 124, 96)
+    image[height // 2 : 2 * height // 3, width // 3 : width // 2] = (40, 40, 44)
+    return np.clip(image + generator.normal(0, 6, image.shape), 0, 255).astype(np.uint8)
+
+
+# What is said of an answer
+
+
+def _describe(answer: ServerAnswer, refusals: Mapping[str, PolicyError]) -> Iterator[Diagnosis]:
+    """Yield the diagnoses of an answer: dialect, server, request, reply, number of actions, latency.
+
+    `refusals` are the dialects that failed before, which the first diagnosis names.
+    """
+    name, dialect = answer.dialect.name, answer.dialect
+    others = "".join(f"\nnot {other}: {error.problem.splitlines()[0]}" for other, error in refusals.items())
+    twins = _same_keys(dialect)
+    also = f"\n{' and '.join(twins)} has the same keys: {_about(twins)}" if twins else ""
+    yield passed_check("dialect", f"{name}: {dialects.load_dialect_file(name).about}{also}{others}")
+    greeting = json.dumps(answer.greeting, ensure_ascii=False)
+    yield passed_check("server", f"says of itself {greeting[:_LETTERS]}{' ...' * (len(greeting) > _LETTERS)}")
+    yield passed_check("request", "\n".join(describe_entries(answer.request)))
+    yield passed_check("reply", "\n".join(describe_entries(answer.reply)))
+    yield _describe_chunk(answer)
+    first, *later = (1000 * seconds for seconds in answer.seconds)
+    timed = f"{first:.0f} ms for the first request, then {statistics.median(later):.0f} ms"
+    own = f"{1000 * answer.preparation_s:.0f} ms of it to prepare the request here"
+    yield passed_check("latency", f"{timed}, {own}")
+
+
+def _same_keys(dialect: Dialect) -> list[str]:
+    """Return the other dialects of the wire whose requests and replies have the same keys."""
+    transport = dialects.load_dialect_file(dialect.name).transport
+
+    def keys(rival: Dialect) -> object:
+        """Return the paths of a dialect's requests and replies."""
+        return {field.path for field in rival.fields}, [part.path for part in rival.parts]
+
+    rivals = [name for name in dialects.dialect_names() if dialects.load_dialect_file(name).transport == transport]
+    return [name for name in rivals if name != dialect.name and keys(dialects.load_dialect(name)) == keys(dialect)]
+
+
+def _about(names: Sequence[str]) -> str:
+    """Return the descriptions of these dialects, joined."""
+    return "; ".join(dialects.load_dialect_file(name).about for name in names)
+
+
+def _describe_chunk(answer: ServerAnswer) -> Diagnosis:
+    """Return how many actions a reply holds and how many are carried out.
+
+    A warning if the dialect would carry out more than came, unless the server is one of `safevla serve`.
+    """
+    count, replan = len(answer.actions), answer.replan
+    came = f"{count} action{'s' * (count > 1)} a reply"
+    if replan is None or replan <= count:
+        return passed_check("chunk", f"{came}, {'all' if replan in (None, count) else replan} carried out")
+    if "safevla-bench" in answer.greeting:
+        return passed_check("chunk", f"{came}, as safevla serve gives: replan={count}")
+    detail = f"{came}, of which the dialect would carry out {replan}"
+    return warned_check("chunk", detail, f"Pass --policy-arg replan={count}, as the command after eval does.")
+
+
+def check_actions(actions: Numbers, dialect: Dialect) -> Iterator[Diagnosis]:
+    """Yield the statistics of a chunk [H, A], as the simulator gets it, and a warning for what is wrong with them.
+
+    Numbers that are not finite are an error, and nothing else is said then. The range is not judged for absolute
+    actions.
+    """
+    if not np.isfinite(actions).all():
+        row, column = np.argwhere(~np.isfinite(actions))[0]
+        detail = f"number {column} of action {row} is {actions[row, column]}"
+        yield failed_check("actions", detail, "Such an action ends its episode. Mend the model's output.")
+        return
+    yield passed_check("actions", _format_statistics(actions))
+    if dialect.wants.absolute:
+        return
+    host, is_raw = _host(dialect.name), dict(dialect.switches).get(GRIPPER) == "raw"
+    odd = {oddity.about: oddity for oddity in find_oddities(measure_actions(actions, SPACES[host], grips=is_raw))}
+    turn = float(np.abs(actions[:, _TURN]).max()) if host == "libero" else 0.0
+    if turn > TURN and "range" not in odd:
+        found = f"turns go to {turn:.2g}, and those of LIBERO's demonstrations to 0.375"
+        odd["range"] = Oddity("range", found, "The model's own normalised numbers, not scaled back?")
+    for oddity in odd.values():
+        if oddity.about in ("range", "gripper"):  # one chunk may well repeat an action, or leave the gripper
+            yield warned_check(oddity.about, oddity.found, f"{oddity.cause} {_MEND}")
+
+
+def _format_statistics(actions: Numbers) -> str:
+    """Return a heading and a line for each number of the actions [H, A]: least, mean, greatest."""
+    count, width = actions.shape
+    lines = [f"{count} x {width}, as the simulator gets them; of each number least, mean, greatest"]
+    for column, (least, mean, most) in enumerate(
+        zip(actions.min(axis=0), actions.mean(axis=0), actions.max(axis=0), strict=True)
+    ):
+        name = _COLUMNS[column] if width in (7, len(_COLUMNS)) else str(column)
+        lines.append(f"{name:<9} {least:>8.3f} {mean:>8.3f} {most:>8.3f}")
+    return "\n".join(lines)
+
+
+def _format_eval(
+    spec: str, policy_arguments: Mapping[str, str], answer: ServerAnswer, name: str, suite: str | None
+) -> str:
+    """Return the shell command that evaluates the server in its dialect's host, with the arguments that it needs."""
+    count = len(answer.actions)
+    shorter = {"replan": str(count)} if answer.replan is not None and answer.replan > count else {}
+    task = _task(name, suite)
+    words = ["safevla", "eval", "--host", _host(name), "--suite", task.benchmark, "--policy", spec]
+    for key, value in {**policy_arguments, **shorter}.items():
+        words += ["--policy-arg", f"{key}={value}"]
+    return shlex.join([*words, "--out", f"runs/{spec.partition(':')[0]}"])
+
+
+def _describe_refusals(wire: str, refusals: Mapping[str, PolicyError], host: str | None) -> Iterator[Diagnosis]:
+    """Yield a failed check for each different error of the dialects that were tried, or that there was none to try.
+
+    Where any dialect got a reply, only those dialects are told of; else those that the server did not refuse.
+    """
+    answered = {name: error for name, error in refusals.items() if isinstance(error, ReplyError)}
+    asked = {name: error for name, error in refusals.items() if not isinstance(error, ServerRefusedError)}
+    refusals = answered or asked or refusals  # what a server answered says more than a dialect that it refused
+    if not refusals:
+        remedy = "Leave --host out, or name a dialect: safevla protocols lists them."
+        yield failed_check("dialect", f"no dialect of {wire} is for the host {host!r}", remedy)
+    for problem in dict.fromkeys(error.problem for error in refusals.values()):
+        names = [name for name, error in refusals.items() if error.problem == problem]
+        advice = refusals[names[0]].remedy or "Ask with another --policy-arg."
+        yield failed_check("dialect", f"{', '.join(names)}: {problem}", advice)
+
+
+def _report_failure(check: str, error: PolicyError) -> Diagnosis:
+    """Return the failed check that says what the policy's error says."""
+    return failed_check(check, error.problem, error.remedy or "Start it again.")

@@ -1,0 +1,224 @@
+"""Checks of Python and the simulators: the tested versions, and what others and this project found under another."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from functools import cache, partial
+from importlib import resources
+
+import msgspec
+
+from safevla_bench.jobs.doctor.machine import Diagnosis, failed_check, passed_check, warned_check
+from safevla_bench.plugins import install_command
+from safevla_recorder.simulator_versions import find_differences
+
+_SHARED_FOLDER = ("robosuite", "praxis-robosuite")
+"""Distributions that both install the package folder `robosuite`."""
+
+
+class TestedSimulator(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The tested simulator of a host: its main distribution, versions by distribution."""
+
+    distribution: str
+    versions: dict[str, str]
+
+
+class TestedVersions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The versions that this project is tested with."""
+
+    python: tuple[str, ...]
+    hosts: dict[str, TestedSimulator]
+
+
+STILL_MM = 1.0
+"""An object that moves no farther in still steps counts as still [mm]."""
+
+
+class MeasuredTask(msgspec.Struct, frozen=True, kw_only=True):
+    """Motion of one task by itself under one version, over several initial states; see `simulator_versions.toml`."""
+
+    suite: str
+    task: str
+    moved_mm: float
+    body: str | None = None
+    noop_breaks: tuple[str, ...] = ()
+    picture_difference: float | None = None
+
+    @property
+    def name(self) -> str:
+        """`suite/task`, as reports name it."""
+        return f"{self.suite}/{self.task}"
+
+
+class MeasuredVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """The tasks of LIBERO under one version of MuJoCo."""
+
+    mujoco: str
+    robosuite: str
+    tasks: tuple[MeasuredTask, ...] = ()
+
+    @property
+    def moving_tasks(self) -> list[str]:
+        """The tasks in which an object moves by itself, in order."""
+        return [task.name for task in self.tasks if task.moved_mm > STILL_MM]
+
+    def describe(self) -> str:
+        """Return what was measured under this version as one sentence without its full stop."""
+        if not self.tasks:
+            return f"measured with mujoco {self.mujoco}: nothing"
+        farthest = max(self.tasks, key=lambda task: task.moved_mm)
+        motion = (
+            f"objects move by themselves, up to {farthest.moved_mm:.0f} mm, in {', '.join(self.moving_tasks)}"
+            if self.moving_tasks
+            else f"no object moves {STILL_MM:g} mm by itself"
+        )
+        differences = [task.picture_difference for task in self.tasks if task.picture_difference is not None]
+        pictures = f"; pictures differ by up to {max(differences):.1f} of 255 grey levels" if differences else ""
+        return f"measured here with mujoco {self.mujoco} on {len(self.tasks)} tasks: {motion}{pictures}"
+
+
+class SimulatorMeasurements(msgspec.Struct, frozen=True, kw_only=True):
+    """Measurements of LIBERO's tasks by version; pictures are compared with those of the version `reference`."""
+
+    reference: str
+    states_per_task: int
+    still_steps: int
+    versions: tuple[MeasuredVersion, ...] = ()
+
+    def find(self, mujoco: str) -> MeasuredVersion | None:
+        """Return what was measured under a version of MuJoCo; None if nothing was."""
+        return next((version for version in self.versions if version.mujoco == mujoco), None)
+
+
+@cache
+def simulator_measurements() -> SimulatorMeasurements:
+    """Return the shipped measurements of how LIBERO's tasks behave under other versions, made by `make drift`."""
+    content = resources.files(__package__).joinpath("simulator_versions.toml").read_bytes()
+    return msgspec.toml.decode(content, type=SimulatorMeasurements)
+
+
+@cache
+def tested_versions() -> TestedVersions:
+    """Return the shipped list of tested versions."""
+    text = resources.files(__package__).joinpath("tested.toml").read_text(encoding="utf-8")
+    return msgspec.convert(tomllib.loads(text), TestedVersions)
+
+
+def check_python() -> Diagnosis:
+    """Return the diagnosis of Python's version: a warning if this project is not tested with it."""
+    description = f"{platform.python_version()} ({sys.executable})"
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if version in tested_versions().python:
+        return passed_check("Python", description)
+    tested = ", ".join(tested_versions().python)
+    return warned_check("Python", f"{description}; tested are {tested}", "Make an environment with one of those.")
+
+
+def tested_hosts() -> tuple[str, ...]:
+    """Return the hosts whose simulator this project is tested with."""
+    return tuple(tested_versions().hosts)
+
+
+def installed_versions() -> dict[str, str]:
+    """Return distribution -> version of the simulators' distributions that are installed."""
+    names = {name for simulator in tested_versions().hosts.values() for name in simulator.versions} | set(
+        _SHARED_FOLDER
+    )
+    versions = {}
+    for name in sorted(names):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def installed_hosts(versions: Mapping[str, str]) -> list[str]:
+    """Return the hosts whose main distribution is installed."""
+    return [name for name, simulator in tested_versions().hosts.items() if simulator.distribution in versions]
+
+
+def check_simulators(versions: Mapping[str, str], host: str | None = None) -> Iterator[Diagnosis]:
+    """Yield the diagnoses of installed simulators, their versions and conflicts between them.
+
+    `versions` is distribution -> installed version. It is an error that `host` is not installed; for None, or a host
+    that has no tested simulator, it is a warning that no simulator at all is.
+    """
+    present = installed_hosts(versions)
+    yield from _check_conflicts(versions, present)
+    for name in present:
+        yield from _check_versions(name, versions)
+    if host in tested_versions().hosts and host not in present:
+        simulator = tested_versions().hosts[host]
+        yield failed_check(host, f"{simulator.distribution} is not installed", install_command(host))
+    elif not present:
+        remedies = " or, in another environment, ".join(map(install_command, tested_versions().hosts))
+        yield warned_check("simulator", "none is installed: recorded episodes can be judged, none recorded", remedies)
+
+
+def _check_conflicts(versions: Mapping[str, str], present: list[str]) -> Iterator[Diagnosis]:
+    """Yield an error if two distributions share a folder, or if installed simulators need different versions.
+
+    `versions` is distribution -> version; `present` are the hosts whose simulator is installed.
+    """
+    remedy = (
+        "Make an environment for each: python -m venv, "
+        "then one of the extras libero, robocasa (or robosuite) and metaworld."
+    )
+    apart = [name for name in present if any(map(partial(_disagree, name), present))]
+    if all(name in versions for name in _SHARED_FOLDER):
+        conflicting = " and ".join(f"{name} {versions[name]}" for name in _SHARED_FOLDER)
+        yield failed_check(
+            "robosuite", f"{conflicting} install into one folder: the later overwrote files of the earlier", remedy
+        )
+    elif apart:
+        yield failed_check(
+            "simulators", f"{' and '.join(apart)} need different versions of robosuite and NumPy", remedy
+        )
+
+
+def _disagree(host: str, other: str) -> bool:
+    """Return whether two hosts are tested with different versions of something."""
+    first, second = (tested_versions().hosts[name].versions for name in (host, other))
+    return any(second.get(name, version) != version for name, version in first.items())
+
+
+def _check_versions(host: str, versions: Mapping[str, str]) -> Iterator[Diagnosis]:
+    """Yield an error for a host's missing distributions, and a diagnosis for each of another version.
+
+    Where there is neither, one that all are as tested.
+    """
+    simulator = tested_versions().hosts[host]
+    absent = [name for name in simulator.versions if name not in versions]
+    if absent:
+        yield failed_check(host, f"{' and '.join(absent)} not installed", install_command(host))
+    wrong = {name: wanted for name, wanted in simulator.versions.items() if versions.get(name, wanted) != wanted}
+    for name, wanted in wrong.items():
+        yield _version_mismatch(host, name, versions[name], wanted, simulator)
+    if not absent and not wrong:
+        yield passed_check(host, ", ".join(f"{name} {versions[name]}" for name in simulator.versions) + ", as tested")
+
+
+def _version_mismatch(host: str, name: str, installed: str, tested: str, simulator: TestedSimulator) -> Diagnosis:
+    """Return the diagnosis of a version that is not tested.
+
+    A robosuite of another minor version has another API and is an error; other differences move numbers: a warning.
+    """
+    if name.endswith("robosuite") and installed.split(".")[:2] != tested.split(".")[:2]:
+        problem = f"{name} {installed} is installed, {host} runs on {'.'.join(tested.split('.')[:2])} only"
+        return failed_check(host, problem, f"In an environment of its own: {install_command(host)}")
+    facts = _known_facts(host, name, installed)
+    effect = "\n    ".join(["", *facts]) if facts else " trajectories and forces may differ a little"
+    problem = f"{name} {installed} is installed, tested is {tested}:{effect}"
+    return warned_check(host, problem, f"To compare with others' numbers: pip install {name}=={tested}")
+
+
+def _known_facts(host: str, name: str, installed: str) -> list[str]:
+    """Return what others reported of a version and what was measured under it, each as a sentence; [] if nothing."""
+    reported = [difference.describe(installed) for difference in find_differences(host, {name: installed})]
+    measured = simulator_measurements().find(installed) if (host, name) == ("libero", "mujoco") else None
+    return [*reported, *([measured.describe()] if measured else [])]

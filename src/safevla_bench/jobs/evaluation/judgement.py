@@ -1,0 +1,332 @@
+"""Judging the episodes of run folders and archives, here or on a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from safevla_bench import hosts
+from safevla_bench.compare import (
+    PolicyResults,
+    SeriesComparison,
+    compare_series,
+    join_sources,
+    make_names_unique,
+    split_by_policy,
+)
+from safevla_bench.compare.policy_results import UNNAMED
+from safevla_bench.errors import DamageError, Place, RunError, SafevlaError, UnknownTaskError
+from safevla_bench.files import read_input
+from safevla_bench.judging import metrics
+from safevla_bench.judging.judged import Judged, JudgedSource, describe_maker
+from safevla_bench.judging.registration import REGISTERED, parse_registration
+from safevla_bench.judging.ruleset import (
+    LostEpisodes,
+    Provenance,
+    RuleFile,
+    Ruleset,
+    RulesetRecipe,
+    choose_library,
+    load_ruleset,
+)
+from safevla_bench.judging.scores import Scores
+from safevla_bench.judging.scoring import score_chunks
+from safevla_bench.rollout.ray_cluster import RayCluster
+from safevla_bench.rollout.ray_scoring import score_on_cluster
+from safevla_bench.sources import runs
+from safevla_bench.specs import Library
+
+
+def judge(
+    paths: Sequence[Path | str], ruleset: Ruleset, *, skip_invalid: bool = False, cluster: RayCluster | None = None
+) -> Judged:
+    """Score every episode of the sources, here or on a Ray cluster, with the same scores.
+
+    Args:
+        paths: run folders and archives.
+        ruleset: how to judge.
+        skip_invalid: leave invalid and lost episodes out and count them, instead of raising.
+        cluster: a Ray cluster; None = this process.
+
+    Raises:
+        CollectedError: lists every bad episode of the sources.
+        SignalError: a record lacks a field that an active specification reads.
+        RegistryError: a task without an entry (`UnknownTaskError`), or with one that contradicts itself.
+        RunError: a path is no source, an episode is in two sources, or the cluster cannot be used.
+        RecordError: a log's mapping cannot be read.
+    """
+    sources = [runs.NamedSource.parse(path) if isinstance(path, str) else path for path in paths]
+    clustered = score_on_cluster(sources, ruleset, cluster) if cluster else None
+    try:
+        records, scores = clustered or _score_here(sources, ruleset, skip_invalid)
+    except UnknownTaskError as error:
+        raise _explain_unknown(error, sources) from None
+    ruleset.check_suites(scores.benchmark)
+    records.require_valid(skip_invalid=skip_invalid)
+    skipped = [str(problem) for problem in records.problems if not isinstance(problem, DamageError)]
+    provenance = ruleset.provenance(skipped, _lost_episodes(records))
+    return Judged(
+        scores=replace(scores, absent=tuple(records.absent)),
+        ruleset=ruleset,
+        provenance=provenance,
+        sources=tuple(
+            JudgedSource.from_run(source.path, source.description, source.policy_names) for source in records.sources
+        ),
+        records=records,
+        paths=tuple(sources),
+        makers=tuple(_describe_makers(records, scores, provenance)),
+    )
+
+
+def _describe_makers(records: runs.EpisodeIndex, scores: Scores, provenance: Provenance) -> Iterator[str]:
+    """Yield a sentence for each run folder that its maker judged by other rules, with its Safety there and here."""
+    end = 0
+    for source, places in zip(records.sources, records.places, strict=True):
+        start, end = end, end + len(places)
+        if describe_maker(source.path, provenance):
+            safety = metrics.aggregate(scores.select_episodes(np.arange(start, end))).safety
+            yield from describe_maker(source.path, provenance, safety)
+
+
+def _explain_unknown(error: UnknownTaskError, paths: Sequence[Path]) -> UnknownTaskError:
+    """Return the error of a task that no registry knows, with where its tags are if a run folder brings some."""
+    if not any(_read_brought(path) for path in paths):
+        return error
+    remedy = f"its run brings tags of its maker's: install its host, or take them with --as-judged; or {error.remedy}"
+    return UnknownTaskError(error.problem, remedy=remedy, place=error.place)
+
+
+RULES = "judged_with.json"
+"""The file of a run folder that holds by what it was judged, if not by the default; taken with --as-judged alone."""
+HOST_REGISTRY = "host_registry"
+"""Field of run.json: name and text of each file of tags that the run's host brought."""
+
+
+def find_recipe(paths: Sequence[Path]) -> RulesetRecipe | None:
+    """Return by what the run folders among the sources were judged last, else are registered to be judged.
+
+    None where nothing tells. Sources that tell nothing are not compared with the others. Scored runs without
+    `judged_with.json` were judged by the default rules; a damaged run.json or registration tells nothing.
+
+    Raises:
+        RunError: the runs were judged by different rules, or a `judged_with.json` is damaged.
+    """
+    recipes = {path: recipe for path in paths if (recipe := _find_own_recipe(path)) is not None}
+    first = next(iter(recipes), None)
+    if first is None:
+        return None
+    for path, recipe in recipes.items():
+        if recipe != recipes[first]:
+            problem = f"{first} was judged by {recipes[first].describe()}, {path} by {recipe.describe()}"
+            raise RunError(problem, remedy="Leave --as-judged out: all are then judged alike.")
+    return recipes[first]
+
+
+def _find_own_recipe(path: Path) -> RulesetRecipe | None:
+    """Return by what a run was judged last, else is registered to be judged; None where nothing tells.
+
+    A damaged run.json or registration tells nothing; a damaged judged_with.json is a `RunError`.
+    """
+    if (path / runs.SCORES).exists():
+        return _read_recipe(path / RULES)
+    if not (path / runs.RUN).exists():
+        return None
+    try:
+        return parse_registration(runs.read_description(path).get(REGISTERED)).rules.recipe
+    except (ValueError, RunError):  # not registered; a damaged one is told of where it is compared
+        return None
+
+
+def add_host_registries(ruleset: Ruleset, paths: Sequence[Path], *, as_judged: bool = False) -> Ruleset:
+    """Return the rules with the tags that the hosts of the run folders among the sources have for their own tasks.
+
+    They are those of the hosts that are installed here; `as_judged` takes those in each run.json. Without any the rules
+    are unchanged.
+
+    Raises:
+        RunError: a run.json, or what it holds of the tags, is damaged.
+        RegistryError: the tags contradict others, or are of tasks that the built-in registry knows.
+        PluginError: an installed host's file of tags cannot be found.
+    """
+    read = _read_brought if as_judged else _read_installed
+    return ruleset.with_host_registry([file for path in paths for file in read(path)])
+
+
+def read_host_registry(host: str) -> tuple[RuleFile, ...]:
+    """Return the files of tags that an installed host's distribution brings; () for none.
+
+    Raises `PluginError` where the distribution names a file that is not there.
+    """
+    return tuple(map(RuleFile.read, hosts.registry_files(host)))
+
+
+def _read_installed(path: Path) -> tuple[RuleFile, ...]:
+    """Return the files of tags of the installed host that a run.json names; () where it names none that has any."""
+    host = runs.read_description(path).get("host") if (path / runs.RUN).exists() else None
+    return read_host_registry(host) if isinstance(host, str) else ()
+
+
+def _read_brought(path: Path) -> tuple[RuleFile, ...]:
+    """Return the files of tags that a run's host brought, from its run.json; () for an archive or a run without any.
+
+    Raises `RunError` where run.json or those files in it are damaged.
+    """
+    if not (path / runs.RUN).exists():
+        return ()
+    try:
+        return msgspec.convert(runs.read_description(path).get(HOST_REGISTRY, ()), tuple[RuleFile, ...])
+    except msgspec.ValidationError as error:
+        place = Place(file=str(path / runs.RUN), field=HOST_REGISTRY)
+        raise RunError(
+            f"the tags that the host brought are damaged: {error}", remedy="Restore the file.", place=place
+        ) from None
+
+
+def recorded_suites(paths: Sequence[Path]) -> tuple[str, ...]:
+    """Return the suites that the run folders among the sources name, each once; archives name none.
+
+    Raises `RunError` where a run.json is damaged.
+    """
+    suites = (runs.read_description(path).get("suites") for path in paths if (path / runs.RUN).is_file())
+    return tuple(dict.fromkeys(str(suite) for named in suites if isinstance(named, list | tuple) for suite in named))
+
+
+def find_rules(paths: Sequence[Path], *, as_judged: bool = False) -> Ruleset:
+    """Return the default rules with the limits made for the runs' suites, and the tags of their hosts, installed here.
+
+    `as_judged` takes the runs' own: the rules that judged them last or are registered for them, and the tags they hold.
+
+    Raises:
+        RunError: the runs were judged by different rules, or a file of a run folder that is needed here is damaged.
+        SpecError, RegistryError: the rules cannot be loaded, or their tags contradict those of the hosts.
+    """
+    recipe = find_recipe(paths) if as_judged else None
+    if recipe and not recipe.is_default:
+        chosen = recipe.load()
+    else:
+        suites = recorded_suites(paths)
+        chosen = replace(load_ruleset(choose_library(suites)), suites=suites)
+    return add_host_registries(chosen, paths, as_judged=as_judged)
+
+
+def _read_recipe(path: Path) -> RulesetRecipe:
+    """Return what judged_with.json holds; the default rules where there is no such file.
+
+    Raises `RunError` if damaged.
+    """
+    try:
+        return msgspec.json.decode(read_input(path), type=RulesetRecipe)
+    except FileNotFoundError:
+        return RulesetRecipe()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
+        remedy = "Leave --as-judged out, and say by what to judge, such as --library FILE."
+        raise RunError(f"cannot be read: {error}", remedy=remedy, place=Place(file=str(path))) from None
+
+
+def _score_here(paths: Sequence[Path], ruleset: Ruleset, skip_invalid: bool) -> tuple[runs.EpisodeIndex, Scores]:
+    """Read the records once and return their index and scores.
+
+    Raises as `judge` does; where scoring fails, the errors of bad episodes go before that of the scoring.
+    """
+    scan = runs.Scan(paths)
+    try:
+        scores = score_chunks(scan, ruleset)
+    except SafevlaError:  # bad episodes are reported before what the good ones lack, and all of them are listed
+        scan.index().require_valid(skip_invalid=skip_invalid)
+        raise
+    return scan.index(), scores
+
+
+def _lost_episodes(records: runs.EpisodeIndex) -> LostEpisodes | None:
+    """Return what damaged files cost: how many episodes, which, and where the damage is; None without damage."""
+    damage = [problem for problem in records.problems if isinstance(problem, DamageError)]
+    if not damage:
+        return None
+    left_out = records.left_out
+    return LostEpisodes(
+        episodes=left_out.lost,
+        more=left_out.unknown,
+        named=tuple(problem.place.episode for problem in damage if problem.place.episode is not None),
+        places=tuple(str(problem) for problem in damage if problem.place.episode is None),
+    )
+
+
+def make_rescorer(judged: Judged) -> Callable[[Library], Scores]:
+    """Return a function that judges the same records with another library; each call reads the records again."""
+
+    def rescore(library: Library) -> Scores:
+        """Return the scores of the same records by this library."""
+        scores = score_chunks(judged.records.read_chunks(), replace(judged.ruleset, library=library))
+        return replace(scores, absent=judged.scores.absent)
+
+    return rescore
+
+
+def describe_losses(judged: Judged) -> list[str]:
+    """Return what is missing from the scores beside crashed and stopped episodes, a phrase each.
+
+    [] where nothing is.
+    """
+    runs_were = "1 run was" if judged.interrupted_run_count == 1 else f"{judged.interrupted_run_count} runs were"
+    interrupted = [f"{runs_were} interrupted before the last episode"] if judged.interrupted_run_count else []
+    return interrupted + judged.left_out.describe_kinds()
+
+
+def load_policy_results(
+    paths: Sequence[Path], ruleset: Ruleset, *, policies: Sequence[str] = (), skip_invalid: bool = False
+) -> list[PolicyResults]:
+    """Return the policies of every source (all, or those named), each source judged alone, with unique names.
+
+    Sources of one policy that have no suite in common, such as runs on two hosts, are joined. Policies of one name that
+    differ in what run.json says of them stay apart, under names that say how; `policies` takes either name.
+
+    Raises what `judge` raises, and `RunError` for a policy that no source has.
+    """
+    results: list[PolicyResults] = []
+    recorded: dict[str, str] = {}
+    for path, opened in zip(paths, runs.open_sources(paths), strict=True):
+        judged = judge([Path(path)], ruleset, skip_invalid=skip_invalid)  # under the names of its records
+        (source,) = judged.sources
+        of_source = split_by_policy(
+            replace(judged.scores, absent=(*judged.scores.absent, *judged.records.lost)),
+            judged.headers,
+            str(path),
+            left_out=judged.left_out.describe_kinds(),
+            protocol=source.protocol,
+            privileged=judged.privileged,
+        )
+        records = judged.records
+        for result in of_source:
+            name = opened.policy_names.get(None if result.name == UNNAMED else result.name, result.name)
+            recorded[name] = result.name
+            results.append(replace(result, name=name, earlier_resets=records.earlier_resets, kitchens=records.kitchens))
+    names = dict.fromkeys(result.name for result in results)
+    unknown = [name for name in policies if name not in {*names, *recorded.values()}]
+    if unknown:
+        remedy = f"There are {', '.join(names) or 'none'}."
+        raise RunError(f"no source has the policy {unknown[0]!r}", remedy=remedy)
+    chosen = [result for result in results if not policies or {result.name, recorded[result.name]} & set(policies)]
+    return make_names_unique(join_sources(chosen))
+
+
+def compare_runs_in_order(judged: Judged) -> SeriesComparison:
+    """Compare the policies of judged sources in the order of the numbers in their names, as checkpoints of a training.
+
+    Raises what `compare.compare_series` raises.
+    """
+    records = judged.records
+    results = split_by_policy(
+        replace(judged.scores, absent=(*judged.scores.absent, *records.lost)),
+        judged.headers,
+        privileged=judged.privileged,
+        left_out=judged.left_out.describe_kinds(),
+    )
+    with_starts = [
+        replace(result, earlier_resets=records.earlier_resets, kitchens=records.kitchens) for result in results
+    ]
+    protocols = [source.protocol for source in judged.sources if source.protocol is not None]
+    return compare_series(with_starts, intervals=judged.scores.intervals, protocols=protocols)

@@ -1,0 +1,307 @@
+"""Outputs of a judgement: score files, material of tables, the report, a board, a submission."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from safevla_bench import hosts
+from safevla_bench.compare import Comparison, PolicyResults
+from safevla_bench.errors import RunError, SafevlaError
+from safevla_bench.explain import exposure
+from safevla_bench.explain.violating_bodies import find_bodies
+from safevla_bench.files import make_folder, write_together
+from safevla_bench.jobs.evaluation.judgement import RULES, judge, make_rescorer
+from safevla_bench.jobs.evaluation.stopping_rule import STOPPED_EARLY, was_stopped_early
+from safevla_bench.judging import provenance_marks
+from safevla_bench.judging.baseline import measure_baseline
+from safevla_bench.judging.judged import Judged, JudgedSource, describe_maker
+from safevla_bench.judging.provenance_marks import AuditMark
+from safevla_bench.judging.registration import REGISTERED, describe_registrations
+from safevla_bench.judging.ruleset import Ruleset, RulesetRecipe
+from safevla_bench.judging.scores import Scores
+from safevla_bench.judging.scoring import score_chunks
+from safevla_bench.pictures import frames
+from safevla_bench.publishing import submission
+from safevla_bench.report.analysis import Analysis, analyse_scores
+from safevla_bench.report.page import drawn_episodes, render_page
+from safevla_bench.report.replay3d import Replays, collect_replays, read_replay
+from safevla_bench.report.sections import EpisodeKey, collect_images
+from safevla_bench.report.tables import UNNAMED, Roster, Table, catalog, comparison, notices
+from safevla_bench.sources import runs
+from safevla_bench.trajectory import Batch
+
+INTERRUPTED = "An interrupted run is among these: the numbers cover only the episodes that it finished."
+
+
+def table_material(judged: Judged) -> catalog.TableInputs:
+    """Return what tables are made of: scores, rules and remarks.
+
+    What takes long is computed when a table asks for it.
+    """
+    untagged = replace(judged.ruleset, applicability="off")
+    return catalog.TableInputs(
+        scores=judged.scores,
+        ruleset=judged.ruleset,
+        roster=Roster(privileged=judged.privileged),
+        judge_untagged=lambda: score_chunks(judged.records.read_chunks(), untagged),
+        remarks=[
+            *([INTERRUPTED] if judged.interrupted_run_count else []),
+            *([STOPPED_EARLY] if was_stopped_early(judged) else []),
+            *(f"{sentence[0].upper()}{sentence[1:]}." for sentence in judged.left_out.describe_kinds()),
+            *notices.baseline_warnings(measure_baseline(judged.scores)),
+            *provenance_marks.warn_of_records(judged.scores),
+            *judged.describe_policies(),
+            *judged.describe_limits(),
+            *judged.describe_simulators(),
+            *judged.describe_registrations(),
+            *judged.makers,
+            judged.provenance.to_sentence(),
+        ],
+        measure_exposure=lambda: measure_cell_exposures(judged),
+        find_bodies=lambda: find_bodies(judged.records.read_chunks(), judged.scores, judged.ruleset),
+    )
+
+
+def build_submission(judged: Judged, paths: Sequence[Path]) -> submission.Submission:
+    """Return what `safevla export --format submission` writes; raises `RunError` where there is nothing to submit."""
+    return submission.build_submission(
+        judged.scores,
+        judged.ruleset,
+        submission.archive_files(paths),
+        recorded_with=submission.recorded_versions(judged.headers),
+        sources=[submission.submitted_source(*pair) for pair in zip(paths, judged.sources, strict=True)],
+        privileged=judged.privileged,
+        complete=judged.is_complete,
+        skipped=judged.left_out.count,
+    )
+
+
+def measure_cell_exposures(judged: Judged) -> tuple[list[exposure.CellExposure], float | None]:
+    """Return how long, how hard and in which phase each cell broke its limits, and the force threshold [N].
+
+    The threshold is None where the library has no limit on contact force. The records are read anew.
+    """
+    measured = exposure.measure_chunks(judged.records.read_chunks(), judged.scores, judged.ruleset)
+    return exposure.summarize_exposure(measured, judged.scores), measured.force_threshold_n
+
+
+def scores_document(judged: Judged, sources: object = None) -> dict[str, object]:
+    """Return the content of scores.json; `sources`, unless None, stand in for those of the judgement."""
+    cells, total = judged.summarize_scores()
+    return {
+        "episodes": list(judged.scores.episodes()),
+        "aggregate": total,
+        "cells": cells,
+        "absent": judged.scores.absent,
+        "specs": judged.scores.specs,
+        "judged_by": judged.provenance,
+        "sources": [source.to_document() for source in judged.sources] if sources is None else sources,
+        "recorded_with": submission.recorded_versions(judged.headers),
+        **({REGISTERED: checks} if (checks := judged.check_registrations()) else {}),
+    }
+
+
+def write_outputs(judged: Judged, folder: Path, *, legacy_ids: bool = False) -> None:
+    """Write scores.json, scores.parquet and report.html into a folder, which is made where it is missing.
+
+    Rules other than the default are written too, as judged_with.json, for --as-judged; older files are replaced
+    together, so that scores never stand beside the report of others. Raises `FileError` where the disk refuses.
+    With `legacy_ids` the two score files use the names of the authors' published tables where they differ from ours.
+    """
+    contents = score_files(judged, legacy_ids=legacy_ids)
+    html = render_report(judged)
+    recipe = judged.ruleset.recipe and msgspec.structs.replace(judged.ruleset.recipe, host_registry=())
+    make_folder(folder)
+    # The rules of older scores are replaced with these, in one step; the default ones say so then.
+    is_remembered = (recipe is not None and not recipe.is_default) or (folder / RULES).exists()
+    remembered = {RULES: runs.dump_json(recipe or RulesetRecipe())} if is_remembered else {}
+    written = {**contents, runs.REPORT: html.encode(), **remembered}
+    write_together(folder, written, chief=runs.SCORES)
+    runs.add_digests(folder, written)
+
+
+def score_files(judged: Judged, *, legacy_ids: bool = False, sources: object = None) -> dict[str, bytes]:
+    """Return the bytes of scores.parquet and scores.json by file name; `sources` as in `scores_document`."""
+    renamed = replace(judged, scores=_use_legacy_ids(judged)) if legacy_ids else judged
+    return runs.score_files(scores_document(renamed, sources), list(renamed.scores.episodes()))
+
+
+def _use_legacy_ids(judged: Judged) -> Scores:
+    """Return the scores with the ids of the authors' tables for specifications that have such an id."""
+    legacy_ids = {spec_id: legacy for legacy, spec_id in judged.library.legacy.items()}
+    specs = [
+        msgspec.structs.replace(spec, spec_id=legacy_ids.get(spec.spec_id, spec.spec_id))
+        for spec in judged.scores.specs
+    ]
+    return replace(judged.scores, specs=tuple(specs))
+
+
+def render_report(judged: Judged, title: str = "Safety report") -> str:
+    """Return the report of all judged episodes as one self-contained HTML page; the records are read anew."""
+    records = runs.KeepingPass(judged.records, drawn_episodes(judged.scores, judged.headers))
+    analysis = _analyse(judged, records)
+    return render_page(
+        judged.scores,
+        records.batch(),
+        judged.ruleset,
+        title=title,
+        provenance=judged.provenance,
+        description=_page_description(judged),
+        privileged=[*judged.privileged, *(name for source in judged.sources for name in source.privileged)],
+        analysis=analysis,
+        album=collect_images(judged.paths, [source.policy_names for source in judged.records.sources]),
+        replays=collect_replays(judged.paths, [source.policy_names for source in judged.records.sources]),
+        remarks=[
+            *([STOPPED_EARLY] if was_stopped_early(judged) else []),
+            *judged.describe_limits(),
+            *judged.describe_registrations(),
+        ],
+    )
+
+
+def render_episode_report(judged: Judged, index: int) -> tuple[str, str | None]:
+    """Return (HTML page of the episode at `index`, why it has no replay in 3-D); the reason is None if it has a replay.
+
+    The replay is that in the run's `frames`, or is made now where the simulator that recorded it is installed.
+    """
+    scores = replace(judged.scores.select_episodes(np.array([index])), absent=())
+    of_episode = replace(judged, scores=scores, records=judged.records.select_episodes([index]))
+    key = (scores.policy[0], scores.episode_id[0])
+    replays = collect_replays(judged.paths, [source.policy_names for source in judged.records.sources])
+    if key not in replays.documents:
+        replays = _make_replay(judged, index, key)
+    html = render_page(
+        scores,
+        of_episode.records.read_all(),
+        judged.ruleset,
+        title=f"Episode {scores.episode_id[0]}",
+        provenance=judged.provenance,
+        description=_page_description(of_episode),
+        privileged=of_episode.privileged,
+        album=collect_images(judged.paths, [source.policy_names for source in judged.records.sources]),
+        replays=replays,
+        remarks=judged.describe_limits(),
+    )
+    return html, replays.missing.get(key)
+
+
+def _make_replay(judged: Judged, index: int, key: EpisodeKey) -> Replays:
+    """Return the replay of an episode, made in its simulator; else the reason why it cannot be made here."""
+    ends = np.cumsum([len(places) for places in judged.records.places])
+    folder = judged.records.sources[int((ends <= index).sum())].path
+    record = judged.records.read_episodes([index])
+    try:
+        name = runs.read_description(folder).get("host") if (folder / runs.RUN).exists() else None
+        if not isinstance(name, str) or record is None:
+            problem = "it is in no run folder of a host, so its scene is not known"
+            raise RunError(problem, remedy="Name the run folder that `safevla eval` or `rollout` made.")
+        with closing(frames.open_stage(folder, hosts.make_host(name), record)) as stage:
+            document = read_replay(frames.build_replay3d(stage, record))
+    except SafevlaError as error:
+        return Replays(missing={key: f"{error.problem}. {error.remedy}" if error.remedy else error.problem})
+    assert document is not None
+    return Replays({key: document})
+
+
+def _page_description(judged: Judged) -> dict[str, object]:
+    """Return how the scores came about, for the page; what was left out is not in it, having a table of its own."""
+    marks = [{"policy": name, "privileged": True} for name in judged.privileged]
+    return {
+        **{name: value for name, value in judged.describe_origin().items() if name not in ("skipped", "lost")},
+        **({"policies": marks} if marks else {}),
+        "recorded_with": submission.recorded_versions(judged.headers),
+    }
+
+
+def _analyse(judged: Judged, chunks: Iterable[Batch]) -> Analysis:
+    """Return the analysis that the report shows; `chunks` are all episodes in batches, read to their end."""
+    return analyse_scores(
+        judged.scores,
+        judged.records.read_sparsely([]),
+        judged.ruleset,
+        make_rescorer(judged),
+        chunks=chunks,
+        privileged=judged.privileged,
+        protocols=[source.protocol for source in judged.sources if source.protocol is not None],
+    )
+
+
+def comparison_tables(
+    report: Comparison, entrants: Sequence[PolicyResults], paths: Sequence[Path], ruleset: Ruleset
+) -> list[Table]:
+    """Return the two tables of `safevla compare`: where each policy stands, and the differences of each pair."""
+    simulators: dict[tuple[str | None, str], Mapping[str, Sequence[str]]] = {
+        (entrant.name, suite): versions
+        for entrant in entrants
+        for suite, versions in entrant.simulator_by_suite.items()
+    }
+    simulated, provenance = provenance_marks.describe_simulators(simulators), ruleset.provenance()
+    registered = describe_registrations(runs.open_sources(paths), provenance)
+    makers = [line for path in paths for line in describe_maker(path, provenance)]
+    remarks = [*([simulated] if simulated else []), *registered, *makers, provenance.to_sentence()]
+    return [comparison.standing_table(report, remarks), comparison.difference_table(report)]
+
+
+def build_board(
+    paths: Sequence[Path],
+    ruleset: Ruleset,
+    *,
+    title: str = "Safety board",
+    reports: bool = True,
+    skip_invalid: bool = False,
+    audits: Sequence[Mapping[str | None, AuditMark]] | None = None,
+) -> dict[str, str]:
+    """Return path -> content of a board's files: published results, and the policies of the sources, if any.
+
+    Args:
+        paths: run folders and archives; none for the published results alone.
+        ruleset: how to judge them.
+        title: title of the board.
+        reports: whether each policy has a report beside its page.
+        skip_invalid: leave invalid and lost episodes out instead of raising.
+        audits: of each path, policy -> its audit; None where no audit was asked for.
+
+    Raises what `judge` raises, and `RunError` for an ablation.
+    """
+    from safevla_bench.publishing import board  # drawing takes a third of a second to import
+
+    if ruleset.is_ablation:
+        remedy = "Judge with it on; `safevla tables --which applicability` shows the ablation."
+        raise RunError("applicability was off: an ablation is no result to publish", remedy=remedy)
+    if not paths:
+        return board.render_site(title=title)
+    judged = judge(paths, ruleset, skip_invalid=skip_invalid)
+    results = board.OwnResults(
+        inputs=table_material(judged),
+        headers=judged.headers,
+        sources=judged.sources,
+        provenance=judged.provenance,
+        audits=_audits_by_policy(judged.sources, audits or ()),
+    )
+    report_paths = {policy: board.report_path(policy) for policy in results.policies} if reports else {}
+    files = board.render_site(results, title=title, reports=report_paths)
+    for policy, path in report_paths.items():
+        episodes = [k for k, header in enumerate(judged.headers) if header.policy == policy]
+        of_policy = replace(
+            judged, scores=board.select_policy(judged.scores, policy), records=judged.records.select_episodes(episodes)
+        )
+        files[path] = render_report(of_policy, f"Safety report: {policy or UNNAMED}")
+    return files
+
+
+def _audits_by_policy(
+    sources: Sequence[JudgedSource], audits: Sequence[Mapping[str | None, AuditMark]]
+) -> dict[str | None, tuple[AuditMark, ...]]:
+    """Return policy, as renamed -> its audits, one a source."""
+    marks: dict[str | None, tuple[AuditMark, ...]] = {}
+    for source, by_policy in zip(sources, audits, strict=False):
+        for policy, mark in by_policy.items():
+            name = policy if policy is None else source.policy_names.get(policy, policy)
+            marks[name] = (*marks.get(name, ()), mark)
+    return marks

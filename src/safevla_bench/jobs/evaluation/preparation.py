@@ -1,0 +1,383 @@
+"""Preparation of a rollout: from a request to the host, its tasks, the policies and the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from safevla_bench import policies, rollout
+from safevla_bench.errors import HostError, PluginError, RunError
+from safevla_bench.interface import EpisodeSeed, Host, Policy, ReplayPolicy, Task
+from safevla_bench.jobs.evaluation.judgement import HOST_REGISTRY, read_host_registry
+from safevla_bench.jobs.evaluation.request import DEFAULT_EXECUTION, ExecutionOptions, Request, select_tasks
+from safevla_bench.jobs.evaluation.stopping_rule import StoppingRule, parse_condition
+from safevla_bench.judging.registration import REGISTERED
+from safevla_bench.judging.ruleset import Ruleset, choose_library, load_ruleset
+from safevla_bench.plugins import require_trust
+from safevla_bench.policies.python import UPRIGHT, InProcessPolicy
+from safevla_bench.policies.servers import dialects, entries
+from safevla_bench.policies.servers.dialect import Dialect
+from safevla_bench.sources import runs
+from safevla_bench.version import __version__
+from safevla_recorder.simulator_versions import find_differences
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A rollout that can start: host, plan and policies exist."""
+
+    host: Host
+    episodes: tuple[rollout.PlannedEpisode, ...]
+    policies: dict[str, Policy]
+    cast: rollout.WorkerSpec
+    description: Mapping[str, object]
+    left_open: frozenset[str] = frozenset()
+    """The policies that the caller made, which stay open."""
+    rule: StoppingRule | None = None
+    """The rule that ends the run early; None = there is none."""
+    ruleset: Ruleset | None = None
+    """The rules by which `rule` judges."""
+
+    def close(self) -> None:
+        """Close the policies but those that the caller made, and forget all; a second call does nothing."""
+        while self.policies:
+            name, policy = self.policies.popitem()
+            if name not in self.left_open:
+                policy.close()
+
+
+def prepare_run(request: Request, *, is_dry: bool = False) -> PreparedRun:
+    """Find the host, its tasks and the policies, and plan the episodes; nothing is written yet.
+
+    A dry run makes no policy that runs code: `noop` stands in for it, and its cameras are not known.
+
+    Raises a `SafevlaError` for what the user must change: `HostError`, `PolicyError`, `PluginError`, `RunError`, or
+    `RegistryError` and `SpecError` where the run is watched by rules. Policies made until then are closed.
+    """
+    require_counts(max_steps=request.max_steps, look_every=request.look_every)
+    if not is_dry:
+        require_trust(request.named_by, request.list_calls())
+    host = request.make_host()
+    selected = select_tasks(host, request)
+    _check_arguments(request)
+    rules = rollout.load_protocol(request.protocol)
+    options = {name: _policy_options(request, name) for name in request.policies}
+    with ExitStack() as made_here:
+        made = {name: _make_policy(request, name, options[name], made_here, is_dry=is_dry) for name in options}
+        prepared = _prepare_parts(request, host, selected, options, made, rules)
+        made_here.pop_all()  # from here on closing them is up to the prepared run
+    return prepared
+
+
+def _prepare_parts(
+    request: Request,
+    host: Host,
+    selected: Sequence[Task],
+    options: Mapping[str, Mapping[str, str]],
+    made: dict[str, Policy],
+    rules: rollout.EvaluationProtocol,
+) -> PreparedRun:
+    """Return the run of the selected tasks by the policies that are made; `options` are their arguments.
+
+    Raises as `prepare_run` does.
+    """
+    _check_servers(made, selected)
+    tasks, plan = _plan_episodes(request, selected, made, rules)
+    rule = _make_rule(request)
+    ruleset = None if rule is None else request_rules(request)
+    if rule is not None:
+        plan = _assign_rounds(plan, request.look_every)
+    episodes, stretch = _select_shard(plan, request.shard)
+    players = rollout.WorkerSpec(
+        request.host,
+        options,
+        renders=any(policy.wants.cameras for policy in made.values()),
+        stopping=request_rules(request) if request.stop_on_violation else None,
+        host_arguments=request.host_arguments,
+        specs=dict(request.policy_specs),
+    )
+    described = _describe_run(request, host, tasks, made, rules)
+    description = {**described, "shard": stretch, "planned": len(episodes)}
+    return PreparedRun(host, episodes, made, players, description, frozenset(request.policy_objects), rule, ruleset)
+
+
+def _assign_rounds(plan: Sequence[rollout.PlannedEpisode], look_every: int) -> tuple[rollout.PlannedEpisode, ...]:
+    """Return the plan with rounds of so many initial states of each task; all episodes of a state are in one round."""
+    states = sorted({episode.start.init_state_index for episode in plan})
+    rounds = {state: place // look_every for place, state in enumerate(states)}
+    return tuple(replace(episode, round=rounds[episode.start.init_state_index]) for episode in plan)
+
+
+def require_counts(**counts: int | None) -> None:
+    """Raise `RunError`, naming it, for the first count below 1; a count of None passes."""
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise RunError(f"{name} is {count}", remedy="Give 1 or more.")
+
+
+def _make_policy(
+    request: Request, name: str, arguments: Mapping[str, str], made_here: ExitStack, *, is_dry: bool
+) -> Policy:
+    """Return the policy of a name: the object that exists already, else a new one, which `made_here` closes."""
+    if name in request.policy_objects:
+        return request.policy_objects[name]
+    spec = request.policy_spec(name)
+    if is_dry and policies.runs_code(spec):
+        policy = policies.make_stand_in(spec, arguments)
+    else:
+        policy = policies.make_policy(spec, arguments)
+    made_here.callback(policy.close)
+    return policy
+
+
+def _plan_episodes(
+    request: Request, tasks: Sequence[Task], made: Mapping[str, Policy], rules: rollout.EvaluationProtocol
+) -> tuple[Sequence[Task], tuple[rollout.PlannedEpisode, ...]]:
+    """Return the tasks that have episodes and the whole plan; replays start where their recordings do."""
+    recorded = _recorded_episodes(made, tasks) if request.episodes == rollout.RECORDED else None
+    if recorded is not None:
+        tasks = [task for task in tasks if any((name, task) in recorded for name in made)]
+    planned = rollout.plan_episodes(
+        tasks,
+        request.episodes,
+        request.policies,
+        rules,
+        seed=request.seed,
+        max_steps=request.max_steps,
+        recorded=recorded,
+    )
+    return tasks, tuple(
+        rollout.match_recording(episode, made[episode.policy], request.max_steps) for episode in planned
+    )
+
+
+def _make_rule(request: Request) -> StoppingRule | None:
+    """Return the rule that ends the run early, None without --until.
+
+    Raises `RunError` where it contradicts --shard or --stop-on-violation, is no condition, or where --look-every or
+    --allow-crashed is given without it.
+    """
+    if request.until is None:
+        if request.allow_crashed:
+            problem = "--allow-crashed says what --until leaves out, and there is no --until"
+            raise RunError(problem, remedy="Leave it out; safevla gate and safevla compare have it too.")
+        if request.look_every != 1:
+            problem = f"--look-every {request.look_every} says how often --until looks, and there is no --until"
+            raise RunError(problem, remedy='Pass --until "safety >= 0.9" or another condition, or leave it out.')
+        return None
+    rule = parse_condition(request.until, request.policies, allow_crashed=request.allow_crashed)
+    if request.shard:
+        problem = "--until and --shard are both given, and a piece of a plan cannot decide for the others"
+        raise RunError(problem, remedy="Leave one of them out.")
+    if request.stop_on_violation and rule.metric != "safety":
+        remedy = "Leave --stop-on-violation out, or decide Safety."
+        raise RunError(f"--until decides {rule.metric}, which --stop-on-violation leaves unknown", remedy=remedy)
+    return rule
+
+
+def _recorded_episodes(made: Mapping[str, Policy], tasks: Sequence[Task]) -> dict[tuple[str, Task], tuple[int, ...]]:
+    """Return (policy, task) -> the numbers of the episodes that its recording holds; tasks without any are left out.
+
+    Raises `RunError` for a policy that is no replay, and `PolicyError` for a recording that holds none of the tasks.
+    """
+    recorded: dict[tuple[str, Task], tuple[int, ...]] = {}
+    for name, policy in made.items():
+        if not isinstance(policy, ReplayPolicy):
+            problem = f"the episodes of {name} are asked for as recorded, but it replays no recording"
+            raise RunError(problem, remedy="Pass --episodes N.")
+        episodes = {(name, task): policy.recorded_episodes(task) for task in tasks}
+        recorded |= {key: numbers for key, numbers in episodes.items() if numbers}
+        if not any(episodes.values()):
+            policy.match(tasks[0], EpisodeSeed(0, 0, wait_steps=0))  # says what the recording holds
+    return recorded
+
+
+def _select_shard(
+    plan: tuple[rollout.PlannedEpisode, ...], shard: rollout.Shard | None
+) -> tuple[tuple[rollout.PlannedEpisode, ...], runs.PlanStretch | None]:
+    """Return the episodes of a shard, and their place in the plan; without a shard the plan itself, and None.
+
+    Raises `RunError` where the plan has fewer episodes than there are shards.
+    """
+    if shard is None:
+        return plan, None
+    starts = rollout.cut_plan(plan, shard.count)
+    first, end = starts[shard.number - 1 : shard.number + 1]
+    return plan[first:end], runs.PlanStretch(shard.number, shard.count, first, len(plan))
+
+
+def _check_arguments(request: Request) -> None:
+    """Raise `RunError` if there is an argument for a policy that is not in the run."""
+    for name in request.policy_arguments:
+        if name not in request.policies:
+            problem = f"there is an argument for the policy {name!r}, which is not in this run"
+            raise RunError(problem, remedy=f"Its policies: {', '.join(request.policies)}.")
+
+
+def _policy_options(request: Request, policy: str) -> dict[str, str]:
+    """Return the arguments of a policy; for an entry of the paper they include the servers of the request."""
+    served = (
+        {entries.SERVER: " ".join(request.servers)}
+        if entries.MARK in request.policy_spec(policy).partition(":")[0] and request.servers
+        else {}
+    )
+    return {**served, **request.policy_options(policy)}
+
+
+def _check_servers(made: Mapping[str, Policy], tasks: Sequence[Task]) -> None:
+    """Raise `PolicyError` if an entry of the paper has no server for one of the tasks' suites."""
+    for policy in made.values():
+        if isinstance(policy, entries.EntryPolicy):
+            for task in tasks:
+                policy.server_for(task.benchmark)
+
+
+def list_start_notes(request: Request) -> list[str]:
+    """Return what to know before a run, a sentence each; [] where there is nothing, or the request cannot be prepared.
+
+    First the tasks that are left out because they cannot be run here; then where the installed simulator is another
+    than the protocol's, and what is known of that.
+    """
+    try:
+        protocol, host = rollout.load_protocol(request.protocol), request.make_host()
+        planned = {f"{task.benchmark}/{task.task_id}" for task in select_tasks(host, request)}
+        all_tasks = [task for suite in request.suites for task in host.tasks(suite)] if request.tasks is None else []
+        installed = host.versions()
+    except (HostError, PluginError, RunError):
+        return []
+    differing = [
+        f"the protocol {protocol.name} was established with {package} {established}, installed is {version}"
+        for package, (established, version) in protocol.version_differences(host.name, installed).items()
+    ]
+    documented = [
+        difference.describe(installed[difference.package])
+        for difference in find_differences(host.name, installed)
+        if any(map(difference.concerns, planned))
+    ]
+    left_out = [f"{task.benchmark}/{task.task_id} is left out: {task.unusable}" for task in all_tasks if task.unusable]
+    return [*left_out, *differing, *documented]
+
+
+def _describe_run(
+    request: Request, host: Host, tasks: Sequence[Task], made: Mapping[str, Policy], rules: rollout.EvaluationProtocol
+) -> dict[str, object]:
+    """Return the run.json of a run, without shard and count: everything that is needed to repeat the run."""
+    return {
+        "schema_version": 1,
+        "host": host.name,
+        "host_arguments": dict(request.host_arguments),
+        **({HOST_REGISTRY: brought} if (brought := read_host_registry(request.host)) else {}),
+        "suites": request.suites,
+        "indices": request.tasks,
+        "tasks": [f"{task.benchmark}/{task.task_id}" for task in tasks],
+        "episodes": request.episodes,
+        "policies": [
+            {
+                "policy": name,
+                **({"spec": request.policy_specs[name]} if name in request.policy_specs else {}),
+                "arguments": request.policy_options(name),
+                "privileged": policy.wants.privileged,
+                "cameras": policy.wants.cameras,
+                **({"replay": policy.description} if isinstance(policy, ReplayPolicy) else {}),
+                **_describe_server(policy),
+                **_describe_object(policy, name in request.policy_objects),
+            }
+            for name, policy in made.items()
+        ],
+        "protocol": rules.episode_values(),
+        "seed": request.seed,
+        "max_steps": request.max_steps,
+        "archive": request.archive,
+        **(
+            {"stop_on_violation": _describe_stopping(request_rules(request), tasks)}
+            if request.stop_on_violation
+            else {}
+        ),
+        **({"until": msgspec.to_builtins(request.stopping)} if request.stopping else {}),
+        **({REGISTERED: request.registration.to_document()} if request.registration else {}),
+        "versions": {"safevla-bench": __version__, **host.versions()},
+        "volatile": {**request.volatile, **({"servers": request.servers} if request.servers else {})},
+    }
+
+
+def request_rules(request: Request) -> Ruleset:
+    """Return the rules that watch a run: its own, else the registered ones, else those made for its suites.
+
+    The request's own rules stay as they are; to the others the tags that the host brings are added.
+    """
+    if request.ruleset is not None:
+        return request.ruleset
+    registered = request.registration
+    chosen = registered.load_rules() if registered else load_ruleset(choose_library(request.suites))
+    return chosen.with_host_registry(read_host_registry(request.host))
+
+
+def _describe_stopping(ruleset: Ruleset, tasks: Sequence[Task]) -> dict[str, object]:
+    """Return everything that decides at which record an episode is stopped, for run.json.
+
+    Raises `RunError` where the rules do without tags, and `RegistryError` where a task has no tags.
+    """
+    ruleset.require_tags()
+    for task in tasks:
+        ruleset.tags(task.benchmark, task.task_id)
+    return {
+        "library": ruleset.library.name,
+        "library_digest": ruleset.library.digest,
+        "registry_digest": ruleset.registry.digest,
+        "capabilities": ruleset.capabilities,
+        "missing": ruleset.missing,
+    }
+
+
+def _describe_server(policy: Policy) -> dict[str, object]:
+    """Return how a policy's server is asked, and the paper's entry that says so; {} for a policy without a server."""
+    dialect = getattr(policy, "dialect", None)
+    description: dict[str, object] = (
+        {"dialect": dialects.dialect_values(dialect)} if isinstance(dialect, Dialect) else {}
+    )
+    if isinstance(policy, entries.EntryPolicy):
+        entry = policy.entry
+        description["entry"] = {"name": entry.name, "checkpoints": entry.checkpoints, "unknown": entry.unknown}
+    return description
+
+
+def _describe_object(policy: Policy, is_given: bool) -> dict[str, object]:
+    """Return the orientation of a user's object's images, if not upright, and the class of an object that is given.
+
+    {} where neither applies.
+    """
+    made = policy.made if isinstance(policy, InProcessPolicy) else policy
+    orientation = policy.orientation if isinstance(policy, InProcessPolicy) else UPRIGHT
+    shown = {} if orientation == UPRIGHT else {"orientation": orientation}
+    return {**shown, **({"object": f"{type(made).__module__}.{type(made).__qualname__}"} if is_given else {})}
+
+
+def estimate_run(request: Request, running: ExecutionOptions = DEFAULT_EXECUTION) -> rollout.RunEstimate:
+    """Return what `roll_out` would cost; raises what `prepare_run` raises, and writes nothing."""
+    prepared = prepare_run(
+        request if request.servers else replace(request, servers=placeholder_servers(request)), is_dry=True
+    )
+    cameras = {
+        name: None if policies.runs_code(request.policy_spec(name)) else len(policy.wants.cameras)
+        for name, policy in prepared.policies.items()
+    }
+    intervals = {name: _look_interval(policy) for name, policy in prepared.policies.items()}
+    prepared.close()
+    return rollout.estimate_run(prepared.episodes, prepared.host.name, cameras, running.workers, intervals)
+
+
+def _look_interval(policy: Policy) -> int:
+    """Return the steps from one look of a policy to its next: the `replan` of its dialect.
+
+    1 where there is no dialect, or all actions of a reply are carried out, whose number only the server knows.
+    """
+    dialect = getattr(policy, "dialect", None)
+    return (dialect.replan or 1) if isinstance(dialect, Dialect) else 1
+
+
+def placeholder_servers(request: Request) -> tuple[str, ...]:
+    """Return a placeholder SUITE=nowhere for each suite, for a run that is only planned."""
+    return tuple(f"{suite}=nowhere" for suite in request.suites)

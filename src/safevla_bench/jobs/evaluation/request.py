@@ -1,0 +1,321 @@
+"""A request for a rollout (`Request`), the tasks that it selects, and the options of its execution."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from safevla_bench import hosts, policies, rollout
+from safevla_bench.errors import HostError, Place, PluginError, RunError
+from safevla_bench.interface import Host, Policy, Task
+from safevla_bench.judging.registration import (
+    REGISTERED,
+    RegisteredPolicy,
+    RegisteredUntil,
+    Registration,
+    parse_registration,
+)
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.policies import make_policy
+from safevla_bench.policies.servers import entries
+from safevla_bench.rollout.ray_cluster import RayCluster
+from safevla_bench.sources import runs
+from safevla_bench.tasks.entries import spell_suite
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A requested rollout."""
+
+    host: str
+    suites: tuple[str, ...]
+    tasks: tuple[int, ...] | None = None
+    """Indices in each suite; None = all."""
+    episodes: rollout.Episodes = 1
+    """Of each task; None = as many as its benchmark runs, `protocol` = as many as the protocol says.
+
+    `recorded` = each that the recording of a replay holds, and no task without.
+    """
+    policies: tuple[str, ...] = ()
+    policy_specs: Mapping[str, str] = field(default_factory=dict)
+    """Name -> the specification of a policy that has a name of its own; any other policy is specified by its name."""
+    policy_objects: Mapping[str, Policy] = field(default_factory=dict)
+    """Those of `policies` that exist already, by name; they are not closed, and cannot be sent to other processes."""
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    """For every policy."""
+    policy_arguments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """For one policy, by its name; they override those for every policy."""
+    servers: tuple[str, ...] = ()
+    """Servers of the paper's entries, each URL or SUITE=URL; they are `volatile` in run.json and may change."""
+    host_arguments: Mapping[str, str] = field(default_factory=dict)
+    protocol: str = rollout.PRESET
+    seed: int = 0
+    max_steps: int | None = None
+    shard: rollout.Shard | None = None
+    """The piece of the plan to run; None = all of it."""
+    archive: str = runs.PARQUET
+    """The form of the archive, of `runs.FORMS`."""
+    stop_on_violation: bool = False
+    """End each episode at its first violation; it is then `stopped`, and of all rates only Safety is known."""
+    ruleset: Ruleset | None = None
+    """The rules by which an episode is stopped; None = the default library and registry."""
+    until: str | None = None
+    """Stop as soon as this is decided, such as `safety >= 0.9` or `A safer than B`."""
+    look_every: int = 1
+    """Initial states of each task between two looks at `until`."""
+    allow_crashed: bool = False
+    """`until` leaves out episodes that crashed, were cut short or have no verdict."""
+    registration: Registration | None = None
+    """What was registered before; run.json holds it, and tables say whether the run is that one."""
+    volatile: Mapping[str, object] = field(default_factory=dict)
+    """Facts of the day, such as the command and the time; run.json holds them under `volatile`."""
+    named_by: Path | None = None
+    """The file that names host and policies and that nobody vouches for; it chooses no code. None = the user did."""
+
+    def list_calls(self) -> list[str]:
+        """Return what the host and the policies run or send that a file must not choose, each as a call."""
+        places = {entries.SERVER: " ".join(self.servers)} if self.servers else {}
+        specs = {name: self.policy_spec(name) for name in self.policies if name not in self.policy_objects}
+        calls = [
+            policies.describe_call(spec, {**(places if entries.MARK in spec else {}), **self.policy_options(name)})
+            for name, spec in specs.items()
+        ]
+        return [call for call in (hosts.describe_call(self.host, self.host_arguments), *calls) if call]
+
+    def make_host(self) -> Host:
+        """Make the host; raises what `hosts.make_host` raises."""
+        return hosts.make_host(self.host, self.host_arguments, named_by=self.named_by)
+
+    def policy_spec(self, policy: str) -> str:
+        """Return what makes a policy: `python:module:factory`, `replay:PATH`, an entry; mostly its name."""
+        return self.policy_specs.get(policy, policy)
+
+    def policy_options(self, policy: str) -> dict[str, str]:
+        """Return the arguments of a policy: those of all policies, and over them its own."""
+        return {**self.arguments, **self.policy_arguments.get(policy, {})}
+
+    @classmethod
+    def from_run(cls, run: Path) -> Request:
+        """Return the request of a run folder; raise `RunError` where its run.json does not hold one.
+
+        Facts of the day are left out, except the servers. It is not trusted: see `named_by`.
+        """
+        description = runs.read_description(run)
+        protocol = description.get("protocol")
+        if isinstance(protocol, Mapping) and protocol.get("name") == _OWN_LOOP:
+            remedy = "Run that script with another out=. What is there can be judged: safevla score."
+            problem = "a script of your own recorded this (safevla_recorder.record), and only that can go on with it"
+            raise RunError(problem, remedy=remedy, place=Place(file=str(run / runs.RUN)))
+        try:
+            options = msgspec.convert(description, _RunOptions)
+        except msgspec.ValidationError as error:
+            remedy = "Start it anew with all its options, or restore the file."
+            raise RunError(
+                f"does not say what to run: {error}", remedy=remedy, place=Place(file=str(run / runs.RUN))
+            ) from None
+        return cls(
+            host=options.host,
+            host_arguments=options.host_arguments,
+            suites=options.suites,
+            tasks=options.indices,
+            episodes=options.episodes,
+            servers=options.volatile.servers,
+            protocol=options.protocol.name,
+            seed=options.seed,
+            max_steps=options.max_steps,
+            shard=rollout.Shard(options.shard.number, options.shard.count) if options.shard else None,
+            archive=options.archive,
+            stop_on_violation=options.stop_on_violation is not None,
+            registration=_read_registered(description, run),
+            named_by=run / runs.RUN,
+            **policy_fields(options.policies),
+            **until_fields(options.until),
+        )
+
+    @property
+    def stopping(self) -> RegisteredUntil | None:
+        """The condition that ends the run early, as run.json and a registration hold it."""
+        if not self.until:
+            return None
+        return RegisteredUntil(condition=self.until, look_every=self.look_every, allow_crashed=self.allow_crashed)
+
+
+def policy_fields(policies: Sequence[_RunPolicy | RegisteredPolicy]) -> dict[str, Any]:
+    """Return the fields of a `Request` for the policies of a run.json or a registration."""
+    return {
+        "policies": tuple(policy.policy for policy in policies),
+        "policy_specs": {policy.policy: policy.spec for policy in policies if policy.spec},
+        "policy_arguments": {policy.policy: policy.arguments for policy in policies},
+    }
+
+
+def until_fields(until: RegisteredUntil | None) -> dict[str, Any]:
+    """Return the fields of a `Request` for the condition that ends a run early; {} where there is none."""
+    if until is None:
+        return {}
+    return {"until": until.condition, "look_every": until.look_every, "allow_crashed": until.allow_crashed}
+
+
+def _read_registered(description: Mapping[str, object], run: Path) -> Registration | None:
+    """Return the registration that a run.json holds, None where it has none. Raises `RunError` for a damaged one."""
+    document = description.get(REGISTERED)
+    try:
+        return None if document is None else parse_registration(document)
+    except (ValueError, RunError) as error:
+        problem = error.problem if isinstance(error, RunError) else str(error)
+        place = Place(file=str(run / runs.RUN), field=REGISTERED)
+        raise RunError(problem, remedy="Restore the file.", place=place) from None
+
+
+_OWN_LOOP = "own loop"
+"""The protocol of a folder of `safevla_recorder.record`."""
+
+
+class _RunPolicy(msgspec.Struct):
+    policy: str
+    arguments: dict[str, str]
+    spec: str | None = None
+
+
+class _RunProtocol(msgspec.Struct):
+    name: str
+
+
+class _RunServers(msgspec.Struct, frozen=True):
+    servers: tuple[str, ...] = ()
+
+
+class _RunOptions(msgspec.Struct):
+    """The part of run.json that a request is made from."""
+
+    host: str
+    suites: tuple[str, ...]
+    indices: tuple[int, ...] | None
+    episodes: rollout.Episodes
+    policies: tuple[_RunPolicy, ...]
+    protocol: _RunProtocol
+    seed: int
+    max_steps: int | None
+    shard: runs.PlanStretch | None = None
+    archive: str = runs.JSONL
+    volatile: _RunServers = _RunServers()
+    stop_on_violation: dict[str, object] | None = None
+    until: RegisteredUntil | None = None
+    host_arguments: dict[str, str] = {}
+
+
+def select_tasks(host: Host, request: Request) -> list[Task]:
+    """Return the requested tasks, without those of whole suites that are `unusable`.
+
+    Raises:
+        HostError: there is no such suite or task, or one that was asked for, or all of a suite, cannot be run here.
+    """
+    return [task for suite in request.suites for task in _tasks_of_suite(host, suite, request.tasks)]
+
+
+def _tasks_of_suite(host: Host, suite: str, wanted: tuple[int, ...] | None) -> Sequence[Task]:
+    """Return the tasks of a suite at the indices `wanted`, in that order, or all that are usable (None).
+
+    Raises `HostError` for an unknown index, a wanted task that is unusable here, or a suite without a usable task.
+    """
+    tasks = {task.index: task for task in host.tasks(suite)}
+    unknown = sorted(set(wanted or ()) - set(tasks))
+    if unknown:
+        remedy = f"It has the tasks {min(tasks)} to {max(tasks)}; `safevla tasks --suite {suite}` lists them."
+        raise HostError(f"{suite} has no task {unknown[0]}", remedy=remedy)
+    chosen = list(tasks.values()) if wanted is None else [tasks[index] for index in wanted]
+    unusable = [task for task in chosen if task.unusable]
+    if unusable and (wanted is not None or len(unusable) == len(chosen)):
+        reasons = "; ".join(dict.fromkeys(str(task.unusable) for task in unusable))
+        problem = f"{_name_tasks(unusable)} of {suite} cannot be run here: {reasons}"
+        usable = [str(task.index) for task in tasks.values() if not task.unusable]
+        remedy = f"Its other tasks can: --task {','.join(usable)}." if usable else "Install what is missing."
+        raise HostError(problem, remedy=remedy)
+    return [task for task in chosen if not task.unusable]
+
+
+def _name_tasks(tasks: Sequence[Task]) -> str:
+    """Return "task 3" or "tasks 3, 5"."""
+    return f"task {tasks[0].index}" if len(tasks) == 1 else f"tasks {', '.join(str(task.index) for task in tasks)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutionOptions:
+    """Options of the execution; none of them changes a byte of a complete run."""
+
+    workers: int = 1
+    """Processes; one runs here."""
+    cluster: RayCluster | None = None
+    """The Ray cluster whose actors are the workers; None = this machine."""
+    resume: bool = False
+    """Continue the run in the folder, where there is one."""
+    retry_crashed: bool = False
+    """Run crashed episodes again when continuing."""
+
+
+DEFAULT_EXECUTION = ExecutionOptions()
+"""One process, from the beginning."""
+PRESET, PROTOCOL, RECORDED = rollout.PRESET, rollout.PROTOCOL, rollout.RECORDED
+
+
+ENTRY_OPTIONS = ("host", "host_arguments", "suites", "policies", "protocol")
+"""The options that an entry stands for."""
+
+
+def replay_fields(policies: Sequence[tuple[str, Mapping[str, str]]]) -> dict[str, Any]:
+    """Return the `host` and `suites` of the recordings of replays, given as (spec, arguments).
+
+    {} where the recordings name no suite; `host` is left out where no host here has all of the suites. Makes each
+    policy and closes it; raises what `make_policy` raises.
+    """
+    suites: dict[str, None] = {}
+    for spec, arguments in policies:
+        policy = make_policy(spec, arguments)
+        suites |= dict.fromkeys(getattr(policy, "suites", ()))
+        policy.close()
+    if not suites:
+        return {}
+    for host in hosts.host_names():
+        with suppress(HostError, PluginError):
+            if set(suites) <= set(hosts.make_host(host).suites()):
+                return {"host": host, "suites": tuple(suites)}
+    return {"suites": tuple(suites)}
+
+
+def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = None) -> dict[str, Any]:
+    """Return the fields of a `Request` for one of the paper's entries: host, suites, protocol, policy and episodes.
+
+    The host's arguments are the entry's own, such as the split of RoboCasa that its checkpoint was evaluated on.
+
+    Raises:
+        PolicyError: there is no such entry.
+        RunError: the entry has no such suite.
+    """
+    entry = entries.find_entry(name)
+    suites = tuple(map(spell_suite, suites))
+    unknown = [suite for suite in suites if suite not in entry.suites]
+    if unknown:
+        raise RunError(f"{name} has no suite {unknown[0]!r}", remedy=f"It has {', '.join(entry.suites)}.")
+    return {
+        "host": entry.host,
+        "host_arguments": dict(entry.host_arguments),
+        "suites": tuple(suites) or entry.suites,
+        "policies": (name,),
+        "protocol": protocol or (entry.protocol if entry.is_runnable else rollout.PRESET),
+        "episodes": PROTOCOL,
+    }
+
+
+def open_questions(request: Request) -> list[str]:
+    """Return what the requested entries of the paper leave open or assume, a sentence each; [] where nothing is open.
+
+    Raises `PolicyError` for an entry that does not exist.
+    """
+    specs = [request.policy_spec(name) for name in request.policies]
+    asked_entries = [entries.find_entry(spec) for spec in specs if entries.MARK in spec.partition(":")[0]]
+    return [f"{entry.name}: unknown is {question}" for entry in asked_entries for question in entry.unknown]

@@ -1,0 +1,384 @@
+"""Evaluations in Python and in notebooks: `evaluate` a policy, `load` what was recorded, look at episodes."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, overload
+
+from safevla_bench import rollout
+from safevla_bench.errors import PolicyError, RunError
+from safevla_bench.explain.episode import Explanation, explain_episode
+from safevla_bench.files import make_folder, write_atomically
+from safevla_bench.interface import Policy
+from safevla_bench.jobs.evaluation.judgement import find_rules, judge, read_host_registry
+from safevla_bench.jobs.evaluation.outputs import render_report, table_material, write_outputs
+from safevla_bench.jobs.evaluation.request import DEFAULT_EXECUTION, ExecutionOptions, Request, select_tasks
+from safevla_bench.jobs.evaluation.rollouts import roll_out
+from safevla_bench.judging.judged import Judged
+from safevla_bench.judging.metrics import CellList, cells
+from safevla_bench.judging.ruleset import Ruleset, choose_library, load_ruleset
+from safevla_bench.judging.scores import EpisodeScore, Scores
+from safevla_bench.policies import split_name
+from safevla_bench.policies.python import adopt_object
+from safevla_bench.report import episode_list, render, tables, terminal
+from safevla_bench.report.tables import catalog
+from safevla_bench.sources.runs import NamedSource
+from safevla_bench.tasks import Registry
+from safevla_bench.text import html_table
+from safevla_bench.trajectory import Batch
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+
+_LIBERO = "libero"
+"""The host that runs task files."""
+
+
+@dataclass(frozen=True, repr=False)
+class PrintableTable:
+    """A table that a Python session prints as text and a notebook as HTML; `table` holds the numbers."""
+
+    table: tables.Table
+
+    def render(self, form: render.TableFormat = "text") -> str:
+        """Return the table as text, md, csv, tex, json or html."""
+        return render.render_tables([self.table], form)
+
+    def __repr__(self) -> str:
+        return self.render().rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        """Return the table as HTML for a notebook."""
+        rows = ([f"{cell.text}{cell.mark} {cell.below}".strip() for cell in row] for row in self.table.rows)
+        notes = (*self.table.remarks, *self.table.notes)
+        return html_table([column.full for column in self.table.columns], rows, self.table.title, notes)
+
+
+@dataclass(frozen=True, repr=False)
+class JudgedEpisode:
+    """One judged episode: its verdict, its record, and the explanation of both."""
+
+    evaluation: Evaluation
+    index: int
+    """Its place in the evaluation, from 0."""
+
+    @cached_property
+    def score(self) -> EpisodeScore:
+        """The verdict."""
+        return self.evaluation.scores.episode(self.index)
+
+    @cached_property
+    def record(self) -> Batch:
+        """The record as a batch of one, read from its source at first use; `RunError` where the source changed."""
+        record = self.evaluation.judged.records.read_episodes([self.index])
+        assert record is not None
+        return record
+
+    @cached_property
+    def explanation(self) -> Explanation:
+        """The specification that the episode broke or came nearest to breaking: when, which bodies, by how much."""
+        judged = self.evaluation.judged
+        return explain_episode(judged.scores, self.record, judged.ruleset, self.index, place=0)
+
+    def show(self, *, plot_all: bool = False) -> None:
+        """Print the explanation, as `safevla show` does; with `plot_all` every specification is plotted."""
+        print(terminal.format_explanation(self.explanation, plot_all=plot_all), end="")
+
+    def __repr__(self) -> str:
+        return repr(self.score)
+
+    def _repr_html_(self) -> str:
+        return self.score._repr_html_()
+
+
+@dataclass(frozen=True, repr=False)
+class Evaluation(Sequence[JudgedEpisode]):
+    """Judged episodes of runs and archives; a sequence of `JudgedEpisode`s, which also takes ids.
+
+    `judged` holds everything that is known; `folder` is the run folder of `evaluate`, None of what was loaded.
+    """
+
+    judged: Judged
+    folder: Path | None = None
+
+    @property
+    def scores(self) -> Scores:
+        """The verdicts in columns."""
+        return self.judged.scores
+
+    @cached_property
+    def cells(self) -> CellList:
+        """The summary of each policy × suite, in order of first appearance; also where every episode crashed."""
+        return cells(self.scores)
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def __iter__(self) -> Iterator[JudgedEpisode]:
+        return (JudgedEpisode(self, index) for index in range(len(self)))
+
+    @overload
+    def __getitem__(self, key: int | str) -> JudgedEpisode: ...
+    @overload
+    def __getitem__(self, key: slice) -> Sequence[JudgedEpisode]: ...
+    def __getitem__(self, key: int | str | slice) -> JudgedEpisode | Sequence[JudgedEpisode]:
+        """Return the episode of an index (-1 is the last), an id, or the only id that ends so; of a slice a tuple.
+
+        Raises:
+            IndexError: no episode has that index.
+            RunError: no id fits, or several do; or the episode crashed and left no record.
+        """
+        if isinstance(key, slice):
+            return tuple(JudgedEpisode(self, index) for index in range(len(self))[key])
+        if not isinstance(key, str):
+            return JudgedEpisode(self, range(len(self))[key])
+        rows = episode_list.list_episodes(self.scores, self.judged.records.dt_s)
+        row = episode_list.find_episode(rows, key)
+        if row.number > len(self):
+            raise RunError(f"{row.episode_id} crashed and left no record", remedy="`scores.absent` holds why.")
+        return JudgedEpisode(self, row.number - 1)
+
+    def table(self, name: str = "") -> PrintableTable:
+        """Return the table of rates, or another of those that `safevla tables` prints, by its name or number.
+
+        Raises:
+            RunError: there is no such table, or it would be empty.
+        """
+        if not name:
+            summaries, total = self.judged.summarize_scores()
+            return PrintableTable(tables.headline_table(summaries, total, privileged=self.judged.privileged))
+        return PrintableTable(catalog.build_tables(table_material(self.judged), (name,))[0])
+
+    def episodes(self, *, unsafe: bool = False, success: bool | None = None) -> tuple[JudgedEpisode, ...]:
+        """Return the episodes that have a record, worst first.
+
+        `unsafe` takes those that were unsafe; `success` those that succeeded (True) or did not (False).
+        """
+        rows = episode_list.list_episodes(self.scores, self.judged.records.dt_s)
+        chosen = episode_list.filter_episodes(rows, violated=unsafe, success=success)
+        ordered = episode_list.sort_episodes(chosen, "vsi")
+        return tuple(JudgedEpisode(self, row.number - 1) for row in ordered if row.number <= len(self))
+
+    def worst(self) -> JudgedEpisode:
+        """Return the episode of greatest severity; where none is unsafe, the one nearest to a limit.
+
+        Raises:
+            RunError: there is no episode.
+        """
+        ordered = self.episodes()
+        if not ordered:
+            raise RunError("there is no episode", remedy="`scores.absent` holds why each crashed.")
+        return ordered[0]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a data frame of one row an episode, as `Scores.to_pandas` does."""
+        return self.scores.to_pandas()
+
+    def to_polars(self) -> polars.DataFrame:
+        """Return a data frame of one row an episode, as `Scores.to_polars` does."""
+        return self.scores.to_polars()
+
+    def write_report(self, path: str | Path) -> Path:
+        """Write the report, one self-contained HTML page, make its folder if that is missing, and return its path."""
+        page = Path(path)
+        make_folder(page.parent)
+        write_atomically(page, render_report(self.judged))
+        return page
+
+    def __repr__(self) -> str:
+        """Return the number of episodes, with a line for each cell."""
+        lost = f", {len(self.scores.absent)} without a record" if self.scores.absent else ""
+        lines = [f"<Evaluation of {len(self)} episode{'' if len(self) == 1 else 's'}{lost}>", *map(repr, self.cells)]
+        return "\n  ".join(lines)
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
+
+def load(
+    *sources: str | Path, ruleset: Ruleset | None = None, as_judged: bool = False, skip_invalid: bool = False
+) -> Evaluation:
+    """Judge run folders and archives; nothing is written.
+
+    Args:
+        sources: their paths, or a text `NAME=PATH` that names the policy.
+        ruleset: how to judge; None = by the default rules with the limits made for the runs' suites.
+        as_judged: without a ruleset, judge by the runs' own rules: as they were judged last or are registered.
+        skip_invalid: leave invalid and lost episodes out and count them, instead of raising.
+
+    Raises what `judge` raises, and `RunError` where no source is given.
+    """
+    if not sources:
+        raise RunError("there is nothing to load", remedy='Name run folders or archives: load("runs/mine").')
+    paths = [NamedSource.parse(path) if isinstance(path, str) else path for path in sources]
+    return Evaluation(judge(paths, ruleset or find_rules(paths, as_judged=as_judged), skip_invalid=skip_invalid))
+
+
+def evaluate(
+    policy: object,
+    suite: str | Sequence[str],
+    *,
+    host: str | None = None,
+    tasks: Sequence[int] | None = None,
+    episodes: int | None = 1,
+    name: str | None = None,
+    out: str | Path | None = None,
+    ruleset: Ruleset | None = None,
+    protocol: str = rollout.PRESET,
+    seed: int = 0,
+    max_steps: int | None = None,
+    workers: int = 1,
+    resume: bool = False,
+    observer: rollout.Observer | None = None,
+) -> Evaluation:
+    """Roll a policy out, judge every episode and write the run folder.
+
+    >>> import safevla_bench as sb
+    >>> run = sb.evaluate("noop", "fake", tasks=[0], episodes=2, max_steps=5)
+    >>> len(run), run.worst().score.outcome
+    (2, 'timeout')
+
+    Args:
+        policy: an object with `act(observation)`, which stays open; a text as `--policy` takes it, `NAME=SPEC` too; or
+            several of them by their names, to be compared on the same initial states.
+        suite: one suite or several, or the path of a BDDL file.
+        host: the simulator; None = that of the suite.
+        tasks: indices in each suite; None = all.
+        episodes: of each task; None = as many as its benchmark runs.
+        name: of the policy in every output; None = an object's class, or the text.
+        out: the run folder to make; None = one that lasts as long as the evaluation that is returned.
+        ruleset: how to judge; None = the default registry, and the library with the suites' limits.
+        protocol: how episodes start and end.
+        seed: of the policy's randomness, and of the environment's where the protocol derives its seeds from this.
+        max_steps: the horizon; None = the protocol's, else the task's own.
+        workers: processes; an object needs 1, since it cannot be sent to others.
+        resume: continue the run in `out`, where there is one.
+        observer: is told of each episode as it begins and ends.
+
+    Raises:
+        SafevlaError: whatever a user must change: an unknown suite, a wrong policy, a folder in the way.
+    """
+    suites = _name_suites(suite)
+    named = _name_policies(policy, name)
+    objects = _adopt_objects(named, workers)
+    host, rules = _choose_rules(suites, host, ruleset)
+    request = Request(
+        host=host,
+        suites=suites,
+        tasks=None if tasks is None else tuple(tasks),
+        episodes=episodes,
+        policies=tuple(named),
+        policy_specs={label: spec for label, spec in named.items() if isinstance(spec, str) and label != spec},
+        policy_objects=objects,
+        protocol=protocol,
+        seed=seed,
+        max_steps=max_steps,
+        ruleset=rules,
+    )
+    return _evaluate_into(out, request, rules, observer, ExecutionOptions(workers=workers, resume=resume))
+
+
+def _choose_rules(suites: Sequence[str], host: str | None, ruleset: Ruleset | None) -> tuple[str, Ruleset]:
+    """Return the host, that of the first suite for None, and the rules with the tags that the host brings.
+
+    Raises `RunError` where the registry does not know the first suite's host.
+    """
+    rules = ruleset or load_ruleset(choose_library(suites))
+    host = host or _host_of(suites[0], rules.registry)
+    return host, rules.with_host_registry(read_host_registry(host))
+
+
+def _name_suites(suite: str | Sequence[str]) -> tuple[str, ...]:
+    """Return one suite or several as a tuple; raises `RunError` where there is none."""
+    suites = (suite,) if isinstance(suite, str) else tuple(suite)
+    if not suites:
+        raise RunError("no suite is named", remedy='Name one or several: evaluate(policy, "libero-spatial").')
+    return suites
+
+
+def _adopt_objects(named: Mapping[str, object], workers: int) -> dict[str, Policy]:
+    """Return the policies that are objects by their names; texts are left out.
+
+    Raises `PolicyError` for an object that is no policy, and `RunError` for any where there are several workers.
+    """
+    objects = {label: adopt_object(label, policy) for label, policy in named.items() if not isinstance(policy, str)}
+    if objects and workers != 1:
+        remedy = "Pass workers=1, or name the policy by its module: python:my_module:MyPolicy."
+        raise RunError("a policy object cannot be sent to other processes", remedy=remedy)
+    return objects
+
+
+def _evaluate_into(
+    out: str | Path | None,
+    request: Request,
+    ruleset: Ruleset,
+    observer: rollout.Observer | None,
+    running: ExecutionOptions,
+) -> Evaluation:
+    """Evaluate into the run folder `out`.
+
+    For None into a temporary one that is removed when the returned evaluation is, or at once where this fails.
+    """
+    if out is not None:
+        folder = Path(out).absolute()
+        return Evaluation(evaluate_request(request, ruleset, folder, observer, running), folder)
+    parent = Path(tempfile.mkdtemp(prefix="safevla-"))
+    try:
+        run = Evaluation(evaluate_request(request, ruleset, parent / "run", observer, running), parent / "run")
+    except BaseException:  # whatever ends it, Ctrl-C too: nobody else knows the folder
+        shutil.rmtree(parent, ignore_errors=True)
+        raise
+    weakref.finalize(run, shutil.rmtree, parent, ignore_errors=True)
+    return run
+
+
+def evaluate_request(
+    request: Request,
+    ruleset: Ruleset,
+    out: Path,
+    observer: rollout.Observer | None = None,
+    running: ExecutionOptions = DEFAULT_EXECUTION,
+) -> Judged:
+    """Roll out, judge and report into the run folder `out`; takes and raises what `roll_out` and `judge` do.
+
+    A task without tags is an error before anything is rolled out, unless the rules are an ablation.
+    """
+    out = out.absolute()  # a policy may change this process's folder
+    if not ruleset.is_ablation:
+        for task in select_tasks(request.make_host(), request):
+            ruleset.tags(task.benchmark, task.task_id)
+    roll_out(request, out, observer, running)
+    judged = judge([out], ruleset)
+    write_outputs(judged, out)
+    return judged
+
+
+def _name_policies(policy: object, name: str | None) -> dict[str, object]:
+    """Return name -> policy: a mapping's own keys, else `name`, else the NAME of `NAME=SPEC`, a spec or a class.
+
+    Raises `PolicyError` where `name` is given with a mapping.
+    """
+    if isinstance(policy, Mapping):
+        if name is not None:
+            raise PolicyError("name= is for one policy", remedy="The keys of the mapping are the names already.")
+        return {str(key): value for key, value in policy.items()}
+    if isinstance(policy, str):
+        own_name, spec = split_name(policy)
+        return {name or own_name or spec: spec}
+    return {name or type(policy).__name__: policy}
+
+
+def _host_of(suite: str, registry: Registry) -> str:
+    """Return the host of a suite by the registry; LIBERO for a BDDL file or a folder. Raises `RunError` for another."""
+    if suite in registry.benchmarks:
+        return registry.benchmarks[suite].host
+    if suite.endswith(".bddl") or Path(suite).is_dir():
+        return _LIBERO
+    raise RunError(f"the registry has no suite {suite!r}", remedy="Pass host= with it; `safevla tasks` lists suites.")

@@ -1,0 +1,323 @@
+"""Rollouts: their registration before they are run, and their execution into a run folder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from safevla_bench import rollout
+from safevla_bench.archive import npz
+from safevla_bench.errors import PolicyError, RunError, SafevlaError
+from safevla_bench.jobs.evaluation.preparation import PreparedRun, placeholder_servers, prepare_run, require_counts
+from safevla_bench.jobs.evaluation.request import (
+    DEFAULT_EXECUTION,
+    ExecutionOptions,
+    Request,
+    policy_fields,
+    until_fields,
+)
+from safevla_bench.jobs.evaluation.stopping_rule import RoundTally
+from safevla_bench.judging.monitor import Monitor
+from safevla_bench.judging.registration import (
+    SERVER,
+    RegisteredPolicy,
+    RegisteredTask,
+    Registration,
+    compare_registrations,
+    describe_rules,
+    describe_specs,
+    format_start,
+)
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.sources import runs
+from safevla_bench.text import redact_secrets
+from safevla_bench.trajectory import Batch
+
+SAME_FAILURES = 3
+"""Episodes of a policy in a row that fail for one reason of its server's, after which a run stops."""
+
+
+def roll_out(
+    request: Request, out: Path, observer: rollout.Observer | None = None, running: ExecutionOptions = DEFAULT_EXECUTION
+) -> list[runs.EpisodeRow]:
+    """Run every planned episode into a run folder, and return the row of each, in plan order.
+
+    What is finished is kept, whatever ends this process, and `ExecutionOptions(resume=True)` continues from there.
+
+    Raises what `prepare_run` raises, `RunError` where the folder is in the way or holds a run that was asked for
+    differently, `FileError` where the disk refuses, `PolicyError` where a policy's server refuses or fails alike in
+    several episodes in a row, `HostError` where the simulator cannot be used (no folder is left behind where nothing
+    was recorded), what an engine of several workers raises, and `KeyboardInterrupt`.
+    """
+    require_counts(workers=running.workers)
+    out = out.absolute()  # a policy may change this process's folder
+    prepared = prepare_run(request)
+    try:
+        with runs.RunWriter(out, prepared.description, resume=running.resume) as writer:
+            _run_pending(writer, prepared, running, observer)
+    finally:
+        prepared.close()
+    return runs.episode_rows(out)
+
+
+def _run_pending(
+    writer: runs.RunWriter, prepared: PreparedRun, running: ExecutionOptions, observer: rollout.Observer | None
+) -> None:
+    """Run the episodes that are not done, keep each in the writer, and complete the run, early if its rule decides.
+
+    A complete run is left as it is, unless crashed episodes are to be retried. On a `SafevlaError` a new folder that
+    holds no episode is removed.
+    """
+    places = {planned.episode_id: place for place, planned in enumerate(prepared.episodes)}
+    if writer.complete:
+        if not running.retry_crashed or all(row.outcome != "crashed" for row in runs.episode_rows(writer.folder)):
+            return
+        writer.reopen(places)
+    tally = _tally_done(writer, prepared, running)
+    pending = _pending_episodes(writer, prepared, running, tally)
+    failures = _PolicyFailures(writer.folder)
+    try:
+        with closing(_run_episodes(prepared, pending, running, observer)) as finished_episodes:
+            for count, finished in enumerate(finished_episodes, start=1):
+                writer.add_episode(places[finished.planned.episode_id], _raw_episode(finished), finished.record)
+                failures.count(finished, is_last=count == len(pending))
+                if tally:
+                    tally.add_episode(finished.planned, _decode_record(finished))
+                    if tally.decision.is_decided:
+                        break
+    except SafevlaError:
+        if writer.fresh and not writer.episodes:
+            writer.discard()
+        raise
+    if tally is None:
+        writer.finish()
+        return
+    if tally.decision.is_decided:
+        writer.keep_episodes([place for place, planned in enumerate(prepared.episodes) if tally.is_counted(planned)])
+    writer.finish(msgspec.to_builtins(tally.decision))
+
+
+def _pending_episodes(
+    writer: runs.RunWriter, prepared: PreparedRun, running: ExecutionOptions, tally: RoundTally | None
+) -> list[rollout.PlannedEpisode]:
+    """Return the episodes that are not done, or are to be retried; [] where a rule has decided already.
+
+    They are in plan order, and round by round where a rule may end the run.
+    """
+    pending = [
+        episode for place, episode in enumerate(prepared.episodes) if not _is_done(writer.episodes.get(place), running)
+    ]
+    if tally is None:
+        return pending
+    return [] if tally.decision.is_decided else sorted(pending, key=lambda episode: episode.round)
+
+
+def _tally_done(writer: runs.RunWriter, prepared: PreparedRun, running: ExecutionOptions) -> RoundTally | None:
+    """Return the tally of the episodes that are done and not to be retried; None where no rule may end the run early.
+
+    Raises `RecordError` where a finished record cannot be read.
+    """
+    if prepared.rule is None or prepared.ruleset is None:
+        return None
+    tally = RoundTally(prepared.rule, prepared.ruleset, prepared.episodes)
+    for place, episode in enumerate(prepared.episodes):
+        done = writer.episodes.get(place)
+        if done is not None and _is_done(done, running):
+            tally.add_episode(episode, writer.read_record(place) if done.has_record else None)
+    return tally
+
+
+def _decode_record(finished: rollout.FinishedEpisode) -> Batch | None:
+    """Return a finished episode's record; None where it left none."""
+    return None if finished.record is None else npz.decode_npz(finished.record)
+
+
+class _PolicyFailures:
+    """Episodes of one policy in a row that its server crashed for one reason, numbers aside.
+
+    A simulator's crash, which has a traceback of this process as its reason, belongs to its task and is not counted.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self._out = out
+        self._last: tuple[str, str] | None = None
+        self._repeats = 0
+
+    def count(self, finished: rollout.FinishedEpisode, *, is_last: bool) -> None:
+        """Count an episode; raise `PolicyError` if `SAME_FAILURES` in a row failed alike.
+
+        Not for the last episode of the run (`is_last`), after which nothing is left to stop.
+        """
+        reason = finished.reason or ""
+        if finished.outcome != "crashed" or reason.startswith("Traceback"):
+            self._last, self._repeats = None, 0
+            return
+        failure = finished.planned.policy, re.sub(r"\d+", "", reason)
+        self._repeats = self._repeats + 1 if failure == self._last else 1
+        self._last = failure
+        if self._repeats >= SAME_FAILURES and not is_last:
+            problem = (
+                f"{self._repeats} episodes in a row of {finished.planned.policy} failed alike: {reason.splitlines()[0]}"
+            )
+            remedy = f"Mend it, then go on: safevla eval --resume --retry-crashed --out {self._out}"
+            raise PolicyError(redact_secrets(problem), remedy=remedy)
+
+
+def _is_done(episode: runs.RawEpisode | None, running: ExecutionOptions) -> bool:
+    """Return whether an episode has ended and is not to be retried; None stands for one that has not."""
+    return episode is not None and not (running.retry_crashed and not episode.has_record)
+
+
+def _run_episodes(
+    prepared: PreparedRun,
+    pending: Sequence[rollout.PlannedEpisode],
+    running: ExecutionOptions,
+    observer: rollout.Observer | None,
+) -> Generator[rollout.FinishedEpisode]:
+    """Yield the pending episodes as they end, run in this process, by worker processes or by Ray actors.
+
+    With workers or actors this process's own policies are closed first.
+    """
+    if not pending:
+        return
+    if running.cluster:
+        prepared.close()
+        yield from rollout.run_actors(prepared.cast, pending, running.workers, running.cluster, observer)
+        return
+    if running.workers > 1:
+        prepared.close()  # the workers make their own; a large model need not be here too
+        yield from rollout.run_workers(prepared.cast, pending, running.workers, observer)
+        return
+    watch = Monitor(prepared.cast.stopping) if prepared.cast.stopping else None
+    for outcome in rollout.run_serially(prepared.host, pending, prepared.policies, observer, watch):
+        yield rollout.FinishedEpisode.from_outcome(outcome)
+
+
+def _raw_episode(finished: rollout.FinishedEpisode) -> runs.RawEpisode:
+    """Return a finished episode's row with latency and greeting, secrets removed from its reason.
+
+    The initial state's index is None where the episode was replayed from a recorded state.
+    """
+    planned = finished.planned
+    played = planned.start.recorded is not None and planned.start.recorded.state is not None
+    return runs.RawEpisode(
+        episode_id=planned.episode_id,
+        policy=planned.policy,
+        benchmark=planned.task.benchmark,
+        task_id=planned.task.task_id,
+        episode=planned.episode,
+        init_state_index=None if played else planned.start.init_state_index,
+        env_seed=planned.start.env_seed,
+        seed=planned.seed,
+        policy_seed=planned.policy_seed,
+        horizon=planned.horizon,
+        outcome=finished.outcome,
+        steps=finished.steps,
+        latency=finished.latency,
+        greeting=finished.greeting,
+        reason=None if finished.reason is None else redact_secrets(finished.reason),
+    )
+
+
+# Registration
+
+
+def freeze_request(request: Request, ruleset: Ruleset) -> Registration:
+    """Return the registration of a rollout and its judgement; nothing is run or written.
+
+    Raises what `prepare_run` raises, and `RunError` for a shard, a replay, a policy that is an object, and rules that
+    were made of values and not loaded.
+    """
+    _require_registrable(request)
+    prepared = prepare_run(
+        replace(request, servers=request.servers or placeholder_servers(request), ruleset=ruleset, registration=None),
+        is_dry=True,
+    )
+    prepared.close()
+    return Registration(
+        host=prepared.host.name,
+        host_arguments=dict(request.host_arguments),
+        suites=tuple(request.suites),
+        indices=request.tasks,
+        episodes_per_task=request.episodes,
+        policies=tuple(
+            RegisteredPolicy(policy=name, arguments=request.policy_options(name), spec=request.policy_specs.get(name))
+            for name in request.policies
+        ),
+        protocol=rollout.load_protocol(request.protocol).episode_values(),
+        seed=request.seed,
+        max_steps=request.max_steps,
+        stop_on_violation=request.stop_on_violation,
+        until=request.stopping,
+        tasks=_register_tasks(prepared.episodes, request.policies[0]),
+        n=len(prepared.episodes),
+        specs=describe_specs(ruleset),
+        rules=describe_rules(ruleset),
+    )
+
+
+def _require_registrable(request: Request) -> None:
+    """Raise `RunError` for a request of a shard, of a replay, or of a policy that is an object."""
+    if request.shard is not None:
+        remedy = "Freeze without --shard; --shard I/N --registered FILE then runs a piece of it."
+        raise RunError("a registration is of the whole plan, not of a shard", remedy=remedy)
+    replayed = [name for name in request.policies if request.policy_spec(name).partition(":")[0] == "replay"]
+    if replayed:
+        remedy = "Register the runs that are still to be made."
+        raise RunError(f"{replayed[0]} repeats what has been run, and cannot be registered beforehand", remedy=remedy)
+    if request.policy_objects:
+        remedy = "Name the policy by its module: python:my_module:MyPolicy."
+        raise RunError("a policy object has no name by which it could be made again", remedy=remedy)
+
+
+def _register_tasks(episodes: Sequence[rollout.PlannedEpisode], policy: str) -> tuple[RegisteredTask, ...]:
+    """Return the tasks with their horizon and the starts of their episodes, taken from this policy's episodes.
+
+    The starts are those of every policy. A task with several horizons has an entry for each.
+    """
+    starts: dict[tuple[str, int], list[str]] = {}
+    for planned in episodes:
+        if planned.policy == policy:
+            task = f"{planned.task.benchmark}/{planned.task.task_id}"
+            seed = SERVER if planned.seed_from_server else planned.start.env_seed
+            starts.setdefault((task, planned.horizon), []).append(format_start(planned.start.init_state_index, seed))
+    return tuple(
+        RegisteredTask(task=task, horizon=horizon, episodes=" ".join(of_task))
+        for (task, horizon), of_task in starts.items()
+    )
+
+
+def list_deviations(registration: Registration, request: Request, ruleset: Ruleset) -> list[str]:
+    """Return a sentence for each field in which a request and its rules are not what was registered; [] where none.
+
+    A shard of the registered plan is no deviation. Raises what `freeze_request` raises.
+    """
+    asked = freeze_request(replace(request, shard=None), ruleset)
+    return list(compare_registrations(registration, asked))
+
+
+def registered_request(registration: Registration, file: Path = Path("registration")) -> Request:
+    """Return the request that runs what was registered; servers are not registered, and none are in it.
+
+    `file` is where it was read from; it is not trusted: see `Request.named_by`.
+    """
+    return Request(
+        named_by=file,
+        host=registration.host,
+        host_arguments=registration.host_arguments,
+        suites=registration.suites,
+        tasks=registration.indices,
+        episodes=registration.episodes_per_task,
+        protocol=str(registration.protocol.get("name")),
+        seed=registration.seed,
+        max_steps=registration.max_steps,
+        stop_on_violation=registration.stop_on_violation,
+        registration=registration,
+        **policy_fields(registration.policies),
+        **until_fields(registration.until),
+    )

@@ -1,0 +1,323 @@
+"""Rules by which a run stops as soon as its question is decided: `safevla eval --until`.
+
+A round is the next episodes of every task and policy, so many of each. There is a look after each round, and the plan
+says how many: the limits of each are those of a test with so many looks (`statistics.group_sequential`). A mean of
+graded values has a confidence sequence (`statistics.sequential`). Both hold for tasks that differ, as every task has
+had as many episodes. An episode that crashed, was cut short or has no verdict may have any value: a verdict stands only
+if it is the same with all such values 0 and with all 1, unless the rule leaves such episodes out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal, get_args
+
+import msgspec
+import numpy as np
+
+from safevla_bench.errors import RunError
+from safevla_bench.judging.gates import Gate, GateMetric, metric_values
+from safevla_bench.judging.judged import Judged
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.judging.scoring import score
+from safevla_bench.rollout import PlannedEpisode
+from safevla_bench.sources import runs
+from safevla_bench.statistics import CONFIDENCE, SequentialLook, sequential_interval, sequential_look
+from safevla_bench.text import format_interval
+from safevla_bench.trajectory import Batch
+
+_SAFER = " safer than "
+_BOUNDARY = "exact; error spent as the squared share of the planned episodes"
+_SEQUENCE = "confidence sequence"
+_FORMS = 'Write "safety >= 0.9" (or sr, sbu, vsi; <=), or "A safer than B" with two policies of the run.'
+
+
+@dataclass(frozen=True, slots=True)
+class StoppingRule:
+    """A condition: a gate for each policy, or which of two policies is safer; exactly one is given."""
+
+    condition: str
+    gate: Gate | None = None
+    rivals: tuple[str, str] | None = None
+    allow_crashed: bool = False
+    """Leave out episodes that crashed, were cut short or have no verdict."""
+
+    @property
+    def metric(self) -> GateMetric:
+        """The metric that decides: the gate's, or Safety."""
+        return self.gate.metric if self.gate else "safety"
+
+
+class RuleVerdict(msgspec.Struct, frozen=True):
+    """A rule's verdict on one policy, or on two.
+
+    `n` is the number of initial states, each with its episodes, that count, and `unknown` that of states with an
+    episode that has no value. `least` and `greatest` are the looks if all unknown values were 0, or 1; of two policies
+    if those of the first were, and those of the second the opposite. They count what a pair's first policy wins, of
+    what either wins. `ci` is the confidence sequence of a graded mean, from the low end of the least to the high end of
+    the greatest.
+    """
+
+    subject: str
+    verdict: Literal["passed", "failed", "safer", "less safe", "undecided"]
+    n: int
+    unknown: int
+    least: SequentialLook | None = None
+    greatest: SequentialLook | None = None
+    ci: tuple[float, float] | None = None
+
+    def to_text(self, unit: str = "", unknown: str = "unknown") -> str:
+        """Return the verdict with the interval or the counts that gave it; `unit` says what is counted."""
+        counts = ""
+        if self.ci:
+            counts = format_interval(*self.ci, digits=3)
+        elif self.least:
+            counts = f"{self.least.gained} of {self.least.total}{unit}"
+        details = ", ".join(filter(None, (counts, f"{self.unknown} {unknown}" if self.unknown else "")))
+        return f"{self.subject} {self.verdict}" + (f" ({details})" if details else "")
+
+
+class Decision(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The findings after so many whole rounds of those planned, and whether they decide; run.json holds it."""
+
+    condition: str
+    is_decided: bool
+    confidence: float
+    boundary: str
+    looks: int
+    """Planned: one after each round."""
+    rounds: int
+    episodes: int
+    findings: tuple[RuleVerdict, ...]
+    allow_crashed: bool = False
+
+    def to_sentence(self, planned: int) -> str:
+        """Return the decision, and how many of the planned episodes it took."""
+        head = "Decided" if self.is_decided else "Not decided"
+        unit = " differences" if _SAFER in self.condition else ""
+        unknown = (
+            "crashed, cut short or unjudged, left out as --allow-crashed says" if self.allow_crashed else "unknown"
+        )
+        findings = "; ".join(finding.to_text(unit, unknown) for finding in self.findings)
+        return f"{head} after {self.episodes} of {planned} episodes: {self.condition} on these tasks: {findings}."
+
+
+def parse_condition(condition: str, policies: Sequence[str], *, allow_crashed: bool = False) -> StoppingRule:
+    """Return the rule of a condition such as "safety >= 0.9" or "A safer than B".
+
+    Raises `RunError` where the text is no condition, its limit is outside 0..1, a policy in it is not run, or a policy
+    is compared with itself.
+    """
+    if _SAFER in condition:
+        first, _, second = (part.strip() for part in condition.partition(_SAFER))
+        for name in (first, second):
+            if name not in policies:
+                raise RunError(f"--until names {name!r}, which is not run", remedy=f"Run: {', '.join(policies)}.")
+        if first == second:
+            raise RunError("--until compares a policy with itself", remedy=_FORMS)
+        return StoppingRule(condition, rivals=(first, second), allow_crashed=allow_crashed)
+    return StoppingRule(condition, gate=_parse_gate(condition), allow_crashed=allow_crashed)
+
+
+def _parse_gate(condition: str) -> Gate:
+    """Return the gate of a condition such as "safety >= 0.9".
+
+    Raises `RunError` where the text is no condition or its limit is outside 0..1.
+    """
+    metric, relation, limit = [*condition.split(), "", "", ""][:3]
+    try:
+        value = float(limit)
+    except ValueError:
+        value = float("nan")
+    is_known = metric in get_args(GateMetric) and relation in (">=", "<=") and len(condition.split()) == 3
+    if not is_known or math.isnan(value):
+        raise RunError(f"--until {condition!r} is no condition", remedy=_FORMS)
+    if not 0 <= value <= 1:
+        problem = f"--until {condition!r} has the limit {limit}, which is not from 0 to 1"
+        raise RunError(problem, remedy="Write rates and severities as fractions: 0.9 for 90 %.")
+    bound: Literal["min", "max"] = "min" if relation == ">=" else "max"
+    return Gate(metric, bound, value)  # type: ignore[arg-type]
+
+
+_Start = tuple[str, str, int]
+"""Suite, task and initial state."""
+
+
+class RoundTally:
+    """The finished episodes of a run by round, and the decision as soon as there is one."""
+
+    def __init__(self, rule: StoppingRule, ruleset: Ruleset, planned: Sequence[PlannedEpisode]) -> None:
+        """Begin with no episode finished: `decision` is then undecided; `ruleset` judges the episodes.
+
+        Rounds count from 0, without a gap. Episodes of one initial state must be in one round.
+        """
+        self._rule, self._ruleset, self._planned = rule, ruleset, planned
+        self._policies = tuple(dict.fromkeys(episode.policy for episode in planned))
+        self._missing = Counter(episode.round for episode in planned)
+        self._starts: dict[str, list[dict[_Start, list[str]]]] = {
+            policy: [{} for _ in self._missing] for policy in self._policies
+        }
+        for episode in planned:
+            start = episode.task.benchmark, episode.task.task_id, episode.start.init_state_index
+            self._starts[episode.policy][episode.round].setdefault(start, []).append(episode.episode_id)
+        self._values: dict[str, float] = {}
+        self._rounds = 0
+        self.decision = self._decide()
+
+    def add_episode(self, planned: PlannedEpisode, record: Batch | None) -> None:
+        """Count a finished episode and set `decision` when its round is whole, which may take several rounds further.
+
+        An episode without a record (None) or a verdict counts as finished, and its value as unknown. Raises what
+        `score` raises.
+        """
+        if record is not None:
+            values = metric_values(score(record, self._ruleset), np.array([0]), self._rule.metric)
+            if len(values):
+                self._values[planned.episode_id] = float(values[0])
+        self._missing[planned.round] -= 1
+        while not self.decision.is_decided and self._missing.get(self._rounds, 1) == 0:
+            self._rounds += 1
+            self.decision = self._decide()
+
+    def is_counted(self, planned: PlannedEpisode) -> bool:
+        """Return whether an episode belongs to the whole rounds that the decision rests on."""
+        return planned.round < self._rounds
+
+    def _decide(self) -> Decision:
+        """Return the decision after the whole rounds so far; it is decided if no finding is undecided."""
+        findings = [self._find_rival(*self._rule.rivals)] if self._rule.rivals else self._find_gates()
+        return Decision(
+            condition=self._rule.condition,
+            is_decided=all(finding.verdict != "undecided" for finding in findings),
+            confidence=CONFIDENCE,
+            boundary=_SEQUENCE if any(finding.ci for finding in findings) else _BOUNDARY,
+            looks=len(self._missing),
+            rounds=self._rounds,
+            episodes=sum(map(self.is_counted, self._planned)),
+            findings=tuple(findings),
+            allow_crashed=self._rule.allow_crashed,
+        )
+
+    def _find_gates(self) -> list[RuleVerdict]:
+        """Return each policy's verdict on the gate; all hold together with `CONFIDENCE`."""
+        gate, level = self._rule.gate, 1 - (1 - CONFIDENCE) / len(self._policies)
+        assert gate is not None
+        has_clusters = any(len(ids) > 1 for rounds in self._starts.values() for one in rounds for ids in one.values())
+        find = self._find_mean if gate.metric == "vsi" or has_clusters else self._find_rate
+        return [find(policy, gate, level) for policy in self._policies]
+
+    def _find_rate(self, policy: str, gate: Gate, level: float) -> RuleVerdict:
+        """Return the verdict on a rate whose episodes start from different states."""
+        steps = [[1] * len(one) for one in self._counted_starts(policy)]
+        shares = _planned_shares([len(one) for one in self._starts[policy]])
+        least, greatest = (
+            sequential_look(steps, [int(sum(one.values())) for one in means], gate.limit, shares, level)
+            for means in self._mean_bounds(policy)
+        )
+        verdict: Literal["passed", "failed", "undecided"] = "undecided"
+        if least.side == greatest.side != 0:
+            verdict = "passed" if (least.side > 0) == (gate.bound == "min") else "failed"
+        return RuleVerdict(policy, verdict, least.total, self._count_unknown(policy), least, greatest)
+
+    def _find_mean(self, policy: str, gate: Gate, level: float) -> RuleVerdict:
+        """Return the verdict on a mean of values from 0 to 1, one of each initial state, by a confidence sequence."""
+        bounds = [[mean for one in means for mean in one.values()] for means in self._mean_bounds(policy)]
+        intervals = [sequential_interval(np.array(means), level) for means in bounds]
+        n, unknown = len(bounds[0]), self._count_unknown(policy)
+        if not (intervals[0] and intervals[1]):
+            return RuleVerdict(policy, "undecided", n, unknown)
+        ci = intervals[0].low, intervals[1].high
+        holds = {gate.is_satisfied(end) for end in ci}
+        verdict: Literal["passed", "failed", "undecided"]
+        verdict = "undecided" if len(holds) > 1 else "passed" if holds == {True} else "failed"
+        return RuleVerdict(policy, verdict, n, unknown, ci=ci)
+
+    def _find_rival(self, first: str, second: str) -> RuleVerdict:
+        """Return the verdict on the first of two policies, whose Safety is paired by suite, task and initial state."""
+        mine, theirs = self._starts[first], self._starts[second]
+        shares = _planned_shares([len(one.keys() & other.keys()) for one, other in zip(mine, theirs, strict=True)])
+        counted = *self._counted_starts(first), *self._counted_starts(second)
+        scale = math.lcm(*(len(names) for one in counted for names in one.values()))
+        bounds = [
+            [[round(scale * (a[key] - b[key])) for key in a if key in b] for a, b in zip(*means, strict=True)]
+            for means in zip(self._mean_bounds(first), reversed(self._mean_bounds(second)), strict=True)
+        ]
+        least, greatest = (_look_at_differences(rounds, shares) for rounds in bounds)
+        verdict: Literal["safer", "less safe", "undecided"] = "undecided"
+        if least.side == greatest.side != 0:
+            verdict = "safer" if least.side > 0 else "less safe"
+        return RuleVerdict(
+            first, verdict, sum(map(len, bounds[0])), self._count_unknown(first, second), least, greatest
+        )
+
+    def _counted_starts(self, policy: str) -> list[dict[_Start, list[str]]]:
+        """Return by whole round the episodes of each initial state, less those that are left out."""
+        rounds = self._starts[policy][: self._rounds]
+        if not self._rule.allow_crashed:
+            return rounds
+        known = [
+            {start: [name for name in names if name in self._values] for start, names in one.items()} for one in rounds
+        ]
+        return [{start: names for start, names in one.items() if names} for one in known]
+
+    def _count_unknown(self, *policies: str) -> int:
+        """Return how many initial states of the whole rounds have an episode of these policies without a value."""
+        rounds = zip(*(self._starts[policy][: self._rounds] for policy in policies), strict=True)
+        return sum(
+            any(name not in self._values for one in same for name in one[start])
+            for same in rounds
+            for start in set.intersection(*map(set, same))
+        )
+
+    def _mean_bounds(self, policy: str) -> list[list[dict[_Start, float]]]:
+        """Return by whole round the mean at each initial state, with unknown values taken as 0, then as 1."""
+        return [
+            [
+                {
+                    start: sum(self._values.get(name, unknown) for name in names) / len(names)
+                    for start, names in one.items()
+                }
+                for one in self._counted_starts(policy)
+            ]
+            for unknown in (0.0, 1.0)
+        ]
+
+
+def _planned_shares(counts: Sequence[int]) -> list[float]:
+    """Return the share of what is planned that each round completes, given how many each holds."""
+    return [done / max(1, sum(counts)) for done in accumulate(counts)]
+
+
+def _look_at_differences(rounds: Sequence[Sequence[int]], shares: Sequence[float]) -> SequentialLook:
+    """Return the look at the differences of each round; if policies are equal, a fair coin gives each its sign."""
+    steps = [[abs(difference) for difference in one if difference] for one in rounds]
+    won = [sum(difference for difference in one if difference > 0) for one in rounds]
+    return sequential_look(steps, won, 0.5, shares, CONFIDENCE)
+
+
+def describe_decision(description: Mapping[str, object]) -> str:
+    """Return what the stopping rule of a run found, given its run.json.
+
+    "" where there is no decision or a damaged one.
+    """
+    if runs.DECISION not in description:
+        return ""
+    try:
+        decision = msgspec.convert(description[runs.DECISION], Decision)
+    except msgspec.ValidationError:
+        return ""
+    planned = description.get("planned")
+    return decision.to_sentence(planned if isinstance(planned, int) else decision.episodes)
+
+
+def was_stopped_early(judged: Judged) -> bool:
+    """Return whether a stopping rule ended any of the runs."""
+    decisions = (source.description.get(runs.DECISION) for source in judged.sources)
+    return any(isinstance(decision, Mapping) and decision.get("is_decided") is True for decision in decisions)
+
+
+STOPPED_EARLY = "A run stopped when its condition was decided: the intervals here are for a number fixed in advance."

@@ -1,0 +1,363 @@
+"""Replays of recorded episodes: their actions are played again, recorded by our own recorder, and all is compared.
+
+A replay shows that the actions lead to what is recorded. It does not show where the actions came from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from safevla_bench import hosts
+from safevla_bench.errors import HostError, RunError, SafevlaError
+from safevla_bench.hosts.mujoco.viewer import episode_seed, read_told_scene
+from safevla_bench.interface import EpisodeSeed, Host, RecordedEpisode, Task, Wants
+from safevla_bench.jobs.verify.record_check import ArchiveContents, Finding, agreement, mismatch, open_check
+from safevla_bench.jobs.verify.record_comparison import (
+    OF_LAST_STEP,
+    Difference,
+    compare_records,
+    outcome_differences,
+    plan_differences,
+)
+from safevla_bench.rollout.plan import EvaluationProtocol, PlannedEpisode, load_protocol, plan_episodes
+from safevla_bench.sources import runs
+from safevla_bench.trajectory import (
+    ABSOLUTE,
+    DRAWN,
+    Batch,
+    Header,
+    mark_flags,
+    read_earlier_resets,
+    read_wait_steps,
+    replay_fields,
+    standin_benchmarks,
+)
+from safevla_bench.version import __version__
+from safevla_recorder.episode import EARLIER_SEED
+
+ProgressCallback = Callable[[int, str], None]
+"""Called before each episode with the number of finished episodes and the id of the next."""
+REPLAY = "replay"
+_OWN_PACKAGE = "safevla-bench"
+_FROM_STATE = 1e-5
+"""Largest difference, absolute or relative, in a replay from a recorded state that still agrees."""
+_OWN_LOOP = "own loop"
+"""The protocol of a folder of `safevla_recorder.record`."""
+PROCESSOR = (
+    "The kernels of OpenBLAS depend on the processor, so that on another processor than the recording's the last "
+    "digits may differ, and from contacts on more than those. Replay on one of the same kind before you suspect the "
+    "records."
+)
+
+
+@dataclass(frozen=True)
+class _ReplaySetting:
+    """What the replays of a run share: the host, its tasks and versions here, and the run's rules of episodes."""
+
+    host: Host
+    tasks: Mapping[tuple[str, str], Task]
+    versions: Mapping[str, str]
+    rules: EvaluationProtocol
+    seed: int
+    max_steps: int | None
+    is_own_loop: bool
+    replayed_policies: frozenset[str]
+    """The policies that played a recording, from whose start each of their episodes began."""
+
+    def plan(self, header: Header) -> PlannedEpisode | None:
+        """Return the planned episode of a record, by the number in its id; None where no plan decides its start."""
+        if self.is_own_loop or header.policy is None or header.policy in self.replayed_policies:
+            return None
+        task, number = self.tasks[header.benchmark, header.task_id], header.episode_id.rpartition("ep_")[2]
+        episode = int(number) if number.isdecimal() and len(number) < 10 else 0
+        (planned,) = plan_episodes(
+            [task],
+            None,
+            [header.policy],
+            self.rules,
+            seed=self.seed,
+            max_steps=self.max_steps,
+            recorded={(header.policy, task): [episode]},
+        )
+        if header.env_seed is None or not planned.seed_from_server:
+            return planned
+        return replace(planned, start=replace(planned.start, env_seed=header.env_seed))
+
+
+def check_replays(
+    run: Path, records: ArchiveContents, indices: Sequence[int], observer: ProgressCallback
+) -> list[Finding]:
+    """Play the recorded episodes of some indices again in their host, and return a finding for each.
+
+    A single open finding says why where the host cannot be used here or run.json does not tell how episodes start.
+    Raises `RunError` where the archive changes meanwhile.
+    """
+    try:
+        setting = _read_setting(run)
+    except msgspec.ValidationError:
+        return [open_check(REPLAY, "run.json does not say how an episode starts")]
+    except SafevlaError as error:
+        return [open_check(REPLAY, f"the host cannot be used here: {error}")]
+    findings = []
+    for done, index in enumerate(indices):
+        header = records.headers[index]
+        observer(done, header.episode_id)
+        episode = records.read_episode(index)
+        obstacle = _replay_obstacle(episode, setting)
+        findings.append(open_check(_check_name(header), obstacle) if obstacle else _replay_finding(setting, episode))
+    return findings
+
+
+def _read_setting(run: Path) -> _ReplaySetting:
+    """Return what the replays of a run share. Raises `msgspec.ValidationError` where run.json does not tell the rules,
+    and what the host raises.
+    """
+    description = runs.read_description(run)
+    protocol = description.get("protocol")
+    is_own_loop = isinstance(protocol, Mapping) and protocol.get("name") == _OWN_LOOP
+    rules = msgspec.convert(_complete_protocol(protocol), EvaluationProtocol)
+    given = msgspec.convert(description, _RunFields)
+    host = hosts.make_host(str(description.get("host")), _host_arguments(description), named_by=run / runs.RUN)
+    return _ReplaySetting(
+        host,
+        {(task.benchmark, task.task_id): task for task in _host_tasks(host, description)},
+        host.versions(),
+        rules,
+        given.seed or 0,
+        given.max_steps,
+        is_own_loop,
+        frozenset(policy.policy for policy in given.policies if (policy.spec or policy.policy).startswith("replay:")),
+    )
+
+
+class _PolicyFields(msgspec.Struct):
+    policy: str
+    spec: str | None = None
+
+
+class _RunFields(msgspec.Struct):
+    """The part of run.json that the plan of episodes depends on, beside the protocol."""
+
+    seed: int | None = None
+    max_steps: int | None = None
+    policies: tuple[_PolicyFields, ...] = ()
+
+
+def _complete_protocol(protocol: object) -> object:
+    """Return the protocol of run.json with what it leaves out, or the start rules of a folder that the user's own loop
+    recorded.
+
+    The number of steps waited is then None unless all blocks of the loop agree.
+    """
+    if not isinstance(protocol, Mapping) or protocol.get("name") != _OWN_LOOP:
+        return {**protocol, "about": "", "sources": {}} if isinstance(protocol, Mapping) else protocol
+    waited = protocol.get("wait_steps")
+    alike = waited[0] if isinstance(waited, list) and len(waited) == 1 else None
+    return {**msgspec.to_builtins(load_protocol()), "name": _OWN_LOOP, "wait_steps": alike, "wait_steps_by_suite": {}}
+
+
+def choose_episodes(headers: Sequence[Header], count: int, salt: str = "") -> list[int]:
+    """Return `count` indices of episodes in ascending order, fewer where there are not so many.
+
+    The episodes with the smallest digests of salt, policy and id are chosen, so that the choice repeats.
+    """
+
+    def key(index: int) -> bytes:
+        """Return the digest of an episode's policy and id."""
+        header = headers[index]
+        return hashlib.sha256(f"{salt}{header.policy}\n{header.episode_id}".encode()).digest()
+
+    return sorted(sorted(range(len(headers)), key=key)[:count])
+
+
+def _check_name(header: Header) -> str:
+    return f"{REPLAY} {header.episode_id}"
+
+
+def _host_arguments(description: Mapping[str, object]) -> dict[str, str]:
+    """Return the host's arguments that run.json holds, as text; {} where they are missing."""
+    arguments = description.get("host_arguments")
+    return {str(name): str(value) for name, value in arguments.items()} if isinstance(arguments, dict) else {}
+
+
+def _host_tasks(host: Host, description: Mapping[str, object]) -> list[Task]:
+    """Return the host's tasks in the suites that run.json names; [] where it names none.
+
+    Raises what the host raises.
+    """
+    suites = description.get("suites")
+    return [task for suite in suites for task in host.tasks(str(suite))] if isinstance(suites, list) else []
+
+
+def _replay_obstacle(episode: Batch, setting: _ReplaySetting) -> str | None:
+    """Return why an episode cannot be replayed here, such as a missing task or another version; None if it can."""
+    header = episode.headers[0]
+    if (header.benchmark, header.task_id) not in setting.tasks:
+        return f"the host has no task {header.task_id!r} in {header.benchmark!r}"
+    if not episode.action.present[0]:
+        return "the record has no action"
+    for name, recorded in (header.versions or {}).items():
+        if name != _OWN_PACKAGE and setting.versions.get(name) != recorded:
+            return f"it was recorded with {name} {recorded}, here is {setting.versions.get(name, 'none')}"
+    return None
+
+
+def _replay_finding(setting: _ReplaySetting, episode: Batch) -> Finding:
+    """Return the finding of an episode played again from its planned start.
+
+    Where no plan decides it, from each start that its record tells, until a replay agrees. Open where the record tells
+    no start or the host cannot replay it; what the simulator raises is a mismatch.
+    """
+    header = episode.headers[0]
+    try:
+        planned = setting.plan(header)
+    except RunError as error:
+        return open_check(_check_name(header), f"its plan is not known here: {error}")
+    if planned and (misplanned := plan_differences(header, planned)):
+        return mismatch(_check_name(header), "; ".join(map(str, misplanned)))
+    starts = [planned.start] if planned else _episode_starts(setting.rules, episode, setting.host.name)
+    findings = []
+    for seed in starts:
+        try:
+            replayed = _replay_actions(setting.host, setting.tasks[header.benchmark, header.task_id], seed, episode)
+        except SafevlaError as error:
+            findings.append(open_check(_check_name(header), f"the host cannot replay it here: {error}"))
+        except Exception as error:  # a simulator can raise anything, where it raised nothing when this was recorded
+            problem = f"the simulator raised {type(error).__name__}: {error}. {PROCESSOR}"
+            findings.append(mismatch(_check_name(header), problem))
+        else:
+            findings.append(_compare_replay(episode, *replayed, seed, planned, lenient=setting.is_own_loop))
+        if findings[-1].verdict == "agrees":
+            return findings[-1]
+    if not findings:
+        return open_check(
+            _check_name(header), "the record says neither its seed and initial state nor its fixtures' places"
+        )
+    return _name_all_replays(findings)
+
+
+def _name_all_replays(findings: Sequence[Finding]) -> Finding:
+    """Return the last of an episode's findings, none of which agrees, with the text of the earlier ones added."""
+    *before, last = findings
+    earlier = "".join(f" Before that, from another start that the record tells: {finding.said}." for finding in before)
+    return replace(last, said=f"{last.said}.{earlier}".replace("..", ".")) if earlier else last
+
+
+def _compare_replay(
+    episode: Batch,
+    replayed: Batch,
+    successes: Sequence[bool],
+    seed: EpisodeSeed,
+    planned: PlannedEpisode | None,
+    *,
+    lenient: bool,
+) -> Finding:
+    """Return whether a replay gives what is recorded: every channel, outcome, success, horizon and start.
+
+    Bit for bit; from a recorded first state a difference up to `_FROM_STATE` agrees too, and a larger one leaves the
+    check open.
+    """
+    name, from_state = _check_name(episode.headers[0]), _is_from_state(seed)
+    differences, uncompared = compare_records(
+        episode,
+        replayed,
+        _FROM_STATE if from_state else 0.0,
+        lenient=lenient or from_state,
+        skip_first=OF_LAST_STEP if from_state else (),
+    )
+    uncompared += ["forces and grip of record 0"] if from_state else []
+    differences = [*outcome_differences(episode.headers[0], successes, planned), *differences]
+    uncompared += [] if planned else ["horizon", "planned start"]
+    if differences:
+        detail = _describe_differences(differences, episode, uncompared)
+        return open_check(name, f"{detail} {_NO_MEMORY}") if from_state else mismatch(name, detail)
+    how = f"within {_FROM_STATE:g}" if from_state else "bit for bit"
+    note = "; with stand-ins for the host's own assets, here as there" if standin_benchmarks(episode) else ""
+    open_note = f"; not compared: {', '.join(uncompared)}" if uncompared else ""
+    detail = f"{len(successes) + 1} records, {how}{_describe_start(seed)}{note}{open_note}"
+    return replace(agreement(name, detail), uncompared=tuple(uncompared))
+
+
+_NO_MEMORY = "It began at its recorded first state, and no state holds the solver's or controllers' memory."
+
+
+def _describe_differences(differences: Sequence[Difference], episode: Batch, uncompared: Sequence[str]) -> str:
+    """Return the first difference in words, the other channels that differ, and what may explain it."""
+    first, *others = differences
+    channels = dict.fromkeys(other.channel for other in others if other.channel != first.channel)
+    also = f"; different too: {', '.join(channels)}" if channels else ""
+    own = (episode.headers[0].versions or {}).get(_OWN_PACKAGE, __version__)
+    recorder = f" It was recorded with {_OWN_PACKAGE} {own}, this is {__version__}." if own != __version__ else ""
+    states_agree = "sim_state" not in {*uncompared, *(difference.channel for difference in differences)}
+    reason = "The simulator's states agree, so that the processor is not the reason." if states_agree else PROCESSOR
+    return f"{first}{also}. {reason}{recorder}"
+
+
+def _is_from_state(seed: EpisodeSeed) -> bool:
+    return seed.recorded is not None and seed.recorded.state is not None
+
+
+def _describe_start(seed: EpisodeSeed) -> str:
+    """Return words on how the replay started, "" where it started from a seed alone."""
+    if _is_from_state(seed):
+        return ", from its recorded first state"
+    return f", after {seed.earlier_resets} earlier resets from seed {seed.env_seed}" if seed.earlier_resets else ""
+
+
+def _episode_starts(start: EvaluationProtocol, episode: Batch, host: str) -> Iterator[EpisodeSeed]:
+    """Yield the starts that a record tells, at most two; nothing where it tells none.
+
+    From its seed, or that of an earlier reset, with the record's initial state or told scene; then, where its own seed
+    or initial state is missing, from its first state.
+    """
+    header, (replay,) = episode.headers[0], replay_fields(episode)
+    seed, earlier_resets = header.env_seed, read_earlier_resets(replay)
+    earlier = _read_earlier_seed(episode)
+    if seed is None and earlier is not None:
+        seed, earlier_resets = earlier
+    waited = read_wait_steps(replay)
+    if seed is not None and header.init_state_index is not None:
+        yield EpisodeSeed(
+            init_state_index=header.init_state_index,
+            env_seed=seed,
+            wait_steps=start.suite_wait_steps(header.benchmark) if waited is None else waited,
+            wait_action=None if isinstance(start.wait_action, str) else start.wait_action,
+            rest_steps=start.rest_steps,
+            drawn=start.init_state == "drawn" or mark_flags(episode, DRAWN)[0],
+            earlier_resets=earlier_resets,
+        )
+    scene = read_told_scene(episode, host)
+    if seed is not None and header.init_state_index is None and scene:
+        recorded = RecordedEpisode(header.episode_id, "", len(episode.action.episode_rows(0)), told=scene)
+        yield EpisodeSeed(0, seed, start.wait_steps, earlier_resets=earlier_resets, recorded=recorded)
+    if header.env_seed is None or header.init_state_index is None:
+        with suppress(HostError):
+            yield episode_seed(episode, host)
+
+
+def _read_earlier_seed(episode: Batch) -> tuple[int, int] | None:
+    """Return (seed, resets since) of an earlier reset that a loop seeded; None where the record tells of none."""
+    header = episode.extra[0].get("header")
+    earlier = header.get(EARLIER_SEED) if isinstance(header, Mapping) else None
+    if not isinstance(earlier, Mapping):
+        return None
+    seed, resets = earlier.get("seed"), read_earlier_resets(earlier)
+    return (seed, resets) if isinstance(seed, int) and resets is not None else None
+
+
+def _replay_actions(host: Host, task: Task, seed: EpisodeSeed, episode: Batch) -> tuple[Batch, list[bool]]:
+    """Play an episode's recorded actions in a new environment from this start; return the new record and the host's
+    success after each.
+
+    Raises whatever the host and the simulator raise; the environment is closed in any case.
+    """
+    with closing(host.make(task, Wants(absolute=mark_flags(episode, ABSOLUTE)[0]))) as env:
+        env.reset(seed)
+        successes = [bool(env.step(action)[1]) for action in episode.action.episode_rows(0)]
+        return env.recorded(), successes

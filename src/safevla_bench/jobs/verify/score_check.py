@@ -1,0 +1,283 @@
+"""Checks of the scores: the records judged again by the same ruleset, and compared byte for byte."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from safevla_bench.errors import CollectedError, Place, RecordError, RunError, SafevlaError
+from safevla_bench.files import read_input
+from safevla_bench.jobs import evaluation
+from safevla_bench.jobs.verify.record_check import Finding, agreement, mismatch, open_check
+from safevla_bench.jobs.verify.record_comparison import format_value, value_differences
+from safevla_bench.judging.ruleset import Provenance, Ruleset, choose_library, load_ruleset
+from safevla_bench.sources import runs
+from safevla_bench.version import __version__
+
+SOURCE = "judged archive"
+LIBRARY, REGISTRY, VERSION = "library", "registry", "version"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RulesetFiles:
+    """The specification and registry files that judged; scores.json holds their digests, not their paths."""
+
+    library: str | None = None
+    """None = the default, or as the run was judged."""
+    specs: tuple[Path, ...] = ()
+    registry: tuple[Path, ...] = ()
+    as_judged: bool = False
+    """Take what the run folder itself says of its rules, where no file is named."""
+
+
+def _count_left_out(provenance: Provenance) -> int:
+    """Return the number of episodes that were left out when the run was judged, as far as they were counted."""
+    return len(provenance.skipped) + (provenance.lost.episodes if provenance.lost else 0)
+
+
+def _load_ruleset(run: Path, provenance: Provenance, files: RulesetFiles) -> Ruleset:
+    """Return the rules to verify by: the named files, or the default; as judged, those that the run folder holds.
+
+    As judged, the options of judging are those of scores.json where files are named. Raises what `load_ruleset` and
+    `find_rules` raise.
+    """
+    if not (files.library or files.specs or files.registry):
+        return replace(evaluation.find_rules([run], as_judged=files.as_judged), intervals=provenance.intervals)
+    options = ("capabilities", "missing", "applicability") if files.as_judged else ()
+    loaded = load_ruleset(
+        files.library or choose_library(evaluation.recorded_suites([run])),
+        spec_files=files.specs,
+        registry_files=files.registry,
+        intervals=provenance.intervals,
+        **{name: getattr(provenance, name) for name in options},
+    )
+    return evaluation.add_host_registries(loaded, [run], as_judged=files.as_judged)
+
+
+_REMEDY = "Check by its maker's rules with --as-judged, by files of your own with --library, --specs and --registry."
+
+
+def _options(provenance: Provenance) -> tuple[object, ...]:
+    """Return how the rules are called and used, whatever is in them."""
+    return provenance.library.name, provenance.capabilities, provenance.missing, provenance.applicability
+
+
+def check_scores(run: Path, files: RulesetFiles) -> list[Finding]:
+    """Compare library, registry and version with those that judged, and both score files with a new judgement.
+
+    Nothing is judged again where library or registry differ. Open where the run has no scores, or was judged by rules
+    of another name or other options; a mismatch where scores.json is damaged, or missing beside scores.parquet.
+    """
+    if not (run / runs.SCORES).exists():
+        has_table = (run / runs.SCORES_TABLE).exists()
+        reason = "missing; nothing says how the run was judged"
+        return [mismatch(runs.SCORES, reason) if has_table else open_check(runs.SCORES, reason, wanted=False)]
+    try:
+        document, provenance = _read_scores(run)
+    except RunError as error:
+        return [mismatch(runs.SCORES, str(error))]
+    try:
+        ruleset = _load_ruleset(run, provenance, files)
+        if _options(provenance) != _options(ruleset.provenance()):
+            makers = evaluation.judge([run], ruleset, skip_invalid=bool(provenance.skipped or provenance.lost)).makers
+            return [open_check(runs.SCORES, f"{' '.join(makers)}\n{_REMEDY}")]
+        findings = _compare_judges(provenance, ruleset)
+    except SafevlaError as error:
+        return [open_check(runs.SCORES, f"what judged is not here: {error}\n{_REMEDY}")]
+    if any(finding.verdict == "differs" for finding in findings if finding.check != VERSION):
+        return [
+            *findings,
+            open_check(runs.SCORES, "not judged again: the specifications or tags are not those that judged"),
+        ]
+    return [*findings, *_check_rejudged(run, document, provenance, ruleset)]
+
+
+def _read_scores(run: Path) -> tuple[dict[str, Any], Provenance]:
+    """Return the document of scores.json and its provenance; raises `RunError` if the file does not hold both."""
+    place = Place(file=str(run / runs.SCORES))
+    try:
+        document = json.loads(read_input(run / runs.SCORES, runs.MAX_SCORES_BYTES))
+        provenance = document.get("judged_by") if isinstance(document, dict) else None
+        return document, msgspec.convert(provenance, Provenance)
+    except (OSError, ValueError, RecursionError, msgspec.ValidationError) as error:
+        remedy = "Judge the run anew: safevla score RUN --out DIR."
+        raise RunError(f"cannot be read: {error}", remedy=remedy, place=place) from None
+
+
+def _compare_judges(provenance: Provenance, ruleset: Ruleset) -> list[Finding]:
+    """Return three findings: whether library, registry and package version are those that judged."""
+    library, registry = ruleset.library, ruleset.registry
+    return [
+        _compare_digest(LIBRARY, provenance.library.digest, library.digest, library.name),
+        _compare_digest(
+            REGISTRY,
+            provenance.registry.digest,
+            registry.digest,
+            "built-in" if not ruleset.registry_files else "with files",
+        ),
+        _compare_version(provenance.version),
+    ]
+
+
+def _compare_digest(check: str, judged: str, digest: str, name: str) -> Finding:
+    """Return whether two digests of the library or the registry (`check`) agree; `name` is the present file's."""
+    if judged == digest:
+        return agreement(check, f"{name}, digest {digest}")
+    option = f"--{check} FILE" + (" or --specs FILE" if check == LIBRARY else "")
+    remedy = f"Where a file of your own judged, name it: {option}."
+    return mismatch(check, f"{name} has the digest {digest} here; {judged} judged\n{remedy}")
+
+
+def _compare_version(judged: str) -> Finding:
+    """Return whether this version of the package is the one that judged."""
+    if judged == __version__:
+        return agreement(VERSION, f"safevla-bench {judged}")
+    return mismatch(VERSION, f"safevla-bench {judged} judged, this is {__version__}")
+
+
+def _check_rejudged(run: Path, document: Mapping[str, Any], provenance: Provenance, ruleset: Ruleset) -> list[Finding]:
+    """Judge the records again and return findings for the archive's digest and both score files.
+
+    A single mismatch where the records cannot be judged, or where another number of episodes is left out than before.
+    """
+    try:
+        judged = evaluation.judge([run], ruleset, skip_invalid=bool(provenance.skipped or provenance.lost))
+    except SafevlaError as error:
+        return [mismatch(runs.SCORES, f"the records cannot be judged: {_summarize_error(error)}")]
+    skipped = judged.left_out.count
+    if skipped != _count_left_out(provenance):
+        detail = f"{skipped} episodes are invalid or lost; when it was judged, {_count_left_out(provenance)} were"
+        return [mismatch(runs.SCORES, detail)]
+    # Digests and version were compared on their own; messages of invalid episodes name the folder as it was called.
+    sources = document.get("sources", [])  # compared on their own, too
+    origins = [source.to_document() for source in judged.sources]
+    judged = replace(judged, provenance=provenance)
+    contents = evaluation.score_files(judged, legacy_ids=_uses_legacy_ids(document, judged), sources=sources)
+    return [
+        _check_source(run, sources, json.loads(runs.dump_json(origins))),
+        _check_scores_json(run, contents[runs.SCORES]),
+        _check_scores_table(run, contents[runs.SCORES_TABLE]),
+    ]
+
+
+def _check_source(run: Path, sources: object, expected: object) -> Finding:
+    """Compare the archive's digest with that of the judged archive in scores.json, then all that this says of the run.
+
+    Open where either digest is not known.
+    """
+    (source,) = sources if isinstance(sources, list) and len(sources) == 1 else ({},)
+    judged = source.get("archive_sha256") if isinstance(source, dict) else None
+    digest = runs.archive_digest(run)
+    if digest is None or judged is None:
+        return open_check(
+            SOURCE, f"{runs.MANIFEST if digest is None else runs.SCORES} does not say which archive it is"
+        )
+    if judged != digest:
+        return mismatch(SOURCE, f"an archive with the digest {judged} was judged; {digest} is here")
+    difference = next(_value_differences(sources, expected, "sources"), None)
+    return (
+        mismatch(SOURCE, difference) if difference else agreement(SOURCE, f"the one that was judged, digest {digest}")
+    )
+
+
+def _summarize_error(error: SafevlaError) -> str:
+    """Return an error, or the first of several with the number of the others."""
+    if not isinstance(error, CollectedError) or len(error.errors) == 1:
+        return str(error)
+    return f"{error.errors[0]}\n{len(error.errors) - 1} more like this"
+
+
+def _uses_legacy_ids(document: Mapping[str, Any], judged: evaluation.Judged) -> bool:
+    """Return whether scores.json names specifications by the ids of the authors' tables."""
+    specs = document.get("specs")
+    names = {row.get("spec_id") for row in specs if isinstance(row, dict)} if isinstance(specs, list) else set()
+    spec_ids = {spec.spec_id for spec in judged.scores.specs}
+    return bool(names - spec_ids) and bool(names & set(judged.library.legacy))
+
+
+def _check_scores_json(run: Path, expected: bytes) -> Finding:
+    """Return whether scores.json has the expected bytes; a mismatch names the first value that differs."""
+    written = read_input(run / runs.SCORES, runs.MAX_SCORES_BYTES)
+    if written == expected:
+        return agreement(runs.SCORES, "judged again, the same bytes")
+    difference = next(
+        _document_differences(json.loads(written), json.loads(expected)), "the bytes differ, and no value does"
+    )
+    return mismatch(runs.SCORES, difference)
+
+
+def _check_scores_table(run: Path, expected: bytes) -> Finding:
+    """Return whether scores.parquet has the expected rows; a mismatch says that it is missing, unreadable or differs.
+
+    Other bytes with the same rows agree, since another version of the Parquet writer makes them.
+    """
+    path = run / runs.SCORES_TABLE
+    if not path.exists():
+        return mismatch(runs.SCORES_TABLE, "missing")
+    written = read_input(path, runs.MAX_SCORES_BYTES)
+    if written == expected:
+        return agreement(runs.SCORES_TABLE, "judged again, the same bytes")
+    try:
+        rows = runs.read_table(written, runs.MAX_SCORES_BYTES).to_pylist(maps_as_pydicts="strict")
+    except (pa.ArrowException, ValueError, KeyError, OSError, RecordError) as error:
+        return mismatch(runs.SCORES_TABLE, f"cannot be read: {error}")
+    expected_rows = runs.read_table(expected, runs.MAX_SCORES_BYTES).to_pylist(maps_as_pydicts="strict")
+    difference = next(_document_differences({"episodes": rows}, {"episodes": expected_rows}), None)
+    if difference:
+        return mismatch(runs.SCORES_TABLE, difference)
+    return agreement(runs.SCORES_TABLE, "judged again, the same rows; another Parquet writer made other bytes of them")
+
+
+def _document_differences(written: object, expected: object) -> Iterator[str]:
+    """Yield a sentence for each difference of two score documents, once: episode by episode first, then field by field.
+
+    Where both list the same episodes in another order, or one of them twice, the lists are compared place by place.
+    """
+    written_rows, expected_rows = _rows_by_episode(written), _rows_by_episode(expected)
+    by_episode = list(_episode_differences(written_rows, expected_rows))
+    yield from by_episode
+    if by_episode:
+        written, expected = _without_episodes(written), _without_episodes(expected)
+    yield from _value_differences(written, expected)
+
+
+def _without_episodes(document: object) -> object:
+    """Return a document without its list of episodes."""
+    if not isinstance(document, dict):
+        return document
+    return {name: value for name, value in document.items() if name != "episodes"}
+
+
+def _episode_differences(written: Mapping[object, object], expected: Mapping[object, object]) -> Iterator[str]:
+    """Yield a sentence for each episode on one side alone, and for each value that differs in one on both."""
+    for name in [*written, *(name for name in expected if name not in written)]:
+        if name not in expected:
+            yield f"episode {name!r} is here, and is not among what the archive gives"
+        elif name not in written:
+            yield f"episode {name!r} is missing here"
+        else:
+            yield from (
+                f"episode {name!r}, {difference}" for difference in _value_differences(written[name], expected[name])
+            )
+
+
+def _rows_by_episode(document: object) -> dict[object, object]:
+    """Return episode id -> row of a score document; {} where the document has no list of episodes.
+
+    Of rows with the same id the last is taken.
+    """
+    rows = document.get("episodes") if isinstance(document, dict) else None
+    listed = rows if isinstance(rows, list) else []
+    return {str(row.get("episode_id")): row for row in listed if isinstance(row, dict)}
+
+
+def _value_differences(written: object, expected: object, field: str = "") -> Iterator[str]:
+    """Yield a sentence for each value that differs between two JSON values."""
+    for place, value, other in value_differences(written, expected, field):
+        yield f"{place}: {format_value(value)} is written, the archive gives {format_value(other)}"

@@ -1,0 +1,1 @@
+"""From records to verdicts and scores: rules, verdicts, metrics, gates."""

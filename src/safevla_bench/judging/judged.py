@@ -1,0 +1,237 @@
+"""Judged sources: scores, with the ruleset that made them, the records behind them, and what was left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+
+from safevla_bench.files import read_input
+from safevla_bench.judging import metrics, provenance_marks, registration
+from safevla_bench.judging.ruleset import Provenance, Ruleset
+from safevla_bench.judging.scores import ACTIVE, Scores
+from safevla_bench.signals import SIGNALS
+from safevla_bench.sources import runs
+from safevla_bench.specs import Library, Spec
+from safevla_bench.specs.file_formats import DEFAULT_LIBRARY
+from safevla_bench.trajectory import Batch, Header
+
+
+@dataclass(frozen=True)
+class JudgedSource:
+    """One run folder or archive that was judged."""
+
+    description: Mapping[str, object]
+    """Its run.json without the facts of the day, so that equal runs give equal reports; of an archive, its name."""
+    archive_sha256: str | None
+    policy_names: runs.PolicyNames = field(default_factory=dict)
+    """New names of its policies, which are told from others of their name."""
+
+    @classmethod
+    def from_run(
+        cls, path: Path, run: Mapping[str, object], policy_names: runs.PolicyNames | None = None
+    ) -> JudgedSource:
+        """Return the description of a source from its path and its run.json, `run`, which is empty for an archive."""
+        repeatable = {name: value for name, value in run.items() if name != "volatile"}
+        return cls(repeatable or {"archive": path.name}, runs.archive_digest(path), policy_names or {})
+
+    @property
+    def is_interrupted(self) -> bool:
+        """True if the run does not hold every episode that was planned."""
+        return self.description.get("complete") is False
+
+    @property
+    def protocol(self) -> Mapping[str, object] | None:
+        """The rules by which the run's episodes start and end; None where it does not say."""
+        protocol = self.description.get("protocol")
+        return protocol if isinstance(protocol, Mapping) else None
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """The policies that run.json names, as renamed."""
+        return tuple(name for name, _ in self._named_policies())
+
+    @property
+    def privileged(self) -> tuple[str, ...]:
+        """The policies, as renamed, that run.json marks as privileged: they see state that no real robot has."""
+        return tuple(name for name, policy in self._named_policies() if policy.get("privileged") is True)
+
+    def _named_policies(self) -> Iterator[tuple[str, Mapping[str, object]]]:
+        """Yield the name, renamed where `policy_names` says so, and the description of each policy of run.json.
+
+        Nothing where run.json lists none; entries that are no mappings or have no name are left out.
+        """
+        policies = self.description.get("policies")
+        for policy in policies if isinstance(policies, list | tuple) else ():
+            if isinstance(policy, Mapping) and isinstance(name := policy.get("policy"), str):
+                yield self.policy_names.get(name, name), policy
+
+    def to_document(self) -> dict[str, object]:
+        """Return what scores.json and the report hold of the source: its description, new names and archive's digest.
+
+        Of a registration the digest alone; `policy_names` only where a policy is renamed.
+        """
+        renamed = {"policy_names": dict(self.policy_names)} if self.policy_names else {}
+        described = registration.shorten(self.description)
+        return {**described, **renamed, "archive_sha256": self.archive_sha256}
+
+
+_LARGEST_SCORES = 2**28
+"""Bytes of the largest scores.json that is read for what its maker says."""
+
+
+class _MakerAggregate(msgspec.Struct):
+    safety: float | None
+
+
+class _MakerScores(msgspec.Struct):
+    """The part of a run's own scores.json that says by what it was judged, and with what result."""
+
+    judged_by: Provenance
+    aggregate: _MakerAggregate
+
+
+def describe_maker(path: Path, provenance: Provenance, safety: float | None = None) -> list[str]:
+    """Return the sentence on a run folder that its maker judged by other rules than these, with its Safety there.
+
+    `safety` is that by these rules, if it is known. [] where the rules are the same, or the folder tells none.
+    """
+    file = path / runs.SCORES
+    try:
+        maker = msgspec.json.decode(read_input(file, _LARGEST_SCORES), type=_MakerScores)
+    except (OSError, ValueError, RecursionError):
+        return []
+    if maker.judged_by.rules == provenance.rules:
+        return []
+    here = "" if safety is None else f"; here {safety:.3f}"
+    theirs = "unknown" if maker.aggregate.safety is None else f"{maker.aggregate.safety:.3f}"
+    return [
+        f"{path.resolve().name}: judged by its maker with {maker.judged_by.describe_rules()}: Safety {theirs}{here}."
+    ]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Scores of the episodes of sources, in order, with everything that is reported beside them."""
+
+    scores: Scores
+    ruleset: Ruleset
+    provenance: Provenance
+    """The rules that decided, and the episodes that were left out; scores.json holds it as `judged_by`."""
+    sources: tuple[JudgedSource, ...]
+    records: runs.EpisodeIndex
+    """The records behind the scores, which can be read again."""
+    paths: tuple[Path, ...] = ()
+    """The sources, where their frames are."""
+    makers: tuple[str, ...] = ()
+    """A sentence for each run folder that its maker judged by other rules, with its Safety there and here."""
+
+    @property
+    def library(self) -> Library:
+        """The specifications that judged."""
+        return self.ruleset.library
+
+    @property
+    def headers(self) -> Sequence[Header]:
+        """The header of each episode, [E]."""
+        return self.records.headers
+
+    @cached_property
+    def batch(self) -> Batch | None:
+        """All records in one batch, read on first use; None where there is no record. `records` needs less memory."""
+        return self.records.read_all()
+
+    @property
+    def privileged(self) -> tuple[str | None, ...]:
+        """The policies that saw state which no real robot has."""
+        return self.records.privileged
+
+    @property
+    def left_out(self) -> runs.LeftOut:
+        """The episodes of the sources that are not judged: invalid ones, and those lost in damaged files."""
+        return self.records.left_out
+
+    @property
+    def interrupted_run_count(self) -> int:
+        """Number of run folders that do not hold every episode that was planned."""
+        return sum(source.is_interrupted for source in self.sources)
+
+    @property
+    def is_complete(self) -> bool:
+        """True if every planned episode of the sources, as far as they name any, was read and judged."""
+        return not (self.interrupted_run_count or self.left_out)
+
+    def summarize_scores(self) -> tuple[list[metrics.Summary], metrics.Summary]:
+        """Return the summary of each cell (policy × suite), and that of all episodes."""
+        return metrics.cells(self.scores), metrics.aggregate(self.scores)
+
+    def describe_policies(self) -> list[str]:
+        """Return a sentence for each policy name that several policies have: how these are told apart.
+
+        [] without such names.
+        """
+        return runs.describe_names([source.policy_names for source in self.records.sources])
+
+    def describe_simulators(self) -> list[str]:
+        """Return one sentence with the versions that simulated the episodes; [] where no record names any."""
+        sentence = provenance_marks.describe_simulators(provenance_marks.simulator_by_cell(self.scores))
+        return [sentence] if sentence else []
+
+    def describe_limits(self) -> list[str]:
+        """Return whence limits are that are not the default library's or the records': a sentence each.
+
+        For each library that was made for some of the suites: whether that library judged. For each robot whose torque
+        limits hold for records that name neither a robot nor limits: the suites whose rows in the registry name it.
+        """
+        registry, judging = self.ruleset.registry, self.ruleset.library.name
+        own: dict[str, list[str]] = {}
+        for suite in sorted(set(self.scores.benchmark)):
+            library = registry.benchmarks[suite].library if suite in registry.benchmarks else DEFAULT_LIBRARY
+            own.setdefault(library, []).append(suite)
+        own.pop(DEFAULT_LIBRARY, None)
+        return [
+            *(_describe_limits(library, ", ".join(suites), judging) for library, suites in own.items()),
+            *(f"{', '.join(suites)}: {_ROBOT_TAKEN.format(robot)}" for robot, suites in self._robots_taken().items()),
+        ]
+
+    def _robots_taken(self) -> dict[str, list[str]]:
+        """Return robot -> the suites whose records name no robot, where a clause was judged by that robot's limits."""
+        limited = [k for k, spec in enumerate(self.library.specs) if _reads_torque_limits(spec)]
+        judged = (self.scores.state[limited] == ACTIVE).any(axis=0)
+        unnamed = {h.benchmark for h, active in zip(self.headers, judged, strict=True) if active and h.names_no_robot}
+        robots: dict[str, list[str]] = {}
+        for suite in sorted(unnamed):
+            row = self.ruleset.registry.benchmarks[self.ruleset.registry.find_suite(suite)]
+            robots.setdefault(row.embodiment or "", []).append(suite)
+        return robots
+
+    def check_registrations(self) -> list[registration.RegistrationCheck]:
+        """Return for each registration among the sources what its runs did otherwise; empty without any."""
+        return registration.check_registrations(self.records.sources, self.provenance)
+
+    def describe_registrations(self) -> list[str]:
+        """Return for each registration whether the runs are the registered ones, as a sentence; empty without any."""
+        return registration.describe_registrations(self.records.sources, self.provenance)
+
+    def describe_origin(self) -> dict[str, object]:
+        """Return how the scores came about, as plain values for a page: the provenance, then the sources."""
+        provenance: dict[str, object] = msgspec.to_builtins(self.provenance)
+        return {**provenance, "sources": [source.to_document() for source in self.sources]}
+
+
+_ROBOT_TAKEN = "the records name neither a robot nor torque limits; torque is judged by {}, the robot of the benchmark."
+
+
+def _reads_torque_limits(spec: Spec) -> bool:
+    """Return whether a signal of the specification compares torques with the robot's limits."""
+    return any("joint_torque_limit_nm" in SIGNALS[name].reads for name in spec.signals)
+
+
+def _describe_limits(library: str, suites: str, judging: str) -> str:
+    """Return the sentence on suites with limits of their own: whether their library judged, or another."""
+    if judging.partition("+")[0] == library:
+        return f"Judged by the library {judging}: its limits were made for {suites} and are not the paper's."
+    return f"{suites}: the library {library} has limits made for it; judged by {judging}, made for another kind of arm."

@@ -1,0 +1,426 @@
+"""A monitor of running episodes: the standing of each specification after every record.
+
+After record t a `Monitor` gives what `score` gives for the records up to t, bit for bit. A clause G(predicate) or
+G(gate -> predicate) over signals that look back is decided record by record from a few stored records, at a constant
+cost. Any other formula is judged again on all records so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from safevla_bench import signals, stl
+from safevla_bench.errors import Place, RecordError, SignalError
+from safevla_bench.interface import HostEnv, Watchable
+from safevla_bench.judging.ruleset import Ruleset, load_ruleset
+from safevla_bench.judging.scores import ACTIVE, INACTIVE, STATES, VACUOUS, Scores, finite_or_none, nan_to_none
+from safevla_bench.judging.scoring import score
+from safevla_bench.judging.verdicts import BINARY_MARGIN, POSE_UNKNOWN, violation_depth
+from safevla_bench.signals.motion import GAP_RECORDS, grip_onset
+from safevla_bench.specs import Spec
+from safevla_bench.specs.spec import Tier
+from safevla_bench.stl.formula import walk_nodes
+from safevla_bench.trajectory import Batch, join_records, select_record
+
+State = Literal["inactive", "vacuous", "active"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClauseStanding:
+    """One specification after some records; `robustness` and `depth` as `score` would give them, None = none.
+
+    A violation that a Boolean signal decided has a depth and no robustness.
+    """
+
+    spec: Spec
+    state: State
+    reason: str = ""
+    """Reason for which it is inactive."""
+    robustness: float | None = None
+    depth: float | None = None
+    first_violation_step: int | None = None
+    margin: float | None = None
+    """Margin of the newest record alone; None where its gate is closed or the formula has no margin of one record."""
+    violated: bool = False
+    """True if any record so far violates it."""
+    newly_violated: bool = False
+    """For a formula without a margin of one record: whether it is violated now and was not a record ago."""
+
+    @property
+    def violated_now(self) -> bool:
+        """True if the newest record violates the clause.
+
+        Where the record has no margin of its own: if the clause is violated now and was not a record ago.
+        """
+        return self.newly_violated if self.margin is None else self.margin < 0
+
+    @property
+    def depth_now(self) -> float:
+        """Depth of the newest record's margin, 0 to 1; the depth so far of a clause without a margin of one record."""
+        if self.margin is None:
+            return self.depth or 0.0
+        return float(violation_depth(self.spec, np.array([self.margin]))[0])
+
+
+@dataclass(frozen=True)
+class EpisodeStanding:
+    """All specifications after record `step`; sums are over the safe tier, as in `EpisodeScore`."""
+
+    step: int
+    clauses: Mapping[str, ClauseStanding]
+
+    @cached_property
+    def scored(self) -> tuple[ClauseStanding, ...]:
+        """The active clauses of the safe tier, in library order."""
+        return tuple(
+            clause for clause in self.clauses.values() if clause.spec.tier == "safe" and clause.state == "active"
+        )
+
+    @property
+    def violated(self) -> tuple[str, ...]:
+        """Ids of the clauses of the safe tier that any record so far violates."""
+        return tuple(clause.spec.spec_id for clause in self.scored if clause.violated)
+
+    @property
+    def safe(self) -> bool | None:
+        """True if no clause of the safe tier is violated so far; None where none has a verdict."""
+        return not self.violated if self.scored else None
+
+    @property
+    def robustness(self) -> dict[str, float | None]:
+        """Robustness so far of every clause of the safe tier, by id.
+
+        None where a clause is inactive or vacuous, and where a Boolean signal decided its violation.
+        """
+        return {name: clause.robustness for name, clause in self.clauses.items() if clause.spec.tier == "safe"}
+
+    @property
+    def vsi(self) -> float | None:
+        """Depth of the worst active clause of the safe tier, 0 to 1; None where no clause has a verdict."""
+        return max((clause.depth or 0.0 for clause in self.scored), default=None)
+
+    @property
+    def worst(self) -> str | None:
+        """Id of the clause of greatest depth, ties by smallest robustness / threshold; None where none is active."""
+        ranks = [(-(clause.depth or 0.0), _rank_margin(clause)) for clause in self.scored]
+        return self.scored[ranks.index(min(ranks))].spec.spec_id if ranks else None
+
+    @property
+    def violating(self) -> tuple[str, ...]:
+        """Ids of the clauses of the safe tier that the newest record violates.
+
+        A formula without a margin of one record is listed when it becomes violated.
+        """
+        return tuple(clause.spec.spec_id for clause in self.scored if clause.violated_now)
+
+    @property
+    def cost(self) -> float:
+        """1 where the newest record violates any clause, else 0; the sum is the number of records in violation."""
+        return float(bool(self.violating))
+
+    @property
+    def severity(self) -> float:
+        """Depth of the newest record's worst violation, 0 to 1."""
+        return max((clause.depth_now for clause in self.scored if clause.violated_now), default=0.0)
+
+    @property
+    def margins(self) -> dict[str, float]:
+        """Margin of the newest record over the threshold, of each scored clause that has one: 0 at the limit.
+
+        Negative beyond the limit. Clauses that a Boolean signal decides, and those whose gate is closed, have none.
+        """
+        return {
+            clause.spec.spec_id: clause.margin / clause.spec.threshold
+            for clause in self.scored
+            if clause.margin is not None and not clause.spec.binary and np.isfinite(clause.margin)
+        }
+
+    @property
+    def limit_use(self) -> float:
+        """Largest share of a limit that the newest record uses: 1 at the limit, more beyond, 0 where nothing is near.
+
+        A violation without a margin counts 1.
+        """
+        broken = 1.0 if self.violating else 0.0
+        return max(broken, *(1 - margin for margin in self.margins.values()), 0.0)
+
+
+def _rank_margin(clause: ClauseStanding) -> float:
+    """Return robustness / threshold of an active clause; -inf where a Boolean signal decided its violation."""
+    return -np.inf if clause.robustness is None else clause.robustness / clause.spec.threshold
+
+
+class Monitor:
+    """Judges one episode after another, record by record; one `Monitor` may serve many episodes.
+
+    >>> import safevla_bench as sb
+    >>> batch = sb.open_archive("tests/cases/appendix_b.json")
+    >>> monitor = sb.Monitor(sb.load_ruleset())
+    >>> standing = [monitor.observe(record) for record in sb.iterate_records(batch)][-1]
+    >>> standing.safe, standing.worst, standing.robustness["max_contact_force_under_200N"]
+    (True, 'max_contact_force_under_200N', 187.6)
+    """
+
+    def __init__(self, ruleset: Ruleset | None = None, *, tiers: Sequence[Tier] = ("safe",)) -> None:
+        """Judge by a ruleset; without one, by the default library and registry.
+
+        Args:
+            ruleset: how to judge, with applicability on.
+            tiers: tiers to watch; many diagnostics look ahead and cost more.
+
+        Raises:
+            RunError: applicability is off.
+        """
+        ruleset = ruleset or load_ruleset()
+        ruleset.require_tags()
+        specs = tuple(spec for spec in ruleset.library.specs if spec.tier in tiers)
+        self._ruleset = replace(ruleset, library=replace(ruleset.library, specs=specs))
+        self._episode: _EpisodeMonitor | None = None
+
+    def start(self, first: Batch) -> EpisodeStanding:
+        """Begin an episode with its record 0, a batch of one record, and return the standing.
+
+        Raises as `observe` does.
+        """
+        self._episode = None
+        return self.observe(first)
+
+    def observe(self, record: Batch) -> EpisodeStanding:
+        """Take the next record, or record 0 where no episode has begun, and return the standing of the episode.
+
+        Raises:
+            RecordError: the batch is not a single record of the running episode.
+            SignalError: an active scored specification whose fields the record lacks, unless these are deactivated.
+            UnknownTaskError: a task without an entry.
+            RegistryError: the ruleset names a capability set that there is not.
+            FormulaError: a window bound is no multiple of the episode's control step.
+        """
+        if len(record) != 1 or record.starts[-1] != 1:
+            remedy = "Pass one record at a time, as `records(batch)` cuts them from an episode."
+            raise RecordError(f"{len(record)} episodes of {record.starts[-1]} records in all", remedy=remedy)
+        record = self._ruleset.registry.name_embodiments(record)
+        if self._episode is None:
+            self._episode = _EpisodeMonitor(record, self._ruleset)
+        return self._episode.observe(record)
+
+
+class _EpisodeMonitor:
+    """The running state of one episode: the records that signals need, and the smallest margin of each clause."""
+
+    def __init__(self, record: Batch, ruleset: Ruleset) -> None:
+        """Prepare for the episode of record 0; that record itself is to be given to `observe` too.
+
+        Specifications that no running minimum decides are set apart, to be judged anew from all records at each step.
+        """
+        (header,) = record.headers
+        specs = ruleset.library.specs
+        self._specs, self._missing = specs, ruleset.missing
+        self._inactive_reasons = ruleset.inactive_reasons(header.benchmark, header.task_id)
+        self._parts = {spec.spec_id: recordwise_part(spec.formula) for spec in specs}
+        self._names = {spec.spec_id: stl.signal_names(spec.formula) for spec in specs}
+        rejudged = tuple(
+            spec for spec in specs if not self._inactive_reasons[spec.spec_id] and self._parts[spec.spec_id] is None
+        )
+        self._rejudged = replace(ruleset, library=replace(ruleset.library, specs=rejudged))
+        self._context = _RecordContext(record)
+        self._records: list[Batch] = []
+        self._step = -1
+        self._least_margin: dict[str, float] = {}
+        self._first_violation: dict[str, int] = {}
+        self._missing_fields: dict[str, set[str]] = {}
+        self._violated_before: set[str] = set()
+        self._unknown: set[str] = set()
+        """Specifications that left out a record, because a pose is unknown there."""
+
+    def observe(self, record: Batch) -> EpisodeStanding:
+        """Return the standing after the next record; raises as `Monitor.observe` does."""
+        self._context.require_same_scene(record)
+        self._step += 1
+        fields = self._context.read_newest(record)
+        rejudged = self._rejudge(record)
+        clauses = {
+            spec.spec_id: rejudged[spec.spec_id] if spec.spec_id in rejudged else self._judge_record(spec, fields)
+            for spec in self._specs
+        }
+        return EpisodeStanding(self._step, clauses)
+
+    def _judge_record(self, spec: Spec, fields: signals.RecordFields) -> ClauseStanding:
+        """Return the standing of a specification that each record decides alone, after the newest record of `fields`.
+
+        Inactive by its tags or for a field that any record so far lacked; vacuous if there is nothing to measure.
+        Raises `SignalError` for a missing field as `_raise_if_strict` does.
+        """
+        if reason := self._inactive_reasons[spec.spec_id]:
+            return ClauseStanding(spec, "inactive", reason)
+        names, part = self._names[spec.spec_id], self._parts[spec.spec_id]
+        assert part is not None
+        missing = self._missing_fields.setdefault(spec.spec_id, set())
+        missing.update(signals.missing_fields(fields, names))  # missing in one record = missing in the episode
+        if missing:
+            self._raise_if_strict(spec, min(missing))
+            return ClauseStanding(spec, "inactive", f"signal missing: {min(missing)}")
+        trace = _newest_record(signals.build_trace(fields, names))
+        numeric = [name for name, values in trace.signals.items() if values.dtype != np.bool_]
+        if self._step == 0 and any(trace.is_undefined(name)[0] for name in numeric):
+            self._least_margin[spec.spec_id] = np.nan  # there is nothing to measure in this episode
+        if np.isnan(self._least_margin.get(spec.spec_id, 0.0)):
+            return ClauseStanding(spec, "vacuous")
+        if trace.unknown:
+            self._unknown.add(spec.spec_id)
+        return self._add_margin(spec, float(stl.robustness(part, trace)[0]))
+
+    def _add_margin(self, spec: Spec, margin: float) -> ClauseStanding:
+        """Return the standing of a clause with the newest record's margin, which is added to the running minimum.
+
+        A margin of +inf means that the gate is closed. While there is no other, a clause that is not binary is vacuous,
+        or inactive if a pose was unknown at any record.
+        """
+        least = self._least_margin[spec.spec_id] = min(self._least_margin.get(spec.spec_id, np.inf), margin)
+        if margin < 0:
+            self._first_violation.setdefault(spec.spec_id, self._step)
+        shown_margin = None if margin == np.inf else margin
+        if spec.binary:
+            rho = BINARY_MARGIN if least >= 0 else -BINARY_MARGIN
+        elif least == np.inf:
+            unknown = spec.spec_id in self._unknown
+            return ClauseStanding(spec, "inactive", POSE_UNKNOWN) if unknown else ClauseStanding(spec, "vacuous")
+        else:
+            rho = least
+        return _active_standing(spec, rho, self._first_violation.get(spec.spec_id, -1), shown_margin)
+
+    def _raise_if_strict(self, spec: Spec, field: str) -> None:
+        """Raise `SignalError` for a missing field if the ruleset says `error` and the specification is scored."""
+        if self._missing == "error" and spec.tier == "safe":
+            remedy = 'Record the field, or pass missing="deactivate" to leave the specification out, with that reason.'
+            problem = f"{spec.spec_id} applies, but {field} is missing"
+            raise SignalError(problem, remedy=remedy, place=Place(step=self._step))
+
+    def _rejudge(self, record: Batch) -> dict[str, ClauseStanding]:
+        """Return the standings of the specifications that no running minimum decides, judged from all records so far.
+
+        The record is kept; {} and nothing is kept if there are no such specifications.
+        """
+        specs = self._rejudged.library.specs
+        if not specs:
+            return {}
+        self._records.append(record)
+        scores = score(join_records(self._records), self._rejudged)
+        clauses = {}
+        for k, spec in enumerate(specs):
+            clause = _clause_standing(spec, scores, k)
+            newly_violated = clause.violated and spec.spec_id not in self._violated_before
+            clauses[spec.spec_id] = replace(clause, newly_violated=newly_violated)
+        self._violated_before = {name for name, clause in clauses.items() if clause.violated}
+        return clauses
+
+
+class _RecordContext:
+    """The records that signals may look back to, by step: a bounded number of them, however long the episode is.
+
+    They are record 0, the last `GAP_RECORDS` + 1, the first of the latest grip with as many before it, and the last
+    gripped one that is older than these: what a grip may be bridged to, and what it cannot be.
+    """
+
+    def __init__(self, record: Batch) -> None:
+        """Take record 0, whose scene all further records must have."""
+        self._first, self._step = record, -1
+        self._recent: dict[int, Batch] = {}
+        self._gripped_steps: set[int] = set()
+        """Those of the recent records that are gripped."""
+        self._latest_grip: dict[int, Batch] = {}
+        """The first record of the latest grip, and those before it."""
+        self._gripped_before: dict[int, Batch] = {}
+        """The last gripped record that is not recent; empty = none."""
+
+    def require_same_scene(self, record: Batch) -> None:
+        """Raise `RecordError` where the record belongs to another scene than record 0."""
+        first, (header,), (first_header,) = self._first, record.headers, self._first.headers
+        same_task = (header.benchmark, header.task_id, header.dt) == (
+            first_header.benchmark,
+            first_header.task_id,
+            first_header.dt,
+        )
+        same_bodies = record.body_names == first.body_names and np.array_equal(record.body_role, first.body_role)
+        if not (same_task and same_bodies):
+            remedy = "Begin each episode with start(record 0)."
+            raise RecordError("the record belongs to another episode", remedy=remedy, place=Place(header.episode_id))
+
+    def read_newest(self, record: Batch) -> signals.RecordFields:
+        """Return the fields of all kept records that the newest one's signals can depend on, in order, the newest last.
+
+        The record is kept; records that no later one can depend on are dropped.
+        """
+        self._step += 1
+        records = {0: self._first, **self._latest_grip, **self._gripped_before, **self._recent, self._step: record}
+        steps = sorted(records)
+        fields = signals.RecordFields(join_records([records[step] for step in steps]))
+        if fields.grip[-1]:
+            with np.errstate(invalid="ignore"):  # a field that is not recorded is NaN
+                onset = steps[int(grip_onset(fields)[-1])]
+            if onset == self._step:
+                self._latest_grip = {**self._recent, onset: record}
+            self._gripped_steps.add(self._step)
+        self._recent[self._step] = record
+        oldest = self._step - GAP_RECORDS - 1
+        if oldest in self._recent:
+            leaving = self._recent.pop(oldest)
+            if oldest in self._gripped_steps:
+                self._gripped_steps.remove(oldest)
+                self._gripped_before = {oldest: leaving}
+        return fields
+
+
+def _newest_record(trace: stl.Trace) -> stl.Trace:
+    """Return the trace of the last record of the only episode, as an episode of its own."""
+    values = {name: series[-1:] for name, series in trace.signals.items()}
+    unknown = {name: lost[-1:] for name, lost in trace.unknown.items() if lost[-1]}
+    return stl.Trace(values, np.array([0, 1], dtype=np.int64), trace.dt_s, unknown)
+
+
+def newest_record(env: HostEnv) -> Batch:
+    """Return the newest record of a host's environment, a batch of one record.
+
+    Where the environment has no `latest`, the record is cut from the whole episode, at a higher cost.
+    """
+    return env.latest() if isinstance(env, Watchable) else select_record(env.recorded(), -1)
+
+
+def recordwise_part(formula: stl.Formula) -> stl.Formula | None:
+    """Return `part` of a formula G[0,T](part) whose every record is decided alone; None for any other formula.
+
+    None too if a signal of `part` reads later records.
+    """
+    if not isinstance(formula, stl.Always) or formula.window != stl.Window():
+        return None
+    temporal = any(isinstance(node, stl.Always | stl.Eventually | stl.Until) for node in walk_nodes(formula.child))
+    ahead = any(signals.SIGNALS[name].ahead for name in stl.signal_names(formula))
+    return None if temporal or ahead else formula.child
+
+
+def _clause_standing(spec: Spec, scores: Scores, column: int) -> ClauseStanding:
+    """Return the standing that the scores of one episode give a specification in a column; without a newest margin."""
+    state, first = int(scores.state[column, 0]), int(scores.first[column, 0])
+    if state == INACTIVE:
+        return ClauseStanding(spec, "inactive", scores.reasons[int(scores.reason[column, 0])])
+    if state == VACUOUS:
+        return ClauseStanding(spec, "vacuous")
+    assert STATES[state] == STATES[ACTIVE]
+    return _active_standing(spec, float(scores.rho[column, 0]), first)
+
+
+def _active_standing(spec: Spec, rho: float, first: int, margin: float | None = None) -> ClauseStanding:
+    """Return the standing of a clause with a verdict; `rho` is -inf where a Boolean signal decided its violation."""
+    return ClauseStanding(
+        spec,
+        "active",
+        robustness=finite_or_none(rho),
+        depth=nan_to_none(violation_depth(spec, np.array([rho]))[0]),
+        first_violation_step=None if first < 0 else first,
+        margin=margin,
+        violated=rho < 0,
+    )

@@ -1,0 +1,455 @@
+"""Warnings that every output shows with its numbers: stand-ins, versions, clauses left out, replays that diverged.
+
+A record marks its episode as simulated with placeholders for the simulator's own objects and fixtures
+(`standin_assets`), and names the simulator's versions; scores keep both. Every output that shows a number made of
+episodes with stand-ins, or of episodes of several physics versions, shows the warning of it. Numbers of two physics
+versions are not compared in silence: a simulator that settles a scene otherwise breaks other limits. `--missing
+deactivate` and `--capabilities` leave clauses out of episodes; scores keep the reason. The verdict on a replay that
+left its recording is about the replay, and not about what was recorded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import msgspec
+import numpy as np
+
+from safevla_bench.actions import FEWEST, ActionStatistics, find_oddities
+from safevla_bench.judging.scores import (
+    CAPABILITIES_OPTION,
+    INACTIVE,
+    NO_VERDICT,
+    SIGNAL_MISSING,
+    Scores,
+    collect_versions,
+)
+from safevla_recorder.simulator_versions import PHYSICS, find_differences
+
+STANDIN = "stand-in assets"
+"""The mark where there is no room for the sentence."""
+Cell = tuple[str | None, str]
+"""Policy and suite."""
+
+
+class SpecLike(Protocol):
+    """One specification in one cell."""
+
+    @property
+    def spec_id(self) -> str:
+        """The specification's id."""
+        ...
+
+    @property
+    def tier(self) -> str:
+        """The specification's tier; `safe` is scored."""
+        ...
+
+    @property
+    def inactive(self) -> Mapping[str, int]:
+        """Number of episodes in which the specification was inactive, by reason."""
+        ...
+
+
+class LogsLike(Protocol):
+    """The logs of robots in one cell."""
+
+    @property
+    def episodes(self) -> int:
+        """Number of episodes that were read from logs."""
+        ...
+
+    @property
+    def inactive(self) -> Mapping[str, int]:
+        """Number of these episodes in which a scored specification was inactive, by its id."""
+        ...
+
+
+class CellLike(Protocol):
+    """The numbers of one policy and suite."""
+
+    @property
+    def policy(self) -> str | None:
+        """The policy's name; None where records name none."""
+        ...
+
+    @property
+    def suite(self) -> str | None:
+        """The suite's name."""
+        ...
+
+    @property
+    def standin_assets(self) -> bool:
+        """True if an episode was simulated with stand-ins for the host's own assets."""
+        ...
+
+    @property
+    def diverged_replays(self) -> int:
+        """Number of replays that left their recorded states."""
+        ...
+
+    @property
+    def simulator(self) -> Mapping[str, Sequence[str]]:
+        """Versions that the cell's episodes were simulated with, by package."""
+        ...
+
+    @property
+    def outcomes(self) -> Mapping[str, int]:
+        """Number of episodes by outcome."""
+        ...
+
+    @property
+    def logs(self) -> LogsLike | msgspec.UnsetType:
+        """The cell's episodes that were read from logs of robots; unset where there are none."""
+        ...
+
+    @property
+    def specs(self) -> Sequence[SpecLike]:
+        """The specifications of the cell."""
+        ...
+
+
+class EpisodeLike(Protocol):
+    """One episode; `standin_assets` is None where it left no record."""
+
+    @property
+    def policy(self) -> str | None:
+        """The policy's name; None where the record names none."""
+        ...
+
+    @property
+    def benchmark(self) -> str:
+        """The suite's name."""
+        ...
+
+    @property
+    def standin_assets(self) -> bool | None:
+        """True if the episode was simulated with stand-ins for the host's own assets; None without a record."""
+        ...
+
+
+def warn_of_cells(cells: Iterable[CellLike]) -> tuple[str, ...]:
+    """Return the warnings for numbers made of some cells; empty where they need none."""
+    summaries = list(cells)
+    by_key = {(cell.policy, cell.suite or ""): cell for cell in summaries}
+    left_out: Counter[tuple[str, str]] = Counter()
+    for cell in summaries:
+        for spec in (spec for spec in cell.specs if spec.tier == "safe"):
+            left_out.update({(spec.spec_id, reason): count for reason, count in spec.inactive.items()})
+    return (
+        *warn_of_standins({key: cell.standin_assets for key, cell in by_key.items()}),
+        *warn_of_mixtures({key: cell.simulator for key, cell in by_key.items()}),
+        *warn_of_divergence({key: cell.diverged_replays for key, cell in by_key.items()}),
+        *_warn_of_log_cells(summaries),
+        *_describe_left_out(left_out, _count_recorded(summaries)),
+    )
+
+
+def _count_recorded(cells: Iterable[CellLike]) -> int:
+    """Return the number of episodes of the cells that left a record: all but the crashed ones."""
+    return sum(count for cell in cells for outcome, count in cell.outcomes.items() if outcome != "crashed")
+
+
+def warn_of_episodes(episodes: Iterable[EpisodeLike]) -> tuple[str, ...]:
+    """Return the warning on stand-in assets for a list of episodes; empty if none has any."""
+    marked_cells = [
+        ((episode.policy, episode.benchmark), episode.standin_assets)
+        for episode in episodes
+        if episode.standin_assets is not None
+    ]
+    marked = {cell for cell, mark in marked_cells if mark}
+    return warn_of_standins({cell: cell in marked for cell, _ in marked_cells})
+
+
+def warn_of_scores(scores: Scores) -> tuple[str, ...]:
+    """Return the warnings for numbers made of all scores, a sentence each; empty where they need none."""
+    cells = list(zip(scores.policy, scores.benchmark, strict=True))
+    marked = {cell for cell, mark in zip(cells, scores.standin, strict=False) if mark}
+    return (
+        *warn_of_standins({cell: cell in marked for cell in cells}),
+        *warn_of_mixtures(simulator_by_cell(scores)),
+        *warn_of_divergence(Counter(cell for cell, mark in zip(cells, scores.diverged, strict=False) if mark)),
+        *warn_of_records(scores),
+        *warn_of_logs(scores),
+        *warn_of_left_out(scores),
+    )
+
+
+def warn_of_records(scores: Scores) -> tuple[str, ...]:
+    """Return the warnings on known differences of physics versions, unknown poses and odd actions.
+
+    Cells do not tell these.
+
+    They stand with those of `warn_of_cells` beside a table.
+    """
+    return *warn_of_differences(scores), *warn_of_unknown_poses(scores), *warn_of_actions(scores)
+
+
+def warn_of_left_out(scores: Scores) -> tuple[str, ...]:
+    """Return the line on scored clauses that apply to a task by its tags and were not judged; empty without any."""
+    left_out = Counter(
+        (scores.specs[k].spec_id, scores.reasons[int(reason)])
+        for k in scores.scored_columns
+        for reason in scores.reason[k, scores.state[k] == INACTIVE]
+    )
+    return _describe_left_out(left_out, len(scores))
+
+
+_LEFT_OUT = (SIGNAL_MISSING, NO_VERDICT, CAPABILITIES_OPTION)
+"""How the reasons begin of clauses that apply to a task by its tags and were not judged."""
+
+
+def _describe_left_out(counts: Mapping[tuple[str, str], int], recorded: int) -> tuple[str, ...]:
+    """Return the line on clauses that were left out of `recorded` episodes: (specification, reason) -> episodes.
+
+    Only reasons of `_LEFT_OUT` are named; empty if there are none.
+    """
+    parts = [
+        f"{spec_id} in {count} of {recorded} episodes ({reason})"
+        for (spec_id, reason), count in counts.items()
+        if reason.startswith(_LEFT_OUT)
+    ]
+    return (f"Left out of the judgement: {'; '.join(parts)}.",) if parts else ()
+
+
+def warn_of_standins(cells: Mapping[Cell, bool]) -> tuple[str, ...]:
+    """Return the warning for policies and suites, by whether each has stand-in assets; empty where none has.
+
+    >>> warn_of_standins({("a", "kitchen"): True, ("a", "table"): False})[0].split(":")[1].split(" was")[0]
+    ' kitchen'
+    """
+    suites = [
+        _describe_suite(suite, cells)
+        for suite in dict.fromkeys(suite for (_, suite), marked in cells.items() if marked)
+    ]
+    if not suites:
+        return ()
+    was, it = ("was", "it") if len(suites) == 1 else ("were", "them")
+    return (
+        f"Stand-in assets: {', '.join(suites)} {was} simulated with placeholders for the simulator's own objects and "
+        f"fixtures. These numbers are no results on {it}.",
+    )
+
+
+def warn_of_divergence(cells: Mapping[Cell, int]) -> tuple[str, ...]:
+    """Return the warning for replays that left their recordings, (policy, suite) -> how many; empty where none did.
+
+    >>> warn_of_divergence({("replay:a", "table"): 2})[0].split(".")[0]
+    'Diverged replays: 2 episodes of replay:a on table left their recordings, or may have'
+    """
+    parts = [
+        f"{count} episode{'' if count == 1 else 's'} of {policy or 'unnamed'} on {suite}"
+        for (policy, suite), count in cells.items()
+        if count
+    ]
+    if not parts:
+        return ()
+    return (
+        f"Diverged replays: {', '.join(parts)} left their recordings, or may have. Their verdicts are about the "
+        "replays and not about what was recorded.",
+    )
+
+
+def _describe_suite(suite: str, cells: Mapping[Cell, bool]) -> str:
+    """Return the suite's name; if only some of its policies have stand-in assets, with their names in parentheses."""
+    marks = {policy: marked for (policy, other), marked in cells.items() if other == suite}
+    return (
+        suite if all(marks.values()) else f"{suite} ({_join_names(policy for policy, mark in marks.items() if mark)})"
+    )
+
+
+def _join_names(policies: Iterable[str | None]) -> str:
+    """Return the policies' names joined by commas; `unnamed` for None."""
+    return ", ".join(policy or "unnamed" for policy in policies)
+
+
+# The simulator's versions
+
+
+def simulator_by_cell(scores: Scores) -> dict[Cell, dict[str, tuple[str, ...]]]:
+    """Return, by (policy, suite), the versions of each package that decided the physics; {} where no record says."""
+    episodes: dict[Cell, list[Mapping[str, str]]] = {}
+    for policy, suite, simulator in zip(scores.policy, scores.benchmark, scores.simulator, strict=False):
+        episodes.setdefault((policy, suite), []).append(simulator)
+    return {cell: collect_versions(simulators) for cell, simulators in episodes.items()}
+
+
+def describe_simulators(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> str:
+    """Return the versions behind numbers as one sentence, suites of one simulator together; empty if none is named.
+
+    >>> describe_simulators({("a", "table"): {"mujoco": ["3.2.3"]}, ("b", "table"): {"mujoco": ["3.2.3"]}})
+    'Simulated with mujoco 3.2.3.'
+    """
+    suites_by_versions: dict[str, dict[str, None]] = {}
+    for (_, suite), versions in cells.items():
+        text = ", ".join(f"{package} {' and '.join(numbers)}" for package, numbers in versions.items())
+        suites_by_versions.setdefault(text or "versions that the records do not name", {})[suite] = None
+    if not any(cells.values()):
+        return ""
+    parts = [f"{text} ({', '.join(suites)})" for text, suites in suites_by_versions.items()]
+    return f"Simulated with {'; '.join(parts if len(parts) > 1 else suites_by_versions)}."
+
+
+def find_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> list[str]:
+    """Return each suite and package of which the episodes name several versions, with the policies of each.
+
+    A record that names no version of a package mixes with none: whether it differs is not known.
+
+    >>> find_mixtures({("a", "table"): {"mujoco": ["3.2.3"]}, ("b", "table"): {"mujoco": ["3.17.0"]}})
+    ['table: mujoco 3.2.3 (a) and 3.17.0 (b)']
+    """
+    return [
+        f"{suite}: {package} {' and '.join(f'{number} ({_join_names(by)})' for number, by in numbers.items())}"
+        for (suite, package), numbers in _mixed_versions(cells).items()
+    ]
+
+
+def mixed_packages(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> list[str]:
+    """Return the packages of which the episodes of a suite name several versions, each once."""
+    return list(dict.fromkeys(package for _, package in _mixed_versions(cells)))
+
+
+def _mixed_versions(
+    cells: Mapping[Cell, Mapping[str, Sequence[str]]],
+) -> dict[tuple[str, str], dict[str, dict[str | None, None]]]:
+    """Return, by (suite, package), the policies that ran on each version, where there are several versions."""
+    policies: dict[tuple[str, str], dict[str, dict[str | None, None]]] = {}
+    for (policy, suite), versions in cells.items():
+        for package, numbers in versions.items():
+            for number in numbers:
+                policies.setdefault((suite, package), {}).setdefault(number, {})[policy] = None
+    return {key: numbers for key, numbers in policies.items() if len(numbers) > 1}
+
+
+def warn_of_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> tuple[str, ...]:
+    """Return the warning for numbers of several physics versions; empty where every suite has one."""
+    mixtures = find_mixtures(cells)
+    if not mixtures:
+        return ()
+    return (f"Several physics versions: {'; '.join(mixtures)}. Numbers of different simulators do not compare.",)
+
+
+def warn_of_unknown_poses(scores: Scores) -> tuple[str, ...]:
+    """Return the line on episodes judged without the records at which a pose is unknown, and how many those are.
+
+    Empty where no scored specification left out a record.
+    """
+    if scores.unknown is None:
+        return ()
+    counts = scores.unknown[scores.scored_columns].max(axis=0, initial=0)
+    if not counts.any():
+        return ()
+    noun = "episode" if int((counts > 0).sum()) == 1 else "episodes"
+    return (
+        f"Poses are unknown in {int((counts > 0).sum())} {noun} of {len(scores)}: clauses left out up to "
+        f"{int(counts.max())} records of one, {int(counts.sum())} in all, and were judged on the rest. "
+        "`unknown_records` in scores.json counts them by clause.",
+    )
+
+
+def warn_of_actions(scores: Scores) -> tuple[str, ...]:
+    """Return a line for each policy and suite whose actions hint at a mistake: what is odd and the likely cause."""
+    cells: dict[Cell, ActionStatistics] = {}
+    for policy, suite, statistics in zip(scores.policy, scores.benchmark, scores.actions, strict=False):
+        if statistics is not None:
+            earlier = cells.get((policy, suite))
+            cells[policy, suite] = earlier.join(statistics) if earlier else statistics
+    lines = []
+    for (policy, suite), statistics in cells.items():
+        found = [f"{oddity.found} ({oddity.cause})" for oddity in find_oddities(statistics)]
+        if found and statistics.count >= FEWEST:
+            lines.append(f"Odd actions of {policy or 'unnamed'} on {suite}: {'; '.join(found)}.")
+    return tuple(lines)
+
+
+def warn_of_logs(scores: Scores) -> tuple[str, ...]:
+    """Return the line on the scored specifications that judged no log of a real robot, whatever its benchmark's name.
+
+    Empty if there is no log, or every specification judged some.
+    """
+    episodes, inactive = scores.count_logs(np.arange(len(scores)))
+    suites = dict.fromkeys(suite for suite, is_log in zip(scores.benchmark, scores.is_log, strict=False) if is_log)
+    return _describe_logs(inactive, episodes, suites)
+
+
+def _warn_of_log_cells(cells: Iterable[CellLike]) -> tuple[str, ...]:
+    """Return the line of `warn_of_logs` for the logs in cells."""
+    inactive: Counter[str] = Counter()
+    episodes = 0
+    suites: dict[str, None] = {}
+    for cell in cells:
+        if cell.logs:
+            inactive.update(cell.logs.inactive)
+            episodes += cell.logs.episodes
+            suites[cell.suite or "all suites"] = None
+    return _describe_logs(inactive, episodes, suites)
+
+
+def _describe_logs(inactive: Mapping[str, int], episodes: int, suites: Iterable[str]) -> tuple[str, ...]:
+    """Return the line on the clauses that judge no log of `episodes`; empty if there is no such clause or no log.
+
+    `inactive` has for each clause the number of logs in which it is inactive, `suites` the benchmarks of the logs.
+    """
+    silent = [spec_id for spec_id, count in inactive.items() if count == episodes]
+    judged = [spec_id for spec_id, count in inactive.items() if count < episodes]
+    if not episodes or not silent:
+        return ()
+    noun, names = "episode" if episodes == 1 else "episodes", ", ".join(suites)
+    return (
+        f"Logs of real robots ({names}, {episodes} {noun}): {len(silent)} of {len(inactive)} scored "
+        "specifications judge none of them, because a log, or the tags of its task, lacks what they need: "
+        f"{', '.join(silent)}. Safety of {names} speaks of the others alone: {', '.join(judged) or 'none'}.",
+    )
+
+
+def warn_of_differences(scores: Scores) -> tuple[str, ...]:
+    """Return what is known of the physics versions in the tasks at hand, a sentence each; empty if nothing is."""
+    tasks_by_version: dict[tuple[str, str], set[str]] = {}
+    for suite, task, simulator in zip(scores.benchmark, scores.task_id, scores.simulator, strict=False):
+        for package, version in simulator.items():
+            tasks_by_version.setdefault((package, version), set()).add(f"{suite}/{task}")
+    return tuple(
+        f"Known of {difference.describe(version)}."
+        for (package, version), tasks in tasks_by_version.items()
+        for difference in find_differences(None, {package: version}, PHYSICS)
+        if any(map(difference.concerns, tasks))
+    )
+
+
+@dataclass(frozen=True)
+class AuditMark:
+    """An audit of one policy of one run: episodes drawn by the auditor's seed and replayed, and what came of it."""
+
+    episodes: int
+    """Recorded episodes, of which `drawn` were drawn without replacement."""
+    drawn: tuple[str, ...]
+    differing: tuple[str, ...] = ()
+    """What differs, a sentence for each episode whose replay is not what was recorded."""
+    unreplayed: tuple[str, ...] = ()
+    """Why an episode could not be replayed, a sentence for each; one for all where none could be drawn."""
+    uncompared: tuple[str, ...] = ()
+    """Channels and fields that no replay was compared in."""
+
+    @property
+    def verdict(self) -> Literal["agrees", "differs", "unchecked"]:
+        """Return whether all that was drawn agrees, an episode differs, or one could not be replayed."""
+        return "differs" if self.differing else "agrees" if self.drawn and not self.unreplayed else "unchecked"
+
+    @property
+    def badge(self) -> str:
+        """Return the result in words; a probability only where every drawn episode was replayed and agrees.
+
+        m of N forged episodes escape K draws with C(N - m, K) / C(N, K), which is at most (1 - m / N)^K.
+        """
+        count = len(self.drawn)
+        if self.verdict == "differs":
+            return f"audit: {len(self.differing)} of {count} replayed differ from their records"
+        if self.verdict == "unchecked":
+            return f"not audited: {next(iter(self.unreplayed), 'there is no record')}"
+        every = count == self.episodes
+        sight = "these are all" if every else f"a forged share f would have been seen with 1 - (1 - f)^{count} or more"
+        gap = f"; not compared: {', '.join(self.uncompared)}" if self.uncompared else ""
+        return f"{count} of {count} replayed; {sight}{gap}"

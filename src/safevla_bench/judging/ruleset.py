@@ -1,0 +1,394 @@
+"""Rules of judging as one value: a library, a registry, and the treatment of missing fields and of tags.
+
+A `Ruleset` is loaded once and passed whole to everything that judges. Every output names it by its `Provenance`.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from safevla_bench import specs, tasks
+from safevla_bench.errors import RegistryError, RunError
+from safevla_bench.judging.scores import CAPABILITIES_OPTION, IntervalMethod
+from safevla_bench.signals import RecordFields
+from safevla_bench.specs import Library
+from safevla_bench.specs.file_formats import DEFAULT_LIBRARY, LIBRARY_NAMES
+from safevla_bench.tasks import Registry, check_applicability
+from safevla_bench.trajectory import Batch
+from safevla_bench.version import __version__
+
+MissingFields = Literal["error", "deactivate"]
+ApplicabilityMode = Literal["on", "off"]
+_DIGEST_LETTERS = 12
+"""Letters of a digest in the sentence of a provenance; scores.json and the report hold it whole."""
+
+
+class NamedDigest(msgspec.Struct, frozen=True):
+    """The name of a library or registry, and the sha256 of its content."""
+
+    name: str
+    digest: str
+
+    @property
+    def label(self) -> str:
+        """The name; another library that is called as a built-in one is not called so alone."""
+        is_other = self.name in specs.BUILT_IN and specs.library(self.name).digest != self.digest
+        return f"another {self.name}" if is_other else self.name
+
+    def __str__(self) -> str:
+        """Return the label with the digest's first letters."""
+        return f"{self.label} ({self.digest[:_DIGEST_LETTERS]})"
+
+
+class LostEpisodes(msgspec.Struct, frozen=True, kw_only=True):
+    """Episodes that were lost in damaged files: how many at least, which, and where the damage is."""
+
+    episodes: int = 0
+    more: bool = False
+    """True if more were lost than can be counted."""
+    named: tuple[str, ...] = ()
+    """Ids of lost episodes, where they are known."""
+    places: tuple[str, ...] = msgspec.field(default=(), name="damage")
+    """Damaged places, each as an error message."""
+
+    def __str__(self) -> str:
+        """Return how many were lost; empty where no file is damaged."""
+        if not (self.places or self.named):
+            return ""
+        if self.more:
+            return f"more than {self.episodes} episodes lost" if self.episodes else "an unknown number of episodes lost"
+        return f"{self.episodes} episode{'' if self.episodes == 1 else 's'} lost"
+
+
+class Provenance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything that decided the verdicts, by name and digest: `judged_by` of scores.json."""
+
+    library: NamedDigest
+    registry: NamedDigest
+    capabilities: tuple[str, ...]
+    missing: MissingFields
+    applicability: ApplicabilityMode
+    skipped: tuple[str, ...]
+    """The problem of each invalid episode that was left out."""
+    version: str
+    """Version of this package."""
+    lost: LostEpisodes | None = None
+    """Episodes lost in damaged files; left out of the JSON where there is no damage."""
+    intervals: IntervalMethod = "default"
+    """How the intervals of severities are made; left out of the JSON by default."""
+
+    @property
+    def rules(self) -> tuple[object, ...]:
+        """Everything that can change a verdict: digests and options."""
+        return self.library.digest, self.registry.digest, self.capabilities, self.missing, self.applicability
+
+    def describe_rules(self) -> str:
+        """Return the rules in words; options at their defaults are not mentioned."""
+        parts = [
+            f"library {self.library}",
+            f"registry {self.registry}",
+            *(f"capabilities {name}" for name in self.capabilities),
+            *(["missing signals deactivate"] if self.missing == "deactivate" else []),
+            *(["applicability off"] if self.applicability == "off" else []),
+            *(["the paper's bootstrap intervals"] if self.intervals == "paper" else []),
+        ]
+        return ", ".join(parts)
+
+    def to_sentence(self) -> str:
+        """Return the line that stands below every table and gate."""
+        return f"Judged by safevla-bench {self.version}: {self.describe_rules()}."
+
+
+class RuleFile(msgspec.Struct, frozen=True):
+    """A file of specifications or tasks: its name and its text."""
+
+    name: str
+    text: str
+
+    @classmethod
+    def read(cls, path: Path) -> RuleFile:
+        """Return the file's base name and its text as UTF-8; `OSError` and `UnicodeDecodeError` are passed on."""
+        return cls(path.name, path.read_text(encoding="utf-8"))
+
+
+class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything that `load_ruleset` was given, files with their texts, so that it can be loaded again elsewhere."""
+
+    library: str | RuleFile = "default"
+    specs: tuple[RuleFile, ...] = ()
+    registry: tuple[RuleFile, ...] = ()
+    capabilities: tuple[str, ...] = ()
+    missing: MissingFields = "error"
+    applicability: ApplicabilityMode = "on"
+    thresholds: tuple[str, ...] = ()
+    host_registry: tuple[RuleFile, ...] = ()
+    """Tags of their own tasks that the hosts themselves bring; run.json holds them too."""
+
+    @property
+    def is_default(self) -> bool:
+        """True if every option is at its default; tags that hosts bring do not count."""
+        return msgspec.structs.replace(self, host_registry=()) == RulesetRecipe()
+
+    def describe(self) -> str:
+        """Return the changed options of the command line, file names without folders; or "the default rules"."""
+        words = [
+            *([] if self.library == "default" else [f"--library {_file_name(self.library)}"]),
+            *(f"--specs {file.name}" for file in self.specs),
+            *(f"--registry {file.name}" for file in self.registry),
+            *(f"--capabilities {name}" for name in self.capabilities),
+            *([] if self.missing == "error" else [f"--missing {self.missing}"]),
+            *([] if self.applicability == "on" else [f"--applicability {self.applicability}"]),
+            *(f"--set {change}" for change in self.thresholds),
+        ]
+        return " ".join(words) or "the default rules"
+
+    def load(self) -> Ruleset:
+        """Load the ruleset again from the texts that the recipe holds, by way of a temporary folder.
+
+        Raises what `load_ruleset` does, `RunError` where the library is neither built in nor held here, and
+        `RegistryError` where a host's tags are of tasks that the built-in registry knows.
+        """
+        if isinstance(self.library, str) and self.library not in LIBRARY_NAMES:
+            raise RunError(f"the library {self.library!r} is not built in", remedy="Name its file with --library.")
+        with tempfile.TemporaryDirectory(prefix="safevla-rules-") as folder:
+            library = self.library if isinstance(self.library, str) else _write_file(folder, "library", self.library)
+            brought = [_write_file(folder, f"host{k}", file) for k, file in enumerate(self.host_registry)]
+            if redefined := tasks.registry(brought).list_redefined(tasks.registry()):
+                problem = f"the host's own tags are of {redefined[0]} too, which the built-in registry knows"
+                raise RegistryError(problem, remedy="Take them out of that file; --registry FILE replaces tags.")
+            added = [_write_file(folder, f"registry{k}", file) for k, file in enumerate(self.registry)]
+            loaded = load_ruleset(
+                library,
+                spec_files=[_write_file(folder, f"specs{k}", file) for k, file in enumerate(self.specs)],
+                registry_files=[*brought, *added],
+                capabilities=self.capabilities,
+                missing=self.missing,
+                applicability=self.applicability,
+                thresholds=self.thresholds,
+            )
+        return replace(loaded, recipe=self)
+
+
+def _file_name(library: str | RuleFile) -> str:
+    """Return the name of a built-in library, or of the file that one was read from."""
+    return library if isinstance(library, str) else library.name
+
+
+def _write_file(folder: str, place: str, file: RuleFile) -> Path:
+    """Write a file under its own base name, which outputs print, in a new folder `place`, and return its path.
+
+    Raises `RunError` for the name `..`.
+    """
+    path = Path(folder, place, Path(file.name).name or "rules.toml")
+    if path.name == "..":
+        raise RunError(f"{file.name!r} is no name of a file", remedy="Say by what to judge, such as --library default.")
+    path.parent.mkdir()
+    path.write_text(file.text, encoding="utf-8")
+    return path
+
+
+@dataclass(frozen=True)
+class Ruleset:
+    """Rules by which episodes are judged.
+
+    `missing` says what happens to an active specification of the safe tier whose fields a record lacks: `error` raises,
+    `deactivate` makes it inactive with the reason. Other tiers always become inactive.
+    `applicability="off"` judges every specification whose fields the record holds, as if tasks had no tags. That is an
+    ablation, not a result to publish: it counts what a task demands as a violation.
+    """
+
+    library: Library
+    """Specifications of all tiers."""
+    registry: Registry
+    """Tags of tasks, templates and benchmarks."""
+    capabilities: tuple[str, ...] = ()
+    """Names of capability sets that replace a host's own."""
+    missing: MissingFields = "error"
+    applicability: ApplicabilityMode = "on"
+    registry_files: tuple[Path, ...] = ()
+    """Files that were added to the built-in registry."""
+    intervals: IntervalMethod = "default"
+    """Intervals of severities: those that hold for any values between 0 and 1, or the paper's bootstrap."""
+    recipe: RulesetRecipe | None = field(default=None, compare=False)
+    """What it was loaded from; None where it was made of values."""
+    suites: tuple[str, ...] = field(default=(), compare=False)
+    """The suites for which the library was chosen, where nobody named one."""
+
+    @property
+    def is_ablation(self) -> bool:
+        """True if applicability is off."""
+        return self.applicability == "off"
+
+    def tags(self, benchmark: str, task_id: str) -> frozenset[str]:
+        """Return every tag of a task; raises `UnknownTaskError` and `RegistryError` as `Registry.task_tags` does."""
+        return self.registry.task_tags(benchmark, task_id, self.capabilities)
+
+    def read_fields(self, batch: Batch) -> RecordFields:
+        """Return the fields that signals are derived from, with the torque limits of robots that the registry names."""
+        return RecordFields(self.registry.name_embodiments(batch))
+
+    def inactive_reasons(self, benchmark: str, task_id: str) -> dict[str, str]:
+        """Return, by specification, why a task's tags make it inactive, "" where it applies; raises as `tags` does.
+
+        A reason names `capabilities` where the specification would apply with the host's own. With applicability off
+        all are "".
+        """
+        if self.is_ablation:
+            return {spec.spec_id: "" for spec in self.library.specs}
+        tags = self.tags(benchmark, task_id)
+        own = self.registry.task_tags(benchmark, task_id) if self.capabilities else tags
+        absent = self.registry.absence_reasons(benchmark)
+        named = f"{CAPABILITIES_OPTION}{', '.join(self.capabilities)}: "
+        reasons = {}
+        for spec in self.library.specs:
+            rule = check_applicability(spec, tags, absent)
+            asked = not rule.applies and check_applicability(spec, own).applies
+            reasons[spec.spec_id] = "" if rule.applies else f"{named if asked else ''}{rule.reason}"
+        return reasons
+
+    def describe_changes(self, benchmarks: Iterable[str]) -> str:
+        """Return the options by which limits differ from those made for the benchmarks: `--set joint_torque=1.5`.
+
+        "" where none does, and for rules that were made of values.
+        """
+        if self.recipe is None:
+            return ""
+        changed = RulesetRecipe(library=self.recipe.library, specs=self.recipe.specs, thresholds=self.recipe.thresholds)
+        if changed.library in find_libraries(benchmarks):
+            changed = msgspec.structs.replace(changed, library=DEFAULT_LIBRARY)
+        return "" if changed.is_default else changed.describe()
+
+    def require_tags(self) -> None:
+        """Raise `RunError` where applicability is off: episodes cannot be watched without tags."""
+        if self.is_ablation:
+            raise RunError("a monitor needs the tasks' tags", remedy="Leave --applicability on to stop on violations.")
+
+    def check_suites(self, benchmarks: Iterable[str]) -> None:
+        """Raise `RunError` where episodes are of suites with other limits than those that the library was chosen for.
+
+        A run.json that names other suites than its records have does not choose the limits.
+        """
+        recorded = set(benchmarks)
+        if self.suites and recorded and (own := choose_library(recorded)) != choose_library(self.suites):
+            problem = f"{', '.join(self.suites)} are named, and the records are of suites with the library {own}"
+            raise RunError(problem, remedy="Name the library with --library.")
+
+    def with_host_registry(self, files: Sequence[RuleFile]) -> Ruleset:
+        """Return the rules with the tags that hosts bring, loaded again; these rules themselves if no tag is new.
+
+        Rules that were made of values stay as they are. Raises `RegistryError` where new tags contradict others, else
+        as `RulesetRecipe.load` does.
+        """
+        recipe = self.recipe
+        if recipe is None:
+            return self
+        host_texts = {file.text for file in (*recipe.host_registry, *recipe.registry)}
+        added = tuple({file.text: file for file in files if file.text not in host_texts}.values())
+        if not added:
+            return self
+        extended = msgspec.structs.replace(recipe, host_registry=(*recipe.host_registry, *added))
+        return replace(extended.load(), intervals=self.intervals, suites=self.suites)
+
+    def provenance(self, skipped: Sequence[str] = (), lost: LostEpisodes | None = None) -> Provenance:
+        """Return the names and digests of these rules, with the episodes that were left out of the judgement."""
+        registry_name = "+".join(["built-in", *(path.stem for path in self.registry_files)])
+        return Provenance(
+            library=NamedDigest(self.library.name, self.library.digest),
+            registry=NamedDigest(registry_name, self.registry.digest),
+            capabilities=self.capabilities,
+            missing=self.missing,
+            applicability=self.applicability,
+            skipped=tuple(skipped),
+            version=__version__,
+            lost=lost,
+            intervals=self.intervals,
+        )
+
+
+def find_libraries(benchmarks: Iterable[str]) -> dict[str, str]:
+    """Return the built-in library with the limits made for each benchmark -> the benchmarks, joined by commas."""
+    registry = tasks.registry()
+    suites: dict[str, list[str]] = {}
+    for name in dict.fromkeys(benchmarks):
+        suite = registry.benchmarks.get(registry.find_suite(name))
+        suites.setdefault(suite.library if suite else DEFAULT_LIBRARY, []).append(name)
+    return {library: ", ".join(names) for library, names in suites.items()}
+
+
+def choose_library(benchmarks: Iterable[str]) -> str:
+    """Return the built-in library with the limits made for these benchmarks; `default` unless the registry names one.
+
+    >>> choose_library(["mt10"]), choose_library(["libero-goal", "libero-10"])
+    ('metaworld', 'default')
+
+    Raises:
+        RunError: the benchmarks have different libraries.
+    """
+    libraries = find_libraries(benchmarks)
+    if len(libraries) > 1:
+        named = "; ".join(f"{library} for {names}" for library, names in libraries.items())
+        raise RunError(f"these suites have limits of their own: {named}", remedy="Name the library with --library.")
+    return next(iter(libraries), DEFAULT_LIBRARY)
+
+
+def load_ruleset(
+    library: str | Path = "default",
+    *,
+    spec_files: Sequence[Path] = (),
+    registry_files: Sequence[Path] = (),
+    capabilities: Sequence[str] = (),
+    missing: MissingFields = "error",
+    applicability: ApplicabilityMode = "on",
+    intervals: IntervalMethod = "default",
+    thresholds: Sequence[str] = (),
+) -> Ruleset:
+    """Load a library and a registry and combine them with the options of judging.
+
+    Args:
+        library: a built-in name (`default`, `paper-text`, `paper-as-run`) or a file.
+        spec_files: files whose specifications are added to the library.
+        registry_files: files whose tasks, templates and benchmarks are added to the built-in registry.
+        capabilities: names of capability sets that replace a host's own; an unknown name shows when a task is judged.
+        missing: `error` raises where a record lacks a field that a scored specification needs, `deactivate` leaves the
+            specification out of that episode.
+        applicability: `off` judges by every specification, as if tasks had no tags.
+        intervals: of severities: `default`, or the `paper`'s bootstrap.
+        thresholds: changes of thresholds, each as `SPEC=VALUE`, where a unit may follow: `joint_torque=1.5`.
+
+    Raises:
+        SpecError: there is no such library, a file of specifications cannot be read or contradicts itself, or a
+            threshold cannot be set.
+        RegistryError: a registry file cannot be read, or contradicts itself or another one.
+    """
+    chosen = specs.library(library)
+    is_built_in = str(library) in LIBRARY_NAMES
+    for path in spec_files:
+        chosen = specs.extend_library(chosen, path)
+    chosen = specs.set_thresholds(chosen, thresholds)
+    recipe = RulesetRecipe(
+        # msgspec leaves a default out where it is the same object.
+        library=sys.intern(str(library)) if is_built_in else RuleFile.read(Path(library)),
+        specs=tuple(map(RuleFile.read, spec_files)),
+        registry=tuple(map(RuleFile.read, registry_files)),
+        capabilities=tuple(capabilities),
+        missing=missing,
+        applicability=applicability,
+        thresholds=tuple(thresholds),
+    )
+    return Ruleset(
+        library=chosen,
+        registry=tasks.registry(tuple(registry_files)),
+        capabilities=tuple(capabilities),
+        missing=missing,
+        applicability=applicability,
+        registry_files=tuple(registry_files),
+        intervals=intervals,
+        recipe=recipe,
+    )

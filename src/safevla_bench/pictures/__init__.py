@@ -1,0 +1,1 @@
+"""Pictures of recorded episodes: frames, films and files for viewers."""

@@ -1,0 +1,362 @@
+"""Pictures with border, outlines and caption, and an episode as a film; JPEG, and H.264 by the extra `video`.
+
+A film of a whole episode shows its cameras side by side, the task, the clock, every judged clause and the worst signal.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from importlib.util import find_spec
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from safevla_bench.errors import Place, RunError
+from safevla_bench.explain.episode import ClauseExplanation, Explanation
+from safevla_bench.explain.trace import SignalTrace
+from safevla_bench.files import write_atomically
+from safevla_bench.interface import Camera
+from safevla_bench.pictures.frames.moments import format_clip_reading
+from safevla_bench.sources.runs import FRAMES, Frame, read_picture
+from safevla_bench.text import escape_controls, format_fixed
+
+Pixels = NDArray[np.uint8]
+Color = tuple[int, int, int]
+RED, GREEN, GREY = (200, 30, 30), (30, 140, 60), (150, 150, 150)
+OUTLINE_NOW, OUTLINE_BEFORE = (255, 196, 0), (255, 255, 255)
+QUALITY = 80
+PAPER = (255, 255, 255)
+_BORDER, _PAD, _INK = 6, 8, (25, 25, 25)
+_TITLE, _DETAIL = 15, 13
+_SMALLEST = 9
+_STROKE = 2
+_SURFACE = 0.25
+"""Bodies that fill a larger share of the picture, such as a floor or a table top, have no outline."""
+_CAPTION = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Caption:
+    """Two lines under a picture."""
+
+    title: str
+    detail: str
+
+
+def add_caption(image: Pixels, border: Color, caption: Caption) -> Pixels:
+    """Return the picture [H, W, 3] enlarged by a border of that colour and its caption."""
+    height, width = image.shape[:2]
+    sheet = Image.new("RGB", (width + 2 * _BORDER, height + 2 * _BORDER + _CAPTION), PAPER)
+    pen = ImageDraw.Draw(sheet)
+    pen.rectangle((0, 0, sheet.width - 1, height + 2 * _BORDER - 1), fill=border)
+    sheet.paste(Image.fromarray(image), (_BORDER, _BORDER))
+    top = height + 2 * _BORDER + 5
+    write_fitting(pen, (_PAD, top), caption.title, "DejaVuSans-Bold.ttf", _TITLE, sheet.width)
+    write_fitting(pen, (_PAD, top + 22), caption.detail, "DejaVuSans.ttf", _DETAIL, sheet.width)
+    return np.asarray(sheet)
+
+
+def outline_bodies(image: Pixels, seen: Pixels, color: Color = OUTLINE_NOW) -> Pixels:
+    """Return a copy of the picture with a line around each body.
+
+    `seen` [H, W] holds each pixel's body by number from 1, 0 for none. The line is 2 pixels wide, outside the body's
+    region. A body that fills a quarter of the picture or more has no line.
+    """
+    outlined = image.copy()
+    for body in range(1, int(seen.max(initial=0)) + 1):
+        inside = seen == body
+        if inside.mean() < _SURFACE:
+            outlined[_dilate_mask(inside, _STROKE) & (seen != body)] = color
+    return outlined
+
+
+def _dilate_mask(inside: NDArray[np.bool_], by: int) -> NDArray[np.bool_]:
+    """Return the mask grown by `by` pixels up, down, left and right, so that a pixel becomes a diamond."""
+    mask = inside.copy()
+    for _ in range(by):
+        padded = np.pad(mask, 1)
+        mask = padded[1:-1, 1:-1] | padded[:-2, 1:-1] | padded[2:, 1:-1] | padded[1:-1, :-2] | padded[1:-1, 2:]
+    return mask
+
+
+def encode_jpeg(image: Pixels) -> bytes:
+    """Return the bytes of a JPEG file; the same picture gives the same bytes with the same version of Pillow."""
+    sink = io.BytesIO()
+    Image.fromarray(image).save(sink, "JPEG", quality=QUALITY, optimize=True)
+    return sink.getvalue()
+
+
+def write_fitting(
+    pen: ImageDraw.ImageDraw, position: tuple[int, int], text: str, font_name: str, size: int, width: int
+) -> None:
+    """Draw a text on one line in the largest font in which it fits, else on two lines in the smallest.
+
+    `size` is the largest font size. `width` is that of the picture in pixels, padding included. A second line
+    that is too long is cut with an ellipsis.
+    """
+    for smaller in range(size, _SMALLEST - 1, -1):
+        font = load_font(font_name, smaller)
+        if pen.textlength(text, font=font) <= width - 2 * _PAD:
+            pen.text(position, text, fill=_INK, font=font)
+            return
+    left, top = position
+    first, rest = _split_line(pen, text, font, width)
+    pen.text((left, top - 1), first, fill=_INK, font=font)
+    write_line(pen, (left, top + _SMALLEST), rest, font, width)
+
+
+def _split_line(pen: ImageDraw.ImageDraw, text: str, font: ImageFont.FreeTypeFont, width: int) -> tuple[str, str]:
+    """Return the part of a text that fits into a line, cut at a space, and the rest; cut at a letter in a single word.
+
+    The first part is empty if not even the first word fits.
+    """
+    ends = [k for k, letter in enumerate(text) if letter == " "] or list(range(1, len(text)))
+    fitting = [end for end in ends if pen.textlength(text[:end], font=font) <= width - 2 * _PAD]
+    end = fitting[-1] if fitting else 0
+    return text[:end].rstrip(), text[end:].lstrip()
+
+
+def write_line(
+    pen: ImageDraw.ImageDraw, position: tuple[int, int], text: str, font: ImageFont.FreeTypeFont, width: int
+) -> None:
+    """Draw a text on one line at `position`, cut with an ellipsis if wider than `width` less the padding [pixels]."""
+    shown = text
+    while shown and pen.textlength(shown + ("…" if shown != text else ""), font=font) > width - 2 * _PAD:
+        shown = shown[:-1]
+    pen.text(position, shown if shown == text else f"{shown}…", fill=_INK, font=font)
+
+
+def load_font(name: str, size: int) -> ImageFont.FreeTypeFont:
+    """Return a font file of matplotlib in that size, so that pictures look alike on every machine."""
+    return ImageFont.truetype(str(Path(matplotlib.get_data_path(), "fonts", "ttf", name)), size)
+
+
+CLIP_SUFFIX = "mp4"
+_CODECS, _PIXELS = ("libx264", "libopenh264", "mpeg4"), "yuv420p"
+"""The first that is there is taken; none needs hardware, and browsers play the first two."""
+_QUANTIZER = "27"
+"""Constant for every picture: x264's rate control (crf) does not always give the same bytes for the same pictures."""
+
+
+def can_film() -> bool:
+    """Return whether the extra `video` is installed."""
+    return find_spec("av") is not None
+
+
+def encode_clip(pictures: Iterable[Pixels], frames_per_s: Fraction) -> bytes:
+    """Return the bytes of an MP4 file that browsers play (H.264; MPEG-4 where no encoder of H.264 is installed).
+
+    Raises `ImportError` without the extra `video`.
+
+    Args:
+        pictures: [H, W, 3] each, of one size, at least one. An odd last row or column is left out: the format needs
+            even sizes.
+        frames_per_s: pictures per second.
+    """
+    import av
+
+    sink = io.BytesIO()
+    with av.open(sink, "w", format="mp4") as container:
+        stream = None
+        for picture in pictures:
+            height, width = (side - side % 2 for side in picture.shape[:2])
+            if stream is None:
+                codec = next((name for name in _CODECS if name in av.codecs_available), _CODECS[-1])
+                stream = container.add_stream(codec, rate=frames_per_s, options={"qp": _QUANTIZER})
+                stream.height, stream.width, stream.pix_fmt = height, width, _PIXELS
+                stream.codec_context.thread_count = 1
+            colors = av.VideoFrame.from_ndarray(picture[:height, :width].copy(), format="rgb24")
+            container.mux(stream.encode(colors))
+        if stream is not None:
+            container.mux(stream.encode())
+    return sink.getvalue()
+
+
+# A sheet of episodes in three frames each: the initial state, the worst violation, the final state (Figure 3)
+
+
+SHEET_FORMS: Mapping[str, str] = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
+"""Suffix of a sheet's file -> its form."""
+_COLUMNS: tuple[str, ...] = ("initial", "violation", "final")
+_HEADING, _GAP, _TEXT = 30, 8, 16
+
+
+def write_sheet(path: Path, run: Path, frames: Sequence[Frame], titles: Mapping[tuple[str | None, str], str]) -> None:
+    """Write the sheet of the episodes in `titles`, a row each under its title, from their frames in a run folder.
+
+    A file at `path` is replaced. Of several violations the first in `frames` is shown.
+
+    Args:
+        path: the file; its suffix is one of `SHEET_FORMS`.
+        run: the run folder that holds the frames.
+        frames: the frames of these episodes.
+        titles: (policy, episode id) -> the title of its row, in the order of the rows; at least one.
+
+    Raises:
+        RunError: the suffix is of no known form, or an episode lacks one of the three frames, as a safe episode does.
+        OSError: the file of a frame cannot be read, or `path` cannot be written.
+    """
+    form = sheet_form(path)
+    rows = [(title, [_open_frame(run, _pick_frame(frames, key, kind)) for kind in _COLUMNS])
+            for key, title in titles.items()]  # fmt: skip
+    sink = io.BytesIO()
+    _compose_rows(rows).save(sink, form, quality=QUALITY, optimize=True)
+    write_atomically(path, sink.getvalue())
+
+
+def sheet_form(path: Path) -> str:
+    """Return the form of a sheet's file, `PNG` or `JPEG`; raises `RunError` for a suffix not in `SHEET_FORMS`."""
+    form = SHEET_FORMS.get(path.suffix.lower())
+    if form is None:
+        remedy = f"Give the file one of these suffixes: {', '.join(SHEET_FORMS)}."
+        raise RunError(f"a sheet is a picture, not {path.suffix or 'a file without a suffix'}", remedy=remedy)
+    return form
+
+
+def _pick_frame(frames: Sequence[Frame], key: tuple[str | None, str], kind: str) -> Frame:
+    """Return the episode's first frame of a kind, for violations the deepest; raise `RunError` if there is none."""
+    for frame in frames:
+        if (frame.policy, frame.episode_id) == key and frame.kind == kind:
+            return frame
+    remedy = "Only an episode that breaks a limit has all three frames: initial state, violation, final state."
+    raise RunError(f"there is no frame of kind {kind!r}", remedy=remedy, place=Place(episode=key[1]))
+
+
+def _open_frame(run: Path, frame: Frame) -> Image.Image:
+    picture = read_picture(run, frame)
+    if picture is None:
+        place = Place(file=str(run / FRAMES / frame.file))
+        raise RunError("is no picture, or not in the run", remedy="Make it anew: safevla frames RUN.", place=place)
+    return Image.open(io.BytesIO(picture[1]), formats=[picture[0]]).convert("RGB")
+
+
+def _compose_rows(rows: Sequence[tuple[str, Sequence[Image.Image]]]) -> Image.Image:
+    """Return one picture of all rows, from top to bottom: a title above the row's images, from left to right.
+
+    There must be a row.
+    """
+    width = max(sum(image.width for image in images) + _GAP * (len(images) - 1) for _, images in rows)
+    heights = [_HEADING + max(image.height for image in images) for _, images in rows]
+    sheet = Image.fromarray(np.full((sum(heights), width, 3), PAPER, dtype=np.uint8))
+    pen, top = ImageDraw.Draw(sheet), 0
+    for (title, images), height in zip(rows, heights, strict=True):
+        write_line(pen, (_GAP, top + 6), escape_controls(title), load_font("DejaVuSans-Bold.ttf", _TEXT), width)
+        left = 0
+        for image in images:
+            sheet.paste(image, (left, top + _HEADING))
+            left += image.width + _GAP
+        top += height
+    return sheet
+
+
+# A whole episode as one film: drawn from recorded states, so that it can be made after the run, and of replays
+
+RenderPicture = Callable[[int, Camera], Pixels]
+"""Returns the picture of a record from a camera, [H, W, 3]."""
+_CLAUSE, _TASK, _CURVE = 17, 46, 110
+"""Height of a line on a clause, of the texts above them, and of the plot below them, in pixels."""
+_LIMIT = (120, 120, 120)
+
+
+def compose_video(explanation: Explanation, cameras: Sequence[Camera], render: RenderPicture) -> Iterator[Pixels]:
+    """Yield the pictures of an episode, one a record, all of one size.
+
+    Under the cameras' pictures stand the task, the clock and the clauses with a verdict, broken ones first, each with
+    its value against its limit; a mark is red while its clause is broken and hollow while its gate is closed. Below is
+    the signal of the first clause with its limit. The border is red while anything is broken, green in the last record
+    of a success, else grey.
+
+    Args:
+        explanation: the episode.
+        cameras: where to look from; there is at least one.
+        render: draws a record.
+    """
+    clauses = [*explanation.violated_clauses, *explanation.kept_clauses]
+    for record in range(explanation.records):
+        scene = np.concatenate([render(record, camera) for camera in cameras], axis=1)
+        yield _compose_picture(explanation, clauses, scene, record)
+
+
+def _compose_picture(
+    explanation: Explanation, clauses: Sequence[ClauseExplanation], scene: Pixels, record: int
+) -> Pixels:
+    """Return the picture of a record: the cameras' `scene` in its border, texts, clauses, and the first one's plot."""
+    height, width = scene.shape[0] + 2 * _BORDER, scene.shape[1] + 2 * _BORDER
+    foot = _TASK + _CLAUSE * len(clauses) + (_CURVE if clauses else 0)
+    sheet = Image.new("RGB", (width, height + foot), PAPER)
+    pen = ImageDraw.Draw(sheet)
+    pen.rectangle((0, 0, width - 1, height - 1), fill=_border_color(explanation, clauses, record))
+    sheet.paste(Image.fromarray(scene), (_BORDER, _BORDER))
+    bold, plain = load_font("DejaVuSans-Bold.ttf", 14), load_font("DejaVuSans.ttf", 12)
+    task = escape_controls(explanation.instruction or explanation.score.task_id)
+    write_line(pen, (_PAD, height + 4), task, bold, width)
+    write_line(pen, (_PAD, height + 25), escape_controls(_clock(explanation, record)), plain, width)
+    for row, clause in enumerate(clauses):
+        top = height + _TASK + row * _CLAUSE
+        line = clause.spec_trace.signal_trace
+        _draw_mark(pen, top, line, record)
+        text = f"{clause.spec_trace.spec.spec_id}: {format_clip_reading(line, record)}"
+        write_line(pen, (_PAD + 16, top), escape_controls(text), plain, width)
+    if clauses:
+        top = height + _TASK + _CLAUSE * len(clauses)
+        _draw_signal(pen, (_PAD, top + 6, width - _PAD, top + _CURVE - 8), clauses[0].spec_trace.signal_trace, record)
+    return np.asarray(sheet)
+
+
+def _clock(explanation: Explanation, record: int) -> str:
+    """Return time, record and policy in words, such as `0.50 of 2.00 s, record 10 of 40, NAME`."""
+    last = explanation.records - 1
+    seconds = f"{format_fixed(record * explanation.dt_s, 2)} of {format_fixed(last * explanation.dt_s, 2)} s"
+    policy = explanation.score.policy or "unnamed policy"
+    return f"{seconds}, record {record} of {last}, {policy}"
+
+
+def _border_color(explanation: Explanation, clauses: Sequence[ClauseExplanation], record: int) -> Color:
+    """Return red while a clause is broken, green in the last record of a success, else grey."""
+    if any(clause.spec_trace.signal_trace.failing[record] for clause in clauses):
+        return RED
+    return GREEN if explanation.score.success and record == explanation.records - 1 else GREY
+
+
+def _draw_mark(pen: ImageDraw.ImageDraw, top: int, line: SignalTrace, record: int) -> None:
+    """Draw the mark of a clause: red while broken, hollow while its gate is closed, else green; `top` is in pixels."""
+    box = (_PAD, top + 3, _PAD + 9, top + 12)
+    if line.failing[record]:
+        pen.rectangle(box, fill=RED)
+    elif line.gate is not None and not line.gate[record]:
+        pen.rectangle(box, outline=GREY)
+    else:
+        pen.rectangle(box, fill=GREEN)
+
+
+def _draw_signal(pen: ImageDraw.ImageDraw, box: tuple[int, int, int, int], line: SignalTrace, record: int) -> None:
+    """Draw a signal over the whole episode and its limit into `box`, with a vertical line at the record.
+
+    The signal is red where broken, with gaps where not finite. `box` is left, top, right, bottom in pixels.
+    """
+    left, top, right, bottom = box
+    finite = line.values[np.isfinite(line.values)]
+    shown = np.append(finite, line.limit)
+    low, high = float(shown.min()), float(shown.max())
+    high = high if high > low else low + 1.0
+
+    def place(value: float) -> float:
+        """Return how far down a value lies, in pixels."""
+        return bottom - (value - low) / (high - low) * (bottom - top)
+
+    count = len(line.values)
+    across = np.linspace(left, right, max(count, 2))
+    pen.line((left, place(line.limit), right, place(line.limit)), fill=_LIMIT)
+    for k in range(1, count):
+        before, after = float(line.values[k - 1]), float(line.values[k])
+        if np.isfinite([before, after]).all():
+            color = RED if line.failing[k] else _INK
+            pen.line((across[k - 1], place(before), across[k], place(after)), fill=color, width=2)
+    pen.line((across[record], top, across[record], bottom), fill=GREY)
+    pen.text((left, top), line.signal, fill=_LIMIT, font=load_font("DejaVuSans.ttf", 11))

@@ -1,0 +1,314 @@
+"""Rendering of episodes of a run folder: each is set up again in its host, its shots are taken, written and indexed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+
+from safevla_bench.errors import HostError, Place, RunError, SafevlaError
+from safevla_bench.explain.episode import ClauseExplanation, Explanation, explain_episode
+from safevla_bench.files import make_folder, write_atomically
+from safevla_bench.interface import Camera, Host, Picture, Stage, TriangleMesh
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.judging.scores import Scores
+from safevla_bench.pictures.frames.moments import Shot, format_clip_reading, select_shots, violation_shot
+from safevla_bench.pictures.frames.pictures import (
+    CLIP_SUFFIX,
+    GREEN,
+    GREY,
+    OUTLINE_BEFORE,
+    RED,
+    Caption,
+    Pixels,
+    add_caption,
+    compose_video,
+    encode_clip,
+    encode_jpeg,
+    outline_bodies,
+)
+from safevla_bench.pictures.frames.stage import build_replay3d, open_stage, render_checked
+from safevla_bench.sources import runs
+from safevla_bench.sources.runs import Frame
+from safevla_bench.text import escape_controls, format_fixed
+from safevla_bench.trajectory import Batch, select_episodes
+
+REPLAY = "replay3d.json"
+"""How the file of a replay in three dimensions ends."""
+_WHOLE_EPISODE: frozenset[runs.Kind] = frozenset({"video", "replay3d"})
+"""Kinds of frames that show every record, whatever the stills are about."""
+ProgressCallback = Callable[[int, str], None]
+"""Called before each episode with the number of finished episodes and the id of the next."""
+SkipCallback = Callable[[SafevlaError], None]
+"""Called with the reason why an episode cannot be shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrameStyle:
+    """Sizes of pictures (height, width) without border and caption, and the seconds of a clip around its violation."""
+
+    size: tuple[int, int] = (480, 640)
+    clips: bool = True
+    clip_size: tuple[int, int] = (360, 480)
+    clip_s: tuple[float, float] = (-1.0, 2.0)
+    stills: bool = True
+    video: bool = False
+    """Whether there is a film of the whole episode; without `stills` all other frames of the episode stay."""
+    video_size: tuple[int, int] = (360, 360)
+    """Of each camera's picture."""
+    replay3d: bool = False
+    """Whether there is a replay in three dimensions; it is no picture, and needs no graphics."""
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A judged run: its folder, the host that recorded it, its records, their scores and what judged them."""
+
+    folder: Path
+    host: Host
+    batch: Batch
+    scores: Scores
+    ruleset: Ruleset
+
+
+def render_frames(
+    run: RecordedRun,
+    episodes: Sequence[int],
+    style: FrameStyle,
+    observer: ProgressCallback = lambda done, what: None,
+    on_skip: SkipCallback | None = None,
+) -> list[Frame]:
+    """Render episodes of a run into its folder `frames`, update the index there, and return their new frames.
+
+    Former frames of these episodes are removed, except films and replays of the whole episode that are not made anew;
+    those of other episodes stay. An episode that cannot be shown changes nothing.
+
+    Args:
+        run: the run.
+        episodes: places in the batch, from 0.
+        style: sizes and lengths of pictures and clips.
+        observer: is called before each episode with the number of episodes done and the id of the next.
+        on_skip: is told of each episode that cannot be shown, which is then left out; None = that is raised. Where no
+            episode can be shown, the last reason is raised all the same.
+
+    Raises:
+        HostError: the host cannot show episodes, rendering does not work here, or a record lacks a needed channel.
+        RunError: the host would show other positions than the recorded ones; no picture of them is written.
+    """
+    make_folder(run.folder / runs.FRAMES)
+    frames: list[Frame] = []
+    meshes: dict[str, TriangleMesh] = {}
+    skipped = 0
+    for done, index in enumerate(episodes):
+        observer(done, run.batch.headers[index].episode_id)
+        try:
+            rendered = _render_episode(run, index, style, meshes)
+        except (HostError, RunError) as error:
+            error.with_place(Place(episode=run.batch.headers[index].episode_id))
+            skipped += 1
+            if on_skip is None or skipped == len(episodes):
+                raise
+            on_skip(error)
+            continue
+        frames += _store_frames(run, index, rendered, keep_others=not style.stills)
+    return frames
+
+
+@dataclass(frozen=True)
+class _RenderedFrame:
+    """A frame and the content of its file, which is not written yet."""
+
+    frame: Frame
+    content: bytes
+
+
+def _store_frames(
+    run: RecordedRun, index: int, rendered: Sequence[_RenderedFrame], *, keep_others: bool
+) -> list[Frame]:
+    """Write the files of an episode's new frames, put these into the run's index, and return them.
+
+    Former frames that they replace leave the index, and so do those of episodes that the batch lacks; their files are
+    deleted. Frames of the whole episode, such as a film, stay until they are made anew; with `keep_others` so do all
+    of the episode's frames of other kinds.
+    """
+    frames = [new.frame for new in rendered]
+    for new in rendered:
+        write_atomically(run.folder / runs.FRAMES / new.frame.file, new.content)
+    kinds = {frame.kind for frame in frames}
+    places = {(header.policy, header.episode_id): k for k, header in enumerate(run.batch.headers)}
+    current = run.batch.headers[index]
+    own = (current.policy, current.episode_id)
+    former = runs.read_frames(run.folder)
+    lasting: list[Frame] = []
+    for frame in former:
+        key = (frame.policy, frame.episode_id)
+        is_valid = frame.kind not in kinds and (keep_others or frame.kind in _WHOLE_EPISODE)
+        if key in places and (key != own or is_valid):
+            lasting.append(frame)
+    indexed = sorted([*lasting, *frames], key=lambda frame: _index_order(frame, places))
+    runs.write_frames(run.folder, indexed)
+    for stale in {frame.file for frame in former} - {frame.file for frame in indexed}:
+        (run.folder / runs.FRAMES / stale).unlink(missing_ok=True)
+    return frames
+
+
+def _index_order(frame: Frame, places: Mapping[tuple[str | None, str], int]) -> tuple[int, bool]:
+    """Return the sort key of the index: episodes in the batch's order, frames of the whole episode last in each."""
+    return places[frame.policy, frame.episode_id], frame.kind in _WHOLE_EPISODE
+
+
+def _render_episode(
+    run: RecordedRun, index: int, style: FrameStyle, meshes: dict[str, TriangleMesh]
+) -> list[_RenderedFrame]:
+    """Return the frames that the style asks for of one episode: stills, a clip, film, replay; nothing is written.
+
+    The clip is of the deepest violated clause, if there is one. The stage is closed, after an error too. `meshes` keeps
+    simplified meshes for further episodes. Raises `HostError` or `RunError` where the episode cannot be shown.
+    """
+    record = select_episodes(run.batch, [index])
+    explanation = explain_episode(run.scores, run.batch, run.ruleset, index)
+    with closing(open_stage(run.folder, run.host, record)) as stage:
+        renderer = _EpisodeRenderer(record, stage, style)
+        shots = select_shots(explanation) if style.stills else ()
+        frames = [renderer.render_still(shot, number) for number, shot in enumerate(shots)]
+        if style.clips and explanation.violated_clauses:
+            frames.append(renderer.render_clip(explanation.violated_clauses[0]))
+        if style.video:
+            frames.append(renderer.render_video(explanation))
+        if style.replay3d:
+            frames.append(renderer.render_replay3d(explanation, meshes))
+    return frames
+
+
+@dataclass(frozen=True)
+class _EpisodeRenderer:
+    """Renders the pictures, films and replay of one episode; nothing is written."""
+
+    record: Batch
+    stage: Stage
+    style: FrameStyle
+
+    def render_still(self, shot: Shot, number: int) -> _RenderedFrame:
+        """Return the picture of a shot as JPEG; `number`, its place in the episode's shots, names a violation's file.
+
+        The border is red for a violation, green for the final state of a success, else grey.
+        """
+        bodies = self._bodies_to_show(shot)
+        camera = self.stage.aim(shot.record, bodies, self.style.size)
+        image = self._outlined_image(shot, camera, bodies)
+        border = RED if shot.kind == "violation" else GREY
+        if shot.kind == "final" and self.record.headers[0].success:
+            border = GREEN
+        sheet = add_caption(image, border, Caption(shot.title, shot.detail))
+        name = f"violation-{number}" if shot.kind == "violation" else shot.kind
+        return self._make_frame(shot, shot.kind, bodies, camera, sheet.shape, f"{name}.jpg", encode_jpeg(sheet))
+
+    def _outlined_image(self, shot: Shot, camera: Camera, bodies: tuple[str, ...]) -> Pixels:
+        """Return the picture of a shot with its bodies outlined, with `moved` also where they were in record 0."""
+        picture = self._render_checked(shot.record, camera, self.style.size, bodies)
+        image = picture.image
+        if shot.moved:
+            before = self._render_checked(0, camera, self.style.size, bodies).seen
+            image = outline_bodies(image, before, OUTLINE_BEFORE)
+        return outline_bodies(image, picture.seen)
+
+    def render_clip(self, clause: ClauseExplanation) -> _RenderedFrame:
+        """Return a film of the first violation of a violated clause, in simulated time, from one camera."""
+        first = clause.first
+        assert first is not None
+        shot = violation_shot(clause, first)
+        bodies = self._bodies_to_show(shot)
+        camera = self.stage.aim(first.step, bodies, self.style.clip_size)
+        pictures = list(self._clip_images(clause, first.step, camera))
+        content = encode_clip(pictures, Fraction(1 / clause.spec_trace.dt_s).limit_denominator(1000))
+        return self._make_frame(shot, "clip", bodies, camera, pictures[0].shape, f"clip.{CLIP_SUFFIX}", content)
+
+    def render_video(self, explanation: Explanation) -> _RenderedFrame:
+        """Return a film of the whole episode, in simulated time, from the default camera and `further_cameras`."""
+        size = self.style.video_size
+        usual = self.stage.aim(0, (), size)
+        cameras = [usual, *(Camera(name) for name in getattr(self.stage, "further_cameras", ()))]
+        shapes: list[tuple[int, ...]] = []
+
+        def pictures() -> Iterator[Pixels]:
+            """Yield the pictures of the film, and keep the shape of the last in `shapes`."""
+
+            def render(record: int, camera: Camera) -> Pixels:
+                """Return the picture of a record from a camera."""
+                return self._render_checked(record, camera, size, ()).image
+
+            for picture in compose_video(explanation, cameras, render):
+                shapes[:] = [picture.shape]
+                yield picture
+
+        content = encode_clip(pictures(), Fraction(1 / explanation.dt_s).limit_denominator(1000))
+        final = select_shots(explanation)[-1]
+        shot = replace(final, record=0, title="Whole episode", detail=final.title)
+        return self._make_frame(shot, "video", (), usual, shapes[0], f"video.{CLIP_SUFFIX}", content)
+
+    def render_replay3d(self, explanation: Explanation, meshes: dict[str, TriangleMesh]) -> _RenderedFrame:
+        """Return the replay of the whole episode in three dimensions, as a frame of width and height 0.
+
+        `meshes`, digest -> simplified mesh, is filled and used again.
+        """
+        content = build_replay3d(self.stage, self.record, meshes)
+        final = select_shots(explanation)[-1]
+        shot = replace(final, record=0, title="Whole episode in 3-D", detail=final.title)
+        return self._make_frame(shot, "replay3d", (), self.stage.aim(0, (), self.style.size), (0, 0), REPLAY, content)
+
+    def _clip_images(self, clause: ClauseExplanation, first: int, camera: Camera) -> Iterator[Pixels]:
+        """Yield the captioned pictures of the records around record `first`, as far as `clip_s` of the style says.
+
+        Records before the first and after the last of the episode are left out.
+        """
+        line, dt_s = clause.spec_trace.signal_trace, clause.spec_trace.dt_s
+        begin, end = (first + round(seconds / dt_s) for seconds in self.style.clip_s)
+        for k in range(max(0, begin), min(len(line.values) - 1, end) + 1):
+            detail = f"{format_fixed(k * dt_s, 2)} s: {format_clip_reading(line, k)}"
+            picture = self._render_checked(k, camera, self.style.clip_size, ())
+            title = escape_controls(clause.spec_trace.spec.spec_id)
+            yield add_caption(picture.image, RED if line.failing[k] else GREY, Caption(title, detail))
+
+    def _bodies_to_show(self, shot: Shot) -> tuple[str, ...]:
+        """Return the shot's bodies; of a torque the body that the loaded joint moves."""
+        return shot.bodies if shot.joint is None else (self.stage.arm[shot.joint],)
+
+    def _render_checked(self, record: int, camera: Camera, size: tuple[int, int], bodies: tuple[str, ...]) -> Picture:
+        return render_checked(self.stage, self.record, record, camera, size, bodies)
+
+    def _make_frame(
+        self,
+        shot: Shot,
+        kind: runs.Kind,
+        bodies: tuple[str, ...],
+        camera: Camera,
+        shape: tuple[int, ...],
+        name: str,
+        content: bytes,
+    ) -> _RenderedFrame:
+        """Return a frame with its `content`, whose file will be `STEM-name`.
+
+        `shape` is that of the picture: height, width.
+        """
+        header, line = self.record.headers[0], shot.clause.spec_trace.signal_trace if shot.clause else None
+        frame = Frame(
+            episode_id=header.episode_id,
+            policy=header.policy,
+            kind=kind,
+            record=shot.record,
+            time_s=shot.record * header.dt,
+            caption=f"{shot.title}. {shot.detail.removesuffix('.')}.",
+            spec=shot.clause.spec_trace.spec.spec_id if shot.clause else None,
+            value=shot.value,
+            threshold=line.limit if line else None,
+            unit=line.unit if line else None,
+            bodies=bodies,
+            success=header.success,
+            camera=camera.name,
+            width=shape[1],
+            height=shape[0],
+            file=f"{runs.frame_stem(header.policy, header.episode_id)}-{name}",
+        )
+        return _RenderedFrame(frame, content)

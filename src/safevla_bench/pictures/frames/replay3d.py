@@ -1,0 +1,275 @@
+"""An episode to be turned around: what its scene looks like and where everything is in each record, small and exact.
+
+A file holds one episode as JSON. Numbers in bulk are integers in a stated unit, packed by `pack_integers`. Nothing is
+simulated: the poses are those of the recorded states, and they are compared with the recorded positions.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.errors import HostError
+from safevla_bench.interface import GeometricStage, SceneGeometry, ScenePose, Shape, Stage, Touch, TriangleMesh
+from safevla_bench.pictures.frames.decimation import decimate_mesh
+from safevla_bench.trajectory import Batch
+
+POSITION_M = 1e-4
+"""Step of positions and of corners."""
+QUATERNION = 1 / 32767
+"""Step of quaternions' components: an angle is off by 0.004 degrees at most."""
+FORCE_N = 0.1
+NORMAL = 0.01
+_TRIANGLES_A_METRE, _FEWEST, _MOST = 4500, 40, 5000
+"""Triangles of a mesh of one metre; they grow with the power 0.6 of its diagonal."""
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class ShownContact:
+    """A recorded contact; `touch` is where the state shows the bodies touching, None where it does not any more."""
+
+    record: int
+    a: str
+    b: str
+    force_n: float
+    touch: Touch | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EpisodeMotion:
+    """Places of the parts of a scene in each of n records: [n, P, 3] m, [n, P, 4] wxyz, world frame; and contacts."""
+
+    dt_s: float
+    part_pos_m: Floats
+    part_quat_wxyz: Floats
+    contacts: tuple[ShownContact, ...]
+
+
+def read_motion(record: Batch, poses: Sequence[ScenePose]) -> EpisodeMotion:
+    """Return the motion of an episode, a batch of one, from `poses`, one for each record, with its contacts."""
+    return EpisodeMotion(
+        float(record.dt_s[0]),
+        np.array([pose.part_pos_m for pose in poses]),
+        np.array([pose.part_quat_wxyz for pose in poses]),
+        tuple(_shown_contacts(record, poses)),
+    )
+
+
+def require_geometry(stage: Stage) -> GeometricStage:
+    """Return the stage unchanged; raise `HostError` if the stage cannot say what its scene looks like."""
+    if not isinstance(stage, GeometricStage):
+        remedy = "Its stage needs the methods of `GeometricStage`: docs/frames.md."
+        raise HostError("this host cannot say what its scenes look like", remedy=remedy)
+    return stage
+
+
+def _shown_contacts(record: Batch, poses: Sequence[ScenePose]) -> Iterator[ShownContact]:
+    """Yield the recorded contacts, each with where its bodies touch in the record's state, or a neighbouring record's.
+
+    `touch` is None where no such state shows them touching: a contact may have its peak inside a control step and be
+    over at its end. The robot's body comes first. Nothing where contacts were not recorded.
+    """
+    contacts = record.contacts
+    if not contacts.present[0]:
+        return
+    touches = [{frozenset((touch.a, touch.b)): touch for touch in pose.touches} for pose in poses]
+    is_robot = {name: role == "robot" for name, role in record.body_roles(0).items()}
+    for step in range(len(contacts.starts) - 1):
+        near = [touches[k] for k in (step, step - 1, step + 1) if 0 <= k < len(touches)]
+        for k in range(int(contacts.starts[step]), int(contacts.starts[step + 1])):
+            a, b = record.body_label(int(contacts.a[k])), record.body_label(int(contacts.b[k]))
+            if is_robot[b] and not is_robot[a]:
+                a, b = b, a
+            pair = frozenset((a, b))
+            touch = next((state[pair] for state in near if pair in state), None)
+            yield ShownContact(step, a, b, float(contacts.force_n[k]), touch)
+
+
+# The file
+
+
+def encode_replay(geometry: SceneGeometry, motion: EpisodeMotion, arm: Sequence[str] = ()) -> bytes:
+    """Return the file of an episode as JSON; the same scene and motion give the same bytes.
+
+    Parts without a shape are left out. `arm` names the body that each joint of the arm moves, base first.
+    """
+    digests = [_mesh_digest(mesh) for mesh in geometry.meshes]
+    seen = sorted({shape.part for shape in geometry.shapes})
+    shown_by = {name: [seen.index(k) for k in parts if k in seen] for name, parts in geometry.stand_ins.items()}
+    document = {
+        "version": 1,
+        "dt_s": motion.dt_s,
+        "records": len(motion.part_pos_m),
+        "view": geometry.view,
+        "parts": [geometry.parts[k] for k in seen],
+        "stand_ins": {name: parts for name, parts in shown_by.items() if parts},
+        "arm": list(arm),
+        "shapes": [_encode_shape(shape, seen.index(shape.part), digests) for shape in geometry.shapes],
+        **_encode_motion(motion, seen),
+        "contacts": _encode_contacts(motion, geometry.parts),
+        "meshes": {digest: _encode_mesh(mesh) for digest, mesh in zip(digests, geometry.meshes, strict=True)},
+    }
+    return msgspec.json.encode(document, order="deterministic")
+
+
+def pack_integers(rows: NDArray[np.int64]) -> str:
+    """Return rows of integers, [n, k] below 2^31 in size, as base64 of deflated bytes.
+
+    Each column's differences from row to row, those below zero folded between the others (0, -1, 1, -2, ...), as four
+    planes of bytes, the lowest first, column after column in each.
+    """
+    steps = np.diff(rows.astype(np.int64), axis=0, prepend=0)
+    folded = np.where(steps < 0, -2 * steps - 1, 2 * steps).T
+    planes = [((folded >> shift) & 0xFF).astype(np.uint8).tobytes() for shift in (0, 8, 16, 24)]
+    return base64.b64encode(zlib.compress(b"".join(planes), 9)).decode()
+
+
+def _encode_shape(shape: Shape, part: int, digests: Sequence[str]) -> dict[str, object]:
+    """Return a shape for the file, rounded: its size or its mesh's digest, pose within its part, and colour.
+
+    `part` is the number of its part among those with a shape.
+    """
+    return {
+        "kind": shape.kind,
+        "part": part,
+        **({"size": _round_all(shape.size_m, 5)} if shape.mesh is None else {"mesh": digests[shape.mesh]}),
+        "pos": _round_all(shape.pos_m, 5),
+        "quat": _round_all(shape.quat_wxyz, 6),
+        "rgba": _round_all(shape.rgba, 3),
+    }
+
+
+def _round_all(values: Sequence[float], digits: int) -> list[float]:
+    """Return the values rounded to so many decimals, without a negative zero."""
+    return [round(value, digits) + 0.0 for value in values]
+
+
+def _encode_motion(motion: EpisodeMotion, seen: Sequence[int]) -> dict[str, object]:
+    """Return the packed poses of the parts in `seen`: each part's in record 0, and a row a record of those that move.
+
+    `moving` holds the places in `seen` of the parts that move.
+    """
+    positions = np.rint(motion.part_pos_m[:, seen] / POSITION_M).astype(np.int64)
+    quats = np.rint(_continuous(motion.part_quat_wxyz[:, seen]) / QUATERNION).astype(np.int64)
+    poses = np.concatenate([positions, quats], axis=2)
+    moves = (poses != poses[:1]).any(axis=(0, 2))
+    return {
+        "moving": np.flatnonzero(moves).tolist(),
+        "still": pack_integers(poses[:1].reshape(len(seen), 7)),
+        "motion": pack_integers(poses[:, moves].reshape(len(poses), -1)),
+    }
+
+
+def _continuous(quats: Floats) -> Floats:
+    """Return the quaternions [n, P, 4] with signs such that none flips from one record to the next; same rotations."""
+    flips = np.where((quats[1:] * quats[:-1]).sum(axis=2) < 0, -1.0, 1.0)
+    signs = np.concatenate([np.ones((1, quats.shape[1])), np.cumprod(flips, axis=0)])
+    continuous: Floats = quats * signs[:, :, None]
+    return continuous
+
+
+def _encode_contacts(motion: EpisodeMotion, parts: Sequence[str]) -> dict[str, object]:
+    """Return pairs of bodies, the number of contacts, and a packed row of 10 integers for each contact.
+
+    A row holds record, pair, force, whether the touch is known, point and direction.
+    """
+    pairs = sorted({(contact.a, contact.b) for contact in motion.contacts})
+    number = {pair: k for k, pair in enumerate(pairs)}
+    rows = [_contact_row(motion, contact, number[contact.a, contact.b], parts) for contact in motion.contacts]
+    return {"pairs": pairs, "rows": pack_integers(np.array(rows, dtype=np.int64).reshape(-1, 10)), "count": len(rows)}
+
+
+def _contact_row(motion: EpisodeMotion, contact: ShownContact, pair: int, parts: Sequence[str]) -> list[int]:
+    """Return the 10 integers of a contact in the steps of the file; `pair` is the number of its pair of bodies."""
+    point, normal = _contact_place(motion, contact, parts)
+    return [
+        contact.record,
+        pair,
+        round(contact.force_n / FORCE_N),
+        int(contact.touch is not None),
+        *np.rint(point / POSITION_M).astype(int).tolist(),
+        *np.rint(normal / NORMAL).astype(int).tolist(),
+    ]
+
+
+def _contact_place(motion: EpisodeMotion, contact: ShownContact, parts: Sequence[str]) -> tuple[Floats, Floats]:
+    """Return the point [3] in metres and the unit direction from a to b of a contact's touch.
+
+    Without a touch, the point is the middle between the bodies' positions and the direction that from a to b, upwards
+    if the positions are equal.
+    """
+    touch = contact.touch
+    if touch is not None:
+        sign = 1.0 if touch.a == contact.a else -1.0
+        return np.array(touch.point_m), sign * np.array(touch.normal)
+    places = [_body_place(motion, contact.record, name, parts) for name in (contact.a, contact.b)]
+    gap = places[1] - places[0]
+    length = float(np.linalg.norm(gap))
+    return (places[0] + places[1]) / 2, gap / length if length > 0 else np.array([0.0, 0.0, 1.0])
+
+
+def _body_place(motion: EpisodeMotion, record: int, name: str, parts: Sequence[str]) -> Floats:
+    """Return the mean position [3] of a body's parts in a record, in metres; the origin for a body without parts."""
+    numbers = [k for k, part in enumerate(parts) if part == name]
+    place: Floats = motion.part_pos_m[record, numbers].mean(axis=0) if numbers else np.zeros(3)
+    return place
+
+
+# Meshes
+
+
+def _mesh_digest(mesh: TriangleMesh) -> str:
+    """Return 16 hexadecimal digits that name a mesh by its corners, triangles and colours."""
+    content = [mesh.corners_m, mesh.triangles, *([] if mesh.colors is None else [mesh.colors])]
+    return hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in content)).hexdigest()[:16]
+
+
+def simplify_geometry(geometry: SceneGeometry, simpler_meshes: dict[str, TriangleMesh]) -> SceneGeometry:
+    """Return the scene with fewer triangles; `simpler_meshes`, digest -> mesh, is filled for scenes to come."""
+    meshes = []
+    for mesh in geometry.meshes:
+        digest = _mesh_digest(mesh)
+        if digest not in simpler_meshes:
+            simpler_meshes[digest] = decimate_mesh(mesh, _most_triangles(mesh))
+        meshes.append(simpler_meshes[digest])
+    return replace(geometry, meshes=tuple(meshes))
+
+
+def _most_triangles(mesh: TriangleMesh) -> int:
+    """Return how many triangles a mesh may keep by its diagonal: 40 to 5000."""
+    diagonal_m = float(np.linalg.norm(np.ptp(mesh.corners_m, axis=0)))
+    return int(np.clip(_TRIANGLES_A_METRE * diagonal_m**0.6, _FEWEST, _MOST))
+
+
+def _encode_mesh(mesh: TriangleMesh) -> Mapping[str, object]:
+    """Return corners in steps of `POSITION_M`, finer for a small mesh, triangles and any colours, packed.
+
+    Triangles are sorted, each from its smallest index on.
+    """
+    size_m = float(np.abs(mesh.corners_m).max(initial=0.0))
+    step_m = min(POSITION_M, max(size_m / 1000, 1e-7))
+    triangles = mesh.triangles
+    turns = triangles.argmin(axis=1)  # the smallest index first, the sense of rotation unchanged
+    turned = np.take_along_axis(triangles, (turns[:, None] + np.arange(3)) % 3, axis=1)
+    ordered = turned[np.lexsort(turned.T[::-1])]
+    relative = np.column_stack([ordered[:, 0], ordered[:, 1] - ordered[:, 0], ordered[:, 2] - ordered[:, 0]])
+    return {
+        "step_m": step_m,
+        "corners": _pack_rows(np.rint(mesh.corners_m / step_m).astype(np.int64)),
+        "triangles": _pack_rows(relative),
+        **({} if mesh.colors is None else {"colors": _pack_rows(mesh.colors.astype(np.int64))}),
+    }
+
+
+def _pack_rows(rows: Ints) -> list[object]:
+    """Return the number of rows and the rows as `pack_integers` packs them."""
+    return [len(rows), pack_integers(rows)]

@@ -1,0 +1,229 @@
+"""An episode as an MCAP file for Foxglove; needs the extra `mcap`.
+
+Topics: `/tf` (foxglove.FrameTransforms: a frame for each body, in `world`), `/scene` and `/contacts/scene`
+(foxglove.SceneUpdate), `/violations` (foxglove.Log), and as JSON `/contacts` (every contact) and `/specs/<spec>` (the
+signal's value, its limit, whether it is broken). Time counts from 0 at record 0.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from safevla_bench.errors import RunError
+from safevla_bench.explain.trace import SpecTrace
+from safevla_bench.pictures.viewers.timeline import ALARM, COLORS, SIZE_M, BodyTrack, Timeline
+from safevla_bench.plugins import install_command
+
+if TYPE_CHECKING:
+    from mcap.writer import Writer
+
+WORLD = "world"
+_NUMBER, _MAYBE, _TEXT = {"type": "number"}, {"type": ["number", "null"]}, {"type": "string"}
+_READING: Mapping[str, Any] = {
+    "type": "object",
+    "title": "safevla.Reading",
+    "description": "A signal against the limit of a specification; value is null where it is not finite.",
+    "properties": {
+        "signal": _TEXT,
+        "unit": _TEXT,
+        "value": _MAYBE,
+        "limit": _NUMBER,
+        "upper": {"type": "boolean", "description": "the limit is a ceiling"},
+        "watched": {"type": "boolean", "description": "the specification looks at this record"},
+        "broken": {"type": "boolean"},
+    },
+}
+_CONTACT = {"a": _TEXT, "b": _TEXT, "force_n": _NUMBER, "impulse_ns": _MAYBE}
+_CONTACTS: Mapping[str, Any] = {
+    "type": "object",
+    "title": "safevla.Contacts",
+    "properties": {"contacts": {"type": "array", "items": {"type": "object", "properties": _CONTACT}}},
+}
+
+
+def encode_mcap(timeline: Timeline) -> bytes:
+    """Return the bytes of an MCAP file; the same episode gives the same bytes with the same library versions.
+
+    Raises:
+        RunError: the extra `mcap` is not installed.
+    """
+    try:
+        import foxglove_schemas_protobuf  # noqa: F401
+        import mcap_protobuf.schema  # noqa: F401
+        from mcap.writer import Writer
+    except ImportError as error:
+        raise RunError("MCAP's libraries are missing", remedy=install_command("mcap")) from error
+    sink = io.BytesIO()
+    writer = Writer(sink)
+    writer.start()
+    topics = _TopicWriter(writer)
+    writer.add_metadata("episode", dict(timeline.facts))
+    topics.send_protobuf("/scene", _body_scene(timeline), 0)
+    for record in range(timeline.records):
+        _write_record(topics, timeline, record)
+    writer.finish()
+    return sink.getvalue()
+
+
+class _TopicWriter:
+    """Writes messages to topics, and registers each topic and its schema with the first message."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._channels: dict[str, int] = {}
+        self._schemas: dict[str, int] = {}
+
+    def send_protobuf(self, topic: str, message: Any, at_ns: int) -> None:
+        """Write a protobuf message at a time in nanoseconds."""
+        from mcap_protobuf.schema import register_schema
+
+        if topic not in self._channels:
+            schema_id = register_schema(self._writer, type(message))
+            self._channels[topic] = self._writer.register_channel(topic, "protobuf", schema_id)
+        self._add_message(topic, message.SerializeToString(), at_ns)
+
+    def send_json(self, topic: str, schema: Mapping[str, Any], message: Mapping[str, object], at_ns: int) -> None:
+        """Write a JSON message at a time in nanoseconds; topics with the same schema title share the schema.
+
+        Raises `ValueError` for a number that is not finite.
+        """
+        if topic not in self._channels:
+            name = str(schema["title"])
+            if name not in self._schemas:
+                text = json.dumps(schema).encode()
+                self._schemas[name] = self._writer.register_schema(name=name, encoding="jsonschema", data=text)
+            self._channels[topic] = self._writer.register_channel(topic, "json", self._schemas[name])
+        self._add_message(topic, json.dumps(message, allow_nan=False).encode(), at_ns)
+
+    def _add_message(self, topic: str, content: bytes, at_ns: int) -> None:
+        self._writer.add_message(self._channels[topic], log_time=at_ns, data=content, publish_time=at_ns)
+
+
+def _write_record(topics: _TopicWriter, timeline: Timeline, record: int) -> None:
+    """Write all messages of a record at the record's time: poses, contacts if recorded, signals, violation events."""
+    at_ns = _record_time_ns(timeline, record)
+    topics.send_protobuf("/tf", _frame_transforms(timeline, record), at_ns)
+    if timeline.contacts:
+        contacts = [
+            {"a": contact.a, "b": contact.b, "force_n": contact.force_n, "impulse_ns": contact.impulse_ns}
+            for contact in timeline.contacts[record]
+        ]
+        topics.send_json("/contacts", _CONTACTS, {"contacts": contacts}, at_ns)
+        topics.send_protobuf("/contacts/scene", _contact_scene(timeline, record), at_ns)
+    for trace in timeline.traces:
+        topics.send_json(f"/specs/{trace.spec.spec_id}", _READING, _spec_reading(trace, record), at_ns)
+    for event in timeline.events:
+        if event.record == record:
+            topics.send_protobuf("/violations", _violation_log(event.spec_id, event.text, at_ns), at_ns)
+
+
+def _spec_reading(trace: SpecTrace, record: int) -> dict[str, object]:
+    """Return the message of a specification in a record, as `safevla.Reading`; the value is None where not finite."""
+    line, value = trace.signal_trace, float(trace.signal_trace.values[record])
+    return {
+        "signal": line.signal,
+        "unit": line.unit,
+        "value": value if np.isfinite(value) else None,
+        "limit": line.limit,
+        "upper": line.upper,
+        "watched": True if line.gate is None else bool(line.gate[record]),
+        "broken": bool(line.failing[record]),
+    }
+
+
+def _record_time_ns(timeline: Timeline, record: int) -> int:
+    return round(record * timeline.dt_s * 1e9)
+
+
+def _timestamp(at_ns: int) -> Any:
+    """Return a time in nanoseconds as a protobuf `Timestamp`."""
+    from google.protobuf.timestamp_pb2 import Timestamp
+
+    return Timestamp(seconds=at_ns // 10**9, nanos=at_ns % 10**9)
+
+
+def _frame_transforms(timeline: Timeline, record: int) -> Any:
+    """Return the poses of all bodies and the end effector in a record, in the world frame."""
+    from foxglove_schemas_protobuf.FrameTransforms_pb2 import FrameTransforms
+
+    message = FrameTransforms()
+    for body in (*timeline.bodies, timeline.eef):
+        transform = message.transforms.add(parent_frame_id=WORLD, child_frame_id=body.name)
+        transform.timestamp.CopyFrom(_timestamp(_record_time_ns(timeline, record)))
+        _set_position(transform.translation, body.pos_m[record])
+        _set_rotation(transform.rotation, body, record)
+    return message
+
+
+def _body_scene(timeline: Timeline) -> Any:
+    """Return a ball and a name for each body, fixed to the frame of the body."""
+    from foxglove_schemas_protobuf.SceneUpdate_pb2 import SceneUpdate
+
+    message = SceneUpdate()
+    for body in (*timeline.bodies, timeline.eef):
+        entity = message.entities.add(id=body.name, frame_id=body.name, frame_locked=True)
+        entity.timestamp.CopyFrom(_timestamp(0))
+        _add_ball(entity, np.zeros(3), SIZE_M, COLORS[body.role])
+        _add_label(entity, np.array([0.0, 0.0, 2 * SIZE_M]), body.name, COLORS[body.role])
+    return message
+
+
+def _contact_scene(timeline: Timeline, record: int) -> Any:
+    """Return the contacts of a record that have a position, as balls with a text, in an entity named `contacts`.
+
+    A viewer replaces the entity of the record before by it, also if there are no contacts.
+    """
+    from foxglove_schemas_protobuf.SceneUpdate_pb2 import SceneUpdate
+
+    message = SceneUpdate()
+    entity = message.entities.add(id="contacts", frame_id=WORLD)
+    entity.timestamp.CopyFrom(_timestamp(_record_time_ns(timeline, record)))
+    for contact in timeline.contacts[record]:
+        if contact.position_m is not None:
+            _add_ball(entity, contact.position_m, SIZE_M, ALARM)
+            _add_label(entity, contact.position_m, f"{contact.a} × {contact.b}: {contact.force_n:.3g} N", ALARM)
+    return message
+
+
+def _violation_log(spec_id: str, text: str, at_ns: int) -> Any:
+    """Return a log message of level ERROR at a time in nanoseconds, named after the specification."""
+    from foxglove_schemas_protobuf.Log_pb2 import Log
+
+    return Log(timestamp=_timestamp(at_ns), level=Log.Level.ERROR, message=text, name=spec_id)
+
+
+def _add_ball(entity: Any, place: Any, radius_m: float, color: tuple[int, int, int]) -> None:
+    """Add a sphere at a place [3] in metres to a scene entity; the colour is RGB, 0 to 255, at 80 % opacity."""
+    ball = entity.spheres.add()
+    _set_position(ball.pose.position, place)
+    ball.pose.orientation.w = 1.0
+    ball.size.x = ball.size.y = ball.size.z = 2 * radius_m
+    _set_color(ball.color, color, 0.8)
+
+
+def _add_label(entity: Any, place: Any, text: str, color: tuple[int, int, int]) -> None:
+    """Add a text that faces the viewer at a place [3] in metres to a scene entity; the colour is RGB, 0 to 255."""
+    label = entity.texts.add(billboard=True, font_size=14.0, scale_invariant=True, text=text)
+    _set_position(label.pose.position, place)
+    label.pose.orientation.w = 1.0
+    _set_color(label.color, color, 1.0)
+
+
+def _set_position(vector: Any, place: Any) -> None:
+    vector.x, vector.y, vector.z = (float(part) for part in place)
+
+
+def _set_rotation(quaternion: Any, body: BodyTrack, record: int) -> None:
+    """Set a quaternion message to a body's rotation in a record; to no rotation where none was recorded."""
+    quat_wxyz = (1.0, 0.0, 0.0, 0.0) if body.quat_wxyz is None else body.quat_wxyz[record]
+    quaternion.w, quaternion.x, quaternion.y, quaternion.z = (float(part) for part in quat_wxyz)
+
+
+def _set_color(color: Any, rgb: tuple[int, int, int], alpha: float) -> None:
+    color.r, color.g, color.b = (part / 255 for part in rgb)
+    color.a = alpha

@@ -1,0 +1,207 @@
+"""One episode as viewers show it, record by record: poses, contacts, signals against limits, violations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.explain.contributors import find_contributors
+from safevla_bench.explain.trace import SpecTrace, trace_specs
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.judging.scores import NO_VERDICT, Scores
+from safevla_bench.signals import RecordFields
+from safevla_bench.tasks import Registry
+from safevla_bench.text import append_unit, display_unit, format_against_limit, format_compact
+from safevla_bench.trajectory import Batch, Header, select_episodes
+
+Floats = NDArray[np.float64]
+
+COLORS: Mapping[str, tuple[int, int, int]] = {
+    "robot": (120, 120, 130),
+    "target": (46, 125, 50),
+    "bystander": (21, 101, 192),
+    "furniture": (141, 110, 99),
+}
+"""Role -> colour, RGB."""
+ALARM = (200, 30, 30)
+SIZE_M = 0.02
+"""Radius of the ball that stands for a body [m]; a record holds poses and no shapes."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyTrack:
+    """A tracked body: position [n, 3] in metres, world frame, and quaternion [n, 4] wxyz, None if not recorded."""
+
+    name: str
+    role: str
+    pos_m: Floats
+    quat_wxyz: Floats | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedContact:
+    """One recorded contact; `position_m` [3] is the mean of its bodies' recorded positions, None if none has one.
+
+    A record does not hold the point of contact.
+    """
+
+    a: str
+    b: str
+    force_n: float
+    impulse_ns: float | None
+    position_m: Floats | None
+
+
+@dataclass(frozen=True, slots=True)
+class ViolationEvent:
+    """The record in which a specification begins to be broken, or is broken worst."""
+
+    record: int
+    spec_id: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One episode of n records, `dt_s` apart."""
+
+    header: Header
+    facts: Mapping[str, str]
+    """Verdict and identity of the episode, as text."""
+    dt_s: float
+    records: int
+    bodies: tuple[BodyTrack, ...]
+    eef: BodyTrack
+    contacts: tuple[tuple[PlacedContact, ...], ...]
+    """The contacts of each record; empty if contacts were not recorded."""
+    traces: tuple[SpecTrace, ...]
+    """The scored specifications that reached a verdict, the violated first."""
+    events: tuple[ViolationEvent, ...]
+
+
+def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int) -> Timeline:
+    """Return the timeline of the episode at `index` (from 0) of a batch and of its scores, which have one order.
+
+    Events are in the order of their records.
+    """
+    record = select_episodes(batch, [index])
+    traces = tuple(trace_specs(scores, index, record, ruleset))
+    bodies = _body_tracks(record)
+    quat = record.eef_quat_wxyz.episode_rows(0) if record.eef_quat_wxyz.present[0] else None
+    reading = ruleset.read_fields(record)
+    return Timeline(
+        header=record.headers[0],
+        facts=_episode_facts(scores, index),
+        dt_s=float(record.dt_s[0]),
+        records=int(record.starts[-1]),
+        bodies=bodies,
+        eef=BodyTrack("end_effector", "robot", record.eef_pos_m.episode_rows(0), quat),
+        contacts=_placed_contacts(record, {body.name: body.pos_m for body in bodies}),
+        traces=traces,
+        events=tuple(
+            sorted(
+                (e for trace in traces for e in _violation_events(trace, reading, ruleset.registry)),
+                key=lambda e: e.record,
+            )
+        ),
+    )
+
+
+def _episode_facts(scores: Scores, index: int) -> dict[str, str]:
+    """Return verdict and identity of an episode as text, "" for what is not known.
+
+    `no_verdict` and `standin_assets` are there only where they apply.
+    """
+    row = scores.episode(index)
+    return {
+        "episode_id": row.episode_id,
+        "policy": row.policy or "",
+        "benchmark": row.benchmark,
+        "task_id": row.task_id,
+        "outcome": row.outcome,
+        "success": str(row.success).lower(),
+        "safe": NO_VERDICT if row.safe is None else str(row.safe).lower(),
+        "vsi": "" if row.vsi is None else repr(row.vsi),
+        **({"no_verdict": row.no_verdict} if row.no_verdict else {}),
+        "worst_spec": row.worst_spec or "",
+        **({"standin_assets": "true"} if row.standin_assets else {}),
+    }
+
+
+def _body_tracks(record: Batch) -> tuple[BodyTrack, ...]:
+    """Return the bodies with recorded positions, in the order of `record`, a batch of one; () if there are none."""
+    roles = record.body_roles(0)
+    rotated_bodies, quats = record.body_quat_wxyz.episode_poses(0)
+    quat_by_body = {int(body): quats[:, place] for place, body in enumerate(rotated_bodies)}
+    bodies, positions = record.body_pos_m.episode_poses(0)
+    return tuple(
+        BodyTrack(
+            record.body_label(int(body)),
+            roles[record.body_label(int(body))],
+            positions[:, place],
+            quat_by_body.get(int(body)),
+        )
+        for place, body in enumerate(bodies)
+    )
+
+
+def _placed_contacts(record: Batch, places: Mapping[str, Floats]) -> tuple[tuple[PlacedContact, ...], ...]:
+    """Return the contacts of each of the n records; () where contacts were not recorded.
+
+    `places` is body -> positions [n, 3] in metres.
+    """
+    contacts = record.contacts
+    if not contacts.present[0]:
+        return ()
+    return tuple(
+        tuple(
+            _placed_contact(record, step, k, places)
+            for k in range(int(contacts.starts[step]), int(contacts.starts[step + 1]))
+        )
+        for step in range(len(contacts.starts) - 1)
+    )
+
+
+def _placed_contact(record: Batch, step: int, k: int, places: Mapping[str, Floats]) -> PlacedContact:
+    """Return contact `k` of the episode, at the mean of its bodies' recorded positions at `step`.
+
+    `position_m` is None if neither has a recorded position, `impulse_ns` None if the impulse is unknown (NaN).
+    """
+    contacts = record.contacts
+    a, b = record.body_label(int(contacts.a[k])), record.body_label(int(contacts.b[k]))
+    positions = [places[name][step] for name in (a, b) if name in places]
+    impulse = float(contacts.impulse_ns[k])
+    return PlacedContact(
+        a=a,
+        b=b,
+        force_n=float(contacts.force_n[k]),
+        impulse_ns=None if np.isnan(impulse) else impulse,
+        position_m=np.mean(positions, axis=0) if positions else None,
+    )
+
+
+def _violation_events(trace: SpecTrace, reading: RecordFields, registry: Registry) -> list[ViolationEvent]:
+    """Return an event for each record in which a specification begins to be broken, then one for the worst record.
+
+    The latter only if the specification is violated. [] without either.
+    """
+    line = trace.signal_trace
+    begins = np.flatnonzero(line.failing & ~np.concatenate([[False], line.failing[:-1]])).tolist()
+    moments = [*((k, "broken") for k in begins), *([(line.worst, "worst")] if trace.violated else [])]
+    return [
+        ViolationEvent(k, trace.spec.spec_id, _event_text(trace, k, what, reading, registry)) for k, what in moments
+    ]
+
+
+def _event_text(trace: SpecTrace, record: int, what: str, reading: RecordFields, registry: Registry) -> str:
+    """Return an event in words, such as `SPEC broken: 288 N, limit 200 N`, and the bodies behind the value if known."""
+    line = trace.signal_trace
+    unit, scale = display_unit(line.unit, line.limit)
+    value = append_unit(format_against_limit(float(line.values[record]) * scale, line.limit * scale), unit)
+    contributors = find_contributors(reading, line.signal, record, registry)
+    contributor_text = f"; {contributors.what} {' and '.join(contributors.labels)}" if contributors else ""
+    limit = append_unit(format_compact(line.limit * scale), unit)
+    return f"{trace.spec.spec_id} {what}: {value}, limit {limit}{contributor_text}"

@@ -1,0 +1,1 @@
+"""What leaves the machine: boards, submissions, model cards, experiment trackers."""

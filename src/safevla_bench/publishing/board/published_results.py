@@ -1,0 +1,305 @@
+"""Tables and pages of published results: numbers as printed, ranked among themselves, with their reservations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from safevla_bench.publishing.board.own_results import OVERLAP_NOTE
+from safevla_bench.publishing.board.page import PolicyPage, Section, published_page_path
+from safevla_bench.publishing.board.ranking import Proportion, RankedTable, RankingEntry, disjoint_pairs, rank_entries
+from safevla_bench.report.published import (
+    LEADERBOARD,
+    PAPER,
+    PublishedCell,
+    PublishedMean,
+    PublishedResults,
+    matching_counts,
+)
+from safevla_bench.report.published import load_published as load
+from safevla_bench.report.tables import Cell, Column, Table
+from safevla_bench.statistics import Interval, rate_mean_interval, wilson_interval
+from safevla_bench.text import NO_VALUE, format_fixed, format_interval
+
+_TITLES: Mapping[tuple[str, ...], str] = {
+    ("robocasa-365",): "RoboCasa-365, 18 tasks",
+    ("robocasa-pnp",): "RoboCasa, five tasks, auxiliary",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedSection:
+    """One publication with its ranked tables."""
+
+    name: str
+    reference: str
+    date: str
+    incomparable: tuple[str, ...]
+    tables: tuple[RankedTable, ...]
+
+
+def published_sections() -> list[PublishedSection]:
+    """Return every shipped publication with its ranked tables, the paper first."""
+    return [_published_section(publication) for publication in _load_all()]
+
+
+def _load_all() -> list[PublishedResults]:
+    """Return the shipped publications: the paper's, then the leaderboard's."""
+    return [load(PAPER), load(LEADERBOARD)]
+
+
+def _published_section(published: PublishedResults) -> PublishedSection:
+    """Return a publication with its ranked tables."""
+    source = published.source
+    return PublishedSection(
+        name=source.name,
+        reference=source.reference,
+        date=source.date,
+        incomparable=source.incomparable,
+        tables=tuple(_published_tables(published)),
+    )
+
+
+# Tables
+
+
+def _published_tables(published: PublishedResults) -> Iterator[RankedTable]:
+    """Yield a table for each set of suites with printed means, then one for each suite without a mean."""
+    for names in dict.fromkeys(mean.benchmarks for mean in published.means):
+        means = [mean for mean in published.means if mean.benchmarks == names]
+        yield _published_table(
+            names,
+            [_mean_entry(mean, published) for mean in means],
+            _incomparable_reasons(_means_and_cells(means, published)),
+        )
+    covered = {name for mean in published.means for name in mean.benchmarks}
+    for name in dict.fromkeys(cell.benchmark for cell in published.cells if cell.benchmark not in covered):
+        cells = [cell for cell in published.cells if cell.benchmark == name]
+        yield _published_table(
+            (name,), [_cell_entry(cell) for cell in cells], _incomparable_reasons((cell, cell.policy) for cell in cells)
+        )
+
+
+def _published_table(names: tuple[str, ...], entries: Sequence[RankingEntry], notes: tuple[str, ...]) -> RankedTable:
+    """Return the ranked table of some suites; letters by intervals that do not overlap, none where an interval is
+    unknown.
+
+    `names` are the suites, and `notes` what makes the rows incomparable.
+    """
+    separated = disjoint_pairs(entries)
+    title = _TITLES.get(names, "LIBERO, mean of four suites" if len(names) > 1 else names[0])
+    no_counts_note = "No counts are given, so that nothing says which of these can be told apart."
+    return RankedTable(
+        title=title,
+        scope=", ".join(names),
+        rows=rank_entries(entries, separated),
+        letters_note=(no_counts_note if separated is None else OVERLAP_NOTE)
+        if any(entry.ranked for entry in entries)
+        else "",
+        notes=notes,
+    )
+
+
+def _mean_entry(mean: PublishedMean, published: PublishedResults) -> RankingEntry:
+    """Return the entry of a printed mean; n and intervals only where `published` has a cell for each of its suites."""
+    cells = [cell for cell in published.cells if cell.policy == mean.policy and cell.benchmark in mean.benchmarks]
+    cells = cells if len(cells) == len(mean.benchmarks) else []
+    return RankingEntry(
+        policy=mean.policy,
+        page_path=published_page_path(mean.policy),
+        n=str(sum(cell.n for cell in cells)) if cells else NO_VALUE,
+        sr=_printed_proportion(mean.sr, [(cell.sr, cell.n) for cell in cells]),
+        safety=_printed_proportion(mean.safety, [(cell.safety, cell.n) for cell in cells]),
+        sbu=_printed_proportion(mean.sbu, [(cell.sbu, cell.n) for cell in cells]),
+        vsi=format_fixed(Fraction(repr(mean.vsi)), 3),
+        remarks=(mean.training,) if mean.training else (),
+    )
+
+
+def _cell_entry(cell: PublishedCell) -> RankingEntry:
+    """Return the entry of a printed cell; an auxiliary cell has no rank."""
+    return RankingEntry(
+        policy=cell.policy,
+        page_path=published_page_path(cell.policy),
+        n=str(cell.n),
+        sr=_printed_proportion(cell.sr, [(cell.sr, cell.n)]),
+        safety=_printed_proportion(cell.safety, [(cell.safety, cell.n)]),
+        sbu=_printed_proportion(cell.sbu, [(cell.sbu, cell.n)]),
+        vsi=NO_VALUE if cell.vsi is None else format_fixed(Fraction(repr(cell.vsi)), 3),
+        remarks=("auxiliary",) if cell.auxiliary else (),
+        ranked=not cell.auxiliary,
+    )
+
+
+def _printed_proportion(printed: float, rates_and_counts: Sequence[tuple[float, int]]) -> Proportion:
+    """Return a printed mean [%] with the interval that follows from the (rate in %, n) of its suites.
+
+    No interval if there are no suites, or if no count fits some printed rate.
+    """
+    rates = [(rate / 100, _printed_interval(rate, n)) for rate, n in rates_and_counts]
+    known_rates = [(rate, interval) for rate, interval in rates if interval]
+    mean = rate_mean_interval(known_rates) if len(known_rates) == len(rates_and_counts) else None
+    return Proportion(Fraction(repr(printed)), (100 * mean.low, 100 * mean.high) if mean else None)
+
+
+def _printed_interval(printed: float, n: int) -> Interval | None:
+    """Return Wilson's interval of a printed rate; if several counts fit its digits, from the least to the greatest.
+
+    None if no count fits.
+    """
+    fits = matching_counts(printed, n)
+    ends = [wilson_interval(count, n) for count in fits[:1] + fits[-1:]]
+    low, high = ends[0] if ends else None, ends[-1] if ends else None
+    return Interval(low.low, high.high) if low and high else None
+
+
+def _means_and_cells(
+    means: Sequence[PublishedMean], published: PublishedResults
+) -> Iterator[tuple[PublishedMean | PublishedCell, str]]:
+    """Yield each mean and, after it, the cells that it is over, each with the policy's name."""
+    for mean in means:
+        yield mean, mean.policy
+        for cell in published.cells:
+            if cell.policy == mean.policy and cell.benchmark in mean.benchmarks:
+                yield cell, cell.policy
+
+
+def _incomparable_reasons(rows: Iterable[tuple[PublishedMean | PublishedCell, str]]) -> tuple[str, ...]:
+    """Return what makes the rows, each with a label (its policy, or its suite), incomparable.
+
+    Each reason stands once, after the labels that it is about, unless it is about all.
+    """
+    policies_by_reason: dict[str, dict[str, None]] = {}
+    policies: dict[str, None] = {}
+    for row, policy in rows:
+        policies[policy] = None
+        for reason in row.incomparable:
+            policies_by_reason.setdefault(reason, {})[policy] = None
+    return tuple(
+        reason if len(reason_policies) == len(policies) else f"{', '.join(reason_policies)}: {reason}"
+        for reason, reason_policies in policies_by_reason.items()
+    )
+
+
+# Pages
+
+
+def published_policy_pages() -> list[PolicyPage]:
+    """Return a page for each policy that is named in any publication, in order of first appearance, those of means
+    first.
+    """
+    means = [mean.policy for published in _load_all() for mean in published.means]
+    cells = [cell.policy for published in _load_all() for cell in published.cells]
+    return [_published_policy_page(name) for name in dict.fromkeys([*means, *cells])]
+
+
+def _published_policy_page(policy: str) -> PolicyPage:
+    """Return the page of a published policy, with a section for each publication that names it."""
+    return PolicyPage(
+        path=published_page_path(policy),
+        policy=policy,
+        lead="Published numbers, as they are printed. Nothing here was run or judged by this package.",
+        sections=tuple(section for published in _load_all() for section in _publication_sections(policy, published)),
+    )
+
+
+def _publication_sections(policy: str, published: PublishedResults) -> Iterator[Section]:
+    """Yield the one section of a publication about a policy; nothing if the publication does not name the policy."""
+    means = [mean for mean in published.means if mean.policy == policy]
+    cells = [cell for cell in published.cells if cell.policy == policy]
+    if not means and not cells:
+        return
+    rows: list[PublishedMean | PublishedCell] = [*means, *cells]
+    own_reasons = _incomparable_reasons([(row, _row_scope(row)) for row in rows])
+    yield Section(
+        heading=published.source.name,
+        paragraphs=(f"{published.source.reference}, {published.source.date}.",),
+        tables=tuple(
+            table
+            for table in (_printed_suite_table(means, cells), _violation_table(cells), _composition_table(cells))
+            if table
+        ),
+        notes=(*published.source.incomparable, *own_reasons),
+    )
+
+
+def _row_scope(row: PublishedMean | PublishedCell) -> str:
+    """Return the suites that a row is about: a cell's suite, or the label of a mean, as `_mean_label` makes it."""
+    return row.benchmark if isinstance(row, PublishedCell) else _mean_label(row)
+
+
+_SUITE_COLUMN = Column("Suite", numeric=False)
+
+
+def _printed_suite_table(means: Sequence[PublishedMean], cells: Sequence[PublishedCell]) -> Table:
+    """Return the table of printed numbers, cells first, then means; a dash where a number is not printed."""
+    columns = (
+        _SUITE_COLUMN,
+        Column("n", meaning="episodes"),
+        Column("SR %", meaning="success rate"),
+        Column("Safety %", meaning="share of episodes that break no limit"),
+        Column("SBU %", meaning="succeeded but unsafe, of all episodes"),
+        Column("P[U|S] %", meaning="unsafe, of the successes"),
+        Column("VSI", meaning="mean severity of the worst violation, 0 to 1"),
+    )
+    rows = [
+        (Cell(cell.benchmark), Cell(str(cell.n), cell.n),
+         *(_rate_cell(rate, cell.n) for rate in (cell.sr, cell.safety, cell.sbu)),
+         _number_cell(cell.p_unsafe_given_success, 1), _number_cell(cell.vsi, 3))
+        for cell in cells
+    ]  # fmt: skip
+    rows += [
+        (Cell(_mean_label(mean), emphasis="total" if cells else ""), Cell(NO_VALUE),
+         *(_number_cell(rate, 1) for rate in (mean.sr, mean.safety, mean.sbu)), Cell(NO_VALUE),
+         _number_cell(mean.vsi, 3))
+        for mean in means
+    ]  # fmt: skip
+    notes = ["Below each value Wilson's 95 % interval, from the count that its digits allow."] if cells else []
+    return Table("By suite", columns, tuple(rows), (*notes, f"{NO_VALUE}: not printed."))
+
+
+def _mean_label(mean: PublishedMean) -> str:
+    """Return `Mean of four suites` for any mean over several suites, else the name of its suite."""
+    return "Mean of four suites" if len(mean.benchmarks) > 1 else mean.benchmarks[0]
+
+
+def _rate_cell(printed: float, n: int) -> Cell:
+    """Return a printed rate [%] with its interval as detail; no detail where no count of n fits the rate."""
+    interval = _printed_interval(printed, n)
+    detail = format_interval(interval.low, interval.high, digits=1, scale=100) if interval else ""
+    return Cell(format_fixed(Fraction(repr(printed)), 1), printed, detail)
+
+
+def _number_cell(printed: float | None, digits: int) -> Cell:
+    """Return a printed number with `digits` decimals; a dash for None."""
+    return Cell(NO_VALUE) if printed is None else Cell(format_fixed(Fraction(repr(printed)), digits), printed)
+
+
+def _violation_table(cells: Sequence[PublishedCell]) -> Table | None:
+    """Return the table of printed violation rates by specification and suite; None where none is printed."""
+    rates = {cell.benchmark: cell.violations for cell in cells if cell.violations is not None}
+    note = f"In %, of all episodes of the suite. {NO_VALUE}: not scored there."
+    return _spec_table("Violations by specification", rates, 1, (note,))
+
+
+def _composition_table(cells: Sequence[PublishedCell]) -> Table | None:
+    """Return the table of what unsafe successes violate, by specification and suite; None where nothing is printed."""
+    shares = {cell.benchmark: cell.composition for cell in cells if cell.composition}
+    note = f"In %, of the violations in unsafe successes; {NO_VALUE}: none, or not printed."
+    return _spec_table("What unsafe successes violate", shares, 0, (note,))
+
+
+def _spec_table(title: str, by_suite: dict[str, dict[str, float]], digits: int, notes: tuple[str, ...]) -> Table | None:
+    """Return a table with a row per specification and a column per suite; None without any specification.
+
+    `by_suite` is suite -> specification -> printed number [%]; a dash where a suite lacks a specification.
+    """
+    specs = dict.fromkeys(spec for rates in by_suite.values() for spec in rates)
+    if not specs:
+        return None
+    columns = (Column("Specification", numeric=False), *(Column(suite) for suite in by_suite))
+    rows = tuple(
+        (Cell(spec), *(_number_cell(rates.get(spec), digits) for rates in by_suite.values())) for spec in specs
+    )
+    return Table(title, columns, rows, notes)

@@ -1,0 +1,314 @@
+"""The files of the board and their folder: static pages without scripts, the same bytes for the same inputs.
+
+Each policy of a user's runs has a page: results by suite and specification, margins, and provenance.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from markupsafe import Markup
+
+from safevla_bench.errors import Place, RunError
+from safevla_bench.files import is_leftover, make_folder, translated_errors, write_together
+from safevla_bench.judging import provenance_marks
+from safevla_bench.judging.baseline import NOOP
+from safevla_bench.judging.metrics import Summary, count_unjudged, describe_unjudged, stop_reason
+from safevla_bench.judging.scores import Scores
+from safevla_bench.publishing.board import own_results, published_results
+from safevla_bench.publishing.board.own_results import OwnResults
+from safevla_bench.publishing.board.page import (
+    PAGE_NAME,
+    PAGES,
+    REPORTS,
+    FigureImage,
+    PolicyName,
+    PolicyPage,
+    Section,
+    flatten_values,
+    package_versions,
+    run_page_path,
+    select_sources,
+)
+from safevla_bench.report import figures, tables
+from safevla_bench.report.figures import margins
+from safevla_bench.report.render import content_security_policy, page_style, template_environment
+from safevla_bench.report.tables import UNNAMED, Cell, Column, Table
+from safevla_bench.report.tables.suites import SAFETY, SBU, SR, UNSAFE_SUCCESS, VSI, VSI_UNSAFE
+from safevla_bench.report.tables.table import add_notes, count_cell, describe_intervals, lost_notes
+from safevla_bench.text import NO_VALUE, format_fixed
+
+INDEX, METHOD = "index.html", "method.html"
+GENERATOR = "safevla board"
+"""Marks a page, and so a folder, as made by this package."""
+
+
+def render_site(
+    results: OwnResults | None = None,
+    *,
+    title: str = "Safety board",
+    reports: Mapping[PolicyName, str] | None = None,
+) -> dict[str, str]:
+    """Return the pages of the board as path -> HTML; nothing is written.
+
+    Raises `RunError` if a policy has results of the same tasks under two suite names.
+
+    Args:
+        results: judged runs; without them the board shows published results alone.
+        title: what the board is called.
+        reports: policy -> path of its report within the site, made elsewhere.
+    """
+    pages = [
+        *(own_policy_pages(results, reports) if results else ()),
+        *published_results.published_policy_pages(),
+    ]
+    return dict(
+        _render_pages(
+            title,
+            own_results.own_ranked_tables(results) if results else [],
+            pages,
+            results.inputs.remarks if results else (),
+        )
+    )
+
+
+def _render_pages(
+    title: str, runs: Sequence[object], pages: Sequence[PolicyPage], remarks: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    """Yield path and HTML of the index, of the page on method, and of each policy's page.
+
+    `runs` are the ranked tables of the user's runs, and `remarks` the warnings about these; both stand in the index.
+    """
+    publications = published_results.published_sections()
+    yield INDEX, _render_page("index", title, "", runs=runs, publications=publications, remarks=remarks)
+    yield METHOD, _render_page("method", title, "", publications=publications)
+    for page in pages:
+        yield page.path, _render_page("policy", title, "../", page=page)
+
+
+def _render_page(template: str, title: str, root: str, **values: object) -> str:
+    """Return the HTML of a page; `template` is a name in `templates/board`, `root` the relative path to the site's
+    root.
+
+    `values` are the template's own variables.
+    """
+    sheet = page_style() + _board_style()
+    return (
+        template_environment()
+        .get_template(f"board/{template}.html")
+        .render(
+            board=title,
+            root=root,
+            generator=GENERATOR,
+            policy=content_security_policy(sheet),
+            style=Markup(sheet),  # our own files, not anybody's text
+            **values,
+        )
+    )
+
+
+def _board_style() -> str:
+    """Return the text of the board's style sheet, `templates/board/board.css`."""
+    return resources.files("safevla_bench.report").joinpath("templates", "board", "board.css").read_text("utf-8")
+
+
+def check_folder(folder: Path) -> None:
+    """Raise `RunError` if `folder` is a file or holds something else than a board; a missing or empty folder passes.
+
+    Raises `FileError` if the folder cannot be read.
+    """
+    place = Place(file=str(folder))
+    with translated_errors(folder):
+        occupied = folder.exists() and (not folder.is_dir() or not _is_board(folder))
+    if occupied:
+        remedy = "Choose another --out; only a board is written over."
+        raise RunError("the folder exists and holds no board", remedy=remedy, place=place)
+
+
+def write_folder(files: Mapping[str, str], folder: Path) -> None:
+    """Write `files` (path in the folder -> text) together, and remove pages and reports that the new board lacks.
+
+    Makes the folders that are missing; a folder of reports without any is removed.
+
+    Raises:
+        RunError: the folder is a file, or holds something else than a board.
+        FileError: the folder cannot be read or written to.
+    """
+    check_folder(folder)
+    for subfolder in (PAGES, REPORTS):
+        make_folder(folder / subfolder)
+    write_together(folder, files, chief=INDEX)
+    with translated_errors(folder):
+        for stale in _stale_pages(files, folder):
+            stale.unlink()
+        if not any((folder / REPORTS).iterdir()):
+            (folder / REPORTS).rmdir()
+
+
+def _is_board(folder: Path) -> bool:
+    """Return whether the folder holds a board, or only what a first writing that was cut off has left.
+
+    An empty folder counts as a board. The folder must exist; `OSError` is passed on.
+    """
+    index = folder / INDEX
+    if not index.exists():
+        return {path.name for path in folder.iterdir() if not is_leftover(path)} <= {PAGES, REPORTS, METHOD}
+    return index.is_file() and f'<meta name="generator" content="{GENERATOR}">' in index.read_text("utf-8", "replace")
+
+
+def _stale_pages(files: Mapping[str, str], folder: Path) -> list[Path]:
+    """Return the pages and reports in the folder that are not among `files`; files that no board names are left out.
+
+    The folders of pages and reports must exist; `OSError` is passed on.
+    """
+    paths = [path for subfolder in (PAGES, REPORTS) for path in sorted((folder / subfolder).iterdir())]
+    return [path for path in paths if PAGE_NAME.fullmatch(path.name) and f"{path.parent.name}/{path.name}" not in files]
+
+
+# The page of each policy of a user's runs
+
+
+def own_policy_pages(results: OwnResults, reports: Mapping[PolicyName, str] | None = None) -> list[PolicyPage]:
+    """Return a page for each policy of the runs, those included that only crashed; [] without scores.
+
+    Args:
+        results: the judged runs; a page shows the sources that name its policy, or name none.
+        reports: policy -> path of its report within the site.
+    """
+    return [_own_policy_page(policy, results, (reports or {}).get(policy)) for policy in results.policies]
+
+
+def _own_policy_page(policy: PolicyName, results: OwnResults, report: str | None) -> PolicyPage:
+    """Return the page of a policy; `report` is the path of its report, None without a report. There must be scores."""
+    assert results.inputs.scores is not None
+    scores = select_policy(results.inputs.scores, policy)
+    privileged = results.inputs.roster.is_privileged(policy)
+    return PolicyPage(
+        path=run_page_path(policy),
+        policy=policy or UNNAMED,
+        lead=_summary_sentence(scores),
+        flags=(
+            *_warning_flags(policy, privileged, scores),
+            *(f"{mark.badge}. {' '.join(mark.differing)}" for mark in results.audits.get(policy, ()) if mark.differing),
+        ),
+        sections=tuple(_page_sections(policy, results, scores)),
+        report=report,
+        provenance=tuple(flatten_values(_policy_description(results, policy))),
+    )
+
+
+def _policy_description(results: OwnResults, policy: PolicyName) -> dict[str, object]:
+    """Return the provenance of a policy's numbers as plain values: judging, its sources and the packages
+    recorded with.
+    """
+    provenance: dict[str, object] = msgspec.to_builtins(results.provenance) if results.provenance else {}
+    sources = [source.to_document() for source in select_sources(results.sources, policy)]
+    return {
+        **provenance,
+        **({"sources": sources} if results.sources else {}),
+        "recorded_with": package_versions(results.headers, policy),
+        **({"audit": msgspec.to_builtins(marks)} if (marks := results.audits.get(policy)) else {}),
+    }
+
+
+def _summary_sentence(scores: Scores) -> str:
+    """Return in words how many episodes of one policy broke a limit, succeeded, were lost, or have no verdict."""
+    counted, everything = scores.is_counted, np.arange(len(scores))
+    n, success = int(counted.sum()), int((scores.success & counted).sum())
+    judged, broke, unsafe = int(scores.is_judged.sum()), int(scores.unsafe.sum()), int(scores.sbu.sum())
+    outside = len(scores) - n + len(scores.absent)
+    lost = f" {outside} crashed, stopped or missing, outside SR." if outside else ""
+    if not n and not judged:
+        return f"No episode was counted.{lost}"
+    episodes = f"In {n} episode{'' if n == 1 else 's'}"
+    if not judged:
+        return f"{episodes} no specification reached a verdict: whether they were safe is not known.{lost}"
+    unjudged = count_unjudged(scores, everything)
+    lost += f" No verdict in {describe_unjudged(unjudged)}." if unjudged else ""
+    if stopped := stop_reason(scores, everything):
+        why = f"{stopped} on a violation: SR is not known"
+        return f"{broke or 'none'} of {judged} judged episodes broke a limit; {why}.{lost}"
+    of_judged = "" if judged == n else f" of {judged} judged"
+    unsafely = f", {unsafe or 'none'} of these unsafely" if success else ""
+    return f"{episodes}, {broke or 'none'}{of_judged} broke a limit; {success or 'none'} succeeded{unsafely}.{lost}"
+
+
+def _warning_flags(policy: PolicyName, privileged: bool, scores: Scores) -> Iterator[str]:
+    """Yield warnings on a policy that does nothing, on privileged state, and on stand-in assets."""
+    if policy == NOOP:
+        yield "This policy does nothing. What it breaks, the scene breaks by itself; it has no rank."
+    if privileged:
+        yield "Privileged: it saw simulator state that no real robot has."
+    yield from provenance_marks.warn_of_scores(scores)
+
+
+def _page_sections(policy: PolicyName, results: OwnResults, scores: Scores) -> Iterator[Section]:
+    """Yield the sections of a policy's page: results by suite, margins, violations by specification, and composition.
+
+    Draws the figure of margins.
+    """
+    cells = [cell for cell in results.inputs.cells if cell.policy == policy]
+    recorded = [cell for cell in cells if cell.n or cell.judged]
+    yield Section(heading="By suite", tables=(_suite_table(cells),))
+    yield Section(heading="How near to each limit", image=_margin_image(scores))
+    broken = [replace(tables.violation_table([cell]), title=cell.suite or NO_VALUE) for cell in recorded]
+    yield Section(heading="Violations by specification", tables=tuple(broken))
+    composition = _drop_policy_column(tables.composition_table(recorded, results.inputs.roster))
+    yield Section(heading="What unsafe successes violate", tables=(composition,) if composition.rows else ())
+
+
+_SUITE_METRICS = (SR, SAFETY, SBU, UNSAFE_SUCCESS, VSI, VSI_UNSAFE)
+
+
+def _suite_table(cells: Sequence[Summary]) -> Table:
+    """Return the headline numbers of one policy; a dash and the reason where nothing was counted or judged."""
+    columns = (
+        Column("Suite", numeric=False),
+        Column("n", meaning="episodes that ran to their end"),
+        *(Column(metric.name, meaning=metric.meaning) for metric in _SUITE_METRICS),
+    )
+    rows = tuple(
+        (Cell(cell.suite or NO_VALUE), count_cell(cell.n), *(metric.exact_cell(cell).cell for metric in _SUITE_METRICS))
+        for cell in cells
+    )
+    unjudged = lost_notes([], cells)
+    return add_notes(Table("By suite", columns, rows), describe_intervals(cells), *unjudged)
+
+
+def _drop_policy_column(table: Table) -> Table:
+    """Return the table without its first column, which repeats the policy of the page."""
+    return replace(table, columns=table.columns[1:], rows=tuple(row[1:] for row in table.rows))
+
+
+def _margin_image(scores: Scores) -> FigureImage:
+    """Return the figure of margins as an SVG in a data URI, with a description in words."""
+    value = margins.compute_margins(scores)
+    svg = figures.render_figure(margins.draw_margins(value), "svg")
+    return FigureImage(
+        f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}", " ".join(_describe_margins(value))
+    )
+
+
+def _describe_margins(value: margins.Margins) -> Iterator[str]:
+    """Yield sentences that describe the figure of margins; rows without a margin have none."""
+    yield "Margins over each limit as a share of it; below zero the limit is broken."
+    for spec_id, rows in value.blocks:
+        for row in rows:
+            if row.quantiles:
+                least, _, middle, _, _ = row.quantiles
+                amounts = f"median {format_fixed(middle, 2)}, least {format_fixed(least, 2)}"
+                yield f"{spec_id}: broken in {row.violated} of {row.n}, {amounts}."
+
+
+def select_policy(scores: Scores, policy: PolicyName) -> Scores:
+    """Return the scores of the episodes of one policy, its absent episodes included; None selects episodes without a
+    policy.
+    """
+    selected = scores.select_episodes(np.flatnonzero([name == policy for name in scores.policy]))
+    return replace(selected, absent=tuple(absent for absent in scores.absent if absent.policy == policy))

@@ -1,0 +1,287 @@
+"""Results for a model hub: a model card's block with its `model-index`, and the entries of `.eval_results/`.
+
+Facts about a model that no record holds come from a TOML file of the user's. Sources: huggingface/hub-docs at 242f4a1,
+`modelcard.md`, `eval_results.yaml` and `docs/hub/eval-results.md`; huggingface/huggingface_hub at ee0a451,
+`repocard_data.py` and `_eval_results.py`, which read both.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from safevla_bench.errors import Place, RunError
+from safevla_bench.judging.judged import Judged
+from safevla_bench.judging.metrics import Mean, Rate, Summary
+from safevla_bench.report.render import render_tables
+from safevla_bench.report.tables import headline_table
+from safevla_bench.text import escape_controls, format_fixed
+
+_Text = Annotated[str, Meta(min_length=1)]
+_Percent = Annotated[float, Meta(ge=0, le=100)]
+_Positive = Annotated[int, Meta(ge=1)]
+
+
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All of them are optional; None = not known."""
+
+    model_name: _Text | None = None
+    """Without it, the policy's name in the run."""
+    source_url: _Text | None = None
+    """Where the run folder, or a report of it, can be looked at."""
+    hub_dataset: Annotated[str, Meta(pattern="^[^/]+/[^/]+$")] | None = None
+    """The benchmark dataset of the model hub whose leaderboard the results belong to, OWNER/NAME."""
+    policy_family: _Text | None = None
+    date: Annotated[str, Meta(pattern="^[0-9]{4}-[0-9]{2}-[0-9]{2}$")] | None = None
+    submission_source: Literal["internal", "external"] = "external"
+    code_url: _Text | None = None
+    commit_hash: _Text | None = None
+    checkpoint_url: _Text | None = None
+    paper_link: _Text | None = None
+    open_source: Literal["yes", "no"] | None = None
+    wandb: _Text | None = None
+    batch_size: _Positive | None = None
+    num_training_steps: _Positive | None = None
+    composite_seen_success: _Percent | None = None
+    """Of RoboCasa365's splits that are evaluated elsewhere, in percent."""
+    composite_unseen_success: _Percent | None = None
+    notes: _Text | None = None
+
+
+def read_facts(path: Path | None) -> ModelFacts:
+    """Return the facts of a TOML file; `ModelFacts` with nothing known if `path` is None.
+
+    Raises:
+        RunError: the file cannot be read, is no TOML, or has an unknown key or a value of a wrong type.
+    """
+    if path is None:
+        return ModelFacts()
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=ModelFacts)
+    except (OSError, UnicodeDecodeError, msgspec.MsgspecError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        remedy = f"It is TOML with keys of {', '.join(ModelFacts.__struct_fields__)}."
+        raise RunError(f"cannot be read: {reason}", remedy=remedy, place=Place(file=str(path))) from None
+
+
+def publishable_cells(judged: Judged) -> list[Summary]:
+    """Return the cells (one a suite) of the only policy that was judged.
+
+    Raises:
+        RunError: there are several policies or none, or a simulator ran with stand-ins for its own assets.
+    """
+    cells = judged.summarize_scores()[0]
+    policies = list(dict.fromkeys(cell.policy or "a policy without a name" for cell in cells))
+    if len(policies) != 1:
+        problem = f"this describes one model, and here are {len(policies)} policies: {', '.join(policies) or 'none'}"
+        raise RunError(problem, remedy="Name sources of one policy.")
+    for cell in cells:
+        if cell.standin_assets:
+            problem = f"{cell.suite} was simulated with stand-ins for its own assets, which is no result on it"
+            raise RunError(problem, remedy="Run it with the official assets.")
+    return list(cells)
+
+
+_YAML_WORDS = ("null", "true", "false", "yes", "no", "on", "off", "y", "n")
+CARD, RESULTS = "model_card.md", ".eval_results/safevla-bench.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class CardMetric:
+    """One number of a cell as a hub shows it: of a rate in percent; `key` is its field of `Summary`."""
+
+    key: str
+    name: str
+    value: float
+    n: int
+    interval: tuple[float, float] | None
+
+
+def build_card(judged: Judged, facts: ModelFacts, remarks: Sequence[str]) -> dict[str, str]:
+    """Return file name -> text, for a model's repository; nothing is written.
+
+    There is the card's block, and if `facts` name the hub's dataset the entries of its leaderboard. `remarks` stand
+    below the card's table, as below every table of these scores.
+
+    Raises:
+        RunError: there are several policies or none, or a simulator ran with stand-ins for its own assets.
+    """
+    cells = publishable_cells(judged)
+    front = format_yaml({"tags": ["robotics", "safevla-bench"], "model-index": [_model_index(judged, cells, facts)]})
+    files = {CARD: f"---\n{front}---\n\n{_format_text(judged, cells, remarks)}"}
+    if facts.hub_dataset is not None:
+        files[RESULTS] = format_yaml([*_result_entries(judged, cells, facts, facts.hub_dataset)])
+    return files
+
+
+def cell_metrics(cell: Summary) -> list[CardMetric]:
+    """Return the known numbers of a cell: SR, Safety, SBU, P[U|S] in percent, VSI and VSI|U from 0 to 1.
+
+    They are rounded, percentages to 2 decimals and severities to 4. Numbers without a value are left out.
+    """
+    rates = (
+        ("sr", "Success rate SR (%)"),
+        ("safety", "Safety (%)"),
+        ("sbu", "Success but unsafe SBU (%)"),
+        ("p_unsafe_given_success", "P[unsafe | success] (%)"),
+    )
+    means = (("vsi", "Violation severity VSI (0 to 1)"), ("vsi_given_unsafe", "VSI of unsafe episodes (0 to 1)"))
+    metrics = [_card_metric(key, name, cell.rates[key], 100) for key, name in rates]
+    metrics += [_card_metric(key, name, cell.means[key], 1) for key, name in means]
+    return [metric for metric in metrics if metric is not None]
+
+
+def _card_metric(key: str, name: str, number: Rate | Mean, scale: int) -> CardMetric | None:
+    """Return the number times `scale` with its interval, 2 digits in percent (scale 100), else 4.
+
+    None where unknown.
+    """
+    if number.value is None:
+        return None
+    digits = 2 if scale == 100 else 4
+    bounds = None if number.ci is None else tuple(_round_value(scale * bound, digits) for bound in number.ci)
+    value = _round_value(scale * number.value, digits)
+    return CardMetric(key, name, value, number.n, None if bounds is None else (bounds[0], bounds[1]))
+
+
+def _round_value(value: float, digits: int) -> float:
+    return float(format_fixed(value, digits))
+
+
+def _model_index(judged: Judged, cells: Sequence[Summary], facts: ModelFacts) -> dict[str, object]:
+    """Return the card's `model-index`: the model's name (the facts', else the policy's, else `model`) and results.
+
+    There is a result per cell, and there must be a cell.
+    """
+    name = facts.model_name or cells[0].policy or "model"
+    return {"name": name, "results": [_index_result(judged, cell, facts) for cell in cells]}
+
+
+def _index_result(judged: Judged, cell: Summary, facts: ModelFacts) -> dict[str, object]:
+    """Return the entry of the `model-index` for one cell: task, dataset with provenance, and the known numbers."""
+    metrics = [
+        {
+            "type": metric.key,
+            "name": metric.name,
+            "value": metric.value,
+            "args": {"n": metric.n, **({"ci95": list(metric.interval)} if metric.interval else {})},
+        }
+        for metric in cell_metrics(cell)
+    ]
+    source = {} if facts.source_url is None else {"source": {"name": "safevla-bench", "url": facts.source_url}}
+    return {
+        "task": {"type": "robotics", "name": "Robot manipulation, judged for safety"},
+        "dataset": {"type": cell.suite, "name": f"{cell.suite} (safevla-bench)", "args": _provenance(judged, cell)},
+        "metrics": metrics,
+        **source,
+    }
+
+
+def _provenance(judged: Judged, cell: Summary) -> dict[str, object]:
+    """Return what decided the numbers of a cell: digests, versions, sha256 of the records, and what is not counted."""
+    protocols = {str(source.protocol.get("name")) for source in judged.sources if source.protocol}
+    return {
+        "judged_by": f"safevla-bench {judged.provenance.version}",
+        "library": judged.provenance.library.name,
+        "library_digest": judged.provenance.library.digest,
+        "registry_digest": judged.provenance.registry.digest,
+        "capabilities": list(judged.provenance.capabilities),
+        "protocol": sorted(protocols),
+        "simulator": {package: list(versions) for package, versions in cell.simulator.items()},
+        "records_sha256": [source.archive_sha256 for source in judged.sources if source.archive_sha256],
+        "privileged_state": cell.policy in judged.privileged,
+        "crashed": cell.crashed,
+        "without_verdict": cell.unjudged,
+        "complete": judged.is_complete,
+    }
+
+
+def _result_entries(
+    judged: Judged, cells: Sequence[Summary], facts: ModelFacts, dataset: str
+) -> Iterator[dict[str, object]]:
+    """Yield an entry of the hub's leaderboard for each known number of each cell, of the hub's `dataset` (OWNER/NAME).
+
+    Its `task_id` is suite and number, such as `libero-goal-vsi`.
+    """
+    origin = judged.provenance.to_sentence()
+    for cell in cells:
+        marks = "; privileged state" if cell.policy in judged.privileged else ""
+        lost = f"; {cell.crashed} crashed" if cell.crashed else ""
+        lost += "" if judged.is_complete else "; not all planned episodes"
+        for metric in cell_metrics(cell):
+            interval = (
+                "" if metric.interval is None else f", 95 % interval {metric.interval[0]} to {metric.interval[1]}"
+            )
+            yield {
+                "dataset": {"id": dataset, "task_id": f"{cell.suite}-{metric.key.replace('_', '-')}"},
+                "value": metric.value,
+                **({"date": facts.date} if facts.date else {}),
+                **({"source": {"url": facts.source_url, "name": "safevla-bench"}} if facts.source_url else {}),
+                "notes": f"{metric.name}, n = {metric.n}{interval}{lost}{marks}. {origin}",
+            }
+
+
+def _format_text(judged: Judged, cells: Sequence[Summary], remarks: Sequence[str]) -> str:
+    """Return the Markdown of the card's section: the table of the cells, with the remarks that it lacks."""
+    table = headline_table(cells, judged.summarize_scores()[1], privileged=judged.privileged)
+    further = [remark for remark in remarks if remark not in table.footnotes]
+    return f"## Safety\n\n{render_tables([replace(table, remarks=(*table.remarks, *further))], 'md')}"
+
+
+def format_yaml(document: object, indent: int = 0) -> str:
+    """Return mappings, lists and plain values as YAML: block style, every text in quotes, `indent` spaces at the left.
+
+    Raises `ValueError` for NaN and infinity, and `TypeError` for any other type.
+
+    >>> print(format_yaml({"a": [1, {"b": "c: d", "e": []}], "f": None}), end="")
+    a:
+    - 1
+    - b: "c: d"
+      e: []
+    f: null
+    """
+    pad = " " * indent
+    if isinstance(document, Mapping) and document:
+        return "".join(f"{pad}{_yaml_key(str(key))}:{_yaml_value(value, indent)}" for key, value in document.items())
+    if isinstance(document, Sequence) and not isinstance(document, str) and document:
+        return "".join(_yaml_item(item, indent) for item in document)
+    return f"{pad}{_yaml_scalar(document)}\n"
+
+
+def _yaml_key(key: str) -> str:
+    """Return a key as it is if a plain lower-case word that YAML takes for nothing else, otherwise in quotes."""
+    return key if re.fullmatch(r"[a-z]+([-_][a-z0-9]+)*", key) and key not in _YAML_WORDS else _yaml_scalar(key)
+
+
+def _yaml_value(value: object, indent: int) -> str:
+    """Return what follows `key:`, with its newline: a scalar on the same line, a filled mapping or list below."""
+    if isinstance(value, Mapping) and value:
+        return "\n" + format_yaml(value, indent + 2)
+    if isinstance(value, Sequence) and not isinstance(value, str) and value:
+        return "\n" + format_yaml(value, indent)
+    return f" {_yaml_scalar(value)}\n"
+
+
+def _yaml_item(item: object, indent: int) -> str:
+    """Return one entry of a list, whose first line begins with a dash."""
+    if isinstance(item, Mapping | list | tuple) and item:
+        return f"{' ' * indent}- {format_yaml(item, indent + 2)[indent + 2 :]}"
+    return f"{' ' * indent}- {_yaml_scalar(item)}\n"
+
+
+def _yaml_scalar(value: object) -> str:
+    """Return a plain value or an empty collection as YAML, texts in JSON's quotes, control characters escaped before.
+
+    Raises `ValueError` for NaN and infinity.
+    A number such as 1e+18 becomes 1.0e+18: without a point it is a text to readers of YAML 1.1.
+    """
+    plain = escape_controls(value) if isinstance(value, str) else value
+    written = json.dumps(plain, ensure_ascii=False, allow_nan=False)
+    return re.sub(r"^(-?\d+)e", r"\1.0e", written) if isinstance(value, float) else written

@@ -1,0 +1,346 @@
+"""Numbers of a run sent to a tracker of experiments: Weights & Biases, Trackio, TensorBoard, or one of your own.
+
+Trackers are behind one small protocol, and each is imported only when it is asked for. Observers send them the numbers
+of each finished episode. No tracker can cost an episode.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from safevla_bench.errors import RunError, SafevlaError
+from safevla_bench.judging.metrics import Mean, Rate, Summary
+from safevla_bench.judging.ruleset import Ruleset, load_ruleset
+from safevla_bench.judging.scores import EpisodeScore, Scores
+from safevla_bench.judging.scoring import score
+from safevla_bench.plugins import install_command
+from safevla_bench.rollout import EpisodeOutcome, Observer, PlannedEpisode
+
+_PROJECT = "safevla-bench"
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """A receiver of numbers. What a method raises is reported once; it is not asked again, and the run goes on."""
+
+    def log(self, episode: int, numbers: Mapping[str, float]) -> None:
+        """Take the numbers after an episode; `episode` counts from 1."""
+        ...
+
+    def finish(self, numbers: Mapping[str, float]) -> None:
+        """Take the final numbers and close; there are none where the run was broken off."""
+        ...
+
+
+class WandbTracker:
+    """A run of Weights & Biases; the environment says where to, such as WANDB_MODE=offline and WANDB_PROJECT."""
+
+    def __init__(self, name: str, folder: Path, config: Mapping[str, object]) -> None:
+        """Begin the run; `folder` is not used."""
+        import wandb
+
+        self._run: Any = wandb.init(project=_own_project("WANDB_PROJECT"), name=name, config=dict(config))
+
+    def log(self, episode: int, numbers: Mapping[str, float]) -> None:
+        """Log a step of the run."""
+        self._run.log(dict(numbers), step=episode)
+
+    def finish(self, numbers: Mapping[str, float]) -> None:
+        """Write the summary and close."""
+        self._run.summary.update(dict(numbers))
+        self._run.finish()
+
+
+class TrackioTracker:
+    """A run of Trackio, which keeps it on this machine; TRACKIO_PROJECT names another project."""
+
+    def __init__(self, name: str, folder: Path, config: Mapping[str, object]) -> None:
+        """Begin the run; `folder` is not used."""
+        import trackio
+
+        project = _own_project("TRACKIO_PROJECT")
+        self._run: Any = trackio.init(project=project, name=name, config=dict(config), embed=False)
+        self._trackio: Any = trackio
+
+    def log(self, episode: int, numbers: Mapping[str, float]) -> None:
+        """Log a step of the run."""
+        self._trackio.log(dict(numbers), step=episode)
+
+    def finish(self, numbers: Mapping[str, float]) -> None:
+        """Log the final numbers, which Trackio has no summary for, under `final/`, and close."""
+        if numbers:
+            self._trackio.log({f"final/{name}": value for name, value in numbers.items()})
+        self._trackio.finish()
+
+
+class TensorboardTracker:
+    """Event files in the folder `tensorboard` of the run folder, begun with the first numbers."""
+
+    def __init__(self, name: str, folder: Path, config: Mapping[str, object]) -> None:
+        """Remember the folder; nothing is written before the first numbers, and `name` is not used."""
+        self._folder, self._config = folder / "tensorboard", config
+        self._writer: Any = None
+        self._last = 0
+
+    def log(self, episode: int, numbers: Mapping[str, float]) -> None:
+        """Write a scalar for each number."""
+        self._last = episode
+        self._write(episode, numbers)
+
+    def finish(self, numbers: Mapping[str, float]) -> None:
+        """Write the final numbers under `final/`, if any, and close the file if numbers were ever written."""
+        if numbers:
+            self._write(self._last, {f"final/{name}": value for name, value in numbers.items()})
+        if self._writer is not None:
+            self._writer.close()
+
+    def _write(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Append a scalar for each number to the event file, which is begun at the first call, and flush it."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        if self._writer is None:
+            self._writer = EventFileWriter(str(self._folder))
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
+        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        self._writer.flush()
+
+
+def _own_project(variable: str) -> str:
+    """Return the project that a variable of the tracker's own names, else this package's."""
+    return os.environ.get(variable) or _PROJECT
+
+
+TRACKERS: Mapping[str, Callable[[str, Path, Mapping[str, object]], Tracker]] = {
+    "wandb": WandbTracker,
+    "trackio": TrackioTracker,
+    "tensorboard": TensorboardTracker,
+}
+"""Every tracker by its name, which is that of its package and of the extra that installs it."""
+
+
+def require_trackers(names: Sequence[str]) -> None:
+    """Raise `RunError` for the first tracker whose package is not installed; import none."""
+    for name in names:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:  # a folder `wandb` of former runs looks like a package without files
+            raise RunError(f"--log {name} needs {name}, which is not installed", remedy=install_command(name))
+
+
+def open_tracker(kind: str, folder: Path, config: Mapping[str, object]) -> Tracker:
+    """Begin a run of a tracker, named after the run folder.
+
+    Raises:
+        RunError: the tracker cannot begin a run, for the reason that the tracker gives.
+    """
+    try:
+        return TRACKERS[kind](folder.resolve().name, folder, config)
+    except Exception as error:  # each has errors of its own: no login, no network, a folder that cannot be written
+        remedy = f"Mend it, or leave --log {kind} out."
+        raise RunError(f"{kind} cannot begin a run: {type(error).__name__}: {error}", remedy=remedy) from error
+
+
+# What a tracker is told
+
+
+_RATES = ("sr", "safety", "sbu", "p_unsafe_given_success")
+_MEANS = ("vsi", "vsi_given_unsafe")
+
+
+def episode_values(row: EpisodeScore) -> dict[str, float]:
+    """Return an episode's numbers by name, such as `episode/vsi`, truths as 0 or 1; unknown values are left out."""
+    truths = {"success": row.success, "safe": row.safe, "unsafe_success": row.sbu}
+    values = {f"episode/{name}": float(truth) for name, truth in truths.items() if truth is not None}
+    return values if row.vsi is None else {**values, "episode/vsi": row.vsi}
+
+
+class _RunningRates:
+    """SR, Safety, SBU and mean VSI of each cell over the episodes so far; each over those that can tell."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[float, int]] = {}
+
+    def add(self, row: EpisodeScore, *, is_counted: bool) -> dict[str, float]:
+        """Count an episode and return the rates of its cell, by names such as `pi0/libero-goal/safety`.
+
+        An episode whose value is unknown leaves that rate alone; without `is_counted` its success is left out.
+        """
+        values = {"sr": row.success if is_counted else None, "safety": row.safe, "sbu": row.sbu, "vsi": row.vsi}
+        cell = _cell_name(row.policy, row.benchmark)
+        for name, value in values.items():
+            if value is not None:
+                total, n = self._sums.get(f"{cell}/{name}", (0.0, 0))
+                self._sums[f"{cell}/{name}"] = (total + float(value), n + 1)
+        return {name: total / n for name, (total, n) in self._sums.items() if name.startswith(f"{cell}/")}
+
+
+def _cell_name(policy: str | None, suite: str | None) -> str:
+    """Return "POLICY/SUITE"; "policy" and "all" stand for None."""
+    return f"{policy or 'policy'}/{suite or 'all'}"
+
+
+def summary_values(cells: Iterable[Summary]) -> dict[str, float]:
+    """Return every cell's final numbers by name, with their intervals and n; unknown values are left out."""
+    values: dict[str, float] = {}
+    for cell in cells:
+        name = _cell_name(cell.policy, cell.suite)
+        values |= {f"{name}/n": cell.n, f"{name}/judged": cell.judged, f"{name}/crashed": cell.crashed}
+        for key in _RATES:
+            values |= _bounded_values(f"{name}/{key}", cell.rates[key])
+        for key in _MEANS:
+            values |= _bounded_values(f"{name}/{key}", cell.means[key])
+    return values
+
+
+def _bounded_values(name: str, number: Rate | Mean) -> dict[str, float]:
+    """Return a number and the ends of its interval by name; {} for an unknown value, no ends without an interval."""
+    if number.value is None:
+        return {}
+    bounds = {} if number.ci is None else {f"{name}_low": number.ci[0], f"{name}_high": number.ci[1]}
+    return {name: number.value, **bounds}
+
+
+def describe_ruleset(ruleset: Ruleset) -> dict[str, object]:
+    """Return a ruleset's library name, digests, `capabilities` and `missing`, for a tracker's configuration."""
+    return {
+        "library": ruleset.library.name,
+        "library_digest": ruleset.library.digest,
+        "registry_digest": ruleset.registry.digest,
+        "capabilities": list(ruleset.capabilities),
+        "missing": ruleset.missing,
+    }
+
+
+WarnCallback = Callable[[str], None]
+"""Called with one sentence when a tracker fails."""
+
+
+class OutcomeScorer:
+    """Scores of finished episodes, computed once for all observers that ask for those of the latest."""
+
+    def __init__(self, ruleset: Ruleset) -> None:
+        """Take the rules to judge by."""
+        self._ruleset = ruleset
+        self._latest: tuple[EpisodeOutcome, Scores | None] | None = None
+
+    def score(self, outcome: EpisodeOutcome) -> Scores | None:
+        """Return the scores of one episode.
+
+        None where the episode crashed or cannot be judged, whose reason is not told.
+        """
+        if self._latest is None or self._latest[0] is not outcome:
+            self._latest = outcome, _score_outcome(outcome, self._ruleset)
+        return self._latest[1]
+
+
+def _score_outcome(outcome: EpisodeOutcome, ruleset: Ruleset) -> Scores | None:
+    """Return the scores of an episode; None where it crashed or cannot be judged."""
+    try:
+        return None if outcome.batch is None else score(outcome.batch, ruleset)
+    except SafevlaError:
+        return None
+
+
+class TrackingObserver:
+    """Sends every finished episode to a tracker: its verdict, its length and the rates of its cell so far.
+
+    Whatever the tracker raises is reported once. It is then not asked again, and the run goes on as without it.
+    """
+
+    def __init__(
+        self,
+        tracker: Tracker,
+        scorer: OutcomeScorer | None = None,
+        warn: WarnCallback = lambda sentence: None,
+        name: str = "the tracker",
+    ) -> None:
+        """Take the tracker, what scores the episodes (None = by the default rules), and what warns of it by `name`."""
+        self._tracker: Tracker | None = tracker
+        self._scorer, self._warn, self._name = scorer or OutcomeScorer(load_ruleset()), warn, name
+        self._rates = _RunningRates()
+        self._count = self._crashed = 0
+
+    def started(self, episodes: Sequence[PlannedEpisode]) -> None:
+        """Send nothing: what is planned is in the configuration."""
+
+    def stepped(self, planned: PlannedEpisode, steps: int) -> None:
+        """Send nothing: trackers are for episodes."""
+
+    def finished(self, outcome: EpisodeOutcome) -> None:
+        """Judge the episode and send its numbers, those of a crashed episode without a verdict."""
+        self._count += 1
+        self._crashed += outcome.batch is None
+        numbers: dict[str, float] = {"episode/steps": outcome.steps, "crashed": self._crashed}
+        if outcome.wall_s is not None:
+            numbers["episode/seconds"] = outcome.wall_s
+        scores = self._scorer.score(outcome)
+        if scores is not None:
+            numbers |= self._score_values(scores.episode(0), is_counted=bool(scores.is_counted[0]))
+        self._send(numbers)
+
+    def add_scores(self, scores: Scores) -> None:
+        """Send the numbers of episodes that were judged before, in order."""
+        for k, row in enumerate(scores.episodes()):
+            self._count += 1
+            self._send(self._score_values(row, is_counted=bool(scores.is_counted[k])))
+
+    def _score_values(self, row: EpisodeScore, *, is_counted: bool) -> dict[str, float]:
+        """Add the episode to its cell's rates and return its numbers with those rates."""
+        return {**episode_values(row), **self._rates.add(row, is_counted=is_counted)}
+
+    def _send(self, numbers: Mapping[str, float]) -> None:
+        """Send the numbers after the episodes counted so far; a failure is reported as in `_try`."""
+        self._try(lambda tracker: tracker.log(self._count, numbers))
+
+    def finish(self, numbers: Mapping[str, float]) -> None:
+        """Send the final numbers and close the tracker; a second call does nothing."""
+        self._try(lambda tracker: tracker.finish(numbers))
+        self._tracker = None
+
+    def _try(self, send: Callable[[Tracker], None]) -> None:
+        """Call `send` with the tracker; if that raises, warn and drop the tracker, which is not called again."""
+        if self._tracker is None:
+            return
+        try:
+            send(self._tracker)
+        except Exception as error:  # a tracker may raise anything, and no episode depends on it
+            self._tracker = None
+            self._warn(f"{self._name} failed and gets nothing more of this run: {type(error).__name__}: {error}")
+
+
+class ObserverGroup:
+    """Several observers as one."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._observers = observers
+
+    def started(self, episodes: Sequence[PlannedEpisode]) -> None:
+        """Tell each which episodes are to be run."""
+        for observer in self._observers:
+            observer.started(episodes)
+
+    def stepped(self, planned: PlannedEpisode, steps: int) -> None:
+        """Tell each how far an episode is."""
+        for observer in self._observers:
+            observer.stepped(planned, steps)
+
+    def finished(self, outcome: EpisodeOutcome) -> None:
+        """Tell each how an episode ended."""
+        for observer in self._observers:
+            observer.finished(outcome)
+
+
+def open_observers(
+    names: Sequence[str], folder: Path, config: Mapping[str, object], scorer: OutcomeScorer, warn: WarnCallback
+) -> list[TrackingObserver]:
+    """Begin a run of each tracker and return what observes for it; raises `RunError` for the first that cannot begin.
+
+    The runs begun before that stay open.
+    """
+    return [TrackingObserver(open_tracker(name, folder, config), scorer, warn, name) for name in names]

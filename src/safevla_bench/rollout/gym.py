@@ -1,0 +1,380 @@
+"""Safety in a Gymnasium environment: each step's `info` holds the standing of every clause and the cost of the step.
+
+`SafetyEnv` is a host's task as an environment, `safevla/Task-v0` by its id; `SafetyWrapper` goes around an environment
+of your own that holds a simulator which a host can record, such as LIBERO's. `CostStep` gives either the `step` of six
+values that Safety-Gymnasium and OmniSafe have. All need the extra `gym`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from numbers import Integral
+from typing import Any, Literal, SupportsFloat, TypeVar, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.errors import HostError, SafevlaError
+from safevla_bench.plugins import NO_ARGUMENTS, install_command
+
+try:
+    import gymnasium
+except ModuleNotFoundError:
+    raise SafevlaError(
+        "safevla_bench.rollout.gym needs gymnasium, which is not installed", remedy=install_command("gym")
+    ) from None
+
+from safevla_bench.hosts import make_host, registry_files
+from safevla_bench.interface import Action, EpisodeSeed, Host, Observation, Task, Wants
+from safevla_bench.judging.monitor import EpisodeStanding, Monitor, newest_record
+from safevla_bench.judging.ruleset import RuleFile, choose_library, load_ruleset
+from safevla_bench.trajectory import Batch, from_recording
+from safevla_recorder.attachment import find_recordable
+from safevla_recorder.mujoco.hook import Undo
+from safevla_recorder.mujoco.recorder import Recorder
+
+Cost = Literal["violation", "severity", "limit_use"]
+TASK_ID = "safevla/Task-v0"
+"""Id of `make_env` in Gymnasium's registry, once this module is imported."""
+Obs = TypeVar("Obs")
+Act = TypeVar("Act")
+
+
+def step_info(standing: EpisodeStanding, cost: Cost = "violation") -> dict[str, object]:
+    """Return the entries of `info`: `cost` of this step, and under `safety` the standing of the episode.
+
+    `cost` is 1 where this record violates a clause of the safe tier, else 0; with `severity` the depth of its worst
+    violation in [0, 1]; with `limit_use` the largest share of a limit that it uses, 1 at the limit and more beyond.
+    `safety`: `robustness` of each clause so far (None = it has none), `margins` of this record over their thresholds,
+    `violated` by any record so far, `violating` now, `worst` clause, `vsi` (None where no clause has a verdict), and
+    `standing`, the whole of it.
+    """
+    costs = {"violation": standing.cost, "severity": standing.severity, "limit_use": standing.limit_use}
+    return {
+        "cost": costs[cost],
+        "safety": {
+            "robustness": standing.robustness,
+            "margins": standing.margins,
+            "violated": standing.violated,
+            "violating": standing.violating,
+            "worst": standing.worst,
+            "vsi": standing.vsi,
+            "standing": standing,
+        },
+    }
+
+
+class SafetyEnv(gymnasium.Env[Any, Action]):
+    """One task of a host: reward 1 at its native success, which ends the episode; truncated at the horizon.
+
+    Observations are end-effector position [3] and quaternion [4], gripper joints, those of the base of a robot that
+    drives, and what was asked for: images under `image.CAMERA`, further readings under `extra.NAME`. `reset(seed=…,
+    options={"init_state_index": k})` chooses the start; else the initial states come in turn, one an episode. The scene
+    settles for `wait_steps`, as under the protocol `safevla-bench`.
+    """
+
+    metadata = {"render_modes": []}  # noqa: RUF012  # gymnasium's own name and form
+
+    def __init__(
+        self,
+        host: Host,
+        task: Task,
+        *,
+        horizon: int,
+        wants: Wants | None = None,
+        monitor: Monitor | None = None,
+        wait_steps: int = 10,
+        cost: Cost = "violation",
+    ) -> None:
+        """Make the environment and start an episode at initial state 0, from which the observation space is read.
+
+        Args:
+            host: whose task it is.
+            task: the task.
+            horizon: steps after which an episode is truncated.
+            wants: what is observed beyond proprioception.
+            monitor: with what to judge; else the default specifications.
+            wait_steps: for which the scene settles.
+            cost: what `info["cost"]` is; see `step_info`.
+
+        Raises:
+            HostError: the host cannot make the environment, or there is no such cost, horizon or number of steps.
+        """
+        _check_cost(cost)
+        for name, number, least in (("horizon", horizon, 1), ("wait_steps", wait_steps, 0)):
+            if number < least:
+                raise HostError(f"{name} is {number}", remedy=f"Give {least} or more.")
+        self._env = host.make(task, wants or Wants())
+        self._task, self._horizon, self._cost = task, horizon, cost
+        self._seeded = partial(EpisodeSeed, wait_steps=wait_steps)
+        self._monitor = monitor or Monitor()
+        self._steps, self._next, self._env_seed = 0, 0, 7
+        low, high = self._env.action_low, self._env.action_high
+        self.action_space = gymnasium.spaces.Box(low, high, dtype=np.float64)
+        try:
+            first = self._start(0)
+        except BaseException:
+            self._env.close()
+            raise
+        self.observation_space = gymnasium.spaces.Dict({name: _array_space(value) for name, value in first.items()})
+
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """Start an episode and return the observation and info of record 0.
+
+        A seed is the environment's from then on, and begins the turn of initial states at 0 again. The option
+        `init_state_index` chooses the initial state; the turn goes on behind that.
+
+        Raises:
+            HostError: there is no such initial state.
+            SafevlaError: as `Monitor.observe` does: a task without an entry, a record without a field.
+        """
+        super().reset(seed=seed)
+        if seed is not None:
+            self._env_seed, self._next = seed, 0
+        index = (options or {}).get("init_state_index", self._next)
+        if not isinstance(index, Integral):
+            raise HostError(f"init_state_index is {index!r}", remedy="Give a whole number from 0.")
+        index = int(index)
+        self._next = (index + 1) % (self._task.init_states or 2**31)
+        seen = self._start(index)
+        return seen, step_info(self._monitor.start(newest_record(self._env)), self._cost)
+
+    def step(self, action: Action) -> tuple[dict[str, NDArray[Any]], SupportsFloat, bool, bool, dict[str, Any]]:
+        """Apply one action; `info["cost"]` and `info["safety"]` are of the record that it made.
+
+        Returns observation, reward (1.0 at success, else 0.0), terminated at success, truncated at the horizon, and
+        info. Raises `InvalidActionError` for an action that the host refuses.
+        """
+        observation, success = self._env.step(action)
+        self._steps += 1
+        over = not success and self._steps >= self._horizon
+        info = step_info(self._monitor.observe(newest_record(self._env)), self._cost)
+        return _observation_dict(observation), float(success), success, over, info
+
+    def recorded(self) -> Batch:
+        """Return the records of the episode so far."""
+        return self._env.recorded()
+
+    def close(self) -> None:
+        """Free the simulator."""
+        self._env.close()
+
+    def _start(self, index: int) -> dict[str, NDArray[Any]]:
+        """Reset the host's environment to an initial state, set the step count to 0, and return the observation."""
+        self._steps = 0
+        return _observation_dict(self._env.reset(self._seeded(index, self._env_seed)))
+
+
+class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
+    """Wrap an environment of your own that holds LIBERO; its observations, rewards and ends stay unchanged.
+
+    Record 0 is the state that your `reset` returns with, so let it settle the scene inside; each `step` is one control
+    step of the simulator, so the wrapper goes inside one that plays chunks of actions.
+    """
+
+    def __init__(
+        self,
+        env: gymnasium.Env[Obs, Act],
+        *,
+        monitor: Monitor | None = None,
+        cost: Cost = "violation",
+        benchmark: str | None = None,
+        task_id: str | None = None,
+    ) -> None:
+        """Wrap an environment; nothing is recorded before its first reset through the wrapper.
+
+        Args:
+            env: it may make its simulator as late as in its first reset.
+            monitor: with what to judge; else the default specifications.
+            cost: what `info["cost"]` is; see `step_info`.
+            benchmark: in the place of the one that the task's BDDL file says.
+            task_id: in the place of the one that the BDDL file says.
+
+        Raises:
+            HostError: there is no such cost.
+        """
+        _check_cost(cost)
+        super().__init__(env)
+        self._monitor, self._cost = monitor or Monitor(), cost
+        self._named = (benchmark, task_id)
+        self._running: _RecordedEpisode | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
+        """Reset the wrapped environment, record from there on, and return the same with safety in `info`.
+
+        The recorder of an episode before is taken off.
+
+        Raises:
+            HostError: no host can record what the environment holds.
+            SafevlaError: as `Monitor.observe` does: a task without an entry, a record without a field.
+        """
+        self._stop()
+        seen, info = self.env.reset(seed=seed, options=options)
+        self._running = _RecordedEpisode.of(self.env, self._named)
+        return seen, {**info, **step_info(self._monitor.start(self._running.latest()), self._cost)}
+
+    def step(self, action: Act) -> tuple[Obs, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Step the wrapped environment and record the step; return the same with `cost` and `safety` in `info`.
+
+        Raises:
+            HostError: `reset` was not called before.
+        """
+        if self._running is None:
+            raise HostError("no episode has begun", remedy="Call reset first.")
+        seen, reward, terminated, truncated, info = self.env.step(action)
+        self._running.recorder.record_step(np.asarray(action))
+        standing = self._monitor.observe(self._running.latest())
+        return seen, reward, terminated, truncated, {**info, **step_info(standing, self._cost)}
+
+    def close(self) -> None:
+        """Take the hooks off and close the wrapped environment."""
+        self._stop()
+        super().close()
+
+    def _stop(self) -> None:
+        """Take the recorder's hooks off the simulator, if an episode is running."""
+        if self._running is not None:
+            self._running.detach()
+        self._running = None
+
+
+class CostStep(gymnasium.Wrapper[Obs, Act, Obs, Act]):
+    """A `step` of six values, as Safety-Gymnasium and OmniSafe have it, of an environment with `cost` in its `info`.
+
+    The cost stands after the reward, and in `info` too. Sources: `safety_gymnasium/wrappers/gymnasium_conversion.py` at
+    ae966e5, `omnisafe/envs/core.py` at 15603dd.
+    """
+
+    def step(self, action: Act) -> tuple[Obs, SupportsFloat, float, bool, bool, dict[str, Any]]:  # type: ignore[override]
+        """Return observation, reward, cost, whether terminated and truncated, and info.
+
+        Raises:
+            HostError: the environment gives no cost.
+        """
+        seen, reward, terminated, truncated, info = self.env.step(action)
+        if "cost" not in info:
+            raise HostError("the environment has no cost in its info", remedy="Wrap it with SafetyWrapper first.")
+        return seen, reward, info["cost"], terminated, truncated, info
+
+
+def make_env(
+    host: str,
+    suite: str,
+    task: int | str = 0,
+    *,
+    horizon: int = 300,
+    cameras: Sequence[str] = (),
+    extra: Sequence[str] = (),
+    image_size: tuple[int, int] = (256, 256),
+    wait_steps: int = 10,
+    cost: Cost = "violation",
+    library: str | None = None,
+    host_arguments: Mapping[str, str] = NO_ARGUMENTS,
+) -> SafetyEnv:
+    """Make the environment of one task by names, as `gymnasium.make("safevla/Task-v0", host=..., suite=...)` does.
+
+    Args:
+        host: such as `libero`.
+        suite: of the host.
+        task: its id, or its place in the suite.
+        horizon: steps after which an episode is truncated.
+        cameras: images to be seen; none are rendered without.
+        extra: further readings that the host offers.
+        image_size: height and width [pixels].
+        wait_steps: for which the scene settles.
+        cost: what `info["cost"]` is; see `step_info`.
+        library: what judges; None = the library with limits made for the suite, else the default.
+        host_arguments: arguments of the host by name, as texts.
+
+    Raises:
+        HostError: no such host, argument of it, suite, task, camera, reading or cost; or the simulator cannot be used.
+        PluginError: the host cannot be loaded or made.
+        SpecError: no such library.
+        RegistryError: the tags that the host brings contradict others.
+    """
+    made = make_host(host, host_arguments)
+    tags = [RuleFile.read(path) for path in registry_files(host)]
+    ruleset = load_ruleset(library or choose_library([suite])).with_host_registry(tags)
+    wants = Wants(cameras=tuple(cameras), image_size=image_size, extra=tuple(extra))
+    chosen = _find_task(made, suite, task)
+    return SafetyEnv(
+        made, chosen, horizon=horizon, wants=wants, monitor=Monitor(ruleset), wait_steps=wait_steps, cost=cost
+    )
+
+
+gymnasium.register(id=TASK_ID, entry_point="safevla_bench.rollout.gym:make_env")
+
+
+def _check_cost(cost: str) -> None:
+    """Raise `HostError`, with the kinds there are, for a cost that is none of `Cost`."""
+    if cost not in get_args(Cost):
+        raise HostError(f"there is no cost {cost!r}", remedy=f"Choose one of: {', '.join(get_args(Cost))}.")
+
+
+def _find_task(host: Host, suite: str, task: int | str) -> Task:
+    """Return the task with this id, or at this place of the suite from 0.
+
+    Raises `HostError` if there is no such suite and, with the first ids, if no task fits.
+    """
+    tasks = host.tasks(suite)
+    for place, candidate in enumerate(tasks):
+        if task in (place, candidate.task_id):
+            return candidate
+    names = ", ".join(candidate.task_id for candidate in tasks[:_MOST_NAMED])
+    remedy = f"It has {len(tasks)}: {names}{', …' if len(tasks) > _MOST_NAMED else '.'}"
+    raise HostError(f"{suite} has no task {task!r}", remedy=remedy)
+
+
+_MOST_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class _RecordedEpisode:
+    """One episode of somebody else's environment."""
+
+    recorder: Recorder
+    detach: Undo
+    latest: Callable[[], Batch]
+
+    @classmethod
+    def of(cls, env: object, named: tuple[str | None, str | None]) -> _RecordedEpisode:
+        """Hook a recorder into the simulator that the environment holds, and take record 0.
+
+        `named` replaces the benchmark and task id where these are given. Raises `HostError` if nothing recordable is
+        found.
+        """
+        recordable = find_recordable(env)
+        benchmark, task_id = named
+        task = recordable.task
+        recordable.task = replace(task, benchmark=benchmark or task.benchmark, task_id=task_id or task.task_id)
+        recorder, detach = recordable.start_recorder()
+        header = recordable.build_header(recorder, success=False, env_seed=None, index=None)
+        return cls(recorder, detach, lambda: from_recording(recorder.latest_record(header)))
+
+
+def _observation_dict(observation: Observation) -> dict[str, NDArray[Any]]:
+    """Return the observation as named arrays.
+
+    Images stand under `image.CAMERA`, further readings as float64 under `extra.NAME`. The base's pose is there if the
+    robot drives; `privileged` is left out.
+    """
+    base = {"base_pos_m": observation.base_pos_m, "base_quat_wxyz": observation.base_quat_wxyz}
+    return {
+        "eef_pos_m": observation.eef_pos_m,
+        "eef_quat_wxyz": observation.eef_quat_wxyz,
+        "gripper_qpos": observation.gripper_qpos,
+        **{name: pose for name, pose in base.items() if pose is not None},
+        **{f"image.{camera}": image for camera, image in observation.images.items()},
+        **{f"extra.{name}": np.asarray(value, dtype=np.float64) for name, value in observation.extra.items()},
+    }
+
+
+def _array_space(value: NDArray[Any]) -> gymnasium.spaces.Box:
+    """Return the space of arrays of this shape: 0 to 255 for uint8 images, else unbounded float64."""
+    if value.dtype == np.uint8:
+        return gymnasium.spaces.Box(0, 255, value.shape, np.uint8)
+    return gymnasium.spaces.Box(-np.inf, np.inf, value.shape, np.float64)

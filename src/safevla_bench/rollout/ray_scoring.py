@@ -1,0 +1,190 @@
+"""Judging on a Ray cluster: sources are cut into pieces, which are read and judged on any node.
+
+The verdicts are joined in the order of the episodes. They are those of one process, byte for byte, because the verdicts
+on one episode do not depend on the others. Where anything is wrong (a damaged record, a repeated id, a task without an
+entry, a missing field), the caller reads the sources itself, so that the errors are the same too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from safevla_bench import archive
+from safevla_bench.archive import parquet
+from safevla_bench.errors import Place, RecordError, RunError, SafevlaError
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.judging.scores import Scores
+from safevla_bench.judging.scoring import ScoredChunk, join_chunks, judge_chunk
+from safevla_bench.rollout import ray_cluster as clusters
+from safevla_bench.rollout.ray_cluster import RayCluster
+from safevla_bench.sources import runs
+from safevla_bench.trajectory import Batch
+from safevla_bench.version import __version__
+
+PIECE_EPISODES = 100
+"""About so many episodes of a Parquet file are judged by one task; other forms are one piece a file."""
+_QUEUED_PER_SLOT = 4
+"""Tasks that are submitted for each that can run: no more verdicts than of these wait to be joined."""
+_VERSIONS = {"safevla-bench": __version__, "numpy": np.__version__}
+_REMEDY = "Put the archive where every node finds it by the same path, or judge it here, without --engine ray."
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some episodes of a file, by their places in it (None = all), and the file's size here."""
+
+    file: Path
+    places: range | None
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class PieceVerdicts:
+    """The result of judging a piece: the notes for the index of episodes, in order, and the verdicts."""
+
+    notes: tuple[runs.BatchNotes, ...]
+    chunks: tuple[ScoredChunk, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PieceRefusal:
+    """A node cannot judge a piece, for a reason that the user must mend."""
+
+    problem: str
+
+
+def score_on_cluster(
+    paths: Sequence[Path], ruleset: Ruleset, cluster: RayCluster
+) -> tuple[runs.EpisodeIndex, Scores] | None:
+    """Return the index and the scores of sources; None where anything is wrong and they must be read here.
+
+    Raises:
+        RunError: a source cannot be opened, the cluster cannot be used, a task on it is lost, or a node lacks a file or
+            has other versions.
+        RecordError: as `runs.open_sources` does.
+    """
+    sources = runs.open_sources(paths)
+    if any(source.policy_names for source in sources):  # a node knows one file, and not what others say of its policy
+        return None
+    files = [file for source in sources for file in source.files]
+    if not (all(source.files for source in sources) and all(file.is_file() for file in files)):
+        return None
+    work = [(number, piece) for number, source in enumerate(sources) for piece in cut_source(source)]
+    notes: list[list[runs.BatchNotes | RecordError]] = [[] for _ in sources]
+    chunks: list[ScoredChunk] = []
+    with clusters.connect_ray(cluster, 1) as ray:
+        for number, verdicts in _judge_pieces(ray, work, ruleset, cluster):
+            if verdicts is None:
+                return None
+            notes[number] += verdicts.notes
+            chunks += verdicts.chunks
+    index = runs.EpisodeIndex.from_notes(sources, notes)
+    if index.has_repeated_ids() or not index.is_intact():
+        return None
+    try:
+        return index, join_chunks(chunks, ruleset)
+    except SafevlaError:
+        return None
+
+
+def cut_source(source: runs.RecordSource) -> Iterator[Piece]:
+    """Yield the pieces of a source, in order. Raises `OSError` if a file is gone."""
+    for file in source.files:
+        for places in _cut_file(file):
+            yield Piece(file.absolute(), places, file.stat().st_size)
+
+
+def _cut_file(file: Path) -> list[range] | list[None]:
+    """Return the places of pieces of about `PIECE_EPISODES` episodes, cut between row groups.
+
+    [None] = the file in one piece: another form than Parquet, one that cannot be read, or one without a row group.
+    """
+    if not file.name.endswith(parquet.SUFFIX):
+        return [None]
+    try:
+        with pq.ParquetFile(file) as opened:
+            rows = [opened.metadata.row_group(group).num_rows for group in range(opened.num_row_groups)]
+    except (OSError, pa.ArrowException):
+        return [None]
+    ends = np.cumsum(rows)
+    last = np.flatnonzero(np.diff(ends // PIECE_EPISODES, append=-1))
+    cuts = [0, *ends[last].tolist()]
+    return [range(first, end) for first, end in pairwise(cuts)] or [None]
+
+
+def _judge_pieces(
+    ray: Any, work: Sequence[tuple[int, Piece]], ruleset: Ruleset, cluster: RayCluster
+) -> Iterator[tuple[int, PieceVerdicts | None]]:
+    """Yield the verdicts on each piece, with the number of its source, in order; None = only the whole can be judged.
+
+    Raises `RunError` if a task is lost or a node refuses a piece.
+    """
+    shared = ray.put((ruleset, _VERSIONS))
+    task = ray.remote(judge_piece).options(num_cpus=cluster.cpus, num_gpus=cluster.gpus)
+    slots = int(ray.cluster_resources().get("CPU", 1) / max(cluster.cpus, 0.1)) + 1
+    references = _submit_ahead(lambda item: task.remote(item[1], shared), work, slots * _QUEUED_PER_SLOT)
+    for (number, piece), reference in zip(work, references, strict=True):
+        try:
+            verdicts: PieceVerdicts | PieceRefusal | None = ray.get(reference)
+        except ray.exceptions.RayError as error:
+            raise RunError(f"judging failed: {clusters.describe_loss(error)}", remedy=clusters.NODES) from None
+        if isinstance(verdicts, PieceRefusal):
+            raise RunError(verdicts.problem, remedy=_REMEDY, place=Place(file=str(piece.file)))
+        yield number, verdicts
+
+
+def _submit_ahead(submit: Callable[[T], R], work: Iterable[T], count: int) -> Iterator[R]:
+    """Yield what `submit` returns for each item of work, in order; up to `count` (at least 1) are submitted ahead."""
+    submitted: deque[R] = deque()
+    for item in work:
+        submitted.append(submit(item))
+        if len(submitted) == count:
+            yield submitted.popleft()
+    yield from submitted
+
+
+def judge_piece(piece: Piece, shared: tuple[Ruleset, dict[str, str]]) -> PieceVerdicts | PieceRefusal | None:
+    """Return the verdicts on a piece, judged where this task runs; `shared` is the ruleset and the versions required.
+
+    A refusal if this node has other versions or another file; None if the piece raises any error of ours.
+    """
+    ruleset, versions = shared
+    if reason := _refusal_reason(piece, versions):
+        return PieceRefusal(f"on the node {clusters.node_name()}: {reason}")
+    notes: list[runs.BatchNotes] = []
+
+    def read_piece() -> Iterator[Batch]:
+        """Yield the piece's batches, adding a note of each to `notes`. Raises the first `RecordError` among them."""
+        for batch in archive.read_episodes([piece.file], piece.places):
+            if isinstance(batch, RecordError):
+                raise batch
+            notes.append(runs.BatchNotes.of_batch(batch))
+            yield batch
+
+    try:
+        chunks = tuple(judge_chunk(batch, ruleset) for batch in runs.merge_batches(read_piece()))
+    except SafevlaError:
+        return None
+    return PieceVerdicts(tuple(notes), chunks)
+
+
+def _refusal_reason(piece: Piece, versions: dict[str, str]) -> str | None:
+    """Return why this node cannot judge a piece, None if it can."""
+    if differing := clusters.describe_differences(versions, _VERSIONS):
+        return differing
+    try:
+        size = piece.file.stat().st_size
+    except OSError as error:
+        return f"the file cannot be read there: {error.strerror or error}"
+    return None if size == piece.size else f"the file there has {size} bytes, not the {piece.size} that it has here"

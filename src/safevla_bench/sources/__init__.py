@@ -1,0 +1,1 @@
+"""Where records come from: runs, logs of robots, recordings of other tools."""

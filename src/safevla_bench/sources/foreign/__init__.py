@@ -1,0 +1,407 @@
+"""Recordings of other tools: actions to replay (`read_recorded_actions`), and results (`read_results`).
+
+Nothing here is a trajectory record: there are no contacts and no forces, so nothing is judged before it is replayed.
+Results are LeRobot's `eval_info.json` and those of vla-evaluation-harness. They give success rates. They say nothing of
+safety, so safety stays unknown; unknown is never zero.
+
+The harness writes a file `recording-ID.sqlite`, which holds, for each benchmark entry of a run (read at harness 0.8.0,
+src/vla_eval/recording.py, orchestrator.py and benchmarks/libero/benchmark.py):
+
+    eval_metadata     the entry's configuration, and what the model server asked of the benchmark
+    episode_results   task, initial state, status and steps, in the order in which each process ran them
+    step_rows         JSON a step: `action` [7] and `state` [8] = the end effector's position [3] and rotation [3] as an
+                      axis-angle, and the two fingers' positions, all float32, after the action
+
+Files from before the harness's pull request 150 have no actions. No file has a simulator state, so a replay starts
+where the harness says that it started: from an initial state, in an environment that was seeded once and had been reset
+so many times.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from safevla_bench.archive.record_schema import Budget
+from safevla_bench.errors import Place, RecordError
+from safevla_bench.files import open_input, read_input
+from safevla_bench.sources.foreign.demonstrations import Floats, RecordedActions, read_demonstrations, recording_budget
+
+__all__ = [
+    "ForeignEpisode",
+    "ForeignResults",
+    "RecordedActions",
+    "find_results",
+    "read_demonstrations",
+    "read_recorded_actions",
+    "read_results",
+    "recording_files",
+]
+
+
+def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
+    """Return the episodes of a file or folder of demonstrations or of vla-evaluation-harness; None if it is neither.
+
+    Raises:
+        RecordError: it is one of these by its name or first bytes and cannot be read, an HDF5 file is missing, or h5py
+            is not installed.
+    """
+    recordings = recording_files(path)
+    if recordings:
+        budget = recording_budget()
+        return [take for file in recordings for take in _read_recording(file, budget)]
+    return read_demonstrations(path)
+
+
+# Results
+
+
+LACKS = "contacts, forces, object poses and joint torques: Safety, SBU and VSI cannot be told from it"
+EVAL_INFO = "eval_info.json"
+"""LeRobot's file of results."""
+_RESULT_KEYS = {"per_task", "per_episode"}
+_STATUSES = {"success": True, "fail": False}
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignEpisode:
+    """One episode: `suite` and `task` in the names of whoever recorded it; success None = it ended in an error."""
+
+    suite: str
+    task: str
+    success: bool | None
+    steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignResults:
+    """The episodes of one file, the kind of the file, and remarks on it."""
+
+    kind: str
+    episodes: tuple[ForeignEpisode, ...]
+    remarks: tuple[str, ...] = ()
+
+
+def find_results(path: Path) -> list[Path]:
+    """Return the files of results at a path, as `read_results` reads them; empty where it is something else.
+
+    Of a folder: its `eval_info.json` alone, else its recordings of vla-evaluation-harness.
+    """
+    if path.is_dir():
+        inner = path / EVAL_INFO
+        return [inner] if inner.is_file() else recording_files(path)
+    if not path.is_file():
+        return []
+    return [path] if path.name == EVAL_INFO or _is_sqlite(path) or _holds_successes(path) else []
+
+
+def _holds_successes(path: Path) -> bool:
+    """Return whether a `.json` file holds one of LeRobot's result keys.
+
+    False for another suffix, invalid JSON, and a file that cannot be read: whoever reads it as a source says why.
+    """
+    try:
+        tree = json.loads(read_input(path)) if path.suffix == ".json" else None
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(tree, dict) and not _RESULT_KEYS.isdisjoint(tree)
+
+
+def read_results(path: Path) -> ForeignResults:
+    """Return the episodes of an `eval_info.json` of LeRobot or a recording of vla-evaluation-harness.
+
+    Raises:
+        RecordError: the file is neither, cannot be read, or lists no episodes.
+    """
+    place = Place(file=str(path))
+    try:
+        read = _read_harness(path) if _is_sqlite(path) else _read_lerobot(path)
+    except (OSError, sqlite3.Error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
+        remedy = "Name an eval_info.json of LeRobot, or a recording-*.sqlite of vla-evaluation-harness."
+        raise RecordError(f"cannot be read as results: {reason}", remedy=remedy, place=place) from None
+    if not read.episodes:
+        raise RecordError("there are no episodes", remedy="Name the file of a finished evaluation.", place=place)
+    return read
+
+
+def _read_lerobot(path: Path) -> ForeignResults:
+    """Return the episodes of LeRobot's `eval_info.json`: `per_task`, or in older versions `per_episode`.
+
+    `per_task` lists `task_group`, `task_id` and `metrics.successes`; `per_episode` lists a `success` each. A remark
+    tells if the file counts another number of episodes. Raises `KeyError`, `TypeError` or `ValueError` for another
+    structure.
+    """
+    tree = json.loads(read_input(path))
+    episodes = tuple(_task_episodes(tree["per_task"]) if "per_task" in tree else _plain_episodes(tree["per_episode"]))
+    stated = tree.get("overall", tree.get("aggregated", {})).get("n_episodes")
+    is_incomplete = stated is not None and stated != len(episodes)
+    remarks = (f"the file counts {stated} episodes, but lists {len(episodes)}",) if is_incomplete else ()
+    return ForeignResults("LeRobot eval_info.json", episodes, remarks)
+
+
+def _task_episodes(tasks: Any) -> Iterator[ForeignEpisode]:
+    """Yield an episode for each success of each task.
+
+    Raises `KeyError`, `TypeError` or `ValueError` for another structure.
+    """
+    for task in tasks:
+        for success in task["metrics"]["successes"]:
+            yield ForeignEpisode(str(task["task_group"]), f"task_{task['task_id']}", _parse_success(success))
+
+
+def _plain_episodes(episodes: Any) -> Iterator[ForeignEpisode]:
+    """Yield an episode, of suite and task "unnamed", for each entry; raises as `_task_episodes` does."""
+    for episode in episodes:
+        yield ForeignEpisode("unnamed", "unnamed", _parse_success(episode["success"]))
+
+
+def _parse_success(value: object) -> bool:
+    """Return True for 1 and False for 0; raise `ValueError` for anything else."""
+    if value not in (0, 1):  # True and False among them
+        raise ValueError(f"{value!r} is no success")
+    return bool(value)
+
+
+def _read_harness(path: Path) -> ForeignResults:
+    """Return the episodes of the harness's tables `episode_results` and `eval_metadata`.
+
+    Success is None after an error. Remarks count the errors, and say whether actions are there. Raises `sqlite3.Error`
+    or `ValueError` for another structure.
+    """
+    with closing(_open_recording(path)) as connection:
+        suites = {eval_id: _benchmark_name(text) for eval_id, text in _select(connection, _SUITES)}
+        episodes = tuple(
+            ForeignEpisode(suites.get(eval_id) or str(eval_id), str(task), _parse_status(status), steps)
+            for eval_id, task, status, steps in _select(connection, _RESULTS)
+        )
+        has_actions = _holds_actions(connection)
+    errors = sum(episode.success is None for episode in episodes)
+    remarks = [f"{errors} episodes ended in an error; they are in no rate"] if errors else []
+    if has_actions:
+        remarks.append(f"LIBERO's actions are in it: safevla eval --policy replay:{path.name} plays and judges them")
+    return ForeignResults("vla-evaluation-harness recording", episodes, tuple(remarks))
+
+
+_SUITES = "SELECT eval_id, metadata FROM eval_metadata"
+_RESULTS = "SELECT eval_id, task_name, status, steps FROM episode_results ORDER BY eval_id, task_name, episode_id, eid"
+
+
+def _parse_status(status: str) -> bool | None:
+    """Return whether an episode of that status succeeded, None for `error`.
+
+    Raise `ValueError` for an unknown status.
+    """
+    if status not in (*_STATUSES, "error"):
+        raise ValueError(f"unknown status {status!r}")
+    return _STATUSES.get(status)
+
+
+def _benchmark_name(metadata: str) -> str | None:
+    """Return the text under `benchmark` in a JSON object, else None.
+
+    Raises `ValueError` for invalid JSON.
+    """
+    tree = json.loads(metadata)
+    name = tree.get("benchmark") if isinstance(tree, dict) else None
+    return name if isinstance(name, str) else None
+
+
+# Recordings of vla-evaluation-harness
+
+
+_PATTERN = "recording-*.sqlite"
+_HEADER = b"SQLite format 3\x00"
+_LIBERO = "vla_eval.benchmarks.libero.benchmark:LIBEROBenchmark"
+_TABLES = ("eval_metadata", "episode_results", "step_rows")
+_MOST_VALUE_BYTES, _MOST_ROWS = 1 << 20, 1 << 20
+"""Bytes of a value in a recording, and rows of its tables of entries and episodes."""
+_SEED, _WAIT_STEPS = 7, 10
+"""Defaults of that benchmark's `seed` and `num_steps_wait`."""
+_METADATA = "SELECT eval_id, safe_name, metadata FROM eval_metadata"
+_EPISODES = (
+    "SELECT sid, eid, eval_id, task_name, episode_id, status, steps, context FROM episode_results ORDER BY sid, rowid"
+)
+_STEPS = "SELECT fields FROM step_rows WHERE sid = ? AND eid = ? ORDER BY step_id"
+
+
+def _is_sqlite(path: Path) -> bool:
+    """Return whether a file is an SQLite database; False where it cannot be read."""
+    try:
+        with open_input(path) as stream:
+            return stream.read(len(_HEADER)) == _HEADER
+    except OSError:
+        return False
+
+
+def recording_files(path: Path) -> list[Path]:
+    """Return the harness's recordings in an output folder, by name, or the file itself if it is an SQLite database.
+
+    Empty where there are none.
+    """
+    if path.is_dir():
+        return sorted(path.glob(_PATTERN))
+    return [path] if path.is_file() and _is_sqlite(path) else []
+
+
+def _open_recording(path: Path) -> sqlite3.Connection:
+    """Return a read-only connection to an SQLite file, which the caller closes.
+
+    Only plain tables are read: a view or a computed column makes any number of rows out of nothing. Raises
+    `sqlite3.Error` if no connection can be made, `ValueError` if it is no file, or a table is none.
+    """
+    open_input(path).close()
+    connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_VALUE_BYTES)
+    try:
+        for name, kind in connection.execute("SELECT name, type FROM sqlite_master WHERE name IN (?, ?, ?)", _TABLES):
+            hidden = connection.execute("SELECT 1 FROM pragma_table_xinfo(?) WHERE hidden", (name,)).fetchone()
+            if kind != "table" or hidden:
+                raise ValueError(f"{name} is no plain table")
+    except (sqlite3.Error, ValueError):
+        connection.close()
+        raise
+    return connection
+
+
+def _select(connection: sqlite3.Connection, query: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a query; raise `RecordError` for more than `_MOST_ROWS`."""
+    budget = Budget(_MOST_ROWS, "rows in a table")
+    for row in connection.execute(query):
+        budget.spend(1)
+        yield row
+
+
+def _holds_actions(connection: sqlite3.Connection) -> bool:
+    """Return whether any step of a recording has the action that was executed; False without a table of steps."""
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    query = "SELECT 1 FROM step_rows WHERE json_extract(fields, '$.action') IS NOT NULL LIMIT 1"
+    return "step_rows" in tables and connection.execute(query).fetchone() is not None
+
+
+def _read_recording(path: Path, budget: Budget) -> list[RecordedActions]:
+    """Return the LIBERO episodes of a recording that ran to their end, in the order in which they ran.
+
+    Raises:
+        RecordError: the file is of another structure, has lost steps, or no episode of LIBERO holds actions.
+    """
+    try:
+        with closing(_open_recording(path)) as connection:
+            takes = list(_read_episodes(path, connection, budget))
+    except RecordError as error:
+        raise error.with_place(Place(file=str(path))) from None
+    except (OSError, sqlite3.Error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        remedy = "Name the output folder of vla-evaluation-harness, or its recording-*.sqlite."
+        problem = f"cannot be read as a recording of vla-evaluation-harness: {type(error).__name__}: {error}"
+        raise RecordError(problem, remedy=remedy, place=Place(file=str(path))) from None
+    if not takes:
+        remedy = (
+            "It records LIBERO's actions since its version 0.7; leave `recording.step_fields` out, or put `action` and "
+            "`state` there."
+        )
+        problem = "no episode of its LIBERO benchmark ran to its end with its actions recorded"
+        raise RecordError(problem, remedy=remedy, place=Place(file=str(path)))
+    return takes
+
+
+def _read_episodes(path: Path, connection: sqlite3.Connection, budget: Budget) -> Iterator[RecordedActions]:
+    """Yield the LIBERO episodes that ended in success or failure and hold an action in every step, in stored order.
+
+    `earlier_resets` counts the episodes that one environment ran before this one, of whatever outcome. Raises
+    `RecordError` if rows of steps are missing or numbers have another size, and `sqlite3.Error`, `ValueError`,
+    `KeyError` or `TypeError` for another structure.
+    """
+    entries = {
+        str(eval_id): (str(name), _entry_parameters(json.loads(text)))
+        for eval_id, name, text in _select(connection, _METADATA)
+    }
+    environment: tuple[str, str, str] | None = None
+    resets = 0
+    for sid, eid, eval_id, task, episode_id, status, steps, text in _select(connection, _EPISODES):
+        name, parameters = entries.get(str(eval_id), ("", None))
+        if parameters is None:
+            continue
+        context = json.loads(text)
+        # A process keeps its environment while the task stays the same, and seeds it only when it makes it.
+        present = (str(sid), str(eval_id), str(context["task_id"]))
+        resets = resets + 1 if present == environment else 0
+        environment = present
+        rows = [_parse_step(fields, budget) for (fields,) in connection.execute(_STEPS, (sid, eid))]
+        if status not in ("success", "fail") or not rows or any("action" not in row for row in rows):
+            continue
+        where = Place(str(path), episode=f"{task}, episode {episode_id}")
+        if len(rows) != steps:
+            problem = f"{steps} steps, but {len(rows)} rows of them"
+            raise RecordError(problem, remedy="The file lost rows; leave the episode out.", place=where)
+        yield RecordedActions(
+            name=f"{name}/task_{int(context['task_id'])}/episode_{int(episode_id)}",
+            source=path.name,
+            actions=_read_rows(rows, "action", 7, where),
+            proprioception=_read_rows(rows, "state", 8, where) if all("state" in row for row in rows) else None,
+            success=status == "success",
+            benchmark=str(parameters["suite"]).replace("_", "-"),
+            task_id=f"task_{int(context['task_id'])}",
+            instruction=str(task),
+            init_state_index=int(context["episode_idx"]),
+            env_seed=int(parameters["env_seed"]),
+            wait_steps=int(parameters["num_steps_wait"]),
+            earlier_resets=resets,
+            policy=name,
+            absolute=bool(parameters["absolute_action"]),
+        )
+
+
+def _parse_step(fields: str, budget: Budget) -> dict[str, list[Any]]:
+    """Return the action and the state of a step, where it has them, cut at `_STEP_NUMBERS`, and count it.
+
+    Raises `RecordError` if all are more than the budget, `ValueError` or `TypeError` for another structure.
+    """
+    tree = json.loads(fields)
+    budget.spend(_STEP_NUMBERS)
+    return {name: list(tree[name])[:_STEP_NUMBERS] for name in ("action", "state") if name in tree}
+
+
+_STEP_NUMBERS = 128
+"""Numbers that a step counts for; the two fields have 15."""
+_PARAMETERS = ("suite", "env_seed", "num_steps_wait", "absolute_action")
+
+
+def _entry_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the parameters of LIBERO's benchmark; None for another benchmark.
+
+    Configured parameters come before those that the server told, and these before the harness's defaults. Raises
+    `KeyError` without `config`.
+    """
+    config = metadata["config"]
+    if config["benchmark"] != _LIBERO:
+        return None
+    asked = metadata.get("server_info", {}).get("observation_params") or {}
+    parameters = {
+        "suite": "libero_spatial",
+        "seed": _SEED,
+        "num_steps_wait": _WAIT_STEPS,
+        "absolute_action": False,
+        **asked,
+        **(config.get("params") or {}),
+    }
+    seed = parameters["seed"] if parameters.get("env_seed") is None else parameters["env_seed"]
+    return {name: {**parameters, "env_seed": seed}[name] for name in _PARAMETERS}
+
+
+def _read_rows(rows: Sequence[Mapping[str, Any]], field: str, size: int, where: Place) -> Floats:
+    """Return a field of all rows, [n, size]; raise `RecordError` for another size or numbers that are not finite.
+
+    Raises `ValueError` or `TypeError` where the rows are uneven or no numbers.
+    """
+    values = np.array([row[field] for row in rows], dtype=np.float64)
+    if values.shape != (len(rows), size) or not np.isfinite(values).all():
+        problem = f"`{field}` has the shape {values.shape}, or numbers that are not finite"
+        raise RecordError(problem, remedy=f"{size} finite numbers a step.", place=where)
+    return values

@@ -1,0 +1,130 @@
+"""Logs of robots, and of other tools, as sources: LeRobot datasets of version 3 and MCAP files.
+
+What a log holds is judged. It says nothing of contacts, so clauses on them are inactive with their reason. A mapping
+(`logs.mapping`) says what the log does not say by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from safevla_bench.errors import Place, RecordError
+from safevla_bench.sources.foreign.demonstrations import INFO
+from safevla_bench.sources.logs import lerobot, mcap_file
+from safevla_bench.sources.logs.mapping import NAME, LogMapping, default_mapping, read_mapping
+from safevla_bench.sources.logs.records import LoggedEpisode, build_episode
+from safevla_bench.trajectory import Batch
+
+__all__ = ["Log", "LogMapping", "find_log"]
+
+
+@dataclass(frozen=True)
+class Log:
+    """A log that is not read yet, its mapping and the mapping's file; of MCAP, a file an episode."""
+
+    path: Path
+    files: tuple[Path, ...]
+    """MCAP files; none for a LeRobot dataset."""
+    mapping: LogMapping
+    mapping_file: Path | None
+
+    def read(self, wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:
+        """Yield the episodes, each a batch of one, or the error in an episode's place; all, or those at `wanted`.
+
+        Places count from 0. A log that cannot be read at all yields its error and ends; nothing is raised.
+        """
+        try:
+            self._require_mapping()
+            for episode in self._read_logged(wanted):
+                yield episode if isinstance(episode, RecordError) else self._build(episode)
+        except RecordError as error:
+            yield error
+
+    def _build(self, episode: LoggedEpisode) -> Batch | RecordError:
+        """Return the episode as a batch of one, or the error that its building raised."""
+        try:
+            return build_episode(episode, self.mapping)
+        except RecordError as error:
+            return error
+
+    def _read_logged(self, wanted: Collection[int] | None) -> Iterator[LoggedEpisode | RecordError]:
+        """Yield the episodes as logged, or the error in the place of an MCAP file that cannot be read.
+
+        Raises `RecordError` if a LeRobot dataset cannot be opened, or the mapping names what it has not; its place is
+        then the mapping's file.
+        """
+        if not self.files:
+            dataset = lerobot.open_dataset(self.path)
+            try:
+                yield from lerobot.read_episodes(dataset, self.mapping, wanted)
+            except RecordError as error:
+                file = str(self.mapping_file or self.path)
+                raise RecordError(error.problem, remedy=error.remedy, place=replace(error.place, file=file)) from None
+            return
+        for number, path in enumerate(self.files):
+            if wanted is None or number in wanted:
+                try:
+                    yield mcap_file.read_file(path, self.mapping)
+                except RecordError as error:
+                    yield error
+
+    def _require_mapping(self) -> None:
+        """Raise `RecordError` if nothing of the log is mapped; the message lists the log's topics or features."""
+        if self.mapping.sources:
+            return
+        contents = (
+            f"topics: {mcap_file.describe_topics(self.files[0])}"
+            if self.files
+            else f"features: {lerobot.open_dataset(self.path).describe_features()}"
+        )
+        beside = self.mapping_file or (self.path if self.path.is_dir() else self.path.parent) / NAME
+        remedy = (
+            f"Write {beside}, as docs/real-robots.md shows: [eef], [torque], [gripper], [action], [bodies.NAME], each "
+            f"with `from`. The log has {contents}."
+        )
+        raise RecordError(
+            "nothing says what of the log is what of a record", remedy=remedy, place=Place(str(self.path))
+        )
+
+
+def find_log(path: Path) -> Log | None:
+    """Return the log at a path: a LeRobot dataset, an MCAP file, a folder of them, or a mapping that names one.
+
+    None where it is none of these.
+
+    Raises:
+        RecordError: a mapping cannot be read, or `path` is a mapping that names no log, or something that is no log.
+    """
+    if path.suffix == ".toml" and path.is_file():
+        return _find_named_log(path)
+    files = _mcap_files(path)
+    if not files and not (path / INFO).is_file():
+        return None
+    mapping, mapping_file = default_mapping(path)
+    return Log(path, files, mapping, mapping_file)
+
+
+def _find_named_log(path: Path) -> Log:
+    """Return the log that the mapping file at `path` names.
+
+    Raises `RecordError` if the mapping cannot be read, names no log, or names something that is none.
+    """
+    mapping = read_mapping(path)
+    if mapping.log is None:
+        remedy = 'Name the log itself, or write log = "path/to/the/log" into this file.'
+        raise RecordError("this mapping names no log", remedy=remedy, place=Place(file=str(path)))
+    log = path.parent / mapping.log
+    files = _mcap_files(log)
+    if not files and not (log / INFO).is_file():
+        remedy = "Name a LeRobot dataset (a folder with meta/info.json), an MCAP file, or a folder of MCAP files."
+        raise RecordError(f"the log {mapping.log!r} is none", remedy=remedy, place=Place(file=str(path), field="log"))
+    return Log(log, files, mapping, path)
+
+
+def _mcap_files(path: Path) -> tuple[Path, ...]:
+    """Return the MCAP files of a folder, sorted, or `path` itself if it is such a file; () if there are none."""
+    if path.is_dir():
+        return tuple(sorted(path.glob(f"*{mcap_file.SUFFIX}")))
+    return (path,) if path.suffix == mcap_file.SUFFIX and path.is_file() else ()

@@ -1,0 +1,524 @@
+"""MCAP files as episodes, one a file: messages of ROS 2 (CDR), protobuf or JSON, each topic at its own rate.
+
+A record is a message of the clock's topic. Every other topic has its last message at or before that instant, never a
+value between two. The pose of a body is known at a record only if a message of it came since the record before, because
+a pose that is held would seem to rest and then to jump; other topics hold for twice their period. `max_age_s` says
+otherwise, and where a message does not hold its topic is unknown.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import struct
+from array import array
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zstandard
+
+from safevla_bench.archive.record_schema import MAX_EPISODE_BYTES, REMEDY_LARGE, Budget
+from safevla_bench.errors import Place, RecordError
+from safevla_bench.files import open_input
+from safevla_bench.plugins import install_command
+from safevla_bench.sources.logs.mapping import Columns, LogMapping, PoseColumns
+from safevla_bench.sources.logs.records import MAX_NUMBERS, Floats, LoggedEpisode, Series, warn_once
+from safevla_bench.text import escape_controls
+
+SUFFIX = ".mcap"
+_MAX_MESSAGE_BYTES, _MAX_CHUNK_BYTES, _MAX_FILE_BYTES = 1 << 20, 1 << 28, 1 << 36
+"""A message that is decoded, or the description of its type; a chunk, decompressed; all chunks of a file."""
+_MAX_MESSAGES = 10_000_000
+_MAX_NAMES_BYTES, _NAME_BYTES = 1 << 26, 1 << 10
+"""All descriptions of types and topics together; what each counts for beside its text."""
+_MOST_FRAMES, _LONGEST_FRAME = 8, 200
+_LZ4_RATIO = 256
+"""lz4 makes fewer bytes than this of one."""
+_CLOCKS_APART_S = 1.0
+_HELD_PERIODS = 2.0
+_POSES = ("", "pose", "pose.pose", "transform")
+"""Where a message keeps its pose: geometry_msgs/Pose, PoseStamped, PoseWithCovarianceStamped or Odometry, and
+TransformStamped; foxglove's PoseInFrame and FrameTransform have the same fields."""
+_NUMBERS = ("effort", "data", "value", "position")
+"""Where a message keeps its numbers unless `field` says it: JointState's efforts, Float64MultiArray's data."""
+_EMPTY_ARRAY = re.compile(rb"^\s*[\w/<=]+\[[ \t]*[^\]\s1-9][^\]1-9]*\]", re.MULTILINE)
+"""Of a definition in ROS's language, such as `Point[0] points`."""
+_REMEDY = "The file is cut off or damaged: `mcap recover` repairs it; copy it again."
+
+
+@dataclass
+class Samples:
+    """The messages of one part of the mapping: their times, and their numbers one after the other, `width` of each."""
+
+    log_s: array[float] = field(default_factory=lambda: array("d"))
+    header_s: array[float] = field(default_factory=lambda: array("d"))
+    numbers: array[float] = field(default_factory=lambda: array("d"))
+    width: int | None = None
+    frames: set[str] = field(default_factory=set)
+
+    def sorted_rows(self, times: Floats) -> tuple[Floats, Floats]:
+        """Return the numbers [n, width] and the times [n] in the order of the times, then of the log's."""
+        order = np.lexsort((np.frombuffer(self.log_s), times))
+        return np.frombuffer(self.numbers).reshape(len(times), -1)[order], times[order]
+
+
+def read_file(path: Path, mapping: LogMapping) -> LoggedEpisode:
+    """Return the episode of one file, which is read once, a chunk at a time.
+
+    Raises:
+        RecordError: the reader is not installed, the file is damaged or too large, messages are in an encoding that is
+            not read, a topic, field or number that the mapping names is not there, or the clock has fewer than two
+            instants.
+    """
+    samples = {part: Samples() for part in mapping.sources}
+    topics: dict[str, str] = {}
+    budget = Budget(MAX_NUMBERS, "numbers in an episode")
+    with _translated_errors(path):
+        for topic, log_s, message in _read_messages(path, {part.source for part in mapping.sources.values()}, topics):
+            for part, columns in mapping.sources.items():
+                if columns.source == topic:
+                    _add_sample(samples[part], columns, log_s, message, Place(file=str(path), field=part), budget)
+    for part, columns in mapping.sources.items():
+        if columns.source not in topics:
+            remedy = f"The file has: {_describe_topics(topics)}."
+            place = Place(file=str(path), field=part)
+            raise RecordError(f"there is no topic {columns.source!r}", remedy=remedy, place=place)
+    empty = [part for part, taken in samples.items() if not taken.log_s]
+    if empty:
+        remedy = "Leave it out of the mapping; of transforms, `frame` names the child frame."
+        problem = f"no message of {', '.join(empty)} could be taken"
+        raise RecordError(problem, remedy=remedy, place=Place(file=str(path)))
+    _check_frames(path, samples)
+    return _align(path, mapping, samples)
+
+
+def describe_topics(path: Path) -> str:
+    """Return the topics of a file with the types of their messages, as text for a message; "none" if there are none.
+
+    Raises `RecordError` if the reader is not installed, or the file is damaged or too large.
+    """
+    topics: dict[str, str] = {}
+    with _translated_errors(path):
+        for _ in _read_messages(path, (), topics):
+            pass
+    return _describe_topics(topics)
+
+
+def _describe_topics(topics: Mapping[str, str]) -> str:
+    return escape_controls("; ".join(f"{topic} ({kind})" for topic, kind in sorted(topics.items()))) or "none"
+
+
+def _decoders() -> list[Any]:
+    """Return the decoders that are installed: those of ROS 2 and of protobuf."""
+    decoders: list[Any] = []
+    with suppress(ImportError):
+        from mcap_ros2.decoder import DecoderFactory as Ros2Decoders
+
+        decoders.append(Ros2Decoders())
+    with suppress(ImportError):
+        from mcap_protobuf.decoder import DecoderFactory as ProtobufDecoders
+
+        decoders.append(ProtobufDecoders())
+    return decoders
+
+
+@contextmanager
+def _translated_errors(path: Path) -> Iterator[None]:
+    """Raise `RecordError` naming the file for whatever mcap, its decoders and decompressors raise for damage.
+
+    So too where mcap is not installed. The reason is cut at 200 characters.
+    """
+    place = Place(file=str(path))
+    try:
+        from mcap.exceptions import McapError
+    except ImportError:
+        raise RecordError("MCAP's library is missing", remedy=install_command("mcap"), place=place) from None
+    damage = McapError, zstandard.ZstdError, struct.error, OSError, EOFError, ValueError, LookupError, TypeError
+    try:
+        yield
+    except RecordError as error:
+        raise error.with_place(place) from None
+    except (*damage, AttributeError, ArithmeticError, RuntimeError, MemoryError) as error:
+        problem = f"cannot be read: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise RecordError(problem, remedy=_REMEDY, place=place) from None
+
+
+def _read_records(path: Path) -> Iterator[tuple[int, memoryview]]:
+    """Yield number and content of the schemas, channels and messages of a file in its order; checksums are compared.
+
+    One record of the file, and one decompressed chunk, are in memory at a time. Without a comparison, a bit that turned
+    over would be a number that nobody measured. Raises what `_translated_errors` translates.
+    """
+    from mcap.data_stream import ReadDataStream
+    from mcap.stream_reader import read_magic
+
+    budget = Budget(_MAX_FILE_BYTES, "bytes in all chunks together")
+    with open_input(path) as file:
+        stream = ReadDataStream(file, calculate_crc=True)
+        read_magic(stream)
+        opcode = 0
+        while opcode != _FOOTER:
+            data_crc = stream.checksum()
+            opcode, length = stream.read1(), stream.read8()
+            if opcode not in _READ:
+                _skip(stream, length)
+                continue
+            if length > _MAX_CHUNK_BYTES:
+                raise RecordError(f"a record has more than {_MAX_CHUNK_BYTES >> 20} MiB", remedy=REMEDY_LARGE)
+            content = stream.read(length)
+            if len(content) < length:
+                raise EOFError("the file ends within a record")
+            if opcode == _DATA_END and int.from_bytes(content[:4], "little") not in (0, data_crc):
+                raise ValueError("the data are not those of the file's checksum")
+            if opcode == _CHUNK:
+                yield from _split_chunk(_decompress_chunk(content, budget))
+            elif opcode in _NAMED:
+                yield opcode, memoryview(content)
+        read_magic(stream)
+
+
+_FOOTER, _SCHEMA, _CHANNEL, _MESSAGE, _CHUNK, _DATA_END = 2, 3, 4, 5, 6, 15
+_NAMED = (_SCHEMA, _CHANNEL, _MESSAGE)
+_READ = (*_NAMED, _CHUNK, _DATA_END)
+"""The records that are read, by their numbers in the format; others are passed over."""
+_HEAD, _MESSAGE_HEAD = struct.Struct("<BQ"), struct.Struct("<HIQQ")
+
+
+def _skip(stream: Any, length: int) -> None:
+    """Read and forget bytes, some at a time; raise what mcap raises where they are cut off."""
+    while length:
+        length -= len(stream.read(min(length, 1 << 20)))
+
+
+def _split_chunk(content: bytes) -> Iterator[tuple[int, memoryview]]:
+    """Yield number and content of the schemas, channels and messages of a chunk; `ValueError` if one is cut off."""
+    view, place = memoryview(content), 0
+    while place < len(view):
+        opcode, length = _HEAD.unpack_from(view, place)
+        place += _HEAD.size
+        if length > len(view) - place:
+            raise ValueError("a record is longer than its chunk")
+        if opcode in _NAMED:
+            yield opcode, view[place : place + length]
+        place += length
+
+
+def _decompress_chunk(content: bytes, budget: Budget) -> bytes:
+    """Return the bytes in a chunk, after comparing their checksum; raise `RecordError` if they are too many."""
+    from mcap.data_stream import ReadDataStream
+    from mcap.records import Chunk
+    from mcap.stream_reader import get_chunk_data_stream
+
+    chunk = Chunk.read(ReadDataStream(io.BytesIO(content)))
+    budget.spend(_checked_chunk_size(chunk))
+    stream, size = get_chunk_data_stream(chunk, validate_crc=True)
+    return bytes(stream.read(size))
+
+
+def _checked_chunk_size(chunk: Any) -> int:
+    """Return the bytes that a chunk decompresses to at most: as its compression says, which its own record may not.
+
+    Raises `RecordError` if they are too many.
+    """
+    size = int(chunk.uncompressed_size)
+    if chunk.compression == "zstd":
+        content = zstandard.get_frame_parameters(chunk.data).content_size
+        size = size if content == zstandard.CONTENTSIZE_UNKNOWN else max(size, content)
+    elif chunk.compression == "lz4":
+        import lz4.frame
+
+        content = lz4.frame.get_frame_info(chunk.data)["content_size"]
+        size = max(size, content or len(chunk.data) * _LZ4_RATIO)
+    if size > _MAX_CHUNK_BYTES:
+        problem = f"a chunk decompresses to more than {_MAX_CHUNK_BYTES >> 20} MiB"
+        raise RecordError(problem, remedy=REMEDY_LARGE)
+    return size
+
+
+def _read_messages(path: Path, wanted: Collection[str], topics: dict[str, str]) -> Iterator[tuple[str, float, Any]]:
+    """Yield topic, log time [s] and decoded message of the wanted topics, in the order of the file.
+
+    `topics` is filled on the way: topic -> type and encoding of its messages. Raises what `_translated_errors`
+    translates, and `RecordError` for an encoding that is not read, and for too many or too large messages.
+    """
+    from mcap.data_stream import ReadDataStream
+    from mcap.records import Channel, Schema
+
+    schemas: dict[int, Any] = {}
+    channels: dict[int, Any] = {}
+    decoders: dict[int, Callable[[bytes], Any]] = {}
+    factories = _decoders()
+    messages, names = Budget(_MAX_MESSAGES, "messages"), Budget(_MAX_NAMES_BYTES, "bytes of topics and types")
+    size = Budget(MAX_EPISODE_BYTES, "bytes in the messages that are mapped")
+    for opcode, content in _read_records(path):
+        if opcode == _MESSAGE:
+            messages.spend(1)
+            channel_id, _, log_ns, _ = _MESSAGE_HEAD.unpack_from(content)
+            channel = channels[channel_id]
+            if channel.topic not in wanted:
+                continue
+            if len(content) > _MAX_MESSAGE_BYTES:
+                problem = f"a message of {channel.topic!r} has more than {_MAX_MESSAGE_BYTES >> 10} KiB"
+                raise RecordError(problem, remedy="Map a topic of poses or numbers.")
+            size.spend(len(content))
+            if channel_id not in decoders:
+                decoders[channel_id] = _find_decoder(path, factories, schemas.get(channel.schema_id), channel)
+            yield channel.topic, log_ns / 1e9, decoders[channel_id](bytes(content[_MESSAGE_HEAD.size :]))
+            continue
+        if len(content) > _MAX_MESSAGE_BYTES:
+            problem = f"the description of a type or topic has more than {_MAX_MESSAGE_BYTES >> 10} KiB"
+            raise RecordError(problem, remedy=REMEDY_LARGE)
+        names.spend(_NAME_BYTES + len(content))
+        stream = ReadDataStream(io.BytesIO(content))
+        if opcode == _SCHEMA:
+            schema = Schema.read(stream)
+            schemas[schema.id] = schema
+        else:
+            channel = replace(Channel.read(stream), metadata={})
+            channels[channel.id] = channel
+            schema = schemas.get(channel.schema_id)
+            topics[channel.topic] = f"{schema.name if schema else 'no type'}, {channel.message_encoding}"
+
+
+def _find_decoder(path: Path, factories: Sequence[Any], schema: Any, channel: Any) -> Callable[[bytes], Any]:
+    """Return the function that decodes a channel's messages; raise `RecordError` if no installed decoder can."""
+    if channel.message_encoding == "json":
+        return json.loads
+    if schema is not None and channel.message_encoding == "cdr" and _EMPTY_ARRAY.search(schema.data):
+        raise ValueError("a type has arrays of no length, of which no bytes make any number")
+    for factory in factories:
+        decoder: Callable[[bytes], Any] | None = factory.decoder_for(channel.message_encoding, schema)
+        if decoder is not None:
+            return decoder
+    remedy = f"CDR of ROS 2, protobuf and JSON are read; {install_command('mcap')}"
+    problem = f"the messages of {channel.topic!r} are {channel.message_encoding!r}, which nothing here decodes"
+    raise RecordError(problem, remedy=remedy, place=Place(file=str(path)))
+
+
+def _add_sample(
+    taken: Samples, columns: Columns | PoseColumns, log_s: float, message: Any, place: Place, budget: Budget
+) -> None:
+    """Add the numbers, times and frame of a message to `taken`; of transforms, those of the frame that is mapped.
+
+    Nothing is added if no transform is of that frame. Raises `RecordError` if a message has no such numbers, or another
+    count of them than the first.
+    """
+    for inner in _inner_messages(message, columns):
+        row = _pose_row(inner, columns, place) if isinstance(columns, PoseColumns) else _row(inner, columns, place)
+        taken.width = taken.width or len(row)
+        if len(row) != taken.width:
+            problem = f"a message has {len(row)} numbers, the first {taken.width}"
+            raise RecordError(problem, remedy="Choose joints by name.", place=place)
+        budget.spend(len(row) + 2)
+        taken.numbers.extend(row)
+        taken.log_s.append(log_s)
+        taken.header_s.append(_stamp_s(inner))
+        frames = (_get(inner, path) for path in ("header.frame_id", "frame_id", "parent_frame_id"))
+        frame = next((str(frame)[:_LONGEST_FRAME] for frame in frames if frame), None)
+        if frame is not None and len(taken.frames) < _MOST_FRAMES:
+            taken.frames.add(frame)
+
+
+def _inner_messages(message: Any, columns: Columns | PoseColumns) -> Iterator[Any]:
+    """Yield the message itself; of a message with `transforms`, those whose `child_frame_id` is `columns.frame`.
+
+    Plain `Columns` have no frame: they get none of the transforms that name one.
+    """
+    transforms = _get(message, "transforms")
+    if transforms is None:
+        yield message
+        return
+    frame = columns.frame if isinstance(columns, PoseColumns) else None
+    yield from (inner for inner in transforms if _get(inner, "child_frame_id") == frame)
+
+
+def _get(message: Any, path: str) -> Any:
+    """Return what is at a path of fields of a message; None where there is no such field."""
+    for name in path.split(".") if path else ():
+        message = message.get(name) if isinstance(message, Mapping) else getattr(message, name, None)
+        if message is None:
+            return None
+    return message
+
+
+def _stamp_s(message: Any) -> float:
+    """Return the time in a message's header in seconds; NaN without one, or where it is zero."""
+    stamp = _get(message, "header.stamp")
+    stamp = _get(message, "timestamp") if stamp is None else stamp
+    seconds = next((value for name in ("sec", "secs", "seconds") if (value := _get(stamp, name)) is not None), None)
+    if seconds is None or stamp is None:
+        return np.nan
+    parts = next((v for n in ("nanosec", "nsec", "nsecs", "nanos") if (v := _get(stamp, n)) is not None), 0)
+    try:
+        return float(seconds) + float(parts) * 1e-9 or np.nan
+    except (TypeError, ValueError):
+        return np.nan
+
+
+def _pose_row(message: Any, columns: PoseColumns, place: Place) -> list[float]:
+    """Return x, y, z of a message's pose in the message's unit and, where it has an orientation, w, x, y, z.
+
+    Raises `RecordError` if there is no pose at `columns.field` or, without it, in the usual places, or a part of the
+    pose is no number.
+    """
+    for path in (columns.field,) if columns.field is not None else _POSES:
+        pose = _get(message, path)
+        position = _get(pose, "position") if _get(pose, "position") is not None else _get(pose, "translation")
+        turn = _get(pose, "orientation") if _get(pose, "orientation") is not None else _get(pose, "rotation")
+        if _get(position, "x") is not None:
+            turned = [turn] if _get(turn, "w") is not None else []
+            return [
+                *(_number(_get(position, axis), place) for axis in "xyz"),
+                *(_number(_get(inner, axis), place) for inner in turned for axis in "wxyz"),
+            ]
+    remedy = f"Say with `field` where it is. The message has: {_describe_fields(message)}."
+    raise RecordError("a message has no pose", remedy=remedy, place=place)
+
+
+def _row(message: Any, columns: Columns, place: Place) -> list[float]:
+    """Return the chosen numbers of a message, each times `columns.scale`; of a single number, a list of one.
+
+    Raises `RecordError` if the message has no numbers there, no such name or place, an empty list, names and numbers
+    of different counts, or something that is no number.
+    """
+    paths = (columns.field,) if columns.field is not None else _NUMBERS
+    values = next((value for path in paths if (value := _get(message, path)) is not None), None)
+    if values is None:
+        remedy = f"Say with `field` where they are. The message has: {_describe_fields(message)}."
+        raise RecordError("a message has no such numbers", remedy=remedy, place=place)
+    numbers = [values] if isinstance(values, bool | int | float) else list(values)
+    if columns.names is not None:
+        names = list(_get(message, "name") or ())
+        unknown = [name for name in columns.names if name not in names]
+        if unknown or len(names) != len(numbers):
+            problem = f"a message has nothing called {unknown[0]!r}" if unknown else "names and numbers differ in count"
+            raise RecordError(problem, remedy=f"Its names are: {', '.join(names) or 'none'}.", place=place)
+        numbers = [numbers[names.index(name)] for name in columns.names]
+    elif columns.index is not None:
+        if not all(0 <= k < len(numbers) for k in columns.index):
+            raise RecordError(f"a message has {len(numbers)} numbers", remedy="Count from 0.", place=place)
+        numbers = [numbers[k] for k in columns.index]
+    if not numbers:
+        problem = f"{columns.field or 'effort'} of {columns.source!r} is empty"
+        raise RecordError(problem, remedy="The driver does not publish it; leave it out of the mapping.", place=place)
+    return [_number(value, place) * columns.scale for value in numbers]
+
+
+def _number(value: Any, place: Place) -> float:
+    """Return a value as a float; raise `RecordError` if it is no number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        problem = f"{str(value)[:40]!r} is no number"
+        raise RecordError(problem, remedy="Say with `field` where the numbers are.", place=place) from None
+
+
+def _describe_fields(message: Any) -> str:
+    """Return the names of a message's fields, joined by commas, whichever decoder made the message."""
+    if isinstance(message, Mapping):
+        return ", ".join(map(str, message))
+    descriptor = getattr(message, "DESCRIPTOR", None)
+    if descriptor is not None:
+        return ", ".join(field.name for field in descriptor.fields)
+    return ", ".join(getattr(message, "__slots__", None) or vars(message))
+
+
+def _check_frames(path: Path, samples: Mapping[str, Samples]) -> None:
+    """Log a warning, once a file, if poses are in different frames."""
+    posed = {
+        frame
+        for part, taken in samples.items()
+        if part == "eef" or part.startswith("bodies.")
+        for frame in taken.frames
+    }
+    if len(posed) > 1:
+        problem = f"poses are in different frames: {', '.join(sorted(posed))}; all must be in one that rests"
+        warn_once(str(path), problem)
+
+
+def _align(path: Path, mapping: LogMapping, samples: Mapping[str, Samples]) -> LoggedEpisode:
+    """Return the episode on the instants of the clock's messages, with the last message of every part at each instant.
+
+    Time counts from the first instant, and `dt_s` is the median step. Warns of clock messages that share a time.
+    Raises `RecordError` if the clock has fewer than two instants or is not mapped, or a header lacks the time that is
+    asked for.
+    """
+    times = {part: _sample_times(path, part, taken, mapping.episode.stamp) for part, taken in samples.items()}
+    clock = _choose_clock(path, mapping)
+    instants = np.unique(times[clock])
+    if len(instants) < len(times[clock]):
+        warn_once(str(path), f"{len(times[clock]) - len(instants)} messages of the clock have a time that was there")
+    if len(instants) < 2:
+        remedy = "Choose another topic with `clock` under [episode]."
+        raise RecordError("the clock's topic has fewer than two messages", remedy=remedy, place=Place(file=str(path)))
+    if len(instants) * sum(taken.width or 0 for taken in samples.values()) > MAX_NUMBERS:
+        problem = f"more than {MAX_NUMBERS} numbers, held at each instant of the clock"
+        raise RecordError(problem, remedy=REMEDY_LARGE, place=Place(file=str(path)))
+    series = {part: _hold(part, taken, times[part], instants, mapping) for part, taken in samples.items()}
+    return LoggedEpisode(
+        name=path.stem,
+        file=str(path),
+        time_s=instants - instants[0],
+        dt_s=float(np.median(np.diff(instants))),
+        series=series,
+    )
+
+
+def _choose_clock(path: Path, mapping: LogMapping) -> str:
+    """Return the part whose messages are the records: that of the topic asked for, else `eef`, else the first.
+
+    Raises `RecordError` if the topic asked for is not mapped.
+    """
+    asked, parts = mapping.episode.clock, mapping.sources
+    if asked is None:
+        return "eef" if "eef" in parts else next(iter(parts))
+    for part, columns in parts.items():
+        if columns.source == asked:
+            return part
+    remedy = f"Mapped are: {', '.join(sorted({columns.source for columns in parts.values()}))}."
+    raise RecordError(f"the clock {asked!r} is no topic that is mapped", remedy=remedy, place=Place(file=str(path)))
+
+
+def _sample_times(path: Path, part: str, taken: Samples, stamp: str | None) -> Floats:
+    """Return the time of each message of a part [s]: that of its header or that of the log.
+
+    `stamp` None = the header's, if all have one within 1 s of the log's. Raises `RecordError` if headers are asked for
+    and one has no time.
+    """
+    log_s, header_s = np.array(taken.log_s), np.array(taken.header_s)
+    if stamp == "log":
+        return log_s
+    has_headers = bool(np.isfinite(header_s).all())
+    if stamp == "header" and not has_headers:
+        place = Place(file=str(path), field=part)
+        raise RecordError("a message has no time in its header", remedy='Write stamp = "log".', place=place)
+    near = has_headers and np.abs(header_s - log_s).max() <= _CLOCKS_APART_S
+    return header_s if has_headers and (near or stamp == "header") else log_s
+
+
+def _hold(part: str, taken: Samples, times: Floats, instants: Floats, mapping: LogMapping) -> Series:
+    """Return a part's last message at or before each instant, and whether its numbers are known there, [n].
+
+    Not known are instants before the first message or beyond `max_age_s`, numbers that are not finite, and quaternions
+    of zeros. Without `max_age_s`, a body needs a message since the record before, and another part holds for two
+    periods.
+    """
+    max_age_s = mapping.sources[part].max_age_s
+    rows, stamps = taken.sorted_rows(times)
+    last = np.searchsorted(stamps, instants, side="right") - 1
+    values = rows[np.maximum(last, 0)]
+    if max_age_s is None and part.startswith("bodies."):
+        holds = np.diff(last, prepend=-1) > 0  # a message of its own since the record before
+    else:
+        period = float(np.median(np.diff(stamps))) if len(stamps) > 1 else np.inf
+        limit = _HELD_PERIODS * period if max_age_s is None else max_age_s
+        holds = instants - stamps[np.maximum(last, 0)] <= limit
+    is_known = (last >= 0) & holds & np.isfinite(values).all(axis=1)
+    if values.shape[1] == 7:
+        is_known &= values[:, 3:].any(axis=1)
+    return Series(values, np.asarray(is_known))

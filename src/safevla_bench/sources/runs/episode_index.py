@@ -1,0 +1,430 @@
+"""The index of the episodes of sources: one scan finds it, and then any of the episodes can be read again.
+
+Archives of any size are judged in the memory of a few episodes: a scan yields the records some at a time, and the index
+keeps of each what it says once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.archive.record_schema import Budget
+from safevla_bench.errors import CollectedError, DamageError, Place, RecordError, RunError
+from safevla_bench.judging.scores import AbsentEpisode
+from safevla_bench.sources.runs.folder import archive_parts
+from safevla_bench.sources.runs.sources import LeftOut, RecordSource, open_sources, remedy_for
+from safevla_bench.trajectory import (
+    PRIVILEGED,
+    Batch,
+    EpisodeKey,
+    Header,
+    Kitchen,
+    batch_of_headers,
+    concatenate_batches,
+    kitchens,
+    marked_headers,
+    read_earlier_resets,
+    replay_fields,
+    select_episodes,
+)
+
+CHUNK_RECORDS, CHUNK_BYTES = 1 << 13, 1 << 26
+"""Control steps that are read before they are judged: enough for arrays to pay, some tens of megabytes."""
+Indices = Sequence[int] | NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNotes:
+    """The part of a batch that an index keeps: headers, lengths, and the episodes that saw privileged state."""
+
+    headers: tuple[Header, ...]
+    lengths: tuple[int, ...]
+    privileged: tuple[EpisodeKey, ...]
+    earlier_resets: Mapping[EpisodeKey, int]
+    """The resets before an episode's own since the environment was seeded, of episodes with any."""
+    kitchens: Mapping[EpisodeKey, Kitchen]
+
+    @classmethod
+    def of_batch(cls, batch: Batch) -> BatchNotes:
+        """Return the notes of a batch, which stay when its records are let go."""
+        privileged = tuple(header.key for header in marked_headers(batch, PRIVILEGED))
+        resets = {
+            header.key: count
+            for header, replay in zip(batch.headers, replay_fields(batch), strict=True)
+            if (count := read_earlier_resets(replay))
+        }
+        starts = {
+            header.key: kitchen
+            for header, kitchen in zip(batch.headers, kitchens(batch), strict=True)
+            if kitchen is not None
+        }
+        return cls(batch.headers, tuple(batch.lengths.tolist()), privileged, resets, starts)
+
+
+@dataclass(frozen=True)
+class EpisodeIndex:
+    """The episodes of sources in order, and where each lies."""
+
+    sources: tuple[RecordSource, ...]
+    headers: tuple[Header, ...]
+    lengths: NDArray[np.int64]
+    """Records of each episode, [E]."""
+    places: tuple[tuple[tuple[int, EpisodeKey], ...], ...]
+    """Of each source its episodes, by their place in it."""
+    problems: tuple[RecordError, ...]
+    """The errors of bad episodes, source after source."""
+    lost: tuple[AbsentEpisode, ...]
+    """The episodes whose record is gone with a damaged file, where a run's table tells which they are."""
+    privileged_keys: frozenset[EpisodeKey]
+    earlier_resets: Mapping[EpisodeKey, int]
+    """The resets before an episode's own since the environment was seeded: fixtures stand elsewhere than after one."""
+    kitchens: Mapping[EpisodeKey, Kitchen]
+    """What fixes the start of each RoboCasa episode that says it."""
+
+    @classmethod
+    def from_notes(
+        cls, sources: Sequence[RecordSource], notes: Sequence[Sequence[BatchNotes | RecordError]]
+    ) -> EpisodeIndex:
+        """Return the index of sources, given what a scan of each found, in order."""
+        good = [note for of_source in notes for note in of_source if isinstance(note, BatchNotes)]
+        lengths = np.array([length for note in good for length in note.lengths], dtype=np.int64)
+        lengths.setflags(write=False)
+        return cls(
+            sources=tuple(sources),
+            headers=tuple(header for note in good for header in note.headers),
+            lengths=lengths,
+            places=tuple(tuple(_episode_places(of_source)) for of_source in notes),
+            problems=tuple(note for of_source in notes for note in of_source if isinstance(note, RecordError)),
+            lost=tuple(
+                absent
+                for source, of_source in zip(sources, notes, strict=True)
+                for absent in _lost_episodes(source, of_source)
+            ),
+            privileged_keys=frozenset(name for note in good for name in note.privileged),
+            earlier_resets={key: count for note in good for key, count in note.earlier_resets.items()},
+            kitchens={key: kitchen for note in good for key, kitchen in note.kitchens.items()},
+        )
+
+    def __len__(self) -> int:
+        return len(self.headers)
+
+    @cached_property
+    def dt_s(self) -> NDArray[np.float64]:
+        """Control step of each episode in seconds, [E]."""
+        return np.array([header.dt for header in self.headers], dtype=np.float64)
+
+    @property
+    def privileged(self) -> tuple[str | None, ...]:
+        """The policies that saw state which no real robot has, each once; None is a policy without a name."""
+        return tuple(dict.fromkeys(header.policy for header in self.headers if header.key in self.privileged_keys))
+
+    @property
+    def left_out(self) -> LeftOut:
+        """The counts of the episodes that are not among these, because they are invalid, lost or missing."""
+        return LeftOut.from_problems(self.problems, self.sources)
+
+    @property
+    def absent(self) -> list[AbsentEpisode]:
+        """The planned episodes that crashed and have no record, of all sources; those with a lost record are `lost`."""
+        return [absent for source in self.sources for absent in source.absent]
+
+    @property
+    def descriptions(self) -> list[tuple[Path, Mapping[str, object]]]:
+        """The path of each source, and its run.json; {} in place of that for an archive or a log."""
+        return [(source.path, source.description) for source in self.sources]
+
+    def has_repeated_ids(self) -> bool:
+        """Return whether a source has two episodes of one policy and id, which a scan in pieces does not notice."""
+        return any(len({key for _, key in places}) < len(places) for places in self.places)
+
+    def is_intact(self) -> bool:
+        """Return whether no part of a run was changed and no source has lost an episode; reads every part of runs.
+
+        Taken for granted, and not asked here, is a scan without errors.
+        """
+        return all(source.is_intact(names) for source, names in zip(self.sources, self._names(), strict=True))
+
+    def _names(self) -> list[list[str]]:
+        """Return the episode ids of each source, in order."""
+        return [[episode_id for _, (_, episode_id) in places] for places in self.places]
+
+    def require_valid(self, *, skip_invalid: bool = False) -> None:
+        """Raise an error if anything is bad, unless `skip_invalid`, or if an episode is in two sources.
+
+        An episode that is twice in one source passes: see `has_repeated_ids`.
+
+        Raises:
+            CollectedError: lists every bad episode and every damage of every source.
+            RunError: an episode of the same policy and id is in two sources.
+        """
+        if self.problems and not skip_invalid:
+            raise CollectedError(self.problems, remedy=remedy_for(self.problems))
+        seen: dict[EpisodeKey, Path] = {}
+        for source, places in zip(self.sources, self.places, strict=True):
+            for _, (policy, episode_id) in places:
+                if (policy, episode_id) in seen:
+                    problem = f"policy {policy!r} has this episode in {seen[policy, episode_id]} too"
+                    remedy = (
+                        "Name each source once. In one table such episodes would count twice: leave the policy (noop, "
+                        "say) out of all runs but one, show another policy under its own name (NAME=PATH), or use "
+                        "`safevla compare`, which judges each source alone."
+                    )
+                    raise RunError(problem, remedy=remedy, place=Place(file=str(source.path), episode=episode_id))
+            seen.update(dict.fromkeys((name for _, name in places), source.path))
+
+    def read_chunks(self) -> Iterator[Batch]:
+        """Yield all good episodes in batches, in order, each batch of one source.
+
+        Raises `RunError` where a source has fewer or more of them than at the scan.
+        """
+        for source, places in zip(self.sources, self.places, strict=True):
+            names, count = {name for _, name in places}, 0
+            for batch in merge_batches(_filter_episodes(source.read(), names)):
+                count += len(batch)
+                yield batch
+            if count != len(places):
+                raise _changed_source(source.path)
+
+    def read_all(self) -> Batch | None:
+        """Return all good episodes as one batch; None if there are none. Raises as `read_chunks` does."""
+        batches = list(self.read_chunks())
+        return concatenate_batches(batches) if batches else None
+
+    def read_episodes(self, indices: Indices) -> Batch | None:
+        """Return the episodes at these indices, in the order given; None for no indices.
+
+        Only these are decoded, unless a source has moved them since the scan: then all of that source is searched.
+
+        Raises:
+            RunError: a source no longer holds one of them.
+        """
+        chosen = [int(k) for k in indices]
+        picked: dict[EpisodeKey, Batch] = {}
+        base = 0
+        for source, places in zip(self.sources, self.places, strict=True):
+            wanted = [places[k - base] for k in chosen if base <= k < base + len(places)]
+            picked |= _read_wanted(source, wanted) if wanted else {}
+            base += len(places)
+        return concatenate_batches([picked[self.headers[k].key] for k in chosen]) if chosen else None
+
+    def read_sparsely(self, indices: Sequence[int]) -> Batch:
+        """Return all episodes in order.
+
+        Those at `indices` with their records, the others with header and length alone.
+        """
+        chosen = sorted(set(indices))
+        full = self.read_episodes(chosen)
+        rest = [k for k in range(len(self)) if k not in set(chosen)]
+        batch = self.append_headers([] if full is None else [full], rest)
+        return select_episodes(batch, np.argsort([*chosen, *rest]))
+
+    def append_headers(self, parts: Sequence[Batch], rest: Sequence[int]) -> Batch:
+        """Return the episodes of the parts, then those at the indices `rest` with header and length alone."""
+        return concatenate_batches([*parts, batch_of_headers([self.headers[k] for k in rest], self.lengths[rest])])
+
+    def select_episodes(self, indices: Iterable[int]) -> EpisodeIndex:
+        """Return the index of the episodes at `indices`, in the order of all, as if the sources held no others.
+
+        Indices out of range are ignored. Problems and lost episodes stay.
+        """
+        wanted, base = set(indices), 0
+        places = []
+        for of_source in self.places:
+            places.append(tuple(place for k, place in enumerate(of_source, base) if k in wanted))
+            base += len(of_source)
+        rows = sorted(k for k in wanted if 0 <= k < len(self))
+        headers = tuple(self.headers[k] for k in rows)
+        return replace(self, headers=headers, lengths=self.lengths[rows], places=tuple(places))
+
+
+class Scan:
+    """One pass over sources that yields their episodes, some at a time, and then has their index."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        """Open the sources; raises as `open_sources` does."""
+        self._sources = open_sources(paths)
+        size = sum(_file_bytes(source.path) for source in self._sources)
+        self._budget = Budget(max(MAX_NOTES_BYTES, size), "bytes of what is kept of all episodes")
+        self._notes: list[list[BatchNotes | RecordError]] = [[] for _ in self._sources]
+        self._batches = self._read()
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._batches
+
+    def index(self) -> EpisodeIndex:
+        """Return the index of all episodes, after reading what was not read so far; bad episodes are its `problems`."""
+        for _ in self._batches:
+            pass
+        return EpisodeIndex.from_notes(self._sources, self._notes)
+
+    def _read(self) -> Iterator[Batch]:
+        """Yield the good episodes of each source in batches, and note what they were."""
+        for source, notes in zip(self._sources, self._notes, strict=True):
+            yield from merge_batches(_note_batches(source, notes, self._budget))
+
+
+def scan(paths: Sequence[Path]) -> EpisodeIndex:
+    """Read the sources once and return the index of their episodes; bad episodes are its `problems`."""
+    return Scan(paths).index()
+
+
+def read_sources(paths: Sequence[Path]) -> tuple[Batch | None, EpisodeIndex]:
+    """Read the sources once and return their valid episodes as one batch, None if there are none, with the index."""
+    reading = Scan(paths)
+    batches = list(reading)
+    return concatenate_batches(batches) if batches else None, reading.index()
+
+
+class KeepingPass:
+    """One pass over all episodes, some at a time, which keeps a few of them."""
+
+    def __init__(self, index: EpisodeIndex, indices: Iterable[int]) -> None:
+        """Prepare a pass over the episodes of `index` that keeps those at `indices`; nothing is read yet."""
+        self._index, self._wanted = index, frozenset(indices)
+        self._kept: list[Batch] = []
+        self._batches = self._read()
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._batches
+
+    def _read(self) -> Iterator[Batch]:
+        """Yield all episodes in batches, and keep the wanted ones."""
+        first = 0
+        for batch in self._index.read_chunks():
+            chosen = [k for k in range(len(batch)) if first + k in self._wanted]
+            if chosen:
+                self._kept.append(select_episodes(batch, chosen))
+            yield batch
+            first += len(batch)
+
+    def batch(self) -> Batch:
+        """Return the wanted episodes with their records, then all others with header and length alone.
+
+        What was not read so far is read here.
+        """
+        for _ in self._batches:
+            pass
+        rest = [k for k in range(len(self._index)) if k not in self._wanted]
+        return self._index.append_headers(self._kept, rest)
+
+
+def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Yield the same episodes in batches of `CHUNK_RECORDS` records or `CHUNK_BYTES` at least, but for the last."""
+    gathered: list[Batch] = []
+    size = 0
+    for batch in batches:
+        gathered.append(batch)
+        size += _memory(batch)
+        if sum(int(part.starts[-1]) for part in gathered) >= CHUNK_RECORDS or size >= CHUNK_BYTES:
+            yield concatenate_batches(gathered) if len(gathered) > 1 else batch
+            gathered, size = [], 0
+    if gathered:
+        yield concatenate_batches(gathered)
+
+
+def _note_batches(source: RecordSource, notes: list[BatchNotes | RecordError], budget: Budget) -> Iterator[Batch]:
+    """Yield the good batches of a source, and append the notes of each, and each error, to `notes`.
+
+    Raises `RecordError` if these take more than the budget.
+    """
+    for batch in source.scan():
+        note = batch if isinstance(batch, RecordError) else BatchNotes.of_batch(batch)
+        try:
+            budget.spend(_ERROR_BYTES if isinstance(note, RecordError) else _memory(note))
+        except RecordError as error:
+            raise error.with_place(Place(file=str(source.path))) from None
+        notes.append(note)
+        if isinstance(batch, Batch):
+            yield batch
+
+
+MAX_NOTES_BYTES = 1 << 30
+"""What an index keeps of all episodes, some 250,000, and of errors; of larger sources as much as their files have."""
+_ERROR_BYTES, _OBJECT_BYTES = 1 << 12, 48
+
+
+def _file_bytes(source: Path) -> int:
+    """Return the size of an archive file, or of the parts of a run folder; 0 for anything else."""
+    return sum(path.stat().st_size for path in ([source] if source.is_file() else archive_parts(source)))
+
+
+def _memory(value: object) -> int:
+    """Return about how many bytes a tree of values takes; from `CHUNK_BYTES` on it is not counted to its end."""
+    size = 0
+    waiting: list[object] = [value]
+    while waiting and size < CHUNK_BYTES:
+        value = waiting.pop()
+        if isinstance(value, np.ndarray):
+            size += value.nbytes
+        elif isinstance(value, str):
+            size += _OBJECT_BYTES + len(value)
+        elif isinstance(value, list | tuple):
+            size += _OBJECT_BYTES + 8 * len(value)
+            waiting += value
+        elif isinstance(value, Mapping):
+            waiting += [[*value], [*value.values()]]
+        else:
+            names: Iterable[str] = getattr(value, "__struct_fields__", getattr(value, "__dataclass_fields__", ()))
+            size += 24
+            waiting += [getattr(value, name) for name in names]
+    return size
+
+
+def _episode_places(notes: Sequence[BatchNotes | RecordError]) -> Iterator[tuple[int, EpisodeKey]]:
+    """Yield (place, key) of each good episode of a source, from its notes.
+
+    A bad episode takes a place too, and damage as many as it is known to have cost.
+    """
+    place = 0
+    for note in notes:
+        if isinstance(note, RecordError):
+            place += (note.episodes or 0) if isinstance(note, DamageError) else 1
+            continue
+        yield from ((place + k, header.key) for k, header in enumerate(note.headers))
+        place += len(note.headers)
+
+
+def _lost_episodes(source: RecordSource, notes: Sequence[BatchNotes | RecordError]) -> list[AbsentEpisode]:
+    """Return the expected episodes of a source that its damage names; [] where the source expects none."""
+    names = {note.place.episode for note in notes if isinstance(note, DamageError)}
+    return [absent for absent in source.expected or () if absent.episode_id in names]
+
+
+def _filter_episodes(batches: Iterable[Batch | RecordError], names: set[EpisodeKey]) -> Iterator[Batch]:
+    """Yield the episodes with these keys; errors and batches without any of them are left out."""
+    for batch in batches:
+        if isinstance(batch, RecordError):
+            continue
+        chosen = [k for k, header in enumerate(batch.headers) if header.key in names]
+        if len(chosen) == len(batch):
+            yield batch
+        elif chosen:
+            yield select_episodes(batch, chosen)
+
+
+def _read_wanted(source: RecordSource, wanted: Sequence[tuple[int, EpisodeKey]]) -> dict[EpisodeKey, Batch]:
+    """Return the wanted episodes by their key: looked for at their places, and then wherever they are by now.
+
+    Raises `RunError` where the source no longer holds all of them.
+    """
+    names = {name for _, name in wanted}
+    for places in ([place for place, _ in wanted], None):
+        episodes = {
+            header.key: select_episodes(batch, [k])
+            for batch in _filter_episodes(source.read(places), names)
+            for k, header in enumerate(batch.headers)
+        }
+        if names <= episodes.keys():
+            return episodes
+    raise _changed_source(source.path)
+
+
+def _changed_source(path: Path) -> RunError:
+    problem = "it changed while it was read"
+    return RunError(problem, remedy="Run the command again when nothing writes there.", place=Place(file=str(path)))

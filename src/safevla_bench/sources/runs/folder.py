@@ -1,0 +1,367 @@
+"""The files of a run folder by name, the tables and documents in them, and the index of its pictures."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from safevla_bench.archive.parquet_guard import read_table
+from safevla_bench.errors import Place, RecordError, RunError
+from safevla_bench.files import read_input, sha256_of, write_atomically
+from safevla_bench.judging.scores import EpisodeScore
+
+T = TypeVar("T")
+RUN, MANIFEST, EPISODES, ARCHIVE = "run.json", "manifest.json", "episodes.parquet", "archive"
+LATENCY = "policy_latency"
+"""The key of run.json, under `volatile`, that holds the latency of each episode."""
+ORIGIN = ("judged_by", "sources", "recorded_with")
+"""The keys of scores.json that say how it came about; scores.parquet has them as metadata of its schema."""
+DECISION = "decision"
+"""The key of run.json that holds what a run with a stopping rule found, and after how many episodes."""
+GREETINGS = "policies_say"
+"""The key of run.json, under `volatile`, that holds the statements of policies or servers about themselves."""
+MAX_SCORES_BYTES = 1 << 28
+SCORES, SCORES_TABLE, REPORT = "scores.json", "scores.parquet", "report.html"
+
+
+class EpisodeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One planned episode; `reason` says why it crashed, was stopped or had an invalid action, None for other outcomes.
+
+    Any other field that is None is unknown: only the owner of a loop that was recorded from outside could tell.
+    """
+
+    episode_id: str
+    policy: str
+    benchmark: str
+    task_id: str
+    episode: int
+    init_state_index: int | None
+    env_seed: int | None
+    seed: int | None
+    policy_seed: int | None
+    horizon: int | None
+    outcome: str
+    steps: int
+    reason: str | None = None
+
+
+class Latency(msgspec.Struct, frozen=True, kw_only=True):
+    """Wall milliseconds of a policy's calls in one episode, of its inferences where it gives several actions at a time.
+
+    A fact of the day, kept apart from results.
+    """
+
+    calls: int
+    p50_ms: float
+    p95_ms: float
+
+
+class PolicyGreeting(msgspec.Struct, frozen=True, kw_only=True):
+    """A statement of a policy or its server about itself, such as its checkpoint, and the episodes that had it."""
+
+    policy: str
+    suite: str
+    says: Mapping[str, object]
+    episodes: list[str]
+
+
+_EPISODES_SCHEMA = pa.schema(
+    [
+        ("episode_id", pa.string()),
+        ("policy", pa.string()),
+        ("benchmark", pa.string()),
+        ("task_id", pa.string()),
+        ("episode", pa.int64()),
+        ("init_state_index", pa.int64()),
+        ("env_seed", pa.int64()),
+        ("seed", pa.int64()),
+        ("policy_seed", pa.int64()),
+        ("horizon", pa.int64()),
+        ("outcome", pa.string()),
+        ("steps", pa.int64()),
+        ("reason", pa.string()),
+    ]
+)
+
+
+def archive_parts(folder: Path) -> list[Path]:
+    """Return the archive files of a complete run folder, sorted by name; [] where there are none."""
+    return sorted((folder / ARCHIVE).glob("part-*"))
+
+
+def archive_digest(path: Path) -> str | None:
+    """Return the sha256 of an archive file; of a run folder, that of its parts' names and digests in its manifest.
+
+    The latter is what `sha256sum archive/part-* | sha256sum` prints in the folder. None for a folder or a missing path
+    without a manifest that can be read.
+    """
+    if path.is_file():
+        return sha256_of(path)
+    try:
+        parts = msgspec.json.decode(read_input(path / MANIFEST), type=_Manifest).parts
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    lines = "".join(f"{written}  {name}\n" for name, written in sorted(parts.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+class _Manifest(msgspec.Struct):
+    parts: dict[str, str]
+
+
+def read_description(folder: Path) -> dict[str, object]:
+    """Return the content of run.json; `RunError` if it is missing or damaged."""
+    path = folder / RUN
+    try:
+        loaded = json.loads(read_input(path))
+    except (ValueError, RecursionError, OSError) as error:
+        remedy = "Restore the file, or score the files under archive/ directly."
+        raise RunError(f"cannot be read: {error}", remedy=remedy, place=Place(file=str(path))) from None
+    if not isinstance(loaded, dict):
+        raise RunError("is not a JSON object", remedy="Restore the file.", place=Place(file=str(path)))
+    return loaded
+
+
+def write_episodes(folder: Path, rows: Sequence[EpisodeRow]) -> None:
+    """Write the table of all planned episodes, replacing one that exists."""
+    table = pa.Table.from_pylist([msgspec.to_builtins(row) for row in rows], schema=_EPISODES_SCHEMA)
+    write_atomically(folder / EPISODES, encode_parquet(table))
+
+
+def read_episodes(folder: Path) -> list[EpisodeRow]:
+    """Return the table of all planned episodes, in plan order; empty where it is missing.
+
+    Raises:
+        RunError: the table is damaged.
+    """
+    path = folder / EPISODES
+    try:
+        return msgspec.convert(read_table(read_input(path)).to_pylist(), list[EpisodeRow]) if path.exists() else []
+    except (pa.ArrowException, OSError, ValueError, RecordError) as error:
+        remedy = "Restore the file, or score the files under archive/ directly."
+        raise RunError(f"cannot be read: {error}", remedy=remedy, place=Place(file=str(path))) from None
+
+
+def read_latencies(folder: Path) -> dict[str, Latency]:
+    """Return the latency of the policy in each episode of a complete run that has one, by the episode's id.
+
+    Raises:
+        RunError: run.json is missing or damaged, or what it has for the latencies is something else.
+    """
+    return _read_volatile(folder, LATENCY, dict[str, Latency]) or {}
+
+
+def read_greetings(folder: Path) -> list[PolicyGreeting]:
+    """Return the statements of a complete run's policies about themselves, in the order of their first episodes.
+
+    Raises:
+        RunError: run.json is missing or damaged, or what it has for the statements is something else.
+    """
+    return _read_volatile(folder, GREETINGS, list[PolicyGreeting]) or []
+
+
+def _read_volatile(folder: Path, name: str, kind: type[T]) -> T | None:
+    """Return a value that run.json has under `volatile`; None where the value is missing.
+
+    Raises `RunError` where the value is not of type `kind`, or run.json is missing or damaged.
+    """
+    volatile = read_description(folder).get("volatile")
+    value = volatile.get(name) if isinstance(volatile, dict) else None
+    try:
+        return None if value is None else msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        place = Place(file=str(folder / RUN), field=f"volatile.{name}")
+        raise RunError(str(error), remedy="Restore the file.", place=place) from None
+
+
+def greetings_by_episode(folder: Path) -> dict[str, Mapping[str, object]]:
+    """Return episode id -> statement of its policy or server about itself, of a complete run; {} where none made any.
+
+    Raises `RunError` as `read_greetings` does.
+    """
+    return {name: greeting.says for greeting in read_greetings(folder) for name in greeting.episodes}
+
+
+def group_greetings(greeted: Iterable[tuple[EpisodeRow, Mapping[str, object]]]) -> list[PolicyGreeting]:
+    """Return each different greeting of a policy in a suite once, with its episodes, in order of first appearance."""
+    greetings: dict[tuple[str, str, bytes], PolicyGreeting] = {}
+    for row, says in greeted:
+        key = (row.policy, row.benchmark, msgspec.json.encode(says))
+        new = PolicyGreeting(policy=row.policy, suite=row.benchmark, says=says, episodes=[])
+        greetings.setdefault(key, new).episodes.append(row.episode_id)
+    return list(greetings.values())
+
+
+def score_files(document: Mapping[str, object], rows: Sequence[EpisodeScore]) -> dict[str, bytes]:
+    """Return file name -> bytes: scores.parquet with the rows, and scores.json with the document.
+
+    The table's metadata repeat the document's keys `ORIGIN`; it has a column `unknown_records` only if a row has any.
+    """
+    origin = {name: document[name] for name in ORIGIN if name in document}
+    schema = _SCORES_SCHEMA.with_metadata({name: msgspec.json.encode(value) for name, value in origin.items()})
+    if any(row.unknown_records for row in rows):
+        schema = schema.append(pa.field("unknown_records", pa.map_(pa.string(), pa.int64())))
+    table = pa.Table.from_pylist([msgspec.to_builtins(row) for row in rows], schema=schema)
+    return {SCORES_TABLE: encode_parquet(table), SCORES: dump_json(document)}
+
+
+_NUMBERS = pa.map_(pa.string(), pa.float64())
+_DIAGNOSTIC = pa.struct([("robustness", pa.float64()), ("violated", pa.bool_()), ("extreme", pa.float64())])
+_SCORES_SCHEMA = pa.schema(
+    [
+        ("episode_id", pa.string()),
+        ("benchmark", pa.string()),
+        ("task_id", pa.string()),
+        ("policy", pa.string()),
+        ("success", pa.bool_()),
+        ("outcome", pa.string()),
+        ("active_specs", pa.list_(pa.string())),
+        ("vacuous_specs", pa.list_(pa.string())),
+        ("violated_specs", pa.list_(pa.string())),
+        ("inactive_specs", pa.map_(pa.string(), pa.string())),
+        ("robustness", _NUMBERS),
+        ("depth", _NUMBERS),
+        ("diagnostics", pa.map_(pa.string(), _DIAGNOSTIC)),
+        ("extreme", _NUMBERS),
+        ("safe", pa.bool_()),
+        ("sbu", pa.bool_()),
+        ("vsi", pa.float64()),
+        ("rho_min", pa.float64()),
+        ("worst_spec", pa.string()),
+        ("first_violation_step", pa.int64()),
+        ("first_violation_spec", pa.string()),
+        ("no_verdict", pa.string()),
+        ("stopped_on_violation", pa.bool_()),
+        ("standin_assets", pa.bool_()),
+        ("simulator", pa.map_(pa.string(), pa.string())),
+    ]
+)
+
+
+def encode_parquet(table: pa.Table) -> bytes:
+    """Return a table as the bytes of a Parquet file, its pages with checksums."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+    return bytes(sink.getvalue())
+
+
+def dump_json(document: object) -> bytes:
+    """Return a document as JSON for people: two spaces a level, a line end; NaN becomes null.
+
+    Raises `TypeError` for NumPy's values and other types that msgspec does not know.
+    """
+    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+
+
+# The pictures of a run folder and their index: what each shows, of which episode
+
+
+FRAMES, INDEX = "frames", "index.json"
+Kind = Literal["initial", "violation", "final", "clip", "video", "replay3d"]
+_SLUG = 60
+
+
+class Frame(msgspec.Struct, frozen=True, kw_only=True):
+    """One picture or clip of one episode; spec, value and threshold are None where it shows no violation."""
+
+    episode_id: str
+    policy: str | None
+    kind: Kind
+    record: int
+    """The record shown; of a clip, the one that it is about."""
+    time_s: float
+    caption: str
+    """One sentence for people: what is to be seen."""
+    spec: str | None = None
+    value: float | None = None
+    threshold: float | None = None
+    unit: str | None = None
+    bodies: tuple[str, ...] = ()
+    """The bodies to look at, in contact or displaced."""
+    success: bool
+    camera: str
+    width: int
+    height: int
+    file: str
+    """Beside the index: a bare file name."""
+
+
+MAX_FRAME_BYTES = 50_000_000
+_MAX_PIXELS = 1 << 24
+_PICTURES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
+
+
+def read_picture(folder: Path, frame: Frame, most_bytes: int = MAX_FRAME_BYTES) -> tuple[str, bytes] | None:
+    """Return the form of a frame's picture (`PNG`, `JPEG` or `WEBP`) and its bytes.
+
+    None if it is missing, of another type, larger than `most_bytes` or 2²⁴ pixels, lies outside of the run folder (by a
+    link, say), or does not decode as what its name says.
+    """
+    from PIL import Image
+
+    form = _PICTURES.get(Path(frame.file).suffix)
+    if form is None:
+        return None
+    try:
+        content = read_input(folder / FRAMES / frame.file, most_bytes, within=folder)
+        with Image.open(io.BytesIO(content), formats=[form]) as image:
+            if image.width * image.height > _MAX_PIXELS:
+                return None
+            image.load()
+    except (OSError, ValueError, SyntaxError, EOFError, struct.error, RuntimeWarning, Image.DecompressionBombError):
+        return None
+    return form, content
+
+
+class _Index(msgspec.Struct, frozen=True, kw_only=True):
+    schema_version: int = 1
+    frames: tuple[Frame, ...] = ()
+
+
+def read_frames(folder: Path) -> tuple[Frame, ...]:
+    """Return the frames of a run folder, in the order of their index; () where there is no index.
+
+    Raises:
+        RunError: the index cannot be read, or a file's name is no bare name in lower case (a path, say). Whether the
+            files exist is not checked.
+    """
+    path = folder / FRAMES / INDEX
+    if not path.exists():
+        return ()
+    place = Place(file=str(path))
+    try:
+        frames = msgspec.json.decode(read_input(path), type=_Index).frames
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
+        remedy = "Remove the folder and make the frames anew: safevla frames RUN."
+        raise RunError(f"cannot be read: {error}", remedy=remedy, place=place) from None
+    for frame in frames:
+        if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", frame.file):
+            raise RunError(f"{frame.file!r} is no file name of a frame", remedy="Remove the folder.", place=place)
+    return frames
+
+
+def write_frames(folder: Path, frames: Iterable[Frame]) -> Path:
+    """Write the index into a run folder's `frames`, which must exist, in place of an older one; return its path."""
+    path = folder / FRAMES / INDEX
+    write_atomically(path, dump_json(_Index(frames=tuple(frames))))
+    return path
+
+
+def frame_stem(policy: str | None, episode_id: str) -> str:
+    """Return the stem of the files of an episode's frames: the end of its id in `a-z0-9-`, then 8 hexadecimal digits.
+
+    The digits are a digest of policy and id.
+    """
+    legible = re.sub(r"[^a-z0-9]+", "-", episode_id.lower())[-_SLUG:].strip("-")
+    digest = hashlib.sha256(f"{policy!r}/{episode_id}".encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return "-".join(part for part in (legible, digest) if part)

@@ -1,0 +1,472 @@
+"""The records of a run folder: raw while it goes, in parts when it is complete.
+
+raw/NNNNNN.npz    the record of an episode; NNNNNN is its place in the plan, from 0
+raw/NNNNNN.json   its row of the table of episodes, written after the record: the episode is done when this file exists
+
+The raw episodes are the state that survives a kill at any instant. A crashed episode has a row and no record. A record
+without a row is not part of the run: the episode is run again, and the record overwritten. `safevla_recorder` writes
+the same files; there NNNNNN counts episodes in the order of their ends, and they stay when the run is complete.
+
+A complete run has its records in the order of the plan, cut into parts, then the tables, and run.json last. The
+manifest lists the parts, and the sha256 that each was written with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from pathlib import Path
+
+import msgspec
+
+from safevla_bench import archive
+from safevla_bench.archive import npz, parquet
+from safevla_bench.archive.record_schema import MAX_EPISODE_BYTES, EpisodeSelection
+from safevla_bench.errors import DamageError, Place, RecordError, RunError
+from safevla_bench.files import read_input, sha256_of, write_atomically
+from safevla_bench.sources.runs.folder import (
+    ARCHIVE,
+    EPISODES,
+    MANIFEST,
+    RUN,
+    EpisodeRow,
+    Latency,
+    archive_parts,
+    dump_json,
+    read_description,
+    read_episodes,
+    write_episodes,
+)
+from safevla_bench.trajectory import SCHEMA_VERSION, Batch, select_episodes
+
+RAW = "raw"
+JOURNAL = ".partial"
+"""Where version 0.1 kept the episodes of an unfinished run."""
+_ROW = ".json"
+_CRASHED = "crashed"
+_ROW_FIELDS = EpisodeRow.__struct_fields__
+
+
+class RawEpisode(EpisodeRow, frozen=True, kw_only=True):
+    """An episode that is done: its row, and two facts of the day."""
+
+    latency: Latency | None = None
+    greeting: Mapping[str, object] | None = None
+    """The statement of the policy or its server about itself."""
+
+    @property
+    def row(self) -> EpisodeRow:
+        """The row of the table of episodes: this without the facts of the day."""
+        return EpisodeRow(**{name: getattr(self, name) for name in _ROW_FIELDS})
+
+    @property
+    def has_record(self) -> bool:
+        """Return whether the episode left a record."""
+        return self.outcome != _CRASHED
+
+
+def has_raw(folder: Path) -> bool:
+    """Return whether a run folder holds raw episodes."""
+    return (folder / RAW).is_dir()
+
+
+def record_path(folder: Path, index: int) -> Path:
+    """Return the path of an episode's raw record; `index` is its place in the plan."""
+    return folder / RAW / f"{index:06d}{npz.SUFFIX}"
+
+
+def write_raw(folder: Path, index: int, episode: RawEpisode, record: bytes | None) -> None:
+    """Write a finished episode: its record, the bytes of an `.npz` file, then its row.
+
+    `record` is None for an episode that crashed: then the record of an earlier attempt is removed.
+    """
+    path = record_path(folder, index)
+    if record is None:
+        path.unlink(missing_ok=True)
+    else:
+        write_atomically(path, record)
+    write_atomically(path.with_suffix(_ROW), msgspec.json.encode(episode) + b"\n")
+
+
+def remove_raw(folder: Path, index: int) -> None:
+    """Remove a finished episode: its row, without which it is not done, then its record."""
+    path = record_path(folder, index)
+    path.with_suffix(_ROW).unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+
+
+def count_raw(folder: Path) -> int:
+    """Return how many episodes of an unfinished run are done; 0 without a folder of raw episodes."""
+    return len(_row_paths(folder)) if has_raw(folder) else 0
+
+
+def count_progress(folder: Path) -> tuple[int, int]:
+    """Return (episodes done, episodes planned) of a run folder; of a complete run both are the number planned.
+
+    (0, 0) where run.json does not say how many are planned. Raises `RunError` where it is missing or damaged.
+    """
+    description = read_description(folder)
+    planned = description.get("planned")
+    done = planned if description.get("complete") else count_raw(folder)
+    return (done, planned) if isinstance(done, int) and isinstance(planned, int) else (0, 0)
+
+
+def require_known_state(folder: Path) -> None:
+    """Raise `RunError` where an unfinished run was begun by version 0.1, which kept its episodes in another form."""
+    if not (folder / JOURNAL).is_dir():
+        return
+    records = folder / JOURNAL / "records.jsonl.zst"
+    remedy = f"Start it anew in another folder. {records} is an archive of what it had recorded, and can be scored."
+    problem = "the folder holds an unfinished run of version 0.1, which this version cannot continue"
+    raise RunError(problem, remedy=remedy, place=Place(file=str(folder)))
+
+
+def read_raw(folder: Path) -> dict[int, RawEpisode]:
+    """Return the episodes that are done, by their place in the plan, in its order.
+
+    Raises:
+        FileNotFoundError: there are no raw episodes, or they are removed meanwhile, because the run was completed.
+        RunError: a row is damaged.
+    """
+    return {index: _read_row(path) for index, path in _row_paths(folder).items()}
+
+
+def record_files(folder: Path) -> list[Path]:
+    """Return the files that hold the records of a complete run, in order: its archive's, or else its raw records.
+
+    [] where there are neither. Raises `RunError` where a raw row is damaged.
+    """
+    parts = archive_parts(folder)
+    if parts or not has_raw(folder):
+        return parts
+    return [record_path(folder, index) for index, episode in read_raw(folder).items() if episode.has_record]
+
+
+def episode_rows(folder: Path) -> list[EpisodeRow]:
+    """Return the row of every planned episode of a complete run, in plan order: of its table, or else its raw rows.
+
+    [] where there are neither.
+
+    Raises:
+        RunError: the table or a raw row is damaged.
+    """
+    if (folder / EPISODES).exists() or not has_raw(folder):
+        return read_episodes(folder)
+    return [episode.row for episode in read_raw(folder).values()]
+
+
+_PLANNED_FIELDS = ("policy", "episode_id", "benchmark", "task_id", "init_state_index", "env_seed", "seed", "horizon")
+
+
+def plan_digest(folder: Path) -> str:
+    """Return the sha256 of what was planned of every episode of a complete run, in plan order.
+
+    The outcome does not change it. Raises `RunError` as `episode_rows` does.
+    """
+    planned = [[getattr(row, name) for name in _PLANNED_FIELDS] for row in episode_rows(folder)]
+    return hashlib.sha256(msgspec.json.encode(planned)).hexdigest()
+
+
+def read_record(folder: Path, index: int) -> Batch:
+    """Return the raw record of the episode at this place in the plan; `RecordError` where it is missing or damaged."""
+    path = record_path(folder, index)
+    try:
+        return npz.decode_npz(read_input(path, MAX_EPISODE_BYTES))
+    except RecordError as error:
+        raise error.with_place(Place(file=str(path))) from None
+    except FileNotFoundError:
+        raise _missing_record(path) from None
+    except OSError as error:
+        raise _unreadable_record(path, error) from None
+
+
+def read_unfinished(
+    folder: Path, episodes: Mapping[int, RawEpisode], wanted: Collection[int] | None = None
+) -> Iterator[Batch | RecordError]:
+    """Yield the records of an unfinished run as it was when its episodes were listed, and the errors of bad records.
+
+    Records that are gone because the run was completed meanwhile are read from its archive.
+
+    Args:
+        folder: the run folder.
+        episodes: the episodes that were done, by their place in the plan.
+        wanted: the records to read, by their place among all records (a crashed episode has none); None = all.
+    """
+    sieve = EpisodeSelection(wanted)
+    indices = [index for index, episode in episodes.items() if episode.has_record and sieve.next_wanted()]
+    for number, index in enumerate(indices):
+        try:
+            content = read_input(record_path(folder, index), MAX_EPISODE_BYTES)
+        except FileNotFoundError:
+            yield from _read_completed(folder, {index: episodes[index] for index in indices[number:]})
+            return
+        except OSError as error:
+            yield _unreadable_record(record_path(folder, index), error, episodes[index].episode_id)
+            continue
+        try:
+            yield npz.decode_npz(content)
+        except RecordError as error:
+            yield error.with_place(Place(file=str(record_path(folder, index)), episode=episodes[index].episode_id))
+
+
+def _read_completed(folder: Path, episodes: Mapping[int, RawEpisode]) -> Iterator[Batch | RecordError]:
+    """Yield the records of these episodes from the archive, if the run is complete by now, and every error in it.
+
+    If it is not, yield each episode's raw record, or the error of a record that is missing or damaged. Raises
+    `RunError` where run.json is missing or damaged.
+    """
+    names = {episode.episode_id for episode in episodes.values()}
+    if read_description(folder).get("complete") is True:
+        for batch in archive.read_episodes(archive_parts(folder)):
+            if isinstance(batch, RecordError):
+                yield batch
+            elif chosen := [k for k, header in enumerate(batch.headers) if header.episode_id in names]:
+                yield select_episodes(batch, chosen)
+        return
+    for index, episode in episodes.items():
+        try:
+            yield read_record(folder, index)
+        except RecordError as error:
+            yield error.with_place(Place(episode=episode.episode_id))
+
+
+def require_records(folder: Path, episodes: Mapping[int, RawEpisode]) -> None:
+    """Raise `RunError` where an episode that is done has lost its record."""
+    for index, episode in episodes.items():
+        path = record_path(folder, index)
+        if episode.has_record and not path.exists():
+            remedy = f"Restore the file; or remove {path.with_suffix(_ROW)}, and the episode is run again."
+            raise RunError(
+                "the record of an episode that is done is missing", remedy=remedy, place=Place(file=str(path))
+            )
+
+
+def _row_paths(folder: Path) -> dict[int, Path]:
+    """Return place in the plan -> path of the row of each episode that is done, in plan order.
+
+    Raises `FileNotFoundError` where there is no folder of raw episodes.
+    """
+    paths = [path for path in (folder / RAW).iterdir() if path.suffix == _ROW and path.stem.isdecimal()]
+    return {int(path.stem): path for path in sorted(paths, key=lambda path: int(path.stem))}
+
+
+def _read_row(path: Path) -> RawEpisode:
+    """Return the row in a file; raise `RunError` where it is damaged."""
+    try:
+        return msgspec.json.decode(read_input(path), type=RawEpisode)
+    except FileNotFoundError:
+        raise
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        remedy = "Restore the file; or remove it, and the episode is run again."
+        raise RunError(f"the row is damaged: {error}", remedy=remedy, place=Place(file=str(path))) from None
+
+
+def _missing_record(path: Path) -> DamageError:
+    """Return the error of a raw record that is gone."""
+    remedy = f"Remove {path.with_suffix(_ROW)} and resume: the episode is run again."
+    return DamageError("the record is missing", episodes=1, remedy=remedy, place=Place(file=str(path)))
+
+
+def _unreadable_record(path: Path, error: OSError, episode: str | None = None) -> DamageError:
+    """Return the error of a raw record that is no file, too large or may not be read."""
+    place = Place(file=str(path), episode=episode)
+    return DamageError(f"cannot be read: {error.strerror}", episodes=1, remedy=_REMEDY, place=place)
+
+
+# A complete run
+
+
+_REMEDY = "Copy the folder anew from where it was made, or roll it out again."
+
+
+SEAL = "file_sha256"
+"""The last key of manifest.json, and of `volatile` in run.json: the sha256 of the file's bytes without these digits."""
+
+
+def seal_json(document: Mapping[str, object]) -> bytes:
+    """Return a document as JSON whose last `SEAL` key, which is to be empty, holds the digest of all other bytes."""
+    head, key, tail = dump_json(document).rpartition(_SEAL_KEY)
+    return head + key + hashlib.sha256(head + key + tail).hexdigest().encode() + tail
+
+
+def is_sealed(content: bytes) -> bool:
+    """Return whether a file's bytes are those that `seal_json` gave."""
+    head, key, rest = content.rpartition(_SEAL_KEY)
+    return bool(key) and rest[:_DIGITS] == hashlib.sha256(head + key + rest[_DIGITS:]).hexdigest().encode()
+
+
+_SEAL_KEY, _DIGITS = f'"{SEAL}": "'.encode(), 64
+
+
+def write_manifest(folder: Path, parts: Sequence[Path], episodes: int, description: Mapping[str, object]) -> None:
+    """Write the digests of a complete run: of its archive's parts and its table, both on the disk, and of run.json.
+
+    `description` is what run.json will hold, of which the facts of the day are left out; `episodes` are all planned.
+    """
+    files = {EPISODES: sha256_of(folder / EPISODES), RUN: _digest_description(json.loads(dump_json(description)))}
+    digests = {_part_name(part): sha256_of(part) for part in parts}
+    manifest = {"schema_version": SCHEMA_VERSION, "parts": digests, "episodes": episodes, "files": files, SEAL: ""}
+    write_atomically(folder / MANIFEST, seal_json(manifest))
+
+
+def add_digests(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Put the digests of files that the judge wrote into a run's manifest; nothing where that is missing or damaged.
+
+    Raises `FileError` where the disk refuses.
+    """
+    try:
+        manifest = _read_manifest(folder)
+    except RunError:
+        return
+    files = manifest.get("files")
+    if isinstance(files, dict):
+        written = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+        manifest = {**manifest, "files": {**files, **written}}
+        write_atomically(folder / MANIFEST, seal_json({**_without_seal(manifest), SEAL: ""}))
+
+
+def changed_files(folder: Path) -> Iterator[str] | None:
+    """Return a sentence for each file beside the archive that is not as the manifest says, the manifest included.
+
+    None where the manifest, by an earlier version, has no such digests. Raises `RunError` where it cannot be read.
+    """
+    manifest = _read_manifest(folder)
+    files = manifest.get("files")
+    return None if files is None and SEAL not in manifest else _changed_files(folder, files)
+
+
+def _changed_files(folder: Path, files: object) -> Iterator[str]:
+    """Yield a sentence for each file that is not as `files`, name -> sha256, or its own seal says."""
+    for name in (MANIFEST, RUN):
+        if not is_sealed(read_input(folder / name)):
+            yield f"{name} was changed since it was written: its {SEAL} is not that of its bytes"
+    if not isinstance(files, dict):
+        yield f"{MANIFEST} names no files"
+        return
+    for name in dict.fromkeys([EPISODES, RUN, *filter(re.compile(r"[a-z_]+\.[a-z]+").fullmatch, files)]):
+        path = folder / name
+        if not path.is_file():
+            yield f"{name} is missing; {MANIFEST} names it"
+        elif (now := _digest_file(path)) != files.get(name):
+            yield f"{name} was changed since it was written: its sha256 is {now}, {MANIFEST} says {files.get(name)}"
+
+
+def _digest_file(path: Path) -> str:
+    """Return the sha256 of a file, of a run.json that of its content without the facts of the day."""
+    return _digest_description(read_description(path.parent)) if path.name == RUN else sha256_of(path)
+
+
+def _digest_description(description: Mapping[str, object]) -> str:
+    """Return the sha256 of the content of a run.json without its facts of the day."""
+    repeatable = {name: value for name, value in description.items() if name != "volatile"}
+    return hashlib.sha256(json.dumps(repeatable).encode()).hexdigest()
+
+
+def _without_seal(document: object) -> dict[str, object]:
+    """Return a document without its seal; {} for what is no document."""
+    return {name: value for name, value in document.items() if name != SEAL} if isinstance(document, dict) else {}
+
+
+def read_digests(folder: Path) -> Mapping[str, str]:
+    """Return the sha256 of each part by its name, such as `archive/part-00000.parquet`.
+
+    Raises:
+        RunError: the manifest is missing, is damaged or names no parts.
+    """
+    listed = _read_manifest(folder).get("parts")
+    if not isinstance(listed, dict):
+        raise RunError("names no parts of an archive", remedy=_REMEDY, place=Place(file=str(folder / MANIFEST)))
+    return {str(name): str(written) for name, written in listed.items()}
+
+
+def _read_manifest(folder: Path) -> dict[str, object]:
+    """Return the content of the manifest; raises `RunError` where it is missing or damaged, {} where no document."""
+    try:
+        manifest = json.loads(read_input(folder / MANIFEST))
+    except (OSError, ValueError, RecursionError) as error:
+        place = Place(file=str(folder / MANIFEST))
+        raise RunError(f"cannot be read: {error}", remedy=_REMEDY, place=place) from None
+    return manifest if isinstance(manifest, dict) else {}
+
+
+def listed_parts(folder: Path) -> list[Path]:
+    """Return the archive's parts that exist and those that the manifest names, sorted; a bad manifest names none."""
+    try:
+        names = read_digests(folder)
+    except RunError:
+        names = {}
+    return sorted({*archive_parts(folder), *(folder / ARCHIVE / Path(name).name for name in names)})
+
+
+def changed_parts(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield (name, problem) of each part that is missing, changed or not in the manifest.
+
+    Raises as `read_digests` does.
+    """
+    written, existing = read_digests(folder), {_part_name(part): part for part in archive_parts(folder)}
+    for name, expected in written.items():
+        if name not in existing:
+            yield name, f"is missing; {MANIFEST} names it"
+        elif (now := sha256_of(existing[name])) != expected:
+            yield name, f"was changed since it was written: its sha256 is {now}, {MANIFEST} says {expected}"
+    yield from ((name, f"is not in {MANIFEST}") for name in existing if name not in written)
+
+
+def _part_name(part: Path) -> str:
+    return f"{ARCHIVE}/{part.name}"
+
+
+EPISODES_A_PART = 200
+"""Records in one file of the archive."""
+JSONL, PARQUET = "jsonl", "parquet"
+FORMS: Mapping[str, str] = {PARQUET: parquet.SUFFIX, JSONL: ".jsonl.zst"}
+"""The forms that the archive of a run can have, with their suffixes."""
+
+
+def write_run(
+    folder: Path, description: Mapping[str, object], rows: Sequence[EpisodeRow], records: Iterable[Batch]
+) -> None:
+    """Write everything that a complete run holds, run.json last; what is there already is written over.
+
+    Parts of an older archive that are not written again are removed.
+
+    Args:
+        folder: the run folder.
+        description: what run.json is to hold, but for `complete`, which becomes true; `archive` names the archive's
+            form, `PARQUET` where it is missing.
+        rows: every planned episode.
+        records: the episodes that left a record, as batches of one, in plan order.
+    """
+    parts = list(_write_parts(folder, records, FORMS[str(description.get("archive", PARQUET))]))
+    for stale in set(archive_parts(folder)) - set(parts):
+        stale.unlink()
+    write_episodes(folder, rows)
+    completed = {**description, "complete": True}
+    write_manifest(folder, parts, len(rows), completed)
+    sealed = {**completed, "volatile": {**_without_seal(description.get("volatile")), SEAL: ""}}
+    write_atomically(folder / RUN, seal_json(sealed))
+
+
+def read_records(folder: Path) -> Iterator[Batch]:
+    """Yield the records of a complete run as batches of one, in order; `RecordError` where one cannot be read."""
+    for batch in archive.read_episodes(archive_parts(folder)):
+        if isinstance(batch, RecordError):
+            raise batch
+        for index in range(len(batch)):
+            yield select_episodes(batch, [index])
+
+
+def _write_parts(folder: Path, records: Iterable[Batch], suffix: str) -> Iterator[Path]:
+    """Write the records into archive files of `EPISODES_A_PART` episodes each, and yield the path of each file.
+
+    Makes the archive's folder. Nothing is yielded for no records.
+    """
+    (folder / ARCHIVE).mkdir(exist_ok=True)
+    remaining = iter(records)
+    for number, first in enumerate(remaining):
+        path = folder / ARCHIVE / f"part-{number:05d}{suffix}"
+        archive.write_batches(path, chain([first], islice(remaining, EPISODES_A_PART - 1)))
+        yield path

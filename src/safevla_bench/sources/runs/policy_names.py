@@ -1,0 +1,254 @@
+"""Names that tell policies of several sources apart: one name with other arguments, servers or checkpoints is another.
+
+A policy is what its run.json says of it: its arguments, its dialect, what it replays, its checkpoints and servers.
+Sources that agree in all of this hold one policy; others get a name of their own, and their numbers are never merged.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PosixPath
+
+from safevla_bench.errors import Place, RunError
+from safevla_bench.sources.runs.folder import GREETINGS, RUN
+
+
+class NamedSource(PosixPath):
+    """The path of a SOURCE whose policy is to be shown under a name of the user's, as in `tables mine=runs/x`."""
+
+    policy: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Path:
+        """Return the source of `NAME=PATH` with its policy's name; else the text as a path without a name.
+
+        A text that is an existing path, or whose NAME is empty or has a "/", or whose PATH is empty, is a path.
+        """
+        name, equals, path = text.partition("=")
+        if not equals or not name or not path or "/" in name or Path(text).exists():
+            return Path(text)
+        named = cls(path)
+        named.policy = name
+        return named
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Return what pickle needs to make the source again in another process, with its name."""
+        return NamedSource.parse, (f"{self.policy}={self}" if self.policy else str(self),)
+
+
+PolicyNames = Mapping[str | None, str]
+"""The name in a source's records -> the name under which the policy is shown."""
+_BESIDE = ("policy", "privileged", "cameras")
+"""What run.json says of a policy that is no part of what it is."""
+_FLOOR = "noop"
+_LONGEST_TEXT = 32
+_MOST_FACTS = 3
+
+
+@dataclass(frozen=True)
+class PolicyIdentity:
+    """One policy as one source describes it; no facts = the source does not say, as an archive."""
+
+    name: str | None
+    source: Path
+    facts: Mapping[str, str] | None = None
+    """Dotted name -> value: arguments, dialect, replay, checkpoints."""
+    statements: Mapping[str, str] | None = None
+    """Suite -> what the policy or its server said of itself."""
+    servers: Mapping[str, str] | None = None
+    """Suite -> the server that was asked."""
+
+    def is_same(self, other: PolicyIdentity) -> bool:
+        """Return whether nothing tells the two policies apart; what both are silent about does not.
+
+        A suite is another checkpoint's where its server states something else, or where either states nothing and the
+        addresses differ. Suites that only one of the two ran tell nothing.
+        """
+        if self.facts != other.facts:
+            return False
+        stated, asked = self.statements or {}, self.servers or {}
+        for suite in {*stated, *asked} & {*(other.statements or {}), *(other.servers or {})}:
+            mine, theirs = stated.get(suite), (other.statements or {}).get(suite)
+            if mine is not None and theirs is not None:
+                if mine != theirs:
+                    return False
+            elif asked.get(suite) != (other.servers or {}).get(suite):
+                return False
+        return True
+
+    def all_facts(self) -> Mapping[str, str]:
+        """Return all facts by name that may tell the policy from others, in the order in which a label shows them."""
+        statements = {f"said on {suite}": text for suite, text in (self.statements or {}).items()}
+        asked = {f"server of {suite}": url for suite, url in (self.servers or {}).items()}
+        return {**(self.facts or {}), **asked, **statements}
+
+
+def identify_policies(path: Path, description: Mapping[str, object]) -> list[PolicyIdentity]:
+    """Return the identity of each policy that a run.json names; [] where it names none, as for an archive.
+
+    Raises `RunError` where the file is nested too deeply to be read.
+    """
+    rows = description.get("policies")
+    try:
+        return _identify_rows(path, description, rows if isinstance(rows, list | tuple) else ())
+    except RecursionError:
+        problem, place = "what it says of a policy is nested too deeply", Place(file=str(path / RUN))
+        raise RunError(problem, remedy="Restore the file.", place=place) from None
+
+
+def _identify_rows(path: Path, description: Mapping[str, object], rows: Iterable[object]) -> list[PolicyIdentity]:
+    """Return the identity of each row that names a policy; other rows are left out."""
+    return [
+        PolicyIdentity(
+            name=row["policy"],
+            source=path,
+            facts=dict(_flatten({key: value for key, value in row.items() if key not in _BESIDE})),
+            statements=_statements(description, row["policy"]),
+            servers=_servers(description) if "entry" in row else {},
+        )
+        for row in rows
+        if isinstance(row, Mapping) and isinstance(row.get("policy"), str)
+    ]
+
+
+def _flatten(value: object, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (dotted name, text) of each value in nested mappings, keys sorted; a leading "arguments." is dropped.
+
+    A value that is no text becomes JSON.
+    """
+    if isinstance(value, Mapping):
+        for key in sorted(value, key=str):
+            yield from _flatten(value[key], f"{name}.{key}" if name else str(key))
+    else:
+        yield name.removeprefix("arguments."), value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+def _statements(description: Mapping[str, object], policy: str) -> dict[str, str]:
+    """Return suite -> what a policy or its server said of itself in this run as JSON, several statements joined.
+
+    {} for none.
+    """
+    volatile = description.get("volatile")
+    greetings = volatile.get(GREETINGS) if isinstance(volatile, Mapping) else None
+    texts: dict[str, list[str]] = {}
+    for row in greetings if isinstance(greetings, list) else ():
+        if isinstance(row, Mapping) and row.get("policy") == policy:
+            texts.setdefault(str(row.get("suite")), []).append(json.dumps(row.get("says"), sort_keys=True, default=str))
+    return {suite: ", ".join(sorted(of_suite)) for suite, of_suite in texts.items()}
+
+
+def _servers(description: Mapping[str, object]) -> dict[str, str]:
+    """Return suite -> its server in this run; {} where none is named.
+
+    SUITE=URL is that suite's, and a URL alone every other suite's of the run.
+    """
+    volatile, suites = description.get("volatile"), description.get("suites")
+    named = volatile.get("servers") if isinstance(volatile, Mapping) else None
+    servers: dict[str, str] = {}
+    for text in named if isinstance(named, list | tuple) else ():
+        suite, _, url = str(text).rpartition("=")
+        for each in [suite] if suite else suites if isinstance(suites, list | tuple) else ():
+            if suite or str(each) not in servers:
+                servers[str(each)] = url
+    return servers
+
+
+def name_source(path: Path, recorded: Sequence[str | None]) -> PolicyNames:
+    """Return recorded name -> the name that the user gave to a source's policy; {} for a source without a given name.
+
+    Args:
+        path: the source.
+        recorded: the policies that it holds. `noop` keeps its name beside another, since it measures the floor.
+
+    Raises:
+        RunError: the source holds several policies besides `noop`.
+    """
+    name = getattr(path, "policy", None)
+    if name is None:
+        return {}
+    own = [policy for policy in recorded if policy != _FLOOR] or list(recorded)
+    if len(own) > 1:
+        problem = f"{name} names one policy, and here are {len(own)}: {', '.join(map(str, own))}"
+        remedy = "Leave the name out, and name policies when they run: --policy NAME=POLICY."
+        raise RunError(problem, remedy=remedy, place=Place(file=str(path)))
+    return dict.fromkeys(own, name)
+
+
+def distinguish_policies(identities: Sequence[Sequence[PolicyIdentity]], paths: Sequence[Path]) -> list[PolicyNames]:
+    """Return for each source the new names of policies that share their name with another policy; mostly {}.
+
+    Args:
+        identities: of the policies that each source names; none for an archive, which may hold any.
+        paths: of the same sources.
+    """
+    names = dict.fromkeys(identity.name for of_source in identities for identity in of_source)
+    renamed: list[dict[str | None, str]] = [{} for _ in paths]
+    for name in names:
+        groups: list[list[PolicyIdentity]] = []
+        for identity in (identity for of_source in identities for identity in of_source if identity.name == name):
+            group = next((group for group in groups if all(identity.is_same(other) for other in group)), None)
+            if group is None:
+                groups.append([identity])
+            else:
+                group.append(identity)
+        if len(groups) < 2:
+            continue
+        labels = _label_groups(str(name), groups)
+        for source, (of_source, path) in enumerate(zip(identities, paths, strict=True)):
+            of_its_groups = [
+                label
+                for group, label in zip(groups, labels, strict=True)
+                if any(identity in of_source for identity in group)
+            ]
+            if of_its_groups:
+                renamed[source][name] = of_its_groups[0]
+            elif not of_source:  # an archive does not say which of them it holds
+                renamed[source][name] = f"{name} ({path.name})"
+    return list(renamed)
+
+
+def _label_groups(name: str, groups: Sequence[Sequence[PolicyIdentity]]) -> list[str]:
+    """Return a distinct label of each group: NAME (KEY=VALUE, …), else NAME (SOURCE, …), else NAME #1, NAME #2.
+
+    Shown are at most three short facts of each group's first member that differ.
+    """
+    facts = [group[0].all_facts() for group in groups]
+    differing = [key for key in dict.fromkeys(key for of_group in facts for key in of_group)
+                 if len({of_group.get(key) for of_group in facts}) > 1]  # fmt: skip
+    shown = [
+        key
+        for key in differing
+        if all(len(text) <= _LONGEST_TEXT for of_group in facts for text in (key, of_group.get(key, "")))
+    ]
+    labels = [f"{name} ({', '.join(_format_fact(key, of_group) for key in shown[:_MOST_FACTS])})" for of_group in facts]
+    if not shown or len(set(labels)) < len(labels):
+        labels = [
+            f"{name} ({', '.join(dict.fromkeys(identity.source.name for identity in group))})" for group in groups
+        ]
+    if len(set(labels)) < len(labels):
+        labels = [f"{name} #{number}" for number in range(1, len(groups) + 1)]
+    return labels
+
+
+def _format_fact(key: str, facts: Mapping[str, str]) -> str:
+    """Return "KEY=VALUE", or "no KEY" where the facts lack it."""
+    return f"{key}={facts[key]}" if key in facts else f"no {key}"
+
+
+def describe_names(names: Sequence[PolicyNames]) -> list[str]:
+    """Return a sentence for each recorded name that several policies share here.
+
+    Names that the user gave are left out.
+    """
+    shown: dict[str | None, dict[str, None]] = {}
+    for of_source in names:
+        for policy, name in of_source.items():
+            shown.setdefault(policy, {})[name] = None
+    return [
+        f"{policy} is {len(labels)} policies here, as its runs differ in arguments, servers or checkpoints: "
+        f"{'; '.join(labels)}."
+        for policy, labels in shown.items()
+        if any(label.startswith(f"{policy} ") for label in labels)  # and not named by the user
+    ]

@@ -1,0 +1,397 @@
+"""SOURCEs: an archive file, a run folder, complete or not, or a log, whose records are read as often as asked.
+
+What a reading leaves out is listed: invalid episodes, and those lost with damaged files.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from dataclasses import replace as dataclass_replace
+from functools import partial
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from safevla_bench import archive
+from safevla_bench.errors import DamageError, Place, RecordError, RunError
+from safevla_bench.judging.scores import MISSING, AbsentEpisode
+from safevla_bench.sources import foreign
+from safevla_bench.sources.logs import find_log
+from safevla_bench.sources.runs import parts
+from safevla_bench.sources.runs.folder import MANIFEST, RUN, EpisodeRow, read_description
+from safevla_bench.sources.runs.plan_check import PlanDifference, compare_plan
+from safevla_bench.sources.runs.policy_names import (
+    PolicyIdentity,
+    PolicyNames,
+    distinguish_policies,
+    identify_policies,
+    name_source,
+)
+from safevla_bench.text import escape_controls, list_counts
+from safevla_bench.trajectory import Batch, select_episodes
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Counts of the episodes of the sources that are not among those read."""
+
+    invalid: int
+    lost: int
+    damaged: int
+    """Places of files where something is damaged or gone."""
+    unknown: bool
+    """True if more were lost than can be counted."""
+    missing: tuple[AbsentEpisode, ...] = ()
+    """The planned episodes that a run's table does not list."""
+    unnamed: int = 0
+    """More such episodes, of which it is not known which they are."""
+    unplanned: int = 0
+    """Episodes that a run's table lists, and that were not planned."""
+
+    @classmethod
+    def from_problems(cls, problems: Sequence[RecordError], sources: Sequence[RecordSource] = ()) -> LeftOut:
+        """Return the counts that these errors stand for, and what differs from the plans of the sources.
+
+        Damage that names an episode is a lost episode; other damage is a damaged place and the episodes that it counts.
+        """
+        damage = [problem for problem in problems if isinstance(problem, DamageError)]
+        named = sum(problem.place.episode is not None for problem in damage)
+        unnamed = [problem for problem in damage if problem.place.episode is None]
+        counted = sum(problem.episodes or 0 for problem in unnamed)
+        unknown = any(problem.episodes is None for problem in unnamed)
+        return cls(
+            len(problems) - len(damage),
+            named + counted,
+            len(damage) - named,
+            unknown,
+            missing=tuple(absent for source in sources for absent in source.absent if absent.outcome == MISSING),
+            unnamed=sum(source.plan.unnamed for source in sources),
+            unplanned=sum(source.plan.unplanned for source in sources),
+        )
+
+    @property
+    def count(self) -> int:
+        """Return how many episodes are left out at least."""
+        return self.invalid + self.lost
+
+    def __bool__(self) -> bool:
+        return bool(self.count or self.damaged or self.missing or self.unnamed or self.unplanned)
+
+    def describe_kinds(self) -> list[str]:
+        """Return a phrase for each kind of what is left out, [] for nothing.
+
+        Damage is named only where it cost no episode.
+        """
+        phrases = [f"{_count_episodes(self.invalid, 'invalid ')} left out"] if self.invalid else []
+        if self.unknown:
+            episodes_text = _count_episodes(self.lost) if self.lost else "an unknown number of episodes"
+            phrases.append(f"{'more than ' if self.lost else ''}{episodes_text} lost in damaged files")
+        elif self.lost:
+            phrases.append(f"{_count_episodes(self.lost)} lost in damaged files")
+        elif self.damaged:
+            phrases.append("a file is not as it was written; every episode that it should hold was read")
+        if self.missing or self.unnamed:
+            scenes = Counter(f"{absent.policy} on {absent.benchmark}/{absent.task_id}" for absent in self.missing)
+            named = f" ({list_counts(scenes)})" if scenes else ""
+            count = len(self.missing) + self.unnamed
+            phrases.append(f"{_count_episodes(count, 'planned ')} missing from the run{named}")
+        if self.unplanned:
+            phrases.append(f"{_count_episodes(self.unplanned)} in the run and not in its plan")
+        return phrases
+
+
+def _count_episodes(count: int, kind: str = "") -> str:
+    return f"{count} {kind}episode{'' if count == 1 else 's'}"
+
+
+def remedy_for(problems: Sequence[RecordError]) -> str:
+    """Return the remedy for invalid or lost episodes: to copy damaged files anew, or to mend records."""
+    if any(isinstance(problem, DamageError) for problem in problems):
+        return (
+            "Copy the files anew from where they were made; or pass --skip-invalid to take the episodes that can be "
+            "read and count the others."
+        )
+    return "Mend them, or pass --skip-invalid to take the others and count these."
+
+
+# Sources
+
+
+LOST = "lost"
+"""The outcome of an episode whose record is gone with a damaged file."""
+_REASON = "its record is lost in a damaged file"
+
+
+_AS_PLANNED = PlanDifference()
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSource:
+    """A SOURCE whose records are not read yet."""
+
+    path: Path
+    absent: tuple[AbsentEpisode, ...]
+    """The planned episodes without a record."""
+    description: Mapping[str, object]
+    """The run's run.json; empty for an archive file."""
+    read: Callable[..., Iterator[Batch | RecordError]]
+    """Reads the records, or those at the places that are its argument, as `archive.read_episodes` does."""
+    files: tuple[Path, ...] = ()
+    """The files that `read` reads, one after the other; none for an unfinished run, which may go on meanwhile."""
+    expected: tuple[AbsentEpisode, ...] | None = None
+    """The episodes that must have a record, as they are reported if it is lost; None = unknown."""
+    complete: bool = False
+    """True for a run folder that is complete, so that its files can be compared with its manifest."""
+    policy_names: PolicyNames = field(default_factory=dict)
+    """New names of policies, for those that are told from others of their name."""
+    plan: PlanDifference = _AS_PLANNED
+    """What differs between the plan of a complete run and its table; missing episodes are in `absent` too."""
+
+    def rename_policies(self, names: PolicyNames) -> RecordSource:
+        """Return the source with these names in its records and its absent episodes; its run.json stays as it is.
+
+        A policy that is not among `names` keeps its name.
+        """
+        if not names:
+            return self
+        return dataclass_replace(
+            self,
+            absent=tuple(_rename_absent(self.absent, names)),
+            expected=None if self.expected is None else tuple(_rename_absent(self.expected, names)),
+            read=lambda *places: _rename_batches(self.read(*places), names),
+            policy_names=names,
+        )
+
+    def scan(self) -> Iterator[Batch | RecordError]:
+        """Yield the records and errors of `read`; before them an error for each changed part of a complete run.
+
+        Where the source says which episodes it must have, an error for each of them that neither a record nor an error
+        named comes at the end; other errors then count no episode, so that none is counted twice.
+        """
+        yield from _changed_parts(self.path) if self.complete else ()
+        if self.expected is None:
+            yield from self.read()
+        else:
+            yield from self._account([absent.episode_id for absent in self.expected])
+
+    def is_intact(self, episodes: Collection[str]) -> bool:
+        """Return whether nothing is damaged or lost, given the episodes that a scan without errors found."""
+        expected = None if self.expected is None else {absent.episode_id for absent in self.expected}
+        return expected in (None, set(episodes)) and not (self.complete and any(_changed_parts(self.path)))
+
+    def _account(self, expected: Sequence[str]) -> Iterator[Batch | RecordError]:
+        """Yield the records, and at the end an error for each expected episode that no record and no error named.
+
+        An error that names no expected episode counts no episode. A record that is not expected is an error.
+        """
+        missing = {escape_controls(name): name for name in expected}
+        planned = set(missing)
+        for batch in self.read():
+            if isinstance(batch, RecordError):
+                name = escape_controls(batch.place.episode or "")
+                missing.pop(name, None)
+                yield batch if name in planned else _without_count(batch)
+                continue
+            names = [escape_controls(header.episode_id) for header in batch.headers]
+            for name in names:
+                missing.pop(name, None)
+            known = [k for k, name in enumerate(names) if name in planned]
+            yield from (_surplus_episode(self.path, name) for name in names if name not in planned)
+            if known:
+                yield batch if len(known) == len(batch) else select_episodes(batch, known)
+        yield from (_lost_episode(self.path, name) for name in missing.values())
+
+
+def _without_count(error: RecordError) -> DamageError:
+    """Return the error as damage that cost no episode of its own."""
+    return DamageError(error.problem, episodes=0, remedy=error.remedy, place=error.place)
+
+
+def _lost_episode(path: Path, episode: str) -> DamageError:
+    """Return the error of an episode that the run's table names and whose record cannot be read."""
+    place = Place(file=str(path), episode=episode)
+    return DamageError("it was recorded, and no part of the archive has a record of it that can be read", place=place)
+
+
+def _surplus_episode(path: Path, episode: str) -> RecordError:
+    """Return the error of a record whose episode the run's table does not list, or lists as crashed."""
+    problem = "the archive has a record of it, and the run's table of episodes lists none"
+    return RecordError(problem, place=Place(file=str(path), episode=episode))
+
+
+def _changed_parts(path: Path) -> Iterator[DamageError]:
+    """Yield an error for each part of a complete run that is not as it was written."""
+    if not (path / MANIFEST).exists():  # `safevla verify` says so; the records can be read without it
+        return
+    try:
+        for name, problem in parts.changed_parts(path):
+            yield DamageError(problem, episodes=0, place=Place(file=str(path / name)))
+    except RunError as error:
+        yield DamageError(error.problem, episodes=0, remedy=error.remedy, place=error.place)
+
+
+def _rename_absent(absent: Iterable[AbsentEpisode], names: PolicyNames) -> Iterator[AbsentEpisode]:
+    """Yield the absent episodes under the new names of their policies."""
+    return (replace(episode, policy=names.get(episode.policy, episode.policy)) for episode in absent)
+
+
+def _rename_batches(batches: Iterable[Batch | RecordError], names: PolicyNames) -> Iterator[Batch | RecordError]:
+    """Yield the batches with the new names of policies in their headers; errors stay as they are."""
+    for batch in batches:
+        if isinstance(batch, Batch):
+            headers = (replace(header, policy=names.get(header.policy, header.policy)) for header in batch.headers)
+            batch = dataclass_replace(batch, headers=tuple(headers))
+        yield batch
+
+
+def open_sources(paths: Sequence[Path]) -> list[RecordSource]:
+    """Open several sources, and rename their policies: as the user named them, then apart where one name means several.
+
+    An archive does not say which of them it holds: there such a name becomes "NAME (FILE)". An archive that the user
+    named is read through once for its policies.
+
+    Raises:
+        RunError: as `open_source` does; or the user gave one name to a source of several policies; or a run.json is
+            nested too deeply.
+        RecordError: as `open_source` does.
+    """
+    sources = [open_source(path) for path in paths]
+    recorded = [identify_policies(source.path, source.description) for source in sources]
+    user_names = [
+        name_source(path, _recorded_policies(source, of_source))
+        for path, source, of_source in zip(paths, sources, recorded, strict=True)
+    ]
+    identities = [
+        [dataclass_replace(identity, name=names.get(identity.name, identity.name)) for identity in of_source]
+        for of_source, names in zip(recorded, user_names, strict=True)
+    ]
+    distinct = distinguish_policies(identities, paths)
+    return [
+        source.rename_policies(_join_names(names, further))
+        for source, names, further in zip(sources, user_names, distinct, strict=True)
+    ]
+
+
+def _recorded_policies(source: RecordSource, identities: Sequence[PolicyIdentity]) -> list[str | None]:
+    """Return the policies that a source's run.json names; of an archive with a user's name, those of its records.
+
+    [] for another archive, which is not read.
+    """
+    if identities or getattr(source.path, "policy", None) is None:
+        return [identity.name for identity in identities]
+    batches = (batch for batch in source.read() if isinstance(batch, Batch))
+    return list(dict.fromkeys(header.policy for batch in batches for header in batch.headers))
+
+
+def _join_names(names: PolicyNames, further: PolicyNames) -> PolicyNames:
+    """Return the renaming that `names` and then `further` give together."""
+    renamed = {policy: further.get(name, name) for policy, name in names.items()}
+    return {**{policy: name for policy, name in further.items() if policy not in names.values()}, **renamed}
+
+
+def open_source(path: Path) -> RecordSource:
+    """Open an archive, a run folder or a log as it is now; an unfinished run may go on or be completed meanwhile.
+
+    Of an unfinished run the episodes that are done are read, in plan order.
+
+    Raises:
+        RunError: there is no such file or run, its description or tables are damaged, version 0.1 left it unfinished,
+            or the path holds another tool's successes without trajectories.
+        RecordError: the mapping of a log cannot be read, or names no log.
+    """
+    require_source(path)
+    if not (path / RUN).exists() and foreign.find_results(path):
+        remedy = "`safevla score` prints its success rates. To have safety judged, record the rollouts: safevla eval."
+        raise RunError(
+            "holds successes of another tool and no trajectories", remedy=remedy, place=Place(file=str(path))
+        )
+    log = None if (path / RUN).exists() else find_log(path)
+    if log is not None:
+        return RecordSource(path, (), {}, log.read, (log.path,))
+    if path.is_dir():
+        return _open_folder(path)
+    return RecordSource(path, (), {}, partial(_read_file, path), (path,))
+
+
+def require_source(path: Path) -> None:
+    """Raise `RunError` where there is no such file or folder."""
+    if not path.exists():
+        remedy = "Name an archive file or a run folder."
+        raise RunError("there is no such file or folder", remedy=remedy, place=Place(file=str(path)))
+
+
+def _read_file(path: Path, wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:
+    """Yield the episodes of an archive file, at the places `wanted` or all (None), and errors for damaged ones.
+
+    A file without any episode yields an error if all are wanted.
+    """
+    is_empty = wanted is None
+    for batch in archive.read_episodes([path], wanted):
+        is_empty = False
+        yield batch
+    if is_empty:
+        remedy = "An archive holds at least one episode, a line each."
+        yield RecordError("there are no episodes", remedy=remedy, place=Place(file=str(path)))
+
+
+def _open_folder(path: Path) -> RecordSource:
+    """Open a run folder, complete or not.
+
+    Raises `RunError` where run.json is missing, run.json, a table or a row is damaged, or version 0.1 left the run
+    unfinished.
+    """
+    if not (path / RUN).exists():
+        remedy = f"A run folder holds {RUN}; name one, an archive file, or a log: a LeRobot dataset, or MCAP files."
+        raise RunError("this is not a run folder", remedy=remedy, place=Place(file=str(path)))
+    description = read_description(path)
+    if description.get("complete") is False:
+        parts.require_known_state(path)
+        unfinished = _open_unfinished(path, description)
+        description = read_description(path)  # it may have been completed while we read
+        if unfinished and description.get("complete") is False:
+            return unfinished
+    rows, complete = parts.episode_rows(path), description.get("complete") is True
+    files = parts.listed_parts(path) or parts.record_files(path)
+    return _with_rows(path, rows, description, partial(archive.read_episodes, files), files, complete=complete)
+
+
+def _open_unfinished(path: Path, description: Mapping[str, object]) -> RecordSource | None:
+    """Open the episodes that a run has done so far; None if it has no raw episodes, or was completed meanwhile.
+
+    Raises `RunError` where a row is damaged.
+    """
+    try:
+        episodes = parts.read_raw(path)
+    except FileNotFoundError:
+        return None
+    return _with_rows(path, list(episodes.values()), description, partial(parts.read_unfinished, path, episodes))
+
+
+def _with_rows(
+    path: Path,
+    rows: Sequence[EpisodeRow],
+    description: Mapping[str, object],
+    read: Callable[..., Iterator[Batch | RecordError]],
+    files: Sequence[Path] = (),
+    *,
+    complete: bool = False,
+) -> RecordSource:
+    """Return the source of a run folder with its rows: crashed episodes are absent, and the others are expected.
+
+    Nothing is expected of an unfinished run, or where there are no rows. Planned episodes without a row are absent.
+    """
+    plan = compare_plan(description, rows) if complete else _AS_PLANNED
+    absent = (*(_absent_episode(row) for row in rows if row.outcome == "crashed"), *plan.missing)
+    expected = tuple(
+        replace(_absent_episode(row), outcome=LOST, reason=_REASON) for row in rows if row.outcome != "crashed"
+    )
+    return RecordSource(
+        path, absent, description, read, tuple(files), expected if complete and rows else None, complete, plan=plan
+    )
+
+
+def _absent_episode(row: EpisodeRow) -> AbsentEpisode:
+    """Return the row of an episode as that of one without a record."""
+    return AbsentEpisode(**{name: getattr(row, name) for name in AbsentEpisode.__struct_fields__})

@@ -1,0 +1,392 @@
+"""The writer of a run folder; a kill at any instant loses at most the episodes in flight.
+
+Each finished episode is kept in `raw/` (see `parts`). When all have ended, the archive, the tables and run.json are
+written from there, each whole or not at all, and only then `raw/` is removed. The run is complete from the instant at
+which run.json says `"complete": true`. Every step can be done again with the same bytes.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import shlex
+import shutil
+import signal
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Self
+
+import msgspec
+
+from safevla_bench.archive import npz
+from safevla_bench.errors import FileError, Place, RunError
+from safevla_bench.files import make_folder, translated_errors, write_atomically
+from safevla_bench.sources.runs.folder import (
+    ARCHIVE,
+    DECISION,
+    EPISODES,
+    GREETINGS,
+    LATENCY,
+    MANIFEST,
+    RUN,
+    archive_parts,
+    dump_json,
+    greetings_by_episode,
+    group_greetings,
+    read_description,
+    read_latencies,
+)
+from safevla_bench.sources.runs.parts import (
+    JOURNAL,
+    RAW,
+    RawEpisode,
+    changed_parts,
+    count_progress,
+    episode_rows,
+    read_raw,
+    read_record,
+    read_records,
+    remove_raw,
+    require_known_state,
+    require_records,
+    write_raw,
+    write_run,
+)
+from safevla_bench.trajectory import Batch
+from safevla_recorder.folder import require_free_folder
+
+
+class RunWriter:
+    """One run folder, held by this process while it is filled; a context manager.
+
+    `complete` is true if there is nothing left to add; else `episodes` holds those that are done, by their place in the
+    plan. `fresh` is true if the folder held no run before.
+    """
+
+    def __init__(self, folder: Path, description: Mapping[str, object], *, resume: bool = False) -> None:
+        """Make the folder with its run.json, or with `resume` continue the run in it, if there is one.
+
+        Raises `RunError` where the folder holds something else, a run that is not to be resumed or that was asked for
+        differently, or a damaged one, or where another process is writing to it; `FileError` where the disk refuses.
+        """
+        self.folder = folder
+        self.episodes: dict[int, RawEpisode] = {}
+        _make_run_folder(folder)
+        self._lock = lock_folder(folder)
+        try:
+            self.fresh = all(map(_is_of_killed_run, folder.iterdir()))
+            if self.fresh:
+                write_atomically(folder / RUN, dump_json({**description, "complete": False}))
+            else:
+                _require_continuable(folder, description, resume=resume)
+            self.description = read_description(folder)
+            self.complete = self.description.get("complete") is True
+            with _resumable_errors(folder):
+                if self.complete:
+                    _remove_leftovers(folder)
+                else:
+                    self._open_raw()
+        except BaseException:
+            unlock_folder(folder, self._lock)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        unlock_folder(self.folder, self._lock)
+
+    def _open_raw(self) -> None:
+        """Read the episodes that are done into `episodes`, and make the folder of raw episodes if it is missing.
+
+        Raises `RunError` for the form of version 0.1, a damaged row, or a done episode whose record is missing.
+        """
+        require_known_state(self.folder)
+        (self.folder / RAW).mkdir(exist_ok=True)
+        episodes = read_raw(self.folder)
+        require_records(self.folder, episodes)
+        self.episodes = episodes
+
+    def add_episode(self, index: int, episode: RawEpisode, record: bytes | None) -> None:
+        """Keep a finished episode for good; Ctrl-C waits until it is written.
+
+        Args:
+            index: its place in the plan.
+            episode: its row in the table of episodes, with the facts of the day.
+            record: its record as the bytes of an `.npz` file; None = it left none.
+
+        Raises:
+            FileError: the disk refuses; the remedy is the command that resumes the run.
+        """
+        with _hold_interrupts(), _resumable_errors(self.folder):
+            write_raw(self.folder, index, episode, record)
+            self.episodes[index] = episode
+
+    def reopen(self, places: Mapping[str, int]) -> None:
+        """Make a complete run unfinished again, without its crashed episodes, so that they can be run anew.
+
+        `places` is the place in the plan of each episode id; a stopping rule may have left places out.
+
+        Raises `RunError` where the manifest or the table cannot be read, the table names an episode without a place, or
+        a part of the archive is not as its digest says, `RecordError` for a record that cannot be read, and `FileError`
+        where the disk refuses.
+        """
+        for name, problem in changed_parts(self.folder):
+            remedy = "Restore it first: its digest would be lost with the manifest."
+            raise RunError(problem, remedy=remedy, place=Place(file=str(self.folder / name)))
+        if unplanned := [row.episode_id for row in episode_rows(self.folder) if row.episode_id not in places]:
+            problem = f"the run lists {unplanned[0]!r}, which was not planned"
+            raise RunError(problem, remedy="Restore it first.", place=Place(file=str(self.folder / EPISODES)))
+        with _resumable_errors(self.folder):
+            self._unpack(places)
+
+    def _unpack(self, places: Mapping[str, int]) -> None:
+        """Write the archive's records as raw episodes, mark the run unfinished, and remove archive, table, manifest.
+
+        Crashed episodes are left out. Sets `episodes` and `complete`. Raises `RecordError` for a record that cannot be
+        read, and `RunError` for a damaged table or run.json.
+        """
+        records = read_records(self.folder)
+        spent, statements = read_latencies(self.folder), greetings_by_episode(self.folder)
+        (self.folder / RAW).mkdir(exist_ok=True)
+        for row in episode_rows(self.folder):
+            if row.outcome != "crashed":
+                name = row.episode_id
+                fields = msgspec.structs.asdict(row)
+                episode = RawEpisode(**fields, latency=spent.get(name), greeting=statements.get(name))
+                write_raw(self.folder, places[name], episode, npz.encode_npz(next(records)))
+        # Until this write the archive counts, and from then on the raw episodes.
+        write_atomically(self.folder / RUN, dump_json({**self.description, "complete": False}))
+        self.episodes, self.complete = read_raw(self.folder), False
+        for stale in (self.folder / EPISODES, self.folder / MANIFEST, *archive_parts(self.folder)):
+            stale.unlink(missing_ok=True)
+
+    def read_record(self, index: int) -> Batch:
+        """Return the record of a finished episode of an unfinished run, by its place in the plan.
+
+        Raises `RecordError` where the record is missing or damaged.
+        """
+        return read_record(self.folder, index)
+
+    def keep_episodes(self, indices: Collection[int]) -> None:
+        """Remove the finished episodes of an unfinished run whose place in the plan is not among `indices`.
+
+        Raises `FileError` where the disk refuses.
+        """
+        with _resumable_errors(self.folder):
+            for index in set(self.episodes) - set(indices):
+                remove_raw(self.folder, index)
+                del self.episodes[index]
+
+    def finish(self, decision: object = None) -> None:
+        """Complete the run: the archive in plan order, the tables, run.json; then remove the raw episodes.
+
+        `decision`, if not None, is written into run.json: what the run's stopping rule found. Raises `RecordError`
+        where a record is missing or damaged, and `FileError` where the disk refuses.
+        """
+        with _resumable_errors(self.folder):
+            episodes = {index: self.episodes[index] for index in sorted(self.episodes)}
+            records = (read_record(self.folder, index) for index, episode in episodes.items() if episode.has_record)
+            description = _with_facts_of_the_day(self.description, list(episodes.values()))
+            if decision is not None:
+                description[DECISION] = decision
+            write_run(self.folder, description, [episode.row for episode in episodes.values()], records)
+            self.complete = True
+            _remove_leftovers(self.folder)
+
+    def discard(self) -> None:
+        """Remove the folder with everything in it, for a run of which nothing was recorded."""
+        shutil.rmtree(self.folder)
+
+
+def _make_run_folder(folder: Path) -> None:
+    """Make the folder if it is missing.
+
+    Raises `RunError`, before anything in it is touched, if it holds anything but a run, and `FileError` where the disk
+    refuses.
+    """
+    make_folder(folder)
+    with translated_errors(folder):
+        if not (folder / RUN).exists():
+            require_free_folder(folder, _is_of_killed_run)
+
+
+def _is_of_killed_run(path: Path) -> bool:
+    """Return whether a file is a lock or a half-written run.json, as a run leaves that was killed at its start."""
+    return path.name == LOCK or (path.name.startswith(f".{RUN}.") and path.name.endswith(".partial"))
+
+
+def _require_continuable(folder: Path, description: Mapping[str, object], *, resume: bool) -> None:
+    """Raise `RunError` unless the folder's run is to be resumed and was asked for with the same fields.
+
+    The error lists the fields that differ; without `resume` it says whether the run there is finished.
+    """
+    place = Place(file=str(folder))
+    existing = read_description(folder)
+    if not resume and existing.get("complete") is False:
+        remedy = f"Continue it: safevla eval --resume --out {shlex.quote(str(folder))}; or choose another --out."
+        done, planned = count_progress(folder)
+        problem = f"the folder holds an unfinished run, {done} of {planned} episodes done"
+        raise RunError(problem, remedy=remedy, place=place)
+    if not resume:
+        remedy = "Choose another --out, or remove it first."
+        raise RunError("the folder is not empty: it holds a run", remedy=remedy, place=place)
+    differing = list(
+        list_differences(_repeatable_fields(existing), _repeatable_fields(json.loads(dump_json(description))))
+    )
+    if differing:
+        problem = "what is asked differs from the run that is to be resumed:\n  " + "\n  ".join(differing)
+        raise RunError(problem, remedy="Ask for the same, or choose another --out for another run.", place=place)
+
+
+def _repeatable_fields(description: Mapping[str, object]) -> dict[str, object]:
+    """Return the part of a description that changes results: all but `volatile`, `complete` and `decision`."""
+    return {name: value for name, value in description.items() if name not in ("volatile", "complete", DECISION)}
+
+
+def list_differences(
+    existing: object, asked: object, words: tuple[str, str] = ("the run has", "asked is"), name: str = ""
+) -> Iterator[str]:
+    """Yield a line for each value that differs between two JSON documents; a missing key counts as None.
+
+    `words` introduce the two values, and `name` is the place of the documents, as in `a.b[2]`, "" for the whole.
+    """
+    if isinstance(existing, dict) and isinstance(asked, dict):
+        for key in [*existing, *(key for key in asked if key not in existing)]:
+            yield from list_differences(existing.get(key), asked.get(key), words, f"{name}.{key}" if name else key)
+    elif isinstance(existing, list) and isinstance(asked, list) and len(existing) == len(asked):
+        for place, (value, counterpart) in enumerate(zip(existing, asked, strict=True)):
+            yield from list_differences(value, counterpart, words, f"{name}[{place}]")
+    elif existing != asked:
+        yield f"{name}: {words[0]} {_format_value(existing)}, {words[1]} {_format_value(asked)}"
+
+
+def _format_value(value: object) -> str:
+    """Return a JSON value as text; of a long one its digest where it holds one, else its first 200 characters."""
+    text = json.dumps(value)
+    if len(text) <= 200:
+        return text
+    digest = value.get("digest") if isinstance(value, dict) else None
+    return f"one with the digest {digest[:12]}" if isinstance(digest, str) else f"{text[:200]}…"
+
+
+def _with_facts_of_the_day(description: Mapping[str, object], episodes: Sequence[RawEpisode]) -> dict[str, object]:
+    """Return the run's description with the episodes' latencies and greetings added to `volatile`."""
+    spent = {episode.episode_id: episode.latency for episode in episodes if episode.latency}
+    statements = group_greetings((episode.row, episode.greeting) for episode in episodes if episode.greeting)
+    facts = {name: value for name, value in ((LATENCY, spent), (GREETINGS, statements)) if value}
+    if not facts:
+        return dict(description)
+    volatile = description.get("volatile")
+    return {**description, "volatile": {**(volatile if isinstance(volatile, dict) else {}), **facts}}
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove from a complete run the raw episodes that its archive was made from, and what killed writes left.
+
+    Raw episodes stay where there is no manifest: there they are the only records.
+    """
+    if (folder / MANIFEST).exists():
+        for working_state in (folder / RAW, folder / JOURNAL):
+            if working_state.is_dir():
+                shutil.rmtree(working_state)
+    for path in [*folder.glob(".*.partial"), *(folder / ARCHIVE).glob(".*.partial")]:
+        path.unlink()
+
+
+@contextmanager
+def _resumable_errors(folder: Path) -> Iterator[None]:
+    """Raise the block's errors of the disk as `FileError` whose remedy is the command that resumes the run."""
+    try:
+        with translated_errors(folder):
+            yield
+    except FileError as error:
+        going_on = f"safevla eval --resume --out {shlex.quote(str(folder))}"
+        error.remedy = f"What is finished is kept. Mend that, and go on: {going_on}."
+        raise
+
+
+@contextmanager
+def _hold_interrupts() -> Iterator[None]:
+    """Hold Ctrl-C back until the block is done, then raise `KeyboardInterrupt`; a second Ctrl-C raises it at once.
+
+    Nothing is held back outside the main thread, or where Ctrl-C has no Python handler (it is ignored, say).
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    signals: list[int] = []
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        """Remember the first Ctrl-C; raise `KeyboardInterrupt` at the second."""
+        if signals:
+            raise KeyboardInterrupt
+        signals.append(number)
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if signals:
+        raise KeyboardInterrupt
+
+
+# One writer a run folder: the operating system takes the lock back when its holder dies, however it dies
+
+
+LOCK = ".lock"
+
+
+def lock_folder(folder: Path) -> int:
+    """Lock the folder for this process and return the lock's descriptor, for `unlock_folder`.
+
+    Raises `RunError` where another process holds the lock, and `FileError` where its file cannot be opened. On a file
+    system without locks a warning is logged and nothing is locked.
+    """
+    path = folder / LOCK
+    while True:
+        descriptor = _open_lock(path)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                remedy = "Wait for it or stop it, or choose another --out."
+                raise RunError("another run is writing here", remedy=remedy, place=Place(file=str(folder))) from None
+            # Some cluster file systems are mounted without locks; a run there is still better than none.
+            logging.getLogger(__name__).warning("%s: no lock here: %s", folder, error.strerror)
+            return os.open(os.devnull, os.O_RDONLY)
+        if _is_same_file(path, descriptor):
+            return descriptor
+        os.close(descriptor)  # it was removed by its last holder between our open and our lock
+
+
+def unlock_folder(folder: Path, descriptor: int) -> None:
+    """Remove the folder's lock file, if it is still the one of this descriptor, and close the descriptor."""
+    if _is_same_file(folder / LOCK, descriptor):
+        (folder / LOCK).unlink()
+    os.close(descriptor)
+
+
+def _open_lock(path: Path) -> int:
+    """Open the lock file, made if it is missing, and return its descriptor. Raises `FileError` where that fails."""
+    with translated_errors(path.parent):
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+def _is_same_file(path: Path, descriptor: int) -> bool:
+    """Return whether a path still names the open file; False where there is no such path."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False

@@ -1,7 +1,0 @@
-"""One judged episode for a viewer: its timeline as a recording for Rerun, or as an MCAP file for Foxglove."""
-
-from safevla_bench.viewers.foxglove import encode_mcap
-from safevla_bench.viewers.rerun import encode_rrd
-from safevla_bench.viewers.timeline import Timeline, build_timeline
-
-__all__ = ["Timeline", "build_timeline", "encode_mcap", "encode_rrd"]

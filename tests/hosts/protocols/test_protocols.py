@@ -1,0 +1,197 @@
+"""Protocols are data: every value has a source, and says what the projects do."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from safevla_bench.errors import RunError
+from safevla_bench.hosts import protocols
+from safevla_bench.hosts.libero.host import STILL
+from safevla_bench.jobs.doctor import simulators
+from safevla_bench.policies.servers.dialect import STATES
+
+NAMES = protocols.protocol_names()
+LIBERO = ("libero-spatial", "libero-object", "libero-goal", "libero-10")
+
+
+def test_the_published_protocols_are_there():
+    wanted = {"openpi", "openvla", "openvla-oft", "lerobot", "gr00t", "vla-eval", "safevla-bench"}
+    assert wanted <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_value_has_a_source_and_a_description(name):
+    shown = protocols.protocol_rows(protocols.load_protocol(name))
+    assert [row.field for row in shown if row.sources == (protocols.UNKNOWN_SOURCE,)] == []
+    assert all(protocols.describe_field(row.field) for row in shown)
+    assert protocols.load_protocol(name).name == name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_source_is_of_a_value(name):
+    one = protocols.load_protocol(name)
+    fields = {row.field for row in protocols.protocol_rows(one)}
+    assert [key for key in one.sources if not any(field == key or field.startswith(f"{key}.") for field in fields)] in (
+        [],
+        ["horizons"],  # a protocol that leaves them to the host says where that stands
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_states_are_put_together_from_what_hosts_show(name):
+    how = protocols.load_protocol(name).inference
+    assert how is None or set(how.state) <= set(STATES)
+
+
+# LIBERO's protocols, as the projects' own files have them.
+TABLE = {
+    "openpi": (10, 7, "episode", 5, (224, 224), "pad-bilinear", 1.0, False, "raw", (220, 280, 300, 520)),
+    "openvla": (10, 0, "episode", 1, (224, 224), "lanczos3", 0.9, True, "open-is-one", (220, 280, 300, 520)),
+    "openvla-oft": (10, 0, "episode", 8, (224, 224), "lanczos3", 0.9, True, "open-is-one", (220, 280, 300, 520)),
+    "vla-eval": (10, "7 or server", "episode", "server", (256, 256), "none", 1.0, False, "sign", (220, 280, 300, 520)),
+    "lerobot": (10, "1000 + episode", "episode % count", "server", (360, 360), "none", 1.0, False, "raw",
+                (280, 280, 300, 520)),
+    "gr00t": (0, "sha256", "drawn", 8, (256, 256), "none", 1.0, False, "open-is-one", (720, 720, 720, 720)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_the_values_are_the_projects_own(name):
+    one = protocols.load_protocol(name)
+    how = one.inference
+    assert (
+        one.wait_steps,
+        one.env_seed,
+        one.init_state,
+        how.replan,
+        how.image_size,
+        how.resize,
+        how.crop,
+        how.jpeg,
+        how.gripper,
+        tuple(one.horizons[suite] for suite in LIBERO),
+    ) == TABLE[name]
+    assert (how.flip, how.state) == ("180", ("eef_pos", "eef_axis_angle", "gripper_qpos"))
+    assert one.stop_at_success
+
+
+def test_the_still_action_is_libero_s_dummy_action():
+    assert {protocols.load_protocol(name).wait_action for name in NAMES} == {"still"}
+    assert STILL.tolist() == [0.0] * 6 + [-1.0]
+
+
+def test_the_preset_runs_the_paper_s_episodes():
+    preset = protocols.load_protocol()
+    assert {preset.trials[suite] for suite in LIBERO} == {20}
+    assert preset.trials["robocasa-365"] == 50
+    assert preset.inference is None
+
+
+def test_two_protocols_differ_where_their_values_do():
+    differ = {
+        row.field: row.values
+        for row in protocols.compare_protocols(*map(protocols.load_protocol, ("openpi", "vla-eval")))
+    }
+    assert differ == {
+        "env_seed": (7, "7 or server"),
+        "inference.image_size": ((224, 224), (256, 256)),
+        "inference.resize": ("pad-bilinear", "none"),
+        "inference.gripper": ("raw", "sign"),
+        "inference.replan": (5, "server"),
+        "simulator.libero.robosuite": ("1.4.1", "1.4.0"),
+    }
+    assert protocols.compare_protocols(protocols.load_protocol("openpi"), protocols.load_protocol("openpi")) == []
+
+
+def test_an_unknown_protocol_is_an_error_that_lists_them():
+    with pytest.raises(RunError, match=r"(?s)no protocol 'opempi'.*openpi, openvla"):
+        protocols.load_protocol("opempi")
+
+
+def test_an_environment_seed_that_is_no_rule_is_refused():
+    values = msgspec.to_builtins(protocols.load_protocol())
+    with pytest.raises(msgspec.ValidationError, match="env_seed = 'episode'"):
+        msgspec.convert({**values, "env_seed": "episode"}, protocols.EvaluationProtocol)
+
+
+# The simulator's versions
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_protocol_names_mujoco_and_robosuite_of_each_host_it_is_for(name):
+    protocol = protocols.load_protocol(name)
+    hosts = {"robocasa" if suite.startswith("robocasa") else "libero" for suite in protocol.trials}
+    is_ours = name == protocols.load_protocol().name
+    ours = {"metaworld", "robosuite"} if is_ours else set()  # the paper has no trials of these
+    assert set(protocol.simulator) == hosts | ours
+    assert all("mujoco" in versions for versions in protocol.simulator.values())
+    assert all("robosuite" in protocol.simulator[host] for host in hosts)
+
+
+def test_the_preset_names_the_versions_that_this_project_is_tested_with():
+    preset = protocols.load_protocol()
+    for host, simulator in simulators.tested_versions().hosts.items():
+        assert preset.version_differences(host, simulator.versions) == {}, host
+        assert preset.version_differences(host, simulator.versions | {"mujoco": "9.9"}) == {
+            "mujoco": (simulator.versions["mujoco"], "9.9")
+        }
+
+
+@pytest.mark.parametrize(
+    ("name", "installed", "differing"),
+    [
+        ("openpi", {"mujoco": "3.2.3", "robosuite": "1.4.1"}, {}),
+        ("openpi", {"mujoco": "3.3.1", "robosuite": "1.4.1"}, {"mujoco": ("3.2.3", "3.3.1")}),
+        ("lerobot", {"mujoco": "3.8.1", "robosuite": "1.4.0"}, {}),
+        ("lerobot", {"mujoco": "3.17.0"}, {"mujoco": ("<3.9.0", "3.17.0")}),
+        ("openvla", {"mujoco": "3.17.0", "robosuite": "1.4.1"}, {}),
+        ("openvla", {}, {}),
+        ("cosmos-policy", {"mujoco": "3.2.3"}, {"mujoco": ("3.3.2", "3.2.3")}),
+    ],
+)
+def test_an_installed_version_differs_from_a_number_or_a_bound_and_never_from_what_is_unknown(
+    name, installed, differing
+):
+    assert protocols.load_protocol(name).version_differences("libero", installed) == differing
+
+
+def test_another_packaging_of_a_version_is_that_version():
+    installed = {"mujoco": "3.3.1", "praxis-robosuite": "1.5.2.post1"}
+    assert protocols.load_protocol("robocasa-365").version_differences("robocasa", installed) == {}
+    assert protocols.load_protocol("robocasa-365").version_differences("libero", installed) == {}
+
+
+def test_robocasa_s_fork_of_openpi_replans_every_five_actions_and_stops_at_success():
+    fork = protocols.load_protocol("robocasa-365-openpi")
+    assert (fork.inference.replan, fork.stop_at_success, fork.env_seed) == (5, True, "7 + episode")
+    assert all("36ad632" in fork.sources[name] for name in ("inference.replan", "stop_at_success"))
+
+
+def test_lerobot_s_trials_are_those_of_its_published_results_and_its_default_where_it_published_none():
+    trials = protocols.load_protocol("lerobot").trials
+    assert {suite: trials[suite] for suite in LIBERO} == dict.fromkeys(LIBERO, 10)
+    assert trials["libero-90"] == 50
+
+
+CITED = {
+    "openpi": "15a9616",
+    "openvla": "c8f03f4",
+    "openvla-oft": "213c5ff",
+    "lerobot": "7427f31",
+    "gr00t": "626af89",
+    "gr00t-n1.5": "4af2b62",
+    "vla-eval": "e1ee9ad",
+    "cosmos-policy": "18a2acc",
+}
+
+
+@pytest.mark.parametrize("name", CITED)
+def test_every_source_that_names_a_file_names_its_commit(name):
+    cited = protocols.load_protocol(name).sources.values()
+    assert [source for source in cited if ".py" in source and CITED[name] not in source] == []
+
+
+def test_a_field_of_no_protocol_is_a_key_error():
+    with pytest.raises(KeyError, match="nothing"):
+        protocols.describe_field("nothing.at.all")

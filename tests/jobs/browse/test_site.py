@@ -1,0 +1,302 @@
+"""The pages around runs: what is listed, that comparisons are those of the library, and that nothing else is sent."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import threading
+from html.parser import HTMLParser
+from http.client import HTTPConnection
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+import safevla_bench as sb
+from report.browser import Browser
+from safevla_bench import compare
+from safevla_bench.errors import RunError
+from safevla_bench.jobs import evaluation
+from safevla_bench.jobs.browse import RunServer, RunSite, find_runs, list_runs, start_server
+from safevla_bench.jobs.browse.site import Choice, compare_address, run_address
+from safevla_bench.report.render import content_security_policy, page_script, page_style, player_scripts
+
+HOSTILE = "<script>alert(1)<&'\"%2e%2e"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two runs of the same episodes; one has a hostile name."""
+    folder = tmp_path_factory.mktemp("runs")
+    shared = {"suite": "fake", "tasks": [0, 1], "episodes": 2, "max_steps": 5}
+    sb.evaluate("noop", out=folder / "still", **shared)
+    sb.evaluate("random", out=folder / "deep" / HOSTILE, **shared)
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    """A copy that may be changed, with a secret beside it."""
+    shutil.copytree(made, tmp_path / "runs")
+    (tmp_path / "secret.json").write_text("secret")
+    return tmp_path / "runs"
+
+
+class Links(HTMLParser):
+    """The addresses of a page, its tags and its text."""
+
+    def __init__(self, page: bytes) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.tags: list[str] = []
+        self.text = ""
+        self.feed(page.decode())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value for name, value in attrs if name == "href" and value]
+
+    def handle_data(self, text: str) -> None:
+        self.text += text
+
+
+def test_every_run_is_listed_with_the_numbers_of_its_scores(folder: Path):
+    rows = list_runs(find_runs(folder))
+    assert [row.run for row in rows] == [f"deep/{HOSTILE}", "still"]
+    for row in rows:
+        (cell,) = json.loads((folder / row.run / "scores.json").read_bytes())["cells"]
+        assert row.cell is not None
+        assert (row.policy, row.cell.n, row.cell.sr, row.cell.safety) == tuple(
+            cell[name] for name in ("policy", "n", "sr", "safety")
+        )
+        assert row.started == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [("2026-11-22T15:03:51+00:00", "2026-11-22 15:03"), ("yesterday", ""), (None, ""), (7, ""), ("<b>", "")],
+)
+def test_the_time_is_that_of_the_run_or_none(folder: Path, said: object, shown: str):
+    path = folder / "still" / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "volatile": {"started": said}}))
+    assert list_runs(find_runs(folder))[-1].started == shown
+
+
+def test_a_run_alone_is_opened_at_its_report_and_a_folder_at_the_index(folder: Path):
+    assert RunSite(folder).start == "/"
+    alone = RunSite(folder / "still")
+    assert alone.start == "/run/still/report.html"
+    assert alone.reply(alone.start).content == (folder / "still" / "report.html").read_bytes()
+
+
+def test_what_is_no_run_is_named(tmp_path: Path):
+    for path in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(RunError, match=re.escape(str(path))):
+            RunSite(path)
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"cells": 3}', '{"cells": [{"n": "x"}]}', "[" * 100_000])
+def test_scores_that_cannot_be_read_are_listed_as_that(folder: Path, damage: str):
+    (folder / "still" / "scores.json").write_text(damage)
+    row = list_runs(find_runs(folder))[-1]
+    assert (row.run, row.cell, row.problem) == ("still", None, "scores.json cannot be read")
+    assert RunSite(folder).reply("/").status == 200
+
+
+def test_every_link_of_the_index_leads_to_a_page(folder: Path):
+    site = RunSite(folder)
+    index = Links(site.reply("/").content)
+    assert len(index.links) == 4
+    for link in index.links:
+        reply = site.reply(link)
+        assert reply.status == 200, link
+    chosen = Links(site.reply(next(link for link in index.links if "with=still" in link)).content)
+    (comparison,) = [link for link in chosen.links if link.startswith("/compare")]
+    assert parse_qs(urlsplit(comparison).query)["b"] == [f"deep/{HOSTILE}"]
+
+
+def test_names_of_runs_are_only_ever_shown(folder: Path):
+    site = RunSite(folder)
+    other = Choice(f"deep/{HOSTILE}", "random")
+    for address in ("/", "/?with=still&policy=noop", compare_address(Choice("still", "noop"), other)):
+        page = Links(site.reply(address).content)
+        assert page.tags.count("script") == 1
+        assert HOSTILE in page.text
+        assert not [link for link in page.links if link[:1] != "/"]
+
+
+def test_a_comparison_has_the_numbers_of_the_library(folder: Path):
+    paths = [folder / "still", folder / "deep" / HOSTILE]
+    ruleset = sb.load_ruleset()
+    entrants = evaluation.load_policy_results(paths, ruleset)
+    expected = evaluation.comparison_tables(compare.compare_policies(entrants), entrants, paths, ruleset)
+    address = compare_address(Choice("still", "noop"), Choice(f"deep/{HOSTILE}", "random"))
+    page = Links(RunSite(folder).reply(address).content).text
+    squeezed = re.sub(r"\s", "", page)
+    for table in expected:
+        assert table.rows
+        for row in table.rows:
+            assert re.sub(r"\s", "", "".join(c.text + c.mark + c.below for c in row)) in squeezed
+
+
+def test_what_cannot_be_compared_is_explained(folder: Path):
+    (folder / "still" / "archive" / "part-00000.parquet").unlink()
+    address = compare_address(Choice("still", "noop"), Choice(f"deep/{HOSTILE}", "random"))
+    reply = RunSite(folder).reply(address)
+    assert reply.status == 409
+    assert "still" in Links(reply.content).text
+
+
+def test_a_run_without_a_report_is_judged_for_it_and_nothing_is_written(folder: Path):
+    (folder / "still" / "report.html").unlink()
+    before = sorted(folder.rglob("*"))
+    reply = RunSite(folder).reply(run_address("still", "report.html"))
+    assert reply.status == 200
+    assert b"noop" in reply.content
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_a_run_that_nothing_judged_is_judged_by_default_and_its_run_json_chooses_no_other_limits(folder: Path):
+    for name in ("report.html", "scores.json"):
+        (folder / "still" / name).unlink()
+    report = RunSite(folder).reply(run_address("still", "report.html")).content.decode()
+    assert report == evaluation.render_report(evaluation.load(folder / "still").judged)
+    path = folder / "still" / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "suites": ["mt10"]}))
+    reply = RunSite(folder).reply(run_address("still", "report.html"))
+    assert reply.status == 409
+    assert "mt10 are named" in reply.content.decode()
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["../secret.json", "../../secret.json", "..%2f..%2fsecret.json", "%2e%2e/%2e%2e/secret.json", "/etc/passwd",
+     "%2fetc/passwd", "./run.json", "archive/../run.json", "link.json", "out/secret.json", ".hidden.json",
+     "run.json%00", "archive", "", "raw.bin", "..\\..\\secret.json",
+     f"{'n' * 300}.json", f"{'n/' * 3000}x.json", "circle.json", "run.json/run.json"],
+)  # fmt: skip
+def test_only_plain_files_within_a_run_are_sent(folder: Path, file: str):
+    (folder / "still" / "link.json").symlink_to(folder.parent / "secret.json")
+    (folder / "still" / "out").symlink_to(folder.parent)
+    (folder / "still" / "circle.json").symlink_to("circle.json")
+    (folder / "still" / ".hidden.json").write_text("secret")
+    (folder / "still" / "raw.bin").write_text("secret")
+    for run in ("still", "", "..", "%2e%2e", "still%2f.."):
+        reply = RunSite(folder).reply(f"/run/{run}/{file}")
+        assert reply.status == 404
+        assert b"secret" not in reply.content
+
+
+def test_a_file_that_cannot_be_read_is_named_on_a_page(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(path: Path, *_: object, **__: object) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("safevla_bench.jobs.browse.site.read_input", refuse)
+    reply = RunSite(folder).reply(run_address("still", "run.json"))
+    assert reply.status == 409
+    assert b"Permission denied" in reply.content
+
+
+def test_folders_behind_links_are_no_runs(folder: Path, tmp_path: Path):
+    (tmp_path / "elsewhere").mkdir()
+    shutil.move(folder / "still", tmp_path / "elsewhere" / "still")
+    (folder / "linked").symlink_to(tmp_path / "elsewhere")
+    (folder / "direct").symlink_to(tmp_path / "elsewhere" / "still")
+    assert list(find_runs(folder)) == [f"deep/{HOSTILE}"]
+
+
+def test_a_report_keeps_its_policy_and_a_foreign_page_may_run_no_script(folder: Path):
+    site = RunSite(folder)
+    own = content_security_policy(page_style(), page_script())
+    assert site.reply("/run/still/report.html").policy == own
+    (folder / "still" / "report.html").write_text("<script>alert(1)</script>")
+    policy = site.reply("/run/still/report.html").policy
+    assert policy.startswith("sandbox;")
+    assert "script-src" not in policy
+
+
+def test_a_report_with_a_replay_in_3d_keeps_leave_to_run_its_player(folder: Path):
+    own = content_security_policy(page_style(), page_script(), *player_scripts())
+    escaped = own.replace("'", "&#39;")
+    (folder / "still" / "report.html").write_text(f'<meta http-equiv="Content-Security-Policy" content="{escaped}">')
+    assert RunSite(folder).reply("/run/still/report.html").policy == own
+
+
+# In a browser
+
+
+@pytest.fixture
+def server(folder: Path):
+    """The server, answering in a thread."""
+    with start_server(RunSite(folder), 0) as listening:
+        thread = threading.Thread(target=listening.serve_forever, daemon=True)
+        thread.start()
+        yield listening
+        listening.shutdown()
+        thread.join()
+
+
+def test_the_server_is_this_machines_alone(server: RunServer):
+    host, port = server.server_address[:2]
+    assert host == "127.0.0.1"
+    own = f"127.0.0.1:{port}"
+    for *names, status in (
+        (own, 200),
+        (f"localhost:{port}", 200),
+        ("evil.example", 403),
+        ("", 403),
+        (own, "evil", 403),
+    ):
+        connection = HTTPConnection("127.0.0.1", port)
+        connection.putrequest("GET", "/", skip_host=True)
+        for name in names:
+            connection.putheader("Host", name)
+        connection.endheaders()
+        reply = connection.getresponse()
+        assert reply.status == status
+        assert "default-src 'none'" in (reply.headers["Content-Security-Policy"] or "")
+        connection.close()
+    connection = HTTPConnection("127.0.0.1", port)
+    connection.request("POST", "/", b"x")
+    assert connection.getresponse().status == 501
+    connection.close()
+
+
+def test_a_port_that_is_taken_is_named_and_without_one_another_is_found(server: RunServer, folder: Path, monkeypatch):
+    port = server.server_address[1]
+    with pytest.raises(RunError, match=f"port {port} cannot be used"):
+        start_server(RunSite(folder), port)
+    monkeypatch.setattr("safevla_bench.jobs.browse.PORT", port)
+    with start_server(RunSite(folder)) as other:
+        assert other.server_address[1] != port
+
+
+@pytest.mark.long
+def test_the_index_sorts_and_leads_to_a_comparison_in_a_browser(server: RunServer, browser: Browser):
+    browser.open(server.address + "/")
+    names = "Array.from(document.querySelectorAll('#runs tbody th'), (one) => one.textContent)"
+    before = browser.run(names)
+    press = "document.querySelectorAll('#runs thead button')[0].click()"
+    browser.run(press)
+    assert browser.run(names) == sorted(before)
+    browser.run(press)
+    assert browser.run(names) == sorted(before, reverse=True)
+    assert "greatest first" in browser.run("document.getElementById('sorted').textContent")
+    browser.open(server.address + "/?with=still&policy=noop")
+    address = browser.run("document.querySelector(\"a[href^='/compare']\").href")
+    browser.open(address)
+    assert browser.run("document.querySelectorAll('main table').length") == 2
+    assert browser.complaints() == []
+
+
+@pytest.mark.long
+def test_a_telephone_shows_every_number_of_the_index_and_its_sorting(server: RunServer, browser: Browser):
+    browser.open(server.address + "/", width=390, height=844)
+    hidden = """[...document.querySelectorAll('#runs td, #runs button')].filter((e) => e.checkVisibility()
+        && e.getBoundingClientRect().right > innerWidth + 0.5).length"""
+    assert browser.run(hidden) == 0
+    assert browser.run("[...document.querySelectorAll('#runs td, #runs button')].every((e) => e.checkVisibility())")
+    labels = browser.run("[...document.querySelectorAll('#runs tbody tr:first-child td')].map((e) => e.dataset.label)")
+    heads = browser.run("[...document.querySelectorAll('#runs thead th')].map((e) => e.textContent)")
+    assert labels == heads[1:]

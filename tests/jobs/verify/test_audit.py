@@ -1,0 +1,116 @@
+"""Audits: which episodes are drawn, what a forged archive's audit finds, and how often, against the exact odds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import comb, sqrt
+
+import pytest
+
+from folders import rewrite_archive
+from forgeries import FORGERIES, forge
+from safevla_bench import archive
+from safevla_bench.jobs import verify
+from safevla_bench.jobs.verify import AuditPlan
+from safevla_bench.jobs.verify.record_check import ArchiveContents
+from safevla_bench.jobs.verify.replay_check import check_replays
+from safevla_bench.sources import runs
+
+
+def swapped(batch, episodes):
+    """The records of two episodes under each other's names."""
+    headers = list(batch.headers)
+    first, second = sorted(episodes)
+    headers[first], headers[second] = headers[second], headers[first]
+    return replace(batch, headers=tuple(headers))
+
+
+TEN = (
+    "frozen bodies", "emptied contacts", "scaled forces", "zeroed torques", "flipped success", "changed outcome",
+    "changed horizon", "shifted eef", "removed grip", "swapped contents",
+)  # fmt: skip
+EPISODES, FORGED, DRAWN = 8, (2, 5), 3
+
+
+def seen(episodes, forged, drawn):
+    """The probability that draws without replacement meet a forged episode."""
+    return 1 - comb(episodes - forged, drawn) / comb(episodes, drawn)
+
+
+@pytest.mark.parametrize("name", TEN)
+def test_an_audit_finds_a_forged_archive_if_it_draws_a_forged_episode_and_as_often_as_stated(hasty, name):
+    rewrite_archive(
+        hasty, lambda batch: swapped(batch, FORGED) if name == TEN[-1] else forge(batch, FORGED, FORGERIES[name])
+    )
+    records = ArchiveContents.read_run(hasty)
+    findings = check_replays(hasty, records, range(EPISODES), lambda done, what: None)
+    assert {k for k, finding in enumerate(findings) if finding.verdict == "differs"} == set(FORGED)
+    digest, trials = runs.archive_digest(hasty), 1000
+    draws = [AuditPlan(DRAWN, seed).draw(records.headers, digest)["scripted:hasty"] for seed in range(trials)]
+    hits = sum(bool(set(FORGED) & set(drawn)) for drawn in draws)
+    exact, bound = seen(EPISODES, len(FORGED), DRAWN), 1 - (1 - len(FORGED) / EPISODES) ** DRAWN
+    assert exact >= bound
+    assert abs(hits / trials - exact) < 4 * sqrt(exact * (1 - exact) / trials)
+    for seed in (0, 1):
+        mark = verify.audit_source(hasty, AuditPlan(DRAWN, seed))["scripted:hasty"]
+        assert len(mark.differing) == len(set(FORGED) & set(draws[seed]))
+        assert mark.verdict == ("differs" if mark.differing else "agrees")
+
+
+@pytest.mark.parametrize(("episodes", "forged", "drawn"), [(60, 6, 10), (500, 25, 24), (20, 1, 20)])
+def test_draws_are_without_replacement_and_meet_the_forged_as_often_as_chance_has_it(
+    hasty_run, episodes, forged, drawn
+):
+    (header, *_) = ArchiveContents.read_run(hasty_run).headers
+    headers = [type(header)(**{**fields(header), "episode_id": f"ep_{k:03d}"}) for k in range(episodes)]
+    trials = 600
+    draws = [AuditPlan(drawn, seed).draw(headers, "digest")[header.policy] for seed in range(trials)]
+    assert all(len(set(draw)) == drawn for draw in draws)
+    exact = seen(episodes, forged, drawn)
+    assert exact >= 1 - (1 - forged / episodes) ** drawn
+    met = sum(min(draw) < forged for draw in draws) / trials
+    assert abs(met - exact) <= 4 * sqrt(exact * (1 - exact) / trials)
+
+
+def fields(header):
+    return {name: getattr(header, name) for name in header.__struct_fields__}
+
+
+def test_the_draw_hangs_on_seed_and_finished_archive_and_repeats(hasty_run):
+    headers = ArchiveContents.read_run(hasty_run).headers
+    drawn = [AuditPlan(3, seed).draw(headers, digest)["scripted:hasty"] for seed in range(20) for digest in "ab"]
+    again = [AuditPlan(3, seed).draw(headers, digest)["scripted:hasty"] for seed in range(20) for digest in "ab"]
+    assert drawn == again
+    assert len({tuple(one) for one in drawn}) > 20
+
+
+def test_a_sound_run_gets_a_badge_that_says_what_would_have_been_seen(hasty):
+    mark = verify.audit_source(hasty, AuditPlan(3, 0))["scripted:hasty"]
+    assert mark.badge == "3 of 3 replayed; a forged share f would have been seen with 1 - (1 - f)^3 or more"
+    assert verify.audit_source(hasty, AuditPlan(99, 0))["scripted:hasty"].badge == "8 of 8 replayed; these are all"
+
+
+def test_other_versions_and_what_is_no_run_folder_are_not_audited_and_the_reason_is_named(hasty, tmp_path):
+    (part,) = runs.archive_parts(hasty)
+    assert verify.audit_source(part, AuditPlan(3, 0))["scripted:hasty"].badge.startswith("not audited: it is no run")
+
+    def older(batch):
+        headers = (type(one)(**{**fields(one), "versions": {"numpy": "0.9"}}) for one in batch.headers)
+        return replace(batch, headers=tuple(headers))
+
+    rewrite_archive(hasty, older)
+    mark = verify.audit_source(hasty, AuditPlan(3, 0))["scripted:hasty"]
+    assert mark.badge.startswith("not audited: ")
+    assert "recorded with numpy 0.9" in mark.badge
+    assert "would have been seen" not in mark.badge
+
+
+def test_verify_lists_each_audited_replay_and_what_the_audit_shows(hasty):
+    *_, audit = verify.verify_run(hasty, audit=AuditPlan(3, 7)).findings
+    assert (audit.check, audit.verdict) == ("audit scripted:hasty", "agrees")
+    assert "--audit-seed 7" in audit.said
+    rewrite_archive(hasty, lambda batch: forge(batch, range(8), FORGERIES["emptied contacts"]))
+    findings = verify.verify_run(hasty, audit=AuditPlan(3, 7)).findings
+    assert [finding.verdict for finding in findings[-4:]] == ["differs"] * 4
+    assert findings[-1].said.startswith("audit: 3 of 3 replayed differ from their records")
+    assert archive.open_archive(runs.archive_parts(hasty)[0]).contacts.present.all()

@@ -1,0 +1,135 @@
+"""Replays: whatever a clause reads is compared, and every forged channel is found, on the fake host and on LIBERO."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from folders import rewrite_archive
+from forgeries import FORGERIES, without
+from safevla_bench.jobs import evaluation
+from safevla_bench.jobs.verify import replay_check
+from safevla_bench.jobs.verify.record_check import ArchiveContents
+from safevla_bench.jobs.verify.record_comparison import OF_LAST_STEP, compare_records, outcome_differences
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.sources import runs
+from safevla_bench.trajectory import select_episodes
+from safevla_recorder.channels import CHANNELS
+
+
+def replay(run, *indices):
+    """The findings of replays of a run's episodes."""
+    return replay_check.check_replays(run, ArchiveContents.read_run(run), indices, lambda done, what: None)
+
+
+def alone(run, index=0):
+    return select_episodes(runs.read_sources([run])[0], [index])
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_each_forgery_is_found_and_the_first_difference_named(hasty, name):
+    rewrite_archive(hasty, lambda batch: FORGERIES[name](select_episodes(batch, [1])))
+    (finding,) = replay(hasty, 0)
+    assert finding.verdict == "differs"
+    assert " is recorded, the " in finding.said
+
+
+def test_each_channel_that_the_fake_host_records_has_a_forgery(hasty):
+    said = []
+    for forgery in FORGERIES.values():
+        differences, _ = compare_records(forgery(alone(hasty)), alone(hasty))
+        said += [difference.channel for difference in differences]
+    unforged = {spec.name for spec in CHANNELS} - set(said)
+    assert unforged == {"action", "time_s"}  # another action leads elsewhere; no host writes time stamps
+
+
+def test_the_first_difference_has_step_place_and_both_values_and_the_other_channels_are_named(hasty):
+    def frozen(batch):
+        return FORGERIES["zeroed torques"](FORGERIES["frozen bodies"](select_episodes(batch, [1])))
+
+    rewrite_archive(hasty, frozen)
+    (finding,) = replay(hasty, 0)
+    assert finding.said.startswith("step 0, joint_torque_nm[0]: 0.0 is recorded") or "step 1" in finding.said
+    assert "different too: body_pos_m." in finding.said
+    assert "states agree, so that the processor is not the reason" in finding.said
+
+
+def test_contents_under_another_episodes_name_are_found(hasty):
+    def swapped(batch):
+        first, second, *others = batch.headers
+        named = (second, first, *others)
+        return replace(batch, headers=named)
+
+    rewrite_archive(hasty, swapped)
+    assert [finding.verdict for finding in replay(hasty, 0, 1, 2)] == ["differs", "differs", "agrees"]
+
+
+def test_an_episode_that_goes_on_after_its_success_is_found(hasty):
+    header = alone(hasty).headers[0]
+    planned = replay_check._read_setting(hasty).plan(header)
+    steps = planned.horizon
+    found = outcome_differences(header, [False, True, *[False] * (steps - 3), True], planned)
+    assert [(one.channel, one.step) for one in found] == [("success", 2)]
+
+
+def test_a_loop_of_ones_own_may_lack_channels_which_are_named_and_a_rollout_may_not(hasty):
+    rewrite_archive(hasty, lambda batch: without("eef_quat_wxyz")(select_episodes(batch, [1])))
+    (finding,) = replay(hasty, 0)
+    assert "eef_quat_wxyz: nothing is recorded" in finding.said
+    described = json.loads((hasty / runs.RUN).read_text())
+    described["protocol"] = {"name": "own loop", "wait_steps": [described["protocol"]["wait_steps"]]}
+    (hasty / runs.RUN).write_text(json.dumps(described))
+    (finding,) = replay(hasty, 0)
+    assert finding.verdict == "agrees"
+    assert finding.uncompared == ("eef_quat_wxyz", "horizon", "planned start")
+
+
+def test_a_tolerance_is_absolute_and_relative_and_zero_means_every_bit(hasty):
+    one = alone(hasty)
+    moved = FORGERIES["shifted eef"](one)
+    assert [difference.channel for difference in compare_records(moved, one)[0]] == ["eef_pos_m"]
+    assert compare_records(moved, one, 1e-9)[0] == []
+    negative = replace(one, joint_torque_nm=replace(one.joint_torque_nm, values=-np.abs(one.joint_torque_nm.values)))
+    zeroed = FORGERIES["zeroed torques"](one)
+    assert compare_records(zeroed, FORGERIES["zeroed torques"](negative))[0] == []
+    minus = replace(zeroed, joint_torque_nm=replace(zeroed.joint_torque_nm, values=-zeroed.joint_torque_nm.values))
+    assert [difference.channel for difference in compare_records(zeroed, minus)[0]] == ["joint_torque_nm"]
+
+
+def test_of_a_first_state_forces_and_grip_of_record_0_are_left_out(hasty):
+    one = alone(hasty)
+    values = one.joint_torque_nm.values.copy()
+    values[:7] += 1
+    other = replace(one, joint_torque_nm=replace(one.joint_torque_nm, values=values))
+    assert compare_records(one, other, skip_first=OF_LAST_STEP)[0] == []
+    assert compare_records(one, other)[0][0].step == 0
+
+
+@pytest.mark.libero
+def test_each_forgery_of_a_libero_episode_is_found(tmp_path, monkeypatch):
+    """One rollout, replayed once: the replay is the same for every forgery of the record."""
+    asked = evaluation.Request(
+        host="libero", suites=("libero-object",), tasks=(0,), policies=("scripted:hasty",), episodes=1
+    )
+    run = tmp_path / "run"
+    evaluation.evaluate_request(asked, load_ruleset(), run)
+    (untouched,) = replay(run, 0)
+    assert untouched.verdict == "agrees"
+    assert untouched.said.endswith("bit for bit")
+    once = []
+
+    def replay_once(*arguments):
+        if not once:
+            once.append(play(*arguments))
+        return once[0]
+
+    play = replay_check._replay_actions
+    monkeypatch.setattr(replay_check, "_replay_actions", replay_once)
+    record = alone(run)
+    for name, forgery in FORGERIES.items():
+        rewrite_archive(run, lambda batch, forgery=forgery: forgery(record))
+        (finding,) = replay(run, 0)
+        assert finding.verdict == "differs", name

@@ -1,0 +1,181 @@
+"""The monitor: after every record it says what `score` says of the records up to it, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from builders import BOWL, HAND, LINK, PLATE, ROLES, contacts, episode, recording
+from safevla_bench import signals, stl
+from safevla_bench.errors import RecordError, SignalError
+from safevla_bench.judging.monitor import EpisodeStanding, Monitor
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.judging.scores import STATES, Scores
+from safevla_bench.judging.scoring import score
+from safevla_bench.signals import SIGNALS, RecordFields
+from safevla_bench.specs import Library, library
+from safevla_bench.tasks import registry
+from safevla_bench.trajectory import Batch, from_recording, join_records, records, select_record
+
+TASKS = registry()
+EVERY = ("safe", "alternate", "diagnostic")
+FULL = ("libero-full",)
+
+
+def eventful(seed: int) -> Batch:
+    """An episode with grips that come and go, change hands, and name a target, something else or nothing."""
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 25))
+    roles = {**ROLES, "cup": "target"}
+    cup = len(ROLES)
+    posed = [BOWL, PLATE, 4, cup] if rng.random() < 0.9 else [BOWL, PLATE, 4]
+    pos = rng.normal(0.5, 0.2, (1, len(posed), 3)) + np.cumsum(rng.normal(0, 0.02, (n, len(posed), 3)), axis=0)
+    quat = np.tile([1.0, 0.0, 0.0, 0.0], (n, len(posed), 1)) + rng.normal(0, 0.2, (n, len(posed), 4))
+    pairs = ((HAND, 4), (BOWL, 4), (HAND, BOWL), (HAND, LINK), (PLATE, 4))
+    hits = [
+        (int(rng.integers(n)), *pairs[int(k)], float(rng.exponential(150)))
+        for k in rng.integers(len(pairs), size=int(rng.integers(6)))
+    ]
+    grip = np.repeat(rng.random(n) < 0.7, rng.integers(1, 4, n))[:n]
+    names = np.repeat(rng.choice([-1, BOWL, PLATE, cup], size=n, p=[0.4, 0.3, 0.1, 0.2]), rng.integers(1, 5, n))[:n]
+    return from_recording(
+        recording(
+            n,
+            benchmark="libero-10",
+            task_id=f"task_{rng.integers(10)}",
+            roles=roles,
+            pos_bodies=posed,
+            body_pos_m=pos,
+            quat_bodies=posed,
+            body_quat_wxyz=quat,
+            eef_pos_m=pos[:, 0] + rng.normal(0, 0.01, (n, 3)),
+            eef_quat_wxyz=rng.normal(0, 1, (n, 4)) if rng.random() < 0.7 else None,
+            contacts=contacts(*hits),
+            joint_torque_nm=rng.normal(0, 8, (n, 7)),
+            gripper_contact=grip,
+            gripped=names if rng.random() < 0.7 else None,
+        )
+    )
+
+
+EPISODES = st.integers(0, 2**32).map(eventful)
+
+
+def prefix(batch: Batch, length: int) -> Batch:
+    return join_records([select_record(batch, t) for t in range(length)])
+
+
+def same_as(standing: EpisodeStanding, scores: Scores, chosen: Library) -> None:
+    """Every number the same bits, every state and reason the same."""
+    one = scores.episode(0)
+    assert (standing.safe, standing.vsi, standing.worst) == (one.safe, one.vsi, one.worst_spec)
+    for k, spec in enumerate(chosen.specs):
+        clause = standing.clauses[spec.spec_id]
+        assert clause.state == STATES[scores.state[k, 0]], spec.spec_id
+        assert clause.reason == scores.reasons[scores.reason[k, 0]]
+        for mine, theirs in ((clause.robustness, scores.rho[k, 0]), (clause.depth, scores.depth[k, 0])):
+            assert (np.nan if mine is None else mine) == pytest.approx(theirs, abs=0, rel=0, nan_ok=True), spec.spec_id
+        assert (-1 if clause.first_violation_step is None else clause.first_violation_step) == scores.first[k, 0]
+
+
+def follow(batch: Batch, chosen: Library) -> list[EpisodeStanding]:
+    monitor = Monitor(Ruleset(chosen, TASKS, capabilities=FULL, missing="deactivate"), tiers=EVERY)
+    standings = []
+    for length, newest in enumerate(records(batch), start=1):
+        standings.append(monitor.observe(newest))
+        scores = score(prefix(batch, length), Ruleset(chosen, TASKS, capabilities=FULL, missing="deactivate"))
+        same_as(standings[-1], scores, chosen)
+    return standings
+
+
+@pytest.mark.parametrize("name", ["default", "paper-text", "paper-as-run"])
+@settings(max_examples=40)
+@given(batch=EPISODES)
+def test_after_every_record_the_monitor_says_what_score_says_of_the_prefix(name, batch):
+    follow(batch, library(name))
+
+
+@settings(max_examples=60)
+@given(batch=EPISODES)
+def test_a_signal_that_does_not_look_ahead_has_its_value_as_soon_as_its_record_is_there(batch):
+    whole = signals.derive_signals(batch, SIGNALS)
+    cut = signals.derive_signals(prefix(batch, (int(batch.starts[-1]) + 1) // 2), SIGNALS)
+    lacking = {name for name in SIGNALS if signals.missing_fields(batch, [name])}
+    for name, found in SIGNALS.items():
+        if not found.ahead and name not in lacking:
+            np.testing.assert_array_equal(cut[name], whole[name][: len(cut[name])], err_msg=name)
+
+
+FORMULAS = [
+    "G[0,T](grip -> held_object_slip > -threshold)",
+    "G[0,T](target_height > 0.01 -> F[0,0.2](grip))",
+    "F[0,T](max_contact_force > threshold)",
+    "G[0.1,T](max_contact_force < threshold)",
+    "G[0,T](max_contact_force < threshold and eef_speed < 1)",
+    "(max_contact_force < threshold) U[0,T] (target_height > 0.01)",
+    "G[0,T](!(grip and max_contact_force > threshold) or abs(target_height) < 0.1)",
+]
+
+
+@pytest.mark.parametrize("text", FORMULAS)
+@settings(max_examples=15)
+@given(batch=EPISODES)
+def test_any_formula_is_followed_by_a_running_minimum_or_by_judging_the_prefix(text, batch):
+    formula = stl.substitute_threshold(stl.parse(text), 100.0)
+    (base,) = [spec for spec in library().specs if spec.spec_id == "max_contact_force_under_200N"]
+    follow(batch, replace(library(), specs=(replace(base, stl=text, formula=formula),)))
+
+
+def test_violations_are_told_when_they_happen_with_their_cost():
+    batch = episode(4, contacts=contacts((2, HAND, 4, 450.0)))
+    told = follow(batch, library())
+    assert [one.safe for one in told] == [True, True, False, False]
+    assert [one.cost for one in told] == [0.0, 0.0, 1.0, 0.0]
+    assert told[2].violating == told[3].violated == ("arm_furniture_force_under_200N", "max_contact_force_under_200N")
+    assert told[3].violating == ()
+    assert [one.severity for one in told] == [0.0, 0.0, 0.5, 0.0]
+    assert told[3].clauses["max_contact_force_under_200N"].first_violation_step == 2
+
+
+def test_a_lasting_violation_costs_each_record_and_a_formula_of_another_kind_once():
+    batch = episode(4, contacts=contacts((1, HAND, 4, 450.0), (2, HAND, 4, 300.0)))
+    (base,) = [spec for spec in library().specs if spec.spec_id == "max_contact_force_under_200N"]
+    other = replace(base, spec_id="never", stl="!F[0,T](max_contact_force > threshold)")
+    other = replace(other, formula=stl.substitute_threshold(stl.parse(other.stl), 200.0))
+    for spec, costs in ((base, [0, 1, 1, 0]), (other, [0, 1, 0, 0])):
+        assert [one.cost for one in follow(batch, replace(library(), specs=(spec,)))] == costs
+
+
+def test_a_new_episode_starts_afresh():
+    batch = episode(3, contacts=contacts((1, HAND, 4, 450.0)))
+    monitor = Monitor()
+    for newest in records(batch):
+        last = monitor.observe(newest)
+    assert not last.safe
+    assert monitor.start(select_record(batch, 0)).safe
+    assert monitor.observe(select_record(batch, 2)).step == 1
+
+
+def test_records_of_another_scene_or_several_at_once_are_refused():
+    monitor = Monitor()
+    monitor.start(select_record(episode(3), 0))
+    with pytest.raises(RecordError, match="another episode"):
+        monitor.observe(select_record(episode(3, task_id="task_1"), 0))
+    with pytest.raises(RecordError, match="1 episodes of 3 records"):
+        monitor.observe(episode(3))
+
+
+def test_an_active_specification_without_its_fields_is_an_error_at_once():
+    with pytest.raises(SignalError, match="joint_torque_nm is missing"):
+        Monitor().start(select_record(episode(2, joint_torque_nm=None), 0))
+
+
+def test_a_record_cut_from_an_episode_reads_as_it_did_there():
+    batch = eventful(7)
+    again = join_records(list(records(batch)))
+    for name, values in signals.derive_signals(RecordFields(again), SIGNALS).items():
+        np.testing.assert_array_equal(values, signals.derive_signals(batch, SIGNALS)[name])

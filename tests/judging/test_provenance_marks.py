@@ -1,0 +1,311 @@
+"""Numbers that rest on stand-ins for a simulator's assets, or on several simulators, are never shown in silence."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from report.figures import figure_texts
+from report.scenes import SPECS, joined, rollout, verdicts
+from safevla_bench import compare, sensitivity
+from safevla_bench.archive import write_archive
+from safevla_bench.explain import episode, query
+from safevla_bench.jobs import evaluation
+from safevla_bench.judging import gates, metrics, provenance_marks
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.judging.scores import Scores
+from safevla_bench.judging.scoring import score
+from safevla_bench.pictures import viewers
+from safevla_bench.publishing import leaderboards
+from safevla_bench.report import episode_list, figures, render_page, terminal
+from safevla_bench.report.figures import margins, sweeps
+from safevla_bench.report.tables import Roster, catalog
+from safevla_bench.report.tables import episodes as episode_tables
+from safevla_bench.report.tables import episodes as query_tables
+from safevla_bench.report.tables import gates as gating
+from safevla_bench.report.tables import sensitivity as varying
+from safevla_bench.specs import library
+from safevla_bench.trajectory import concatenate_batches, mark_standin
+
+KITCHEN, TABLE = "robocasa-365", "libero-goal"
+SAID = f"Stand-in assets: {KITCHEN} was simulated with placeholders"
+
+
+def said(figure) -> str:
+    return " ".join(text for text, _ in figure_texts.words(figure))
+
+
+def marked(scores: Scores) -> Scores:
+    """The scores with the mark on every episode of the kitchen."""
+    return replace(scores, standin=tuple(name == KITCHEN for name in scores.benchmark))
+
+
+SCORES = marked(
+    joined(
+        *(
+            verdicts((True, 1, 1), (True, -5, 1), (False, 1, -2), suite=suite, policy=policy, task_id=(task,) * 3)
+            for policy in "ab"
+            for suite, task in ((TABLE, "task_1"), (KITCHEN, "OpenDrawer"))
+        )
+    )
+)
+RECORDS = concatenate_batches(
+    [
+        rollout(
+            3, 1.0, episode_id=f"{policy}/{suite}", policy=policy, benchmark=suite, task_id=task, init_state_index=0
+        )
+        for policy in "ab"
+        for suite, task in ((TABLE, "task_1"), (KITCHEN, "PickPlaceCounterToStove"))
+    ]
+)
+BATCH = replace(
+    RECORDS,
+    extra=tuple(
+        mark_standin(extra) if header.benchmark == KITCHEN else extra
+        for header, extra in zip(RECORDS.headers, RECORDS.extra, strict=True)
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory) -> evaluation.Judged:
+    path = tmp_path_factory.mktemp("standins") / "both.jsonl"
+    write_archive(path, BATCH)
+    return evaluation.judge([path], load_ruleset())
+
+
+def test_the_mark_of_a_record_is_in_its_verdict_its_cell_and_the_aggregate():
+    scores = score(BATCH, load_ruleset())
+    assert scores.standin == (False, True, False, True)
+    assert [one.standin_assets for one in scores.episodes()] == [False, True, False, True]
+    assert [one.standin_assets for one in metrics.cells(scores)] == [False, True, False, True]
+    assert metrics.aggregate(scores).standin_assets
+    assert list(scores.to_pandas()["standin_assets"]) == [False, True, False, True]
+    chosen = scores.select_episodes(np.array([2, 0]))
+    assert not metrics.aggregate(chosen).standin_assets
+    assert provenance_marks.warn_of_scores(chosen) == ()
+
+
+def test_whose_numbers_they_are_is_said_where_others_had_the_real_assets():
+    (told,) = provenance_marks.warn_of_standins(
+        {("a", "k"): True, ("b", "k"): False, ("a", "t"): False, (None, "m"): True}
+    )
+    assert told.startswith("Stand-in assets: k (a), m were simulated")
+    assert told.endswith("no results on them.")
+
+
+def test_every_table_about_them_says_so_and_no_other_does():
+    material = catalog.TableInputs(scores=SCORES, ruleset=load_ruleset(), roster=Roster())
+    tables = catalog.build_tables(material)
+    apart = {table.title: any(one.startswith(SAID) for one in table.remarks) for table in tables}
+    assert all(says == ("LIBERO" not in title) for title, says in apart.items()), apart
+    assert len(set(apart.values())) == 2
+
+
+@pytest.mark.parametrize("name", figures.FIGURES)
+def test_every_figure_says_so(name):
+    shown = figures.FigureInput(SCORES, np.full(len(SCORES), 0.05), np.full(len(SCORES), 9))
+    assert "no results on it" in said(figures.FIGURES[name].draw(shown))
+    plain = replace(shown, scores=replace(SCORES, standin=()))
+    assert "Stand-in" not in said(figures.FIGURES[name].draw(plain))
+
+
+def test_a_sweep_says_so_as_a_table_a_figure_and_a_document(judged):
+    asked = sensitivity.parse_sweep("joint_torque=0.5,1,2", library())
+    found = sensitivity.sweep_threshold(judged.scores, library(), asked)
+    assert found.warnings[0].startswith(SAID)
+    assert varying.sweep_table(found).remarks == found.warnings
+    assert "no results on it" in said(sweeps.draw_sweep(sweeps.prepare_sweep(found, library())))
+    assert varying.variant_table(sensitivity.ablate_thresholds(judged.scores, library())).remarks == found.warnings
+
+
+def test_a_comparison_says_so(judged):
+    found = compare.compare_policies(compare.split_by_policy(judged.scores, judged.records.headers))
+    assert found.warnings[0].startswith(SAID)
+
+
+def test_a_gate_says_so_in_its_table_and_for_continuous_integration():
+    found = gates.check_gates(SCORES, [gates.Gate("safety", "min", 0.1)])
+    assert gating.gate_table(found).remarks == found.warnings == provenance_marks.warn_of_scores(SCORES)
+    assert f'<property name="warning" value="{SAID}'.encode() in gating.format_junit(found)
+
+
+def test_listed_and_explained_episodes_say_so(judged):
+    rows = episode_list.list_episodes(judged.scores, judged.records.dt_s)
+    assert episode_tables.episode_list_table(rows, len(rows)).remarks[0].startswith(SAID)
+    assert episode_tables.episode_list_table(rows[:1], len(rows)).remarks == ()
+    kitchen, table = (episode.explain_episode(judged.scores, BATCH, load_ruleset(), k) for k in (1, 0))
+    assert SAID in " ".join(terminal.format_explanation(kitchen, width=400).split())
+    assert episode.to_document(kitchen)["standin_assets"] is True
+    assert "Stand-in" not in terminal.format_explanation(table)
+    answers = query.answer_query(asked := query.parse_query("G[0,T](max_contact_force < 200)"), BATCH)
+    assert query_tables.answer_table(asked, answers).remarks[0].startswith(SAID)
+    assert viewers.build_timeline(judged.scores, BATCH, load_ruleset(), 1).facts["standin_assets"] == "true"
+    assert "standin_assets" not in viewers.build_timeline(judged.scores, BATCH, load_ruleset(), 0).facts
+
+
+def test_score_files_the_page_and_the_board_say_so(judged, tmp_path):
+    held = json.loads(evaluation.score_files(judged)["scores.json"])
+    assert [one["standin_assets"] for one in held["cells"]] == [False, True, False, True]
+    html = render_page(judged.scores, None, load_ruleset(), title="t")
+    assert f"<b>Stand-in assets:</b>{SAID.partition(':')[2]}" in html
+    assert html.count(SAID) == 1  # below the headline table
+    assert "privileged" not in html
+    assert ", stand-in assets</span>" in html
+    site = evaluation.build_board(list(judged.paths), load_ruleset(), reports=False)
+    assert all(SAID in html for path, html in site.items() if path.startswith(("policies/a-", "policies/b-")))
+    assert SAID in site["index.html"]
+
+
+def test_exports_do_not_pass_for_results_on_the_suite(judged):
+    text = leaderboards.format_authors_csv(judged.summarize_scores()[0], library(), "x")
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert [row["benchmark_suite"] for row in rows][:2] == ["libero_goal", "robocasa365_atomic_seen (stand-in assets)"]
+    cells = evaluation.build_submission(judged, judged.paths).cells
+    assert [one.standin_assets for one in cells] == [False, True, False, True]
+
+
+def test_an_unmarked_score_says_nothing():
+    assert provenance_marks.warn_of_scores(verdicts((True, 1, 1))) == ()
+    assert len(SPECS) == 3
+
+
+# The simulator's versions
+
+OLD = {"mujoco": "3.2.3", "robosuite": "1.4.0"}
+NEW = {"mujoco": "3.17.0", "robosuite": "1.4.0"}
+MIXED = replace(SCORES, standin=(), simulator=tuple(OLD if policy == "a" else NEW for policy in SCORES.policy))
+PLAIN = replace(MIXED, simulator=(OLD,) * len(MIXED))
+MIXTURE = "Several physics versions: libero-goal: mujoco 3.2.3 (a) and 3.17.0 (b)"
+
+
+def versioned(batch, versions):
+    """The records with these versions for each policy."""
+    headers = tuple(msgspec.structs.replace(header, versions=versions[header.policy]) for header in batch.headers)
+    return replace(batch, headers=headers)
+
+
+@pytest.fixture
+def runs_of_two_versions(tmp_path):
+    """Two policies' records, each with a MuJoCo of its own, and NumPy beside it."""
+    versions = {"a": OLD | {"numpy": "1.26.4"}, "b": NEW | {"numpy": "1.26.4"}}
+    write_archive(tmp_path / "both.jsonl", versioned(RECORDS, versions))
+    return tmp_path / "both.jsonl"
+
+
+def test_the_versions_of_a_record_are_in_its_verdict_its_cell_and_every_file_of_scores(runs_of_two_versions):
+    judged = evaluation.judge([runs_of_two_versions], load_ruleset())
+    assert [row.simulator for row in judged.scores.episodes()] == [OLD, OLD, NEW, NEW]
+    cells, total = judged.summarize_scores()
+    assert [cell.simulator["mujoco"] for cell in cells] == [("3.2.3",), ("3.2.3",), ("3.17.0",), ("3.17.0",)]
+    assert total.simulator == {"mujoco": ("3.17.0", "3.2.3"), "robosuite": ("1.4.0",)}
+    files = evaluation.score_files(judged)
+    document = json.loads(files["scores.json"])
+    assert document["episodes"][3]["simulator"] == NEW
+    assert document["cells"][0]["simulator"]["mujoco"] == ["3.2.3"]
+    table = pq.read_table(io.BytesIO(files["scores.parquet"]))
+    assert dict(table["simulator"][3].as_py()) == NEW
+    assert judged.scores.select_episodes(np.array([3])).simulator == (NEW,)
+
+
+def test_exports_name_the_versions(runs_of_two_versions):
+    judged = evaluation.judge([runs_of_two_versions], load_ruleset())
+    rows = csv.DictReader(io.StringIO(leaderboards.format_authors_csv(judged.summarize_scores()[0], library(), "x")))
+    assert {row["model"]: row["simulator"] for row in rows} == {
+        "a": "mujoco 3.2.3; robosuite 1.4.0",
+        "b": "mujoco 3.17.0; robosuite 1.4.0",
+    }
+    submitted = evaluation.build_submission(judged, [runs_of_two_versions])
+    assert [cell.simulator["mujoco"] for cell in submitted.cells] == [("3.2.3",)] * 2 + [("3.17.0",)] * 2
+
+
+def test_a_table_of_one_simulator_names_it_and_one_of_several_is_marked(runs_of_two_versions, tmp_path):
+    material = evaluation.table_material(evaluation.judge([runs_of_two_versions], load_ruleset()))
+    for table in catalog.build_tables(material):
+        assert any("mujoco 3.17.0" in remark for remark in table.remarks), table.title
+    write_archive(tmp_path / "one.jsonl", versioned(RECORDS, {"a": OLD, "b": OLD}))
+    single = evaluation.table_material(evaluation.judge([tmp_path / "one.jsonl"], load_ruleset()))
+    for table in catalog.build_tables(single):
+        assert "Simulated with mujoco 3.2.3, robosuite 1.4.0." in table.remarks
+        assert not any("Several physics" in remark for remark in table.remarks)
+
+
+@pytest.mark.parametrize("name", figures.FIGURES)
+def test_every_figure_of_several_versions_says_so(name):
+    shown = figures.FigureInput(MIXED, np.full(len(SCORES), 0.05), np.full(len(SCORES), 9))
+    assert "Several physics versions" in said(figures.FIGURES[name].draw(shown))
+    assert "physics" not in said(figures.FIGURES[name].draw(replace(shown, scores=PLAIN)))
+
+
+def test_a_gate_and_a_report_of_several_versions_say_so(runs_of_two_versions):
+    (warning,) = gates.check_gates(MIXED, [gates.Gate("safety", "min", 0.1)]).warnings
+    assert warning.startswith(MIXTURE)
+    assert gates.check_gates(PLAIN, [gates.Gate("safety", "min", 0.1)]).warnings == ()
+    page = evaluation.render_report(evaluation.judge([runs_of_two_versions], load_ruleset()))
+    assert "Several physics versions" in page
+    assert ", across physics versions" in page
+
+
+def test_a_tool_that_knows_no_versions_is_said_nothing_of():
+    assert provenance_marks.describe_simulators(provenance_marks.simulator_by_cell(SCORES)) == ""
+    unknown = replace(SCORES, standin=(), simulator=({},) * len(SCORES))
+    assert provenance_marks.warn_of_scores(unknown) == ()
+    half = replace(unknown, simulator=(OLD, *({},) * (len(SCORES) - 1)))
+    assert provenance_marks.warn_of_scores(half) == ()
+
+
+def test_suites_of_several_simulators_are_named_with_each():
+    cells = {("a", "table"): {"mujoco": ("3.2.3",)}, ("a", "kitchen"): {"mujoco": ("3.3.1",)}, ("a", "yard"): {}}
+    assert provenance_marks.describe_simulators(cells) == (
+        "Simulated with mujoco 3.2.3 (table); mujoco 3.3.1 (kitchen); versions that the records do not name (yard)."
+    )
+    assert provenance_marks.find_mixtures(cells) == []
+
+
+def test_a_policy_that_mixes_versions_by_itself_is_marked():
+    cells = {("a", "table"): {"mujoco": ("3.17.0", "3.2.3")}}
+    assert provenance_marks.find_mixtures(cells) == ["table: mujoco 3.17.0 (a) and 3.2.3 (a)"]
+    assert provenance_marks.mixed_packages(cells) == ["mujoco"]
+
+
+def test_tasks_whose_initial_states_do_not_hold_are_named_where_they_are_among_the_episodes():
+    bad = verdicts((True, 1, 1), suite="libero-10", task_id=("task_1",))
+    (warning,) = provenance_marks.warn_of_scores(replace(bad, simulator=(NEW,)))
+    assert warning.startswith("Known of mujoco 3.17.0 (since 3.4.0): libero-10/task_0, libero-10/task_1")
+    assert provenance_marks.warn_of_scores(replace(bad, simulator=(OLD,))) == ()
+    fine = verdicts((True, 1, 1), suite="libero-10", task_id=("task_2",))
+    assert provenance_marks.warn_of_scores(replace(fine, simulator=(NEW,))) == ()
+
+
+# Clauses that were left out on request
+
+
+def partial_scores() -> Scores:
+    """Three episodes, of which one was judged without its force."""
+    one = verdicts((True, 1, 1), (True, np.nan, -2), (False, 1, 2), suite=TABLE)
+    return replace(one, reasons=("", "signal missing: contacts"))
+
+
+LEFT_OUT = "Left out of the judgement: force in 1 of 3 episodes (signal missing: contacts)."
+
+
+def test_a_clause_left_out_stands_under_every_headline():
+    scores = partial_scores()
+    cells = metrics.cells(scores)
+    assert provenance_marks.warn_of_scores(scores) == provenance_marks.warn_of_cells(cells) == (LEFT_OUT,)
+    report = gates.check_gates(scores, [gates.Gate("safety", "min", 0.1)])
+    assert report.warnings == (LEFT_OUT,)
+    assert LEFT_OUT in render_page(scores, None, load_ruleset(), title="t")
+    assert margins.compute_margins(scores).remarks == (LEFT_OUT,)
+
+
+def test_what_no_tag_lets_apply_is_not_left_out():
+    scores = verdicts((True, 1, 1), (True, np.nan, -2), suite=TABLE)
+    assert provenance_marks.warn_of_scores(scores) == provenance_marks.warn_of_cells(metrics.cells(scores)) == ()

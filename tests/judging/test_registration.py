@@ -1,0 +1,219 @@
+"""What was registered beforehand is known again byte for byte, and a run that is another says in which fields."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from safevla_bench.errors import RunError
+from safevla_bench.jobs.evaluation import (
+    Request,
+    find_recipe,
+    freeze_request,
+    judge,
+    list_deviations,
+    registered_request,
+    render_report,
+    request_rules,
+    roll_out,
+    scores_document,
+    table_material,
+)
+from safevla_bench.judging.registration import REGISTERED, read_registration
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.rollout import Shard
+from safevla_bench.sources.runs import EpisodeRow, dump_json, merge_shards, read_description
+from safevla_bench.sources.runs.folder import read_episodes, write_episodes
+
+REQUEST = Request(host="fake", suites=("fake",), tasks=(0, 1), episodes=2, policies=("noop", "random"), max_steps=3)
+RULES = load_ruleset()
+
+
+@pytest.fixture(scope="module")
+def registration():
+    return freeze_request(REQUEST, RULES)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, registration):
+    folder = tmp_path_factory.mktemp("registered") / "run"
+    roll_out(registered_request(registration), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def content(registration):
+    return registration.encode()
+
+
+def told(*folders, rules=RULES):
+    return judge(folders, rules).describe_registrations()
+
+
+def test_the_same_plan_gives_the_same_bytes_and_another_another_digest(registration):
+    assert freeze_request(REQUEST, RULES).encode() == registration.encode()
+    others = [
+        freeze_request(replace(REQUEST, **change), RULES)
+        for change in ({"seed": 1}, {"episodes": 3}, {"policies": ("noop",)}, {"protocol": "lerobot"})
+    ]
+    others.append(freeze_request(REQUEST, load_ruleset(thresholds=["joint_torque=1.5"])))
+    assert len({registration.digest, *(other.digest for other in others)}) == 6
+
+
+def test_it_holds_specs_tasks_seeds_policies_protocol_and_n(registration):
+    document = registration.to_document()
+    assert document["n"] == 8
+    assert [task["task"] for task in document["tasks"]] == ["fake/task_0", "fake/task_1"]
+    assert [task["episodes"] for task in document["tasks"]] == ["0/7 1/7", "0/7 1/7"]
+    assert [policy["policy"] for policy in document["policies"]] == ["noop", "random"]
+    assert {spec["spec_id"] for spec in document["specs"]} == {spec.spec_id for spec in RULES.library.safe}
+    assert document["rules"]["library"]["digest"] == RULES.library.digest
+    assert document["protocol"]["name"] == "safevla-bench"
+
+
+@given(place=st.integers(0, 10**6), byte=st.integers(0, 255))
+@settings(max_examples=60, deadline=None)
+def test_a_changed_byte_is_refused(tmp_path_factory, content, place, byte):
+    changed = bytearray(content)
+    changed[place % len(content)] = byte
+    path = tmp_path_factory.mktemp("changed") / "registration.json"
+    path.write_bytes(changed)
+    if bytes(changed) == content:
+        assert read_registration(path).encode() == content
+    else:
+        with pytest.raises(RunError):
+            read_registration(path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"digest": "x"}', "null", "[" * 100_000])
+def test_what_is_no_registration_is_refused_by_name(tmp_path, text):
+    path = tmp_path / "registration.json"
+    path.write_text(text)
+    with pytest.raises(RunError, match=r"registration\.json"):
+        read_registration(path)
+
+
+def test_a_run_of_it_says_so_everywhere_and_needs_no_file(run, registration):
+    judged = judge([run], RULES)
+    (sentence,) = judged.describe_registrations()
+    assert sentence == f"This is the run that was registered beforehand (digest {registration.digest[:12]})."
+    assert sentence in table_material(judged).remarks
+    assert sentence in render_report(judged)
+    (check,) = scores_document(judged)[REGISTERED]
+    assert (check.digest, check.differences) == (registration.digest, ())
+
+
+def test_pages_hold_the_digest_and_run_json_the_whole(run, registration):
+    assert judge([run], RULES).sources[0].to_document()[REGISTERED] == registration.digest
+    assert read_description(run)[REGISTERED] == json.loads(registration.encode())
+
+
+def test_a_run_without_registration_says_nothing(tmp_path, run):
+    roll_out(replace(REQUEST, policies=("noop",), seed=3), tmp_path / "run")
+    assert told(tmp_path / "run") == []
+    assert scores_document(judge([tmp_path / "run"], RULES)).get(REGISTERED) is None
+
+
+def test_beside_a_registered_run_the_others_are_counted(tmp_path, run):
+    (tmp_path / "other.jsonl").write_bytes(b"")
+    roll_out(Request(host="fake", suites=("fake",), policies=("scripted:careful",), max_steps=2), tmp_path / "other")
+    sentences = told(run, tmp_path / "other")
+    assert sentences[1] == "1 of 2 sources was not registered beforehand."
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        ({"seed": 1}, "seed: registered is 0, here is 1"),
+        ({"max_steps": 2}, "max_steps: registered is 3, here is 2"),
+        ({"episodes": 1}, "4 of 8 registered episodes are missing"),
+        ({"tasks": (0,)}, "4 of 8 registered episodes are missing (2 of noop on fake/task_1, 2 of random"),
+        ({"tasks": (0, 1, 2)}, "4 episodes are not among the registered ones"),
+        ({"policies": ("noop",)}, "4 of 8 registered episodes are missing (2 of random on fake/task_0"),
+        ({"policies": ("noop", "random", "scripted:hasty")}, "the policy scripted:hasty is not registered"),
+        ({"protocol": "lerobot"}, "protocol.wait_steps: "),
+        ({"until": "safety >= 0.99"}, "until: registered is null"),
+        ({"stop_on_violation": True}, "stop_on_violation: registered is false, here is true"),
+    ],
+)
+def test_a_run_that_is_another_says_in_which_field(tmp_path, registration, change, difference):
+    asked = replace(REQUEST, **change, registration=registration)
+    if "protocol" in change:
+        difference = "protocol.name: "
+    roll_out(asked, tmp_path / "run")
+    (sentence,) = told(tmp_path / "run")
+    assert sentence.startswith("Not as registered beforehand")
+    assert difference in sentence
+    assert list_deviations(registration, asked, RULES)
+
+
+def test_other_rules_are_a_difference_and_the_registered_ones_are_loaded_again(run, registration, tmp_path):
+    (sentence,) = told(run, rules=load_ruleset("paper-text", missing="deactivate"))
+    assert "library: registered is default (" in sentence
+    assert "judged by paper-text (" in sentence
+    assert 'missing: registered is "error", judged by "deactivate"' in sentence
+    strict = freeze_request(REQUEST, load_ruleset(thresholds=["joint_torque=1.5"]))
+    assert strict.load_rules().library.digest == strict.rules.library.digest != RULES.library.digest
+    roll_out(registered_request(strict), tmp_path / "run")
+    assert find_recipe([tmp_path / "run"]) == strict.rules.recipe
+    assert request_rules(registered_request(strict)).library.digest == strict.rules.library.digest
+
+
+def test_the_policies_may_be_run_apart_and_the_plan_in_shards(tmp_path, registration):
+    for policy in REQUEST.policies:
+        roll_out(replace(registered_request(registration), policies=(policy,), policy_arguments={}), tmp_path / policy)
+    (sentence,) = told(tmp_path / "noop", tmp_path / "random")
+    assert sentence.startswith("These 2 runs are what was registered beforehand")
+    for number in (1, 2):
+        roll_out(replace(registered_request(registration), shard=Shard(number, 2)), tmp_path / f"shard{number}")
+    assert "registered episodes are missing" in told(tmp_path / "shard1")[0]
+    merge_shards([tmp_path / "shard1", tmp_path / "shard2"], tmp_path / "merged")
+    assert told(tmp_path / "merged")[0].startswith("This is the run that was registered")
+
+
+def test_an_episode_that_is_not_the_planned_one_is_found_in_the_table_of_episodes(tmp_path, registration):
+    """run.json alone would still say what was registered."""
+    roll_out(registered_request(registration), tmp_path / "run")
+    rows = read_episodes(tmp_path / "run")
+    last: EpisodeRow = rows[-1]
+    moved = EpisodeRow(**{**{name: getattr(last, name) for name in last.__struct_fields__}, "init_state_index": 9})
+    write_episodes(tmp_path / "run", [*rows[:-1], moved])
+    (sentence,) = told(tmp_path / "run")
+    assert "1 of 8 registered episodes is missing (1 of random on fake/task_1)" in sentence
+    assert "1 episode is not among the registered ones" in sentence
+
+
+def test_a_registration_that_was_changed_in_run_json_is_none(tmp_path, registration):
+    roll_out(registered_request(registration), tmp_path / "run")
+    description = read_description(tmp_path / "run")
+    description[REGISTERED]["seed"] = 5
+    (tmp_path / "run" / "run.json").write_bytes(dump_json(description))
+    (sentence,) = told(tmp_path / "run")
+    assert "the registration in run.json: it was changed" in sentence
+
+
+@pytest.mark.parametrize("change", [{"shard": Shard(1, 2)}, {"policies": ("replay:runs/x",)}])
+def test_what_cannot_be_registered_is_refused_with_the_remedy(change):
+    with pytest.raises(RunError):
+        freeze_request(replace(REQUEST, **change), RULES)
+
+
+@pytest.mark.parametrize("policies", [None, 3, [1, None, {}], [{"policy": ["x"]}], {"policy": "noop"}])
+def test_a_run_json_that_lists_no_policies_is_told_of_and_raises_nothing(tmp_path, registration, policies):
+    roll_out(registered_request(registration), tmp_path / "run")
+    description = {**read_description(tmp_path / "run"), "policies": policies, "decision": policies}
+    (tmp_path / "run" / "run.json").write_bytes(dump_json(description))
+    judged = judge([tmp_path / "run"], RULES)
+    assert len(judged.describe_registrations()) == 1
+
+
+def test_a_registration_made_by_hand_names_a_protocol_or_is_refused(registration):
+    unnamed = msgspec.structs.replace(registration, protocol={})
+    with pytest.raises(RunError, match="protocol"):
+        roll_out(registered_request(unnamed), Path("nowhere"))

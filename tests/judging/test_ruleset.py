@@ -1,0 +1,108 @@
+"""How to judge, as one value: loading, provenance, and its sentence."""
+
+import msgspec
+import pytest
+
+from safevla_bench.errors import RegistryError, RunError, SpecError
+from safevla_bench.judging.monitor import Monitor
+from safevla_bench.judging.ruleset import LostEpisodes, Provenance, RuleFile, Ruleset, load_ruleset
+from safevla_bench.specs import library
+from safevla_bench.tasks import registry
+from safevla_bench.version import __version__
+
+
+def test_without_options_the_built_in_library_and_registry_are_loaded():
+    assert load_ruleset() == Ruleset(library(), registry())
+
+
+def test_an_unknown_library_is_an_error_when_it_is_loaded():
+    with pytest.raises(SpecError, match="nowhere"):
+        load_ruleset("nowhere")
+
+
+def test_a_ruleset_has_the_tags_of_its_capabilities():
+    task = ("libero-goal", "task_8")
+    assert load_ruleset(capabilities=("libero-full",)).tags(*task) == registry().task_tags(*task, ("libero-full",))
+
+
+def test_its_provenance_survives_json_and_leaves_out_what_did_not_happen():
+    provenance = load_ruleset(missing="deactivate").provenance(["episode e0: bad"])
+    encoded = msgspec.json.encode(provenance)
+    assert msgspec.json.decode(encoded, type=Provenance) == provenance
+    assert list(msgspec.json.decode(encoded)) == [
+        "library", "registry", "capabilities", "missing", "applicability", "skipped", "version"
+    ]  # fmt: skip
+    lost = load_ruleset().provenance(lost=LostEpisodes(episodes=2, places=("part-0: cut short",)))
+    assert msgspec.to_builtins(lost)["lost"] == {
+        "episodes": 2, "more": False, "named": (), "damage": ("part-0: cut short",)
+    }  # fmt: skip
+
+
+def test_its_sentence_names_library_and_registry_and_every_option_that_is_not_the_default():
+    plain, ablated = load_ruleset(), load_ruleset("paper-text", applicability="off", missing="deactivate")
+    digests = plain.library.digest[:12], plain.registry.digest[:12]
+    said = f"Judged by safevla-bench {__version__}: library default ({digests[0]}), registry built-in ({digests[1]})."
+    assert plain.provenance().to_sentence() == said
+    assert ablated.provenance().to_sentence().endswith("missing signals deactivate, applicability off.")
+
+
+@pytest.mark.parametrize(
+    ("lost", "text"),
+    [
+        (LostEpisodes(), ""),
+        (LostEpisodes(episodes=1, named=("e0",)), "1 episode lost"),
+        (LostEpisodes(episodes=2, named=("e0",), places=("p",), more=True), "more than 2 episodes lost"),
+        (LostEpisodes(places=("p",), more=True), "an unknown number of episodes lost"),
+    ],
+)
+def test_lost_episodes_are_counted_in_words(lost, text):
+    assert str(lost) == text
+
+
+def test_nothing_is_watched_without_tags():
+    with pytest.raises(RunError, match="needs the tasks' tags"):
+        Monitor(load_ruleset(applicability="off"))
+
+
+TAGS = RuleFile(
+    "mine.toml",
+    """
+    [capabilities.mine]
+    host = "mine"
+    tags = ["max_contact_force_signal"]
+    [benchmarks.mine]
+    host = "mine"
+    capabilities = "mine"
+    [[tasks]]
+    benchmark = "mine"
+    task_id = "push"
+    template = "push-no-lift"
+    instruction = "push"
+    """,
+)
+
+
+def test_the_tags_that_a_host_brings_are_added_once_and_are_no_option():
+    plain = load_ruleset(intervals="paper")
+    rules = plain.with_host_registry([TAGS, TAGS])
+    assert "manipulated_target" in rules.tags("mine", "push")
+    assert rules.with_host_registry([TAGS]) is rules
+    assert rules.intervals == "paper"
+    assert rules.recipe.is_default
+    assert plain.with_host_registry([]) is plain
+    assert rules.recipe.load().registry.digest == rules.registry.digest != plain.registry.digest
+
+
+def test_tags_that_contradict_the_host_s_own_are_an_error():
+    other = RuleFile("other.toml", TAGS.text.replace("max_contact_force_signal", "gripper_contact_signal"))
+    with pytest.raises(RegistryError, match="capability set mine exists already"):
+        load_ruleset().with_host_registry([TAGS, other])
+
+
+def test_changed_limits_are_named_as_options_and_those_made_for_a_suite_are_not(tmp_path):
+    assert load_ruleset().describe_changes(["libero-goal"]) == ""
+    assert load_ruleset(missing="deactivate", capabilities=["libero-full"]).describe_changes(["libero-goal"]) == ""
+    assert load_ruleset("metaworld").describe_changes(["mt10"]) == ""
+    assert load_ruleset("metaworld").describe_changes(["libero-goal"]) == "--library metaworld"
+    changed = load_ruleset("paper-text", thresholds=["joint_torque=1.5"])
+    assert changed.describe_changes(["libero-goal"]) == "--library paper-text --set joint_torque=1.5"

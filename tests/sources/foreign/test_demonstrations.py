@@ -1,0 +1,288 @@
+"""Demonstrations of others, read as they are written: HDF5 files and LeRobot datasets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from safevla_bench.errors import RecordError
+from safevla_bench.interface import Task
+from safevla_bench.sources.foreign import RecordedActions, read_demonstrations
+
+RNG = np.random.default_rng(0)
+MODEL = """<mujoco><worldbody>
+  <body name="flat_stove_1_main" pos="0.1 0.2 0.9" quat="0 0 0 1"><joint type="hinge"/></body>
+  <body name="wooden_cabinet_1_main"/>
+  <body name="bowl_1_main" pos="1 1 1"><joint type="free"/></body>
+  <body name="plate_1_main"><freejoint/></body>
+</worldbody></mujoco>"""
+
+
+def demonstrations(path, count=2, steps=4, *, states=0, **attributes):
+    """A file as LIBERO's create_dataset.py writes it, without images; `states` more states than actions."""
+    with h5py.File(path, "w") as file:
+        data = file.create_group("data")
+        data.attrs.update(attributes)
+        for number in reversed(range(count)):
+            demo = data.create_group(f"demo_{number}")
+            demo.attrs["model_file"] = MODEL
+            demo.attrs["init_state"] = np.full(5, -1.0)  # from before the cut: not where the actions start
+            demo["actions"] = np.full((steps, 7), number / 100)
+            demo["states"] = RNG.normal(size=(steps + states, 5))
+            demo.create_group("obs")["agentview_rgb"] = np.zeros((steps, 2, 2, 3), dtype=np.uint8)
+    return path
+
+
+def test_demonstrations_come_in_the_order_of_their_numbers_with_the_first_recorded_state(tmp_path):
+    found = read_demonstrations(demonstrations(tmp_path / "x_demo.hdf5", count=11))
+    assert [take.name for take in found] == [f"demo_{k}" for k in range(11)]
+    assert [take.actions[0, 0] for take in found] == [k / 100 for k in range(11)]
+    assert found[0].states.shape == (4, 5)
+    assert not (found[0].states[0] == -1.0).all()
+    assert found[0].init_state_index is None
+
+
+def test_a_libero_file_says_suite_task_and_instruction(tmp_path):
+    file = demonstrations(
+        tmp_path / "a.hdf5",
+        bddl_file_name="chiliocosm/bddl_files/libero_goal/open_the_middle_drawer_of_the_cabinet.bddl",
+        problem_info=json.dumps({"language_instruction": '"open the middle drawer of the cabinet"'}),
+    )
+    take = read_demonstrations(file)[0]
+    assert (take.suite, take.task) == ("libero_goal", "open_the_middle_drawer_of_the_cabinet")
+    assert take.instruction == "open the middle drawer of the cabinet"
+
+
+def test_a_robomimic_file_says_its_task_in_env_args(tmp_path):
+    arguments = {"env_name": "Lift", "env_kwargs": {"bddl_file_name": None}}
+    path = demonstrations(tmp_path / "a.hdf5", env_args=json.dumps(arguments))
+    assert read_demonstrations(path)[0].task_label == "Lift"
+
+
+def test_poses_of_fixtures_come_from_the_model_and_free_bodies_are_none(tmp_path):
+    take = read_demonstrations(demonstrations(tmp_path / "a.hdf5"))[0]
+    assert dict(take.fixtures) == {
+        "flat_stove_1_main": (0.1, 0.2, 0.9, 0.0, 0.0, 0.0, 1.0),
+        "wooden_cabinet_1_main": (0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0),
+    }
+
+
+def test_a_folder_of_files_is_all_of_them_by_name(tmp_path):
+    for name in ("b", "a"):
+        demonstrations(tmp_path / f"{name}.hdf5", count=1)
+    assert [take.source for take in read_demonstrations(tmp_path)] == ["a.hdf5", "b.hdf5"]
+
+
+@pytest.mark.parametrize("states", [-1, 2])
+def test_states_that_do_not_fit_the_actions_are_an_error_with_their_place(tmp_path, states):
+    with pytest.raises(RecordError, match=r"demo_0.*field states: \d states, but 4 actions"):
+        read_demonstrations(demonstrations(tmp_path / "a.hdf5", states=states))
+
+
+def test_a_state_after_the_last_action_is_taken(tmp_path):
+    assert len(read_demonstrations(demonstrations(tmp_path / "a.hdf5", states=1))[0].states) == 5
+
+
+def test_what_is_no_demonstration_is_an_error(tmp_path):
+    (tmp_path / "a.hdf5").write_bytes(b"nothing")
+    with pytest.raises(RecordError, match="cannot be read"):
+        read_demonstrations(tmp_path / "a.hdf5")
+    with h5py.File(tmp_path / "b.hdf5", "w") as file:
+        file.create_group("data")
+    with pytest.raises(RecordError, match="no demonstrations"):
+        read_demonstrations(tmp_path / "b.hdf5")
+    with pytest.raises(RecordError, match="no such file"):
+        read_demonstrations(tmp_path / "c.hdf5")
+
+
+def spoil_actions(demo):
+    del demo["actions"]
+    demo["actions"] = [["left", "right"]] * 4
+
+
+def spoil_group(demo):
+    del demo["actions"]
+    demo.create_group("actions")
+
+
+def spoil_pose(demo):
+    demo.attrs["model_file"] = MODEL.replace("0.1 0.2 0.9", "0.1 high 0.9")
+
+
+def spoil_model(demo):
+    demo.attrs["model_file"] = MODEL[:60]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "problem"),
+    [
+        (spoil_actions, r"field actions: cannot be read as numbers"),
+        (spoil_group, r"field actions: cannot be read as numbers: it is no array"),
+        (spoil_pose, r"field model_file: the model cannot be read: could not convert string to float: 'high'"),
+        (spoil_model, r"field model_file: the model cannot be read"),
+    ],
+)
+def test_a_damaged_part_of_a_demonstration_is_an_error_with_its_place(tmp_path, spoil, problem):
+    path = demonstrations(tmp_path / "a.hdf5")
+    with h5py.File(path, "r+") as file:
+        spoil(file["data/demo_1"])
+    with pytest.raises(RecordError, match=rf"a\.hdf5.*demo_1.*{problem}"):
+        read_demonstrations(path)
+
+
+@pytest.mark.parametrize("name", ["data", "data/demo_1"])
+def test_an_array_in_the_place_of_a_group_is_an_error_that_names_it(tmp_path, name):
+    path = demonstrations(tmp_path / "a.hdf5")
+    with h5py.File(path, "r+") as file:
+        del file[name]
+        file[name] = np.zeros(3)
+    with pytest.raises(RecordError, match=rf"a\.hdf5.*{name.rpartition('/')[2]} is no group"):
+        read_demonstrations(path)
+
+
+def test_other_forms_are_left_to_others(tmp_path):
+    assert read_demonstrations(tmp_path) is None
+    assert read_demonstrations(tmp_path / "episodes.jsonl") is None
+
+
+def dataset(folder, *, version="v3.0"):
+    """A LeRobot dataset of three episodes in two files, frames out of order, and its tasks as pandas writes them."""
+    (folder / "meta").mkdir(parents=True)
+    (folder / "meta" / "info.json").write_text(json.dumps({"codebase_version": version, "fps": 10}))
+    names = ["put the bowl on the plate", "turn on the stove"]
+    if version == "v3.0":
+        tasks = pa.table({"task_index": [0, 1], "__index_level_0__": names})
+        pq.write_table(tasks, folder / "meta" / "tasks.parquet")
+    else:
+        lines = [json.dumps({"task_index": k, "task": name}) for k, name in enumerate(names)]
+        (folder / "meta" / "tasks.jsonl").write_text("\n".join(lines))
+    (folder / "data" / "chunk-000").mkdir(parents=True)
+    rows = [(e, t, e % 2) for e in (2, 0, 1) for t in (1, 0, 2)]
+    for number, part in enumerate((rows[:4], rows[4:])):
+        columns = {
+            "action": pa.array([[e + t / 10] * 7 for e, t, _ in part], pa.list_(pa.float32(), 7)),
+            "episode_index": [e for e, _, _ in part],
+            "frame_index": [t for _, t, _ in part],
+            "task_index": [k for _, _, k in part],
+        }
+        pq.write_table(pa.table(columns), folder / "data" / "chunk-000" / f"file-{number:03d}.parquet")
+    return folder
+
+
+@pytest.mark.parametrize("version", ["v3.0", "v2.1"])
+def test_a_lerobot_dataset_gives_actions_and_instructions_and_no_start(tmp_path, version):
+    found = read_demonstrations(dataset(tmp_path / "libero", version=version))
+    assert [take.name for take in found] == ["episode_000000", "episode_000001", "episode_000002"]
+    np.testing.assert_allclose(found[2].actions[:, 0], [2.0, 2.1, 2.2], rtol=1e-6)
+    assert found[1].instruction == "turn on the stove"
+    assert (found[0].states, found[0].init_state_index) == (None, None)
+
+
+def test_a_dataset_without_frames_is_an_error(tmp_path):
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta" / "info.json").write_text("{}")
+    with pytest.raises(RecordError, match="no episodes"):
+        read_demonstrations(tmp_path)
+
+
+def rewrite_column(folder, name, values):
+    """Replace a column of the dataset's second file."""
+    path = folder / "data" / "chunk-000" / "file-001.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.set_column(table.schema.get_field_index(name), name, values), path)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "problem"),
+    [
+        ("action", pa.array([["left"] * 7] * 5), "cannot be read: could not convert string to float"),
+        ("action", pa.array([[0.0] * 7] * 4 + [[0.0] * 6]), "cannot be read"),
+        ("action", pa.array([[0.0] * 7] * 4 + [None]), "cannot be read"),
+        ("action", pa.array([0.0] * 5), r"action has the shape \(5,\)"),
+        ("episode_index", pa.array(["a"] * 5), "episode_index holds string"),
+        ("frame_index", pa.array([0, 1, 2, 3, None]), "frame_index holds int64, or nothing in places"),
+        ("task_index", pa.array([0.5] * 5), "task_index holds double"),
+    ],
+)
+def test_a_damaged_column_of_a_dataset_is_an_error_that_names_its_file(tmp_path, name, values, problem):
+    folder = dataset(tmp_path / "libero")
+    rewrite_column(folder, name, values)
+    with pytest.raises(RecordError, match=rf"file-001\.parquet.*{problem}"):
+        read_demonstrations(folder)
+
+
+def test_files_of_other_actions_are_no_dataset(tmp_path):
+    folder = dataset(tmp_path / "libero")
+    rewrite_column(folder, "action", pa.array([[0.0] * 6] * 5))
+    with pytest.raises(RecordError, match="actions have 7 and 6 numbers"):
+        read_demonstrations(folder)
+
+
+@pytest.mark.parametrize("row", ['{"task_index": 1}', '{"task": "turn on the stove"}', '["a"]', '{"task_index": null}'])
+def test_a_damaged_row_of_tasks_is_an_error_that_names_it(tmp_path, row):
+    folder = dataset(tmp_path / "libero", version="v2.1")
+    with (folder / "meta" / "tasks.jsonl").open("a") as stream:
+        stream.write(f"\n{row}")
+    with pytest.raises(RecordError, match=r"tasks\.jsonl.*row 3 lacks"):
+        read_demonstrations(folder)
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff", b"[" * 100_000])
+def test_tasks_that_cannot_be_read_are_an_error_that_names_the_file(tmp_path, content):
+    folder = dataset(tmp_path / "libero", version="v2.1")
+    (folder / "meta" / "tasks.jsonl").write_bytes(content)
+    with pytest.raises(RecordError, match=r"tasks\.jsonl.*cannot be read"):
+        read_demonstrations(folder)
+
+
+TASK = Task("libero-goal", "task_7", 7, "turn_on_the_stove", "turn on the stove", (0.0,) * 6 + (-1.0,), 50)
+
+
+@pytest.mark.parametrize(
+    ("known", "fits"),
+    [
+        ({"benchmark": "libero-goal", "task_id": "task_7"}, True),
+        ({"benchmark": "libero-goal", "task_id": "task_1", "instruction": "turn on the stove"}, False),
+        ({"suite": "libero_goal", "task": "turn_on_the_stove"}, True),
+        ({"suite": "libero_90", "task": "turn_on_the_stove"}, False),
+        ({"task": "turn_on_the_stove"}, True),
+        ({"task": "Lift", "instruction": "turn on the stove"}, False),
+        ({"instruction": "Turn on the  stove."}, True),
+        ({}, False),
+    ],
+)
+def test_a_take_fits_a_task_by_the_most_exact_thing_it_says(known, fits):
+    assert RecordedActions(name="x", source="y", actions=np.zeros((1, 7)), **known).is_of_task(TASK) is fits
+
+
+@pytest.mark.parametrize("version", ["v3.0", "v2.1"])
+def test_what_lerobot_s_own_writer_writes_is_read(version):
+    """`tests/cases/make_lerobot_datasets.py` made it with LeRobot 0.4.4 and 0.3.3."""
+    first, second = read_demonstrations(Path(__file__).parents[1] / "cases" / f"lerobot_{version}")
+    assert (first.name, first.instruction, first.states) == ("episode_000000", "turn on the stove", None)
+    assert second.instruction == "open the middle drawer of the cabinet"
+    np.testing.assert_array_equal(first.actions, np.float32([[0.0], [0.1], [0.2]]) * np.ones(7, np.float32))
+    np.testing.assert_array_equal(second.actions[:, 6], np.float32([1.0, 1.1, 1.2, 1.3]))
+
+
+def test_numbers_of_another_file_are_not_read(tmp_path):
+    demonstrations(tmp_path / "other.hdf5")
+    (tmp_path / "raw").write_bytes(bytes(4096))
+    path = demonstrations(tmp_path / "a.hdf5")
+    with h5py.File(path, "r+") as file:
+        del file["data/demo_1"]
+        file["data/demo_1"] = h5py.ExternalLink("other.hdf5", "data/demo_0")
+    with pytest.raises(RecordError, match="link to another file"):
+        read_demonstrations(path)
+    path = demonstrations(tmp_path / "b.hdf5")
+    with h5py.File(path, "r+") as file:
+        del file["data/demo_1/actions"]
+        file["data/demo_1"].create_dataset("actions", (4, 7), "f8", external=[(str(tmp_path / "raw"), 0, 224)])
+    with pytest.raises(RecordError, match="lie in another file"):
+        read_demonstrations(path)

@@ -1,0 +1,171 @@
+"""MCAP files as sources: topics at rates of their own, of which nothing is read between two messages."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from logs.log_files import pose_message, save_mapping, write_mcap
+
+from builders import same_bits
+from safevla_bench.errors import RecordError
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.judging.scoring import score
+from safevla_bench.sources import runs
+from safevla_bench.sources.logs import mcap_file
+from safevla_bench.trajectory import Batch
+
+MAPPED = """
+[episode]
+task = "mug"
+success = true
+
+[eef]
+from = "/eef"
+
+[bodies.mug]
+from = "/mug"
+role = "bystander"
+"""
+
+
+def messages(lost: tuple[float, float] = (9, 9), jitter: float = 0.0) -> list[tuple[str, float, dict]]:
+    rng = np.random.default_rng(0)
+    times = [0.05 * k + jitter * rng.uniform(-1, 1) for k in range(40)]
+    eef = [("/eef", 5 + t, pose_message(0.1 * t)) for t in times]
+    mug = [("/mug", 5 + t, pose_message(0.5)) for t in times if not lost[0] <= t < lost[1]]
+    joints = [
+        ("/joints", 5 + 0.01 * k, {"name": ["b", "a"], "position": [0.1, 0.2], "effort": [3.0, -6.0]})
+        for k in range(200)
+    ]
+    return sorted([*eef, *mug, *joints], key=lambda row: (row[1], row[0]))
+
+
+def read(path: Path) -> list[Batch | RecordError]:
+    return list(runs.open_source(path).read())
+
+
+def folder_of(tmp_path: Path, rows: list, text: str = MAPPED) -> Path:
+    write_mcap(tmp_path / "take_1.mcap", rows)
+    save_mapping(tmp_path, text)
+    return tmp_path
+
+
+def test_a_file_is_an_episode_whose_records_are_messages_of_the_clock(tmp_path):
+    text = MAPPED + '[torque]\nfrom = "/joints"\nnames = ["a", "b"]\nlimits_nm = [12, 12]\n'
+    (batch,) = read(folder_of(tmp_path, messages(), text))
+    assert (batch.headers[0].episode_id, batch.headers[0].dt) == ("take_1", pytest.approx(0.05))
+    assert batch.lengths.tolist() == [40]
+    assert not batch.channel("time_s").present[0]
+    assert batch.joint_torque_nm.episode_rows(0)[7].tolist() == [-6.0, 3.0]
+    (row,) = score(batch, load_ruleset())
+    assert row.robustness["joint_torque"] == 0.5
+    assert row.diagnostics["eef_speed_under_1mps"].extreme == pytest.approx(0.1)
+
+
+def test_a_body_without_a_message_since_the_record_before_is_unknown(tmp_path):
+    (batch,) = read(folder_of(tmp_path, messages(lost=(0.6, 1.0))))
+    assert batch.pose_valid.channel.values.sum() == 40 - 8
+    save_mapping(tmp_path, MAPPED + "max_age_s = 1\n")
+    assert not read(tmp_path)[0].pose_valid.present[0]
+
+
+def test_uneven_messages_have_time_stamps_and_derivatives_by_them(tmp_path):
+    (batch,) = read(folder_of(tmp_path, messages(jitter=0.01)))
+    assert batch.channel("time_s").present[0]
+    (row,) = score(batch, load_ruleset())
+    assert row.diagnostics["eef_speed_under_1mps"].extreme == pytest.approx(0.1)
+    assert row.diagnostics["eef_acc_under_5mps2"].extreme == pytest.approx(0.0, abs=1e-6)
+
+
+def test_errors_name_the_topics_and_names_that_there_are(tmp_path):
+    folder = folder_of(tmp_path, messages(), "")
+    assert "/eef (test.eef, json); /joints (test.joints, json); /mug (test.mug, json)" in problem(folder)
+    save_mapping(folder, MAPPED.replace("/mug", "/cup"))
+    assert "there is no topic '/cup'" in problem(folder)
+    save_mapping(folder, MAPPED + '[torque]\nfrom = "/joints"\nnames = ["c"]\n')
+    assert "Its names are: b, a" in problem(folder)
+    save_mapping(folder, MAPPED + '[torque]\nfrom = "/joints"\nfield = "velocity"\n')
+    assert "The message has: name, position, effort" in problem(folder)
+    save_mapping(folder, MAPPED.replace('from = "/eef"', 'from = "/joints"'))
+    assert "a message has no pose" in problem(folder)
+    save_mapping(folder, MAPPED.replace("[episode]", '[episode]\nclock = "/other"'))
+    assert "the clock '/other'" in problem(folder)
+
+
+def problem(path: Path) -> str:
+    (error,) = read(path)
+    assert isinstance(error, RecordError), error
+    return f"{error} {error.remedy}"
+
+
+def test_transforms_are_read_by_their_child_frame(tmp_path):
+    def transforms(x: float) -> dict:
+        turn = {"x": 0.0, "y": 0.0, "z": 0.0, "w": 1.0}
+        inner = {"translation": {"x": x, "y": 0.0, "z": 0.1}, "rotation": turn}
+        return {"transforms": [{"child_frame_id": "cup", "transform": inner}]}
+
+    rows = [("/tf", 0.1 * k, transforms(0.01 * k)) for k in range(12)]
+    text = '[episode]\nsuccess = true\n[eef]\nfrom = "/tf"\nframe = "cup"\n'
+    (batch,) = read(folder_of(tmp_path, rows, text))
+    assert batch.eef_pos_m.episode_rows(0)[:, 0] == pytest.approx(0.01 * np.arange(12))
+    save_mapping(tmp_path, text.replace("cup", "mug"))
+    assert "no message of eef" in problem(tmp_path)
+
+
+def test_each_file_of_a_folder_is_an_episode_and_a_damaged_one_an_error(tmp_path):
+    folder = folder_of(tmp_path, messages())
+    write_mcap(tmp_path / "take_2.mcap", messages())
+    content = (tmp_path / "take_1.mcap").read_bytes()
+    (tmp_path / "take_0.mcap").write_bytes(content[: len(content) // 2])
+    error, *batches = read(folder)
+    assert "take_0.mcap" in str(error)
+    assert [batch.headers[0].episode_id for batch in batches] == ["take_1", "take_2"]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_altered_bytes_are_an_episode_or_an_error_and_nothing_else(tmp_path, seed):
+    rng = random.Random(seed)
+    folder = folder_of(tmp_path, messages()[:90])
+    content = bytearray((tmp_path / "take_1.mcap").read_bytes())
+    for _ in range(rng.randint(1, 6)):
+        content[rng.randrange(8, len(content))] = rng.randrange(256)
+    (tmp_path / "take_1.mcap").write_bytes(bytes(content))
+    assert all(isinstance(one, Batch | RecordError) for one in read(folder))
+
+
+def test_a_bit_that_turned_over_is_an_error_or_changes_no_number(tmp_path):
+    """The file's checksums are compared: damage never becomes a number that nobody measured."""
+    folder = folder_of(tmp_path, messages()[:90])
+    content = (tmp_path / "take_1.mcap").read_bytes()
+    (intact,) = read(folder)
+    rng, refused = random.Random(0), 0
+    for _ in range(150):
+        place = rng.randrange(8, len(content))
+        flipped = bytes([content[place] ^ 1 << rng.randrange(8)])
+        (tmp_path / "take_1.mcap").write_bytes(content[:place] + flipped + content[place + 1 :])
+        (outcome,) = read(folder)
+        refused += isinstance(outcome, RecordError)
+        assert isinstance(outcome, RecordError) or same_bits(outcome, intact)
+    assert refused
+
+
+def test_a_chunk_that_says_more_than_a_chunk_may_hold_is_refused_before_it_is_decompressed(tmp_path, monkeypatch):
+    monkeypatch.setattr(mcap_file, "_MAX_CHUNK_BYTES", 20_000)
+    assert "decompresses to more" in problem(folder_of(tmp_path, messages()))
+
+
+def test_messages_of_ros_2_are_read(tmp_path):
+    writer_module = pytest.importorskip("mcap_ros2.writer")
+    definition = "string[] name\nfloat64[] position\nfloat64[] velocity\nfloat64[] effort"
+    with (tmp_path / "take.mcap").open("wb") as stream, writer_module.Writer(stream) as writer:
+        schema = writer.register_msgdef("sensor_msgs/msg/JointState", definition)
+        for k in range(10):
+            message = {"name": ["a"], "position": [0.0], "velocity": [0.0], "effort": [float(k)]}
+            writer.write_message("/joint_states", schema, message, log_time=k * 10**8, publish_time=k * 10**8)
+    save_mapping(tmp_path, '[episode]\nsuccess = true\n[torque]\nfrom = "/joint_states"\nlimits_nm = [18]\n')
+    (batch,) = read(tmp_path)
+    assert batch.joint_torque_nm.episode_rows(0)[:, 0].tolist() == list(range(10))
+    assert score(batch, load_ruleset()).episode(0).robustness["joint_torque"] == 0.5

@@ -1,0 +1,202 @@
+"""Records read some at a time: the same scores, errors and episodes as read at once, in any form."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from importlib import resources
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from builders import episode, same_bits
+from safevla_bench import archive
+from safevla_bench.errors import CollectedError, RunError, SafevlaError, SignalError, UnknownTaskError
+from safevla_bench.explain import exposure
+from safevla_bench.jobs.evaluation import judge, render_report, write_outputs
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.judging.scoring import score, score_chunks
+from safevla_bench.report import episode_table, paired_episodes
+from safevla_bench.sources import runs
+from safevla_bench.sources.runs import episode_index
+from safevla_bench.trajectory import concatenate_batches, select_episodes
+
+DEMO = Path(str(resources.files("safevla_bench").joinpath("demo.parquet")))
+FORMS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
+EPISODES = [episode(4 + k, episode_id=f"ep_{k}", policy=f"p{k % 2}") for k in range(7)]
+
+
+@cache
+def demo():
+    return archive.open_archive(DEMO)
+
+
+def cut(batch, places):
+    """The batch in pieces that end at the places."""
+    ends = [0, *sorted(set(places) & set(range(1, len(batch)))), len(batch)]
+    return [select_episodes(batch, range(first, end)) for first, end in pairwise(ends)]
+
+
+def same(one, other):
+    """Whether two scores say the same, array for array and text for text."""
+    for name in type(one).__dataclass_fields__:
+        mine, theirs = getattr(one, name), getattr(other, name)
+        if isinstance(mine, np.ndarray):
+            assert (mine.dtype, mine.tobytes()) == (theirs.dtype, theirs.tobytes()), name
+        else:
+            assert repr(mine) == repr(theirs) if name == "actions" else mine == theirs, name
+    return True
+
+
+@settings(max_examples=15, deadline=None)
+@given(places=st.sets(st.integers(min_value=1, max_value=19)))
+def test_scores_of_chunks_are_those_of_the_whole(places):
+    chunks = cut(demo(), places)
+    assert same(score_chunks(chunks, load_ruleset()), score(demo(), load_ruleset()))
+
+
+def test_exposure_of_chunks_is_that_of_the_whole():
+    scores = score(demo(), load_ruleset())
+    whole = exposure.measure_exposure(demo(), scores, load_ruleset())
+    assert same(exposure.measure_chunks(cut(demo(), {1, 7, 8}), scores, load_ruleset()), whole)
+    nothing = exposure.measure_chunks([], scores.select_episodes(np.arange(0)), load_ruleset())
+    assert len(nothing) == 0
+
+
+@settings(max_examples=15, deadline=None)
+@given(places=st.sets(st.integers(min_value=1, max_value=6)), lacking=st.sets(st.integers(0, 6), min_size=1))
+def test_what_is_raised_of_chunks_is_what_is_raised_of_the_whole(places, lacking):
+    without = {"contacts": None, "joint_torque_nm": None}
+    whole = concatenate_batches([episode(4, episode_id=f"e{k}", **(without if k in lacking else {})) for k in range(7)])
+    with pytest.raises(SafevlaError) as at_once:
+        score(whole, load_ruleset())
+    with pytest.raises(type(at_once.value)) as in_chunks:
+        score_chunks(cut(whole, places), load_ruleset())
+    assert str(in_chunks.value) == str(at_once.value)
+    tolerant = [missing(cut(whole, places)) for missing in (deactivated, lambda chunks: deactivated([whole]))]
+    assert same(*tolerant)
+
+
+def deactivated(chunks):
+    return score_chunks(chunks, load_ruleset(missing="deactivate"))
+
+
+def test_no_chunk_has_scores_of_no_episode():
+    assert same(score_chunks([], load_ruleset()), score(select_episodes(EPISODES[0], []), load_ruleset()))
+
+
+@pytest.mark.parametrize("size", [1, 500, 1 << 20])
+def test_the_bytes_of_a_judgement_do_not_depend_on_the_size_of_chunks(tmp_path, monkeypatch, size):
+    write_outputs(judge([DEMO], load_ruleset()), tmp_path / "usual")
+    monkeypatch.setattr(episode_index, "CHUNK_RECORDS", size)
+    write_outputs(judge([DEMO], load_ruleset()), tmp_path / "other")
+    for name in ("scores.json", "scores.parquet", "report.html"):
+        assert (tmp_path / "usual" / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
+
+
+@pytest.mark.parametrize("suffix", FORMS)
+def test_some_episodes_are_those_of_the_whole_in_the_order_asked(tmp_path, suffix):
+    paths = [tmp_path / f"one{suffix}", tmp_path / f"two{suffix}"]
+    archive.write_archive(paths[0], concatenate_batches(EPISODES[:3]))
+    archive.write_archive(paths[1], concatenate_batches(EPISODES[3:]))
+    scan = runs.Scan(paths)
+    assert same_bits(concatenate_batches(list(scan)), concatenate_batches(EPISODES))
+    read = scan.index()
+    assert same_bits(read.read_all(), concatenate_batches(EPISODES))
+    assert same_bits(read.read_episodes([5, 0, 3]), concatenate_batches([EPISODES[5], EPISODES[0], EPISODES[3]]))
+    assert read.read_episodes([]) is None
+    assert read.lengths.tolist() == [len(one.gripper_contact) for one in EPISODES]
+
+
+def test_only_what_is_wanted_is_made_sense_of(tmp_path, monkeypatch):
+    path = tmp_path / "all.jsonl.zst"
+    archive.write_archive(path, concatenate_batches(EPISODES))
+    read = runs.scan([path])
+    decoded = []
+    really = archive.jsonl.decode_json
+    monkeypatch.setattr(archive.jsonl, "decode_json", lambda line: decoded.append(line) or really(line))
+    read.read_episodes([6])
+    assert len(decoded) == 1
+
+
+def test_bad_episodes_are_skipped_in_every_reading(tmp_path):
+    path = tmp_path / "some.jsonl"
+    archive.write_archive(path, concatenate_batches(EPISODES))
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([b"{}\n", lines[0], b"\n", b"junk\n", *lines[1:], lines[2]]))
+    good, read = runs.read_sources([path])
+    assert same_bits(good, concatenate_batches(EPISODES))
+    assert [problem.place.line for problem in read.problems][:2] == [1, 4]
+    assert same_bits(read.read_all(), good)
+    assert same_bits(read.read_episodes([0, 4]), concatenate_batches([EPISODES[0], EPISODES[4]]))
+    with pytest.raises(CollectedError):
+        read.require_valid()
+    read.require_valid(skip_invalid=True)
+
+
+def test_bad_episodes_come_before_what_good_ones_lack_and_all_are_listed(tmp_path):
+    path = tmp_path / "some.jsonl"
+    archive.write_archive(
+        path, concatenate_batches([episode(4, contacts=None), episode(4, episode_id="odd", benchmark="nowhere")])
+    )
+    with pytest.raises(UnknownTaskError):
+        judge([path], load_ruleset())
+    path.write_bytes(b"junk\n" + path.read_bytes() + b"junk\n")
+    with pytest.raises(CollectedError) as raised:
+        judge([path], load_ruleset())
+    assert [one.place.line for one in raised.value.errors] == [1, 4]
+    archive.write_archive(path, episode(4, contacts=None))
+    with pytest.raises((SignalError, CollectedError), match="contacts is missing in episode"):
+        judge([path], load_ruleset())
+
+
+def test_a_source_that_changes_between_readings_is_an_error(tmp_path):
+    path = tmp_path / "some.jsonl"
+    archive.write_archive(path, concatenate_batches(EPISODES))
+    read = runs.scan([path])
+    archive.write_archive(path, concatenate_batches(EPISODES[::-1]))  # moved, and all there
+    assert same_bits(read.read_episodes([1]), EPISODES[1])
+    archive.write_archive(path, concatenate_batches(EPISODES[1:]))
+    with pytest.raises(RunError, match="it changed while it was read"):
+        list(read.read_chunks())
+    with pytest.raises(RunError, match="it changed while it was read"):
+        read.read_episodes([0])
+
+
+def test_the_page_of_the_episodes_that_it_draws_is_the_page_of_all(monkeypatch):
+    page = sys.modules["safevla_bench.report.page"]  # the package's name is the function
+    for module in (page, episode_table, paired_episodes):
+        monkeypatch.setattr(module, "MOST_DRAWN", 3)
+    judged = judge([DEMO], load_ruleset())
+    lean = render_report(judged)
+    assert len(set(page.drawn_episodes(judged.scores, judged.records.headers))) < len(judged.records)
+    whole = judged.batch
+    monkeypatch.setattr(runs.EpisodeIndex, "read_sparsely", lambda self, indices: whole)
+    monkeypatch.setattr(runs.EpisodeIndex, "read_chunks", lambda self: iter([whole]))
+    assert render_report(judged) == lean
+
+
+def test_some_records_are_whole_and_of_the_others_the_headers_and_lengths(tmp_path):
+    path = tmp_path / "all.parquet"
+    archive.write_archive(path, concatenate_batches(EPISODES))
+    read = runs.scan([path])
+    some = read.read_sparsely([4, 1, 4])
+    assert some.headers == read.headers
+    assert some.lengths.tolist() == read.lengths.tolist()
+    assert [k for k in range(7) if some.contacts.present[k]] == [1, 4]
+    assert all(same_bits(select_episodes(some, [k]), EPISODES[k]) for k in (1, 4))
+    assert len(read.read_sparsely([])) == 7
+
+
+def test_the_records_of_one_policy_are_as_if_there_were_no_others(tmp_path):
+    path = tmp_path / "all.jsonl"
+    archive.write_archive(path, concatenate_batches(EPISODES))
+    read = runs.scan([path])
+    mine = read.select_episodes([1, 3, 5])
+    assert same_bits(mine.read_all(), concatenate_batches([EPISODES[k] for k in (1, 3, 5)]))
+    assert same_bits(mine.read_episodes([2]), EPISODES[5])
+    assert len(read) == 7

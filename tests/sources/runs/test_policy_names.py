@@ -1,0 +1,119 @@
+"""Policies of one name are told apart by what run.json says of them, and never merged."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from safevla_bench.errors import RunError
+from safevla_bench.jobs import evaluation
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.sources.runs.policy_names import describe_names, distinguish_policies, identify_policies
+
+ENTRY = {"policy": "pi", "arguments": {}, "entry": {"name": "pi", "checkpoints": {"s": "gs://x"}}}
+
+
+def names(*descriptions: dict[str, object]) -> list[dict[str | None, str]]:
+    paths = [Path(f"runs/{k}") for k in range(len(descriptions))]
+    identities = [identify_policies(path, run) for path, run in zip(paths, descriptions, strict=True)]
+    return [dict(of_source) for of_source in distinguish_policies(identities, paths)]
+
+
+def ran(policy: str = "p", suites: tuple[str, ...] = ("s",), volatile: object = None, **of_policy: object):
+    row = {"policy": policy, "arguments": {}, "privileged": False, "cameras": [], **of_policy}
+    return {"policies": [row], "suites": list(suites), "volatile": volatile or {}}
+
+
+def test_equal_configurations_are_one_policy_whatever_their_suites_and_seeds():
+    assert names(ran(), ran(suites=("t",)), {**ran(), "seed": 7}) == [{}, {}, {}]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "labels"),
+    [
+        (ran(arguments={"chunk": "5"}), ran(arguments={"chunk": "10"}), ["p (chunk=5)", "p (chunk=10)"]),
+        (ran(arguments={"chunk": "5"}), ran(), ["p (chunk=5)", "p (no chunk)"]),
+        (ran(dialect={"replan": 5}), ran(dialect={"replan": 8}), ["p (dialect.replan=5)", "p (dialect.replan=8)"]),
+        (ran(arguments={"path": "/long" * 9}), ran(), ["p (0)", "p (1)"]),
+    ],
+)
+def test_another_configuration_is_another_policy_named_by_what_differs(one, other, labels):
+    assert names(one, other) == [{"p": labels[0]}, {"p": labels[1]}]
+
+
+def test_runs_of_one_configuration_have_one_name_beside_another():
+    one, other = ran(arguments={"chunk": "5"}), ran(arguments={"chunk": "10"})
+    assert names(one, other, one) == [{"p": "p (chunk=5)"}, {"p": "p (chunk=10)"}, {"p": "p (chunk=5)"}]
+
+
+def serving(*servers: str, suites: tuple[str, ...] = ("s",), says: object = None):
+    said = [] if says is None else [{"policy": "pi", "suite": suites[0], "says": says, "episodes": []}]
+    return ran(suites=suites, volatile={"servers": list(servers), "policies_say": said}, **ENTRY)
+
+
+def test_another_server_of_a_suite_is_another_policy_unless_both_state_the_same():
+    assert names(serving("ws://a:1"), serving("ws://b:1")) == [
+        {"pi": "pi (server of s=ws://a:1)"}, {"pi": "pi (server of s=ws://b:1)"},
+    ]  # fmt: skip
+    assert names(serving("ws://a:1", says={"step": 1}), serving("ws://b:1", says={"step": 1})) == [{}, {}]
+    first, second = names(serving("ws://a:1", says={"step": 1}), serving("ws://a:1", says={"step": 2}))
+    assert first != second
+    assert names(serving("s=ws://a:1"), serving("t=ws://b:1", suites=("t",))) == [{}, {}]
+
+
+def test_an_archive_is_of_the_one_policy_there_is_and_of_neither_of_two():
+    assert names(ran(), {}) == [{}, {}]
+    told = names(ran(arguments={"k": "1"}), ran(arguments={"k": "2"}), {})
+    assert told[2] == {"p": "p (2)"}
+    assert describe_names(told) == [
+        "p is 3 policies here, as its runs differ in arguments, servers or checkpoints: p (k=1); p (k=2); p (2)."
+    ]
+
+
+def test_a_hostile_description_is_a_typed_error_or_no_policy():
+    """Names that are no names; arguments nested as deep as JSON can be read; names as long as a book."""
+    assert names({"policies": [{"policy": ["x"]}, 3, {"policy": None}]}, {"policies": "no"}) == [{}, {}]
+    deep: object = "x"
+    for _ in range(5000):
+        deep = {"k": deep}
+    with pytest.raises(RunError, match="nested too deeply"):
+        names(ran(arguments=deep))
+    first, second = names(ran(arguments={"k" * 10_000: "1"}), ran())
+    assert (first, second) == ({"p": "p (0)"}, {"p": "p (1)"})
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """One policy with two checkpoints, as its run.json says, on one task each."""
+    folder = tmp_path_factory.mktemp("two")
+    request = evaluation.Request(host="fake", suites=("fake",), policies=("random",), episodes=2, max_steps=20)
+    for name, tasks in (("one", (0,)), ("other", (1,))):
+        evaluation.roll_out(replace(request, tasks=tasks), folder / name)
+        run = json.loads((folder / name / "run.json").read_text())
+        run["policies"][0]["arguments"]["checkpoint"] = name
+        (folder / name / "run.json").write_text(json.dumps(run))
+    return folder
+
+
+def test_a_judgement_of_both_has_two_policies_and_says_so(two):
+    judged = evaluation.judge([two / "one", two / "other"], load_ruleset())
+    shown = ["random (checkpoint=one)", "random (checkpoint=other)"]
+    assert [cell.policy for cell in judged.summarize_scores()[0]] == shown
+    assert [source.policies for source in judged.sources] == [(shown[0],), (shown[1],)]
+    assert [header.policy for header in judged.batch.headers] == [shown[0]] * 2 + [shown[1]] * 2
+    assert judged.describe_policies() == [
+        f"random is 2 policies here, as its runs differ in arguments, servers or checkpoints: {'; '.join(shown)}."
+    ]
+    document = judged.sources[0].to_document()
+    assert (document["policies"][0]["policy"], document["policy_names"]) == ("random", {"random": shown[0]})
+    alone = evaluation.judge([two / "one"], load_ruleset())
+    assert (alone.scores.policy[0], alone.describe_policies()) == ("random", [])
+
+
+def test_a_comparison_takes_either_name(two):
+    for wanted, count in ((("random",), 2), (("random (checkpoint=one)",), 1), ((), 2)):
+        found = evaluation.load_policy_results([two / "one", two / "other"], load_ruleset(), policies=wanted)
+        assert [one.name for one in found] == ["random (checkpoint=one)", "random (checkpoint=other)"][:count]

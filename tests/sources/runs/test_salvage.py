@@ -1,0 +1,338 @@
+"""A damaged archive: what is behind the damage is read, every lost episode is named and counted, none slips through."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+
+import pytest
+import zstandard
+
+from safevla_bench import archive, cli
+from safevla_bench.archive import jsonl as members_of_files
+from safevla_bench.errors import CollectedError, DamageError, RunError
+from safevla_bench.jobs import evaluation, verify
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.sources import runs
+from safevla_bench.trajectory import Batch
+
+COUNT = 5
+MAGIC = {".zst": b"\x28\xb5\x2f\xfd", ".gz": b"\x1f\x8b\x08"}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    def run(form):
+        folder = tmp_path_factory.mktemp("salvage") / "run"
+        asked = evaluation.Request(
+            host="fake", suites=("fake",), tasks=(0,), episodes=COUNT, policies=("random",), max_steps=4, archive=form
+        )
+        evaluation.roll_out(asked, folder)
+        return folder
+
+    return {form: run(form) for form in runs.FORMS}
+
+
+@pytest.fixture
+def run(made, tmp_path):
+    shutil.copytree(made["jsonl"], tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def safevla(capsys):
+    def run(*arguments):
+        code = cli.run_command_line([str(one) for one in arguments])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture
+def part(run):
+    return run / "archive" / "part-00000.jsonl.zst"
+
+
+def members(content, suffix=".zst"):
+    starts = [k for k in range(len(content)) if content.startswith(MAGIC[suffix], k)]
+    return [*starts, len(content)]
+
+
+def read(path):
+    found = list(archive.read_episodes([path]))
+    names = [header.episode_id for one in found if isinstance(one, Batch) for header in one.headers]
+    return names, [one for one in found if not isinstance(one, Batch)]
+
+
+def ids(*numbers):
+    return [f"random/fake/task_0/ep_{number:03d}" for number in numbers]
+
+
+def flip(path, *places):
+    content = bytearray(path.read_bytes())
+    for place in places:
+        content[place] ^= 4
+    path.write_bytes(content)
+
+
+def inside(path, number, place, suffix=".zst"):
+    """A byte of a member: its first, one of its header, one of what it holds, one of its checksum."""
+    starts = members(path.read_bytes(), suffix)
+    begin, end = starts[number], starts[number + 1]
+    checksum = end - 1 if suffix == ".zst" else end - 7
+    return {"magic": begin, "header": begin + 5, "content": (begin + end) // 2, "checksum": checksum}[place]
+
+
+@pytest.mark.parametrize("place", ["magic", "header", "content", "checksum"])
+def test_a_flipped_bit_costs_one_episode_wherever_in_its_member_it_lies(part, place):
+    starts = members(part.read_bytes())
+    flip(part, inside(part, 2, place))
+    names, (damage,) = read(part)
+    assert names == ids(0, 1, 3, 4)
+    assert isinstance(damage, DamageError)
+    begin, end = starts[2], starts[3]
+    said = str(damage)
+    assert part.name in said
+    assert ids(1)[0] in said
+    assert f"from byte {begin} to byte {end}" in said
+
+
+@pytest.mark.parametrize("place", ["magic", "content", "checksum"])
+def test_a_gzip_member_is_believed_by_its_checksum_alone(part, tmp_path, place):
+    path = tmp_path / "episodes.jsonl.gz"
+    for one in archive.read_episodes([part]):
+        archive.append(path, one)
+    flip(path, inside(path, 2, place, ".gz"))
+    names, errors = read(path)
+    assert names == ids(0, 1, 3, 4)
+    assert len(errors) == 1
+
+
+def test_nothing_of_a_long_member_is_given_before_its_checksum_was_read(part, tmp_path, monkeypatch):
+    monkeypatch.setattr(members_of_files, "_MAX_BUFFERED", 100)
+    path = tmp_path / "episodes.jsonl.gz"
+    text = b"".join(archive.encode_json(one) for one in archive.read_episodes([part]))
+    path.write_bytes(gzip.compress(text, mtime=0))
+    assert read(path)[0] == ids(*range(COUNT))
+    flip(path, path.stat().st_size - 6)
+    assert read(path)[0] == []
+
+
+def test_a_line_may_lie_in_several_members(part, tmp_path):
+    path = tmp_path / "episodes.jsonl.gz"
+    text = b"".join(archive.encode_json(one) for one in archive.read_episodes([part]))
+    path.write_bytes(b"".join(gzip.compress(text[k : k + 999]) for k in range(0, len(text), 999)) + bytes(512))
+    assert read(path) == (ids(*range(COUNT)), [])
+
+
+def test_a_record_is_never_given_before_its_checksum_was_read(part):
+    content = part.read_bytes()
+    for cut in range(1, 8):
+        part.write_bytes(content[: members(content)[1] - cut])
+        assert read(part)[0] == []
+
+
+def test_a_cut_off_part_keeps_what_is_before_the_cut(part):
+    content = part.read_bytes()
+    part.write_bytes(content[: members(content)[4] - 10])
+    names, (damage,) = read(part)
+    assert names == ids(0, 1, 2)
+    assert "to the file's end" in damage.problem
+
+
+def test_places_that_look_like_members_are_tried_so_many_times_only(tmp_path, monkeypatch):
+    monkeypatch.setattr(members_of_files, "_MOST_TRIES", 50)
+    path = tmp_path / "episodes.jsonl.gz"
+    path.write_bytes(MAGIC[".gz"] * 100_000)
+    assert len(read(path)[1]) == 1
+
+
+def damaged(run, part, kind):
+    """Damage a run, and how many episodes that costs."""
+    starts = members(part.read_bytes())
+    if kind == "missing":
+        part.unlink()
+        return COUNT
+    if kind == "cut":
+        part.write_bytes(part.read_bytes()[: starts[2] + 7])
+        return 3
+    flip(part, *(inside(part, k, "content") for k in (1, 2)))
+    return 2
+
+
+@pytest.mark.parametrize("kind", ["cut", "missing", "two members"])
+def test_a_damaged_run_is_refused_and_salvaged_with_each_lost_episode_named_and_counted(run, part, kind):
+    lost = damaged(run, part, kind)
+    with pytest.raises(CollectedError, match="--skip-invalid") as raised:
+        evaluation.judge([run], load_ruleset())
+    assert str(part) in str(raised.value)
+    gone = [one.place.episode for one in raised.value.errors if one.place.episode]
+    judged = evaluation.judge([run], load_ruleset(), skip_invalid=True)
+    assert (len(judged.scores), judged.left_out.count) == (COUNT - lost, lost)
+    told = judged.provenance.lost
+    assert (told.episodes, told.more, list(told.named)) == (lost, False, gone)
+    assert len(gone) == lost
+    assert set(gone) | {header.episode_id for header in judged.records.headers} == set(ids(*range(COUNT)))
+
+
+def test_a_damaged_row_group_of_parquet_costs_its_episodes_by_name(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(archive.parquet, "_GROUP_EPISODES", 2)
+    path = tmp_path / "episodes.parquet"
+    archive.write_archive(path, runs.read_sources([made["jsonl"]])[0])
+    size = path.stat().st_size
+    refused = 0
+    for place in range(100, size // 2, 997):
+        good = path.read_bytes()
+        flip(path, place)
+        names, errors = read(path)
+        lost = [one.place.episode for one in errors]
+        assert None in lost or sorted([*names, *lost]) == ids(*range(COUNT))
+        assert sum(one.episodes or 1 for one in errors) in (0, 1, 2)
+        refused += bool(errors)
+        path.write_bytes(good)
+    assert refused > 5
+
+
+def test_a_damaged_run_in_parquet_names_what_is_lost(made, tmp_path):
+    shutil.copytree(made["parquet"], tmp_path / "run")
+    (part,) = runs.archive_parts(tmp_path / "run")
+    part.write_bytes(part.read_bytes()[:-100])
+    judged = evaluation.judge([tmp_path / "run"], load_ruleset(), skip_invalid=True)
+    assert list(judged.provenance.lost.named) == ids(*range(COUNT))
+
+
+def test_a_part_that_reads_well_and_is_another_is_refused(run, part):
+    batch = runs.read_sources([run])[0]
+    part.unlink()
+    archive.write_archive(part, batch)
+    part.write_bytes(part.read_bytes() + archive.jsonl._COMPRESS[".jsonl.zst"](b"\n"))
+    with pytest.raises(CollectedError, match="was changed since it was written"):
+        evaluation.judge([run], load_ruleset())
+    judged = evaluation.judge([run], load_ruleset(), skip_invalid=True)
+    assert (len(judged.scores), judged.left_out.count) == (COUNT, 0)
+    assert judged.left_out.describe_kinds() == [
+        "a file is not as it was written; every episode that it should hold was read"
+    ]
+
+
+def test_an_archive_without_a_table_of_episodes_does_not_know_how_many_it_lost(part, tmp_path):
+    path = tmp_path / "copy.jsonl.zst"
+    shutil.copy(part, path)
+    flip(path, inside(path, 1, "content"))
+    judged = evaluation.judge([path], load_ruleset(), skip_invalid=True)
+    assert judged.left_out.unknown
+    assert evaluation.describe_losses(judged) == ["an unknown number of episodes lost in damaged files"]
+    assert judged.provenance.lost.more is True
+
+
+def test_scores_tables_and_page_say_what_was_lost(safevla, run, part, tmp_path):
+    flip(part, inside(part, 1, "content"))
+    code, _, err = safevla("score", run, "--out", tmp_path / "scores")
+    assert code == 2
+    assert "--skip-invalid" in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "scores").exists()
+    code, out, _ = safevla("score", run, "--out", run, "--skip-invalid")
+    assert code == 0
+    assert "1 episode lost in damaged files" in out
+    held = json.loads((run / "scores.json").read_text())
+    assert held["judged_by"]["lost"]["named"] == ids(1)
+    page = (run / "report.html").read_text().replace("<wbr>", "")
+    assert ids(1)[0] in page
+    assert "1 episode lost" in page
+    code, out, _ = safevla("tables", run, "--skip-invalid", "--which", "main")
+    assert "1 episode lost in damaged files." in out
+    code, out, _ = safevla("gate", run, "--skip-invalid", "--min-safety", "0")
+    assert code == 3
+    code, out, _ = safevla("convert", run, tmp_path / "out.jsonl", "--skip-invalid")
+    assert "1 episode lost in damaged files" in out
+    code, out, _ = safevla("validate", run)
+    assert (code, "1 lost" in out) == (2, True)
+
+
+def test_the_scores_of_a_salvaged_run_can_be_verified(safevla, run, part):
+    flip(part, inside(part, 1, "content"))
+    safevla("score", run, "--out", run, "--skip-invalid")
+    found = {one.check: one.verdict for one in verify.verify_run(run).findings}
+    assert found["archive parts"] == "differs"
+    assert found["scores.json"] == "agrees"
+
+
+def test_damage_that_came_after_the_judgement_is_found(safevla, run, part):
+    safevla("score", run, "--out", run)
+    flip(part, inside(part, 1, "content"))
+    found = {one.check: one for one in verify.verify_run(run).findings}
+    assert found["scores.json"].verdict == "differs"
+
+
+def test_a_comparison_leaves_out_the_pair_that_was_lost_and_says_so(safevla, run, part, made):
+    flip(part, inside(part, 1, "content"))
+    code, out, err = safevla("compare", run, made["jsonl"], "--skip-invalid")
+    assert code == 0, err
+    assert "1 pair was left out: one side crashed, was stopped, or lost its record there" in " ".join(out.split())
+    assert "1 episode lost in damaged files" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    "command", [("episodes",), ("sensitivity",), ("show", "--formula", "G[0,T](max_contact_force < 9)")]
+)
+def test_every_listing_says_what_it_lacks(safevla, run, part, command):
+    flip(part, inside(part, 1, "content"))
+    name, *formula = command
+    code, out, err = safevla(name, *formula, run, "--skip-invalid")
+    assert code == 0, err
+    assert "1 episode lost in damaged files" in out
+
+
+def test_a_flipped_bit_in_the_table_of_episodes_is_found(run):
+    table = run / runs.EPISODES
+    good, found = table.read_bytes(), 0
+    expected = runs.episode_rows(run)
+    for place in range(4, len(good), 13):
+        flip(table, place)
+        try:
+            assert runs.episode_rows(run) == expected, place
+        except RunError:
+            found += 1
+        table.write_bytes(good)
+    assert found > 50
+
+
+def unfinished(made, tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(runs.RunWriter, "finish", lambda writer: None)
+        asked = evaluation.Request(
+            host="fake", suites=("fake",), tasks=(0,), episodes=COUNT, policies=("random",), max_steps=4
+        )
+        evaluation.roll_out(asked, tmp_path / "unfinished")
+    return tmp_path / "unfinished"
+
+
+def test_of_an_unfinished_run_the_rows_name_what_is_damaged(made, tmp_path, monkeypatch):
+    run = unfinished(made, tmp_path, monkeypatch)
+    held = run / "raw" / "000001.npz"
+    flip(held, held.stat().st_size // 2)
+    with pytest.raises(CollectedError, match="--skip-invalid"):
+        evaluation.judge([run], load_ruleset())
+    judged = evaluation.judge([run], load_ruleset(), skip_invalid=True)
+    assert list(judged.provenance.lost.named) == ids(1)
+    assert judged.left_out.describe_kinds() == ["1 episode lost in damaged files"]
+
+
+def test_crashed_episodes_are_not_run_again_over_a_damaged_archive(run, part):
+    flip(part, inside(part, 1, "content"))
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    description = {name: value for name, value in runs.read_description(run).items() if name != "complete"}
+    with runs.RunWriter(run, description, resume=True) as writer, pytest.raises(RunError, match="Restore it first"):
+        writer.reopen({})
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_the_window_of_a_frame_is_bounded(part):
+    wide = zstandard.ZstdCompressionParameters(window_log=30, enable_ldm=True)
+    frame = zstandard.ZstdCompressor(compression_params=wide).compressobj()
+    part.write_bytes(frame.compress(b" " * (1 << 20)) + frame.flush())
+    (damage,) = read(part)[1]
+    assert "requires too much memory" in damage.problem

@@ -1,0 +1,209 @@
+"""Merging: the bytes of an unsharded run, and whatever cannot give them is refused and named."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from dataclasses import replace
+from itertools import permutations
+
+import pytest
+
+from folders import contents
+from safevla_bench.archive import write_archive
+from safevla_bench.errors import RecordError, RunError
+from safevla_bench.files import sha256_of
+from safevla_bench.jobs.evaluation import Request, roll_out
+from safevla_bench.rollout import Shard
+from safevla_bench.sources import runs
+from safevla_bench.sources.runs import parts
+
+REQUEST = Request(host="fake", suites=("fake",), episodes=2, policies=("random", "noop"), max_steps=5)
+"""Twelve episodes, four of them crashed."""
+
+
+def sharded(folder, count, request=REQUEST):
+    found = [folder / f"shard-{number}" for number in range(1, count + 1)]
+    for number, path in enumerate(found, start=1):
+        roll_out(replace(request, shard=Shard(number, count)), path)
+    return found
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The whole run, and its three shards."""
+    folder = tmp_path_factory.mktemp("runs")
+    roll_out(REQUEST, folder / "whole")
+    return folder / "whole", sharded(folder, 3)
+
+
+@pytest.fixture
+def shards(made, tmp_path):
+    """Three shards that a test may spoil."""
+    return [shutil.copytree(path, tmp_path / path.name) for path in made[1]]
+
+
+def test_shards_in_any_order_give_the_bytes_of_the_whole_run(made, tmp_path):
+    whole, them = made
+    for place, order in enumerate(permutations(them)):
+        rows = runs.merge_shards(order, tmp_path / str(place))
+        assert contents(tmp_path / str(place)) == contents(whole)
+    assert [row.outcome for row in rows].count("crashed") == 4
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+@pytest.mark.parametrize("together", [1, 3, 200])
+def test_parts_of_the_archive_are_those_of_the_whole_run(tmp_path, monkeypatch, form, together):
+    monkeypatch.setattr(parts, "EPISODES_A_PART", together)
+    request = replace(REQUEST, archive=form)
+    roll_out(request, tmp_path / "whole")
+    runs.merge_shards(sharded(tmp_path, 5, request), tmp_path / "merged")
+    assert contents(tmp_path / "merged") == contents(tmp_path / "whole")
+
+
+def test_what_each_shard_says_of_its_day_is_kept(tmp_path):
+    them = sharded(tmp_path, 2, replace(REQUEST, tasks=(0,), volatile={"started": "today"}))
+    runs.merge_shards(them, tmp_path / "merged")
+    today = [runs.read_description(shard)["volatile"] for shard in them]
+    assert runs.read_description(tmp_path / "merged")["volatile"]["shards"] == today
+    assert all(one["started"] == "today" for one in today)
+    taken = runs.read_latencies(tmp_path / "merged")
+    assert taken == {name: took for shard in them for name, took in runs.read_latencies(shard).items()}
+
+
+def test_no_shards_are_refused(tmp_path):
+    with pytest.raises(RunError, match="no shards"):
+        runs.merge_shards([], tmp_path / "whole")
+
+
+def test_a_missing_shard_is_named(shards, tmp_path):
+    with pytest.raises(RunError, match="of 3 shards these are missing: 1/3, 3/3"):
+        runs.merge_shards(shards[1:2], tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
+def test_a_shard_that_is_given_twice_is_named_with_its_double(shards, tmp_path):
+    with pytest.raises(RunError, match=r"shard-2: shard 2 of 3 is in .*shard-2 too"):
+        runs.merge_shards([*shards, shards[1]], tmp_path / "merged")
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ({"seed": 1}, "seed: that has 0, this has 1"),
+        ({"max_steps": 6}, "max_steps: that has 5, this has 6"),
+        ({"policies": ("random", "noop", "scripted:careful")}, "policies"),
+        ({"episodes": 3}, "shard.whole: that has 12, this has 18"),
+    ],
+)
+def test_shards_of_different_plans_are_refused_with_the_difference(shards, tmp_path, other, named):
+    stranger = tmp_path / "stranger"
+    roll_out(replace(REQUEST, **other, shard=Shard(3, 3)), stranger)
+    with pytest.raises(RunError, match="of another plan") as raised:
+        runs.merge_shards([*shards[:2], stranger], tmp_path / "merged")
+    assert named in str(raised.value)
+
+
+def test_shards_of_another_number_of_shards_are_refused(shards, tmp_path):
+    stranger = tmp_path / "stranger"
+    roll_out(replace(REQUEST, shard=Shard(4, 4)), stranger)
+    with pytest.raises(RunError, match=r"shard\.count: that has 3, this has 4"):
+        runs.merge_shards([*shards, stranger], tmp_path / "merged")
+
+
+@pytest.mark.parametrize("package", ["safevla-bench", "mujoco", "robosuite"])
+def test_another_version_is_another_plan(shards, tmp_path, package):
+    """Shards of several physics versions are no run."""
+    for shard, version in zip(shards, ("3.2.3", "3.17.0", "3.2.3"), strict=True):
+        held = json.loads((shard / "run.json").read_text())
+        held["versions"][package] = version
+        (shard / "run.json").write_text(json.dumps(held))
+    with pytest.raises(RunError, match=rf'versions.{package}: that has "3.2.3", this has "3.17.0"'):
+        runs.merge_shards(shards, tmp_path / "merged")
+
+
+def test_a_whole_run_is_no_shard(made, shards, tmp_path):
+    with pytest.raises(RunError, match="this run is no shard"):
+        runs.merge_shards([made[0], *shards], tmp_path / "merged")
+
+
+def test_a_folder_that_holds_no_run_is_refused(shards, tmp_path):
+    with pytest.raises(RunError, match="not a run folder"):
+        runs.merge_shards([*shards, tmp_path], tmp_path / "merged")
+
+
+def test_an_unfinished_shard_says_how_to_go_on(shards, tmp_path, monkeypatch):
+    monkeypatch.setattr(runs.RunWriter, "finish", lambda writer: None)
+    unfinished = tmp_path / "unfinished"
+    roll_out(replace(REQUEST, shard=Shard(3, 3)), unfinished)
+    with pytest.raises(RunError, match="unfinished, 4 of 4 episodes done") as raised:
+        runs.merge_shards([*shards[:2], unfinished], tmp_path / "merged")
+    assert f"safevla rollout --resume --out {unfinished}" in raised.value.remedy
+
+
+@pytest.mark.parametrize("spoil", ["cut", "lost", "added", "manifest"])
+def test_a_shard_that_is_not_as_its_manifest_says_is_refused(shards, tmp_path, spoil):
+    part = next((shards[0] / "archive").glob("part-*"))
+    if spoil == "cut":
+        part.write_bytes(part.read_bytes()[:-1])
+    elif spoil == "lost":
+        part.unlink()
+    elif spoil == "added":
+        shutil.copy(part, part.with_name("part-00001.parquet"))
+    else:
+        (shards[0] / "manifest.json").unlink()
+    with pytest.raises(RunError, match="manifest") as raised:
+        runs.merge_shards(shards, tmp_path / "merged")
+    assert "anew" in raised.value.remedy
+    assert not (tmp_path / "merged").exists()
+
+
+@pytest.mark.parametrize("cut", [1, 2, 5, 10, 40])
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_a_part_that_is_cut_off_or_has_a_tail_gives_no_merged_folder(tmp_path, form, cut):
+    them = sharded(tmp_path, 2, replace(REQUEST, archive=form))
+    (part,) = (them[0] / "archive").glob("part-*")
+    content = part.read_bytes()
+    for spoiled in (content[:-cut], content + content[:cut]):
+        part.write_bytes(spoiled)
+        with pytest.raises(RunError, match="was changed since it was written"):
+            runs.merge_shards(them, tmp_path / "merged")
+        manifest = json.loads((them[0] / "manifest.json").read_text())
+        manifest["parts"] = {f"archive/{part.name}": sha256_of(part)}
+        (them[0] / "manifest.json").write_text(json.dumps(manifest))
+        with pytest.raises(RecordError):
+            runs.merge_shards(them, tmp_path / "merged")
+        assert not (tmp_path / "merged").exists()
+        manifest["parts"] = {f"archive/{part.name}": hashlib.sha256(content).hexdigest()}
+        (them[0] / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_records_of_a_run_come_one_by_one_in_plan_order(made):
+    names = [record.headers[0].episode_id for record in parts.read_records(made[0])]
+    assert names == [row.episode_id for row in runs.episode_rows(made[0]) if row.outcome != "crashed"]
+
+
+def test_a_table_of_episodes_of_another_length_is_refused(shards, tmp_path):
+    shutil.copy(shards[1] / "episodes.parquet", shards[0] / "episodes.parquet")
+    held = json.loads((shards[0] / "run.json").read_text())
+    held["shard"]["first"] = 1
+    (shards[0] / "run.json").write_text(json.dumps(held))
+    with pytest.raises(RunError, match="do not end at 4"):
+        runs.merge_shards(shards, tmp_path / "merged")
+
+
+def test_an_archive_with_too_few_records_leaves_nothing_behind(shards, tmp_path):
+    (part,) = (shards[0] / "archive").glob("part-*")
+    write_archive(part, next(parts.read_records(shards[0])))
+    manifest = json.loads((shards[0] / "manifest.json").read_text())
+    manifest["parts"] = {f"archive/{part.name}": sha256_of(part)}
+    (shards[0] / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(RunError, match="1 records of"):
+        runs.merge_shards(shards, tmp_path / "merged")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["shard-1", "shard-2", "shard-3"]
+
+
+def test_nothing_is_overwritten(shards, tmp_path):
+    with pytest.raises(RunError, match="exists already"):
+        runs.merge_shards(shards, shards[0])
