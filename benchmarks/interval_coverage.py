@@ -19,12 +19,22 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from safevla_bench import statistics
-from safevla_bench.compare import ComparisonOptions
-from safevla_bench.compare.difference import judge_margin, paired_difference
+from safevla_bench.compare.difference import ComparisonOptions, judge_margin, paired_difference
 from safevla_bench.compare.pairs import StateMeans
 from safevla_bench.compare.sample_size import SampleSizeRequest, plan_sample_size
 from safevla_bench.sensitivity.calibration import quantile_interval
+from safevla_bench.statistics.group_sequential import sum_limits
+from safevla_bench.statistics.intervals import (
+    Interval,
+    bounded_mean_interval,
+    exact_interval,
+    rate_mean_interval,
+    wilson_interval,
+)
+from safevla_bench.statistics.planning import rate_power, rate_sample_size
+from safevla_bench.statistics.sequential import log_wealth_of_counts
+from safevla_bench.statistics.strata import cmh_mid_p, flip_task_p, mcnemar_mid_p, permute_task_means
+from safevla_bench.statistics.tests import holm_adjust
 
 Row = tuple[str, ...]
 Bools = NDArray[np.bool_]
@@ -68,7 +78,7 @@ def flip_p(sums: Ints | Floats, sizes: Ints | None = None) -> Floats:
     """Return the p-value by task of each run, given sums of differences and numbers of pairs, [runs, tasks]."""
     sizes = np.ones_like(sums, dtype=np.int64) if sizes is None else sizes
     return np.array([
-        statistics.flip_task_p(row[n > 0] / n[n > 0], n[n > 0].astype(float))
+        flip_task_p(row[n > 0] / n[n > 0], n[n > 0].astype(float))
         for row, n in zip(sums, sizes, strict=True)
     ])  # fmt: skip
 
@@ -78,8 +88,8 @@ def differ_by_task(safe: Bools) -> Bools:
     return flip_p(safe[0].sum(axis=2) - safe[1].sum(axis=2)) <= LEVEL
 
 
-mcnemar = lru_cache(maxsize=None)(statistics.mcnemar_mid_p)
-exact = lru_cache(maxsize=None)(statistics.exact_interval)
+mcnemar = lru_cache(maxsize=None)(mcnemar_mid_p)
+exact = lru_cache(maxsize=None)(exact_interval)
 
 
 def mcnemar_p(safe: Bools) -> Floats:
@@ -88,7 +98,7 @@ def mcnemar_p(safe: Bools) -> Floats:
     return np.array([mcnemar(*pair) for pair in zip(won.tolist(), lost.tolist(), strict=True)])
 
 
-def list_ends(interval: Callable[[int, int], statistics.Interval | None], n: int) -> Floats:
+def list_ends(interval: Callable[[int, int], Interval | None], n: int) -> Floats:
     """Return the ends of the interval of each count, [n + 1, 2]."""
     return np.array([[one.low, one.high] for one in (interval(k, n) for k in range(n + 1)) if one])
 
@@ -101,16 +111,16 @@ def gate_rows(runs: int) -> Iterator[Row]:
     for limit, n in ((0.9, 20), (0.9, 200), (0.95, 50), (0.99, 17)):
         chances, ends = stats.binom.pmf(np.arange(n + 1), n, limit), list_ends(exact, n)
         errors += [chances[ends[:, 0] > limit].sum(), chances[ends[:, 1] < limit].sum()]
-    needed = statistics.rate_sample_size(0.95, 0.9) or 0
+    needed = rate_sample_size(0.95, 0.9) or 0
     yield (
         "gate", "2.5 a side", f"≤ {100 * max(errors):.1f} (exact; limits .9 to .99, n 17 to 200)",
-        f".95 v .9: {100 * statistics.rate_power(needed, 0.95, 0.9):.0f} %, {needed}",
+        f".95 v .9: {100 * rate_power(needed, 0.95, 0.9):.0f} %, {needed}",
     )  # fmt: skip
     for seeds in (2, 5):
         found = []
         for rate in (0.9, 0.95):  # seeds of a state correlate by 0.7
             means = generator(5).binomial(seeds, generator(4).beta(0.43 * rate, 0.43 * (1 - rate), (runs, 100))) / seeds
-            ends = [statistics.bounded_mean_interval(row) for row in means]
+            ends = [bounded_mean_interval(row) for row in means]
             found += [[one.low > 0.9 for one in ends if one], [one.high < 0.9 for one in ends if one]]
         yield (
             f"gate, {seeds} seeds a state", "2.5 a side", share(max(found[:2], key=sum)),
@@ -142,7 +152,7 @@ def recheck_rows(runs: int) -> Iterator[Row]:
 
     def sequence(counts: Ints) -> Bools:
         numbers = np.broadcast_to(looks, counts.shape)
-        return statistics.log_wealth_of_counts(counts, numbers, 0.9) >= -np.log(LEVEL)
+        return log_wealth_of_counts(counts, numbers, 0.9) >= -np.log(LEVEL)
 
     for name, decide in (("gate, looks every 10 to 500", fixed), ("gate `--sequential`, same", sequence)):
         yield name, "5", share(decide(hits[0.9]).any(axis=1)), f".95 v .9: {price(decide(hits[0.95]), 500)}"
@@ -155,8 +165,8 @@ def suggestion_rows() -> Iterator[Row]:
         chances = stats.binom.pmf(np.arange(pilot + 1), pilot, rate)
         ends = list_ends(exact, pilot)
         undecided = np.flatnonzero((ends[:, 0] < limit) & (limit <= ends[:, 1]))
-        needed = [statistics.rate_sample_size(k / pilot, limit) for k in undecided.tolist()]
-        power = [statistics.rate_power(n, rate, limit) if n else 0.0 for n in needed]
+        needed = [rate_sample_size(k / pilot, limit) for k in undecided.tolist()]
+        power = [rate_power(n, rate, limit) if n else 0.0 for n in needed]
         return 100 * float(np.dot(chances[undecided], power)) / chances[undecided].sum()
 
     settings = (0.95, 0.9), (0.8, 0.9), (0.98, 0.95), (0.6, 0.5)
@@ -181,7 +191,7 @@ def until_rows(runs: int) -> Iterator[Row]:
         safe = rng.random((runs, rounds, 10)) < rate
         lost = ~safe & (rng.random(safe.shape) < crash)
         shares = [(k + 1) / rounds for k in range(rounds)]
-        low, high = np.array(list(statistics.sum_limits([[1] * 10] * rounds, 0.9, shares))).T
+        low, high = np.array(list(sum_limits([[1] * 10] * rounds, 0.9, shares))).T
         worst, best = (counted.sum(axis=2).cumsum(axis=1) for counted in (safe, safe | lost))
         return worst >= high, best <= low
 
@@ -211,9 +221,9 @@ def look_each_round(safe: Bools) -> tuple[Bools, Bools, Bools]:
     won, lost = ((safe[k] & ~safe[1 - k]).sum(axis=1) for k in (0, 1))
     rounds = won.shape[1]
     shares = [(k + 1) / rounds for k in range(rounds)]
-    ends = np.array([list(statistics.sum_limits([[1] * int(k) for k in row], 0.5, shares)) for row in (won + lost)])
+    ends = np.array([list(sum_limits([[1] * int(k) for k in row], 0.5, shares)) for row in (won + lost)])
     sums, totals = won.cumsum(axis=1), (won + lost).cumsum(axis=1)
-    betting = statistics.log_wealth_of_counts(sums, totals, 0.5) >= -np.log(LEVEL)
+    betting = log_wealth_of_counts(sums, totals, 0.5) >= -np.log(LEVEL)
     fixed = [[mcnemar(a, n - a) <= LEVEL for a, n in zip(*row, strict=True)]
              for row in zip(sums.tolist(), totals.tolist(), strict=True)]  # fmt: skip
     return (sums <= ends[..., 0]) | (sums >= ends[..., 1]), betting, np.array(fixed)
@@ -226,7 +236,7 @@ def these_rows(runs: int) -> Iterator[Row]:
     def cmh_p(safe: Bools) -> Floats:
         sizes = np.full(safe.shape[2], safe.shape[3])
         counts = safe.sum(axis=3)
-        return np.array([statistics.cmh_mid_p(a, sizes, b, sizes) for a, b in zip(*counts, strict=True)])
+        return np.array([cmh_mid_p(a, sizes, b, sizes) for a, b in zip(*counts, strict=True)])
 
     for name, p_of in (("pairs (McNemar)", mcnemar_p), ("unpaired (CMH)", cmh_p)):
         equal, better, swing = (p_of(draw_safety(20, (runs, 10, 20), *case)) <= LEVEL for case in CASES)
@@ -272,7 +282,7 @@ def letter_rows(runs: int) -> Iterator[Row]:
         """Return the p-values of each pair of five policies on 10 x 20, and those adjusted (Holm), [2, runs, 10]."""
         counts = generator(24).binomial(20, np.reshape(rates, (5, 1, 1)), (5, runs, 10))
         plain = np.array([flip_p(counts[i] - counts[j]) for i, j in PAIRS]).T
-        return np.array([plain, [statistics.holm_adjust(row.tolist()) for row in plain]])
+        return np.array([plain, [holm_adjust(row.tolist()) for row in plain]])
 
     plain, adjusted = p_values([0.8] * 5)
     other = p_values([0.8] * 4 + [0.5])[1][:, [k for k, pair in enumerate(PAIRS) if 4 in pair]]
@@ -394,7 +404,7 @@ def severity_rows(runs: int) -> Iterator[Row]:
     def unpaired(first: Floats, second: Floats) -> Bools:
         rng = generator(31)
         return np.array([
-            statistics.permute_task_means([a], [b], rng, tries=499).p_value <= LEVEL
+            permute_task_means([a], [b], rng, tries=499).p_value <= LEVEL
             for a, b in zip(first, second, strict=True)
         ])  # fmt: skip
 
@@ -425,7 +435,7 @@ def plan_rows(runs: int) -> Iterator[Row]:
 def coverage_rows(runs: int) -> Iterator[Row]:
     """Smallest and mean coverage: of rates summed exactly over 2 to 98 %, of VSI over rates and laws of depth."""
     rates = np.linspace(0.02, 0.98, 97)
-    for name, interval in (("rate: Wilson", statistics.wilson_interval), ("rate: exact", exact)):
+    for name, interval in (("rate: Wilson", wilson_interval), ("rate: exact", exact)):
         for n in (20, 200):
             ends = list_ends(interval, n)
             inside = (ends[:, :1] <= rates) & (rates <= ends[:, 1:])
@@ -437,13 +447,13 @@ def coverage_rows(runs: int) -> Iterator[Row]:
             rng = generator(100 + k)
             values = np.where(rng.random((runs // 4, n)) < rate, law(rng, (runs // 4, n)), 0.0)
             mean = rate * float(law(generator(1), (1000, 1000)).mean())
-            covers.append(covering([statistics.bounded_mean_interval(row) for row in values], mean))
+            covers.append(covering([bounded_mean_interval(row) for row in values], mean))
         yield f"VSI: Gaffke, n {n}", f"{np.mean(covers):.1f}", f"{min(covers):.1f}"
     covers = []
     for suites in ((0.75, 0.98, 0.86, 0.9), (0.5, 0.6, 0.4, 0.7)):
-        ends_of = {k: statistics.wilson_interval(k, 50) for k in range(51)}
+        ends_of = {k: wilson_interval(k, 50) for k in range(51)}
         counts = generator(7).binomial(50, suites, size=(runs, 4)).tolist()
-        found = [statistics.rate_mean_interval([(k / 50, ends_of[k]) for k in row]) for row in counts]
+        found = [rate_mean_interval([(k / 50, ends_of[k]) for k in row]) for row in counts]
         covers.append(covering(found, float(np.mean(suites))))
     yield "four suites' mean: MOVER, n 50", f"{np.mean(covers):.1f}", f"{min(covers):.1f}"
 
@@ -455,7 +465,7 @@ DEPTHS: tuple[Callable[[np.random.Generator, tuple[int, int]], Floats], ...] = (
 )
 
 
-def covering(intervals: Sequence[statistics.Interval | None], mean: float) -> float:
+def covering(intervals: Sequence[Interval | None], mean: float) -> float:
     return 100 * float(np.mean([one is not None and one.low - 1e-9 <= mean <= one.high + 1e-9 for one in intervals]))
 
 

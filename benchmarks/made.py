@@ -14,18 +14,12 @@ import numpy as np
 
 from safevla_bench import archive
 from safevla_bench.jobs import demo
-from safevla_bench.sources import runs
+from safevla_bench.sources.runs.folder import EpisodeRow
 from safevla_bench.sources.runs.parts import write_run
-from safevla_bench.trajectory import (
-    Batch,
-    Channel,
-    ContactList,
-    Header,
-    Recording,
-    concatenate_batches,
-    from_recording,
-    select_episodes,
-)
+from safevla_bench.trajectory.batch import Batch, Channel, concatenate_batches, select_episodes
+from safevla_bench.trajectory.header import Header
+from safevla_bench.trajectory.single_episode import from_recording
+from safevla_recorder.episode import ContactList, Recording
 
 DT_S, BODIES, CONTACTS = 0.05, 20, 6
 ROLES = {"link7": "robot", "hand": "robot", "bowl": "target", "drawer": "furniture"} | {
@@ -114,9 +108,9 @@ def alone(recorded: Batch, index: int, name: str) -> Batch:
     return replace(one, headers=(replaced(one.headers[0], name),), sim_state=state)
 
 
-def row(header: Header, name: str, records: int) -> runs.EpisodeRow:
+def row(header: Header, name: str, records: int) -> EpisodeRow:
     """The row of an episode in the run's table."""
-    return runs.EpisodeRow(
+    return EpisodeRow(
         episode_id=name, policy=header.policy, benchmark=header.benchmark, task_id=header.task_id, episode=0,
         init_state_index=header.init_state_index, env_seed=header.env_seed, seed=header.seed, policy_seed=None,
         horizon=header.horizon, outcome=header.outcome, steps=records - 1,

@@ -31,7 +31,8 @@ from PIL import Image
 
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.libero import tasks
-from safevla_bench.jobs.evaluation import Request, roll_out
+from safevla_bench.jobs.evaluation.request import Request
+from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.policies.servers.codecs import OPENPI
 from safevla_bench.policies.servers.image_transforms import resize_padded, to_axis_angle
 

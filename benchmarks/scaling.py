@@ -16,11 +16,13 @@ import made
 import numpy as np
 from speed import RECORDS, derived
 
-from safevla_bench import archive, stl
-from safevla_bench.jobs import evaluation
+from safevla_bench import archive
+from safevla_bench.jobs.evaluation.judgement import judge
+from safevla_bench.jobs.evaluation.outputs import render_report
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.sources import runs
-from safevla_bench.specs import library
+from safevla_bench.sources.runs.episode_index import Scan
+from safevla_bench.specs.loader import library
+from safevla_bench.stl.robustness import judge_formula
 
 CHUNK = 10_000
 
@@ -32,7 +34,7 @@ def clauses(episodes: int) -> None:
     for done in range(CHUNK, episodes + 1, CHUNK):
         trace = derived(CHUNK, generator)
         start = time.perf_counter()
-        violated += sum(int((stl.judge_formula(formula, trace).rho < 0).sum()) for formula in formulas)
+        violated += sum(int((judge_formula(formula, trace).rho < 0).sum()) for formula in formulas)
         judging += time.perf_counter() - start
         if done % (episodes // 10) == 0:
             print(
@@ -51,11 +53,11 @@ def forms(episodes: int) -> None:
             clock = [time.perf_counter()]
             archive.write_archive(path, many)
             clock.append(time.perf_counter())
-            assert sum(map(len, runs.Scan([path]))) == episodes
+            assert sum(map(len, Scan([path]))) == episodes
             clock.append(time.perf_counter())
-            judged = evaluation.judge([path], load_ruleset(missing="deactivate"))
+            judged = judge([path], load_ruleset(missing="deactivate"))
             clock.append(time.perf_counter())
-            evaluation.render_report(judged)
+            render_report(judged)
             clock.append(time.perf_counter())
             names = ("write", "read", "read and judge", "report")
             told = ", ".join(f"{n} {1e3 * s / episodes:.2f} ms" for n, s in zip(names, np.diff(clock), strict=True))

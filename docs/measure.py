@@ -25,12 +25,14 @@ from pathlib import Path
 
 from safevla_bench import hosts
 from safevla_bench.errors import SafevlaError
-from safevla_bench.jobs import evaluation
+from safevla_bench.jobs.evaluation.judgement import judge
+from safevla_bench.jobs.evaluation.request import Request
+from safevla_bench.jobs.evaluation.results import evaluate_request
 from safevla_bench.judging.metrics import Rate, Summary, cells
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scores import EpisodeScore, Scores
-from safevla_bench.sources import runs
-from safevla_bench.statistics import newcombe_interval, wilson_interval
+from safevla_bench.sources.runs.sources import open_source
+from safevla_bench.statistics.intervals import newcombe_interval, wilson_interval
 from safevla_bench.text import format_interval, format_percent
 
 PAGE = Path(__file__).with_name("measured.md")
@@ -113,10 +115,8 @@ def plan_jobs(out: Path, suites: Sequence[str]) -> list[Job]:
 def measure(job: Job) -> str:
     """Roll out and judge one job; returns what came of it in a line."""
     shutil.rmtree(job.folder, ignore_errors=True)
-    request = evaluation.Request(
-        host=HOST, suites=(job.suite,), tasks=(job.task,), episodes=EPISODES, policies=(job.policy,)
-    )
-    _, total = evaluation.evaluate_request(request, load_ruleset(), job.folder).summarize_scores()
+    request = Request(host=HOST, suites=(job.suite,), tasks=(job.task,), episodes=EPISODES, policies=(job.policy,))
+    _, total = evaluate_request(request, load_ruleset(), job.folder).summarize_scores()
     success, safe = (total.rates[name].count for name in ("sr", "safety"))
     return f"{job.suite} task {job.task} {job.policy}: {success} successful, {safe} safe of {total.n}"
 
@@ -124,7 +124,7 @@ def measure(job: Job) -> str:
 def is_complete(path: Path) -> bool:
     """Whether a run folder holds every planned episode."""
     try:
-        return bool(runs.open_source(path).description.get("complete"))
+        return bool(open_source(path).description.get("complete"))
     except SafevlaError:
         return False
 
@@ -167,8 +167,8 @@ def measure_perturbed(out: Path, keep: bool) -> None:
         if keep and is_complete(folder):
             continue
         shutil.rmtree(folder, ignore_errors=True)
-        request = evaluation.Request(host=HOST, suites=(suite,), episodes=1, policies=(policy,))
-        print(evaluation.evaluate_request(request, load_ruleset(), folder).scores, file=sys.stderr, flush=True)
+        request = Request(host=HOST, suites=(suite,), episodes=1, policies=(policy,))
+        print(evaluate_request(request, load_ruleset(), folder).scores, file=sys.stderr, flush=True)
 
 
 def perturbed_suites() -> list[str]:
@@ -363,7 +363,7 @@ def write_perturbed(out: Path, *, keep: bool, roll: bool) -> None:
     folders = [perturbed_folder(out, suite, policy) for suite, policy in product(perturbed_suites(), (*POLICIES, IDLE))]
     done = [folder for folder in folders if is_complete(folder)]
     page = PAGE.read_text(encoding="utf-8")
-    section = build_perturbed(evaluation.judge(done, load_ruleset()).scores, page)
+    section = build_perturbed(judge(done, load_ruleset()).scores, page)
     PAGE.write_text(renew_section(page, section), encoding="utf-8")
     print(f"{PAGE.name} has {len(done)} of {len(folders)} suites and policies of LIBERO-PRO")
 
@@ -387,7 +387,7 @@ def main() -> None:
     if chosen.suite:
         return
     done = [job.folder for job in every if is_complete(job.folder)]
-    judged = evaluation.judge(done, load_ruleset())
+    judged = judge(done, load_ruleset())
     section = read_section(PAGE.read_text(encoding="utf-8"))
     PAGE.write_text(build_page(judged.scores, section), encoding="utf-8")
     print(f"{PAGE.name} has {len(done)} of {len(every)} tasks and policies; their reports are under {chosen.out}")

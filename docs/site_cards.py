@@ -17,8 +17,8 @@ from site_reference import escape_markdown, table
 import safevla_bench as sb
 from safevla_bench import tasks
 from safevla_bench.hosts.protocols import load_protocol
-from safevla_bench.signals import SIGNALS
-from safevla_bench.specs import Library, Spec
+from safevla_bench.signals.signal import SIGNALS
+from safevla_bench.specs.spec import Library, Spec
 from safevla_bench.text import append_unit, display_unit, format_compact
 
 DOCS = Path(__file__).parent

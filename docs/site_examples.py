@@ -23,9 +23,10 @@ from site_reference import escape_markdown
 
 import safevla_bench as sb
 from safevla_bench.explain.trace import SignalTrace, trace_formula
-from safevla_bench.signals import RecordFields
-from safevla_bench.specs import Spec
-from safevla_bench.trajectory import Batch, Header, select_episodes
+from safevla_bench.signals.signal import RecordFields
+from safevla_bench.specs.spec import Spec
+from safevla_bench.trajectory.batch import Batch, select_episodes
+from safevla_bench.trajectory.header import Header
 
 Kind = Literal["broken", "kept"]
 DOCS = Path(__file__).parent
@@ -61,7 +62,7 @@ class Example:
 @cache
 def archive() -> Batch:
     """Return the records of the archive that ships."""
-    with resources.as_file(resources.files("safevla_bench") / "demo.parquet") as path:
+    with resources.as_file(resources.files("safevla_bench.jobs") / "demo.parquet") as path:
         return sb.open_archive(path)
 
 

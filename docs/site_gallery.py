@@ -12,9 +12,10 @@ from site_reference import escape_markdown
 
 import safevla_bench as sb
 from safevla_bench.explain.trace import trace_formula
-from safevla_bench.signals import RecordFields
+from safevla_bench.signals.signal import RecordFields
 from safevla_bench.text import append_unit, display_unit, format_compact
-from safevla_bench.trajectory import Batch, standin_benchmarks
+from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.marks import standin_benchmarks
 
 FOLDER = Path(__file__).parent / "gallery"
 PICTURES = Path(__file__).parent / "images" / "gallery"

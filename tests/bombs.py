@@ -19,15 +19,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
-from logs.log_files import pose_message, save_mapping, straight_line, write_dataset, write_mcap
 
 from builders import episode
 from safevla_bench import archive
 from safevla_bench.archive.json_text import encode_json
 from safevla_bench.errors import SafevlaError
-from safevla_bench.jobs import evaluation
+from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.sources import foreign, runs
+from safevla_bench.sources import foreign
+from safevla_bench.sources.runs.episode_index import scan
+from safevla_bench.sources.runs.folder import EPISODES, RUN, EpisodeRow
+from sources.logs.log_files import pose_message, save_mapping, straight_line, write_dataset, write_mcap
 
 MIB = 1 << 20
 EPISODE = json.loads(encode_json(episode(1)))
@@ -232,7 +234,7 @@ def _run(folder: Path) -> Path:
     """A complete run of one episode."""
     (folder / "archive").mkdir()
     archive.write_archive(folder / "archive" / "part-00000.parquet", episode(3))
-    (folder / runs.RUN).write_text('{"complete": true, "planned": 1}')
+    (folder / RUN).write_text('{"complete": true, "planned": 1}')
     return folder
 
 
@@ -282,11 +284,11 @@ _INPUTS = (
 def _many_rows(folder: Path) -> Path:
     """A table of two million planned episodes."""
     rows = 2_000_000
-    fields = runs.EpisodeRow.__struct_fields__
+    fields = EpisodeRow.__struct_fields__
     columns = {name: np.zeros(rows, np.int64) for name in fields}
     texts = pa.DictionaryArray.from_arrays(np.zeros(rows, np.int32), ["e"]).cast(pa.string())
     columns |= dict.fromkeys(("episode_id", "policy", "benchmark", "task_id", "outcome", "reason"), texts)
-    pq.write_table(pa.table(columns), _run(folder) / runs.EPISODES)
+    pq.write_table(pa.table(columns), _run(folder) / EPISODES)
     return folder
 
 
@@ -357,10 +359,10 @@ def outcome(path: Path) -> str:
             said.append(str(error))
     if path.suffix not in (".hdf5", ".sqlite"):
         try:
-            index = runs.scan([path])
+            index = scan([path])
             said += [f"{len(index)} episodes", *map(str, index.problems)]
             if len(index):
-                evaluation.judge([path], load_ruleset(), skip_invalid=True)
+                judge([path], load_ruleset(), skip_invalid=True)
         except SafevlaError as error:
             said.append(str(error))
     return " | ".join(said)

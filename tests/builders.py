@@ -9,8 +9,11 @@ import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
-from safevla_bench.trajectory import Batch, ContactList, Header, Recording, from_recording
+from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.header import Header
+from safevla_bench.trajectory.single_episode import from_recording
 from safevla_recorder.channels import POSES, ROWS
+from safevla_recorder.episode import ContactList, Recording
 
 ROLES = {"link7": "robot", "hand": "robot", "bowl": "target", "plate": "bystander", "drawer": "furniture"}
 LINK, HAND, BOWL, PLATE, DRAWER = range(5)

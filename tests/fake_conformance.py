@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from safevla_bench.hosts.conformance import HostConformance, Trial
+from safevla_bench.hosts.conformance import HostConformance
+from safevla_bench.hosts.conformance.base import Trial
 from safevla_bench.hosts.fake import host
 from safevla_bench.interface import Wants
 

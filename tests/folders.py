@@ -7,9 +7,10 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from safevla_bench import archive
-from safevla_bench.sources import runs
 from safevla_bench.sources.runs import parts
-from safevla_bench.trajectory import Batch
+from safevla_bench.sources.runs.folder import REPORT, RUN, SCORES, SCORES_TABLE, archive_parts, read_description
+from safevla_bench.sources.runs.parts import add_digests, episode_rows
+from safevla_bench.trajectory.batch import Batch
 
 
 def contents(folder: Path) -> dict[str, object]:
@@ -27,28 +28,28 @@ def contents(folder: Path) -> dict[str, object]:
 
 def reseal(folder: Path) -> None:
     """Make the digests of a complete run those of what is there now, as whoever forges a run can."""
-    description = runs.read_description(folder)
+    description = read_description(folder)
     facts = {name: fact for name, fact in dict(description.get("volatile") or {}).items() if name != parts.SEAL}
     sealed = parts.seal_json({**description, "volatile": {**facts, parts.SEAL: ""}})
-    (folder / runs.RUN).write_bytes(sealed)
-    parts.write_manifest(folder, runs.archive_parts(folder), len(runs.episode_rows(folder)), description)
-    judged = [folder / name for name in (runs.SCORES, runs.SCORES_TABLE, runs.REPORT, "judged_with.json")]
-    runs.add_digests(folder, {path.name: path.read_bytes() for path in judged if path.exists()})
+    (folder / RUN).write_bytes(sealed)
+    parts.write_manifest(folder, archive_parts(folder), len(episode_rows(folder)), description)
+    judged = [folder / name for name in (SCORES, SCORES_TABLE, REPORT, "judged_with.json")]
+    add_digests(folder, {path.name: path.read_bytes() for path in judged if path.exists()})
 
 
 def drop_episodes(folder: Path, names: Collection[str], *, of_the_archive: bool = True) -> None:
     """Forge a complete run without these episodes: table, archive and manifest agree, and run.json still plans them."""
-    rows = [row for row in runs.episode_rows(folder) if row.episode_id not in names]
+    rows = [row for row in episode_rows(folder) if row.episode_id not in names]
     records = [
         record
         for record in parts.read_records(folder)
         if not of_the_archive or record.headers[0].episode_id not in names
     ]
-    parts.write_run(folder, runs.read_description(folder), rows, records)
+    parts.write_run(folder, read_description(folder), rows, records)
 
 
 def rewrite_archive(run: Path, change: Callable[[Batch], Batch]) -> None:
     """Change a run's records and make the digests match: damage that no digest finds."""
-    (part,) = runs.archive_parts(run)
+    (part,) = archive_parts(run)
     archive.write_archive(part, change(archive.open_archive(part)))
     reseal(run)

@@ -8,16 +8,9 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from safevla_bench.trajectory import (
-    BYSTANDER,
-    FOREIGN_LOG,
-    ROBOT,
-    Batch,
-    Channel,
-    Contacts,
-    concatenate_batches,
-    select_episodes,
-)
+from safevla_bench.trajectory.batch import Batch, Channel, Contacts, concatenate_batches, select_episodes
+from safevla_bench.trajectory.header import BYSTANDER, ROBOT
+from safevla_bench.trajectory.marks import FOREIGN_LOG
 
 Forgery = Callable[[Batch], Batch]
 """Takes a batch of one and returns another."""

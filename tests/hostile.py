@@ -15,9 +15,8 @@ from report.scenes import rollout
 from safevla_bench import archive
 from safevla_bench.archive.json_text import decode_json, encode_json
 from safevla_bench.files import sha256_of
-from safevla_bench.sources import runs
-from safevla_bench.sources.runs.folder import write_episodes
-from safevla_bench.trajectory import Batch
+from safevla_bench.sources.runs.folder import MANIFEST, RUN, EpisodeRow, dump_json, write_episodes
+from safevla_bench.trajectory.batch import Batch
 
 MARK = "window.PWNED=1"
 """What a script would do, and a browser can see."""
@@ -113,20 +112,20 @@ def _run(folder: Path, texts: Sequence[str]) -> Path:
         {"policy": one, "arguments": {one: one}, "privileged": k % 2 == 0} for k, one in enumerate(texts)
     ]
     described["versions"] = {one: one for one in texts}
-    (folder / runs.RUN).write_bytes(runs.dump_json(described))
-    (folder / runs.MANIFEST).write_bytes(
-        runs.dump_json({"schema_version": 1, "parts": {f"archive/{part.name}": sha256_of(part)}})
+    (folder / RUN).write_bytes(dump_json(described))
+    (folder / MANIFEST).write_bytes(
+        dump_json({"schema_version": 1, "parts": {f"archive/{part.name}": sha256_of(part)}})
     )
     return folder
 
 
-def _row(k: int, episode_id: str, suite: str, policy: str) -> runs.EpisodeRow:
-    return runs.EpisodeRow(episode_id=episode_id, policy=policy, benchmark=suite, task_id=suite, episode=0,
+def _row(k: int, episode_id: str, suite: str, policy: str) -> EpisodeRow:
+    return EpisodeRow(episode_id=episode_id, policy=policy, benchmark=suite, task_id=suite, episode=0,
                            init_state_index=k, env_seed=0, seed=1, policy_seed=2, horizon=99, outcome="success",
                            steps=29)  # fmt: skip
 
 
-def _episode(k: int, j: int, row: runs.EpisodeRow, text: str) -> Batch:
+def _episode(k: int, j: int, row: EpisodeRow, text: str) -> Batch:
     made = rollout(k, 0.3 + 0.7 * j, 30, True, policy=row.policy, episode_id=row.episode_id)
     tree = _renamed(json.loads(encode_json(made, 0)), text)
     said = dict.fromkeys(("benchmark", "task_id", "instruction", f"host {text}"), text)

@@ -11,9 +11,10 @@ import pytest
 import safevla_bench as sb
 from safevla_bench.actions import SPACES, find_oddities, measure_actions
 from safevla_bench.judging.provenance_marks import warn_of_scores
-from safevla_bench.trajectory import CLIPPED_NUMBERS, clipped_numbers, select_episodes
+from safevla_bench.trajectory.batch import select_episodes
+from safevla_bench.trajectory.marks import CLIPPED_NUMBERS, clipped_numbers
 
-DEMO = Path(sb.__file__).parent / "demo.parquet"
+DEMO = Path(sb.__file__).parent / "jobs/demo.parquet"
 METRES = np.array([0.05] * 3 + [0.5] * 3 + [1.0])
 DEGREES = np.array([1.0] * 3 + [np.degrees(0.5)] * 3 + [1.0])
 

@@ -14,13 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from safevla_bench import specs
 from safevla_bench.cli import run_command_line
 from safevla_bench.errors import RunError, SpecError
-from safevla_bench.jobs import evaluation
-from safevla_bench.jobs.evaluation.judgement import HOST_REGISTRY
+from safevla_bench.jobs.evaluation.judgement import HOST_REGISTRY, judge
+from safevla_bench.jobs.evaluation.preparation import request_rules
+from safevla_bench.jobs.evaluation.request import Request
+from safevla_bench.jobs.evaluation.results import evaluate_request
 from safevla_bench.judging.ruleset import choose_library, load_ruleset
-from safevla_bench.sensitivity import calibrate, calibration, calibration_rows, format_limits, order_statistic
+from safevla_bench.sensitivity import calibration
+from safevla_bench.sensitivity.calibration import calibrate, calibration_rows, format_limits, order_statistic
+from safevla_bench.specs import loader
+from safevla_bench.specs.loader import extend_library
 
 FORCE = "max_contact_force_under_200N"
 LEVELS = st.sampled_from([0.5, 0.75, 0.9, 0.95, 0.99])
@@ -31,10 +35,8 @@ VALUES = st.lists(st.floats(0.001, 1e5), min_size=1, max_size=60).map(lambda val
 def run(tmp_path_factory):
     """Fifteen episodes of the fake host's scripted policy and as many of noop, judged."""
     folder = tmp_path_factory.mktemp("calibration") / "run"
-    request = evaluation.Request(
-        host="fake", suites=("fake",), episodes=5, policies=("scripted:hasty", "noop"), max_steps=40
-    )
-    evaluation.evaluate_request(request, load_ruleset(), folder)
+    request = Request(host="fake", suites=("fake",), episodes=5, policies=("scripted:hasty", "noop"), max_steps=40)
+    evaluate_request(request, load_ruleset(), folder)
     return folder
 
 
@@ -78,7 +80,7 @@ def test_fewer_than_thirty_tasks_say_nothing_of_others(run):
     """Ten resampled tasks that differ missed the quantile of tasks like these in 23 % of runs at 95 %."""
     values, few = np.repeat(np.linspace(10, 1000, 29), 20), [f"task {k // 20}" for k in range(580)]
     assert calibration.quantile_interval(values, few, 0.8) == calibration.quantile_interval(values, ["x"] * 580, 0.8)
-    judged = evaluation.judge([run], load_ruleset())
+    judged = judge([run], load_ruleset())
     found = calibrate(judged.scores, judged.ruleset.library, quantile=0.5)
     assert {item.interval_name for item in found} == {"95 % interval on these tasks"}
 
@@ -91,7 +93,7 @@ def test_a_limit_is_rounded_up_and_by_less_than_a_tenth(value):
 
 
 def test_magnitudes_are_the_extremes_of_the_scores_whatever_the_direction(run):
-    judged = evaluation.judge([run], load_ruleset())
+    judged = judge([run], load_ruleset())
     successes = [score for score in judged.scores if score.policy == "scripted:hasty" and score.success]
     for item in calibrate(judged.scores, judged.ruleset.library, policy="scripted:hasty"):
         extremes = [score.extreme[item.spec.spec_id] for score in successes]
@@ -102,16 +104,16 @@ def test_magnitudes_are_the_extremes_of_the_scores_whatever_the_direction(run):
 
 
 def test_the_file_sets_limits_that_the_reference_keeps(run, tmp_path):
-    judged = evaluation.judge([run], load_ruleset(thresholds=(f"{FORCE}=0.001",)))
+    judged = judge([run], load_ruleset(thresholds=(f"{FORCE}=0.001",)))
     found = calibrate(judged.scores, judged.ruleset.library, quantile=0.5)
     file = tmp_path / "limits.toml"
     file.write_text(format_limits(found))
     rows = tomllib.loads(file.read_text())["limits"]
     kept = [item for item in found if item.obstacle is None]
     assert [row["spec_id"] for row in rows] == [item.spec.spec_id for item in kept]
-    again = evaluation.judge([run], load_ruleset(thresholds=(f"{FORCE}=0.001",), spec_files=[]))
+    again = judge([run], load_ruleset(thresholds=(f"{FORCE}=0.001",), spec_files=[]))
     assert again.scores.specs == judged.scores.specs
-    library = specs.extend_library(judged.ruleset.library, file)
+    library = extend_library(judged.ruleset.library, file)
     for row in rows:
         spec = library[row["spec_id"].partition("@")[0]]
         assert (spec.threshold, spec.severe, spec.source) == (row["threshold"], row["severe"], row["source"])
@@ -128,20 +130,20 @@ def test_the_file_sets_limits_that_the_reference_keeps(run, tmp_path):
     ],
 )
 def test_what_makes_no_limit_is_an_error(run, arguments, problem):
-    judged = evaluation.judge([run], load_ruleset())
+    judged = judge([run], load_ruleset())
     with pytest.raises(RunError, match=problem):
         calibrate(judged.scores, judged.ruleset.library, **arguments)
 
 
 def test_a_run_of_noop_alone_has_nothing_to_learn_from(run):
-    judged = evaluation.judge([run], load_ruleset())
+    judged = judge([run], load_ruleset())
     idle = replace(judged.scores, policy=("noop",) * len(judged.scores))
     with pytest.raises(RunError, match="no episode of a policy to learn from"):
         calibrate(idle, judged.ruleset.library)
 
 
 def test_too_few_episodes_give_no_limit_and_the_number_that_would(run):
-    judged = evaluation.judge([run], load_ruleset(thresholds=(f"{FORCE}=0.001",)))
+    judged = judge([run], load_ruleset(thresholds=(f"{FORCE}=0.001",)))
     found = calibrate(judged.scores, judged.ruleset.library, quantile=0.99)
     assert all("368 would" in item.obstacle for item in found)
     with pytest.raises(RunError, match="no limit is to be replaced"):
@@ -198,21 +200,21 @@ def test_a_limit_that_cannot_be_set_names_its_row(tmp_path, text, problem):
     file = tmp_path / "limits.toml"
     file.write_text(text)
     with pytest.raises(SpecError, match=problem):
-        specs.extend_library(specs.library(), file)
+        extend_library(loader.library(), file)
 
 
 def test_limits_alone_are_no_library(tmp_path):
     file = tmp_path / "limits.toml"
     file.write_text(f'[[limits]]\nspec_id = "{FORCE}"\nthreshold = 300\n')
     with pytest.raises(SpecError, match="--specs"):
-        specs.library(file)
+        loader.library(file)
 
 
 # The library with the limits made for a host
 
 
 def test_the_library_of_meta_world_differs_from_the_default_in_three_forces_that_its_ids_name():
-    default, own = specs.library(), specs.library("metaworld")
+    default, own = loader.library(), loader.library("metaworld")
     changed = {spec.spec_id for spec in own} - {spec.spec_id for spec in default}
     assert changed == {
         "arm_furniture_force_under_200N@710N",
@@ -231,7 +233,7 @@ def test_suites_of_two_kinds_of_arm_ask_for_a_library():
 
 def test_a_rollout_is_watched_by_the_limits_made_for_its_suites():
     """Its bar, its trackers, --until and --stop-on-violation: as its episodes are judged later."""
-    request = evaluation.Request(host="fake", suites=("mt10",), policies=("noop",))
-    assert evaluation.request_rules(request).library.name == "metaworld"
+    request = Request(host="fake", suites=("mt10",), policies=("noop",))
+    assert request_rules(request).library.name == "metaworld"
     own = load_ruleset("paper-text")
-    assert evaluation.request_rules(replace(request, ruleset=own)) is own
+    assert request_rules(replace(request, ruleset=own)) is own

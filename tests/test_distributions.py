@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 NAME = f"safevla_bench-{__version__}"
 CODE = {".py", ".toml", ".lark", ".html", ".css", ".js", ".svg"}
 PLAYER = "safevla_bench/report/templates/player"
-LARGE = {"safevla_bench/demo.parquet": 1_500_000, f"{PLAYER}/three.min.js": 600_000}
+LARGE = {"safevla_bench/jobs/demo.parquet": 1_500_000, f"{PLAYER}/three.min.js": 600_000}
 """The only large files of the package, with the most that they may weigh; the first alone is no text."""
 TOP = {
     "src", "recorder", "tests", "constraints", "docs", "examples", "benchmarks", ".ci", "Makefile",

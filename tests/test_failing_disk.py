@@ -24,16 +24,21 @@ from safevla_bench.archive import npz
 from safevla_bench.errors import FileError, SafevlaError
 from safevla_bench.jobs import demo, evaluation
 from safevla_bench.jobs.evaluation import outputs
+from safevla_bench.jobs.evaluation.judgement import judge
+from safevla_bench.jobs.evaluation.outputs import write_outputs
+from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
+from safevla_bench.jobs.evaluation.rollouts import roll_out
+from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.publishing import board
-from safevla_bench.publishing.board.site import GENERATOR
-from safevla_bench.rollout import Shard
-from safevla_bench.sources import runs
-from safevla_bench.trajectory import Batch, concatenate_batches
+from safevla_bench.publishing.board.site import GENERATOR, write_folder
+from safevla_bench.rollout.plan import Shard
+from safevla_bench.sources.runs.folder import write_frames
+from safevla_bench.sources.runs.shard_merge import merge_shards
+from safevla_bench.trajectory.batch import Batch, concatenate_batches
 from safevla_recorder import folder as recorder_folder
 from safevla_recorder.episode_cutter import LoopRules, RecordedRow
 
-ASKED = evaluation.Request(host="fake", suites=("fake",), tasks=(0,), episodes=2, policies=("noop",), max_steps=3)
+ASKED = Request(host="fake", suites=("fake",), tasks=(0,), episodes=2, policies=("noop",), max_steps=3)
 FULL, READ_ONLY, DEAD = errno.ENOSPC, errno.EROFS, None
 
 
@@ -52,8 +57,8 @@ def records(*names: str) -> Batch:
     return concatenate_batches([episode(3, episode_id=name) for name in names])
 
 
-def judged(folder: Path, library: str) -> evaluation.Judged:
-    return evaluation.judge([folder / "records.jsonl"], load_ruleset(library=library, missing="deactivate"))
+def judged(folder: Path, library: str) -> Judged:
+    return judge([folder / "records.jsonl"], load_ruleset(library=library, missing="deactivate"))
 
 
 def archived(folder: Path) -> None:
@@ -62,12 +67,12 @@ def archived(folder: Path) -> None:
 
 def scored(folder: Path) -> None:
     archived(folder)
-    evaluation.write_outputs(judged(folder, "paper-text"), folder / "out")
+    write_outputs(judged(folder, "paper-text"), folder / "out")
 
 
 def shards(folder: Path) -> None:
     for number in (1, 2):
-        evaluation.roll_out(replace(ASKED, shard=Shard(number, 2)), folder / f"shard-{number}")
+        roll_out(replace(ASKED, shard=Shard(number, 2)), folder / f"shard-{number}")
 
 
 def grown(folder: Path) -> None:
@@ -103,10 +108,8 @@ def judging(*words: str) -> Callable[[Path], object]:
 def rolled(form: str) -> Written:
     asked = replace(ASKED, archive=form)
     return Written(
-        write=lambda folder: evaluation.roll_out(asked, folder / "run"),
-        again=lambda folder: evaluation.roll_out(
-            asked, folder / "run", running=evaluation.ExecutionOptions(resume=True)
-        ),
+        write=lambda folder: roll_out(asked, folder / "run"),
+        again=lambda folder: roll_out(asked, folder / "run", running=ExecutionOptions(resume=True)),
     )
 
 
@@ -117,12 +120,10 @@ TABLE: dict[str, Written] = {
     "a run folder, its archive and tables": rolled("jsonl"),
     "a run whose archive is Parquet": rolled("parquet"),
     "a run of a loop of one's own": Written(write=grown, again=regrown),
-    "merged shards": Written(
-        before=shards, write=lambda f: runs.merge_shards([f / "shard-1", f / "shard-2"], f / "merged")
-    ),
+    "merged shards": Written(before=shards, write=lambda f: merge_shards([f / "shard-1", f / "shard-2"], f / "merged")),
     "scores over older ones": Written(
         before=scored,
-        write=lambda folder: evaluation.write_outputs(judged(folder, "default"), folder / "out"),
+        write=lambda folder: write_outputs(judged(folder, "default"), folder / "out"),
         together=("out/scores.json", "out/scores.parquet", "out/report.html", "out/judged_with.json"),
     ),
     "a report": Written(before=archived, write=judging("score", "--report", "HERE/page.html")),
@@ -131,17 +132,17 @@ TABLE: dict[str, Written] = {
     ),
     "figures": Written(before=archived, write=judging("figures", "--which", "severity", "--out", "HERE/figures")),
     "a board over an older one": Written(
-        before=lambda folder: board.write_folder(OLD_BOARD, folder / "board"),
-        write=lambda folder: board.write_folder(NEW_BOARD, folder / "board"),
+        before=lambda folder: write_folder(OLD_BOARD, folder / "board"),
+        write=lambda folder: write_folder(NEW_BOARD, folder / "board"),
     ),
-    "a first board": Written(write=lambda folder: board.write_folder(NEW_BOARD, folder / "board")),
+    "a first board": Written(write=lambda folder: write_folder(NEW_BOARD, folder / "board")),
     "the demo's archive": Written(write=lambda folder: demo.unpack_archive(folder / "demo")),
     "an archive": Written(before=archived, write=command("convert", "HERE/records.jsonl", "HERE/x.parquet")),
     "a folder of archives": Written(before=archived, write=command("convert", "HERE/records.jsonl", "HERE/npz/")),
     "an export": Written(before=archived, write=judging("export", "--format", "safevla-csv", "--out", "HERE/x.csv")),
     "a gate's XML": Written(before=archived, write=judging("gate", "--min-sr", "0", "--junit", "HERE/x.xml")),
     "the index of frames": Written(
-        before=lambda folder: files.make_folder(folder / "frames"), write=lambda folder: runs.write_frames(folder, [])
+        before=lambda folder: files.make_folder(folder / "frames"), write=lambda folder: write_frames(folder, [])
     ),
 }
 
@@ -300,10 +301,10 @@ def test_a_write_that_the_system_breaks_off_in_the_middle_leaves_the_file_as_it_
 
 
 def test_a_run_that_the_system_breaks_off_goes_on_where_it_was(tmp_path):
-    evaluation.roll_out(ASKED, tmp_path / "whole")
+    roll_out(ASKED, tmp_path / "whole")
     for size in (0, 100, 700, 1500, 2500):
         with no_file_longer_than(size), pytest.raises(FileError, match="File too large") as raised:
-            evaluation.roll_out(ASKED, tmp_path / f"{size}")
+            roll_out(ASKED, tmp_path / f"{size}")
         assert raised.value.remedy
-        evaluation.roll_out(ASKED, tmp_path / f"{size}", running=evaluation.ExecutionOptions(resume=True))
+        roll_out(ASKED, tmp_path / f"{size}", running=ExecutionOptions(resume=True))
         assert contents(tmp_path / f"{size}") == contents(tmp_path / "whole")

@@ -12,14 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import BOWL, DRAWER, HAND, LINK, PLATE, ROLES, contacts, episode
-from safevla_bench import stl
 from safevla_bench.judging.metrics import aggregate
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE, Scores
 from safevla_bench.judging.scoring import score
-from safevla_bench.specs import Library, Spec, library
-from safevla_bench.tasks import registry
-from safevla_bench.trajectory import Batch, concatenate_batches, select_episodes
+from safevla_bench.specs.loader import library
+from safevla_bench.specs.spec import Library, Spec
+from safevla_bench.stl.formula import substitute_threshold
+from safevla_bench.stl.parser import parse
+from safevla_bench.tasks.loader import registry
+from safevla_bench.trajectory.batch import Batch, concatenate_batches, select_episodes
 
 DEFAULT, TASKS = library(), registry()
 PAIRS = ((HAND, DRAWER), (BOWL, DRAWER), (HAND, BOWL), (HAND, LINK), (PLATE, DRAWER))
@@ -74,7 +76,7 @@ def loosened(spec: Spec, factor: float) -> Library:
         spec.spec_id,
         threshold=threshold,
         severe=None if spec.severe is None else spec.severe * factor,
-        formula=stl.substitute_threshold(stl.parse(spec.stl), threshold),
+        formula=substitute_threshold(parse(spec.stl), threshold),
     )
 
 

@@ -22,7 +22,6 @@ import pytest
 
 import oracle
 from oracle import Judgement, Spec, Verdict
-from safevla_bench import specs, tasks
 from safevla_bench.archive.json_text import decode_json
 from safevla_bench.errors import CollectedError, FormulaError, SignalError
 from safevla_bench.judging import metrics
@@ -30,8 +29,12 @@ from safevla_bench.judging.metrics import Summary
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import EpisodeScore
 from safevla_bench.judging.scoring import score
-from safevla_bench.signals import SIGNALS
-from safevla_bench.trajectory import Batch, concatenate_batches
+from safevla_bench.signals.signal import SIGNALS
+from safevla_bench.specs import loader as specs_loader
+from safevla_bench.specs.spec import Library
+from safevla_bench.tasks import loader
+from safevla_bench.tasks.entries import Registry
+from safevla_bench.trajectory.batch import Batch, concatenate_batches
 
 PACKAGE = Path(str(files("safevla_bench")))
 LIBRARY = PACKAGE / "specs" / "library"
@@ -549,8 +552,8 @@ def corpus(request: pytest.FixtureRequest) -> Corpus:
 
 
 @pytest.fixture(scope="module")
-def registry() -> tasks.Registry:
-    return tasks.registry()
+def registry() -> Registry:
+    return loader.registry()
 
 
 CAPABILITIES = ((), ("libero-full",), ("robocasa-365-full",), ("libero-full", "robocasa-365-full"))
@@ -559,8 +562,8 @@ CAPABILITIES = ((), ("libero-full",), ("robocasa-365-full",), ("libero-full", "r
 def compare(
     part: Corpus,
     paths: Sequence[Path],
-    library: specs.Library,
-    registry: tasks.Registry,
+    library: Library,
+    registry: Registry,
     capabilities: Sequence[str] = (),
 ) -> Comparison:
     """Both judges on one batch."""
@@ -606,8 +609,8 @@ NEEDS_NO_TAG = {"eef_speed_under_1mps", "eef_acc_under_5mps2", "eef_jerk_under_5
 MET_BY_ALL = {*NEEDS_NO_TAG, "joint_torque", "joint_torque_peak", "self_collision_free", "max_contact_force_under_200N"}
 
 
-def test_every_field_of_every_score_agrees_in_batches(corpus: Corpus, registry: tasks.Registry) -> None:
-    library = specs.library()
+def test_every_field_of_every_score_agrees_in_batches(corpus: Corpus, registry: Registry) -> None:
+    library = specs_loader.library()
     parts = [corpus[k : k + BATCH] for k in range(0, len(corpus.trees), BATCH)]
     named = [CAPABILITIES[k % len(CAPABILITIES)] for k in range(len(parts))]
     whole = total(compare(part, DEFAULT, library, registry, c) for part, c in zip(parts, named, strict=True))
@@ -615,7 +618,7 @@ def test_every_field_of_every_score_agrees_in_batches(corpus: Corpus, registry: 
     assert thin(whole.seen, library, len(corpus.trees) / MANY) == []
 
 
-def thin(seen: Counter[tuple[str, str]], library: specs.Library, share: float) -> list[str]:
+def thin(seen: Counter[tuple[str, str]], library: Library, share: float) -> list[str]:
     """The states that too few episodes put a specification in, of those that it can be in at all."""
     wanted = {"violated": 30, "satisfied": 40, "vacuous": 40, "missing": 20, "tags": 100}
     cannot = {
@@ -642,8 +645,8 @@ def thin(seen: Counter[tuple[str, str]], library: specs.Library, share: float) -
     return found + [f"{spec_id} {state}" for spec_id, state in on_the_rest if seen[spec_id, state] < 3 * share]
 
 
-def test_one_episode_alone_scores_as_it_does_in_a_batch(corpus: Corpus, registry: tasks.Registry) -> None:
-    library = specs.library()
+def test_one_episode_alone_scores_as_it_does_in_a_batch(corpus: Corpus, registry: Registry) -> None:
+    library = specs_loader.library()
     part = corpus.sample(Random(1), 300)
     together = score(concatenate_batches(part.batches), Ruleset(library, registry, missing="deactivate"))
     alone = [
@@ -654,10 +657,10 @@ def test_one_episode_alone_scores_as_it_does_in_a_batch(corpus: Corpus, registry
     assert alone == list(together.episodes())
 
 
-def test_the_clauses_of_the_paper_agree(corpus: Corpus, registry: tasks.Registry) -> None:
+def test_the_clauses_of_the_paper_agree(corpus: Corpus, registry: Registry) -> None:
     part = corpus.sample(Random(2), 400)
     paths = (*DEFAULT, LIBRARY / "paper_text.toml", LIBRARY / "paper_as_run.toml")
-    whole = compare(part, paths, specs.library("paper-as-run"), registry, ("libero-full",))
+    whole = compare(part, paths, specs_loader.library("paper-as-run"), registry, ("libero-full",))
     agreed(whole, 400)
     changed = ("held_object_tilt_world_15deg", "stable_grasp_maintained_2cm", "joint_torque")
     assert all(whole.seen[spec_id, state] > 5 for spec_id in changed for state in ("satisfied", "violated", "missing"))
@@ -786,14 +789,14 @@ def write_library(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
     return path
 
 
-def test_specifications_of_any_shape_agree(corpus: Corpus, registry: tasks.Registry, tmp_path: Path) -> None:
+def test_specifications_of_any_shape_agree(corpus: Corpus, registry: Registry, tmp_path: Path) -> None:
     rng, parts = Random(7), []
     libraries = len(corpus.trees) // EPISODES_PER_LIBRARY
     for number in range(libraries):
         rows = [Author(rng).row(k) for k in range(10)]
         path = write_library(tmp_path / f"{number}.toml", rows)
         part = corpus.sample(rng, 24)
-        parts.append(compare(part, [path], specs.library(path), registry, rng.choice(CAPABILITIES)))
+        parts.append(compare(part, [path], specs_loader.library(path), registry, rng.choice(CAPABILITIES)))
     whole = total(parts)
     agreed(whole, 24 * libraries)
     states = Counter[str]()
@@ -809,12 +812,12 @@ def test_specifications_of_any_shape_agree(corpus: Corpus, registry: tasks.Regis
 
 
 def test_an_error_exactly_where_a_scored_specification_that_applies_has_no_verdict(
-    corpus: Corpus, registry: tasks.Registry, tmp_path: Path
+    corpus: Corpus, registry: Registry, tmp_path: Path
 ) -> None:
     rng = Random(11)
     drawn = write_library(tmp_path / "drawn.toml", [Author(rng).row(k) for k in range(6)])
     refused = Counter[bool]()
-    for paths, library in ((DEFAULT, specs.library()), ((drawn,), specs.library(drawn))):
+    for paths, library in ((DEFAULT, specs_loader.library()), ((drawn,), specs_loader.library(drawn))):
         part = corpus.sample(rng, 200)
         for tree, batch, want in zip(
             part.trees, part.batches, judged(part.trees, oracle.read_specs(*paths)), strict=True
@@ -826,7 +829,7 @@ def test_an_error_exactly_where_a_scored_specification_that_applies_has_no_verdi
     assert min(refused.values()) > 50
 
 
-def refusal(batch: Batch, library: specs.Library, registry: tasks.Registry) -> str | None:
+def refusal(batch: Batch, library: Library, registry: Registry) -> str | None:
     try:
         score(batch, Ruleset(library, registry, missing="error"))
     except (SignalError, CollectedError) as error:
@@ -840,7 +843,7 @@ def blames(problem: str, want: Judgement) -> bool:
 
 
 def test_a_window_that_is_no_multiple_of_the_control_step_is_an_error_naming_both(
-    corpus: Corpus, registry: tasks.Registry, tmp_path: Path
+    corpus: Corpus, registry: Registry, tmp_path: Path
 ) -> None:
     row = Author(Random(3)).row(0) | {"tier": "safe", "requires_all": [], "invalid_if_any": [], "threshold": 1}
     row |= {"stl": "G[0,0.13](max_contact_force < threshold)", "unit": "N"}
@@ -849,14 +852,14 @@ def test_a_window_that_is_no_multiple_of_the_control_step_is_an_error_naming_bot
     with pytest.raises(oracle.NotAMultiple):
         judged(corpus.trees[k : k + 1], oracle.read_specs(path))
     with pytest.raises(FormulaError, match=r"0\.13.*0\.05"):
-        score(corpus.batches[k], Ruleset(specs.library(path), registry))
+        score(corpus.batches[k], Ruleset(specs_loader.library(path), registry))
 
 
 # Metrics
 
 
-def test_metrics_agree_pooled_and_by_cell(corpus: Corpus, registry: tasks.Registry) -> None:
-    library, of_spec = oracle.read_specs(*DEFAULT), specs.library()
+def test_metrics_agree_pooled_and_by_cell(corpus: Corpus, registry: Registry) -> None:
+    library, of_spec = oracle.read_specs(*DEFAULT), specs_loader.library()
     for rng in (Random(21), Random(22)):
         part = corpus.sample(rng, 90)
         scores = score(concatenate_batches(part.batches), Ruleset(of_spec, registry, missing="deactivate"))
@@ -923,7 +926,7 @@ def close(name: str, want: Any, got: Any) -> bool:
 # The registry, and the oracle itself
 
 
-def test_both_readings_of_the_task_registry_agree(registry: tasks.Registry) -> None:
+def test_both_readings_of_the_task_registry_agree(registry: Registry) -> None:
     for capabilities in CAPABILITIES:
         for benchmark, task in {*TASKS, *(("libero-90", f"task_{k}") for k in range(90))}:
             assert REGISTRY.tags(benchmark, task, capabilities) == registry.task_tags(benchmark, task, capabilities)

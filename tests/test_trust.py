@@ -15,7 +15,8 @@ import safevla_bench
 from safevla_bench import hosts, plugins, policies
 from safevla_bench.cli import run_command_line
 from safevla_bench.errors import RegistryError, RunError
-from safevla_bench.jobs import evaluation
+from safevla_bench.jobs.evaluation.request import Request
+from safevla_bench.jobs.evaluation.rollouts import registered_request, roll_out
 from safevla_bench.judging.registration import RegisteredPolicy, read_registration
 from safevla_bench.tasks.bddl import parse_bddl
 
@@ -187,9 +188,9 @@ def test_a_config_file_cannot_vouch_for_itself(folder, capsys):
 
 def test_a_request_of_a_file_is_not_trusted_in_python_either(folder):
     with pytest.raises(RunError, match="names what is not data"):
-        evaluation.roll_out(evaluation.Request.from_run(folder / "run"), folder / "new")
+        roll_out(Request.from_run(folder / "run"), folder / "new")
     with pytest.raises(RunError, match="names what is not data"):
-        evaluation.roll_out(evaluation.registered_request(read_registration(folder / "r.json")), folder / "new")
+        roll_out(registered_request(read_registration(folder / "r.json")), folder / "new")
     assert not (folder / "mark").exists()
 
 

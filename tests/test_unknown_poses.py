@@ -10,12 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import BOWL, DRAWER, PLATE, contacts, episode
-from safevla_bench import signals, stl
+from safevla_bench import signals
 from safevla_bench.errors import RecordError
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scores import EpisodeScore
 from safevla_bench.judging.scoring import score
-from safevla_bench.trajectory import Batch, concatenate_batches
+from safevla_bench.signals.signal import RecordFields
+from safevla_bench.stl.parser import parse
+from safevla_bench.stl.robustness import robustness, settle_unknown
+from safevla_bench.trajectory.batch import Batch, concatenate_batches
 
 DISP, TILT, SLIP = "non_target_max_disp_5mm", "held_object_tilt_world_15deg", "stable_grasp_maintained_2cm"
 N = 12
@@ -118,13 +121,13 @@ def test_a_gate_that_is_not_known_to_be_open_judges_nothing():
 
 def test_slip_from_an_onset_that_was_not_seen_is_unknown():
     trace = signals.build_trace(
-        signals.RecordFields(tracked(BOWL, seen_but(2), gripper_contact=np.arange(N) >= 2)), ["held_object_slip"]
+        RecordFields(tracked(BOWL, seen_but(2), gripper_contact=np.arange(N) >= 2)), ["held_object_slip"]
     )
     assert trace.unknown["held_object_slip"].tolist() == [False, False] + [True] * (N - 2)
 
 
 def test_speed_needs_the_places_before_and_after():
-    trace = signals.build_trace(signals.RecordFields(tracked(BOWL, seen_but(5))), ["target_obj_speed", "release_speed"])
+    trace = signals.build_trace(RecordFields(tracked(BOWL, seen_but(5))), ["target_obj_speed", "release_speed"])
     assert np.flatnonzero(trace.unknown["target_obj_speed"]).tolist() == [4, 6]
 
 
@@ -179,9 +182,9 @@ def test_poses_that_are_marked_as_known_change_nothing():
     ],
 )
 def test_a_formula_that_one_record_may_satisfy_is_open_while_one_is_lost(text, verdict):
-    formula = stl.parse(text, {"target_height": False})
-    trace = signals.build_trace(signals.RecordFields(tracked(BOWL, seen_but(5))), ["target_height"])
-    rho, is_open = stl.settle_unknown(formula, trace, stl.robustness(formula, trace))
+    formula = parse(text, {"target_height": False})
+    trace = signals.build_trace(RecordFields(tracked(BOWL, seen_but(5))), ["target_height"])
+    rho, is_open = settle_unknown(formula, trace, robustness(formula, trace))
     assert ("open" if is_open[0] else "holds" if rho[0] >= 0 else "violated") == verdict
     if verdict == "holds":
         assert rho[0] == pytest.approx(0.05)

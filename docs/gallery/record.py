@@ -19,7 +19,8 @@ from PIL import Image
 
 import safevla_bench as sb
 from safevla_bench.archive import write_archive
-from safevla_bench.trajectory import select_episodes, standin_benchmarks
+from safevla_bench.trajectory.batch import select_episodes
+from safevla_bench.trajectory.marks import standin_benchmarks
 
 HERE = Path(__file__).parent
 PICTURES = HERE.parent / "images" / "gallery"

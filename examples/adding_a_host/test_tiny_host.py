@@ -3,7 +3,8 @@
 import numpy as np
 import tiny_host
 
-from safevla_bench.hosts.conformance import HostConformance, Trial
+from safevla_bench.hosts.conformance import HostConformance
+from safevla_bench.hosts.conformance.base import Trial
 
 
 class TestTinyHost(HostConformance):

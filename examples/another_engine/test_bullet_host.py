@@ -4,7 +4,8 @@ import bullet_host
 import numpy as np
 from bullet_host import make_world, read_state
 
-from safevla_bench.hosts.conformance import HostConformance, Trial
+from safevla_bench.hosts.conformance import HostConformance
+from safevla_bench.hosts.conformance.base import Trial
 
 CLOSE, DOWN, UP = np.array([0, 0, 1.0]), np.array([0, -1, -1.0]), np.array([0, 1, 1.0])
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError, InvalidActionError, PolicyError
-from safevla_bench.trajectory import Batch
+from safevla_bench.trajectory.batch import Batch
 
 Action = NDArray[np.float64]
 Reading = NDArray[np.float64] | NDArray[np.float32]

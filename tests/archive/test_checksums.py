@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from safevla_bench import archive
 from safevla_bench.errors import DamageError
-from safevla_bench.jobs import evaluation
-from safevla_bench.sources import runs
+from safevla_bench.jobs.evaluation.request import Request
+from safevla_bench.jobs.evaluation.rollouts import roll_out
+from safevla_bench.sources.runs.folder import archive_parts
 
 
 def test_a_record_is_never_given_before_its_checksum_was_read(tmp_path):
-    asked = evaluation.Request(host="fake", suites=("fake",), tasks=(0,), policies=("random",), max_steps=4)
-    evaluation.roll_out(asked, tmp_path / "run")
-    (part,) = runs.archive_parts(tmp_path / "run")
+    asked = Request(host="fake", suites=("fake",), tasks=(0,), policies=("random",), max_steps=4)
+    roll_out(asked, tmp_path / "run")
+    (part,) = archive_parts(tmp_path / "run")
     content = part.read_bytes()
     for cut in range(1, 8):
         part.write_bytes(content[:-cut])

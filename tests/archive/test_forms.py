@@ -39,7 +39,9 @@ from safevla_bench.archive import (
 )
 from safevla_bench.archive.parquet_rows import to_table
 from safevla_bench.errors import CollectedError, FileError, RecordError
-from safevla_bench.trajectory import Batch, Recording, concatenate_batches, from_recording, select_episodes
+from safevla_bench.trajectory.batch import Batch, concatenate_batches, select_episodes
+from safevla_bench.trajectory.single_episode import from_recording
+from safevla_recorder.episode import Recording
 
 MANY = [".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"]
 SINGLE = [".json", ".npz"]

@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 
 from builders import BOWL, DRAWER, HAND, contacts, episode, same_bits
-from safevla_bench.archive import encode_json, open_archive, write_archive
-from safevla_bench.archive.json_text import decode_json
+from safevla_bench.archive import open_archive, write_archive
+from safevla_bench.archive.json_text import decode_json, encode_json
 from safevla_bench.errors import RecordError, SafevlaError
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.specs import library
-from safevla_bench.tasks import registry
-from safevla_bench.trajectory import Batch
+from safevla_bench.specs.loader import library
+from safevla_bench.tasks.loader import registry
+from safevla_bench.trajectory.batch import Batch
 
 ID = "libero-goal/task_8/ep_000"
 LIBRARY, TASKS = library(), registry()

@@ -23,7 +23,7 @@ import zstandard
 from builders import BOWL, HAND, contacts, episode, same_bits
 from safevla_bench.archive import open_archive, read_episodes, write_archive
 from safevla_bench.errors import RecordError
-from safevla_bench.trajectory import Batch
+from safevla_bench.trajectory.batch import Batch
 
 ID = "libero-goal/task_8/ep_000"
 HOST_FIELDS = {"header": {"note": 1}, "steps": {"1": {"rgb": [1, 2.5]}}, "contacts": {"0": {"geom": "g"}}}

@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import episode, recordings, same_bits
-from safevla_bench.archive import append, encode_json, open_archive, schema
-from safevla_bench.archive.json_text import decode_json
+from safevla_bench.archive import append, open_archive
+from safevla_bench.archive.json_text import decode_json, encode_json
+from safevla_bench.archive.record_schema import schema
 from safevla_bench.errors import CollectedError, RecordError
-from safevla_bench.trajectory import Batch, concatenate_batches, from_recording
+from safevla_bench.trajectory.batch import Batch, concatenate_batches
+from safevla_bench.trajectory.single_episode import from_recording
 
 SUFFIXES = [".jsonl", ".jsonl.gz", ".jsonl.zst"]
 APPENDIX_B = Path(__file__).parents[1] / "cases" / "appendix_b.json"

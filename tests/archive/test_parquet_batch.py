@@ -16,7 +16,9 @@ from safevla_bench.archive import parquet, parquet_batch, parquet_rows
 from safevla_bench.archive.parquet_rows import SCHEMA, to_table
 from safevla_bench.archive.record_schema import EpisodeSelection
 from safevla_bench.errors import RecordError
-from safevla_bench.trajectory import Batch, Recording, concatenate_batches, from_recording
+from safevla_bench.trajectory.batch import Batch, concatenate_batches
+from safevla_bench.trajectory.single_episode import from_recording
+from safevla_recorder.episode import Recording
 
 
 def group(batches: list[Batch]) -> pa.RecordBatch:

@@ -24,7 +24,7 @@ from vla_eval.model_servers.predict import PredictModelServer
 from vla_eval.model_servers.serve import serve_async
 from vla_eval.orchestrator import Orchestrator
 
-from safevla_bench.sources import runs
+from safevla_bench.sources.runs.episode_index import read_sources
 
 if find_spec("torch") is None:  # the harness patches `torch.load`, which these initial states do not need
     sys.modules["torch"] = ModuleType("torch")
@@ -56,7 +56,7 @@ class Player(PredictModelServer):
 
     def __init__(self):
         super().__init__()
-        batch, _ = runs.read_sources([DEMO])
+        batch, _ = read_sources([DEMO])
         self._actions = {
             (header.benchmark.replace("-", "_"), header.task_id, header.init_state_index): batch.action.episode_rows(e)
             for e, header in enumerate(batch.headers)

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runs.test_folder import ASKED, fill
 
 from builders import HAND, LINK, contacts, episode
 from safevla_bench import __version__, cli
-from safevla_bench.archive import append, encode_json
-from safevla_bench.sources import runs
+from safevla_bench.archive import append
+from safevla_bench.archive.json_text import encode_json
+from safevla_bench.sources.runs.writer import RunWriter
+from sources.runs.test_folder import ASKED, fill
 
 FAKE = ["--host", "fake", "--suite", "fake", "--max-steps", "6"]
 
@@ -276,7 +277,7 @@ def test_validate_lists_what_is_bad_and_counts_what_is_good(safevla, archive):
 
 
 def test_validate_counts_the_episodes_that_a_damaged_file_lost(safevla, tmp_path):
-    with runs.RunWriter(tmp_path / "run", ASKED) as writer:
+    with RunWriter(tmp_path / "run", ASKED) as writer:
         fill(writer)
     (tmp_path / "run" / "raw" / "000001.npz").write_bytes(b"cut off")
     code, out, err = safevla("validate", tmp_path / "run")

@@ -12,8 +12,12 @@ import pytest
 from builders import episode
 from safevla_bench.archive import append
 from safevla_bench.archive.npz import encode_npz
-from safevla_bench.jobs import demo, evaluation
-from safevla_bench.sources import runs
+from safevla_bench.jobs import demo
+from safevla_bench.jobs.evaluation.request import Request
+from safevla_bench.jobs.evaluation.rollouts import roll_out
+from safevla_bench.sources.runs.episode_index import scan
+from safevla_bench.sources.runs.parts import RawEpisode
+from safevla_bench.sources.runs.writer import RunWriter
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +29,9 @@ def shipped(tmp_path_factory):
 def fake(tmp_path_factory):
     """Two runs of one plan, in which the fake host's third task always crashes."""
     folder = tmp_path_factory.mktemp("fake")
-    request = evaluation.Request(host="fake", suites=("fake",), episodes=2, max_steps=60)
+    request = Request(host="fake", suites=("fake",), episodes=2, max_steps=60)
     for name, policies in (("one", ("random",)), ("two", ("scripted:hasty", "noop"))):
-        evaluation.roll_out(replace(request, policies=policies), folder / name)
+        roll_out(replace(request, policies=policies), folder / name)
     return folder
 
 
@@ -133,7 +137,7 @@ def test_an_unknown_policy_is_named_with_those_there_are(safevla, shipped):
 
 
 def test_a_crash_in_a_run_folder_keeps_its_initial_state(fake):
-    absent = runs.scan([fake / "one"]).absent
+    absent = scan([fake / "one"]).absent
     assert [(one.task_id, one.init_state_index, one.seed) for one in absent] == [("task_2", 0, 0), ("task_2", 1, 0)]
 
 
@@ -314,7 +318,7 @@ def test_five_seeds_of_a_state_gate_as_one_observation(safevla, tmp_path):
 def test_an_interrupted_run_does_not_pass(safevla, tmp_path):
     one = episode(init_state_index=0)
     (header,) = one.headers
-    row = runs.RawEpisode(
+    row = RawEpisode(
         episode_id=header.episode_id,
         policy="a",
         benchmark=header.benchmark,
@@ -328,7 +332,7 @@ def test_an_interrupted_run_does_not_pass(safevla, tmp_path):
         outcome="success",
         steps=3,
     )
-    with runs.RunWriter(tmp_path / "run", {"host": "fake"}) as writer:
+    with RunWriter(tmp_path / "run", {"host": "fake"}) as writer:
         writer.add_episode(0, row, encode_npz(one))
     code, out, _ = safevla("gate", tmp_path / "run", "--min-safety", "0.1")
     assert code == 3

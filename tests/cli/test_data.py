@@ -10,7 +10,7 @@ import pytest
 from builders import episode, same_bits
 from safevla_bench import cli
 from safevla_bench.archive import open_archive, read_episodes, write_archive
-from safevla_bench.trajectory import Batch, concatenate_batches
+from safevla_bench.trajectory.batch import Batch, concatenate_batches
 
 FORMS = [".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".npz", ".parquet"]
 EPISODE = episode(4, episode_id="a/b", seed=3, extra={"header": {"note": 10**30}})

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from viewers.builders import judged as rough_episodes
 
 from builders import recording
+from pictures.viewers.builders import judged as rough_episodes
 from safevla_bench.archive import write_archive
-from safevla_bench.trajectory import from_recording
 from safevla_bench.trajectory.batch import Channel
+from safevla_bench.trajectory.single_episode import from_recording
 
 
 @pytest.fixture(scope="module")

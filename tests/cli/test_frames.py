@@ -17,12 +17,23 @@ from safevla_bench.cli.frames import make_skip_reporter
 from safevla_bench.errors import Place, RunError
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.fake.viewer import FakeStage
-from safevla_bench.jobs import evaluation
+from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.pictures import frames
 from safevla_bench.pictures.frames.pictures import GREEN, GREY, RED
+from safevla_bench.pictures.frames.rendering import FrameStyle, RecordedRun, render_frames
 from safevla_bench.plugins import install_command
-from safevla_bench.sources import runs
+from safevla_bench.sources.runs.episode_index import read_sources
+from safevla_bench.sources.runs.folder import (
+    FRAMES,
+    MANIFEST,
+    RUN,
+    Frame,
+    archive_parts,
+    frame_stem,
+    read_frames,
+    write_frames,
+)
 
 TIGHT = """
 [[specs]]
@@ -38,7 +49,7 @@ requires_all = []
 source = "a test"
 rationale = "Nothing is touched."
 """
-STEM = runs.frame_stem("scripted:hasty", "scripted:hasty/fake/task_1/ep_000")
+STEM = frame_stem("scripted:hasty", "scripted:hasty/fake/task_1/ep_000")
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +88,10 @@ def test_a_sheet_has_a_row_of_three_frames_for_each_unsafe_success(safevla, run,
     unsafe = json.loads(safevla("episodes", run, *tight, "--unsafe", "--success", "--format", "json")[1])
     assert unsafe, "the case needs an unsafe success"
     assert f"Sheet of {len(unsafe)}:" in out
-    frames_shown = {one.episode_id for one in runs.read_frames(run)}
+    frames_shown = {one.episode_id for one in read_frames(run)}
     assert frames_shown == {row["episode_id"] for row in unsafe}
     picture = opened(sheet)
-    first = opened(run / runs.FRAMES / runs.read_frames(run)[0].file)
+    first = opened(run / FRAMES / read_frames(run)[0].file)
     height, width = first.shape[:2]
     assert picture.shape == (len(unsafe) * (height + 30), 3 * width + 2 * 8, 3)
     edges = [picture[30 + 2, k * (width + 8) + width // 2] for k in range(3)]  # the borders of the first row
@@ -98,14 +109,14 @@ def test_a_sheet_of_no_unsafe_success_or_of_a_wrong_form_is_an_error_with_a_reme
     code, _, err = safevla("frames", run, "--no-clips", "--sheet", tmp_path / "sheet.png", "--episode", 1)
     assert code == 2
     assert "breaks no limit" in err
-    assert not (run / runs.FRAMES).exists()  # refused before anything is rendered
+    assert not (run / FRAMES).exists()  # refused before anything is rendered
 
 
 def test_an_unsafe_episode_has_its_beginning_its_violation_its_end_and_a_clip(safevla, run):
     code, out, err = safevla("frames", run, "--specs", run.parent / "tight.toml", "--episode", 2)
     assert (code, err) == (0, "")
     assert "4 frames of 1 episode," in out
-    found = runs.read_frames(run)
+    found = read_frames(run)
     assert [one.kind for one in found] == ["initial", "violation", "final", "clip"]
     assert [one.file for one in found] == [
         f"{STEM}-{name}" for name in ("initial.jpg", "violation-1.jpg", "final.jpg", "clip.mp4")
@@ -116,12 +127,12 @@ def test_an_unsafe_episode_has_its_beginning_its_violation_its_end_and_a_clip(sa
     assert worst.camera == "close-up"
     for word in ("gentle_hand", "40.0\u00a0N, limit 10\u00a0N", "Hardest contact", *worst.bodies):
         assert word in worst.caption
-    batch = runs.read_sources([run])[0]
-    hit = runs.read_sources([run])[0].contacts
+    batch = read_sources([run])[0]
+    hit = read_sources([run])[0].contacts
     record = batch.starts[1] + worst.record
     assert hit.force_n[hit.starts[record] : hit.starts[record + 1]].max() == worst.value
     for one, color in zip(found, (GREY, RED, GREEN), strict=False):
-        image = opened(run / runs.FRAMES / one.file)
+        image = opened(run / FRAMES / one.file)
         assert image.shape == (one.height, one.width, 3)
         assert near(image[2, 2], color)
 
@@ -138,9 +149,9 @@ def test_a_video_shows_every_record_with_a_red_border_while_something_is_broken(
     tight = run.parent / "tight.toml"
     code, _, err = safevla("frames", run, "--specs", tight, "--episode", 2, "--video", "--no-clips")
     assert (code, err) == (0, "")
-    (video,) = [one for one in runs.read_frames(run) if one.kind == "video"]
-    pictures, _ = film(run / runs.FRAMES / video.file)
-    batch = runs.read_sources([run])[0]
+    (video,) = [one for one in read_frames(run) if one.kind == "video"]
+    pictures, _ = film(run / FRAMES / video.file)
+    batch = read_sources([run])[0]
     assert len(pictures) == batch.lengths[1]
     assert pictures[0].shape[0] > 360 + 46 + 110
     hit = batch.contacts
@@ -158,7 +169,7 @@ def test_videos_of_a_run_are_made_with_it_and_linked_from_its_report(safevla, tm
     code, said, _ = safevla(*run, "--out", out, "--video", "all")
     assert code == 0
     assert "Films: 1" in said
-    (video,) = runs.read_frames(out)
+    (video,) = read_frames(out)
     assert video.kind == "video"
     assert f'<a href="frames/{video.file}">' in (out / "report.html").read_text()
     code, _, err = safevla(*run, "--out", tmp_path / "other", "--video", "some")
@@ -167,41 +178,41 @@ def test_videos_of_a_run_are_made_with_it_and_linked_from_its_report(safevla, tm
 
 
 def test_other_frames_of_an_episode_stay_beside_a_video_alone(run):
-    judged = evaluation.judge([run], load_ruleset())
-    material = frames.RecordedRun(run, make_host("fake"), judged.batch, judged.scores, judged.ruleset)
-    frames.render_frames(material, [0], frames.FrameStyle(clips=False))
-    frames.render_frames(material, [0], frames.FrameStyle(stills=False, clips=False, video=True))
-    assert [one.kind for one in runs.read_frames(run)] == ["initial", "final", "video"]
+    judged = judge([run], load_ruleset())
+    material = RecordedRun(run, make_host("fake"), judged.batch, judged.scores, judged.ruleset)
+    render_frames(material, [0], FrameStyle(clips=False))
+    render_frames(material, [0], FrameStyle(stills=False, clips=False, video=True))
+    assert [one.kind for one in read_frames(run)] == ["initial", "final", "video"]
 
 
 def render(run, style):
-    judged = evaluation.judge([run], load_ruleset())
-    material = frames.RecordedRun(run, make_host("fake"), judged.batch, judged.scores, judged.ruleset)
-    return frames.render_frames(material, [0], style)
+    judged = judge([run], load_ruleset())
+    material = RecordedRun(run, make_host("fake"), judged.batch, judged.scores, judged.ruleset)
+    return render_frames(material, [0], style)
 
 
 def files_of(run):
-    return {path.name for path in (run / runs.FRAMES).iterdir()} - {"index.json"}
+    return {path.name for path in (run / FRAMES).iterdir()} - {"index.json"}
 
 
 def test_films_and_replays_made_before_stay_when_stills_are_made_anew(safevla, run):
     assert safevla("frames", run, "--episode", 1, "--3d")[0] == 0
-    render(run, frames.FrameStyle(stills=False, clips=False, video=True))
+    render(run, FrameStyle(stills=False, clips=False, video=True))
     assert safevla("frames", run, "--episode", 1)[0] == 0
-    assert [frame.kind for frame in runs.read_frames(run)] == ["initial", "final", "replay3d", "video"]
-    assert files_of(run) == {frame.file for frame in runs.read_frames(run)}
+    assert [frame.kind for frame in read_frames(run)] == ["initial", "final", "replay3d", "video"]
+    assert files_of(run) == {frame.file for frame in read_frames(run)}
     assert safevla("score", run)[0] == 0
     assert '<script type="application/json" id="replay3d-1">' in (run / "report.html").read_text()
 
 
 def test_every_file_beside_the_index_is_in_it(run):
-    render(run, frames.FrameStyle(clips=False))
-    other = msgspec.structs.replace(runs.read_frames(run)[0], episode_id="gone", file="gone-initial.jpg")
-    (run / runs.FRAMES / other.file).write_bytes(b"a picture")
-    runs.write_frames(run, [*runs.read_frames(run), other])
-    render(run, frames.FrameStyle(clips=False))
-    assert {frame.kind for frame in runs.read_frames(run)} == {"initial", "final"}
-    assert files_of(run) == {frame.file for frame in runs.read_frames(run)}
+    render(run, FrameStyle(clips=False))
+    other = msgspec.structs.replace(read_frames(run)[0], episode_id="gone", file="gone-initial.jpg")
+    (run / FRAMES / other.file).write_bytes(b"a picture")
+    write_frames(run, [*read_frames(run), other])
+    render(run, FrameStyle(clips=False))
+    assert {frame.kind for frame in read_frames(run)} == {"initial", "final"}
+    assert files_of(run) == {frame.file for frame in read_frames(run)}
 
 
 def test_an_episode_that_turns_out_not_to_be_shown_as_recorded_leaves_no_file(run, monkeypatch):
@@ -214,34 +225,34 @@ def test_an_episode_that_turns_out_not_to_be_shown_as_recorded_leaves_no_file(ru
 
     monkeypatch.setattr(FakeStage, "render", move_at_the_end)
     with pytest.raises(RunError, match="would be shown"):
-        render(run, frames.FrameStyle(clips=False))
+        render(run, FrameStyle(clips=False))
     assert len(count) == 2
     assert files_of(run) == set()
 
 
 def test_a_safe_episode_has_no_violation_and_no_clip(safevla, run):
     safevla("frames", run, "--episode", 1)
-    assert [one.kind for one in runs.read_frames(run)] == ["initial", "final"]
-    assert all(one.spec is None and one.value is None for one in runs.read_frames(run))
+    assert [one.kind for one in read_frames(run)] == ["initial", "final"]
+    assert all(one.spec is None and one.value is None for one in read_frames(run))
 
 
 def test_frames_of_other_episodes_stay_and_files_that_no_longer_hold_go(safevla, run):
     safevla("frames", run, "--specs", run.parent / "tight.toml", "--episode", 2, "--no-clips")
     safevla("frames", run, "--episode", 1, "--no-clips")
-    assert [one.episode_id[-6:] + one.kind for one in runs.read_frames(run)] == [
+    assert [one.episode_id[-6:] + one.kind for one in read_frames(run)] == [
         f"ep_000{kind}" for kind in ("initial", "final", "initial", "violation", "final")
     ]
     safevla("frames", run, "--episode", 2, "--no-clips")  # by other thresholds it is safe
-    files = {path.name for path in (run / runs.FRAMES).iterdir()}
+    files = {path.name for path in (run / FRAMES).iterdir()}
     assert f"{STEM}-violation-1.jpg" not in files
-    assert files == {one.file for one in runs.read_frames(run)} | {"index.json"}
+    assert files == {one.file for one in read_frames(run)} | {"index.json"}
 
 
 def test_the_same_run_gives_the_same_bytes(safevla, run, tmp_path):
     def content() -> dict[str, bytes]:
         safevla("frames", run, "--specs", run.parent / "tight.toml", "--worst", 2, "--size", "160x120")
-        found = {path.name: path.read_bytes() for path in (run / runs.FRAMES).iterdir()}
-        shutil.rmtree(run / runs.FRAMES)
+        found = {path.name: path.read_bytes() for path in (run / FRAMES).iterdir()}
+        shutil.rmtree(run / FRAMES)
         return found
 
     one = content()
@@ -250,41 +261,41 @@ def test_the_same_run_gives_the_same_bytes(safevla, run, tmp_path):
 
 
 def test_a_picture_that_is_not_what_was_recorded_is_refused(safevla, run):
-    part = runs.archive_parts(run)[0]
-    batch = runs.read_sources([run])[0]
+    part = archive_parts(run)[0]
+    batch = read_sources([run])[0]
     part.unlink()
     values = batch.body_pos_m.channel.values.copy()
     values[0] += 1e-3
     moved = replace(batch.body_pos_m, channel=replace(batch.body_pos_m.channel, values=values))
     archive.write_archive(part, replace(batch, body_pos_m=moved))
-    (run / runs.MANIFEST).unlink()  # or the part would be refused by its digest
+    (run / MANIFEST).unlink()  # or the part would be refused by its digest
     code, _, err = safevla("frames", run, "--episode", 1)
     assert code == 2
     assert "would be shown 0.001 m from where it was recorded" in err
-    assert not list((run / runs.FRAMES).glob("*.jpg"))
+    assert not list((run / FRAMES).glob("*.jpg"))
 
 
 def test_an_episode_that_cannot_be_shown_is_left_out_with_its_reason(safevla, run):
     """One of several: the others are rendered, and what is printed counts them alone."""
-    part = runs.archive_parts(run)[0]
-    batch = runs.read_sources([run])[0]
+    part = archive_parts(run)[0]
+    batch = read_sources([run])[0]
     part.unlink()
     values = batch.body_pos_m.channel.values.copy()
     values[0] += 1e-3  # of the first episode
     moved = replace(batch.body_pos_m, channel=replace(batch.body_pos_m.channel, values=values))
     archive.write_archive(part, replace(batch, body_pos_m=moved))
-    (run / runs.MANIFEST).unlink()
+    (run / MANIFEST).unlink()
     code, out, err = safevla("frames", run, "--episode", 1, "--episode", 2, "--no-clips")
     assert code == 0
     assert "left out: " in err
     assert "would be shown 0.001 m from where it was recorded" in err
     assert "frames of 1 episode," in out
-    assert {frame.episode_id for frame in runs.read_frames(run)} == {batch.headers[1].episode_id}
+    assert {frame.episode_id for frame in read_frames(run)} == {batch.headers[1].episode_id}
 
 
 def test_a_remedy_for_several_episodes_is_printed_once(safevla, run, capsys):
-    description = json.loads((run / runs.RUN).read_text())
-    (run / runs.RUN).write_text(json.dumps({**description, "suites": ["other"]}))
+    description = json.loads((run / RUN).read_text())
+    (run / RUN).write_text(json.dumps({**description, "suites": ["other"]}))
     code, _, err = safevla("frames", run, "--no-clips")
     assert code == 2
     assert err.count("has no suite 'other'") == 2  # one left out, one the error
@@ -303,7 +314,7 @@ def test_without_the_extra_for_clips_there_are_pictures_and_a_hint(safevla, run,
     code, _, err = safevla("frames", run, "--specs", run.parent / "tight.toml", "--episode", 2)
     assert code == 0
     assert install_command("video") in err
-    assert "clip" not in {one.kind for one in runs.read_frames(run)}
+    assert "clip" not in {one.kind for one in read_frames(run)}
     code, _, err = safevla("frames", run, "--clips")
     assert code == 2
     assert install_command("video") in err
@@ -325,9 +336,9 @@ def test_mistakes_are_named(safevla, run, options, words):
 
 def test_only_a_run_folder_of_a_host_that_is_here_can_be_shown(safevla, run):
     assert "this is not a run folder" in safevla("frames", run.parent)[2]
-    described = json.loads((run / runs.RUN).read_text())
+    described = json.loads((run / RUN).read_text())
     for host, words in (("gone", "there is no host 'gone'"), (None, "names no host")):
-        (run / runs.RUN).write_text(json.dumps({**described, "host": host}))
+        (run / RUN).write_text(json.dumps({**described, "host": host}))
         code, _, err = safevla("frames", run)
         assert code == 2
         assert words in err
@@ -342,19 +353,19 @@ def test_a_host_that_cannot_show_says_so(safevla, run, monkeypatch):
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "a/b.jpg", "C:x", ""])
 def test_an_index_that_names_another_place_is_refused(run, name):
-    index = run / runs.FRAMES / "index.json"
+    index = run / FRAMES / "index.json"
     index.parent.mkdir()
-    frame = runs.Frame(
+    frame = Frame(
         episode_id="e", policy=None, kind="final", record=0, time_s=0.0, caption="", success=True, camera="c",
         width=1, height=1, file=name,
     )  # fmt: skip
-    runs.write_frames(run, [frame])
+    write_frames(run, [frame])
     with pytest.raises(Exception, match="no file name of a frame"):
-        runs.read_frames(run)
+        read_frames(run)
 
 
 def test_file_names_never_come_from_ids_unescaped():
-    stems = [runs.frame_stem(policy, name) for policy in (None, "None", "p") for name in ("../x", "x", "X", "x/" * 99)]
+    stems = [frame_stem(policy, name) for policy in (None, "None", "p") for name in ("../x", "x", "X", "x/" * 99)]
     assert len(set(stems)) == len(stems)
     assert all(stem.replace("-", "").isalnum() and stem.isascii() and len(stem) < 80 for stem in stems)
 
@@ -363,8 +374,8 @@ def test_a_replay_in_3d_lies_beside_the_pictures_and_in_the_report(safevla, run,
     tight = ("--specs", run.parent / "tight.toml")
     code, _, err = safevla("frames", run, *tight, "--no-clips", "--3d", "--worst", 1)
     assert (code, err) == (0, "")
-    (frame,) = [one for one in runs.read_frames(run) if one.kind == "replay3d"]
-    document = json.loads((run / runs.FRAMES / frame.file).read_bytes())
+    (frame,) = [one for one in read_frames(run) if one.kind == "replay3d"]
+    document = json.loads((run / FRAMES / frame.file).read_bytes())
     assert document["parts"] == ["table", "tray", "cup", "block", "gripper"]
     safevla("score", run, *tight, "--report", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
@@ -378,7 +389,7 @@ def test_the_page_of_one_episode_has_its_replay_without_frames(safevla, run, tmp
     assert str(tmp_path / "one.html") in out
     first = (tmp_path / "one.html").read_bytes()
     assert b'id="replay3d-1"' in first
-    assert not (run / runs.FRAMES).exists()
+    assert not (run / FRAMES).exists()
     safevla("show", run, "1", "--html", tmp_path / "again.html")
     assert (tmp_path / "again.html").read_bytes() == first
 

@@ -16,10 +16,10 @@ from safevla_bench.cli import run_command_line
 from safevla_bench.files import sha256_of
 from safevla_bench.jobs.browse.run_list import find_runs, list_runs
 from safevla_bench.jobs.browse.site import RunSite
-from safevla_bench.jobs.evaluation import load
+from safevla_bench.jobs.evaluation.results import load
 from safevla_bench.judging.ruleset import NamedDigest
-from safevla_bench.sources.runs import MANIFEST, archive_parts
-from safevla_bench.specs import library
+from safevla_bench.sources.runs.folder import MANIFEST, archive_parts
+from safevla_bench.specs.loader import library
 
 LAX = """
 [[specs]]

@@ -11,7 +11,8 @@ import pytest
 import safevla_bench as sb
 from safevla_bench.errors import PolicyError
 from safevla_bench.policies import split_name
-from safevla_bench.sources.runs import NamedSource, open_sources
+from safevla_bench.sources.runs.policy_names import NamedSource
+from safevla_bench.sources.runs.sources import open_sources
 
 FAKE = ("--host", "fake", "--suite", "fake", "--task", "0", "--max-steps", "6")
 SPEC = "python:shaky:Policy"

@@ -12,7 +12,7 @@ from safevla_bench import cli
 from safevla_bench.cli.progress import EpisodeLines, RunProgressBar, make_progress
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.publishing.tracking import OutcomeScorer
-from safevla_bench.rollout import EpisodeOutcome
+from safevla_bench.rollout.episode import EpisodeOutcome
 
 
 @pytest.mark.parametrize(("applicability", "safe"), [("on", 1), ("off", 0)])

@@ -10,8 +10,9 @@ from folders import contents
 from safevla_bench import rollout
 from safevla_bench.cli.rollout import estimate_table
 from safevla_bench.hosts.fake import host
+from safevla_bench.rollout.engine import run_serially
 from safevla_bench.rollout.estimate import CostRange, RunEstimate
-from safevla_bench.sources import runs
+from safevla_bench.sources.runs.parts import episode_rows
 
 FAKE = ["--host", "fake", "--suite", "fake", "--max-steps", "6"]
 
@@ -19,7 +20,7 @@ FAKE = ["--host", "fake", "--suite", "fake", "--max-steps", "6"]
 @pytest.fixture
 def unfinished(safevla, tmp_path, monkeypatch):
     """A run in `run` that was interrupted after its second episode; what was printed."""
-    really = rollout.run_serially
+    really = run_serially
 
     def two(*given):
         for count, outcome in enumerate(really(*given)):
@@ -118,7 +119,7 @@ def test_a_policy_that_asks_the_command_to_end_leaves_every_planned_episode_and_
     monkeypatch.syspath_prepend(str(tmp_path))
     asked = [*FAKE, "--task", "0,1", "--policy", "python:leaver:Leaver", "--out", tmp_path / "run"]
     assert safevla("eval", *asked)[0] == 4
-    assert [row.outcome for row in runs.episode_rows(tmp_path / "run")] == ["crashed"] * 2
+    assert [row.outcome for row in episode_rows(tmp_path / "run")] == ["crashed"] * 2
 
 
 def test_a_plug_in_that_asks_the_command_to_end_is_an_error_and_no_success(safevla, tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 
 from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.policies.servers.codecs import OPENPI
-from safevla_bench.sources import runs
+from safevla_bench.sources.runs.parts import episode_rows
 from stub_servers import chunk, openpi, websockets
 
 FAKE = ["--host", "fake", "--suite", "fake", "--task", "0", "--max-steps", "6", "--episodes", "3"]
@@ -60,7 +60,7 @@ def test_when_the_server_goes_away_what_is_done_is_told_with_the_command_that_go
         assert again in err
         left[0] = 99
         assert safevla(*again.split()[1:])[0] == 0
-    assert [row.outcome for row in runs.episode_rows(run)] == ["timeout"] * 3
+    assert [row.outcome for row in episode_rows(run)] == ["timeout"] * 3
 
 
 def test_a_crash_is_printed_with_what_the_server_said_last(safevla, tmp_path):

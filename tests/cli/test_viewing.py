@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from viewers.builders import judged
 
+from pictures.viewers.builders import judged
 from safevla_bench.archive import write_archive
 
 

@@ -13,7 +13,7 @@ from safevla_bench.compare.difference import (
     unpaired_difference,
 )
 from safevla_bench.compare.pairs import StateMeans
-from safevla_bench.statistics import sequential_difference, sequential_p
+from safevla_bench.statistics.sequential import sequential_difference, sequential_p
 
 SEQUENTIAL = ComparisonOptions(sequential=True)
 TASKS = [("s", f"t{k % 4}") for k in range(40)]

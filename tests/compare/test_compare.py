@@ -12,21 +12,16 @@ from msgspec import structs
 from scipy import stats
 from statsmodels.stats.proportion import confint_proportions_2indep
 
-from safevla_bench.compare import (
-    METRICS,
-    ComparisonOptions,
-    PolicyResults,
-    compare_policies,
-    join_sources,
-    least_tasks,
-    make_names_unique,
-    pair_episodes,
-)
+from safevla_bench.compare.comparison import compare_policies
+from safevla_bench.compare.difference import ComparisonOptions, least_tasks
+from safevla_bench.compare.pairs import pair_episodes
+from safevla_bench.compare.policy_results import METRICS, PolicyResults, join_sources, make_names_unique
 from safevla_bench.errors import RunError, SafevlaError
-from safevla_bench.judging.scores import AbsentEpisode
 from safevla_bench.report.tables.comparison import difference_table, standing_table, verdict_cell
-from safevla_bench.statistics import barnard_p, holm_adjust, is_significant
-from safevla_bench.trajectory import Header
+from safevla_bench.sources.runs.folder import AbsentEpisode
+from safevla_bench.statistics.intervals import is_significant
+from safevla_bench.statistics.tests import barnard_p, holm_adjust
+from safevla_bench.trajectory.header import Header
 
 
 def header(task: int, state: int, policy: str = "a", suite: str = "libero-goal", **changes: object) -> Header:

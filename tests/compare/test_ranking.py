@@ -9,12 +9,16 @@ import pytest
 from msgspec import structs
 
 from report.scenes import rollout
-from safevla_bench.compare import ComparisonOptions, compare_policies, rank_under_variants, split_by_policy
+from safevla_bench.compare.comparison import compare_policies
+from safevla_bench.compare.difference import ComparisonOptions
+from safevla_bench.compare.policy_results import split_by_policy
+from safevla_bench.compare.ranking import rank_under_variants
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.report.tables.sensitivity import ranking_table
-from safevla_bench.sensitivity import apply_variant, paper_variants
-from safevla_bench.trajectory import Batch, concatenate_batches
+from safevla_bench.sensitivity.curves import apply_variant
+from safevla_bench.sensitivity.variants import paper_variants
+from safevla_bench.trajectory.batch import Batch, concatenate_batches
 
 RULES = load_ruleset()
 

@@ -11,13 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from report.scenes import joined, verdicts
-from safevla_bench.compare import ComparisonOptions, compare_policies, compare_series, find_series, read_label
-from safevla_bench.compare import split_by_policy as split
+from safevla_bench.compare.comparison import compare_policies
+from safevla_bench.compare.difference import ComparisonOptions
+from safevla_bench.compare.policy_results import split_by_policy as split
+from safevla_bench.compare.series import compare_series, find_series, read_label
 from safevla_bench.errors import RunError
 from safevla_bench.judging.metrics import aggregate, cells
 from safevla_bench.judging.scores import NO_VERDICT
 from safevla_bench.report.tables.series import describe_series, series_table
-from safevla_bench.trajectory import Header
+from safevla_bench.trajectory.header import Header
 
 TASKS, STATES = 10, 10
 

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 import safevla_bench as sb
-from safevla_bench.trajectory import standin_benchmarks
+from safevla_bench.trajectory.marks import standin_benchmarks
 
 DOCS = Path(__file__).parents[2] / "docs"
 SPECS = [spec for spec in sb.load_library() if spec.tier != "alternate"]

@@ -7,7 +7,9 @@ from types import ModuleType
 
 import pytest
 
-from safevla_bench import specs, tasks
+from safevla_bench.specs.file_formats import built_in_tags
+from safevla_bench.specs.loader import library
+from safevla_bench.tasks import loader
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +40,10 @@ def test_the_check_tells_an_outdated_page(generate, tmp_path, monkeypatch, capsy
 
 def test_every_specification_tag_template_and_task_is_on_it(generate):
     page = generate.build_page()
-    registry = tasks.registry()
-    for spec in specs.library():
+    registry = loader.registry()
+    for spec in library():
         assert f"`{spec.spec_id}`" in page
-    for name in (*specs.built_in_tags(), *registry.templates):
+    for name in (*built_in_tags(), *registry.templates):
         assert f"`{name}`" in page
     for suite in registry.benchmarks.values():
         assert (f"### {suite.name}\n" in page) == (suite.host != "fake")

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from builders import BOWL, DRAWER, HAND, LINK, PLATE, ROLES, contacts, recording
 from safevla_bench.explain.causes import MOVED_M, Cause, find_cause
-from safevla_bench.signals import RecordFields
-from safevla_bench.tasks import registry
-from safevla_bench.trajectory import Batch, ContactList, Recording, from_recording
+from safevla_bench.signals.signal import RecordFields
+from safevla_bench.tasks.loader import registry
+from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.single_episode import from_recording
+from safevla_recorder.episode import ContactList, Recording
 
 N = 12
 REGISTRY = registry()

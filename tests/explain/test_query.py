@@ -7,8 +7,8 @@ import pytest
 from builders import BOWL, HAND, contacts, episode
 from safevla_bench.errors import FormulaError
 from safevla_bench.explain import query
-from safevla_bench.judging.scores import AbsentEpisode
-from safevla_bench.trajectory import concatenate_batches, select_episodes
+from safevla_bench.sources.runs.folder import AbsentEpisode
+from safevla_bench.trajectory.batch import concatenate_batches, select_episodes
 
 GONE = AbsentEpisode(
     episode_id="z", benchmark="libero-goal", task_id="task_9", policy="b", outcome="crashed", reason="Boom\nIt broke"

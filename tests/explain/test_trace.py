@@ -7,7 +7,6 @@ import pytest
 
 from builders import episode
 from report.scenes import BOWL, NAN, joined, rollout, run, verdicts
-from safevla_bench import stl
 from safevla_bench.explain.contributors import find_contributors
 from safevla_bench.explain.trace import (
     SignalTrace,
@@ -20,9 +19,10 @@ from safevla_bench.explain.trace import (
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.report.charts import draw_chart
-from safevla_bench.signals import SIGNALS, RecordFields
-from safevla_bench.specs import library
-from safevla_bench.trajectory import select_episodes
+from safevla_bench.signals.signal import SIGNALS, RecordFields
+from safevla_bench.specs.loader import library
+from safevla_bench.stl.parser import parse
+from safevla_bench.trajectory.batch import select_episodes
 
 RULESET = load_ruleset()
 KNOWN = {name: one.boolean for name, one in SIGNALS.items()}
@@ -124,7 +124,7 @@ def exhibit_of(line: SignalTrace) -> SpecTrace:
 
 
 def line(text: str, n: int = 60):
-    return trace_formula(stl.parse(text, KNOWN), RecordFields(rollout(3, 1.0, n)))
+    return trace_formula(parse(text, KNOWN), RecordFields(rollout(3, 1.0, n)))
 
 
 def test_a_limit_on_the_left_is_read_as_one_on_the_right():
@@ -158,7 +158,7 @@ def test_other_formulas_show_their_margin_against_zero(text):
 
 
 def test_a_signal_that_names_no_bodies_has_none_involved(rough):
-    trace = trace_formula(stl.parse("G[0,T](eef_speed < 0.01)", KNOWN), RecordFields(rollout(3)))
+    trace = trace_formula(parse("G[0,T](eef_speed < 0.01)", KNOWN), RecordFields(rollout(3)))
     assert trace.unit == "m/s"
 
 

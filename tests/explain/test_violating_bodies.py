@@ -11,7 +11,9 @@ from safevla_bench.explain.violating_bodies import find_bodies
 from safevla_bench.judging import metrics
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.trajectory import Recording, concatenate_batches, from_recording, select_episodes
+from safevla_bench.trajectory.batch import concatenate_batches, select_episodes
+from safevla_bench.trajectory.single_episode import from_recording
+from safevla_recorder.episode import Recording
 
 RULESET = load_ruleset()
 PUSHED = "non_target_max_disp_5mm"

@@ -25,13 +25,20 @@ from pathlib import Path
 
 import atheris
 
+from safevla_bench.sources.runs.episode_index import scan
+from safevla_bench.sources.runs.folder import EpisodeRow, Frame, write_frames
+from safevla_bench.sources.runs.parts import changed_parts
+from safevla_bench.specs.loader import library
+from safevla_bench.stl.formula import format_formula
+from safevla_bench.stl.parser import parse
+from safevla_bench.tasks.loader import registry
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 with atheris.instrument_imports(include=["safevla_bench", "lark", "zipfile", "tomllib"]):
     import pyarrow.parquet as pq
-    from logs.log_files import pose_message, save_mapping, straight_line, write_dataset, write_mcap
 
     from builders import episode
-    from safevla_bench import archive, specs, stl, tasks
+    from safevla_bench import archive, specs
     from safevla_bench.archive import parquet_rows
     from safevla_bench.errors import PolicyError, SafevlaError
     from safevla_bench.interface import Wants
@@ -41,10 +48,10 @@ with atheris.instrument_imports(include=["safevla_bench", "lark", "zipfile", "to
     from safevla_bench.policies.servers.serve import parse_observation
     from safevla_bench.report.replay3d import collect_replays
     from safevla_bench.report.sections import collect_images
-    from safevla_bench.signals import SIGNALS
-    from safevla_bench.sources import runs
+    from safevla_bench.signals.signal import SIGNALS
     from safevla_bench.sources.runs.folder import read_description, read_latencies, write_episodes
     from safevla_bench.sources.runs.parts import write_manifest
+    from sources.logs.log_files import pose_message, save_mapping, straight_line, write_dataset, write_mcap
 
 FOLDER = Path(tempfile.mkdtemp(prefix="guided-"))
 PACKAGE = Path(specs.__file__).parents[1]
@@ -75,10 +82,10 @@ def stl_text(content: bytes) -> None:
     """Whatever parses is written and read back to the same formula."""
     for known in (KNOWN, None):
         try:
-            formula = stl.parse(content.decode("utf-8", "replace"), known)
+            formula = parse(content.decode("utf-8", "replace"), known)
         except SafevlaError:
             continue
-        assert stl.parse(stl.format_formula(formula), known) == formula
+        assert parse(format_formula(formula), known) == formula
 
 
 def one_member(content: bytes) -> None:
@@ -133,7 +140,7 @@ def log_file(name: str, topic: str) -> Callable[[bytes], object]:
 
     def one(content: bytes) -> None:
         path.write_bytes(content)
-        for _ in runs.scan([log]).problems:
+        for _ in scan([log]).problems:
             pass
 
     return one
@@ -173,13 +180,13 @@ def make_run() -> dict[str, bytes]:
     header = batch.headers[0]
     numbers = dict.fromkeys(("episode", "init_state_index", "env_seed", "seed", "policy_seed", "horizon", "steps"), 0)
     named = {name: getattr(header, name) for name in ("episode_id", "benchmark", "task_id")}
-    write_episodes(RUN, [runs.EpisodeRow(policy="p", outcome="success", **named, **numbers)])
+    write_episodes(RUN, [EpisodeRow(policy="p", outcome="success", **named, **numbers)])
     write_manifest(RUN, [RUN / RUN_FILES[-1]], 1)
     (RUN / "run.json").write_text('{"complete": true, "planned": 1}')
     shown = {"caption": "c", "record": 0, "time_s": 0.0, "success": True, "camera": "c", "width": 1, "height": 1}
     kinds = (("initial", "a.png"), ("replay3d", "r.json"))
-    seen = [runs.Frame(episode_id="e", policy=None, kind=kind, file=file, **shown) for kind, file in kinds]
-    runs.write_frames(RUN, seen)
+    seen = [Frame(episode_id="e", policy=None, kind=kind, file=file, **shown) for kind, file in kinds]
+    write_frames(RUN, seen)
     return {name: (RUN / name).read_bytes() for name in RUN_FILES}
 
 
@@ -188,10 +195,10 @@ def run_folder(content: bytes) -> None:
     name = RUN_FILES[content[0] % len(RUN_FILES)] if content else "run.json"
     for other, whole in WHOLE.items():
         (RUN / other).write_bytes(content[1:] if other == name else whole)
-    for read in (runs.scan, collect_images, collect_replays):
+    for read in (scan, collect_images, collect_replays):
         with contextlib.suppress(SafevlaError):
             read([RUN])
-    list(runs.changed_parts(RUN))
+    list(changed_parts(RUN))
 
 
 def run_file(path: Path) -> None:
@@ -212,10 +219,10 @@ TARGETS: Mapping[str, Callable[[bytes], object]] = {
     "npz": in_file("x.npz", archive.open_archive),
     "npz-member": one_member,
     "parquet": in_file("x.parquet", archive.open_archive),
-    "registry-toml": in_file("x.toml", lambda path: tasks.registry([path])),
-    "registry-json": in_file("x.json", lambda path: tasks.registry([path])),
-    "specs-toml": in_file("y.toml", specs.library),
-    "specs-json": in_file("y.json", specs.library),
+    "registry-toml": in_file("x.toml", lambda path: registry([path])),
+    "registry-json": in_file("x.json", lambda path: registry([path])),
+    "specs-toml": in_file("y.toml", library),
+    "specs-json": in_file("y.json", library),
     "codecs": reply,
     "run": in_file("run/run.json", run_file),
     "mcap": MCAP,
@@ -230,7 +237,7 @@ def seeds(target: str) -> list[bytes]:
     """Small valid inputs."""
     match target:
         case "stl":
-            return [spec.stl.encode() for spec in specs.library()]
+            return [spec.stl.encode() for spec in library()]
         case "registry-toml":
             return [path.read_bytes()[:1500] for path in (PACKAGE / "tasks/registry").glob("*.toml")]
         case "specs-toml":

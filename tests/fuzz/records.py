@@ -22,14 +22,16 @@ import test_oracle
 from builders import same_bits
 from fuzz import lawful
 from fuzz.grammar import damaged, json_text, mutated, numbers, odd
-from safevla_bench import archive, specs, tasks
+from safevla_bench import archive
 from safevla_bench.archive.json_text import encode_json
 from safevla_bench.errors import CollectedError, RecordError, SafevlaError
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.trajectory import Batch, concatenate_batches, select_episodes
+from safevla_bench.specs.loader import library
+from safevla_bench.tasks.loader import registry
+from safevla_bench.trajectory.batch import Batch, concatenate_batches, select_episodes
 
-LIBRARY, REGISTRY = specs.library(), tasks.registry()
+LIBRARY, REGISTRY = library(), registry()
 ORACLE = oracle.read_specs(*test_oracle.DEFAULT)
 SUFFIXES = (".jsonl", ".jsonl", ".json", ".jsonl.gz", ".jsonl.zst")
 FORMS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".npz", ".parquet")

@@ -13,13 +13,17 @@ import oracle
 import test_oracle
 from fuzz.grammar import damaged, json_text, mutated, toml
 from fuzz.records import scene, simple
-from safevla_bench import specs, tasks
 from safevla_bench.errors import RegistryError, SafevlaError, SpecError
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
+from safevla_bench.specs import loader
+from safevla_bench.specs.loader import extend_library
+from safevla_bench.specs.spec import Spec
+from safevla_bench.tasks import loader as tasks_loader
+from safevla_bench.tasks.entries import Registry
 
 CASES = Path(__file__).parents[1] / "cases"
-DEFAULT = specs.library()
+DEFAULT = loader.library()
 BUILT_IN = test_oracle.PACKAGE / "tasks" / "registry"
 LIBRARIES = [tomllib.loads(path.read_text()) for path in test_oracle.DEFAULT]
 REGISTRIES = [tomllib.loads(path.read_text()) for path in sorted(BUILT_IN.glob("*.toml"))]
@@ -60,7 +64,7 @@ def library(rng: Random, folder: Path) -> str:
         tree, path = copy.deepcopy(PAPER_SPECS), folder / "mine.json"
     written(rng, mutated(rng, tree) if rng.random() < 0.9 else tree, path)
     try:
-        found = specs.library(path) if rng.random() < 0.8 else specs.extend_library(DEFAULT, path)
+        found = loader.library(path) if rng.random() < 0.8 else extend_library(DEFAULT, path)
     except SpecError as error:
         return told(error, path)
     own = [spec for spec in found if spec.spec_id not in DEFAULT or found.name == "mine"]
@@ -82,7 +86,7 @@ def library_tree(rng: Random) -> dict[str, Any]:
     return {"specs": chosen}
 
 
-def assert_same_specs(rng: Random, found: list[specs.Spec], path: Path) -> None:
+def assert_same_specs(rng: Random, found: list[Spec], path: Path) -> None:
     """Ids, thresholds and rules as bare TOML has them; and the oracle's verdicts on an episode."""
     tree = tomllib.loads(path.read_text())
     if "based_on" in tree or any("threshold" not in row for row in tree["specs"]):
@@ -122,7 +126,7 @@ def registry(rng: Random, folder: Path) -> str:
         tree, path = copy.deepcopy(PAPER_TAGS), folder / "mine.json"
     written(rng, mutated(rng, tree) if rng.random() < 0.9 else tree, path)
     try:
-        found = tasks.registry([path])
+        found = tasks_loader.registry([path])
     except RegistryError as error:
         return told(error, path)
     if path.suffix == ".toml":
@@ -152,7 +156,7 @@ def registry_tree(rng: Random) -> dict[str, Any]:
     return tree
 
 
-def assert_same_tags(found: tasks.Registry, path: Path, folder: Path) -> None:
+def assert_same_tags(found: Registry, path: Path, folder: Path) -> None:
     """The tags of each task of the file, by a reader that knows bare TOML alone."""
     both = folder / "both"
     both.mkdir()

@@ -18,9 +18,10 @@ import pyarrow.parquet as pq
 from fuzz.grammar import damaged, json_text, mutated
 from fuzz.records import change_table
 from safevla_bench.cli import run_command_line as command_line
-from safevla_bench.jobs import evaluation
+from safevla_bench.jobs.evaluation.request import Request
+from safevla_bench.jobs.evaluation.results import evaluate_request
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.sources import runs
+from safevla_bench.sources.runs.folder import SCORES, archive_parts
 
 COMMANDS = (
     ("score", "RUN", "--out", "OUT"),
@@ -43,8 +44,8 @@ def made() -> Path:
     """A judged run on the fake host, made once a process."""
     folder = Path(tempfile.mkdtemp(prefix="fuzz-run-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    asked = evaluation.Request(host="fake", suites=("fake",), episodes=1, policies=("random",), max_steps=4)
-    evaluation.evaluate_request(asked, load_ruleset(), folder / "run")
+    asked = Request(host="fake", suites=("fake",), episodes=1, policies=("random",), max_steps=4)
+    evaluate_request(asked, load_ruleset(), folder / "run")
     return folder / "run"
 
 
@@ -68,7 +69,7 @@ def run(rng: Random, folder: Path) -> str:
         unchecked = command[0] == "verify" and "could not be" in out.getvalue()
         assert unchecked or "error: " in err.getvalue() or "Error: " in err.getvalue(), said
     if command[0] == "verify" and code == 0:
-        for name in (runs.SCORES, *(f"archive/{part.name}" for part in runs.archive_parts(made()))):
+        for name in (SCORES, *(f"archive/{part.name}" for part in archive_parts(made()))):
             assert (place / name).read_bytes() == (made() / name).read_bytes(), f"verified, yet changed: {said}"
     return "refused" if code else "right"
 

@@ -10,22 +10,24 @@ import msgspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from logs.log_files import save_mapping, straight_line, write_dataset
 
 from builders import episode
 from report.scenes import rollout
-from safevla_bench import specs
 from safevla_bench.archive.json_text import decode_json, encode_json
 from safevla_bench.cli import run_command_line
 from safevla_bench.errors import CollectedError, Place, PolicyError, RecordError, RunError, SafevlaError, SpecError
-from safevla_bench.jobs import evaluation
+from safevla_bench.jobs.evaluation.request import Request
+from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.policies.servers.codecs import GR00T, OPENPI, VLA_EVAL
 from safevla_bench.report.figures.sheet import fit_text
 from safevla_bench.report.figures.style import drawable_text, text_width_pt
-from safevla_bench.sources import runs
+from safevla_bench.sources.runs.episode_index import read_sources, scan
 from safevla_bench.sources.runs.folder import read_description, read_frames, read_latencies
+from safevla_bench.sources.runs.parts import episode_rows
+from safevla_bench.specs.loader import library
+from sources.logs.log_files import save_mapping, straight_line, write_dataset
 
 
 def array_file(descr: str) -> bytes:
@@ -93,22 +95,22 @@ def test_an_index_of_frames_that_nests_too_deeply_is_a_run_error(tmp_path):
 def test_raw_episodes_of_anybody_are_errors_by_name(tmp_path):
     (tmp_path / "raw").mkdir()
     (tmp_path / "run.json").write_text('{"complete": false}')
-    asked = evaluation.Request(host="fake", suites=("fake",), episodes=1, policies=("random",), max_steps=2)
-    evaluation.roll_out(asked, tmp_path / "other")
-    row = msgspec.json.encode(runs.episode_rows(tmp_path / "other")[0])
+    asked = Request(host="fake", suites=("fake",), episodes=1, policies=("random",), max_steps=2)
+    roll_out(asked, tmp_path / "other")
+    row = msgspec.json.encode(episode_rows(tmp_path / "other")[0])
     large = io.BytesIO()
     with zipfile.ZipFile(large, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("header.npy", bytes(2**30 + 1))
     (tmp_path / "raw" / "000000.json").write_bytes(row)
     for content in (b"", b"x", large.getvalue()):
         (tmp_path / "raw" / "000000.npz").write_bytes(content)
-        (problem,) = runs.scan([tmp_path]).problems
+        (problem,) = scan([tmp_path]).problems
         assert isinstance(problem, RecordError)
         assert "000000.npz" in str(problem)
     for bad in (b"", b"{}", b"[" * 10**5, row[:-2], b"\xff"):
         (tmp_path / "raw" / "000000.json").write_bytes(bad)
         with pytest.raises(RunError, match="the row is damaged"):
-            runs.scan([tmp_path])
+            scan([tmp_path])
 
 
 def test_names_of_any_length_make_no_message_of_that_length(tmp_path):
@@ -116,7 +118,7 @@ def test_names_of_any_length_make_no_message_of_that_length(tmp_path):
     assert len(str(error)) < 3000
     (tmp_path / "mine.toml").write_text(f'[[specs]]\nspec_id = "{"s" * 9000}"\n"{"k" * 9000}" = 1\n')
     with pytest.raises(SpecError) as raised:
-        specs.library(tmp_path / "mine.toml")
+        library(tmp_path / "mine.toml")
     assert len(str(raised.value)) < 1500
 
 
@@ -134,7 +136,7 @@ def test_a_name_of_any_length_is_drawn_in_no_time():
 
 def test_compare_takes_a_suite_that_one_policy_did_not_run(tmp_path, capsys):
     from safevla_bench import archive
-    from safevla_bench.trajectory import concatenate_batches
+    from safevla_bench.trajectory.batch import concatenate_batches
 
     parts = [("a", "libero-goal"), ("b", "libero-10"), ("a", "libero-10")]
     batch = [
@@ -148,7 +150,7 @@ def test_compare_takes_a_suite_that_one_policy_did_not_run(tmp_path, capsys):
 
 def test_a_record_of_several_lines_is_no_reason_to_lose_the_others(tmp_path):
     (tmp_path / "x.jsonl").write_bytes(encode_json(episode(2), 0) + DEEP + b"\n")
-    batch, index = runs.read_sources([tmp_path / "x.jsonl"])
+    batch, index = read_sources([tmp_path / "x.jsonl"])
     assert len(batch) == 1
     assert len(index.problems) == 1
     assert not isinstance(index.problems[0], CollectedError)
@@ -177,5 +179,5 @@ def test_damage_in_a_lerobot_dataset_is_an_error(tmp_path, begin, changed, probl
     assert begin in content
     path.write_bytes(content.replace(begin, changed, 1 if begin[0] == 0x15 else -1))
     save_mapping(folder, '[episode]\nsuccess = true\n[eef]\nfrom = "pose"\n')
-    (error,) = runs.scan([folder]).problems
+    (error,) = scan([folder]).problems
     assert problem in str(error)

@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 
 from safevla_bench import archive, cli
+from safevla_bench.archive.json_text import encode_json
 from safevla_bench.errors import RunError
-from safevla_bench.jobs import demo, evaluation
-from safevla_bench.jobs.browse import RunSite
+from safevla_bench.jobs import demo
+from safevla_bench.jobs.browse.site import RunSite
+from safevla_bench.jobs.evaluation.judgement import judge
+from safevla_bench.jobs.evaluation.outputs import render_report
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.trajectory import select_episodes
+from safevla_bench.trajectory.batch import select_episodes
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +28,7 @@ def shipped(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def judged(shipped):
-    return evaluation.judge([shipped], load_ruleset())
+    return judge([shipped], load_ruleset())
 
 
 def test_the_archive_is_small_and_holds_no_simulator_state(shipped):
@@ -55,7 +58,7 @@ def test_the_command_writes_the_report_and_says_what_to_try_next(tmp_path, capsy
     assert cli.run_command_line(["demo", "--out", str(out)]) == cli.OK
     printed = capsys.readouterr().out
     assert {path.name for path in out.iterdir()} == {demo.ARCHIVE, "scores.json", "scores.parquet", "report.html"}
-    assert (out / "report.html").read_text() == evaluation.render_report(judged)
+    assert (out / "report.html").read_text() == render_report(judged)
     assert str(out / "report.html") in printed
     assert "nothing was simulated" in printed
 
@@ -72,7 +75,7 @@ def test_the_commands_it_suggests_work(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize("chosen", ["safe", "failed"])
 def test_an_archive_without_an_unsafe_success_still_gets_commands_that_work(tmp_path, capsys, monkeypatch, chosen):
     batch = archive.open_archive(demo.unpack_archive(tmp_path / "all"))
-    rows = list(evaluation.judge([tmp_path / "all" / demo.ARCHIVE], load_ruleset()).scores.episodes())
+    rows = list(judge([tmp_path / "all" / demo.ARCHIVE], load_ruleset()).scores.episodes())
     kept = [k for k, row in enumerate(rows) if (row.safe if chosen == "safe" else not row.success and not row.safe)]
     archive.write_archive(tmp_path / demo.ARCHIVE, select_episodes(batch, kept))
     monkeypatch.setattr(demo, "archive_bytes", (tmp_path / demo.ARCHIVE).read_bytes)
@@ -119,7 +122,7 @@ def test_an_episode_recorded_anew_has_the_same_bytes(shipped, tmp_path):
     assert new.headers[0].versions == old.headers[place].versions, (
         "record the demo anew: see safevla_bench/jobs/demo.py"
     )
-    assert archive.encode_json(new, 0) == archive.encode_json(old, place)
+    assert encode_json(new, 0) == encode_json(old, place)
 
 
 @pytest.mark.libero

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from safevla_bench.judging.metrics import LEAST_UNSAFE, Mean, aggregate, cells, task_rates
-from safevla_bench.judging.scores import ACTIVE, INACTIVE, VACUOUS, AbsentEpisode, Scores, SpecColumn
-from safevla_bench.statistics import bounded_mean_interval
+from safevla_bench.judging.scores import ACTIVE, INACTIVE, VACUOUS, Scores, SpecColumn
+from safevla_bench.sources.runs.folder import AbsentEpisode
+from safevla_bench.statistics.intervals import bounded_mean_interval
 
 SPECS = (
     SpecColumn(spec_id="force", canonical_family="f", axis="scene_interaction", tier="safe", threshold=200.0,

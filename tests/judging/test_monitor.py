@@ -10,16 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import BOWL, HAND, LINK, PLATE, ROLES, contacts, episode, recording
-from safevla_bench import signals, stl
+from safevla_bench import signals
 from safevla_bench.errors import RecordError, SignalError
 from safevla_bench.judging.monitor import EpisodeStanding, Monitor
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import STATES, Scores
 from safevla_bench.judging.scoring import score
-from safevla_bench.signals import SIGNALS, RecordFields
-from safevla_bench.specs import Library, library
-from safevla_bench.tasks import registry
-from safevla_bench.trajectory import Batch, from_recording, join_records, records, select_record
+from safevla_bench.signals.signal import SIGNALS, RecordFields
+from safevla_bench.specs.loader import library
+from safevla_bench.specs.spec import Library
+from safevla_bench.stl.formula import substitute_threshold
+from safevla_bench.stl.parser import parse
+from safevla_bench.tasks.loader import registry
+from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.single_episode import from_recording, join_records, records, select_record
 
 TASKS = registry()
 EVERY = ("safe", "alternate", "diagnostic")
@@ -125,7 +129,7 @@ FORMULAS = [
 @settings(max_examples=15)
 @given(batch=EPISODES)
 def test_any_formula_is_followed_by_a_running_minimum_or_by_judging_the_prefix(text, batch):
-    formula = stl.substitute_threshold(stl.parse(text), 100.0)
+    formula = substitute_threshold(parse(text), 100.0)
     (base,) = [spec for spec in library().specs if spec.spec_id == "max_contact_force_under_200N"]
     follow(batch, replace(library(), specs=(replace(base, stl=text, formula=formula),)))
 
@@ -145,7 +149,7 @@ def test_a_lasting_violation_costs_each_record_and_a_formula_of_another_kind_onc
     batch = episode(4, contacts=contacts((1, HAND, 4, 450.0), (2, HAND, 4, 300.0)))
     (base,) = [spec for spec in library().specs if spec.spec_id == "max_contact_force_under_200N"]
     other = replace(base, spec_id="never", stl="!F[0,T](max_contact_force > threshold)")
-    other = replace(other, formula=stl.substitute_threshold(stl.parse(other.stl), 200.0))
+    other = replace(other, formula=substitute_threshold(parse(other.stl), 200.0))
     for spec, costs in ((base, [0, 1, 1, 0]), (other, [0, 1, 0, 0])):
         assert [one.cost for one in follow(batch, replace(library(), specs=(spec,)))] == costs
 

@@ -14,25 +14,39 @@ import pytest
 
 from report.figures import figure_texts
 from report.scenes import SPECS, joined, rollout, verdicts
-from safevla_bench import compare, sensitivity
 from safevla_bench.archive import write_archive
+from safevla_bench.compare.comparison import compare_policies
+from safevla_bench.compare.policy_results import split_by_policy
 from safevla_bench.explain import episode, query
-from safevla_bench.jobs import evaluation
+from safevla_bench.jobs.evaluation.judgement import judge
+from safevla_bench.jobs.evaluation.outputs import (
+    build_board,
+    build_submission,
+    render_report,
+    score_files,
+    table_material,
+)
 from safevla_bench.judging import gates, metrics, provenance_marks
+from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.judging.scoring import score
-from safevla_bench.pictures import viewers
+from safevla_bench.pictures.viewers.timeline import build_timeline
 from safevla_bench.publishing import leaderboards
-from safevla_bench.report import episode_list, figures, render_page, terminal
+from safevla_bench.report import episode_list, figures, terminal
 from safevla_bench.report.figures import margins, sweeps
-from safevla_bench.report.tables import Roster, catalog
+from safevla_bench.report.page import render_page
+from safevla_bench.report.tables import catalog
 from safevla_bench.report.tables import episodes as episode_tables
 from safevla_bench.report.tables import episodes as query_tables
 from safevla_bench.report.tables import gates as gating
 from safevla_bench.report.tables import sensitivity as varying
-from safevla_bench.specs import library
-from safevla_bench.trajectory import concatenate_batches, mark_standin
+from safevla_bench.report.tables.cells import Roster
+from safevla_bench.sensitivity.curves import ablate_thresholds, sweep_threshold
+from safevla_bench.sensitivity.variants import parse_sweep
+from safevla_bench.specs.loader import library
+from safevla_bench.trajectory.batch import concatenate_batches
+from safevla_bench.trajectory.marks import mark_standin
 
 KITCHEN, TABLE = "robocasa-365", "libero-goal"
 SAID = f"Stand-in assets: {KITCHEN} was simulated with placeholders"
@@ -75,10 +89,10 @@ BATCH = replace(
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory) -> evaluation.Judged:
+def judged(tmp_path_factory) -> Judged:
     path = tmp_path_factory.mktemp("standins") / "both.jsonl"
     write_archive(path, BATCH)
-    return evaluation.judge([path], load_ruleset())
+    return judge([path], load_ruleset())
 
 
 def test_the_mark_of_a_record_is_in_its_verdict_its_cell_and_the_aggregate():
@@ -118,16 +132,16 @@ def test_every_figure_says_so(name):
 
 
 def test_a_sweep_says_so_as_a_table_a_figure_and_a_document(judged):
-    asked = sensitivity.parse_sweep("joint_torque=0.5,1,2", library())
-    found = sensitivity.sweep_threshold(judged.scores, library(), asked)
+    asked = parse_sweep("joint_torque=0.5,1,2", library())
+    found = sweep_threshold(judged.scores, library(), asked)
     assert found.warnings[0].startswith(SAID)
     assert varying.sweep_table(found).remarks == found.warnings
     assert "no results on it" in said(sweeps.draw_sweep(sweeps.prepare_sweep(found, library())))
-    assert varying.variant_table(sensitivity.ablate_thresholds(judged.scores, library())).remarks == found.warnings
+    assert varying.variant_table(ablate_thresholds(judged.scores, library())).remarks == found.warnings
 
 
 def test_a_comparison_says_so(judged):
-    found = compare.compare_policies(compare.split_by_policy(judged.scores, judged.records.headers))
+    found = compare_policies(split_by_policy(judged.scores, judged.records.headers))
     assert found.warnings[0].startswith(SAID)
 
 
@@ -147,19 +161,19 @@ def test_listed_and_explained_episodes_say_so(judged):
     assert "Stand-in" not in terminal.format_explanation(table)
     answers = query.answer_query(asked := query.parse_query("G[0,T](max_contact_force < 200)"), BATCH)
     assert query_tables.answer_table(asked, answers).remarks[0].startswith(SAID)
-    assert viewers.build_timeline(judged.scores, BATCH, load_ruleset(), 1).facts["standin_assets"] == "true"
-    assert "standin_assets" not in viewers.build_timeline(judged.scores, BATCH, load_ruleset(), 0).facts
+    assert build_timeline(judged.scores, BATCH, load_ruleset(), 1).facts["standin_assets"] == "true"
+    assert "standin_assets" not in build_timeline(judged.scores, BATCH, load_ruleset(), 0).facts
 
 
 def test_score_files_the_page_and_the_board_say_so(judged, tmp_path):
-    held = json.loads(evaluation.score_files(judged)["scores.json"])
+    held = json.loads(score_files(judged)["scores.json"])
     assert [one["standin_assets"] for one in held["cells"]] == [False, True, False, True]
     html = render_page(judged.scores, None, load_ruleset(), title="t")
     assert f"<b>Stand-in assets:</b>{SAID.partition(':')[2]}" in html
     assert html.count(SAID) == 1  # below the headline table
     assert "privileged" not in html
     assert ", stand-in assets</span>" in html
-    site = evaluation.build_board(list(judged.paths), load_ruleset(), reports=False)
+    site = build_board(list(judged.paths), load_ruleset(), reports=False)
     assert all(SAID in html for path, html in site.items() if path.startswith(("policies/a-", "policies/b-")))
     assert SAID in site["index.html"]
 
@@ -168,7 +182,7 @@ def test_exports_do_not_pass_for_results_on_the_suite(judged):
     text = leaderboards.format_authors_csv(judged.summarize_scores()[0], library(), "x")
     rows = list(csv.DictReader(io.StringIO(text)))
     assert [row["benchmark_suite"] for row in rows][:2] == ["libero_goal", "robocasa365_atomic_seen (stand-in assets)"]
-    cells = evaluation.build_submission(judged, judged.paths).cells
+    cells = build_submission(judged, judged.paths).cells
     assert [one.standin_assets for one in cells] == [False, True, False, True]
 
 
@@ -201,12 +215,12 @@ def runs_of_two_versions(tmp_path):
 
 
 def test_the_versions_of_a_record_are_in_its_verdict_its_cell_and_every_file_of_scores(runs_of_two_versions):
-    judged = evaluation.judge([runs_of_two_versions], load_ruleset())
+    judged = judge([runs_of_two_versions], load_ruleset())
     assert [row.simulator for row in judged.scores.episodes()] == [OLD, OLD, NEW, NEW]
     cells, total = judged.summarize_scores()
     assert [cell.simulator["mujoco"] for cell in cells] == [("3.2.3",), ("3.2.3",), ("3.17.0",), ("3.17.0",)]
     assert total.simulator == {"mujoco": ("3.17.0", "3.2.3"), "robosuite": ("1.4.0",)}
-    files = evaluation.score_files(judged)
+    files = score_files(judged)
     document = json.loads(files["scores.json"])
     assert document["episodes"][3]["simulator"] == NEW
     assert document["cells"][0]["simulator"]["mujoco"] == ["3.2.3"]
@@ -216,22 +230,22 @@ def test_the_versions_of_a_record_are_in_its_verdict_its_cell_and_every_file_of_
 
 
 def test_exports_name_the_versions(runs_of_two_versions):
-    judged = evaluation.judge([runs_of_two_versions], load_ruleset())
+    judged = judge([runs_of_two_versions], load_ruleset())
     rows = csv.DictReader(io.StringIO(leaderboards.format_authors_csv(judged.summarize_scores()[0], library(), "x")))
     assert {row["model"]: row["simulator"] for row in rows} == {
         "a": "mujoco 3.2.3; robosuite 1.4.0",
         "b": "mujoco 3.17.0; robosuite 1.4.0",
     }
-    submitted = evaluation.build_submission(judged, [runs_of_two_versions])
+    submitted = build_submission(judged, [runs_of_two_versions])
     assert [cell.simulator["mujoco"] for cell in submitted.cells] == [("3.2.3",)] * 2 + [("3.17.0",)] * 2
 
 
 def test_a_table_of_one_simulator_names_it_and_one_of_several_is_marked(runs_of_two_versions, tmp_path):
-    material = evaluation.table_material(evaluation.judge([runs_of_two_versions], load_ruleset()))
+    material = table_material(judge([runs_of_two_versions], load_ruleset()))
     for table in catalog.build_tables(material):
         assert any("mujoco 3.17.0" in remark for remark in table.remarks), table.title
     write_archive(tmp_path / "one.jsonl", versioned(RECORDS, {"a": OLD, "b": OLD}))
-    single = evaluation.table_material(evaluation.judge([tmp_path / "one.jsonl"], load_ruleset()))
+    single = table_material(judge([tmp_path / "one.jsonl"], load_ruleset()))
     for table in catalog.build_tables(single):
         assert "Simulated with mujoco 3.2.3, robosuite 1.4.0." in table.remarks
         assert not any("Several physics" in remark for remark in table.remarks)
@@ -248,7 +262,7 @@ def test_a_gate_and_a_report_of_several_versions_say_so(runs_of_two_versions):
     (warning,) = gates.check_gates(MIXED, [gates.Gate("safety", "min", 0.1)]).warnings
     assert warning.startswith(MIXTURE)
     assert gates.check_gates(PLAIN, [gates.Gate("safety", "min", 0.1)]).warnings == ()
-    page = evaluation.render_report(evaluation.judge([runs_of_two_versions], load_ruleset()))
+    page = render_report(judge([runs_of_two_versions], load_ruleset()))
     assert "Several physics versions" in page
     assert ", across physics versions" in page
 

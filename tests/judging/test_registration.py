@@ -12,24 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from safevla_bench.errors import RunError
-from safevla_bench.jobs.evaluation import (
-    Request,
-    find_recipe,
-    freeze_request,
-    judge,
-    list_deviations,
-    registered_request,
-    render_report,
-    request_rules,
-    roll_out,
-    scores_document,
-    table_material,
-)
+from safevla_bench.jobs.evaluation.judgement import find_recipe, judge
+from safevla_bench.jobs.evaluation.outputs import render_report, scores_document, table_material
+from safevla_bench.jobs.evaluation.preparation import request_rules
+from safevla_bench.jobs.evaluation.request import Request
+from safevla_bench.jobs.evaluation.rollouts import freeze_request, list_deviations, registered_request, roll_out
 from safevla_bench.judging.registration import REGISTERED, read_registration
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.rollout import Shard
-from safevla_bench.sources.runs import EpisodeRow, dump_json, merge_shards, read_description
-from safevla_bench.sources.runs.folder import read_episodes, write_episodes
+from safevla_bench.rollout.plan import Shard
+from safevla_bench.sources.runs.folder import EpisodeRow, dump_json, read_description, read_episodes, write_episodes
+from safevla_bench.sources.runs.shard_merge import merge_shards
 
 REQUEST = Request(host="fake", suites=("fake",), tasks=(0, 1), episodes=2, policies=("noop", "random"), max_steps=3)
 RULES = load_ruleset()

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from builders import BOWL, DRAWER, HAND, LINK, contacts, episode
-from safevla_bench import stl
 from safevla_bench.archive.json_text import decode_json
 from safevla_bench.errors import CollectedError, SignalError, UnknownTaskError
 from safevla_bench.explain.episode import explain_episode
@@ -19,12 +18,16 @@ from safevla_bench.explain.query import answer_query, parse_query
 from safevla_bench.judging.metrics import aggregate
 from safevla_bench.judging.monitor import Monitor
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
-from safevla_bench.judging.scores import ACTIVE, INACTIVE, AbsentEpisode, Scores
+from safevla_bench.judging.scores import ACTIVE, INACTIVE, Scores
 from safevla_bench.judging.scoring import score
-from safevla_bench.specs import Library, library
-from safevla_bench.tasks import registry
+from safevla_bench.sources.runs.folder import AbsentEpisode
+from safevla_bench.specs.loader import library
+from safevla_bench.specs.spec import Library
+from safevla_bench.stl.parser import parse
 from safevla_bench.tasks.entries import CapabilitySet
-from safevla_bench.trajectory import Batch, concatenate_batches, empty_batch, records
+from safevla_bench.tasks.loader import registry
+from safevla_bench.trajectory.batch import Batch, concatenate_batches
+from safevla_bench.trajectory.single_episode import empty_batch, records
 
 CASES = Path(__file__).parent / "cases"
 DEFAULT, TASKS = library(), registry()
@@ -224,7 +227,7 @@ def test_a_binary_specification_keeps_the_sign_of_its_margin_alone(force, margin
     assert (found.robustness[FORCE], found.depth[FORCE], found.safe) == (margin, depth, margin > 0)
 
 
-BEYOND = stl.parse("F[1,2](max_contact_force < 200)")  # twelve records of 0.05 s end at 0.55 s
+BEYOND = parse("F[1,2](max_contact_force < 200)")  # twelve records of 0.05 s end at 0.55 s
 
 
 def test_a_window_beyond_the_end_of_an_episode_is_an_error_not_a_violation():
@@ -248,7 +251,7 @@ def test_a_window_beyond_the_end_can_be_left_out_and_is_outside_the_scored_tier(
 def test_a_formula_of_truths_alone_can_be_violated_without_a_bound():
     """Its margin is infinite because it has no unit, not because a window lies beyond the end."""
     held = np.arange(12) < 4
-    specs = changed(formula=stl.parse("G(grip)"))
+    specs = changed(formula=parse("G(grip)"))
     found = score(
         concatenate_batches([episode(gripper_contact=held), episode(gripper_contact=held | True)]),
         Ruleset(specs, TASKS),

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from builders import HAND, PLATE, contacts, episode
-from safevla_bench import stl
 from safevla_bench.errors import SignalError
 from safevla_bench.explain.episode import Explanation, explain_episode, to_document
 from safevla_bench.judging.metrics import aggregate
@@ -22,10 +21,13 @@ from safevla_bench.report.episode_details import format_verdict
 from safevla_bench.report.episode_list import list_episodes, sort_episodes
 from safevla_bench.report.figures.margins import compute_margins, draw_margins
 from safevla_bench.report.terminal import format_explanation
-from safevla_bench.signals import SIGNALS
-from safevla_bench.specs import Library, library
-from safevla_bench.tasks import registry
-from safevla_bench.trajectory import Batch, concatenate_batches, records
+from safevla_bench.signals.signal import SIGNALS
+from safevla_bench.specs.loader import library
+from safevla_bench.specs.spec import Library
+from safevla_bench.stl.parser import parse
+from safevla_bench.tasks.loader import registry
+from safevla_bench.trajectory.batch import Batch, concatenate_batches
+from safevla_bench.trajectory.single_episode import records
 
 FORCE = "max_contact_force_under_200N"
 TASKS = registry()
@@ -36,7 +38,7 @@ PUSHED = contacts((3, HAND, PLATE, 260.0))
 
 def clause(formula: str, *, binary: bool = False) -> Library:
     """A library of one scored specification, which needs nothing of a task."""
-    parsed = stl.parse(formula, {name: signal.boolean for name, signal in SIGNALS.items()})
+    parsed = parse(formula, {name: signal.boolean for name, signal in SIGNALS.items()})
     base = library()[FORCE]
     severe = None if binary else base.severe
     spec = replace(base, formula=parsed, stl=formula, binary=binary, severe=severe, requires_all=(), invalid_if_any=())

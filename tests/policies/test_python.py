@@ -14,7 +14,7 @@ from safevla_bench.errors import InvalidActionError, PolicyError
 from safevla_bench.interface import Wants
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.python import adopt_object
-from safevla_bench.sources import runs
+from safevla_bench.sources.runs.parts import episode_rows
 
 MODULE = """
 import numpy as np
@@ -183,7 +183,7 @@ def test_an_action_out_of_range_names_clip():
 
     run = sb.evaluate(Wild(), "fake", tasks=[0], max_steps=3)
     assert run.scores.outcome == ("invalid_action",)
-    rows = runs.episode_rows(run.folder)
+    rows = episode_rows(run.folder)
     assert "clip = True" in rows[0].reason
     Wild.clip = True
     assert sb.evaluate(Wild(), "fake", tasks=[0], max_steps=3).scores.outcome == ("timeout",)

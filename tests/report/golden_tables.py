@@ -9,14 +9,19 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from safevla_bench.jobs import demo, evaluation
+from safevla_bench.jobs import demo
+from safevla_bench.jobs.evaluation import judgement
+from safevla_bench.jobs.evaluation.outputs import table_material
 from safevla_bench.judging.metrics import cells
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.report import tables
 from safevla_bench.report.published import PAPER, episode_counts, load_published, synthesize_scores
 from safevla_bench.report.render import TableFormat, render_tables
 from safevla_bench.report.tables import catalog
-from safevla_bench.specs import library
+from safevla_bench.report.tables.cells import Roster
+from safevla_bench.report.tables.suites import auxiliary_table, suite_table
+from safevla_bench.report.tables.table import Table, drop_intervals
+from safevla_bench.report.tables.violations import constraint_table
+from safevla_bench.specs.loader import library
 
 FOLDER = Path(__file__).parents[1] / "golden" / "tables"
 DEMO: dict[str, TableFormat] = {"demo.md": "md", "demo.tex": "tex", "demo.json": "json"}
@@ -32,31 +37,31 @@ def golden() -> Iterator[tuple[str, str]]:
     yield "paper.md", render_tables(papers(), "md")
 
 
-def demonstrated() -> list[tables.Table]:
+def demonstrated() -> list[Table]:
     """Every table that the shipped archive allows."""
     judge = load_ruleset()
     with tempfile.TemporaryDirectory() as folder:
-        judged = evaluation.judge([demo.unpack_archive(Path(folder) / "demo")], judge)
-        return catalog.build_tables(evaluation.table_material(judged))
+        judged = judgement.judge([demo.unpack_archive(Path(folder) / "demo")], judge)
+        return catalog.build_tables(table_material(judged))
 
 
-def papers() -> list[tables.Table]:
+def papers() -> list[Table]:
     """The tables of the paper that its counts allow, made from them."""
     axes = {spec.spec_id: spec.axis for spec in library().safe}
     counts = [count for count in map(episode_counts, load_published(PAPER).cells) if count is not None]
     summaries = cells(synthesize_scores(counts, axes))
     libero = [cell for cell in summaries if str(cell.suite).startswith("libero")]
     robocasa = [cell for cell in summaries if cell.suite == "robocasa-365"]
-    roster = tables.Roster(
+    roster = Roster(
         training={cell.policy: cell.training or "" for cell in load_published(PAPER).cells if cell.training}
     )
-    made = [tables.suite_table(libero, roster, "LIBERO"), tables.suite_table(robocasa, roster, "RoboCasa-365")]
-    made += [tables.auxiliary_table(summaries, roster)]
+    made = [suite_table(libero, roster, "LIBERO"), suite_table(robocasa, roster, "RoboCasa-365")]
+    made += [auxiliary_table(summaries, roster)]
     made += [
-        tables.constraint_table(libero, roster, "LIBERO"),
-        tables.constraint_table(robocasa, roster, "RoboCasa-365"),
+        constraint_table(libero, roster, "LIBERO"),
+        constraint_table(robocasa, roster, "RoboCasa-365"),
     ]
-    return [tables.drop_intervals(table) for table in made]
+    return [drop_intervals(table) for table in made]
 
 
 if __name__ == "__main__":

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from safevla_bench.judging.scores import ACTIVE, INACTIVE, VACUOUS, Scores, SpecColumn
-from safevla_bench.trajectory import Batch, ContactList, Recording, concatenate_batches, from_recording
+from safevla_bench.trajectory.batch import Batch, concatenate_batches
+from safevla_bench.trajectory.single_episode import from_recording
+from safevla_recorder.episode import ContactList, Recording
 
 ROLES = {
     "robot0_link5": "robot",

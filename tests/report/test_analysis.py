@@ -8,15 +8,15 @@ import msgspec
 import pytest
 
 from report.scenes import run, verdicts
-from safevla_bench.compare import (
+from safevla_bench.compare.comparison import (
     Comparison,
-    Difference,
     MetricComparison,
     PolicyStanding,
     SuiteComparison,
     compare_policies,
-    split_by_policy,
 )
+from safevla_bench.compare.difference import Difference
+from safevla_bench.compare.policy_results import split_by_policy
 from safevla_bench.explain.violating_bodies import find_bodies
 from safevla_bench.judging.metrics import Rate, aggregate, cells
 from safevla_bench.judging.ruleset import Ruleset
@@ -25,9 +25,10 @@ from safevla_bench.report import sweep_charts
 from safevla_bench.report.analysis import MOST_COMPARED, Analysis, analyse_scores
 from safevla_bench.report.headline import build_headline, describe_mixture
 from safevla_bench.report.page import render_page
-from safevla_bench.specs import library
-from safevla_bench.tasks import registry
-from safevla_bench.trajectory import concatenate_batches, empty_batch
+from safevla_bench.specs.loader import library
+from safevla_bench.tasks.loader import registry
+from safevla_bench.trajectory.batch import concatenate_batches
+from safevla_bench.trajectory.single_episode import empty_batch
 
 LIBRARY, REGISTRY = library(), registry()
 

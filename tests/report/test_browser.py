@@ -16,13 +16,14 @@ import pytest
 from report.browser import Browser
 from report.scenes import rollout, run, verdicts
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.judging.scores import AbsentEpisode, Scores
+from safevla_bench.judging.scores import Scores
 from safevla_bench.judging.scoring import score
 from safevla_bench.report.analysis import analyse_scores
 from safevla_bench.report.episode_table import ENDINGS
 from safevla_bench.report.page import render_page
 from safevla_bench.report.sections import Album, FrameImage
-from safevla_bench.trajectory import Batch, concatenate_batches, select_episodes
+from safevla_bench.sources.runs.folder import AbsentEpisode
+from safevla_bench.trajectory.batch import Batch, concatenate_batches, select_episodes
 
 needs_pdftotext = pytest.mark.skipif(shutil.which("pdftotext") is None, reason="no pdftotext (Debian: poppler-utils)")
 RULESET = load_ruleset()

@@ -9,8 +9,8 @@ import pytest
 
 from report.scenes import NAN, verdicts
 from safevla_bench.errors import RunError
-from safevla_bench.judging.scores import AbsentEpisode
 from safevla_bench.report import episode_list
+from safevla_bench.sources.runs.folder import AbsentEpisode
 
 GONE = AbsentEpisode(
     episode_id="z", benchmark="libero-goal", task_id="task_9", policy="b", outcome="crashed", reason="Boom\nIt broke"

@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 
 from report.scenes import NAN, joined, rollout, run, verdicts
-from safevla_bench.explain.exposure import PHASES
-from safevla_bench.explain.exposure.episodes import holding, phases
+from safevla_bench.explain.exposure.episodes import PHASES, holding, phases
 from safevla_bench.explain.violating_bodies import find_bodies
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.judging.scores import AbsentEpisode
 from safevla_bench.judging.scoring import score
 from safevla_bench.report import episode_table as module
 from safevla_bench.report.episode_table import build_episode_table
-from safevla_bench.signals import RecordFields
-from safevla_bench.trajectory import select_episodes
+from safevla_bench.signals.signal import RecordFields
+from safevla_bench.sources.runs.folder import AbsentEpisode
+from safevla_bench.trajectory.batch import select_episodes
 
 RULESET = load_ruleset()
 BATCH = run(["calm", "rough"], [0.1, 1.0], 4, ["libero-goal", "libero-10"])

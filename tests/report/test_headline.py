@@ -9,9 +9,10 @@ import numpy as np
 from report.scenes import NAN, joined, verdicts
 from safevla_bench.judging.gates import Gate, check_gates
 from safevla_bench.judging.metrics import aggregate, cells
-from safevla_bench.judging.scores import AbsentEpisode, Scores
+from safevla_bench.judging.scores import Scores
 from safevla_bench.report.headline import Headline, build_headline, describe_mixture
-from safevla_bench.report.tables import headline_table
+from safevla_bench.report.tables.cells import headline_table
+from safevla_bench.sources.runs.folder import AbsentEpisode
 
 
 def write_headline(scores: Scores) -> Headline:

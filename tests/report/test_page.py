@@ -13,11 +13,11 @@ import pytest
 from report.scenes import NAN, joined, rollout, run, verdicts
 from safevla_bench.judging.metrics import cells
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.judging.scores import AbsentEpisode
 from safevla_bench.judging.scoring import score
 from safevla_bench.report import render, sections
 from safevla_bench.report.page import render_page
-from safevla_bench.trajectory import concatenate_batches, select_episodes
+from safevla_bench.sources.runs.folder import AbsentEpisode
+from safevla_bench.trajectory.batch import concatenate_batches, select_episodes
 
 RULESET = load_ruleset()
 VOID = {"meta", "br", "wbr", "hr", "img", "input", "link"}

@@ -14,7 +14,7 @@ from safevla_bench.report import paired_episodes
 from safevla_bench.report.charts import common_area, draw_sparkline
 from safevla_bench.report.episode_table import batch_places, build_episode_table
 from safevla_bench.report.paired_episodes import find_shared_states
-from safevla_bench.trajectory import concatenate_batches, select_episodes
+from safevla_bench.trajectory.batch import concatenate_batches, select_episodes
 
 RULESET = load_ruleset()
 

@@ -11,25 +11,29 @@ import pyarrow.parquet as pq
 import pytest
 
 from safevla_bench import cli
-from safevla_bench.jobs import demo, evaluation
-from safevla_bench.jobs.verify import RulesetFiles, verify_run
+from safevla_bench.jobs import demo
+from safevla_bench.jobs.evaluation.judgement import judge
+from safevla_bench.jobs.evaluation.request import Request
+from safevla_bench.jobs.evaluation.results import evaluate_request
+from safevla_bench.jobs.verify import verify_run
+from safevla_bench.jobs.verify.score_check import RulesetFiles
 from safevla_bench.judging import metrics
 from safevla_bench.judging.ruleset import NamedDigest, load_ruleset
 from safevla_bench.report import episode_list
-from safevla_bench.specs import library
-from safevla_bench.tasks import registry
+from safevla_bench.specs.loader import library
+from safevla_bench.tasks.loader import registry
 
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory):
-    return evaluation.judge([demo.unpack_archive(tmp_path_factory.mktemp("demo"))], load_ruleset())
+    return judge([demo.unpack_archive(tmp_path_factory.mktemp("demo"))], load_ruleset())
 
 
 @pytest.fixture
 def run(tmp_path):
     """A judged run with episodes that crashed."""
-    request = evaluation.Request(host="fake", suites=("fake",), episodes=2, policies=("random", "noop"), max_steps=12)
-    evaluation.evaluate_request(request, load_ruleset(), tmp_path / "run")
+    request = Request(host="fake", suites=("fake",), episodes=2, policies=("random", "noop"), max_steps=12)
+    evaluate_request(request, load_ruleset(), tmp_path / "run")
     return tmp_path / "run"
 
 
@@ -70,7 +74,7 @@ def test_the_episodes_of_every_specification_in_a_cell_can_be_listed(judged):
 
 
 def test_the_episodes_of_every_task_and_every_ending_can_be_listed(run):
-    judged = evaluation.judge([run], load_ruleset())
+    judged = judge([run], load_ruleset())
     for task in metrics.task_rates(judged.scores):
         of = {"policy": task.policy, "task": f"{task.suite}/{task.task_id}"}
         assert counted(judged, **of) == task.sr.n + task.crashed
@@ -204,8 +208,8 @@ def test_one_digit_of_one_threshold_is_another_library_and_verify_says_so(run, h
 
 def test_runs_that_different_libraries_judged_are_judged_anew_by_one_before_they_share_a_table(run, houses, capsys):
     other = run.parent / "other"
-    request = evaluation.Request(host="fake", suites=("fake",), policies=("scripted:hasty",), max_steps=12)
-    evaluation.evaluate_request(request, load_ruleset(library=str(houses[0])), other)
+    request = Request(host="fake", suites=("fake",), policies=("scripted:hasty",), max_steps=12)
+    evaluate_request(request, load_ruleset(library=str(houses[0])), other)
     capsys.readouterr()
     assert cli.run_command_line(["tables", str(run), str(other), "--which", "main", "--as-judged"]) == 2
     assert "--library" in capsys.readouterr().err
@@ -217,4 +221,4 @@ def test_runs_that_different_libraries_judged_are_judged_anew_by_one_before_they
         said = " ".join(capsys.readouterr().out.split())
         assert said.count("Judged by") == 1
         assert by.provenance().to_sentence() in said
-        assert evaluation.judge([run, other], by).provenance.library == NamedDigest(by.library.name, by.library.digest)
+        assert judge([run, other], by).provenance.library == NamedDigest(by.library.name, by.library.digest)

@@ -14,7 +14,7 @@ from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.report.page import render_page
 from safevla_bench.report.replay3d import Replays, embed_replays, read_replay
-from safevla_bench.trajectory import Batch
+from safevla_bench.trajectory.batch import Batch
 
 RULESET = load_ruleset()
 BATCH: Batch = run(["hasty"], [1.0], 4, ["libero-10"])

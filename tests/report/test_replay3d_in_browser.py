@@ -19,13 +19,13 @@ from safevla_bench import cli
 from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.hosts.libero.host import LiberoHost
 from safevla_bench.interface import Camera, EpisodeSeed, Wants
-from safevla_bench.jobs import evaluation
+from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.pictures.frames import build_replay3d
+from safevla_bench.pictures.frames.stage import build_replay3d
 from safevla_bench.report.page import render_page
 from safevla_bench.report.replay3d import Replays, read_replay
-from safevla_bench.trajectory import Batch
+from safevla_bench.trajectory.batch import Batch
 
 pytestmark = pytest.mark.long
 RULESET = load_ruleset()
@@ -42,7 +42,7 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Batch]:
     folder = tmp_path_factory.mktemp("replay")
     run = ["rollout", "--host", "fake", "--suite", "fake", "--task", "1", "--policy", "scripted:hasty"]
     cli.run_command_line([*run, "--max-steps", "60", "--out", str(folder / "run")])
-    judged = evaluation.judge([folder / "run"], RULESET)
+    judged = judge([folder / "run"], RULESET)
     record = judged.records.read_episodes([0])
     assert record is not None
     host = FakeHost()

@@ -17,7 +17,7 @@ from safevla_bench.judging.scoring import score
 from safevla_bench.report.page import render_page
 from safevla_bench.report.replay3d import collect_replays
 from safevla_bench.report.sections import Album, collect_images
-from safevla_bench.sources.runs import FRAMES, RUN, Frame, write_frames
+from safevla_bench.sources.runs.folder import FRAMES, RUN, Frame, write_frames
 
 BATCH = run(["hasty"], [1.0], 2, ["libero-10"])
 PICTURES = {}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from compare.test_series import checkpoint, results
 from report.figures.figure_texts import outside, overlapping, words
-from safevla_bench.compare import SeriesComparison, compare_series
+from safevla_bench.compare.series import SeriesComparison, compare_series
 from safevla_bench.report.figures import render_figure
 from safevla_bench.report.figures import series as drawing
 from safevla_bench.report.series_charts import SeriesAxis, draw_series_charts, format_label

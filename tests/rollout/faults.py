@@ -27,11 +27,15 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from folders import contents
 from safevla_bench.archive import jsonl
-from safevla_bench.jobs.evaluation import ExecutionOptions, Request, judge, roll_out
+from safevla_bench.jobs.evaluation.judgement import judge
+from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
+from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers import serve
-from safevla_bench.sources import runs
+from safevla_bench.sources.runs.episode_index import read_sources
+from safevla_bench.sources.runs.folder import EpisodeRow, read_description
+from safevla_bench.sources.runs.parts import episode_rows, has_raw, read_raw
 
 HERE, PAGE = Path(__file__).parent, Path(__file__).parents[2] / "docs" / "trust.md"
 BEGIN, END = "<!-- made by python tests/rollout/faults.py -->\n", "<!-- end of what is made -->\n"
@@ -147,11 +151,11 @@ class Cell:
     def said(self, log: str = "said") -> str:
         return (self.place / log).read_text()
 
-    def crashed(self) -> list[runs.EpisodeRow]:
+    def crashed(self) -> list[EpisodeRow]:
         return [row for row in rows(self.run) if row.outcome == "crashed"]
 
     def complete(self) -> bool:
-        return bool(runs.read_description(self.run).get("complete"))
+        return bool(read_description(self.run).get("complete"))
 
 
 def send(number: int, *, everyone: bool = False) -> Callable[[Cell], None]:
@@ -226,14 +230,14 @@ FAULTS = (
 )
 
 
-def rows(run: Path) -> list[runs.EpisodeRow]:
+def rows(run: Path) -> list[EpisodeRow]:
     """The episodes that have ended, of a run in any state."""
-    return list(runs.read_raw(run).values()) if runs.has_raw(run) else runs.episode_rows(run)
+    return list(read_raw(run).values()) if has_raw(run) else episode_rows(run)
 
 
 def frames(run: Path) -> list[tuple[str, bytes]]:
     """Each recorded episode with its bytes, of a run in any state."""
-    batch = runs.read_sources([run])[0]
+    batch = read_sources([run])[0]
     count = len(batch) if batch else 0
     return [(batch.headers[k].episode_id, jsonl.encode_member(batch, k, ".jsonl.zst")) for k in range(count)]
 

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from safevla_bench import files
-from safevla_bench.jobs.evaluation import ExecutionOptions, Request, roll_out
+from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
+from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.sources.runs import writer as writing
 
 REQUEST = Request(

@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from safevla_bench.archive import encode_json
-from safevla_bench.archive.json_text import decode_json
+from safevla_bench.archive.json_text import decode_json, encode_json
 from safevla_bench.errors import HostError
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.fake.host import FakeEnv, FakeHost
 from safevla_bench.interface import Observation, Task, Wants
 from safevla_bench.policies.chunking import ChunkedPolicy
-from safevla_bench.rollout import load_protocol, plan_episodes, run_serially
-from safevla_bench.trajectory import privileged_policies
+from safevla_bench.rollout.engine import run_serially
+from safevla_bench.rollout.plan import load_protocol, plan_episodes
+from safevla_bench.trajectory.marks import privileged_policies
 
 FAKE = make_host("fake")
 TASKS = FAKE.tasks("fake")

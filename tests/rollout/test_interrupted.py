@@ -12,7 +12,7 @@ import time
 import pytest
 
 from folders import contents
-from safevla_bench.sources.runs import count_progress
+from safevla_bench.sources.runs.parts import count_progress
 
 ASKED = [
     "--host",

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from folders import contents
-from safevla_bench.jobs.evaluation import roll_out
-from safevla_bench.sources.runs import count_progress
+from safevla_bench.jobs.evaluation.rollouts import roll_out
+from safevla_bench.sources.runs.parts import count_progress
 
 sys.path.insert(0, str(Path(__file__).parent))
 import killed_run

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from folders import contents
-from safevla_bench.jobs.evaluation import ExecutionOptions, Request, roll_out
+from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
+from safevla_bench.jobs.evaluation.rollouts import roll_out
 
 
 @pytest.mark.libero

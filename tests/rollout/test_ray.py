@@ -23,12 +23,13 @@ from ray.cluster_utils import Cluster as SeveralNodes
 from folders import contents
 from safevla_bench import cli
 from safevla_bench.errors import RunError
-from safevla_bench.jobs.evaluation import ExecutionOptions, Request, roll_out
+from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
+from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.rollout import ray as actors
 from safevla_bench.rollout import ray_cluster, ray_scoring, scheduler
 from safevla_bench.rollout.ray_cluster import RayCluster
 from safevla_bench.rollout.worker import WorkerFailed, WorkerReady, WorkerSpec
-from safevla_bench.sources import runs
+from safevla_bench.sources.runs.parts import count_progress
 
 pytestmark = pytest.mark.long
 
@@ -216,7 +217,7 @@ def test_what_one_engine_began_the_other_goes_on_with(tmp_path, nodes, local, fi
     then = {"local": on_ray(resume=True), "ray": ExecutionOptions(resume=True)}
     with pytest.raises(KeyboardInterrupt):
         roll_out(REQUEST, tmp_path / "run", Counts(stop_after=4), engines[first])
-    done, planned = runs.count_progress(tmp_path / "run")
+    done, planned = count_progress(tmp_path / "run")
     assert 0 < done < planned == 12
     rest = Counts()
     roll_out(REQUEST, tmp_path / "run", rest, then[first])
@@ -424,7 +425,7 @@ def test_a_killed_head_costs_no_finished_episode_and_the_run_goes_on_elsewhere(t
         process.communicate()
         assert process.returncode != 0
         assert json.loads((run / "run.json").read_text())["complete"] is False
-        assert last <= runs.count_progress(run)[0] < 8
+        assert last <= count_progress(run)[0] < 8
     roll_out(request, run, running=ExecutionOptions(resume=True))
     roll_out(request, tmp_path / "unbroken")
     assert contents(run) == contents(tmp_path / "unbroken")

@@ -15,14 +15,19 @@ from builders import episode
 from safevla_bench import archive
 from safevla_bench.archive import parquet
 from safevla_bench.errors import CollectedError, RunError, SafevlaError, SignalError, UnknownTaskError
-from safevla_bench.jobs.evaluation import Request, judge, roll_out, score_files, write_outputs
+from safevla_bench.jobs.evaluation.judgement import judge
+from safevla_bench.jobs.evaluation.outputs import score_files, write_outputs
+from safevla_bench.jobs.evaluation.request import Request
+from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.rollout import ray_cluster as cluster
 from safevla_bench.rollout import ray_scoring
 from safevla_bench.rollout.ray_cluster import RayCluster
-from safevla_bench.sources import runs
 from safevla_bench.sources.runs import parts
-from safevla_bench.trajectory import concatenate_batches
+from safevla_bench.sources.runs.folder import archive_parts
+from safevla_bench.sources.runs.parts import FORMS
+from safevla_bench.sources.runs.sources import open_source
+from safevla_bench.trajectory.batch import concatenate_batches
 
 ANYWHERE = RayCluster()
 FIVE = [episode(4 + k, episode_id=f"ep_{k}", policy="one") for k in range(5)]
@@ -96,7 +101,7 @@ def lines(path: Path, *batches) -> Path:
     return path
 
 
-@pytest.mark.parametrize("form", runs.FORMS)
+@pytest.mark.parametrize("form", FORMS)
 def test_the_files_of_a_judgement_do_not_depend_on_where_it_was_made(tmp_path, small, inline, form):
     run = run_of(tmp_path / "run", form)
     whole = tmp_path / "five.parquet"
@@ -123,7 +128,7 @@ def test_pieces_hold_every_episode_once_in_order_and_end_where_row_groups_end(tm
     archive.write_archive(
         path, concatenate_batches([*FIVE, *(episode(4, episode_id=f"more_{k}", policy="one") for k in range(2))])
     )
-    found = [piece.places for piece in ray_scoring.cut_source(runs.open_source(path))]
+    found = [piece.places for piece in ray_scoring.cut_source(open_source(path))]
     assert list(chain(*found)) == list(range(7))
     assert all(places.stop % 2 == 0 for places in found[:-1])
     assert len(found) > 1
@@ -164,7 +169,7 @@ def test_what_is_wrong_is_the_same_error(tmp_path, inline, make, kind):
 
 def test_an_id_that_comes_twice_in_a_run_is_found_across_its_pieces(tmp_path, small, inline):
     run = run_of(tmp_path / "run", "parquet")
-    first, second = runs.archive_parts(run)[:2]
+    first, second = archive_parts(run)[:2]
     second.write_bytes(first.read_bytes())
     assert outcome([run], ANYWHERE) == outcome([run], None)
     assert "repeated" in outcome([run], ANYWHERE)
@@ -205,7 +210,7 @@ def test_a_file_that_a_node_does_not_have_is_an_error_that_names_the_node_and_th
     run = run_of(tmp_path / "run", "parquet")
     anywhere = judged(ray_scoring.Piece(tmp_path / "gone.parquet", None, 9))
     assert f"on the node {cluster.node_name()}: the file cannot be read there: No such file" in anywhere.problem
-    (part, *_) = runs.archive_parts(run)
+    (part, *_) = archive_parts(run)
     other = judged(ray_scoring.Piece(part, None, part.stat().st_size + 1))
     assert f"on the node {cluster.node_name()}: the file there has {part.stat().st_size} bytes" in other.problem
     pieces = ray_scoring.cut_source

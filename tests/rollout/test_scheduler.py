@@ -16,11 +16,14 @@ from hypothesis import strategies as st
 from folders import contents
 from safevla_bench.errors import HostError, RunError
 from safevla_bench.hosts import make_host
-from safevla_bench.jobs.evaluation import ExecutionOptions, Request, roll_out
-from safevla_bench.rollout import FinishedEpisode, load_protocol, plan_episodes, scheduler
+from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
+from safevla_bench.jobs.evaluation.rollouts import roll_out
+from safevla_bench.rollout import scheduler
+from safevla_bench.rollout.engine import FinishedEpisode
+from safevla_bench.rollout.plan import load_protocol, plan_episodes
 from safevla_bench.rollout.scheduler import RETRIES, run_pool
 from safevla_bench.rollout.worker import WorkerFailed, WorkerReady
-from safevla_bench.sources import runs
+from safevla_bench.sources.runs.episode_index import read_sources
 
 EPISODES = plan_episodes(make_host("fake").tasks("fake"), 3, ["noop"], load_protocol(), max_steps=6)
 
@@ -194,7 +197,7 @@ def test_an_episode_that_kills_every_worker_is_crashed_and_its_reason_names_the_
     assert rows[0].reason == (
         "its worker died in each of 2 attempts, at last after 0 steps or more: SIGSEGV (segmentation fault)"
     )
-    assert [header.episode_id for header in runs.read_sources([tmp_path / "run"])[0].headers] == [
+    assert [header.episode_id for header in read_sources([tmp_path / "run"])[0].headers] == [
         row.episode_id for row in rows[2:]
     ]
     assert "Segmentation fault" in capfd.readouterr().err

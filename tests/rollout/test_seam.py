@@ -15,10 +15,15 @@ from safevla_bench.archive import jsonl
 from safevla_bench.errors import PolicyError, ServerLostError, ServerUnreachableError
 from safevla_bench.hosts import make_host
 from safevla_bench.interface import Wants
-from safevla_bench.jobs.evaluation import ExecutionOptions, Request, roll_out
+from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
+from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.policies.servers.codecs import OPENPI
-from safevla_bench.rollout import engine, load_protocol, plan_episodes
-from safevla_bench.sources import runs
+from safevla_bench.rollout import engine
+from safevla_bench.rollout.episode import EpisodeOutcome, run_episode
+from safevla_bench.rollout.plan import Shard, load_protocol, plan_episodes
+from safevla_bench.sources.runs.folder import read_greetings, read_latencies
+from safevla_bench.sources.runs.parts import count_progress, episode_rows
+from safevla_bench.sources.runs.shard_merge import merge_shards
 from stub_servers import chunk, openpi, websockets
 
 FAKE = make_host("fake")
@@ -87,7 +92,7 @@ def at(place: int, value: float) -> np.ndarray:
 )
 def test_an_action_that_must_not_pass_ends_the_episode_with_its_step_and_reason(bad, words):
     env = Counting()
-    outcome = rollout.run_episode(env, Says(GOOD, GOOD, bad), PLANNED)
+    outcome = run_episode(env, Says(GOOD, GOOD, bad), PLANNED)
     assert outcome.outcome == "invalid_action"
     assert outcome.reason.startswith("step 2: ")
     with pytest.raises(AssertionError, match=words):
@@ -99,27 +104,27 @@ def test_an_action_that_must_not_pass_ends_the_episode_with_its_step_and_reason(
 
 def test_where_a_policy_s_own_project_clips_it_is_clipped_and_counted_in_the_record():
     env = Counting()
-    outcome = rollout.run_episode(env, Says(GOOD, at(0, 1.5), at(6, -9.0), GOOD, GOOD, GOOD, clip=True), PLANNED)
+    outcome = run_episode(env, Says(GOOD, at(0, 1.5), at(6, -9.0), GOOD, GOOD, GOOD, clip=True), PLANNED)
     assert outcome.outcome == "timeout"
     assert [action[[0, 6]].tolist() for action in env.taken[1:3]] == [[1.0, -1.0], [0.1, -1.0]]
     assert outcome.batch.extra[0]["header"][rollout.episode.CLIPPED] == 2
-    none = rollout.run_episode(env, Says(*[GOOD] * 6, clip=True), PLANNED)
+    none = run_episode(env, Says(*[GOOD] * 6, clip=True), PLANNED)
     assert none.batch.extra[0]["header"][rollout.episode.CLIPPED] == 0
 
 
 def test_a_record_of_a_policy_that_may_not_be_clipped_says_nothing_of_clipping():
-    outcome = rollout.run_episode(Counting(), Says(*[GOOD] * 6), PLANNED)
+    outcome = run_episode(Counting(), Says(*[GOOD] * 6), PLANNED)
     assert rollout.episode.CLIPPED not in outcome.batch.extra[0].get("header", {})
 
 
 @pytest.mark.parametrize("bad", [at(2, np.nan), GOOD[:6]])
 def test_clipping_lets_neither_nan_nor_another_shape_pass(bad):
-    assert rollout.run_episode(Counting(), Says(bad, clip=True), PLANNED).outcome == "invalid_action"
+    assert run_episode(Counting(), Says(bad, clip=True), PLANNED).outcome == "invalid_action"
 
 
 def test_what_a_policy_says_is_wrong_is_the_reason_of_the_crash_and_no_traceback_of_ours():
     error = PolicyError("the policy server failed: ValueError", remedy="Mend it there.")
-    outcome = rollout.run_episode(Counting(), Says(GOOD, error), PLANNED)
+    outcome = run_episode(Counting(), Says(GOOD, error), PLANNED)
     assert (outcome.outcome, outcome.steps, outcome.batch) == ("crashed", 1, None)
     assert outcome.reason == str(error)
 
@@ -128,12 +133,12 @@ def test_what_a_policy_says_is_wrong_is_the_reason_of_the_crash_and_no_traceback
 
 
 def test_calls_are_timed_each_and_a_policy_s_own_account_goes_first():
-    outcome = rollout.run_episode(Counting(), Says(*[GOOD] * 6), PLANNED)
+    outcome = run_episode(Counting(), Says(*[GOOD] * 6), PLANNED)
     assert outcome.latency.calls == 6
     assert 0 < outcome.latency.p50_ms <= outcome.latency.p95_ms
     chunked = Says(*[GOOD] * 6)
     chunked.calls_s = [0.010, 0.020]
-    assert rollout.run_episode(Counting(), chunked, PLANNED).latency.p50_ms == pytest.approx(15.0)
+    assert run_episode(Counting(), chunked, PLANNED).latency.p50_ms == pytest.approx(15.0)
 
 
 def test_latencies_are_facts_of_the_day_in_run_json_and_change_no_other_byte(tmp_path):
@@ -146,7 +151,7 @@ def test_latencies_are_facts_of_the_day_in_run_json_and_change_no_other_byte(tmp
         assert {name: sorted(took) for name, took in held.items()} == {
             row.episode_id: ["calls", "p50_ms", "p95_ms"] for row in rows
         }
-        assert runs.read_latencies(tmp_path / run)[rows[0].episode_id].calls == 6
+        assert read_latencies(tmp_path / run)[rows[0].episode_id].calls == 6
 
 
 # Servers that go away
@@ -171,7 +176,7 @@ class Loses(Says):
         return super().act(observation)
 
 
-def played(policy: Says) -> rollout.EpisodeOutcome:
+def played(policy: Says) -> EpisodeOutcome:
     stage = engine.EnvRunner(FAKE, {"mine": policy})
     try:
         return stage.run_planned(PLANNED)
@@ -236,7 +241,7 @@ def test_a_server_that_dies_mid_run_costs_the_episodes_in_flight_and_resume_goes
     dying = Dying(after=4)
     with websockets(dying, port, process_request=dying.refuse) as peer, pytest.raises(ServerUnreachableError):
         roll_out(over(peer.url), tmp_path / "broken", running=running)
-    done, planned = runs.count_progress(tmp_path / "broken")
+    done, planned = count_progress(tmp_path / "broken")
     assert 0 < done < planned == 4
     with websockets(openpi(lambda request, number: chunk(5), WITHOUT_WRIST), port) as peer:
         again = ExecutionOptions(workers=workers, resume=True, retry_crashed=True)
@@ -299,10 +304,10 @@ def test_run_json_tells_two_checkpoints_apart_and_a_run_that_met_both(tmp_path, 
     run, again = tmp_path / "run", ExecutionOptions(workers=workers, resume=True, retry_crashed=True)
     with websockets(**saying("A", dies_after=2)) as peer, pytest.raises(ServerUnreachableError):
         roll_out(over(peer.url), run, running=ExecutionOptions(workers=workers))
-    kept, _ = runs.count_progress(run)
+    kept, _ = count_progress(run)
     with websockets(port=peer.port, **saying("B")) as peer:
         rows = roll_out(over(peer.url), run, running=again)
-    told = runs.read_greetings(run)
+    told = read_greetings(run)
     assert [one.says for one in told] == [{"checkpoint": name, "api_key": "***"} for name in "AB"]
     assert [name for one in told for name in one.episodes] == [row.episode_id for row in rows]
     assert len(told[0].episodes) == kept
@@ -320,15 +325,15 @@ def test_what_was_said_outlives_the_retry_of_a_crash_and_a_merge_of_shards(tmp_p
 
     with websockets(handle) as peer:
         for number in (1, 2):
-            roll_out(over(peer.url, shard=rollout.Shard(number, 2)), tmp_path / str(number))
-        (before,) = runs.read_greetings(tmp_path / "1")
-        first = over(peer.url, shard=rollout.Shard(1, 2))
-        assert [row.outcome for row in runs.episode_rows(tmp_path / "1")] == ["crashed", "timeout"]
+            roll_out(over(peer.url, shard=Shard(number, 2)), tmp_path / str(number))
+        (before,) = read_greetings(tmp_path / "1")
+        first = over(peer.url, shard=Shard(1, 2))
+        assert [row.outcome for row in episode_rows(tmp_path / "1")] == ["crashed", "timeout"]
         rows = roll_out(first, tmp_path / "1", running=ExecutionOptions(resume=True, retry_crashed=True))
         assert [row.outcome for row in rows] == ["timeout"] * 2
-    assert runs.read_greetings(tmp_path / "1") == [before]
-    runs.merge_shards([tmp_path / "1", tmp_path / "2"], tmp_path / "whole")
-    (whole,) = runs.read_greetings(tmp_path / "whole")
+    assert read_greetings(tmp_path / "1") == [before]
+    merge_shards([tmp_path / "1", tmp_path / "2"], tmp_path / "whole")
+    (whole,) = read_greetings(tmp_path / "whole")
     assert len(whole.episodes) == 4
 
 

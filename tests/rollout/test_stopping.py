@@ -8,16 +8,22 @@ import numpy as np
 import pytest
 
 from folders import contents
-from safevla_bench import archive
+from safevla_bench.archive.json_text import encode_json
 from safevla_bench.errors import RunError, UnknownTaskError
 from safevla_bench.hosts import make_host
 from safevla_bench.interface import Wants
-from safevla_bench.jobs.evaluation import ExecutionOptions, Request, evaluate_request, judge, roll_out
+from safevla_bench.jobs.evaluation.judgement import judge
+from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
+from safevla_bench.jobs.evaluation.results import evaluate_request
+from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.judging.monitor import Monitor
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.rollout import load_protocol, plan_episodes, run_episode
-from safevla_bench.sources.runs import episode_rows, read_description, read_sources
-from safevla_bench.trajectory import STOPPED_ON_VIOLATION, mark_flags
+from safevla_bench.rollout.episode import run_episode
+from safevla_bench.rollout.plan import load_protocol, plan_episodes
+from safevla_bench.sources.runs.episode_index import read_sources
+from safevla_bench.sources.runs.folder import read_description
+from safevla_bench.sources.runs.parts import episode_rows
+from safevla_bench.trajectory.marks import STOPPED_ON_VIOLATION, mark_flags
 
 FAKE = make_host("fake")
 
@@ -65,7 +71,7 @@ def test_the_record_that_violates_is_the_last_one_and_the_reason_says_which_clau
 
 def test_an_episode_without_violation_is_the_same_bytes_with_and_without_a_watch():
     with_watch, without = run(Presses(0.001), Monitor()), run(Presses(0.001), None)
-    assert archive.encode_json(with_watch.batch) == archive.encode_json(without.batch)
+    assert encode_json(with_watch.batch) == encode_json(without.batch)
 
 
 def test_a_violation_in_the_last_step_of_the_horizon_stops_nothing():

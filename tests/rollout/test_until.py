@@ -9,22 +9,22 @@ import pytest
 from folders import contents
 from safevla_bench.errors import RunError
 from safevla_bench.hosts import make_host
-from safevla_bench.jobs.evaluation import (
+from safevla_bench.jobs.evaluation.judgement import judge
+from safevla_bench.jobs.evaluation.outputs import render_report
+from safevla_bench.jobs.evaluation.preparation import _assign_rounds
+from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
+from safevla_bench.jobs.evaluation.rollouts import roll_out
+from safevla_bench.jobs.evaluation.stopping_rule import (
     STOPPED_EARLY,
-    ExecutionOptions,
-    Request,
+    RoundTally,
     describe_decision,
-    judge,
-    render_report,
-    roll_out,
+    parse_condition,
     was_stopped_early,
 )
-from safevla_bench.jobs.evaluation.preparation import _assign_rounds
-from safevla_bench.jobs.evaluation.stopping_rule import RoundTally, parse_condition
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.rollout import Shard, load_protocol, plan_episodes
-from safevla_bench.rollout.plan import EpisodeQueue
-from safevla_bench.sources.runs import episode_rows, read_description
+from safevla_bench.rollout.plan import EpisodeQueue, Shard, load_protocol, plan_episodes
+from safevla_bench.sources.runs.folder import read_description
+from safevla_bench.sources.runs.parts import episode_rows
 
 POLICIES = ("noop", "random")
 REQUEST = Request(

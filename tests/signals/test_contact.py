@@ -7,7 +7,7 @@ import pytest
 
 from builders import BOWL, DRAWER, HAND, LINK, PLATE, ROLES, contacts, episode
 from safevla_bench.signals import derive_signals
-from safevla_bench.trajectory import concatenate_batches
+from safevla_bench.trajectory.batch import concatenate_batches
 
 TOUCHES = contacts(
     (1, HAND, DRAWER, 30.0),

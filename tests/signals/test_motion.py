@@ -11,7 +11,7 @@ from scipy.spatial.transform import Rotation
 
 from builders import BOWL, LINK, PLATE, ROLES, episode
 from safevla_bench.signals import derive_signals, missing_fields
-from safevla_bench.trajectory import concatenate_batches
+from safevla_bench.trajectory.batch import concatenate_batches
 
 
 def test_the_ratio_is_of_the_joint_nearest_its_limit():

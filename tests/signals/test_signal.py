@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import recordings
-from safevla_bench.signals import SIGNALS, derive_signals
-from safevla_bench.signals.signal import signal
-from safevla_bench.trajectory import from_recording
+from safevla_bench.signals import derive_signals
+from safevla_bench.signals.signal import SIGNALS, signal
+from safevla_bench.trajectory.single_episode import from_recording
 
 
 @given(st.builds(from_recording, recordings()))

@@ -9,10 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from safevla_bench import stl
 from safevla_bench.errors import SpecError
-from safevla_bench.signals import SIGNALS
-from safevla_bench.specs import Library, built_in_tags, explain_spec, library, spec_rows
+from safevla_bench.signals.signal import SIGNALS
+from safevla_bench.specs.file_formats import built_in_tags
+from safevla_bench.specs.loader import library
+from safevla_bench.specs.spec import Library, explain_spec, spec_rows
+from safevla_bench.stl.parser import parse
+from safevla_bench.stl.robustness import Trace, robustness
 
 CASES = Path(__file__).parent / "cases"
 DEFAULT, TEXT, AS_RUN = library(), library("paper-text"), library("paper-as-run")
@@ -120,8 +123,8 @@ def test_a_trace_has_the_robustness_counted_by_hand(chosen, spec_id, kind, case)
     records = {len(one) for one in values.values()}
     assert len(records) == 1
     assert set(values) == spec.signals
-    trace = stl.Trace(values, np.array([0, *records]), np.array([0.05]))
-    assert stl.robustness(spec.formula, trace) == pytest.approx([case["rho"]], abs=1e-12)
+    trace = Trace(values, np.array([0, *records]), np.array([0.05]))
+    assert robustness(spec.formula, trace) == pytest.approx([case["rho"]], abs=1e-12)
     assert (case["rho"] >= 0) == (kind == "satisfied")
 
 
@@ -182,7 +185,7 @@ def test_an_unknown_id_lists_what_is_close():
 
 
 CHANGES = {
-    "threshold": {"threshold": 201.0, "formula": stl.parse("G[0,T](arm_furniture_force < 201)")},
+    "threshold": {"threshold": 201.0, "formula": parse("G[0,T](arm_furniture_force < 201)")},
     "severe": {"severe": 501.0},
     "binary": {"binary": True},
     "tier": {"tier": "diagnostic"},

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from safevla_bench import stl
 from safevla_bench.archive.json_text import decode_json
 from safevla_bench.errors import SpecError
-from safevla_bench.signals import SIGNALS, derive_signals
-from safevla_bench.specs import Library, Spec, extend_library, library, paper_spec_rows
-from safevla_bench.specs.file_formats import BUILT_IN
+from safevla_bench.signals import derive_signals
+from safevla_bench.signals.signal import SIGNALS
+from safevla_bench.specs.file_formats import BUILT_IN, paper_spec_rows
+from safevla_bench.specs.loader import extend_library, library
+from safevla_bench.specs.spec import Library, Spec
+from safevla_bench.stl.formula import format_formula
+from safevla_bench.stl.parser import parse
 
 CASES = Path(__file__).parents[1] / "cases"
 ROW = json.loads((CASES / "appendix_b_specs.json").read_text())
@@ -80,7 +83,7 @@ def test_the_paper_s_rows_are_read_as_they_stand(tmp_path, name, text, count):
 def canonical(found: Library) -> list[Spec]:
     """The specifications, their formulas as canonical text: rows do not keep needless parentheses."""
     names = {name: signal.boolean for name, signal in SIGNALS.items()}
-    return [replace(spec, stl=stl.format_formula(stl.parse(spec.stl, names))) for spec in found]
+    return [replace(spec, stl=format_formula(parse(spec.stl, names))) for spec in found]
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -149,7 +152,7 @@ def test_no_self_collision_is_read_as_the_paper_writes_it(tmp_path):
 def test_an_event_that_never_happens_may_be_written_so_in_toml(tmp_path, given):
     spec = {**without("threshold"), **given, "binary": True, "unit": "1"}
     del spec["severe"]
-    assert library(toml(tmp_path, spec))["fast"].formula == stl.parse("G(self_collision < 0.5)")
+    assert library(toml(tmp_path, spec))["fast"].formula == parse("G(self_collision < 0.5)")
 
 
 @pytest.mark.parametrize("signal", ["max_contact_force", "joint_torque_ratio"])
@@ -215,7 +218,7 @@ def test_a_toml_file_is_a_library_by_itself(tmp_path):
     found = library(toml(tmp_path, SPEC))
     assert [spec.spec_id for spec in found] == ["fast"]
     assert found.name == "mine"
-    assert found["fast"].formula == stl.parse("G(eef_speed < 0.5)")
+    assert found["fast"].formula == parse("G(eef_speed < 0.5)")
 
 
 def test_a_specification_of_boolean_atoms_needs_no_threshold(tmp_path):

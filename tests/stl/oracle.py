@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from safevla_bench.stl import Trace
 from safevla_bench.stl.formula import (
     Always,
     And,
@@ -30,6 +29,7 @@ from safevla_bench.stl.formula import (
     child_nodes,
     signed_constant,
 )
+from safevla_bench.stl.robustness import Trace
 
 NUMERIC = ("x", "y", "z")
 BOOLEAN = ("p", "q")

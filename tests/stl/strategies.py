@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from safevla_bench.stl import Trace
 from safevla_bench.stl.formula import (
     Always,
     And,
@@ -27,6 +26,7 @@ from safevla_bench.stl.formula import (
     Until,
     Window,
 )
+from safevla_bench.stl.robustness import Trace
 from stl.oracle import BOOLEAN, NUMERIC
 
 DT_S = 0.05

@@ -9,17 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from safevla_bench.errors import FormulaError
-from safevla_bench.stl import (
+from safevla_bench.stl.formula import (
+    Call,
     Formula,
+    Number,
+    NumericSignal,
     Window,
+    bounded_windows,
     format_formula,
     has_placeholder,
     is_boolean_only,
-    parse,
     signal_names,
+    signed_constant,
     substitute_threshold,
 )
-from safevla_bench.stl.formula import Call, Number, NumericSignal, bounded_windows, signed_constant
+from safevla_bench.stl.parser import parse
 from stl.strategies import expressions, formulas
 
 

@@ -10,36 +10,31 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from safevla_bench.stl import (
+from safevla_bench.stl import robustness
+from safevla_bench.stl.formula import (
     Always,
     And,
     BooleanSignal,
     Compare,
+    Comparison,
     Eventually,
+    Expression,
     Formula,
     Implies,
     Not,
-    Or,
-    Trace,
-    Until,
-    Window,
-    format_formula,
-    hangs_on_empty_window,
-    judge_formula,
-    robustness,
-    substitute_threshold,
-    trajectory_robustness,
-)
-from safevla_bench.stl.formula import (
-    Comparison,
-    Expression,
     NumericSignal,
+    Or,
     Threshold,
     Truth,
+    Until,
+    Window,
     bounded_windows,
+    format_formula,
     reverse_empty_windows,
+    substitute_threshold,
     walk_nodes,
 )
+from safevla_bench.stl.robustness import Trace, hangs_on_empty_window, judge_formula, trajectory_robustness
 from stl.oracle import episodes_of, literal_rho, literal_trajectory
 from stl.strategies import expressions, formulas, traces, windows
 

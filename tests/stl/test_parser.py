@@ -8,19 +8,23 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from safevla_bench.errors import FormulaError
-from safevla_bench.stl import (
+from safevla_bench.stl import robustness
+from safevla_bench.stl.formula import (
+    Always,
+    BooleanSignal,
+    Compare,
     Formula,
-    Trace,
+    Number,
+    NumericSignal,
+    Truth,
+    Until,
+    Window,
     format_formula,
-    judge_formula,
-    parse,
-    robustness,
     signal_names,
     substitute_threshold,
-    trajectory_robustness,
 )
-from safevla_bench.stl.formula import Always, BooleanSignal, Compare, Number, NumericSignal, Truth, Until, Window
-from safevla_bench.stl.parser import MAX_DEPTH
+from safevla_bench.stl.parser import MAX_DEPTH, parse
+from safevla_bench.stl.robustness import Trace, judge_formula, trajectory_robustness
 from stl.oracle import KNOWN
 
 

@@ -9,16 +9,10 @@ import pytest
 from numpy.typing import ArrayLike
 
 from safevla_bench.errors import FormulaError, SignalError
-from safevla_bench.stl import (
-    Always,
-    Trace,
-    Until,
-    judge_formula,
-    parse,
-    robustness,
-    substitute_threshold,
-    trajectory_robustness,
-)
+from safevla_bench.stl import robustness
+from safevla_bench.stl.formula import Always, Until, substitute_threshold
+from safevla_bench.stl.parser import parse
+from safevla_bench.stl.robustness import Trace, judge_formula, trajectory_robustness
 from stl.oracle import KNOWN, FormulaSource, literal_trajectory, random_trace
 
 INF = float("inf")

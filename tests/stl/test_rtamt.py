@@ -35,7 +35,7 @@ from rtamt.syntax.node.stl.timed_always import TimedAlways
 from rtamt.syntax.node.stl.timed_eventually import TimedEventually
 from rtamt.syntax.node.stl.timed_until import TimedUntil
 
-from safevla_bench.stl import Formula, Trace, format_formula, parse, robustness, trajectory_robustness
+from safevla_bench.stl import robustness
 from safevla_bench.stl.formula import (
     Always,
     And,
@@ -45,6 +45,7 @@ from safevla_bench.stl.formula import (
     Compare,
     Eventually,
     Expression,
+    Formula,
     Implies,
     Negate,
     Not,
@@ -54,8 +55,11 @@ from safevla_bench.stl.formula import (
     Until,
     Window,
     bounded_windows,
+    format_formula,
     walk_nodes,
 )
+from safevla_bench.stl.parser import parse
+from safevla_bench.stl.robustness import Trace, trajectory_robustness
 from safevla_bench.stl.trace import RaggedLayout
 from stl.oracle import BOOLEAN, NUMERIC, FormulaSource, episodes_of, nesting, random_trace
 

@@ -12,7 +12,9 @@ import pytest
 import sentil
 
 from safevla_bench.errors import FormulaError
-from safevla_bench.stl import Formula, Trace, format_formula, parse, trajectory_robustness
+from safevla_bench.stl.formula import Formula, format_formula
+from safevla_bench.stl.parser import parse
+from safevla_bench.stl.robustness import Trace, trajectory_robustness
 from stl.oracle import NUMERIC, FormulaSource, random_trace
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from safevla_bench.specs import built_in_tags, library
+from safevla_bench.specs.file_formats import built_in_tags
+from safevla_bench.specs.loader import library
 from safevla_bench.tasks import APPLIES, Applicability, active_specs, check_applicability, signal_missing
 
 DEFAULT = library()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from safevla_bench.errors import RegistryError
-from safevla_bench.tasks import GoalBodies, bddl
+from safevla_bench.tasks import bddl
+from safevla_bench.tasks.entries import GoalBodies
 
 TEXT = """
 (define (problem LIBERO_Tabletop_Manipulation)  ; a comment (with a bracket

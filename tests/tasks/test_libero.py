@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from safevla_bench.tasks import registry
 from safevla_bench.tasks.bddl import read_bddl
+from safevla_bench.tasks.loader import registry
 
 maps = pytest.importorskip("libero.libero.benchmark", reason="LIBERO comes with the extra libero")
 pytestmark = pytest.mark.libero

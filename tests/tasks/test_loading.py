@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from safevla_bench.errors import RegistryError, UnknownTaskError
-from safevla_bench.specs import library
-from safevla_bench.tasks import active_specs, paper_task_rows, registry, task_listings
+from safevla_bench.specs.loader import library
+from safevla_bench.tasks import active_specs, task_listings
+from safevla_bench.tasks.file_formats import paper_task_rows
+from safevla_bench.tasks.loader import registry
 
 CASES = Path(__file__).parents[1] / "cases"
 ROW = json.loads((CASES / "appendix_b_tags.json").read_text())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from safevla_bench.tasks import bddl, registry
+from safevla_bench.tasks import bddl
+from safevla_bench.tasks.loader import registry
 from safevla_bench.tasks.proposal import format_toml, proposal_rows, propose_tags
 
 

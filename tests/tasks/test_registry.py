@@ -6,8 +6,9 @@ from fractions import Fraction
 
 import pytest
 
-from safevla_bench.specs import library
-from safevla_bench.tasks import active_specs, check_applicability, exempt_tasks, registry, task_listings
+from safevla_bench.specs.loader import library
+from safevla_bench.tasks import active_specs, check_applicability, exempt_tasks, task_listings
+from safevla_bench.tasks.loader import registry
 
 DEFAULT, TASKS = library(), registry()
 AFF, TFF, MAX, NT, HOT, SGM, TORQUE, SELF = (spec.spec_id for spec in DEFAULT.safe)

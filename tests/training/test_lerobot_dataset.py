@@ -11,24 +11,26 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
-from viewers.builders import judged as rough_episodes
 
-from safevla_bench import training
+from pictures.viewers.builders import judged as rough_episodes
 from safevla_bench.archive import write_archive
 from safevla_bench.errors import FileError, HostError, RunError
 from safevla_bench.hosts import make_host
 from safevla_bench.interface import Camera
-from safevla_bench.jobs import evaluation
+from safevla_bench.jobs.evaluation.judgement import judge
+from safevla_bench.jobs.evaluation.request import Request
+from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.pictures.frames import open_stage
-from safevla_bench.sources.foreign import read_demonstrations
-from safevla_bench.training.pictures import read_state
+from safevla_bench.pictures.frames.stage import open_stage
+from safevla_bench.sources.foreign.demonstrations import read_demonstrations
+from safevla_bench.training.export import export_dataset
+from safevla_bench.training.labels import label_records
+from safevla_bench.training.pictures import CameraChoice, read_state
 from safevla_bench.training.writer import Feature, build_column, join_statistics, summarize_numbers
-from safevla_bench.trajectory import select_episodes
-from safevla_bench.trajectory.batch import Channel
+from safevla_bench.trajectory.batch import Channel, select_episodes
 
 RULES = load_ruleset()
-CAMERAS = training.CameraChoice(("agentview",), (24, 32))
+CAMERAS = CameraChoice(("agentview",), (24, 32))
 
 
 @pytest.fixture(scope="module")
@@ -50,16 +52,14 @@ def random_actions(counts, width):
 def fake_run(tmp_path_factory):
     """Three episodes on the fake host, the last of which crashes."""
     folder = tmp_path_factory.mktemp("training") / "run"
-    request = evaluation.Request(
-        host="fake", suites=("fake",), tasks=(0, 1, 2), policies=("scripted:hasty",), max_steps=40
-    )
-    evaluation.roll_out(request, folder)
+    request = Request(host="fake", suites=("fake",), tasks=(0, 1, 2), policies=("scripted:hasty",), max_steps=40)
+    roll_out(request, folder)
     return folder
 
 
 def exported(source, out, cameras=None):
-    judged = evaluation.judge([source], RULES)
-    return judged, training.export_dataset(judged, out, cameras)
+    judged = judge([source], RULES)
+    return judged, export_dataset(judged, out, cameras)
 
 
 def frames_of(folder):
@@ -70,7 +70,7 @@ def test_frames_hold_records_actions_and_the_labels_of_the_record_after(source, 
     judged, summary = exported(source, tmp_path / "set")
     batch, table = judged.batch, frames_of(tmp_path / "set")
     assert (summary.episodes, summary.frames) == (2, int(batch.starts[-1]) - 2)
-    labels = training.label_records(batch, judged.scores, RULES)
+    labels = label_records(batch, judged.scores, RULES)
     for e in range(2):
         chosen = np.flatnonzero(table["episode_index"].to_numpy() == e)
         rows = table.take(chosen)
@@ -118,9 +118,9 @@ def test_one_row_group_holds_one_episode(source, tmp_path):
 
 
 def test_an_episode_without_a_verdict_has_null_labels(source, tmp_path):
-    judged = evaluation.judge([source], load_ruleset(_diagnostic(tmp_path)))
+    judged = judge([source], load_ruleset(_diagnostic(tmp_path)))
     assert judged.scores.verdict(0) is None
-    training.export_dataset(judged, tmp_path / "set")
+    export_dataset(judged, tmp_path / "set")
     row = pq.read_table(tmp_path / "set/meta/episodes/chunk-000/file-000.parquet").to_pylist()[0]
     assert row["safety/safe"] is None
     assert row["safety/violating_records"] is None
@@ -205,17 +205,17 @@ def test_an_episode_that_cannot_be_rendered_is_left_out_with_its_reason(fake_run
 
     monkeypatch.setattr("safevla_bench.pictures.frames.open_stage", sometimes)
     skipped = []
-    judged = evaluation.judge([fake_run], RULES)
-    summary = training.export_dataset(judged, tmp_path / "set", CAMERAS, on_skip=skipped.append)
+    judged = judge([fake_run], RULES)
+    summary = export_dataset(judged, tmp_path / "set", CAMERAS, on_skip=skipped.append)
     assert (summary.episodes, len(skipped)) == (1, 1)
     assert "no light" in summary.left_out[0]
     assert "no light" in (tmp_path / "set/meta/safevla.json").read_text()
 
 
 def test_a_camera_that_there_is_not_ends_the_export_at_once(fake_run, tmp_path):
-    skipped, cameras = [], training.CameraChoice(("agentview", "above"))
+    skipped, cameras = [], CameraChoice(("agentview", "above"))
     with pytest.raises(HostError, match=r"no camera 'above'.*Valid names: \['agentview'\]"):
-        training.export_dataset(evaluation.judge([fake_run], RULES), tmp_path / "set", cameras, on_skip=skipped.append)
+        export_dataset(judge([fake_run], RULES), tmp_path / "set", cameras, on_skip=skipped.append)
     assert not skipped
     assert not list(tmp_path.iterdir())
 
@@ -239,8 +239,8 @@ def test_an_episode_without_actions_is_left_out(source, tmp_path):
     batch = select_episodes(rough_episodes()[0], [0])
     other = replace(batch, headers=(msgspec.structs.replace(batch.headers[0], episode_id="other"),))
     write_archive(tmp_path / "none.parquet", other)
-    judged = evaluation.judge([source, tmp_path / "none.parquet"], RULES)
-    summary = training.export_dataset(judged, tmp_path / "set")
+    judged = judge([source, tmp_path / "none.parquet"], RULES)
+    summary = export_dataset(judged, tmp_path / "set")
     assert summary.episodes == 2
     assert "'other': the record holds no actions" in summary.left_out[0]
 
@@ -264,7 +264,7 @@ def test_robots_that_differ_are_not_put_into_one_dataset(source, tmp_path):
     batch = select_episodes(rough_episodes()[0], [0])
     other = replace(batch, headers=(msgspec.structs.replace(batch.headers[0], episode_id="other"),))
     write_archive(tmp_path / "six.parquet", replace(other, action=random_actions(batch.lengths - 1, 6)))
-    judged = evaluation.judge([source, tmp_path / "six.parquet"], RULES)
+    judged = judge([source, tmp_path / "six.parquet"], RULES)
     with pytest.raises(RunError, match="differ from those"):
-        training.export_dataset(judged, tmp_path / "set")
+        export_dataset(judged, tmp_path / "set")
     assert not (tmp_path / "set").exists()

@@ -6,25 +6,29 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from logs.log_files import save_mapping, write_dataset
-from logs.test_lerobot import MAPPED, frames
 
 from builders import episode
-from safevla_bench import stl, training
 from safevla_bench.errors import RunError
-from safevla_bench.jobs import evaluation
+from safevla_bench.jobs.evaluation.judgement import judge
+from safevla_bench.jobs.evaluation.request import Request
+from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scores import ACTIVE
 from safevla_bench.judging.scoring import score
-from safevla_bench.signals import SIGNALS
+from safevla_bench.signals.signal import SIGNALS
+from safevla_bench.stl.formula import signal_names
 from safevla_bench.training.description import recorded_parts
-from safevla_bench.trajectory import Batch, concatenate_batches, join_records, records, select_episodes
+from safevla_bench.training.export import export_dataset
+from safevla_bench.trajectory.batch import Batch, concatenate_batches, select_episodes
+from safevla_bench.trajectory.single_episode import join_records, records
+from sources.logs.log_files import save_mapping, write_dataset
+from sources.logs.test_lerobot import MAPPED, frames
 
 RULES = replace(load_ruleset(), missing="deactivate")
 FROM_CONTACTS = {
     spec.spec_id
     for spec in RULES.library.specs
-    if any("contacts" in SIGNALS[name].reads for name in stl.signal_names(spec.formula))
+    if any("contacts" in SIGNALS[name].reads for name in signal_names(spec.formula))
 }
 
 
@@ -32,10 +36,8 @@ FROM_CONTACTS = {
 def run(tmp_path_factory):
     """Four episodes of one task on the fake host, careless and still."""
     folder = tmp_path_factory.mktemp("round") / "run"
-    request = evaluation.Request(
-        host="fake", suites=("fake",), tasks=(1,), episodes=2, policies=("scripted:hasty",), max_steps=40
-    )
-    evaluation.roll_out(request, folder)
+    request = Request(host="fake", suites=("fake",), tasks=(1,), episodes=2, policies=("scripted:hasty",), max_steps=40)
+    roll_out(request, folder)
     return folder
 
 
@@ -46,9 +48,9 @@ def without_last(batch: Batch) -> Batch:
 
 
 def test_every_clause_that_needs_no_contacts_has_the_same_robustness(run, tmp_path):
-    judged = evaluation.judge([run], RULES)
-    training.export_dataset(judged, tmp_path / "set")
-    again = evaluation.judge([tmp_path / "set"], RULES).scores
+    judged = judge([run], RULES)
+    export_dataset(judged, tmp_path / "set")
+    again = judge([tmp_path / "set"], RULES).scores
     expected = score(without_last(judged.batch), RULES)
     assert len(again) == len(expected) == 2
     compared = 0
@@ -62,8 +64,8 @@ def test_every_clause_that_needs_no_contacts_has_the_same_robustness(run, tmp_pa
 
 
 def test_clauses_on_contacts_are_unknown_and_not_kept(run, tmp_path):
-    training.export_dataset(evaluation.judge([run], RULES), tmp_path / "set")
-    row = evaluation.judge([tmp_path / "set"], RULES).scores.episode(0)
+    export_dataset(judge([run], RULES), tmp_path / "set")
+    row = judge([tmp_path / "set"], RULES).scores.episode(0)
     assert row.robustness["max_contact_force_under_200N"] is None
     assert "contacts" in row.inactive_specs["max_contact_force_under_200N"]
 
@@ -74,28 +76,28 @@ def lost_and_gapped(folder):
     plate[10:14], effort[12] = np.nan, np.nan
     write_dataset(folder, [frames(plate=plate, action=action), frames(effort=effort, action=action)])
     save_mapping(folder, MAPPED + '\n[action]\nfrom = "action"\n')
-    return evaluation.judge([folder], RULES)
+    return judge([folder], RULES)
 
 
 def test_a_body_that_was_lost_is_lost_when_it_is_read_back(tmp_path):
     judged = lost_and_gapped(tmp_path / "log")
-    training.export_dataset(judged, tmp_path / "set")
-    lost = [judged.batch.pose_valid.episode_poses(0)[1][:-1], evaluation.judge([tmp_path / "set"], RULES).batch]
+    export_dataset(judged, tmp_path / "set")
+    lost = [judged.batch.pose_valid.episode_poses(0)[1][:-1], judge([tmp_path / "set"], RULES).batch]
     assert lost[1].pose_valid.episode_poses(0)[1].tolist() == lost[0].tolist()
     assert np.flatnonzero(lost[0][:, 0, 0] == 0).tolist() == [10, 11, 12, 13]
 
 
 def test_an_episode_with_a_gap_in_time_is_left_out_of_a_dataset_of_one_rate(tmp_path):
-    summary = training.export_dataset(lost_and_gapped(tmp_path / "log"), tmp_path / "set")
+    summary = export_dataset(lost_and_gapped(tmp_path / "log"), tmp_path / "set")
     assert summary.episodes == 1
     assert "unevenly apart in time" in summary.left_out[0]
 
 
 def test_an_episode_that_was_cut_short_does_not_come_back_safe(run, tmp_path):
-    judged = evaluation.judge([run], RULES)
+    judged = judge([run], RULES)
     scores = replace(judged.scores, outcome=("invalid_action",) * 2, success=np.zeros(2, dtype=np.bool_))
-    training.export_dataset(replace(judged, scores=scores), tmp_path / "set")
-    again = evaluation.judge([tmp_path / "set"], RULES).scores
+    export_dataset(replace(judged, scores=scores), tmp_path / "set")
+    again = judge([tmp_path / "set"], RULES).scores
     assert set(again.outcome) == {"stopped"}
     assert not again.safe.any()
 

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import episode, recordings, same_bits
-from safevla_bench.trajectory import concatenate_batches, empty_batch, from_recording, select_episodes
+from safevla_bench.trajectory.batch import concatenate_batches, select_episodes
+from safevla_bench.trajectory.single_episode import empty_batch, from_recording
 
 BATCHES = st.lists(recordings().map(from_recording), min_size=1, max_size=4)
 

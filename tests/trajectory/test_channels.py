@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from safevla_bench.archive import schema
+from safevla_bench.archive.record_schema import schema
 from safevla_recorder.channels import CHANNELS, NUMERIC, ROWS
 
 ADD_A_ROW = """

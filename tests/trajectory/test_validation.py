@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from builders import BOWL, DRAWER, HAND, ROLES, contacts, episode
-from safevla_bench.archive import schema
+from safevla_bench.archive.record_schema import schema
 from safevla_bench.errors import RecordError
-from safevla_bench.trajectory import OUTCOMES
+from safevla_bench.trajectory.header import OUTCOMES
 
 
 def with_value(shape: tuple[int, ...], place: tuple[int, ...], value: float) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 from safevla_bench.errors import HostError
 from safevla_bench.hosts import episode_header
 from safevla_bench.interface import Coordinate, Observation, Task, check_action
-from safevla_bench.trajectory import from_recording
+from safevla_bench.trajectory.single_episode import from_recording
 from safevla_recorder.recorder import EpisodeRecorder, SceneMap
 
 REGISTRY, HAND_FILE = (Path(__file__).with_name(name) for name in ("registry.toml", "hand.urdf"))

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 import safevla_bench as sb
 from learned.plan import CAMERAS, DONE, IMAGE_SIZE, STRIDE, Plan
 from learned.senses import read_places, read_state
-from safevla_bench import hosts, rollout
+from safevla_bench import hosts
 from safevla_bench.archive import write_archive
 from safevla_bench.interface import Action, HostEnv, Observation, Policy, Task, Wants
 from safevla_bench.policies import scripted
-from safevla_bench.rollout import EpisodeOutcome, PlannedEpisode
+from safevla_bench.rollout.episode import EpisodeOutcome, run_episode
+from safevla_bench.rollout.plan import PlannedEpisode, load_protocol, plan_episodes
 
 PUSH, START_PUSH, START_STEPS = 0.1, 0.3, 8
 """Standard deviation of the noise, as a share of the largest action; that of the first steps; how many these are."""
@@ -82,8 +83,8 @@ class Demonstrator:
 
 def plan_demo(task: Task, teacher: str, number: int) -> PlannedEpisode:
     """Return one episode whose scene is drawn by the reset, settled as in the preset protocol."""
-    rules = rollout.load_protocol()
-    planned = rollout.plan_episodes([task], 1, [f"scripted:{teacher}"], rules)[0]
+    rules = load_protocol()
+    planned = plan_episodes([task], 1, [f"scripted:{teacher}"], rules)[0]
     return replace(
         planned,
         episode_id=f"{teacher}/{task.benchmark}/{task.task_id}/demo_{number:03d}",
@@ -159,7 +160,7 @@ def run_demo(env: HostEnv, demonstrator: Demonstrator, teacher: str, number: int
     Raises:
         SystemExit: it crashed.
     """
-    outcome = rollout.run_episode(env, demonstrator, plan_demo(env.task, teacher, number))
+    outcome = run_episode(env, demonstrator, plan_demo(env.task, teacher, number))
     if outcome.batch is None:
         raise SystemExit(f"demonstration {number} of {teacher} crashed: {outcome.reason}")
     return outcome

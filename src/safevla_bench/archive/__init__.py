@@ -17,22 +17,10 @@ from pathlib import Path
 
 from safevla_bench import files
 from safevla_bench.archive import jsonl, npz, parquet
-from safevla_bench.archive.json_text import encode_json
-from safevla_bench.archive.record_schema import EpisodeSelection, schema
+from safevla_bench.archive.record_schema import EpisodeSelection
 from safevla_bench.errors import CollectedError, DamageError, Place, RecordError
-from safevla_bench.trajectory import Batch, EpisodeKey, concatenate_batches, select_episodes
-
-__all__ = [
-    "append",
-    "detect_suffix",
-    "encode_json",
-    "open_archive",
-    "read_episodes",
-    "schema",
-    "write_archive",
-    "write_batches",
-    "write_folder",
-]
+from safevla_bench.trajectory.batch import Batch, concatenate_batches, select_episodes
+from safevla_bench.trajectory.header import EpisodeKey
 
 _ONE_EACH = (jsonl.WHOLE, npz.SUFFIX)
 """Forms of one episode a file."""

@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from safevla_bench.archive.record_schema import MAX_RECORDS, Role
 from safevla_bench.archive.strict_json import type_error
 from safevla_bench.errors import Place, RecordError
-from safevla_bench.trajectory import Batch, ContactList, Header, Poses, Recording
+from safevla_bench.trajectory.batch import Batch, Poses
+from safevla_bench.trajectory.header import Header
 from safevla_recorder.channels import CHANNELS, NUMERIC, POSES, ROWS, ChannelSpec, as_fields
+from safevla_recorder.episode import ContactList, Recording
 
 _HEADER_FIELDS = Header.__struct_fields__
 

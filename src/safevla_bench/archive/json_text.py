@@ -15,8 +15,11 @@ from safevla_bench.archive import strict_json
 from safevla_bench.archive.record_schema import Step, Trajectory
 from safevla_bench.archive.strict_json import find_episode_id, parse_json, type_error
 from safevla_bench.errors import Place, RecordError
-from safevla_bench.trajectory import Batch, Channel, ContactList, Header, Recording, from_recording
+from safevla_bench.trajectory.batch import Batch, Channel
+from safevla_bench.trajectory.header import Header
+from safevla_bench.trajectory.single_episode import from_recording
 from safevla_recorder.channels import CHANNELS, POSES, ROWS, ChannelSpec, as_fields
+from safevla_recorder.episode import ContactList, Recording
 
 
 def encode_json(batch: Batch, index: int = 0) -> bytes:

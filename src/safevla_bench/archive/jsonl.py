@@ -28,7 +28,7 @@ from safevla_bench.archive.record_schema import (
 from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.files import open_input
 from safevla_bench.text import escape_controls
-from safevla_bench.trajectory import Batch
+from safevla_bench.trajectory.batch import Batch
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 WHOLE = ".json"

@@ -23,8 +23,10 @@ from safevla_bench.archive.record_schema import REMEDY_BROKEN, EpisodeSelection,
 from safevla_bench.archive.strict_json import find_episode_id, parse_json
 from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.files import open_input
-from safevla_bench.trajectory import Batch, ContactList, Recording, from_recording
+from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.single_episode import from_recording
 from safevla_recorder.channels import CONTACT_COLUMNS, NUMERIC, PLACE, POSES, as_fields
+from safevla_recorder.episode import ContactList, Recording
 from safevla_recorder.npz import DTYPES, encode_episode
 
 SUFFIX = ".npz"

@@ -39,7 +39,7 @@ from safevla_bench.archive.record_schema import (
 )
 from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.files import open_input
-from safevla_bench.trajectory import Batch, concatenate_batches, select_episodes
+from safevla_bench.trajectory.batch import Batch, concatenate_batches, select_episodes
 from safevla_recorder.channels import NUMERIC
 
 SUFFIX = ".parquet"

@@ -18,8 +18,9 @@ from safevla_bench.archive.arrays import EpisodeOutline, parse_outline
 from safevla_bench.archive.parquet_rows import OUTLINE_COLUMNS, SCHEMA, outline_values
 from safevla_bench.archive.record_schema import MAX_RECORDS
 from safevla_bench.errors import RecordError
-from safevla_bench.trajectory import Batch, Channel, Contacts, Poses, validate
+from safevla_bench.trajectory.batch import Batch, Channel, Contacts, Poses
 from safevla_bench.trajectory.header import ROLES
+from safevla_bench.trajectory.validation import validate
 from safevla_recorder.channels import POSES, ROWS, ChannelSpec, as_fields
 
 Bools = NDArray[np.bool_]

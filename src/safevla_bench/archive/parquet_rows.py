@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 from safevla_bench.archive import strict_json
 from safevla_bench.archive.arrays import check_shapes, parse_outline
 from safevla_bench.errors import Place, RecordError
-from safevla_bench.trajectory import Batch, Channel, ContactList, Poses, Recording, from_recording
+from safevla_bench.trajectory.batch import Batch, Channel, Poses
+from safevla_bench.trajectory.single_episode import from_recording
 from safevla_recorder.channels import NUMERIC, POSES, ROWS, ChannelSpec, as_fields
+from safevla_recorder.episode import ContactList, Recording
 
 LIST_DEPTHS: Mapping[str, int] = {spec.name: len(spec.shape) for spec in NUMERIC}
 """Channels of numbers, and the levels of their nested lists."""

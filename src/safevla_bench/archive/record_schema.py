@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from safevla_bench.errors import RecordError
-from safevla_bench.trajectory import Header
+from safevla_bench.trajectory.header import Header
 from safevla_recorder.channels import CHANNELS, ChannelSpec
 
 Vector = tuple[float, float, float]

@@ -12,18 +12,35 @@ from typing import TYPE_CHECKING
 
 import click
 
-from safevla_bench import specs, stl, tasks
+from safevla_bench import tasks
 from safevla_bench.cli import make_printable, sections
 from safevla_bench.cli.options import is_given, paper_format_option
 from safevla_bench.errors import SpecError
 from safevla_bench.files import write_atomically
 from safevla_bench.hosts.libero.tasks import list_bddl_files, name_task
-from safevla_bench.signals import SIGNALS
+from safevla_bench.jobs.evaluation.judgement import add_host_registries, judge
+from safevla_bench.sensitivity.calibration import (
+    SHOWN_PERCENT,
+    Calibration,
+    calibrate,
+    calibration_rows,
+    format_limits,
+    histogram,
+    order_statistic,
+)
+from safevla_bench.signals.signal import SIGNALS
+from safevla_bench.specs import loader
+from safevla_bench.specs.file_formats import paper_spec_rows
+from safevla_bench.specs.spec import Spec, explain_spec, spec_rows
+from safevla_bench.specs.trial import TrialTrace, try_spec
+from safevla_bench.stl.formula import format_formula
 from safevla_bench.tasks import bddl, proposal
+from safevla_bench.tasks import loader as tasks_loader
+from safevla_bench.tasks.file_formats import paper_task_rows
 from safevla_bench.text import escape_controls, format_compact, format_significant
 
 if TYPE_CHECKING:
-    from safevla_bench import sensitivity
+    pass
 
 
 @sections.command("specs")
@@ -73,16 +90,16 @@ def specs_command(
     if runs:
         _calibrate_limits(runs, library, policy, quantile, out, form)
         return
-    chosen = specs.library(library)
+    chosen = loader.library(library)
     if explain is not None and form == "paper":
         raise SpecError("--explain says more than a row of the paper holds", remedy="Leave out --format paper.")
     if explain is not None:
-        exempt = tasks.exempt_tasks(tasks.registry(), chosen, explain)
-        _print_explanation({**specs.explain_spec(chosen, explain), "does_not_apply": _group_by_benchmark(exempt)}, form)
+        exempt = tasks.exempt_tasks(tasks_loader.registry(), chosen, explain)
+        _print_explanation({**explain_spec(chosen, explain), "does_not_apply": _group_by_benchmark(exempt)}, form)
     elif form in ("json", "paper"):
         click.echo(json.dumps(_ROWS[form](chosen), indent=2))
     else:
-        _print_columns(specs.spec_rows(chosen), ("spec_id", "tier", "axis", "stl", "threshold", "severe", "unit"))
+        _print_columns(spec_rows(chosen), ("spec_id", "tier", "axis", "stl", "threshold", "severe", "unit"))
 
 
 def _calibrate_limits(
@@ -93,34 +110,28 @@ def _calibrate_limits(
     `quantile` is the share of its successes to be safe, in 0..1; `policy` may be None where the runs have only one.
     The limits are written to `out` unless that is None, and the next command is then printed on stderr.
     """
-    from safevla_bench import sensitivity  # not to list what is built in
-    from safevla_bench.jobs import evaluation
+    pass
     from safevla_bench.judging.ruleset import load_ruleset
 
-    ruleset = evaluation.add_host_registries(load_ruleset(library), runs)
-    judged = evaluation.judge(list(runs), ruleset)
-    calibrations = sensitivity.calibrate(judged.scores, ruleset.library, policy=policy, quantile=quantile)
+    ruleset = add_host_registries(load_ruleset(library), runs)
+    judged = judge(list(runs), ruleset)
+    calibrations = calibrate(judged.scores, ruleset.library, policy=policy, quantile=quantile)
     if form == "json":
-        click.echo(json.dumps(sensitivity.calibration_rows(calibrations), indent=2))
+        click.echo(json.dumps(calibration_rows(calibrations), indent=2))
     else:
         click.echo("\n".join(escape_controls(line) for item in calibrations for line in _describe_calibration(item)))
     if out is not None:
-        write_atomically(out, sensitivity.format_limits(calibrations))
+        write_atomically(out, format_limits(calibrations))
         click.echo(make_printable(f"Next: safevla score RUN --specs {shlex.quote(str(out))} --out results"), err=True)
 
 
-def _describe_calibration(calibration: sensitivity.Calibration) -> list[str]:
+def _describe_calibration(calibration: Calibration) -> list[str]:
     """Return the lines about a specification: counts, histogram, percentiles, quantile, limit or why it is not used.
 
     The last line is empty.
     """
-    from safevla_bench import sensitivity
-
     spec, extremes, (low, high) = calibration.spec, calibration.extremes, calibration.interval
-    shown = [
-        f"{share} % {_compact(sensitivity.order_statistic(extremes, share / 100))}"
-        for share in sensitivity.SHOWN_PERCENT
-    ]
+    shown = [f"{share} % {_compact(order_statistic(extremes, share / 100))}" for share in SHOWN_PERCENT]
     floor = [] if calibration.floor is None else [f"doing nothing {_compact(calibration.floor)}"]
     upper = _compact(high) if calibration.is_bounded else "unknown"
     outcome = calibration.obstacle or f"limit {_compact(calibration.limit)} {spec.unit}"
@@ -128,7 +139,7 @@ def _describe_calibration(calibration: sensitivity.Calibration) -> list[str]:
         f"{spec.spec_id}  [{spec.unit}]",
         f"  {len(extremes)} successes of {calibration.policy} on {calibration.tasks} tasks; "
         f"{calibration.violated} exceed the library's {_compact(spec.threshold)}",
-        f"  0 |{sensitivity.histogram(extremes)}| {_compact(float(extremes[-1]))}",
+        f"  0 |{histogram(extremes)}| {_compact(float(extremes[-1]))}",
         "  " + "   ".join([*shown, f"largest {_compact(float(extremes[-1]))}", *floor]),
         f"  quantile {calibration.quantile:g}: {_compact(calibration.value)}, "
         f"{calibration.interval_name} {_compact(low)} to {upper}",
@@ -142,7 +153,7 @@ def _compact(value: float) -> str:
     return format_significant(value, 3)
 
 
-_ROWS = {"json": specs.spec_rows, "paper": specs.paper_spec_rows}
+_ROWS = {"json": spec_rows, "paper": paper_spec_rows}
 
 
 @sections.command("tasks")
@@ -178,10 +189,10 @@ def tasks_command(
         _propose_tags(propose, form)
         return
     if form == "paper":
-        paper_rows = tasks.paper_task_rows(tasks.registry(registry), suite, capabilities)
+        paper_rows = paper_task_rows(tasks_loader.registry(registry), suite, capabilities)
         click.echo(json.dumps(paper_rows, indent=2))
         return
-    rows = tasks.task_listings(tasks.registry(registry), benchmark=suite, capabilities=capabilities)
+    rows = tasks.task_listings(tasks_loader.registry(registry), benchmark=suite, capabilities=capabilities)
     if form == "json":
         click.echo(json.dumps(rows, indent=2))
         return
@@ -199,15 +210,15 @@ def _print_trials(path: Path) -> None:
 
     One trace keeps the specification and the other breaks it. Raises `SpecError` for a file that cannot be read as one.
     """
-    chosen, base = specs.library(path), {spec.spec_id for spec in specs.library()}
+    chosen, base = loader.library(path), {spec.spec_id for spec in loader.library()}
     own = [spec for spec in chosen if spec.spec_id not in base]
-    registry = tasks.registry()
+    registry = tasks_loader.registry()
     for spec in own:
-        trial, exempt = specs.try_spec(spec), tasks.exempt_tasks(registry, chosen, spec.spec_id)
+        trial, exempt = try_spec(spec), tasks.exempt_tasks(registry, chosen, spec.spec_id)
         severe = "" if spec.severe is None else f", severe {format_compact(spec.severe)} {spec.unit}"
         lines = [
             f"{spec.spec_id}  ({spec.tier}, {spec.axis})",
-            f"  formula  {stl.format_formula(spec.formula)}",
+            f"  formula  {format_formula(spec.formula)}",
             f"  limit    threshold {format_compact(spec.threshold)} {spec.unit}{severe}",
             *(f"  reads    {name} [{SIGNALS[name].unit}]: {SIGNALS[name].meaning}" for name in sorted(spec.signals)),
             f"  holds    {_describe_trace(spec, trial.kept)}",
@@ -221,7 +232,7 @@ def _print_trials(path: Path) -> None:
     click.echo(make_printable(f"{counted} can be judged by. Next: {command}"))
 
 
-def _describe_trace(spec: specs.Spec, trace: specs.TrialTrace | None) -> str:
+def _describe_trace(spec: Spec, trace: TrialTrace | None) -> str:
     """Return a trial trace and its margin in the specification's unit, or why there is no trace (None) or no margin."""
     if trace is None:
         return "no simple trace: does the formula say what you mean?"
@@ -285,7 +296,7 @@ def _propose_tags(paths: Sequence[Path], form: str) -> None:
     if form == "json":
         click.echo(json.dumps(proposal.proposal_rows(proposals), indent=2))
         return
-    click.echo(proposal.format_toml(proposals, tasks.registry(), host="libero", capabilities="libero"), nl=False)
+    click.echo(proposal.format_toml(proposals, tasks_loader.registry(), host="libero", capabilities="libero"), nl=False)
     questions = sum(len(proposed.audit) for proposed in proposals)
     click.echo(
         f"{len(proposals)} tasks, {questions} lines to audit. Next: answer them, then pass --registry.", err=True

@@ -19,14 +19,22 @@ from safevla_bench.cli.options import audit_options, format_option, judge_option
 from safevla_bench.cli.run_options import policy_arguments
 from safevla_bench.errors import RunError
 from safevla_bench.files import write_atomically
-from safevla_bench.jobs import doctor, evaluation, verify
+from safevla_bench.jobs import doctor, verify
+from safevla_bench.jobs.doctor.machine import Diagnosis, Level
+from safevla_bench.jobs.doctor.server import examine_server
+from safevla_bench.jobs.evaluation.judgement import describe_losses, judge
+from safevla_bench.jobs.verify.audit import AuditPlan
+from safevla_bench.jobs.verify.record_check import CheckVerdict, Verification
+from safevla_bench.jobs.verify.replay_check import ProgressCallback
+from safevla_bench.jobs.verify.score_check import RulesetFiles
 from safevla_bench.judging import gates
+from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.registration import REGISTERED
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.publishing.submission import recorded_versions
-from safevla_bench.report.render import render_text
+from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import gates as gating
-from safevla_bench.statistics import CONFIDENCE
+from safevla_bench.statistics.intervals import CONFIDENCE
 from safevla_bench.text import escape_controls
 
 _SHARE = click.FloatRange(0, 1)
@@ -105,7 +113,7 @@ def gate_command(
         gates.Gate("sbu", "max", max_sbu) if max_sbu is not None else None,
         gates.Gate("vsi", "max", max_vsi) if max_vsi is not None else None,
     ]
-    judged = evaluation.judge(sources, ruleset, skip_invalid=skip_invalid)
+    judged = judge(sources, ruleset, skip_invalid=skip_invalid)
     gate_report = gates.check_gates(
         judged.scores,
         [gate for gate in requested_gates if gate is not None],
@@ -113,7 +121,7 @@ def gate_command(
         confidence=confidence,
         sequential=sequential,
         states=[header.init_state_index for header in judged.headers],
-        lost=evaluation.describe_losses(judged),
+        lost=describe_losses(judged),
         allow_crashed=allow_crashed,
         allow_unjudged=allow_unjudged,
     )
@@ -130,7 +138,7 @@ def gate_command(
     context.exit({"passed": OK, "failed": GATE_FAILED, "undecided": UNDECIDED}[gate_report.verdict])
 
 
-def _gate_document(gate_report: gates.GateReport, judged: evaluation.Judged) -> dict[str, object]:
+def _gate_document(gate_report: gates.GateReport, judged: Judged) -> dict[str, object]:
     """Return the gates' report for JSON, with what judged and recorded the episodes and any registrations' checks."""
     checks = judged.check_registrations()
     return {
@@ -187,9 +195,9 @@ def verify_command(
     For instance:
       safevla verify runs/mine --replay 3
     """  # noqa: D301  (click wants the character itself)
-    files = verify.RulesetFiles(library=library, specs=specs, registry=registry, as_judged=as_judged)
+    files = RulesetFiles(library=library, specs=specs, registry=registry, as_judged=as_judged)
     with _show_replay_progress() as observer:
-        plan = verify.AuditPlan(audit, audit_seed) if audit else None
+        plan = AuditPlan(audit, audit_seed) if audit else None
         verification = verify.verify_run(run, files, replay=replay, audit=plan, observer=observer)
     if form == "json":
         findings = [asdict(finding) for finding in verification.findings]
@@ -206,7 +214,7 @@ def verify_command(
     context.exit(GATE_FAILED if not verification.agrees else USER_ERROR if verification.has_open_checks else OK)
 
 
-def _summarize_verification(verification: verify.Verification, run: Path) -> str:
+def _summarize_verification(verification: Verification, run: Path) -> str:
     """Return the last line of `safevla verify`: the run, and how many checks agree, differ or were not made."""
     counts = Counter(finding.verdict for finding in verification.findings)
     tally = ", ".join(f"{counts[verdict]} {word}" for verdict, word in _VERDICT_WORDS.items() if counts[verdict])
@@ -217,11 +225,11 @@ def _summarize_verification(verification: verify.Verification, run: Path) -> str
     return f"{run}: {tally}. Each line above that differs says what and where."
 
 
-_VERDICT_WORDS: dict[verify.CheckVerdict, str] = {"agrees": "agree", "differs": "differ", "unchecked": "not checked"}
+_VERDICT_WORDS: dict[CheckVerdict, str] = {"agrees": "agree", "differs": "differ", "unchecked": "not checked"}
 
 
 @contextmanager
-def _show_replay_progress() -> Iterator[verify.ProgressCallback]:
+def _show_replay_progress() -> Iterator[ProgressCallback]:
     """Yield a callback for (replays done, what is played) that shows a status line.
 
     Without a terminal nothing is shown.
@@ -233,7 +241,7 @@ def _show_replay_progress() -> Iterator[verify.ProgressCallback]:
         yield lambda done, what: status.update(escape_controls(f"replay {done + 1}: {what}"))
 
 
-_BAD_LEVELS: tuple[doctor.Level, ...] = ("error", "warning")
+_BAD_LEVELS: tuple[Level, ...] = ("error", "warning")
 
 
 @sections.command("doctor")
@@ -297,7 +305,7 @@ def doctor_command(
 
 def _examine(
     host: str | None, out: Path | None, quick: bool, server: str | None, arguments: tuple[str, ...], suite: str | None
-) -> Iterator[doctor.Diagnosis]:
+) -> Iterator[Diagnosis]:
     """Return an iterator over the findings about this machine, or about the policy server if `server` is given.
 
     Each is made when it is asked for. Raises `RunError` at once for options that do not go together.
@@ -310,7 +318,7 @@ def _examine(
     if out is not None or quick:
         problem = f"{'--out' if out is not None else '--quick'} is for this machine, and --server for another"
         raise RunError(problem, remedy="Examine one at a time.")
-    return doctor.examine_server(server, policy_arguments(arguments, server), host, suite)
+    return examine_server(server, policy_arguments(arguments, server), host, suite)
 
 
 _MACHINE_STEPS = ("safevla eval --help", "safevla demo")
@@ -318,14 +326,14 @@ _SERVER_STEPS = ("the command after eval", "the command after eval")
 """The next step where all is well, and where there are warnings."""
 
 
-def _print_finding(finding: doctor.Diagnosis) -> None:
+def _print_finding(finding: Diagnosis) -> None:
     """Print a finding's level, check and text, and its remedy on a line below if it has one."""
     click.echo(make_printable(f"{finding.level:<8} {finding.check}: {finding.found}").replace("\n", f"\n{'':<11}"))
     if finding.remedy:
         click.echo(make_printable(f"{'':<8}   → {finding.remedy}".replace("\n", f"\n{'':<11}")))
 
 
-def _summarize_findings(counts: Counter[doctor.Level], next_step: str, cautious_step: str) -> str:
+def _summarize_findings(counts: Counter[Level], next_step: str, cautious_step: str) -> str:
     """Return the closing sentence of `safevla doctor`: the number of errors and warnings, and the next step.
 
     `next_step` is named where all is well, `cautious_step` where there are warnings and no error.

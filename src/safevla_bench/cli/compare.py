@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from safevla_bench import compare, sensitivity
 from safevla_bench.cli import sections
 from safevla_bench.cli.options import (
     format_option,
@@ -26,14 +25,24 @@ from safevla_bench.cli.options import (
 from safevla_bench.cli.progress import show_status
 from safevla_bench.cli.score import print_missing
 from safevla_bench.compare import sample_size
-from safevla_bench.jobs import evaluation
+from safevla_bench.compare.comparison import compare_policies
+from safevla_bench.compare.difference import ComparisonOptions
+from safevla_bench.compare.policy_results import METRICS, PolicyResults
+from safevla_bench.compare.ranking import RankingSensitivity, rank_under_variants
+from safevla_bench.jobs.evaluation.judgement import load_policy_results, make_rescorer
+from safevla_bench.jobs.evaluation.outputs import comparison_tables
+from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.registration import REGISTERED, check_registrations
 from safevla_bench.judging.ruleset import Ruleset
-from safevla_bench.report.render import render_text
-from safevla_bench.report.tables import Roster, Table
+from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import sensitivity as varying
+from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.host_means import host_mean_table, host_means, mean_documents
-from safevla_bench.sources import runs
+from safevla_bench.report.tables.table import Table
+from safevla_bench.sensitivity.curves import ablate_thresholds, sweep_threshold, sweep_variants
+from safevla_bench.sensitivity.readings import compare_readings
+from safevla_bench.sensitivity.variants import SweepRequest, ThresholdVariant, parse_sweep
+from safevla_bench.sources.runs.sources import open_sources
 from safevla_bench.text import escape_controls
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -117,7 +126,7 @@ def _plan_options(command: F) -> F:
     "--metric",
     "metrics",
     multiple=True,
-    type=click.Choice(compare.METRICS),
+    type=click.Choice(METRICS),
     help="Only this metric. Repeatable; all by default.",
 )
 @confidence_option
@@ -168,8 +177,8 @@ def compare_command(
         _print_plan(planned, confidence, form)
         return
     require_sources(sources)
-    how = compare.ComparisonOptions(
-        metrics=metrics or compare.METRICS,
+    how = ComparisonOptions(
+        metrics=metrics or METRICS,
         confidence=confidence / 100,
         seed=seed,
         margin=None if margin is None else margin / 100,
@@ -177,14 +186,14 @@ def compare_command(
         allow_crashed=allow_crashed,
     )
     with show_status("comparing"):
-        entrants = evaluation.load_policy_results(sources, ruleset, policies=policies, skip_invalid=skip_invalid)
-        comparison_report = compare.compare_policies(
+        entrants = load_policy_results(sources, ruleset, policies=policies, skip_invalid=skip_invalid)
+        comparison_report = compare_policies(
             entrants, how, paired=not unpaired, across_seeds=across_seeds, across_versions=across_versions
         )
     if form == "json":
         _print_json({**msgspec.to_builtins(comparison_report), **_describe_origin(entrants, sources, ruleset)})
         return
-    tables = evaluation.comparison_tables(comparison_report, entrants, sources, ruleset)
+    tables = comparison_tables(comparison_report, entrants, sources, ruleset)
     click.echo("\n".join(render_text(table) for table in tables), nl=False)
 
 
@@ -210,12 +219,10 @@ def _print_plan(planned: Mapping[str, Any], confidence: float, form: str) -> Non
     click.echo(plan.to_text())
 
 
-def _describe_origin(
-    entrants: Sequence[compare.PolicyResults], sources: Sequence[Path], ruleset: Ruleset
-) -> dict[str, object]:
+def _describe_origin(entrants: Sequence[PolicyResults], sources: Sequence[Path], ruleset: Ruleset) -> dict[str, object]:
     """Return what simulated and judged the compared episodes, and any registrations' checks."""
     provenance = ruleset.provenance()
-    checks = check_registrations(runs.open_sources(sources), provenance)
+    checks = check_registrations(open_sources(sources), provenance)
     simulators = {entrant.name: entrant.simulator_by_suite for entrant in entrants}
     return {"simulators": simulators, "judged_by": provenance, **({REGISTERED: checks} if checks else {})}
 
@@ -267,7 +274,7 @@ def sensitivity_command(
         raise click.UsageError(
             "--auxiliary and --include-auxiliary are about means, which --readings and --sweep lack."
         )
-    requests = [sensitivity.parse_sweep(sweep, ruleset.library) for sweep in sweeps]
+    requests = [parse_sweep(sweep, ruleset.library) for sweep in sweeps]
     with show_status("judging"):
         judged = judge_sources(sources, ruleset, skip_invalid=skip_invalid)
         if readings:
@@ -292,25 +299,20 @@ def sensitivity_command(
         click.echo(escape_controls(sentence))
 
 
-def _compare_readings(judged: evaluation.Judged) -> tuple[object, list[Table]]:
+def _compare_readings(judged: Judged) -> tuple[object, list[Table]]:
     """Return what each reading of the paper gives, for JSON, and the tables of it."""
-    readings = sensitivity.compare_readings(judged.scores, judged.library, evaluation.make_rescorer(judged))
+    readings = compare_readings(judged.scores, judged.library, make_rescorer(judged))
     return readings, [varying.reading_table(readings)]
 
 
-def _sweep_thresholds(
-    judged: evaluation.Judged, requests: Sequence[sensitivity.SweepRequest]
-) -> tuple[object, list[Table]]:
+def _sweep_thresholds(judged: Judged, requests: Sequence[SweepRequest]) -> tuple[object, list[Table]]:
     """Return the sweeps with the policies' ranking along each, for JSON, and their tables: sweeps first, then rankings.
 
     A ranking is None, without a table, where the policies cannot be ranked, as a single policy.
     """
-    rescore = evaluation.make_rescorer(judged)
-    swept = [sensitivity.sweep_threshold(judged.scores, judged.library, request, rescore) for request in requests]
-    rankings = [
-        _rank_policies(judged, sensitivity.sweep_variants(judged.library, request), is_sweep=True)
-        for request in requests
-    ]
+    rescore = make_rescorer(judged)
+    swept = [sweep_threshold(judged.scores, judged.library, request, rescore) for request in requests]
+    rankings = [_rank_policies(judged, sweep_variants(judged.library, request), is_sweep=True) for request in requests]
     document = [
         {**msgspec.to_builtins(result), "ranking": msgspec.to_builtins(ranking)}
         for result, ranking in zip(swept, rankings, strict=True)
@@ -320,32 +322,30 @@ def _sweep_thresholds(
 
 
 def _rank_policies(
-    judged: evaluation.Judged, variants: Sequence[sensitivity.ThresholdVariant], *, is_sweep: bool = False
-) -> compare.RankingSensitivity | None:
+    judged: Judged, variants: Sequence[ThresholdVariant], *, is_sweep: bool = False
+) -> RankingSensitivity | None:
     """Return the ranking of the policies under each variant; None where they cannot be ranked, as a single policy.
 
     The first variant is the reference: for a sweep the library as it stands, which is put before the variants.
     """
-    as_it_stands = [sensitivity.ThresholdVariant("as it stands", {})] if is_sweep else []
-    return compare.rank_under_variants(
+    as_it_stands = [ThresholdVariant("as it stands", {})] if is_sweep else []
+    return rank_under_variants(
         judged.scores,
         judged.headers,
         judged.library,
         [*as_it_stands, *variants],
-        evaluation.make_rescorer(judged),
+        make_rescorer(judged),
         protocols=[source.protocol for source in judged.sources if source.protocol is not None],
     )
 
 
-def _ablate_thresholds(
-    judged: evaluation.Judged, roster: Roster, include_auxiliary: bool
-) -> tuple[object, list[Table]]:
+def _ablate_thresholds(judged: Judged, roster: Roster, include_auxiliary: bool) -> tuple[object, list[Table]]:
     """Return the paper's nine variants with means of each host and the policies' ranking, for JSON, and their tables.
 
     The table of means is left out where there are no means; ranking and its table are None and left out where the
     policies cannot be ranked. Without `include_auxiliary` auxiliary entries have means of their own.
     """
-    ablated = sensitivity.ablate_thresholds(judged.scores, judged.library, evaluation.make_rescorer(judged))
+    ablated = ablate_thresholds(judged.scores, judged.library, make_rescorer(judged))
     means = host_means(ablated, judged.ruleset.registry, roster, include_auxiliary=include_auxiliary)
     ranking = _rank_policies(judged, ablated.variants)
     document = {

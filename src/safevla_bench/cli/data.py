@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from safevla_bench import archive
-from safevla_bench.archive import schema
+from safevla_bench.archive.record_schema import schema
 from safevla_bench.cli import OK, USER_ERROR, make_printable, sections
 from safevla_bench.cli.options import (
     format_option,
@@ -23,8 +23,11 @@ from safevla_bench.cli.options import (
 )
 from safevla_bench.cli.progress import show_status
 from safevla_bench.errors import Place, RecordError, RunError
-from safevla_bench.sources import runs
-from safevla_bench.trajectory import Batch
+from safevla_bench.sources.runs import episode_index
+from safevla_bench.sources.runs.episode_index import Scan
+from safevla_bench.sources.runs.shard_merge import merge_shards
+from safevla_bench.sources.runs.sources import LeftOut
+from safevla_bench.trajectory.batch import Batch
 
 
 @sections.command("validate")
@@ -65,7 +68,7 @@ class _SourceReport:
 
 def _check_source(path: Path) -> _SourceReport:
     """Read all of a source and return how many episodes are valid and what is wrong with the others."""
-    records = runs.scan([path])
+    records = episode_index.scan([path])
     return _SourceReport(path, len(records), int(records.lengths.sum()), records.problems)
 
 
@@ -73,7 +76,7 @@ def _print_report(report: _SourceReport) -> None:
     """Print a source's problems on stderr and its counts on stdout."""
     for problem in report.problems:
         click.echo(f"error: {make_printable(str(problem))}", err=True)
-    left_out = runs.LeftOut.from_problems(report.problems)
+    left_out = LeftOut.from_problems(report.problems)
     is_lost = left_out.damaged or left_out.lost
     lost = f", {'at least ' if left_out.unknown else ''}{left_out.lost} lost" if is_lost else ""
     words = f"{report.path}: {report.episodes} valid episodes ({report.records} records), {left_out.invalid} bad{lost}"
@@ -111,7 +114,7 @@ def convert_command(sources: tuple[Path, ...], destination: str, skip_invalid: b
         raise RunError("exists already", remedy=remedy, place=Place(file=destination))
     if not as_folder:
         archive.detect_suffix(target)
-    scan = runs.Scan(sources)
+    scan = Scan(sources)
     with show_status("converting"):
         (archive.write_folder if as_folder else archive.write_batches)(target, _read_valid_episodes(scan, skip_invalid))
     records = scan.index()
@@ -120,7 +123,7 @@ def convert_command(sources: tuple[Path, ...], destination: str, skip_invalid: b
     click.echo(make_printable(f"{destination}: {len(records)} {noun} ({records.lengths.sum()} records){left_out}"))
 
 
-def _read_valid_episodes(scan: runs.Scan, skip_invalid: bool) -> Iterator[Batch]:
+def _read_valid_episodes(scan: Scan, skip_invalid: bool) -> Iterator[Batch]:
     """Yield the valid episodes in batches, then raise `RecordError` for an invalid one unless `skip_invalid`.
 
     Raises `RunError` where there are no valid episodes. Both errors come before the writer completes its archive.
@@ -141,7 +144,7 @@ def merge_command(shards: tuple[Path, ...], out: Path) -> None:
     It holds the same bytes as if the whole plan had been run at once, so the shards must be of one plan, all of them,
     each once and complete; what is wrong is named. The order in which they are given does not matter.
     """
-    rows = runs.merge_shards(shards, out)
+    rows = merge_shards(shards, out)
     crashed = sum(row.outcome == "crashed" for row in rows)
     left_out = f"; {crashed} crashed, in no rate" if crashed else ""
     click.echo(make_printable(f"Run folder: {out} ({len(rows)} episodes{left_out})"))

@@ -11,7 +11,6 @@ from typing import get_args
 import click
 from matplotlib.figure import Figure
 
-from safevla_bench import compare, sensitivity
 from safevla_bench.cli import make_printable, sections
 from safevla_bench.cli.options import (
     choose_output,
@@ -22,15 +21,20 @@ from safevla_bench.cli.options import (
     sources_argument,
 )
 from safevla_bench.cli.score import print_missing, print_warnings
+from safevla_bench.compare.series import SeriesComparison
 from safevla_bench.errors import RunError
 from safevla_bench.files import make_folder, write_atomically
-from safevla_bench.jobs import evaluation
+from safevla_bench.jobs.evaluation.judgement import compare_runs_in_order, make_rescorer
+from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.report import figures as drawing
 from safevla_bench.report.figures import series as ordering
 from safevla_bench.report.figures import sweeps as sweeping
-from safevla_bench.report.render import render_text
+from safevla_bench.report.figures.style import COLUMN, Page
+from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables.series import describe_series, series_table
+from safevla_bench.sensitivity.curves import sweep_threshold
+from safevla_bench.sensitivity.variants import SweepRequest, parse_sweep
 
 
 def _parse_names(choices: tuple[str, ...]) -> Callable[[click.Context, click.Parameter, str], tuple[str, ...]]:
@@ -85,7 +89,7 @@ _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {kind.description}" for na
 )
 @click.option(
     "--width",
-    default=drawing.COLUMN.width_in,
+    default=COLUMN.width_in,
     show_default=True,
     type=click.FloatRange(1, 20),
     callback=refuse_nan,
@@ -94,7 +98,7 @@ _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {kind.description}" for na
 )
 @click.option(
     "--font-size",
-    default=drawing.COLUMN.font_pt,
+    default=COLUMN.font_pt,
     show_default=True,
     type=click.FloatRange(4, 20),
     callback=refuse_nan,
@@ -148,11 +152,11 @@ def figures_command(
     if series:
         _require_own_names(sources)
     folder = choose_output(out, sources, "figures")
-    requests = [sensitivity.parse_sweep(text, ruleset.library) for text in sweeps]
+    requests = [parse_sweep(text, ruleset.library) for text in sweeps]
     judged = judge_sources(sources, ruleset, skip_invalid=skip_invalid)
-    compared = evaluation.compare_runs_in_order(judged) if series else None
+    compared = compare_runs_in_order(judged) if series else None
     make_folder(folder)
-    target = _FigureTarget(folder, drawing.Page(width, font_size, titled=not no_title), forms)
+    target = _FigureTarget(folder, Page(width, font_size, titled=not no_title), forms)
     inputs = drawing.FigureInput(
         judged.scores,
         judged.records.dt_s,
@@ -177,7 +181,7 @@ class _FigureTarget:
     """The place of figures, the page that they are drawn for, and their forms."""
 
     folder: Path
-    page: drawing.Page
+    page: Page
     forms: tuple[drawing.FigureFormat, ...]
 
     def write(self, name: str, draw: Callable[[], Figure], shows: str) -> None:
@@ -188,18 +192,16 @@ class _FigureTarget:
         click.echo(make_printable(f"{stem}  {shows}"))
 
 
-def _write_sweeps(
-    target: _FigureTarget, judged: evaluation.Judged, requests: Sequence[sensitivity.SweepRequest]
-) -> None:
+def _write_sweeps(target: _FigureTarget, judged: Judged, requests: Sequence[SweepRequest]) -> None:
     """Write a figure for each sweep: Safety and SBU of the episodes, judged again at each of its thresholds."""
-    rescore, specs = evaluation.make_rescorer(judged), judged.library
+    rescore, specs = make_rescorer(judged), judged.library
     for request in requests:
-        sweep = sensitivity.sweep_threshold(judged.scores, specs, request, rescore)
+        sweep = sweep_threshold(judged.scores, specs, request, rescore)
         draw = partial(sweeping.draw_sweep, sweeping.prepare_sweep(sweep, specs))
         target.write(f"sweep-{request.name}", draw, "Safety and SBU against the threshold")
 
 
-def _write_series(target: _FigureTarget, compared: compare.SeriesComparison, across: str) -> None:
+def _write_series(target: _FigureTarget, compared: SeriesComparison, across: str) -> None:
     """Write the figure of the series, whose numbers are `across`, and print its table and sentences."""
     draw = partial(ordering.draw_series, ordering.prepare_series(compared, across))
     target.write("series", draw, "SR, Safety, SBU and VSI along the series")
@@ -214,7 +216,7 @@ def _require_own_names(sources: Sequence[Path]) -> None:
             raise RunError(f"two runs have the label {name!r}", remedy="Give each its own number, or leave one out.")
 
 
-def _print_series(compared: compare.SeriesComparison) -> None:
+def _print_series(compared: SeriesComparison) -> None:
     """Print the table of the series and the sentences that describe it."""
     click.echo(f"\n{render_text(series_table(compared))}")
     for sentence in describe_series(compared):

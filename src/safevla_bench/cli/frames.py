@@ -18,14 +18,15 @@ from safevla_bench.cli import make_printable, sections
 from safevla_bench.cli.options import judge_options, judge_sources, skip_option
 from safevla_bench.errors import Place, RunError, SafevlaError
 from safevla_bench.explain import trace
-from safevla_bench.jobs import evaluation
+from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores
-from safevla_bench.pictures import frames
+from safevla_bench.pictures.frames.pictures import can_film, sheet_form, write_sheet
+from safevla_bench.pictures.frames.rendering import FrameStyle, ProgressCallback, RecordedRun, render_frames
 from safevla_bench.plugins import install_command
 from safevla_bench.report import episode_list
-from safevla_bench.report.tables import UNNAMED
-from safevla_bench.sources import runs
+from safevla_bench.report.tables.table import UNNAMED
+from safevla_bench.sources.runs.folder import FRAMES, RUN, read_description
 from safevla_bench.text import escape_controls
 
 _MOST_RENDERED, _SHEET_ROWS = 12, 4
@@ -103,7 +104,7 @@ def frames_command(
     host and an off-screen OpenGL: see `safevla doctor`.
     """
     if sheet is not None:
-        frames.sheet_form(sheet)
+        sheet_form(sheet)
     filming = _choose_clips(clips)
     if video:
         require_video()
@@ -115,29 +116,29 @@ def frames_command(
         )
     chosen = _choose_episodes(judged, names, worst, sheet)
     shown = judged.records.read_sparsely(chosen)
-    material = frames.RecordedRun(run, hosts.make_host(str(description["host"])), shown, judged.scores, judged.ruleset)
-    look = frames.FrameStyle(size=size, clips=filming, video=video, replay3d=in_3d)
+    material = RecordedRun(run, hosts.make_host(str(description["host"])), shown, judged.scores, judged.ruleset)
+    look = FrameStyle(size=size, clips=filming, video=video, replay3d=in_3d)
     with show_frame_progress(len(chosen)) as observer:
-        frame_rows = frames.render_frames(material, chosen, look, observer, make_skip_reporter())
+        frame_rows = render_frames(material, chosen, look, observer, make_skip_reporter())
     shown_keys = {(row.policy, row.episode_id) for row in frame_rows}
     if sheet is not None:
         keys = {k: (judged.scores.policy[k], judged.scores.episode_id[k]) for k in chosen}
         titles = {key: _row_title(judged.scores, k) for k, key in keys.items() if key in shown_keys}
-        frames.write_sheet(sheet, run, frame_rows, titles)
+        write_sheet(sheet, run, frame_rows, titles)
         click.echo(make_printable(f"Sheet of {len(titles)}: {sheet}"))
-    size_mb = sum((run / runs.FRAMES / row.file).stat().st_size for row in frame_rows) / 1e6
+    size_mb = sum((run / FRAMES / row.file).stat().st_size for row in frame_rows) / 1e6
     count = "1 episode" if len(shown_keys) == 1 else f"{len(shown_keys)} episodes"
-    click.echo(make_printable(f"{len(frame_rows)} frames of {count}, {size_mb:.1f} MB: {run / runs.FRAMES}"))
+    click.echo(make_printable(f"{len(frame_rows)} frames of {count}, {size_mb:.1f} MB: {run / FRAMES}"))
     click.echo(make_printable(f"Next: safevla score {shlex.quote(str(run))}"))
 
 
 def require_video() -> None:
     """Raise `RunError` unless the extra `video` is installed."""
-    if not frames.can_film():
+    if not can_film():
         raise RunError("films need the extra `video`", remedy="pip install 'safevla-bench[video]'")
 
 
-def film_episodes(run: Path, judged: evaluation.Judged, choice: str) -> int:
+def film_episodes(run: Path, judged: Judged, choice: str) -> int:
     """Write films of the run's chosen episodes into its frames folder, and return the number of films.
 
     `choice` is `unsafe`, `all`, or how many of the worst. 0 where no episode with a record is chosen; nothing is
@@ -153,10 +154,10 @@ def film_episodes(run: Path, judged: evaluation.Judged, choice: str) -> int:
         return 0
     description = _read_description(run)
     shown = judged.records.read_sparsely(chosen)
-    material = frames.RecordedRun(run, hosts.make_host(str(description["host"])), shown, judged.scores, judged.ruleset)
-    look = frames.FrameStyle(stills=False, clips=False, video=True)
+    material = RecordedRun(run, hosts.make_host(str(description["host"])), shown, judged.scores, judged.ruleset)
+    look = FrameStyle(stills=False, clips=False, video=True)
     with show_frame_progress(len(chosen)) as observer:
-        return len(frames.render_frames(material, chosen, look, observer, make_skip_reporter()))
+        return len(render_frames(material, chosen, look, observer, make_skip_reporter()))
 
 
 def make_skip_reporter() -> Callable[[SafevlaError], None]:
@@ -185,7 +186,7 @@ def _choose_clips(wanted: bool | None) -> bool:
 
     Without the extra, True raises `RunError`, and None prints a note on stderr and returns False.
     """
-    if wanted is False or frames.can_film():
+    if wanted is False or can_film():
         return wanted is not False
     remedy = install_command("video")
     if wanted:
@@ -199,12 +200,12 @@ def _read_description(run: Path) -> dict[str, object]:
 
     Raises `RunError` if run.json is missing or damaged, or names no host.
     """
-    if not (run / runs.RUN).exists():
-        remedy = f"Name a folder that `safevla rollout` or `safevla eval` made; it holds {runs.RUN}."
+    if not (run / RUN).exists():
+        remedy = f"Name a folder that `safevla rollout` or `safevla eval` made; it holds {RUN}."
         raise RunError("this is not a run folder", remedy=remedy, place=_place_of(run))
-    description = runs.read_description(run)
+    description = read_description(run)
     if not isinstance(description.get("host"), str):
-        raise RunError(f"{runs.RUN} names no host", remedy="Only a host's own runs can be shown.", place=_place_of(run))
+        raise RunError(f"{RUN} names no host", remedy="Only a host's own runs can be shown.", place=_place_of(run))
     return description
 
 
@@ -212,9 +213,7 @@ def _place_of(run: Path) -> Place:
     return Place(file=str(run))
 
 
-def _choose_episodes(
-    judged: evaluation.Judged, names: Sequence[str], most: int | None, sheet: Path | None
-) -> list[int]:
+def _choose_episodes(judged: Judged, names: Sequence[str], most: int | None, sheet: Path | None) -> list[int]:
     """Return the indices of the episodes to render, each once: those asked for, else the worst.
 
     For a sheet the worst are unsafe successes. `most` is how many of the worst, None for the usual 12, for a sheet 4;
@@ -240,7 +239,7 @@ def _choose_episodes(
 
 
 @contextmanager
-def show_frame_progress(total: int) -> Iterator[frames.ProgressCallback]:
+def show_frame_progress(total: int) -> Iterator[ProgressCallback]:
     """Yield a callback for (episodes done, what is drawn) that moves a bar on stderr.
 
     Without a terminal nothing is shown.

@@ -29,14 +29,17 @@ from safevla_bench.explain import query
 from safevla_bench.explain.contributors import BODY_KINDS, KIND_MEANINGS
 from safevla_bench.explain.violating_bodies import find_bodies
 from safevla_bench.files import write_atomically
-from safevla_bench.jobs import evaluation
-from safevla_bench.jobs.browse import RunServer, RunSite, start_server
+from safevla_bench.jobs.browse import RunServer, start_server
+from safevla_bench.jobs.browse.site import RunSite
+from safevla_bench.jobs.evaluation.outputs import render_episode_report
+from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.ruleset import Ruleset
-from safevla_bench.report import episode_list, render, terminal
+from safevla_bench.report import episode_list, terminal
+from safevla_bench.report.render.text import render_rows_csv, render_text
 from safevla_bench.report.tables import episodes as episode_tables
 from safevla_bench.report.tables import episodes as query_tables
-from safevla_bench.sources import runs
-from safevla_bench.specs import Axis
+from safevla_bench.sources.runs.episode_index import Scan
+from safevla_bench.specs.spec import Axis
 
 _KINDS_EPILOG = "\n".join(
     ["\b", "Kinds of bodies:", *(f"  {kind:25} {meaning}" for kind, meaning in KIND_MEANINGS.items())]
@@ -129,9 +132,9 @@ def episodes_command(
     if form == "json":
         _print_json(shown)
     elif form == "csv":
-        click.echo(render.render_rows_csv(*episode_list.flatten_episodes(shown, judged.scores)), nl=False)
+        click.echo(render_rows_csv(*episode_list.flatten_episodes(shown, judged.scores)), nl=False)
     else:
-        click.echo(render.render_text(episode_tables.episode_list_table(shown, total, spec_id=spec_id)), nl=False)
+        click.echo(render_text(episode_tables.episode_list_table(shown, total, spec_id=spec_id)), nl=False)
         print_missing(judged)
 
 
@@ -213,13 +216,13 @@ def show_command(
         click.echo(terminal.format_explanation(explanation, plot_all=every), nl=False)
 
 
-def _write_page(judged: evaluation.Judged, index: int, page: Path) -> None:
+def _write_page(judged: Judged, index: int, page: Path) -> None:
     """Write the HTML page of an episode and print its path; stderr says why it holds no replay in 3-D, if so.
 
     `index` is the episode's index among the records.
     """
     with show_status("drawing"):
-        html, missing = evaluation.render_episode_report(judged, index)
+        html, missing = render_episode_report(judged, index)
         write_atomically(page, html)
     if missing is not None:
         click.echo(make_printable(f"No replay in 3-D: {missing}"), err=True)
@@ -232,7 +235,7 @@ def _ask_formula(formula: str, sources: tuple[Path, ...], skip_invalid: bool, fo
     Raises the formula's error, or before anything is printed an invalid episode's unless `skip_invalid`.
     """
     parsed = query.parse_query(formula)
-    scan = runs.Scan(sources)
+    scan = Scan(sources)
     with show_status("asking"):
         answers = query.answer_chunks(parsed, scan)
     records = scan.index()
@@ -241,12 +244,12 @@ def _ask_formula(formula: str, sources: tuple[Path, ...], skip_invalid: bool, fo
     if form == "json":
         _print_json(answers)
         return
-    click.echo(render.render_text(query_tables.answer_table(parsed, answers)), nl=False)
+    click.echo(render_text(query_tables.answer_table(parsed, answers)), nl=False)
     for phrase in records.left_out.describe_kinds():
         click.echo(f"{phrase[0].upper()}{phrase[1:]}.")
 
 
-def _episode_rows(judged: evaluation.Judged, spec_id: str | None = None) -> list[episode_list.EpisodeListRow]:
+def _episode_rows(judged: Judged, spec_id: str | None = None) -> list[episode_list.EpisodeListRow]:
     return episode_list.list_episodes(judged.scores, judged.records.dt_s, spec_id)
 
 

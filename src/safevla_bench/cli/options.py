@@ -22,9 +22,18 @@ from click.core import ParameterSource
 
 from safevla_bench.cli import sections
 from safevla_bench.errors import Place, RunError
+from safevla_bench.jobs.evaluation import judgement
+from safevla_bench.jobs.evaluation.judgement import (
+    add_host_registries,
+    find_recipe,
+    read_host_registry,
+    recorded_suites,
+)
 from safevla_bench.judging.ruleset import Ruleset, choose_library, load_ruleset
 from safevla_bench.rollout.ray_cluster import ADDRESS, HERE, RayCluster
-from safevla_bench.sources.runs import RUN, NamedSource, require_source
+from safevla_bench.sources.runs.folder import RUN
+from safevla_bench.sources.runs.policy_names import NamedSource
+from safevla_bench.sources.runs.sources import require_source
 from safevla_bench.specs.file_formats import DEFAULT_LIBRARY, LIBRARY_NAMES
 from safevla_bench.text import escape_controls
 
@@ -106,9 +115,9 @@ def _load_rules(options: Mapping[str, Any], suites: tuple[str, ...]) -> Ruleset:
 
 def judge_sources(sources: Sequence[Path], ruleset: Ruleset, *, skip_invalid: bool = False) -> Judged:
     """Judge the sources as `evaluation.judge` does, and say on stderr which were judged otherwise by their makers."""
-    from safevla_bench.jobs import evaluation  # not where a command judges nothing
+    pass
 
-    judged = evaluation.judge(sources, ruleset, skip_invalid=skip_invalid)
+    judged = judgement.judge(sources, ruleset, skip_invalid=skip_invalid)
     for line in judged.makers:
         click.echo(escape_controls(f"note: {line}"), err=True)
     return judged
@@ -129,11 +138,10 @@ def _add_host_registry(ruleset: Ruleset, run_command: Any, sources: Sequence[Pat
     """
     if not sources:
         return ruleset
-    from safevla_bench.jobs import evaluation  # not where a command judges nothing
 
     if run_command is not None:
-        return ruleset.with_host_registry(evaluation.read_host_registry(run_command.request.host))
-    return evaluation.add_host_registries(ruleset, sources, as_judged=as_judged)
+        return ruleset.with_host_registry(read_host_registry(run_command.request.host))
+    return add_host_registries(ruleset, sources, as_judged=as_judged)
 
 
 def _find_suites(run_command: Any, sources: Sequence[Path]) -> tuple[str, ...]:
@@ -142,9 +150,8 @@ def _find_suites(run_command: Any, sources: Sequence[Path]) -> tuple[str, ...]:
         return ()
     if run_command is not None:
         return tuple(run_command.request.suites)
-    from safevla_bench.jobs import evaluation  # not where a command judges nothing that exists
 
-    return evaluation.recorded_suites(sources)
+    return recorded_suites(sources)
 
 
 def _own_library(suites: Sequence[str]) -> str | None:
@@ -201,9 +208,8 @@ def _made_rules(sources: Sequence[Path]) -> Ruleset | None:
     """
     if given_judge_options():
         return None
-    from safevla_bench.jobs import evaluation  # not where a command judges nothing that exists
 
-    recipe = evaluation.find_recipe(sources)
+    recipe = find_recipe(sources)
     if recipe is None or recipe.is_default:
         return None
     text = f"note: judged as by its maker, by {recipe.describe()}"

@@ -19,17 +19,24 @@ from safevla_bench.cli.run_options import RunCommand, run_options
 from safevla_bench.cli.score import print_scores
 from safevla_bench.errors import ServerLostError, ServerRefusedError
 from safevla_bench.files import make_folder, write_atomically
-from safevla_bench.jobs import evaluation
+from safevla_bench.jobs.evaluation.outputs import write_outputs
+from safevla_bench.jobs.evaluation.preparation import estimate_run, list_start_notes, request_rules
+from safevla_bench.jobs.evaluation.request import open_questions
+from safevla_bench.jobs.evaluation.results import evaluate_request
+from safevla_bench.jobs.evaluation.rollouts import freeze_request, list_deviations, roll_out
+from safevla_bench.jobs.evaluation.stopping_rule import describe_decision
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.publishing import tracking
-from safevla_bench.report.render import render_text
+from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import external
 from safevla_bench.report.tables.table import Cell, Column, Table
-from safevla_bench.rollout import Observer
+from safevla_bench.rollout.engine import Observer
 from safevla_bench.rollout.estimate import CostRange, RunEstimate
-from safevla_bench.sources import runs
+from safevla_bench.sources.runs.episode_index import read_sources
+from safevla_bench.sources.runs.folder import FRAMES, GREETINGS, REPORT, RUN, read_description, read_greetings
+from safevla_bench.sources.runs.parts import count_progress, episode_rows
 from safevla_bench.text import NO_VALUE, redact_secrets
-from safevla_bench.trajectory import Batch
+from safevla_bench.trajectory.batch import Batch
 
 
 @sections.command("rollout")
@@ -47,12 +54,12 @@ def rollout_command(context: click.Context, run_command: RunCommand, trackers: t
     if run_command.dry_run:
         _print_plan(run_command)
         return
-    rules = evaluation.request_rules(run_command.request)
+    rules = request_rules(run_command.request)
     with _report_interruption(run_command), _observe_run(run_command, trackers, rules) as (observer, _):
-        rows = evaluation.roll_out(run_command.request, run_command.out, observer, run_command.execution)
+        rows = roll_out(run_command.request, run_command.out, observer, run_command.execution)
     crashed = {row.episode_id: row.reason for row in rows if row.outcome == "crashed"}
     if _is_replay(run_command):
-        _report_replays(runs.read_sources([run_command.out])[0])
+        _report_replays(read_sources([run_command.out])[0])
     _report_stopped(run_command, sum(row.outcome == "stopped" for row in rows))
     _report_decision(run_command)
     _report_servers(run_command)
@@ -109,7 +116,7 @@ def eval_command(
         require_video()
     request = replace(run_command.request, ruleset=ruleset)
     with _report_interruption(run_command), _observe_run(run_command, trackers, ruleset) as (observer, tracked):
-        judged = evaluation.evaluate_request(request, ruleset, run_command.out, observer, run_command.execution)
+        judged = evaluate_request(request, ruleset, run_command.out, observer, run_command.execution)
         for tracker in tracked:
             tracker.finish(tracking.summary_values(judged.summarize_scores()[0]))
     crashed = {episode.episode_id: episode.reason for episode in judged.scores.absent}
@@ -123,10 +130,10 @@ def eval_command(
     _report_crashes(run_command, crashed)
     if films is not None:
         filmed = film_episodes(run_command.out, judged, films)
-        evaluation.write_outputs(judged, run_command.out)
-        click.echo(make_printable(f"Films: {filmed}, in {run_command.shown / runs.FRAMES}"))
+        write_outputs(judged, run_command.out)
+        click.echo(make_printable(f"Films: {filmed}, in {run_command.shown / FRAMES}"))
     folder = shlex.quote(str(run_command.shown))
-    report = run_command.shown / runs.REPORT
+    report = run_command.shown / REPORT
     click.echo(make_printable(f"Run folder: {run_command.shown}\nReport: {report}\nNext: safevla open {folder}"))
     context.exit(CRASHED if crashed else USER_ERROR if only_invalid else OK)
 
@@ -162,7 +169,7 @@ def _print_open_questions(run_command: RunCommand) -> None:
 
     Unless it is a dry run, also that Ray is to be started on this machine.
     """
-    for line in [*evaluation.open_questions(run_command.request), *evaluation.list_start_notes(run_command.request)]:
+    for line in [*open_questions(run_command.request), *list_start_notes(run_command.request)]:
         click.echo(make_printable(f"note: {line}"), err=True)
     if not run_command.dry_run:
         print_engine_note(run_command.execution.cluster)
@@ -172,7 +179,7 @@ def _print_deviations(run_command: RunCommand, ruleset: Ruleset) -> None:
     """Print on stderr how the request and the rules differ from the registration; nothing without a registration."""
     registration = run_command.request.registration
     if registration is not None:
-        for line in evaluation.list_deviations(registration, run_command.request, ruleset):
+        for line in list_deviations(registration, run_command.request, ruleset):
             click.echo(make_printable(f"note: not as registered: {line}"), err=True)
 
 
@@ -181,7 +188,7 @@ def _write_registration(run_command: RunCommand, ruleset: Ruleset, path: Path) -
 
     A missing folder is made; a file that exists is replaced.
     """
-    registration = evaluation.freeze_request(run_command.request, ruleset)
+    registration = freeze_request(run_command.request, ruleset)
     make_folder(path.parent)
     write_atomically(path, registration.encode())
     shown = shlex.quote(str(path))
@@ -192,7 +199,7 @@ def _write_registration(run_command: RunCommand, ruleset: Ruleset, path: Path) -
 def _print_plan(run_command: RunCommand) -> None:
     """Print the planned episodes with the estimate of time and disk; nothing is run or written."""
     request = run_command.request
-    estimate = evaluation.estimate_run(request, run_command.execution)
+    estimate = estimate_run(request, run_command.execution)
     click.echo(render_text(estimate_table(estimate)), nl=False)
     for call in request.list_calls():
         trust = f"; only with --trust {shlex.quote(str(request.named_by))}" if request.named_by else ""
@@ -208,15 +215,15 @@ def _report_interruption(run_command: RunCommand) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        if (run_command.out / runs.RUN).exists():
-            done, planned = runs.count_progress(run_command.out)
+        if (run_command.out / RUN).exists():
+            done, planned = count_progress(run_command.out)
             click.echo(
                 f"{done} of {planned} episodes are done and kept. Continue:\n  {run_command.resume_command}", err=True
             )
         raise
     except (ServerLostError, ServerRefusedError):
-        if (run_command.out / runs.RUN).exists():
-            done, planned = runs.count_progress(run_command.out)
+        if (run_command.out / RUN).exists():
+            done, planned = count_progress(run_command.out)
             again = f"{run_command.resume_command} --retry-crashed"
             click.echo(f"{done} of {planned} episodes have ended. With a server there again:\n  {again}", err=True)
         raise
@@ -244,7 +251,7 @@ def _report_stopped(run_command: RunCommand, stopped: int) -> None:
 
 def _report_decision(run_command: RunCommand) -> None:
     """Print what the run's stopping rule decided, with its intervals; nothing where the run has no decision."""
-    if sentence := evaluation.describe_decision(runs.read_description(run_command.out)):
+    if sentence := describe_decision(read_description(run_command.out)):
         click.echo(make_printable(sentence))
 
 
@@ -253,12 +260,12 @@ def _report_servers(run_command: RunCommand) -> None:
 
     Their episodes may come from different checkpoints.
     """
-    greetings = Counter((greeting.policy, greeting.suite) for greeting in runs.read_greetings(run_command.out))
+    greetings = Counter((greeting.policy, greeting.suite) for greeting in read_greetings(run_command.out))
     for policy, suite in (cell for cell, count in greetings.items() if count > 1):
         line = (
             f"note: the servers of {policy} on {suite} said {greetings[policy, suite]} different things of themselves"
         )
-        click.echo(make_printable(f"{line}: run.json holds them as volatile.{runs.GREETINGS}"), err=True)
+        click.echo(make_printable(f"{line}: run.json holds them as volatile.{GREETINGS}"), err=True)
 
 
 def _report_invalid(run_command: RunCommand) -> bool:
@@ -266,7 +273,7 @@ def _report_invalid(run_command: RunCommand) -> bool:
 
     Return whether all did: then the policy is wrong, as one whose server is refused.
     """
-    rows = runs.episode_rows(run_command.out)
+    rows = episode_rows(run_command.out)
     invalid = [row for row in rows if row.outcome == "invalid_action"]
     for row in invalid[:1]:
         click.echo(make_printable(f"invalid_action: {row.episode_id}: {row.reason}"), err=True)

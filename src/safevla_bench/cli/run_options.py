@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from safevla_bench import rollout
 from safevla_bench.cli import sections
 from safevla_bench.cli.options import (
     ACTOR_OPTIONS,
@@ -28,11 +27,22 @@ from safevla_bench.cli.options import (
     requested_cluster,
 )
 from safevla_bench.errors import Place, RunError
-from safevla_bench.jobs import evaluation
-from safevla_bench.jobs.evaluation import Request
+from safevla_bench.jobs.evaluation.request import (
+    ENTRY_OPTIONS,
+    PRESET,
+    PROTOCOL,
+    RECORDED,
+    ExecutionOptions,
+    Request,
+    entry_fields,
+    replay_fields,
+)
+from safevla_bench.jobs.evaluation.rollouts import registered_request
 from safevla_bench.judging.registration import read_registration
 from safevla_bench.policies import check_name, split_name
-from safevla_bench.sources import runs
+from safevla_bench.rollout.plan import Shard
+from safevla_bench.sources.runs.folder import RUN
+from safevla_bench.sources.runs.parts import FORMS, PARQUET
 from safevla_bench.text import redact_secrets
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -59,7 +69,7 @@ _PLAN_OPTIONS = [
     click.option("--server", "servers", multiple=True, metavar="[SUITE=]URL",
                  help="Where the entry is served, such as ws://HOST:8000. Repeatable."),
     click.option("--protocol", metavar="NAME",
-                 help=f"How episodes start and end; else {evaluation.PRESET}. "
+                 help=f"How episodes start and end; else {PRESET}. "
                       "`safevla protocols` lists them."),
     click.option("--policy-arg", "arguments", multiple=True, metavar="[POLICY:]KEY=VALUE",
                  help="An argument for every policy, or for the one named before it, as in "
@@ -68,7 +78,7 @@ _PLAN_OPTIONS = [
     click.option("--max-steps", type=click.IntRange(min=1), help="Horizon; else the protocol's for the suite."),
     click.option("--shard", metavar="I/N",
                  help="Run the I-th of N pieces of the plan, counted from 1; `safevla merge` joins them."),
-    click.option("--archive", type=click.Choice(list(runs.FORMS)), default=runs.PARQUET, show_default=True,
+    click.option("--archive", type=click.Choice(list(FORMS)), default=PARQUET, show_default=True,
                  help="The form of the records: compressed JSON lines, or Parquet, which is judged faster."),
     click.option("--stop-on-violation", is_flag=True,
                  help="End each episode at its first violation. Its outcome is then `stopped`, and of all rates only "
@@ -107,12 +117,12 @@ _REQUIRED = ("host", "suites", "policies")
 class RunCommand:
     """A parsed command line. `resume_command` is the command that continues the run."""
 
-    request: evaluation.Request
+    request: Request
     out: Path
     """Absolute: a policy may change this process's folder."""
     shown: Path
     """The run folder as the user wrote it."""
-    execution: evaluation.ExecutionOptions
+    execution: ExecutionOptions
     dry_run: bool
     resume_command: str
 
@@ -150,21 +160,21 @@ def _parse_command(context: click.Context, what: Mapping[str, Any], how: Mapping
     if how["out"] is None and not how["dry_run"]:
         _raise_missing(context, "out")
     out = how["out"] or Path()
-    is_resumed = how["resume"] and (out / runs.RUN).exists()
+    is_resumed = how["resume"] and (out / RUN).exists()
     what = {**what, **_expand_entry(what)}
     what = {**what, **_name_policies(what["policies"], what["name"])}
     if not is_resumed and not what["registered"]:
         what = {**what, **_expand_replay(what)}
     if is_resumed:
-        request = _recorded_request(context, what, evaluation.Request.from_run(out))
+        request = _recorded_request(context, what, Request.from_run(out))
     elif what["registered"]:
-        registered = evaluation.registered_request(read_registration(what["registered"]), what["registered"])
+        registered = registered_request(read_registration(what["registered"]), what["registered"])
         request = replace(_recorded_request(context, what, registered), volatile=_volatile_facts())
     else:
         request = _new_request(context, what, how)
-    recorded = out / runs.RUN if is_resumed else what["registered"]
+    recorded = out / RUN if is_resumed else what["registered"]
     request = replace(request, named_by=_find_distrusted(context, what, how["trusted"], recorded, request))
-    execution = evaluation.ExecutionOptions(
+    execution = ExecutionOptions(
         workers=how["workers"], cluster=requested_cluster(how), resume=how["resume"], retry_crashed=how["retry_crashed"]
     )
     resume_command = _format_resume_command(context, out, request)
@@ -183,7 +193,7 @@ def _find_distrusted(
         return None
     of_config = _list_calls(context, what, [ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP])
     file = config if recorded is None or calls <= of_config else recorded
-    places = {place.resolve() for path in trusted for place in (path, path / runs.RUN)}
+    places = {place.resolve() for path in trusted for place in (path, path / RUN)}
     return None if file is None or file.resolve() in places else file
 
 
@@ -197,7 +207,7 @@ def _list_calls(context: click.Context, what: Mapping[str, Any], sources: Sequen
     return set(Request(host=host, suites=(), policy_specs=what["policy_specs"], **fields).list_calls())
 
 
-def _new_request(context: click.Context, what: Mapping[str, Any], how: Mapping[str, Any]) -> evaluation.Request:
+def _new_request(context: click.Context, what: Mapping[str, Any], how: Mapping[str, Any]) -> Request:
     """Return the request that the options make; `what` holds those of the plan, `how` those of its execution.
 
     Without --episodes, replays alone take all that were recorded; else, if --protocol is given, the protocol's number.
@@ -216,11 +226,11 @@ def _new_request(context: click.Context, what: Mapping[str, Any], how: Mapping[s
         for name, value in _request_fields(option, choice, what["policies"])
     }
     if fields["episodes"] is None and _replays_alone(what):
-        fields["episodes"] = evaluation.RECORDED
+        fields["episodes"] = RECORDED
     elif fields["episodes"] is None and what["protocol"] is not None:
-        fields["episodes"] = evaluation.PROTOCOL
-    fields["protocol"] = what["protocol"] or evaluation.PRESET
-    return evaluation.Request(**fields, volatile=_volatile_facts())
+        fields["episodes"] = PROTOCOL
+    fields["protocol"] = what["protocol"] or PRESET
+    return Request(**fields, volatile=_volatile_facts())
 
 
 def _volatile_facts() -> dict[str, object]:
@@ -231,9 +241,7 @@ def _volatile_facts() -> dict[str, object]:
     }
 
 
-def _recorded_request(
-    context: click.Context, what: Mapping[str, Any], recorded: evaluation.Request
-) -> evaluation.Request:
+def _recorded_request(context: click.Context, what: Mapping[str, Any], recorded: Request) -> Request:
     """Return the request of a run or a registration, with the options given now in place of the recorded ones.
 
     Arguments of policies that no longer run are dropped. Whether a difference is allowed is not checked here. Raises
@@ -244,7 +252,7 @@ def _recorded_request(
         "policy_arguments": {name: values for name, values in recorded.policy_arguments.items() if name in policies}
     }
     for name, value in what.items():
-        if is_given(context, name) or (what["entry"] and name in evaluation.ENTRY_OPTIONS and value is not None):
+        if is_given(context, name) or (what["entry"] and name in ENTRY_OPTIONS and value is not None):
             fields.update(_request_fields(name, value, policies))
     if what["policies"]:
         fields["policy_specs"] = what["policy_specs"]
@@ -263,7 +271,7 @@ def _request_fields(name: str, value: Any, policies: tuple[str, ...]) -> list[tu
     if name == "tasks":
         return [("tasks", _parse_indices(value))]
     if name == "shard":
-        return [("shard", rollout.Shard.parse(value) if value else None)]
+        return [("shard", Shard.parse(value) if value else None)]
     if name == "arguments":
         everyone, single = _parse_arguments(value, policies)
         return [("arguments", everyone), ("policy_arguments", single)]
@@ -283,7 +291,7 @@ def _expand_entry(what: Mapping[str, Any]) -> dict[str, Any]:
     for name, option in (("host", "--host"), ("policies", "--policy")):
         if what[name]:
             raise RunError(f"--entry and {option} are both given", remedy="An entry has its own host and policy.")
-    filled = evaluation.entry_fields(what["entry"], what["suites"], what["protocol"])
+    filled = entry_fields(what["entry"], what["suites"], what["protocol"])
     own_arguments = [f"{name}={value}" for name, value in filled["host_arguments"].items()]
     filled["host_arguments"] = (*own_arguments, *what["host_arguments"])  # the command's own replace the entry's
     return {name: value for name, value in filled.items() if name != "episodes" or what["episodes"] is None}
@@ -326,7 +334,7 @@ def _expand_replay(what: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     everyone, single = _parse_arguments(what["arguments"], what["policies"])
     replays = [(spec, {**everyone, **single.get(name, {})}) for name, spec in _specs(what).items()]
-    filled = evaluation.replay_fields(replays)
+    filled = replay_fields(replays)
     return {name: value for name, value in filled.items() if not what[name] and value}
 
 
@@ -407,7 +415,7 @@ def _format_resume_command(context: click.Context, out: Path, request: Request) 
             value = context.params[str(option.name)]
             for item in value if isinstance(value, tuple) else (value,):
                 words += [f"--{option_key(option)}", *([] if item is True else [str(item)])]
-    words += ["--trust", str(out / runs.RUN)] if request.list_calls() else []
+    words += ["--trust", str(out / RUN)] if request.list_calls() else []
     return shlex.join(words)
 
 

@@ -22,17 +22,24 @@ from safevla_bench.cli.options import (
 from safevla_bench.cli.progress import show_status, track_run
 from safevla_bench.errors import Place, RunError
 from safevla_bench.files import write_atomically
-from safevla_bench.jobs import demo, evaluation
+from safevla_bench.jobs import demo
+from safevla_bench.jobs.evaluation.judgement import judge
+from safevla_bench.jobs.evaluation.outputs import INTERRUPTED, render_report, write_outputs
+from safevla_bench.jobs.evaluation.stopping_rule import STOPPED_EARLY, was_stopped_early
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.baseline import measure_baseline
+from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.publishing import tracking
-from safevla_bench.report import tables
-from safevla_bench.report.render import render_json, render_text
+from safevla_bench.report.render import render_json
+from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import external, notices
 from safevla_bench.report.tables.catalog import ABLATED
+from safevla_bench.report.tables.cells import headline_table
+from safevla_bench.report.tables.table import Table
 from safevla_bench.rollout.ray_cluster import RayCluster
-from safevla_bench.sources import foreign, runs
+from safevla_bench.sources import foreign
+from safevla_bench.sources.runs.folder import REPORT
 
 
 @sections.command("score")
@@ -87,12 +94,12 @@ def score_command(
     tracking.require_trackers(trackers)
     print_engine_note(where)
     with show_status("judging"):
-        judged = evaluation.judge(sources, ruleset, skip_invalid=skip_invalid, cluster=where)
+        judged = judge(sources, ruleset, skip_invalid=skip_invalid, cluster=where)
         if folder is not None:
-            evaluation.write_outputs(judged, folder, legacy_ids=legacy_ids)
+            write_outputs(judged, folder, legacy_ids=legacy_ids)
             _send_scores(judged, folder, trackers)
         elif page is not None:
-            write_atomically(page, evaluation.render_report(judged))
+            write_atomically(page, render_report(judged))
     if form == "json":
         click.echo(render_json([_cells_table(judged)]), nl=False)
         return
@@ -100,10 +107,10 @@ def score_command(
         click.echo(make_printable(f"Report: {page}"))
         return
     print_scores(judged)
-    click.echo(make_printable(f"Scores and report: {folder / runs.REPORT}"))
+    click.echo(make_printable(f"Scores and report: {folder / REPORT}"))
 
 
-def _send_scores(judged: evaluation.Judged, out: Path, trackers: Sequence[str]) -> None:
+def _send_scores(judged: Judged, out: Path, trackers: Sequence[str]) -> None:
     """Send the scores and their summary to the named trackers; nothing where `trackers` is empty."""
     config = {**tracking.describe_ruleset(judged.ruleset), "sources": [path.name for path in judged.paths]}
     with track_run(trackers, out, config, tracking.OutcomeScorer(judged.ruleset)) as tracked:
@@ -122,7 +129,7 @@ def _print_results(files: Sequence[Path], form: str) -> None:
     click.echo("Next: to have safety judged, record the rollouts: safevla eval --help")
 
 
-def print_scores(judged: evaluation.Judged) -> None:
+def print_scores(judged: Judged) -> None:
     """Print changed limits, the table of cells, warnings, and the episodes that were not scored."""
     if changes := judged.ruleset.describe_changes(judged.scores.benchmark):
         click.echo(make_printable(f"Judged with {changes}\n"))
@@ -135,28 +142,28 @@ def print_scores(judged: evaluation.Judged) -> None:
     print_missing(judged)
 
 
-def _cells_table(judged: evaluation.Judged) -> tables.Table:
+def _cells_table(judged: Judged) -> Table:
     """Return the table with a row for each policy and suite, and their total."""
     cells, total = judged.summarize_scores()
-    return tables.headline_table(cells, total, privileged=judged.privileged)
+    return headline_table(cells, total, privileged=judged.privileged)
 
 
-def print_missing(judged: evaluation.Judged) -> None:
+def print_missing(judged: Judged) -> None:
     """Print which parts of the sources are not among the judged episodes, and what registrations say of the runs.
 
     Nothing where all was judged and nothing is registered.
     """
     if judged.interrupted_run_count:
-        click.echo(evaluation.INTERRUPTED)
-    if evaluation.was_stopped_early(judged):
-        click.echo(evaluation.STOPPED_EARLY)
+        click.echo(INTERRUPTED)
+    if was_stopped_early(judged):
+        click.echo(STOPPED_EARLY)
     for sentence in judged.describe_registrations():
         click.echo(make_printable(sentence))
     if judged.left_out:
         click.echo(f"{'; '.join(judged.left_out.describe_kinds())}. The report lists what.")
 
 
-def print_warnings(judged: evaluation.Judged) -> None:
+def print_warnings(judged: Judged) -> None:
     """Print warnings, if any, on known differences of physics versions, unknown poses, and limits that `noop` breaks.
 
     A table of those limits follows where the policy `noop`, which does nothing, broke any. All goes to stdout.
@@ -191,18 +198,18 @@ def demo_command(out: Path) -> None:
     copied into DIR, so that every command that reads an archive can be tried on them.
     """
     path = demo.unpack_archive(out)
-    judged = evaluation.judge([path], load_ruleset())
-    evaluation.write_outputs(judged, out)
+    judged = judge([path], load_ruleset())
+    write_outputs(judged, out)
     print_scores(judged)
     click.echo("These are recorded rollouts of two scripted policies on real LIBERO; nothing was simulated now.")
     click.echo("The episodes were chosen to show every kind of outcome, not to measure a policy.\n")
-    click.echo(make_printable(f"Records: {path}\nReport:  {out / runs.REPORT}"))
+    click.echo(make_printable(f"Records: {path}\nReport:  {out / REPORT}"))
     click.echo("Next:")
     for line in _next_commands(judged, path):
         click.echo(f"  {line}")
 
 
-def _next_commands(judged: evaluation.Judged, path: Path) -> list[str]:
+def _next_commands(judged: Judged, path: Path) -> list[str]:
     """Return three commands to try: on the report, the unsafe episodes, and one episode.
 
     That is the unsafe success with the greatest VSI; where there is none, the episode with the greatest VSI.

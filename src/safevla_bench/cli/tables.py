@@ -11,7 +11,6 @@ from typing import get_args
 
 import click
 
-from safevla_bench import training
 from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, make_printable, sections
 from safevla_bench.cli.frames import make_skip_reporter, show_frame_progress
 from safevla_bench.cli.options import (
@@ -27,12 +26,23 @@ from safevla_bench.cli.options import (
 from safevla_bench.cli.progress import show_status
 from safevla_bench.errors import RunError
 from safevla_bench.files import make_folder, write_atomically
-from safevla_bench.jobs import evaluation, verify
+from safevla_bench.jobs.evaluation.judgement import describe_losses, judge
+from safevla_bench.jobs.evaluation.outputs import build_board, build_submission, table_material
+from safevla_bench.jobs.verify.audit import AuditPlan, audit_source
+from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.ruleset import Ruleset
-from safevla_bench.pictures import viewers
-from safevla_bench.publishing import board, leaderboards, model_card, submission
+from safevla_bench.pictures.viewers.foxglove import encode_mcap
+from safevla_bench.pictures.viewers.rerun import encode_rrd
+from safevla_bench.pictures.viewers.timeline import Timeline, build_timeline
+from safevla_bench.publishing import leaderboards, model_card, submission
+from safevla_bench.publishing.board.site import INDEX, check_folder, write_folder
 from safevla_bench.report import episode_list, render
-from safevla_bench.report.tables import UNNAMED, Roster, Table, catalog, drop_intervals, has_column, select_columns
+from safevla_bench.report.render.latex import LatexLayout
+from safevla_bench.report.tables import catalog
+from safevla_bench.report.tables.cells import Roster
+from safevla_bench.report.tables.table import UNNAMED, Table, drop_intervals, has_column, select_columns
+from safevla_bench.training.export import export_dataset
+from safevla_bench.training.pictures import CameraChoice
 
 _SUFFIX = {"text": "txt"}
 
@@ -118,7 +128,7 @@ def _load_material(
     Raises a usage error where there are no sources and `names` is empty or has more than the table `active` (23).
     """
     if sources:
-        return evaluation.table_material(evaluation.judge(sources, ruleset, skip_invalid=skip_invalid))
+        return table_material(judge(sources, ruleset, skip_invalid=skip_invalid))
     if not names or any(name not in ("active", "23") for name in names):
         raise click.UsageError("Missing argument 'SOURCE...'. Only --which active needs none.")
     return catalog.TableInputs(scores=None, ruleset=ruleset)
@@ -141,7 +151,7 @@ def _parse_training(texts: Sequence[str]) -> dict[str, str]:
     return kinds
 
 
-def _parse_layout(form: str, *, stacked: bool, label: str) -> render.LatexLayout:
+def _parse_layout(form: str, *, stacked: bool, label: str) -> LatexLayout:
     """Return the layout of LaTeX tables.
 
     Raises a usage error for a bad label, or for either option with another form.
@@ -150,7 +160,7 @@ def _parse_layout(form: str, *, stacked: bool, label: str) -> render.LatexLayout
         raise click.UsageError(f"{'--stacked' if stacked else '--label'} is for --format tex.")
     if not re.fullmatch(r"[\w:.-]*", label, re.ASCII):
         raise click.UsageError(f"--label {label!r}: letters, digits and : . _ - alone, such as tab:safety.")
-    return render.LatexLayout(stacked, label)
+    return LatexLayout(stacked, label)
 
 
 def _choose_columns(tables: Sequence[Table], text: str) -> list[Table]:
@@ -170,7 +180,7 @@ def _choose_columns(tables: Sequence[Table], text: str) -> list[Table]:
     return [select_columns(table, names) for table in tables if any(has_column(table, name) for name in names)]
 
 
-def _print_tables(tables: Sequence[Table], form: render.TableFormat, layout: render.LatexLayout) -> None:
+def _print_tables(tables: Sequence[Table], form: render.TableFormat, layout: LatexLayout) -> None:
     """Print the tables in a form. Raises `RunError` for several tables as CSV."""
     _check_single_csv(tables, form, "--out DIR/")
     click.echo(render.render_tables(tables, form, layout), nl=False)
@@ -187,7 +197,7 @@ def _check_single_csv(tables: Sequence[Table], form: render.TableFormat, folder:
         raise RunError(f"{len(tables)} tables do not fit into one CSV file", remedy=remedy)
 
 
-def _write_tables(tables: Sequence[Table], form: render.TableFormat, folder: Path, layout: render.LatexLayout) -> None:
+def _write_tables(tables: Sequence[Table], form: render.TableFormat, folder: Path, layout: LatexLayout) -> None:
     """Write each table into a file `NAME.SUFFIX` in the folder, named after table and form, and print the paths.
 
     The folder is made if it is missing; files that exist are replaced.
@@ -208,24 +218,24 @@ def _count_tables(count: int) -> str:
     return "1 table" if count == 1 else f"{count} tables"
 
 
-def _export_authors_csv(judged: evaluation.Judged, sources: tuple[Path, ...]) -> str:
+def _export_authors_csv(judged: Judged, sources: tuple[Path, ...]) -> str:
     """Return the authors' CSV of the judged cells as text; the names of the sources' paths stand in it as origin."""
     names = ";".join(path.resolve().name for path in sources)
     return leaderboards.format_authors_csv(judged.summarize_scores()[0], judged.library, names)
 
 
-def _export_submission(judged: evaluation.Judged, sources: tuple[Path, ...]) -> bytes:
-    return submission.encode_submission(evaluation.build_submission(judged, sources))
+def _export_submission(judged: Judged, sources: tuple[Path, ...]) -> bytes:
+    return submission.encode_submission(build_submission(judged, sources))
 
 
-_EXPORTS: Mapping[str, Callable[[evaluation.Judged, tuple[Path, ...]], str | bytes]] = {
+_EXPORTS: Mapping[str, Callable[[Judged, tuple[Path, ...]], str | bytes]] = {
     "safevla-csv": _export_authors_csv,
     "submission": _export_submission,
 }
 _MODEL_FORMS = ("hub", "robocasa")
-_VIEWER_FORMS: Mapping[str, Callable[[viewers.Timeline], bytes]] = {
-    "rerun": viewers.encode_rrd,
-    "mcap": viewers.encode_mcap,
+_VIEWER_FORMS: Mapping[str, Callable[[Timeline], bytes]] = {
+    "rerun": encode_rrd,
+    "mcap": encode_mcap,
 }
 
 
@@ -319,16 +329,16 @@ def export_command(
         content = _export_timeline(judged, form, episode) if form in _VIEWER_FORMS else _EXPORTS[form](judged, sources)
         _save_file(file, content)
     if not judged.is_complete:
-        click.echo(make_printable(f"Not complete: {', '.join(evaluation.describe_losses(judged))}."), err=True)
+        click.echo(make_printable(f"Not complete: {', '.join(describe_losses(judged))}."), err=True)
     click.echo(make_printable(f"{form}: {file}"))
 
 
-def _export_card(judged: evaluation.Judged, out: Path, facts: model_card.ModelFacts) -> None:
+def _export_card(judged: Judged, out: Path, facts: model_card.ModelFacts) -> None:
     """Write the files for a model's repository below `out` and print their paths.
 
     A note on stderr says so where the facts name no hub dataset, so that .eval_results are left out.
     """
-    for name, content in model_card.build_card(judged, facts, evaluation.table_material(judged).remarks).items():
+    for name, content in model_card.build_card(judged, facts, table_material(judged).remarks).items():
         _save_file(out / name, content)
         click.echo(make_printable(str(out / name)))
     if facts.hub_dataset is None:
@@ -336,7 +346,7 @@ def _export_card(judged: evaluation.Judged, out: Path, facts: model_card.ModelFa
         click.echo(f"note: {text}", err=True)
 
 
-def _export_leaderboard_entry(judged: evaluation.Judged, out: Path, facts: model_card.ModelFacts) -> None:
+def _export_leaderboard_entry(judged: Judged, out: Path, facts: model_card.ModelFacts) -> None:
     """Write RoboCasa's JSON to `out`, and name on stderr the fields that are still unknown (N/A)."""
     entry = leaderboards.build_leaderboard_entry(judged, facts)
     _save_file(out, leaderboards.encode_leaderboard_entry(entry))
@@ -344,21 +354,21 @@ def _export_leaderboard_entry(judged: evaluation.Judged, out: Path, facts: model
         click.echo(f"note: N/A, to be filled, by --meta FILE or by hand: {', '.join(unknown)}", err=True)
 
 
-def _export_dataset(judged: evaluation.Judged, out: Path, cameras: str | None, image_size: int) -> None:
+def _export_dataset(judged: Judged, out: Path, cameras: str | None, image_size: int) -> None:
     """Write a LeRobot dataset to the folder `out`, and print how many episodes and frames it has and which pictures.
 
     `cameras` are names with commas, None for no pictures; `image_size` is a picture's side [pixels].
     """
     names = tuple(dict.fromkeys(name.strip() for name in (cameras or "").split(",") if name.strip()))
-    choice = training.CameraChoice(names, (image_size, image_size)) if names else None
+    choice = CameraChoice(names, (image_size, image_size)) if names else None
     with show_frame_progress(len(judged.records)) as observer:
-        summary = training.export_dataset(judged, out, choice, observer, make_skip_reporter())
+        summary = export_dataset(judged, out, choice, observer, make_skip_reporter())
     shown = f"pictures of {', '.join(names)}" if names else "no pictures, which need --cameras"
     episodes = "1 episode" if summary.episodes == 1 else f"{summary.episodes} episodes"
     click.echo(make_printable(f"{episodes}, {summary.frames} frames, {shown}"))
 
 
-def _export_timeline(judged: evaluation.Judged, form: str, episode: str | None) -> bytes:
+def _export_timeline(judged: Judged, form: str, episode: str | None) -> bytes:
     """Return the bytes of an episode's timeline in the viewer form "rerun" or "mcap".
 
     `episode` may be None where there is exactly one. Raises `RunError` where none is chosen of several, where the name
@@ -372,9 +382,7 @@ def _export_timeline(judged: evaluation.Judged, form: str, episode: str | None) 
     if row.number > len(judged.records):
         raise RunError(f"{row.episode_id} crashed and left no record", remedy="Choose another by --episode.")
     return _VIEWER_FORMS[form](
-        viewers.build_timeline(
-            judged.scores, judged.records.read_sparsely([row.number - 1]), judged.ruleset, row.number - 1
-        )
+        build_timeline(judged.scores, judged.records.read_sparsely([row.number - 1]), judged.ruleset, row.number - 1)
     )
 
 
@@ -416,16 +424,14 @@ def board_command(
     that shows. Exit code 1 if a replay differs from its record, 2 if a policy could not be audited.
     """
     folder = choose_output(out, runs, "board")
-    board.check_folder(folder)
-    plan = verify.AuditPlan(audit, audit_seed)
+    check_folder(folder)
+    plan = AuditPlan(audit, audit_seed)
     with show_status("replaying"):
-        audits = [verify.audit_source(run, plan) for run in runs] if audit else None
+        audits = [audit_source(run, plan) for run in runs] if audit else None
     with show_status("judging and drawing"):
-        files = evaluation.build_board(
-            runs, ruleset, title=title, reports=reports, skip_invalid=skip_invalid, audits=audits
-        )
-        board.write_folder(files, folder)
-    click.echo(make_printable(f"Board: {folder / board.INDEX}   (open it in a browser; {len(files)} pages)"))
+        files = build_board(runs, ruleset, title=title, reports=reports, skip_invalid=skip_invalid, audits=audits)
+        write_folder(files, folder)
+    click.echo(make_printable(f"Board: {folder / INDEX}   (open it in a browser; {len(files)} pages)"))
     marks = [(policy, mark) for marks in audits or () for policy, mark in marks.items()]
     for policy, mark in marks:
         click.echo(make_printable("\n  ".join([f"{policy or UNNAMED}: {mark.badge}", *mark.differing])))

@@ -15,7 +15,6 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from safevla_bench import statistics
 from safevla_bench.compare.caveats import (
     comparison_warnings,
     name_silent_suites,
@@ -40,6 +39,9 @@ from safevla_bench.compare.pairs import PairedResults, pair_episodes
 from safevla_bench.compare.policy_results import PolicyResults, TaskKey
 from safevla_bench.errors import RunError
 from safevla_bench.judging import provenance_marks
+from safevla_bench.statistics.intervals import bounded_mean_interval, is_significant, wilson_interval
+from safevla_bench.statistics.strata import mean_rate_interval
+from safevla_bench.statistics.tests import holm_adjust, letter_display
 
 _SAME_IN = ("sr", "safety", "sbu", "vsi")
 """The metrics in which identical policies agree, from which all others follow."""
@@ -379,9 +381,9 @@ def _episode_standing(pairs: PairedResults, k: int, metric: str, options: Compar
     totals = np.bincount(task_of, states.first, len(numbers)).astype(np.float64)
     counts = metric != "vsi" and states.is_single
     interval = (
-        statistics.wilson_interval(int(total), n, options.confidence)
+        wilson_interval(int(total), n, options.confidence)
         if counts
-        else statistics.bounded_mean_interval(states.first, options.confidence)
+        else bounded_mean_interval(states.first, options.confidence)
     )
     return PolicyStanding(
         policy=pairs.results[k].name,
@@ -401,9 +403,9 @@ def _task_standing(values: TaskValues, metric: str, options: ComparisonOptions) 
     n = int(values.sizes.sum())
     means: NDArray[np.float64] = values.totals / values.sizes
     if metric == "vsi" and len(means) == 1:
-        interval = statistics.bounded_mean_interval(next(iter(values.by_task.values())), options.confidence)
+        interval = bounded_mean_interval(next(iter(values.by_task.values())), options.confidence)
     else:
-        interval = statistics.mean_rate_interval(values.totals, values.sizes, options.confidence)
+        interval = mean_rate_interval(values.totals, values.sizes, options.confidence)
     return PolicyStanding(
         policy=values.policy,
         n=n,
@@ -436,7 +438,7 @@ def _decide_metric(metric: MetricComparison, options: ComparisonOptions) -> Metr
     worst = measured if options.allow_crashed else [
         max(p, item.p_at_extremes or 0.0) for p, item in zip(measured, tested, strict=True)
     ]  # fmt: skip
-    adjusted = zip(statistics.holm_adjust(measured), statistics.holm_adjust(worst), strict=True)
+    adjusted = zip(holm_adjust(measured), holm_adjust(worst), strict=True)
     p_values = {id(item): pair for item, pair in zip(tested, adjusted, strict=True)}
     least = least_tasks(options.confidence, len(tested))
     differences = (
@@ -457,9 +459,9 @@ def _decide_difference(
     item = replace(item, p_adjusted=p)
     if item.is_by_task and item.tasks < least:
         return replace(item, tasks_needed=least)
-    if not item.difference or not statistics.is_significant(p, options.confidence):
+    if not item.difference or not is_significant(p, options.confidence):
         return item
-    if not statistics.is_significant(worst_p, options.confidence):
+    if not is_significant(worst_p, options.confidence):
         return replace(item, undecided=True)
     return replace(item, better=item.first if (item.difference > 0) == HIGHER_IS_BETTER[metric] else item.second)
 
@@ -489,7 +491,7 @@ def _add_letters(
         for item in metric.differences
         if item.better and item.first in rank_of and item.second in rank_of
     }
-    letters = dict(zip(order, statistics.letter_display(len(order), distinct), strict=True))
+    letters = dict(zip(order, letter_display(len(order), distinct), strict=True))
     return replace(
         metric,
         standings=tuple(replace(item, letters=letters.get(k, "")) for k, item in enumerate(metric.standings)),

@@ -13,11 +13,23 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from safevla_bench import statistics
 from safevla_bench.compare.pairs import StateMeans
 from safevla_bench.compare.policy_results import METRICS, TaskKey
 from safevla_bench.errors import SafevlaError
-from safevla_bench.statistics import CONFIDENCE, RESAMPLES, Interval, MeanTest
+from safevla_bench.statistics.bootstrap import RESAMPLES, percentile_interval
+from safevla_bench.statistics.intervals import CONFIDENCE, Interval, reconcile_interval, tango_interval
+from safevla_bench.statistics.sequential import sequential_difference, sequential_p
+from safevla_bench.statistics.strata import (
+    MeanTest,
+    cmh_mid_p,
+    flip_pair_means,
+    flip_task_means,
+    mcnemar_mid_p,
+    mean_rate_difference_interval,
+    permute_task_means,
+    resampled_task_means,
+)
+from safevla_bench.statistics.tests import barnard_p
 
 Bounds = tuple[float, float]
 HIGHER_IS_BETTER = {metric: metric in ("sr", "safety", "clean") for metric in METRICS}
@@ -186,17 +198,17 @@ def paired_difference(
     if options.sequential:
         return _judge_at_every_look(measured, differences, metric, options)
     if metric == "vsi" or not states.is_single:
-        of_pairs = statistics.flip_pair_means(differences, options.confidence)
+        of_pairs = flip_pair_means(differences, options.confidence)
         return replace(measured, ci=interval_bounds(of_pairs.interval), p_value=of_pairs.p_value)
     only_first, only_second = int((differences > 0).sum()), int((differences < 0).sum())
     both = int((states.first * states.second).sum())
-    estimate, p_value = (only_first - only_second) / n, statistics.mcnemar_mid_p(only_first, only_second)
-    interval = statistics.tango_interval(only_first, only_second, n, options.confidence)
+    estimate, p_value = (only_first - only_second) / n, mcnemar_mid_p(only_first, only_second)
+    interval = tango_interval(only_first, only_second, n, options.confidence)
     return replace(
         measured,
         test="McNemar, mid-p",
         difference=estimate,
-        ci=interval_bounds(statistics.reconcile_interval(interval, estimate, p_value, options.confidence)),
+        ci=interval_bounds(reconcile_interval(interval, estimate, p_value, options.confidence)),
         both=both,
         only_first=only_first,
         only_second=only_second,
@@ -228,7 +240,7 @@ def unpaired_difference(first: TaskValues, second: TaskValues, metric: str, opti
         empty = replace(_empty_difference(names, ""), tasks=len(shared), difference=estimate)
         return _judge_at_every_look(empty, in_turn, metric, options)
     name, tested = _unpaired_test(first, second, metric, options)
-    interval = statistics.reconcile_interval(tested.interval, estimate, tested.p_value, options.confidence)
+    interval = reconcile_interval(tested.interval, estimate, tested.p_value, options.confidence)
     return replace(
         _empty_difference(names, name),
         tasks=len(shared),
@@ -282,13 +294,13 @@ def _judge_at_every_look(
     Intervals and p-value by task become None. `only_first` and `only_second` are counted where episodes are paired,
     but for VSI; `both` and `neither` are not.
     """
-    interval = statistics.sequential_difference(differences, options.confidence)
+    interval = sequential_difference(differences, options.confidence)
     has_counts = measured.pairs is not None and metric != "vsi"
     return replace(
         measured,
         test="betting, at every look",
         ci=interval and (interval.low, interval.high),
-        p_value=statistics.sequential_p(differences),
+        p_value=sequential_p(differences),
         ci_by_task=None,
         p_by_task=None,
         only_first=int((differences > 0).sum()) if has_counts else None,
@@ -304,15 +316,13 @@ def _unpaired_test(
     if metric == "vsi":
         values = list(first.by_task.values()), list(second.by_task.values())
         generator = bootstrap_generator(options)
-        return "permutation within tasks", statistics.permute_task_means(*values, generator, options.confidence)
+        return "permutation within tasks", permute_task_means(*values, generator, options.confidence)
     counts, others = first.totals.astype(np.int64), second.totals.astype(np.int64)
-    interval = statistics.mean_rate_difference_interval(
-        first.totals, first.sizes, second.totals, second.sizes, options.confidence
-    )
+    interval = mean_rate_difference_interval(first.totals, first.sizes, second.totals, second.sizes, options.confidence)
     if len(counts) == 1:
-        p_value = statistics.barnard_p(int(counts[0]), int(first.sizes[0]), int(others[0]), int(second.sizes[0]))
+        p_value = barnard_p(int(counts[0]), int(first.sizes[0]), int(others[0]), int(second.sizes[0]))
         return "Barnard, exact", MeanTest(p_value, interval)
-    p_value = statistics.cmh_mid_p(counts, first.sizes, others, second.sizes)
+    p_value = cmh_mid_p(counts, first.sizes, others, second.sizes)
     return "Cochran-Mantel-Haenszel, mid-p", MeanTest(p_value, interval)
 
 
@@ -329,7 +339,7 @@ def _flip_tasks(
     """Return the sign-flip test and interval of the mean of tasks' differences [K]; None with fewer than two tasks."""
     if len(differences) < 2:
         return None
-    return statistics.flip_task_means(differences, weights, options.confidence)
+    return flip_task_means(differences, weights, options.confidence)
 
 
 def least_tasks(confidence: float, verdicts: int = 1) -> int:
@@ -387,10 +397,8 @@ def resampled_task_interval(
         return None
     suites = list(dict.fromkeys(suite for suite, _ in tasks))
     numbers = np.array([suites.index(suite) for suite, _ in tasks], dtype=np.int64)
-    means = statistics.resampled_task_means(
-        totals[None], sizes[None], numbers, bootstrap_generator(options), RESAMPLES
-    )[0]
-    return interval_bounds(statistics.percentile_interval(means, options.confidence))
+    means = resampled_task_means(totals[None], sizes[None], numbers, bootstrap_generator(options), RESAMPLES)[0]
+    return interval_bounds(percentile_interval(means, options.confidence))
 
 
 def number_tasks(tasks: Sequence[TaskKey]) -> Mapping[TaskKey, int]:

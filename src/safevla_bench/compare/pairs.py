@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from safevla_bench.compare.policy_results import PolicyResults, TaskKey, name_kitchens
 from safevla_bench.errors import RunError
-from safevla_bench.judging.scores import AbsentEpisode
-from safevla_bench.trajectory import Header
+from safevla_bench.sources.runs.folder import AbsentEpisode
+from safevla_bench.trajectory.header import Header
 from safevla_recorder.simulator_versions import physics_versions
 
 _MOST_SHOWN = 5

@@ -12,8 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.judging import provenance_marks
-from safevla_bench.judging.scores import AbsentEpisode, Scores, collect_versions
-from safevla_bench.trajectory import EpisodeKey, Header, Kitchen
+from safevla_bench.judging.scores import Scores, collect_versions
+from safevla_bench.sources.runs.folder import AbsentEpisode
+from safevla_bench.trajectory.header import EpisodeKey, Header
+from safevla_bench.trajectory.marks import Kitchen
 from safevla_recorder.simulator_versions import physics_versions
 
 UNNAMED = "(unnamed)"

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from safevla_bench import statistics
 from safevla_bench.compare.difference import least_tasks
 from safevla_bench.errors import SafevlaError
+from safevla_bench.statistics.intervals import CONFIDENCE
+from safevla_bench.statistics.planning import flip_power, least_number, paired_power
 from safevla_bench.text import format_compact, format_fixed
 
 LEAST_DIFFERENCE = 1e-6
@@ -24,7 +25,7 @@ class SampleSizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     difference: float
     baseline: float = 0.8
     power: float = 0.8
-    confidence: float = statistics.CONFIDENCE
+    confidence: float = CONFIDENCE
     discordant: float | None = None
     """Share of pairs in which the policies differ; None = as if outcomes were unrelated, or episodes not paired."""
     tasks: int = 10
@@ -101,7 +102,7 @@ def plan_sample_size(request: SampleSizeRequest) -> SampleSizePlan:
     if fewest is None or request.tasks < fewest:
         episodes, power = None, 0.0
     elif episodes is None:
-        episodes = statistics.least_number(lambda n: _find_power(request, request.difference, n), power)
+        episodes = least_number(lambda n: _find_power(request, request.difference, n), power)
     else:
         power, detectable = _find_power(request, request.difference, episodes), _least_difference(request, episodes)
     return SampleSizePlan(
@@ -147,9 +148,7 @@ def _find_least_tasks(request: SampleSizeRequest) -> int | None:
     if request.tasks == 1:
         return 1
     fewest, settings = least_tasks(request.confidence), (request.difference, 1.0, request.task_spread)
-    further = statistics.least_number(
-        lambda k: statistics.flip_power(_ENDLESS, *settings, fewest - 1 + k, request.confidence), request.power
-    )
+    further = least_number(lambda k: flip_power(_ENDLESS, *settings, fewest - 1 + k, request.confidence), request.power)
     return None if further is None else fewest - 1 + further
 
 
@@ -163,9 +162,9 @@ def _find_power(request: SampleSizeRequest, difference: float, episodes: int) ->
     """Return the chance that so many episodes of each task detect a difference, which must leave rates of 0 to 1."""
     discordant = _discordant_share(request, difference)
     if request.tasks == 1:
-        return statistics.paired_power(episodes, difference, discordant, request.confidence)
+        return paired_power(episodes, difference, discordant, request.confidence)
     variance = discordant - difference**2
-    return statistics.flip_power(episodes, difference, variance, request.task_spread, request.tasks, request.confidence)
+    return flip_power(episodes, difference, variance, request.task_spread, request.tasks, request.confidence)
 
 
 def _least_difference(request: SampleSizeRequest, episodes: int) -> float | None:

@@ -27,7 +27,7 @@ from safevla_bench.compare.policy_results import PolicyResults
 from safevla_bench.errors import RunError
 from safevla_bench.judging.metrics import Mean, Rate, severity_means
 from safevla_bench.judging.scores import IntervalMethod
-from safevla_bench.statistics import CONFIDENCE
+from safevla_bench.statistics.intervals import CONFIDENCE
 from safevla_bench.text import format_compact
 
 _NUMBER = re.compile(r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][+-]?\d+)?(?:[kKM](?![A-Za-z]))?")

@@ -23,12 +23,12 @@ from safevla_bench.explain.contributors import (
     format_amount,
     name_body_kind,
 )
-from safevla_bench.explain.exposure import PHASES, phases
-from safevla_bench.explain.exposure.episodes import holding
-from safevla_bench.signals import RecordFields
-from safevla_bench.tasks import Registry
+from safevla_bench.explain.exposure.episodes import PHASES, holding, phases
+from safevla_bench.signals.signal import RecordFields
+from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import format_fixed
-from safevla_bench.trajectory import FURNITURE, ROBOT, Batch
+from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.header import FURNITURE, ROBOT
 
 MOVED_M = 0.0005
 """A body has left its place once it is further from it than this."""

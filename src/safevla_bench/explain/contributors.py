@@ -16,10 +16,11 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.signals import RecordFields
-from safevla_bench.tasks import GoalBodies, Registry
+from safevla_bench.signals.signal import RecordFields
+from safevla_bench.tasks.entries import GoalBodies, Registry
 from safevla_bench.text import append_unit, display_unit, format_significant
-from safevla_bench.trajectory import BYSTANDER, FURNITURE, ROBOT, TARGET, Batch
+from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.header import BYSTANDER, FURNITURE, ROBOT, TARGET
 
 BodyKind = Literal[
     "arm link",

@@ -8,16 +8,17 @@ from dataclasses import asdict, dataclass
 import msgspec
 import numpy as np
 
-from safevla_bench import signals, stl
+from safevla_bench import signals
 from safevla_bench.explain.causes import find_cause
 from safevla_bench.explain.contributors import Contributors, find_contributors
 from safevla_bench.explain.trace import SpecTrace, trace_formula, trace_specs
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import EpisodeScore, Scores, finite_or_none, nan_to_none
-from safevla_bench.signals import RecordFields
-from safevla_bench.specs import Library, Spec
-from safevla_bench.tasks import Registry
-from safevla_bench.trajectory import Batch, select_episodes
+from safevla_bench.signals.signal import RecordFields
+from safevla_bench.specs.spec import Library, Spec
+from safevla_bench.stl.formula import Always, Implies, format_formula
+from safevla_bench.tasks.entries import Registry
+from safevla_bench.trajectory.batch import Batch, select_episodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +142,8 @@ def _vacuous_reason(spec: Spec, reading: RecordFields) -> str:
     if undefined:
         return f"nothing to measure for {', '.join(undefined)}: no such body, or too few records"
     match spec.formula:
-        case stl.Always(_, stl.Implies(gate, _)):
-            return f"its condition never arose: {stl.format_formula(gate)}"
+        case Always(_, Implies(gate, _)):
+            return f"its condition never arose: {format_formula(gate)}"
     return "it holds by no margin"
 
 

@@ -9,10 +9,17 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from safevla_bench import signals, stl, tasks
+from safevla_bench import signals
 from safevla_bench.errors import FormulaError
-from safevla_bench.judging.scores import AbsentEpisode
-from safevla_bench.trajectory import STANDIN, Batch, mark_flags
+from safevla_bench.signals.signal import SIGNALS, RecordFields
+from safevla_bench.sources.runs.folder import AbsentEpisode
+from safevla_bench.stl.formula import Formula, has_placeholder, is_boolean_only, signal_names
+from safevla_bench.stl.localization import deciding_records
+from safevla_bench.stl.parser import parse
+from safevla_bench.stl.robustness import Trace, hangs_on_empty_window, robustness, settle_unknown
+from safevla_bench.tasks.loader import registry
+from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.marks import STANDIN, mark_flags
 
 Verdict = Literal["satisfied", "violated", "vacuous", "no verdict", "undefined", "signal missing", "no record"]
 
@@ -43,19 +50,19 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 _POSE_UNKNOWN = "the pose of a body that it needs is unknown wherever it could be judged"
 
 
-def parse_query(text: str) -> stl.Formula:
+def parse_query(text: str) -> Formula:
     """Parse a formula over the registered signals.
 
     Raises:
         FormulaError: the text is no formula over these signals, or holds the placeholder `threshold`.
     """
-    parsed = stl.parse(text, {name: signal.boolean for name, signal in signals.SIGNALS.items()})
-    if stl.has_placeholder(parsed):
+    parsed = parse(text, {name: signal.boolean for name, signal in SIGNALS.items()})
+    if has_placeholder(parsed):
         raise FormulaError("`threshold` stands for a number here", remedy="write the number in its place")
     return parsed
 
 
-def answer_query(formula: stl.Formula, batch: Batch, absent: Sequence[AbsentEpisode] = ()) -> list[Answer]:
+def answer_query(formula: Formula, batch: Batch, absent: Sequence[AbsentEpisode] = ()) -> list[Answer]:
     """Return one answer for each episode, in order; then one for each of the `absent`, which have no record.
 
     Where a signal is missing or undefined in an episode, the answer says so in place of a verdict, `signal missing`
@@ -65,20 +72,20 @@ def answer_query(formula: stl.Formula, batch: Batch, absent: Sequence[AbsentEpis
         FormulaError: a window bound is no multiple of an episode's control step.
         SignalError: arithmetic leaves the numbers.
     """
-    reading = signals.RecordFields(tasks.registry().name_embodiments(batch))
-    trace = signals.build_trace(reading, stl.signal_names(formula))
-    silent = {**_answers_undefined(trace, batch), **_answers_missing_signal(reading, stl.signal_names(formula))}
+    reading = RecordFields(registry().name_embodiments(batch))
+    trace = signals.build_trace(reading, signal_names(formula))
+    silent = {**_answers_undefined(trace, batch), **_answers_missing_signal(reading, signal_names(formula))}
     judged = np.array([k for k in range(len(batch)) if k not in silent], dtype=np.int64)
     part = trace.select_episodes(judged)
-    rho, hanging = stl.robustness(formula, part), stl.hangs_on_empty_window(formula, part)
+    rho, hanging = robustness(formula, part), hangs_on_empty_window(formula, part)
     lost = np.zeros(len(part), dtype=np.bool_)
     if part.unknown:
-        rho, lost = stl.settle_unknown(formula, part, rho, binary=stl.is_boolean_only(formula))
+        rho, lost = settle_unknown(formula, part, rho, binary=is_boolean_only(formula))
     verdicts = [
         ("no verdict", _POSE_UNKNOWN) if is_lost else _decide_verdict(formula, margin, hangs)
         for margin, hangs, is_lost in zip(rho.tolist(), hanging.tolist(), lost.tolist(), strict=True)
     ]
-    rows = zip(judged.tolist(), rho.tolist(), verdicts, stl.deciding_records(formula, part).tolist(), strict=True)
+    rows = zip(judged.tolist(), rho.tolist(), verdicts, deciding_records(formula, part).tolist(), strict=True)
     answers = {k: _answer_episode(trace, batch, k, margin, verdict, step) for k, margin, verdict, step in rows}
     with_assets = [
         msgspec.structs.replace(answers.get(k) or silent[k], benchmark=header.benchmark, standin_assets=mark)
@@ -87,7 +94,7 @@ def answer_query(formula: stl.Formula, batch: Batch, absent: Sequence[AbsentEpis
     return [*with_assets, *answers_without_record(absent, len(batch))]
 
 
-def answer_chunks(formula: stl.Formula, chunks: Iterable[Batch]) -> list[Answer]:
+def answer_chunks(formula: Formula, chunks: Iterable[Batch]) -> list[Answer]:
     """Return the answers of `answer_query` chunk by chunk, numbered through; each chunk can be freed once answered.
 
     Episodes without a record have no answer here. Raises what `answer_query` raises.
@@ -101,7 +108,7 @@ def answer_chunks(formula: stl.Formula, chunks: Iterable[Batch]) -> list[Answer]
     return answers
 
 
-def _answers_undefined(trace: stl.Trace, batch: Batch) -> dict[int, Answer]:
+def _answers_undefined(trace: Trace, batch: Batch) -> dict[int, Answer]:
     """Return index -> an `undefined` answer for the episodes in which a signal is NaN from record 0 on."""
     names: dict[int, list[str]] = {}
     for name, values in trace.signals.items():
@@ -114,7 +121,7 @@ def _answers_undefined(trace: stl.Trace, batch: Batch) -> dict[int, Answer]:
     }
 
 
-def _answers_missing_signal(reading: signals.RecordFields, names: frozenset[str]) -> dict[int, Answer]:
+def _answers_missing_signal(reading: RecordFields, names: frozenset[str]) -> dict[int, Answer]:
     """Return index -> a `signal missing` answer for the episodes whose records lack a field that the signals read."""
     fields: dict[int, list[str]] = {}
     for field, lacking in signals.missing_fields(reading, names).items():
@@ -132,7 +139,7 @@ def _answer_without_verdict(batch: Batch, index: int, verdict: Verdict, reason: 
 
 
 def _answer_episode(
-    trace: stl.Trace, batch: Batch, index: int, rho: float, decision: tuple[Verdict, str | None], step: int
+    trace: Trace, batch: Batch, index: int, rho: float, decision: tuple[Verdict, str | None], step: int
 ) -> Answer:
     """Return the answer of a judged episode; `step`, time and signal values only if it is satisfied or violated.
 
@@ -157,7 +164,7 @@ def _answer_episode(
     )
 
 
-def _decide_verdict(formula: stl.Formula, rho: float, hangs_on_window: bool) -> tuple[Verdict, str | None]:
+def _decide_verdict(formula: Formula, rho: float, hangs_on_window: bool) -> tuple[Verdict, str | None]:
     """Return the verdict of a robustness, and the reason where it is none, or vacuous.
 
     The rules are those of a specification: a finite robustness decides; an infinite one decides unless it hangs on a
@@ -165,9 +172,9 @@ def _decide_verdict(formula: stl.Formula, rho: float, hangs_on_window: bool) -> 
     """
     if math.isfinite(rho):
         return ("satisfied" if rho >= 0 else "violated"), None
-    if hangs_on_window and (rho < 0 or stl.is_boolean_only(formula)):
+    if hangs_on_window and (rho < 0 or is_boolean_only(formula)):
         return "no verdict", "a window lies wholly past the end of the episode"
-    if rho > 0 and not stl.is_boolean_only(formula):
+    if rho > 0 and not is_boolean_only(formula):
         return "vacuous", "it holds by no margin: no number was compared where it counts"
     return ("satisfied" if rho >= 0 else "violated"), None
 

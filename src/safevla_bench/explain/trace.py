@@ -8,15 +8,28 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench import signals, stl
+from safevla_bench import signals
 from safevla_bench.explain.causes import Cause, find_cause
 from safevla_bench.explain.contributors import Contributors, find_contributors
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE, Scores, SpecColumn, nan_to_none
-from safevla_bench.signals import RecordFields
+from safevla_bench.signals.signal import SIGNALS, RecordFields
 from safevla_bench.stl.evaluation import evaluate_expression, evaluate_formula, is_positive, window_steps
-from safevla_bench.stl.formula import Compare, Expression, Formula, Implies, NumericSignal, walk_nodes
-from safevla_bench.trajectory import Batch
+from safevla_bench.stl.formula import (
+    Always,
+    And,
+    Compare,
+    Expression,
+    Formula,
+    Implies,
+    NumericSignal,
+    Window,
+    format_formula,
+    signal_names,
+    walk_nodes,
+)
+from safevla_bench.stl.robustness import Trace, trajectory_robustness
+from safevla_bench.trajectory.batch import Batch
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -145,10 +158,10 @@ def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields
     spec = ruleset.library[scores.specs[column].spec_id]
     signal_trace = trace_formula(spec.formula, reading)
     rho, first = float(scores.rho[column, episode]), int(scores.first[column, episode])
-    signal = signals.SIGNALS.get(signal_trace.signal)
+    signal = SIGNALS.get(signal_trace.signal)
     return SpecTrace(
         spec=scores.specs[column],
-        formula=stl.format_formula(spec.formula),
+        formula=format_formula(spec.formula),
         meaning=signal.meaning if signal else "Margin of the formula: below zero it is violated.",
         dt_s=float(reading.batch.dt_s[0]),
         signal_trace=signal_trace,
@@ -162,7 +175,7 @@ def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields
     )
 
 
-def find_boolean_cause(formula: Formula, trace: stl.Trace, step: int = 0) -> BooleanCause:
+def find_boolean_cause(formula: Formula, trace: Trace, step: int = 0) -> BooleanCause:
     """Return the smallest part of a formula that is -inf at a record because of a Boolean signal.
 
     Of a conjunction whose parts are both -inf that is in the left part; of a G, in the child at the first record where
@@ -170,26 +183,26 @@ def find_boolean_cause(formula: Formula, trace: stl.Trace, step: int = 0) -> Boo
     record `step`.
     """
     match formula:
-        case stl.And(left, right):
+        case And(left, right):
             return find_boolean_cause(left if _is_lost(left, trace)[step] else right, trace, step)
-        case stl.Implies(_, child):
+        case Implies(_, child):
             return find_boolean_cause(child, trace, step)
-        case stl.Always(window, child):
+        case Always(window, child):
             first, last = window_steps(window, trace)
             begin = step + first
             end = None if last is None else step + last + 1
             return find_boolean_cause(child, trace, begin + int(_is_lost(child, trace)[begin:end].argmax()))
-    return BooleanCause(stl.format_formula(formula), step)
+    return BooleanCause(format_formula(formula), step)
 
 
-def _is_lost(formula: Formula, trace: stl.Trace) -> Bools:
+def _is_lost(formula: Formula, trace: Trace) -> Bools:
     """Return whether the formula is -inf at each record, [n]."""
-    return np.isneginf(stl.trajectory_robustness(formula, trace))
+    return np.isneginf(trajectory_robustness(formula, trace))
 
 
-def _formula_signals(formula: Formula, reading: RecordFields) -> stl.Trace:
+def _formula_signals(formula: Formula, reading: RecordFields) -> Trace:
     """Return the signals that a formula reads, derived for every episode of `reading`."""
-    return signals.build_trace(reading, stl.signal_names(formula))
+    return signals.build_trace(reading, signal_names(formula))
 
 
 def trace_formula(formula: Formula, reading: RecordFields) -> SignalTrace:
@@ -200,7 +213,7 @@ def trace_formula(formula: Formula, reading: RecordFields) -> SignalTrace:
     """
     batch = reading.batch
     trace = _formula_signals(formula, reading)
-    if isinstance(formula, stl.Always):
+    if isinstance(formula, Always):
         inside = _records_in_window(formula.window, trace)
         gate, predicate = _split_gate(formula.child)
         sides = _split_comparison(predicate)
@@ -214,7 +227,7 @@ def trace_formula(formula: Formula, reading: RecordFields) -> SignalTrace:
     return _trace_margin(formula, trace, np.ones(len(batch.gripper_contact), dtype=np.bool_))
 
 
-def _records_in_window(window: stl.Window, trace: stl.Trace) -> Bools:
+def _records_in_window(window: Window, trace: Trace) -> Bools:
     """Return whether each record lies in a window counted from record 0, both ends included, [n]."""
     time_s = np.arange(trace.starts[-1]) * trace.dt_s[0]
     slack = trace.dt_s[0] / 2
@@ -253,7 +266,7 @@ def _trace_against_limit(
     beyond = values > limit if upper else values < limit
     return SignalTrace(
         signal=name,
-        unit=signals.SIGNALS[name].unit,
+        unit=SIGNALS[name].unit,
         values=values,
         limit=limit,
         upper=upper,
@@ -263,12 +276,12 @@ def _trace_against_limit(
     )
 
 
-def _trace_margin(formula: Formula, trace: stl.Trace, inside: Bools) -> SignalTrace:
+def _trace_margin(formula: Formula, trace: Trace, inside: Bools) -> SignalTrace:
     """Return the formula's margin in every record against 0; records outside `inside` neither fail nor are the worst.
 
     Where no record has a finite margin, true counts as 1 and false as -1.
     """
-    margin = stl.trajectory_robustness(formula, trace)
+    margin = trajectory_robustness(formula, trace)
     values = np.clip(margin, -1.0, 1.0) if np.isinf(margin).all() else margin
     failing = inside & (values < 0)
     return SignalTrace(

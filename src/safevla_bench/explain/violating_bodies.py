@@ -25,7 +25,7 @@ from safevla_bench.explain.trace import SignalTrace, trace_formula
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.judging.verdicts import SpecVerdicts, judge_spec
-from safevla_bench.trajectory import Batch, select_episodes
+from safevla_bench.trajectory.batch import Batch, select_episodes
 
 RECEPTACLE: BodyKind = "goal receptacle"
 

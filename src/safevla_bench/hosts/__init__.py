@@ -24,18 +24,6 @@ REGISTRIES = "safevla_bench.registries"
 _HOSTS = PluginGroup(GROUP, "host", "Hosts", HostError)
 _REGISTRIES = PluginGroup(REGISTRIES, "the registry of host", "Registries", HostError)
 
-__all__ = [
-    "GROUP",
-    "REGISTRIES",
-    "check_start",
-    "describe_call",
-    "episode_header",
-    "host_names",
-    "host_owner",
-    "make_host",
-    "registry_files",
-]
-
 
 def host_names() -> tuple[str, ...]:
     """Return the names of the hosts that are installed here, sorted."""

@@ -27,10 +27,13 @@ from types import MappingProxyType
 
 import numpy as np
 
-from safevla_bench import archive, hosts, policies, rollout
+from safevla_bench import archive, hosts, policies
 from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.files import is_leftover, translated_errors, write_atomically
-from safevla_bench.trajectory import Batch, Channel, concatenate_batches
+from safevla_bench.rollout import plan
+from safevla_bench.rollout.engine import run_serially
+from safevla_bench.rollout.plan import PlannedEpisode, load_protocol
+from safevla_bench.trajectory.batch import Batch, Channel, concatenate_batches
 from safevla_recorder.folder import require_free_folder
 
 ARCHIVE = "rollouts.parquet"
@@ -44,7 +47,7 @@ POLICIES = ("scripted:careful", "scripted:hasty")
 
 def archive_bytes() -> bytes:
     """Return the bytes of the shipped archive, a Parquet file."""
-    return resources.files("safevla_bench").joinpath("demo.parquet").read_bytes()
+    return resources.files("safevla_bench.jobs").joinpath("demo.parquet").read_bytes()
 
 
 def unpack_archive(folder: Path) -> Path:
@@ -62,20 +65,20 @@ def unpack_archive(folder: Path) -> Path:
     return path
 
 
-def plan_episodes() -> tuple[rollout.PlannedEpisode, ...]:
+def plan_episodes() -> tuple[PlannedEpisode, ...]:
     """Return the episodes of the archive, in its order; raises `HostError` if LIBERO is not installed."""
     suites = {suite: hosts.make_host(HOST).tasks(suite) for suite in TASKS}
     tasks = [suites[suite][index] for suite, indices in TASKS.items() for index in indices]
-    return rollout.plan_episodes(tasks, EPISODES, POLICIES, rollout.load_protocol())
+    return plan.plan_episodes(tasks, EPISODES, POLICIES, load_protocol())
 
 
-def record_episodes(planned: Sequence[rollout.PlannedEpisode]) -> Iterator[Batch]:
+def record_episodes(planned: Sequence[PlannedEpisode]) -> Iterator[Batch]:
     """Roll the episodes out and yield the records, each a batch of one without `sim_state`.
 
     Raises `HostError` if the simulator cannot be used, and `RunError` with the reason if an episode crashed.
     """
     policies_by_name = {name: policies.make_policy(name) for name in {episode.policy for episode in planned}}
-    for outcome in rollout.run_serially(hosts.make_host(HOST), planned, policies_by_name):
+    for outcome in run_serially(hosts.make_host(HOST), planned, policies_by_name):
         if outcome.batch is None:
             raise RunError(f"{outcome.planned.episode_id} crashed: {outcome.reason}")
         yield _drop_sim_state(outcome.batch)

@@ -22,12 +22,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench import statistics
 from safevla_bench.errors import SafevlaError
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.metrics import describe_unjudged, stop_reason
-from safevla_bench.judging.scores import AbsentEpisode, Scores
-from safevla_bench.statistics import CONFIDENCE, Interval
+from safevla_bench.judging.scores import Scores
+from safevla_bench.sources.runs.folder import AbsentEpisode
+from safevla_bench.statistics.intervals import CONFIDENCE, Interval, bounded_mean_interval, exact_interval
+from safevla_bench.statistics.planning import rate_sample_size, sequential_rate_plan
+from safevla_bench.statistics.sequential import sequential_interval
 from safevla_bench.text import format_fixed
 
 GateMetric = Literal["sr", "safety", "sbu", "vsi"]
@@ -238,10 +240,10 @@ class _IntervalRule:
         Exact (Clopper and Pearson) if all are 0 or 1, unless the rule is sequential.
         """
         if self.sequential:
-            return statistics.sequential_interval(values, self.confidence)
+            return sequential_interval(values, self.confidence)
         if np.isin(values, (0.0, 1.0)).all():
-            return statistics.exact_interval(int(values.sum()), len(values), self.confidence)
-        return statistics.bounded_mean_interval(values, self.confidence)
+            return exact_interval(int(values.sum()), len(values), self.confidence)
+        return bounded_mean_interval(values, self.confidence)
 
     def plan_episodes(self, value: float, limit: float) -> int | None:
         """Return the number of episodes that decides with probability `POWER` if the true rate is `value`.
@@ -251,9 +253,9 @@ class _IntervalRule:
         if value == limit:
             return None
         if self.sequential:
-            plan = statistics.sequential_rate_plan(value, limit, POWER, self.confidence)
+            plan = sequential_rate_plan(value, limit, POWER, self.confidence)
             return None if plan is None else plan.most
-        return statistics.rate_sample_size(value, limit, POWER, self.confidence)
+        return rate_sample_size(value, limit, POWER, self.confidence)
 
 
 def _describe_rule(

@@ -13,11 +13,15 @@ from safevla_bench.files import read_input
 from safevla_bench.judging import metrics, provenance_marks, registration
 from safevla_bench.judging.ruleset import Provenance, Ruleset
 from safevla_bench.judging.scores import ACTIVE, Scores
-from safevla_bench.signals import SIGNALS
-from safevla_bench.sources import runs
-from safevla_bench.specs import Library, Spec
+from safevla_bench.signals.signal import SIGNALS
+from safevla_bench.sources.runs.episode_index import EpisodeIndex
+from safevla_bench.sources.runs.folder import SCORES, archive_digest
+from safevla_bench.sources.runs.policy_names import PolicyNames, describe_names
+from safevla_bench.sources.runs.sources import LeftOut
 from safevla_bench.specs.file_formats import DEFAULT_LIBRARY
-from safevla_bench.trajectory import Batch, Header
+from safevla_bench.specs.spec import Library, Spec
+from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.header import Header
 
 
 @dataclass(frozen=True)
@@ -27,16 +31,14 @@ class JudgedSource:
     description: Mapping[str, object]
     """Its run.json without the facts of the day, so that equal runs give equal reports; of an archive, its name."""
     archive_sha256: str | None
-    policy_names: runs.PolicyNames = field(default_factory=dict)
+    policy_names: PolicyNames = field(default_factory=dict)
     """New names of its policies, which are told from others of their name."""
 
     @classmethod
-    def from_run(
-        cls, path: Path, run: Mapping[str, object], policy_names: runs.PolicyNames | None = None
-    ) -> JudgedSource:
+    def from_run(cls, path: Path, run: Mapping[str, object], policy_names: PolicyNames | None = None) -> JudgedSource:
         """Return the description of a source from its path and its run.json, `run`, which is empty for an archive."""
         repeatable = {name: value for name, value in run.items() if name != "volatile"}
-        return cls(repeatable or {"archive": path.name}, runs.archive_digest(path), policy_names or {})
+        return cls(repeatable or {"archive": path.name}, archive_digest(path), policy_names or {})
 
     @property
     def is_interrupted(self) -> bool:
@@ -99,7 +101,7 @@ def describe_maker(path: Path, provenance: Provenance, safety: float | None = No
 
     `safety` is that by these rules, if it is known. [] where the rules are the same, or the folder tells none.
     """
-    file = path / runs.SCORES
+    file = path / SCORES
     try:
         maker = msgspec.json.decode(read_input(file, _LARGEST_SCORES), type=_MakerScores)
     except (OSError, ValueError, RecursionError):
@@ -122,7 +124,7 @@ class Judged:
     provenance: Provenance
     """The rules that decided, and the episodes that were left out; scores.json holds it as `judged_by`."""
     sources: tuple[JudgedSource, ...]
-    records: runs.EpisodeIndex
+    records: EpisodeIndex
     """The records behind the scores, which can be read again."""
     paths: tuple[Path, ...] = ()
     """The sources, where their frames are."""
@@ -150,7 +152,7 @@ class Judged:
         return self.records.privileged
 
     @property
-    def left_out(self) -> runs.LeftOut:
+    def left_out(self) -> LeftOut:
         """The episodes of the sources that are not judged: invalid ones, and those lost in damaged files."""
         return self.records.left_out
 
@@ -173,7 +175,7 @@ class Judged:
 
         [] without such names.
         """
-        return runs.describe_names([source.policy_names for source in self.records.sources])
+        return describe_names([source.policy_names for source in self.records.sources])
 
     def describe_simulators(self) -> list[str]:
         """Return one sentence with the versions that simulated the episodes; [] where no record names any."""

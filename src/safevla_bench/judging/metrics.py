@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.judging.scores import INACTIVE, VACUOUS, IntervalMethod, Scores, collect_versions
-from safevla_bench.statistics import Interval, bootstrap_means, bounded_mean_interval, exact_interval, wilson_interval
+from safevla_bench.statistics.bootstrap import bootstrap_means
+from safevla_bench.statistics.intervals import Interval, bounded_mean_interval, exact_interval, wilson_interval
 from safevla_bench.text import NO_VALUE, format_fixed, format_percent, html_table
 
 BOOTSTRAP_SEED = 0

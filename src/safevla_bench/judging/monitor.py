@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from safevla_bench import signals, stl
+from safevla_bench import signals
 from safevla_bench.errors import Place, RecordError, SignalError
 from safevla_bench.interface import HostEnv, Watchable
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
@@ -22,10 +22,13 @@ from safevla_bench.judging.scores import ACTIVE, INACTIVE, STATES, VACUOUS, Scor
 from safevla_bench.judging.scoring import score
 from safevla_bench.judging.verdicts import BINARY_MARGIN, POSE_UNKNOWN, violation_depth
 from safevla_bench.signals.motion import GAP_RECORDS, grip_onset
-from safevla_bench.specs import Spec
-from safevla_bench.specs.spec import Tier
-from safevla_bench.stl.formula import walk_nodes
-from safevla_bench.trajectory import Batch, join_records, select_record
+from safevla_bench.signals.signal import SIGNALS, RecordFields
+from safevla_bench.specs.spec import Spec, Tier
+from safevla_bench.stl.formula import Always, Eventually, Formula, Until, Window, signal_names, walk_nodes
+from safevla_bench.stl.robustness import Trace
+from safevla_bench.stl.robustness import robustness as stl_robustness
+from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.single_episode import join_records, select_record
 
 State = Literal["inactive", "vacuous", "active"]
 
@@ -222,7 +225,7 @@ class _EpisodeMonitor:
         self._specs, self._missing = specs, ruleset.missing
         self._inactive_reasons = ruleset.inactive_reasons(header.benchmark, header.task_id)
         self._parts = {spec.spec_id: recordwise_part(spec.formula) for spec in specs}
-        self._names = {spec.spec_id: stl.signal_names(spec.formula) for spec in specs}
+        self._names = {spec.spec_id: signal_names(spec.formula) for spec in specs}
         rejudged = tuple(
             spec for spec in specs if not self._inactive_reasons[spec.spec_id] and self._parts[spec.spec_id] is None
         )
@@ -249,7 +252,7 @@ class _EpisodeMonitor:
         }
         return EpisodeStanding(self._step, clauses)
 
-    def _judge_record(self, spec: Spec, fields: signals.RecordFields) -> ClauseStanding:
+    def _judge_record(self, spec: Spec, fields: RecordFields) -> ClauseStanding:
         """Return the standing of a specification that each record decides alone, after the newest record of `fields`.
 
         Inactive by its tags or for a field that any record so far lacked; vacuous if there is nothing to measure.
@@ -272,7 +275,7 @@ class _EpisodeMonitor:
             return ClauseStanding(spec, "vacuous")
         if trace.unknown:
             self._unknown.add(spec.spec_id)
-        return self._add_margin(spec, float(stl.robustness(part, trace)[0]))
+        return self._add_margin(spec, float(stl_robustness(part, trace)[0]))
 
     def _add_margin(self, spec: Spec, margin: float) -> ClauseStanding:
         """Return the standing of a clause with the newest record's margin, which is added to the running minimum.
@@ -350,7 +353,7 @@ class _RecordContext:
             remedy = "Begin each episode with start(record 0)."
             raise RecordError("the record belongs to another episode", remedy=remedy, place=Place(header.episode_id))
 
-    def read_newest(self, record: Batch) -> signals.RecordFields:
+    def read_newest(self, record: Batch) -> RecordFields:
         """Return the fields of all kept records that the newest one's signals can depend on, in order, the newest last.
 
         The record is kept; records that no later one can depend on are dropped.
@@ -358,7 +361,7 @@ class _RecordContext:
         self._step += 1
         records = {0: self._first, **self._latest_grip, **self._gripped_before, **self._recent, self._step: record}
         steps = sorted(records)
-        fields = signals.RecordFields(join_records([records[step] for step in steps]))
+        fields = RecordFields(join_records([records[step] for step in steps]))
         if fields.grip[-1]:
             with np.errstate(invalid="ignore"):  # a field that is not recorded is NaN
                 onset = steps[int(grip_onset(fields)[-1])]
@@ -375,11 +378,11 @@ class _RecordContext:
         return fields
 
 
-def _newest_record(trace: stl.Trace) -> stl.Trace:
+def _newest_record(trace: Trace) -> Trace:
     """Return the trace of the last record of the only episode, as an episode of its own."""
     values = {name: series[-1:] for name, series in trace.signals.items()}
     unknown = {name: lost[-1:] for name, lost in trace.unknown.items() if lost[-1]}
-    return stl.Trace(values, np.array([0, 1], dtype=np.int64), trace.dt_s, unknown)
+    return Trace(values, np.array([0, 1], dtype=np.int64), trace.dt_s, unknown)
 
 
 def newest_record(env: HostEnv) -> Batch:
@@ -390,15 +393,15 @@ def newest_record(env: HostEnv) -> Batch:
     return env.latest() if isinstance(env, Watchable) else select_record(env.recorded(), -1)
 
 
-def recordwise_part(formula: stl.Formula) -> stl.Formula | None:
+def recordwise_part(formula: Formula) -> Formula | None:
     """Return `part` of a formula G[0,T](part) whose every record is decided alone; None for any other formula.
 
     None too if a signal of `part` reads later records.
     """
-    if not isinstance(formula, stl.Always) or formula.window != stl.Window():
+    if not isinstance(formula, Always) or formula.window != Window():
         return None
-    temporal = any(isinstance(node, stl.Always | stl.Eventually | stl.Until) for node in walk_nodes(formula.child))
-    ahead = any(signals.SIGNALS[name].ahead for name in stl.signal_names(formula))
+    temporal = any(isinstance(node, Always | Eventually | Until) for node in walk_nodes(formula.child))
+    ahead = any(SIGNALS[name].ahead for name in signal_names(formula))
     return None if temporal or ahead else formula.child
 
 

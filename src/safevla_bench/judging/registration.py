@@ -27,8 +27,8 @@ from safevla_bench.judging.ruleset import (
     RulesetRecipe,
 )
 from safevla_bench.judging.scores import IntervalMethod
-from safevla_bench.sources import runs
-from safevla_bench.sources.runs import EpisodeRow
+from safevla_bench.sources.runs.folder import DECISION, RUN, EpisodeRow
+from safevla_bench.sources.runs.parts import episode_rows
 from safevla_bench.sources.runs.sources import RecordSource
 from safevla_bench.sources.runs.writer import list_differences
 from safevla_bench.text import list_counts
@@ -273,7 +273,7 @@ def check_registrations(sources: Sequence[RecordSource], provenance: Provenance)
             problem = error.problem if isinstance(error, RunError) else str(error)
             digest = str(document.get(_DIGEST)) if isinstance(document, Mapping) else "none"
             broken.append(
-                RegistrationCheck(digest=digest, runs=1, differences=(f"the registration in {runs.RUN}: {problem}",))
+                RegistrationCheck(digest=digest, runs=1, differences=(f"the registration in {RUN}: {problem}",))
             )
     return [*(_check_group(digest, members, provenance) for digest, members in groups.items()), *broken]
 
@@ -348,7 +348,7 @@ def _compare_episodes(registration: Registration, sources: Sequence[RecordSource
     planned = _planned_starts(registration)
     done = Counter(_start_of(row, planned) for row in rows)
     missing, further = planned - done, done - planned
-    decisions = [source.description.get(runs.DECISION) for source in sources]
+    decisions = [source.description.get(DECISION) for source in sources]
     is_decided = any(isinstance(decision, Mapping) and decision.get("is_decided") is True for decision in decisions)
     if missing and not is_decided:
         are = "is" if missing.total() == 1 else "are"
@@ -393,7 +393,7 @@ _Start = tuple[str, str, str]
 
 def _rows_of(source: RecordSource) -> list[EpisodeRow]:
     """Return the episodes that a run folder lists; [] for an archive."""
-    return runs.episode_rows(source.path) if source.path.is_dir() else []
+    return episode_rows(source.path) if source.path.is_dir() else []
 
 
 def _planned_starts(registration: Registration) -> Counter[_Start]:

@@ -14,14 +14,17 @@ from typing import Literal
 
 import msgspec
 
-from safevla_bench import specs, tasks
 from safevla_bench.errors import RegistryError, RunError
 from safevla_bench.judging.scores import CAPABILITIES_OPTION, IntervalMethod
-from safevla_bench.signals import RecordFields
-from safevla_bench.specs import Library
-from safevla_bench.specs.file_formats import DEFAULT_LIBRARY, LIBRARY_NAMES
-from safevla_bench.tasks import Registry, check_applicability
-from safevla_bench.trajectory import Batch
+from safevla_bench.signals.signal import RecordFields
+from safevla_bench.specs import loader as specs_loader
+from safevla_bench.specs.file_formats import BUILT_IN, DEFAULT_LIBRARY, LIBRARY_NAMES
+from safevla_bench.specs.loader import extend_library
+from safevla_bench.specs.spec import Library
+from safevla_bench.specs.trial import set_thresholds
+from safevla_bench.tasks import check_applicability, loader
+from safevla_bench.tasks.entries import Registry
+from safevla_bench.trajectory.batch import Batch
 from safevla_bench.version import __version__
 
 MissingFields = Literal["error", "deactivate"]
@@ -39,7 +42,7 @@ class NamedDigest(msgspec.Struct, frozen=True):
     @property
     def label(self) -> str:
         """The name; another library that is called as a built-in one is not called so alone."""
-        is_other = self.name in specs.BUILT_IN and specs.library(self.name).digest != self.digest
+        is_other = self.name in BUILT_IN and specs_loader.library(self.name).digest != self.digest
         return f"another {self.name}" if is_other else self.name
 
     def __str__(self) -> str:
@@ -160,7 +163,7 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         with tempfile.TemporaryDirectory(prefix="safevla-rules-") as folder:
             library = self.library if isinstance(self.library, str) else _write_file(folder, "library", self.library)
             brought = [_write_file(folder, f"host{k}", file) for k, file in enumerate(self.host_registry)]
-            if redefined := tasks.registry(brought).list_redefined(tasks.registry()):
+            if redefined := loader.registry(brought).list_redefined(loader.registry()):
                 problem = f"the host's own tags are of {redefined[0]} too, which the built-in registry knows"
                 raise RegistryError(problem, remedy="Take them out of that file; --registry FILE replaces tags.")
             added = [_write_file(folder, f"registry{k}", file) for k, file in enumerate(self.registry)]
@@ -314,7 +317,7 @@ class Ruleset:
 
 def find_libraries(benchmarks: Iterable[str]) -> dict[str, str]:
     """Return the built-in library with the limits made for each benchmark -> the benchmarks, joined by commas."""
-    registry = tasks.registry()
+    registry = loader.registry()
     suites: dict[str, list[str]] = {}
     for name in dict.fromkeys(benchmarks):
         suite = registry.benchmarks.get(registry.find_suite(name))
@@ -367,11 +370,11 @@ def load_ruleset(
             threshold cannot be set.
         RegistryError: a registry file cannot be read, or contradicts itself or another one.
     """
-    chosen = specs.library(library)
+    chosen = specs_loader.library(library)
     is_built_in = str(library) in LIBRARY_NAMES
     for path in spec_files:
-        chosen = specs.extend_library(chosen, path)
-    chosen = specs.set_thresholds(chosen, thresholds)
+        chosen = extend_library(chosen, path)
+    chosen = set_thresholds(chosen, thresholds)
     recipe = RulesetRecipe(
         # msgspec leaves a default out where it is the same object.
         library=sys.intern(str(library)) if is_built_in else RuleFile.read(Path(library)),
@@ -384,7 +387,7 @@ def load_ruleset(
     )
     return Ruleset(
         library=chosen,
-        registry=tasks.registry(tuple(registry_files)),
+        registry=loader.registry(tuple(registry_files)),
         capabilities=tuple(capabilities),
         missing=missing,
         applicability=applicability,

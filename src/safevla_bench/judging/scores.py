@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from safevla_bench.actions import ActionStatistics
 from safevla_bench.errors import SafevlaError
 from safevla_bench.plugins import install_command
+from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.text import NO_VALUE, format_compact, format_fixed, html_table
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ INACTIVE, VACUOUS, ACTIVE = range(3)
 STATES = ("inactive", "vacuous", "active")
 UNCOUNTED = ("stopped", "crashed")
 """Outcomes outside n: these episodes did not run to their end, so that their success is unknown."""
-MISSING = "missing"
-"""The outcome of a planned episode that its run does not list."""
 CUT_SHORT = ("invalid_action", "stopped")
 """Outcomes that end an episode early: without a violation so far, nobody knows whether one would have followed."""
 CAPABILITIES_OPTION = "--capabilities "
@@ -64,19 +63,6 @@ class SpecColumn(msgspec.Struct, frozen=True, kw_only=True):
     def is_scored(self) -> bool:
         """True if the specification enters Safety, SBU and VSI."""
         return self.tier == "safe"
-
-
-class AbsentEpisode(msgspec.Struct, frozen=True, kw_only=True):
-    """A planned episode without a record: it crashed, and why."""
-
-    episode_id: str
-    benchmark: str
-    task_id: str
-    policy: str | None
-    outcome: str
-    reason: str | None = None
-    init_state_index: int | None = None
-    seed: int | None = None
 
 
 class DiagnosticVerdict(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,19 +18,21 @@ from safevla_bench.actions import SPACES, ActionStatistics, measure_actions
 from safevla_bench.errors import CollectedError
 from safevla_bench.judging.baseline import NOOP
 from safevla_bench.judging.ruleset import Ruleset
-from safevla_bench.judging.scores import AbsentEpisode, Scores, SpecColumn
+from safevla_bench.judging.scores import Scores, SpecColumn
 from safevla_bench.judging.verdicts import SpecVerdicts, find_errors, join_verdicts, judge_spec
-from safevla_bench.specs import Library, Spec
-from safevla_bench.tasks import Registry
-from safevla_bench.trajectory import (
+from safevla_bench.signals.signal import RecordFields
+from safevla_bench.sources.runs.folder import AbsentEpisode
+from safevla_bench.specs.spec import Library, Spec
+from safevla_bench.tasks.entries import Registry
+from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.header import Header
+from safevla_bench.trajectory.marks import (
     ABSOLUTE,
     DIVERGED,
     FOREIGN_LOG,
     PRIVILEGED,
     STANDIN,
     STOPPED_ON_VIOLATION,
-    Batch,
-    Header,
     clipped_numbers,
     mark_flags,
     replay_fields,
@@ -244,7 +246,7 @@ def _describe_spec(spec: Spec) -> SpecColumn:
     )
 
 
-def _peak_forces(reading: signals.RecordFields) -> NDArray[np.float64]:
+def _peak_forces(reading: RecordFields) -> NDArray[np.float64]:
     """Return the peak contact force of each episode in newtons, [E]; NaN where contacts were not recorded."""
     force = signals.derive_signals(reading, ["max_contact_force"])["max_contact_force"]
     return np.asarray(np.maximum.reduceat(force, reading.batch.starts[:-1]), dtype=np.float64)

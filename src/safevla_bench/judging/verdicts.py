@@ -12,12 +12,15 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench import signals, stl
+from safevla_bench import signals
 from safevla_bench.errors import SignalError
 from safevla_bench.judging.ruleset import MissingFields
 from safevla_bench.judging.scores import ACTIVE, INACTIVE, NO_VERDICT, SIGNAL_MISSING, VACUOUS
-from safevla_bench.specs import Spec
-from safevla_bench.trajectory import Batch
+from safevla_bench.signals.signal import RecordFields
+from safevla_bench.specs.spec import Spec
+from safevla_bench.stl.formula import bounded_windows, signal_names
+from safevla_bench.stl.robustness import Trace, hangs_on_empty_window, judge_formula, settle_unknown
+from safevla_bench.trajectory.batch import Batch
 
 T = TypeVar("T", bound=np.generic)
 BINARY_MARGIN = 0.5
@@ -61,9 +64,7 @@ class SpecVerdicts:
     window past the end."""
 
 
-def judge_spec(
-    reading: signals.RecordFields, spec: Spec, reasons: NDArray[np.object_], missing: MissingFields
-) -> SpecVerdicts:
+def judge_spec(reading: RecordFields, spec: Spec, reasons: NDArray[np.object_], missing: MissingFields) -> SpecVerdicts:
     """Return the verdicts of one specification.
 
     Args:
@@ -80,7 +81,7 @@ def judge_spec(
     reason = reasons.copy()
     unjudged: dict[str, tuple[str, ...]] = {}
     active = np.array([text == "" for text in reasons], dtype=np.bool_)
-    for field_name, lacking in signals.missing_fields(reading, stl.signal_names(spec.formula)).items():
+    for field_name, lacking in signals.missing_fields(reading, signal_names(spec.formula)).items():
         without = np.flatnonzero(active & lacking)
         asked = without[~reading.is_log[without]]  # a log holds what its rig measures, and says so
         if len(asked) and missing == "error":
@@ -91,7 +92,7 @@ def judge_spec(
 
 
 def _judge_active(
-    reading: signals.RecordFields,
+    reading: RecordFields,
     spec: Spec,
     active: NDArray[np.bool_],
     reason: NDArray[np.object_],
@@ -108,27 +109,25 @@ def _judge_active(
     state = np.where(active, VACUOUS, INACTIVE).astype(np.int8)
     rho, extreme, first = np.full(count, np.nan), np.full(count, np.nan), np.full(count, -1)
     unknown = np.zeros(count, dtype=np.int64)
-    if stl.bounded_windows(spec.formula):
+    if bounded_windows(spec.formula):
         uneven = active & has_uneven_stamps(reading.batch)
         reason[uneven], active = UNEVEN_STAMPS, active & ~uneven
         state[uneven] = INACTIVE
-    trace = signals.build_trace(reading, stl.signal_names(spec.formula)) if active.any() else None
+    trace = signals.build_trace(reading, signal_names(spec.formula)) if active.any() else None
     defined = np.flatnonzero(active & _is_defined(trace)) if trace else np.empty(0, dtype=np.int64)
     if trace and len(defined):
-        verdict = stl.judge_formula(spec.formula, trace.select_episodes(defined))
+        verdict = judge_formula(spec.formula, trace.select_episodes(defined))
         rho[defined], extreme[defined] = verdict.rho, verdict.extreme
         first[defined] = verdict.first_violation
         unknown = _count_unknown(trace, defined)
         lost = np.flatnonzero(unknown)
         if len(lost):
-            rho[lost], silent = stl.settle_unknown(
-                spec.formula, trace.select_episodes(lost), rho[lost], binary=spec.binary
-            )
+            rho[lost], silent = settle_unknown(spec.formula, trace.select_episodes(lost), rho[lost], binary=spec.binary)
         state[defined] = np.where(np.isposinf(rho[defined]) & (not spec.binary), VACUOUS, ACTIVE)
         if len(lost):
             reason[lost[silent]], state[lost[silent]] = POSE_UNKNOWN, INACTIVE
         doubtful = defined if spec.binary else defined[np.isneginf(verdict.rho)]
-        no_verdict = doubtful[stl.hangs_on_empty_window(spec.formula, trace.select_episodes(doubtful))]
+        no_verdict = doubtful[hangs_on_empty_window(spec.formula, trace.select_episodes(doubtful))]
         if len(no_verdict) and missing == "error":
             unjudged[""] = _episode_ids(reading.batch, no_verdict)
         reason[no_verdict] = PAST_THE_END
@@ -198,7 +197,7 @@ def find_errors(spec: Spec, verdicts: SpecVerdicts) -> Iterator[SignalError]:
             yield SignalError(problem, remedy=_REMEDY_NO_VERDICT)
 
 
-def _is_defined(trace: stl.Trace) -> NDArray[np.bool_]:
+def _is_defined(trace: Trace) -> NDArray[np.bool_]:
     """Return whether every numeric signal has values in each episode, [E]; an undefined one is NaN from record 0 on."""
     defined = np.ones(len(trace), dtype=np.bool_)
     for name, values in trace.signals.items():
@@ -207,7 +206,7 @@ def _is_defined(trace: stl.Trace) -> NDArray[np.bool_]:
     return defined
 
 
-def _count_unknown(trace: stl.Trace, episodes: NDArray[np.int64]) -> NDArray[np.int64]:
+def _count_unknown(trace: Trace, episodes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the number of records of each given episode at which any signal is unknown, [E].
 
     0 in the other episodes.

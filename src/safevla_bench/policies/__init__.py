@@ -27,19 +27,6 @@ _LONGEST_NAME = 60
 _PLAYED = frozenset({"metaworld", "noop", "random", "replay", "scripted"})
 """Policies of ours whose text behind the colon and whose arguments are data, whoever wrote them."""
 
-__all__ = [
-    "GROUP",
-    "check_name",
-    "check_policy_loads",
-    "describe_call",
-    "make_policy",
-    "make_stand_in",
-    "policy_names",
-    "policy_owner",
-    "runs_code",
-    "split_name",
-]
-
 
 def policy_names() -> tuple[str, ...]:
     """Return the names of the policies that are installed here, sorted."""

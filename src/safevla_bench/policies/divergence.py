@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from safevla_bench.interface import Coordinate, Observation
-from safevla_bench.sources.foreign import RecordedActions
-from safevla_bench.sources.foreign.demonstrations import Floats
-from safevla_bench.trajectory import Batch
+from safevla_bench.sources.foreign.demonstrations import Floats, RecordedActions
+from safevla_bench.trajectory.batch import Batch
 
 UNITS = {"position": "m", "rotation": "rad"}
 

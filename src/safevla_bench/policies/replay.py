@@ -20,9 +20,11 @@ from safevla_bench.errors import CollectedError, PolicyError, RecordError, RunEr
 from safevla_bench.files import sha256_of
 from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, RecordedEpisode, Task, Wants
 from safevla_bench.policies.divergence import has_diverged, measure_divergence
-from safevla_bench.sources import foreign, runs
-from safevla_bench.sources.foreign import RecordedActions
-from safevla_bench.trajectory import ABSOLUTE, DIVERGED, DRAWN, Batch, mark_flags
+from safevla_bench.sources import foreign
+from safevla_bench.sources.foreign.demonstrations import RecordedActions
+from safevla_bench.sources.runs.episode_index import read_sources
+from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.marks import ABSOLUTE, DIVERGED, DRAWN, mark_flags
 
 TOLERANCE = 1e-3
 """Differences above this count as divergence: 1 mm, 1 mrad."""
@@ -260,7 +262,7 @@ def _read_run(path: Path) -> list[RecordedActions]:
     Raises `RunError`, `RecordError` or `CollectedError` where it cannot be read or an episode is bad, and `PolicyError`
     where an episode holds no actions.
     """
-    batch, index = runs.read_sources([path])
+    batch, index = read_sources([path])
     index.require_valid()
     ((_, description),) = index.descriptions
     protocol = description.get("protocol")

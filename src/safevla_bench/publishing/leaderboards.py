@@ -26,9 +26,9 @@ from safevla_bench.judging.metrics import Bounds, Mean, Rate, SpecSummary, Summa
 from safevla_bench.judging.provenance_marks import STANDIN
 from safevla_bench.publishing.model_card import ModelFacts, publishable_cells
 from safevla_bench.report.render.text import spreadsheet_text
-from safevla_bench.report.tables import policy_name
-from safevla_bench.sources.runs import dump_json
-from safevla_bench.specs import Library
+from safevla_bench.report.tables.table import policy_name
+from safevla_bench.sources.runs.folder import dump_json
+from safevla_bench.specs.spec import Library
 from safevla_bench.text import format_fixed, format_percent
 
 _RATES = {"SR": "sr", "safety_rate": "safety", "succ_unsafe": "sbu"}

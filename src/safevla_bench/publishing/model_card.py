@@ -21,7 +21,7 @@ from safevla_bench.errors import Place, RunError
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.metrics import Mean, Rate, Summary
 from safevla_bench.report.render import render_tables
-from safevla_bench.report.tables import headline_table
+from safevla_bench.report.tables.cells import headline_table
 from safevla_bench.text import escape_controls, format_fixed
 
 _Text = Annotated[str, Meta(min_length=1)]

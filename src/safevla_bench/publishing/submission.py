@@ -22,9 +22,10 @@ from safevla_bench.judging.judged import JudgedSource
 from safevla_bench.judging.metrics import Summary, cells
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import CUT_SHORT, UNCOUNTED, EpisodeScore, Scores
-from safevla_bench.sources.runs import archive_parts, dump_json, plan_digest
-from safevla_bench.tasks import Registry
-from safevla_bench.trajectory import OUTCOMES, Header
+from safevla_bench.sources.runs.folder import archive_parts, dump_json
+from safevla_bench.sources.runs.parts import plan_digest
+from safevla_bench.tasks.entries import Registry
+from safevla_bench.trajectory.header import OUTCOMES, Header
 from safevla_bench.version import __version__
 
 _UnitShare = Annotated[float, Meta(ge=0, le=1)]

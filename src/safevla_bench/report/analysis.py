@@ -8,27 +8,29 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench import sensitivity
-from safevla_bench.compare import (
-    Comparison,
-    SeriesComparison,
-    compare_series,
-    compare_where_possible,
-    find_series,
-    split_by_policy,
-)
+from safevla_bench.compare.comparison import Comparison
+from safevla_bench.compare.policy_results import split_by_policy
+from safevla_bench.compare.ranking import compare_where_possible
+from safevla_bench.compare.series import SeriesComparison, compare_series, find_series
 from safevla_bench.errors import RunError, SpecError
 from safevla_bench.explain import exposure
-from safevla_bench.explain.exposure.episodes import holding, phases
+from safevla_bench.explain.exposure.episodes import holding, measure_chunks, phases
 from safevla_bench.explain.violating_bodies import BodyFindings, ChunkFindings, find_in_chunk, join_findings
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE, Scores
-from safevla_bench.report.tables import Roster
+from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.host_means import HostMean, host_means
-from safevla_bench.sensitivity import Rescore, SweepRequest, ThresholdAblation, ThresholdSweep
-from safevla_bench.signals import RecordFields
-from safevla_bench.specs import Library
-from safevla_bench.trajectory import Batch
+from safevla_bench.sensitivity.curves import (
+    Rescore,
+    ThresholdAblation,
+    ThresholdSweep,
+    ablate_thresholds,
+    sweep_threshold,
+)
+from safevla_bench.sensitivity.variants import SweepRequest
+from safevla_bench.signals.signal import RecordFields
+from safevla_bench.specs.spec import Library
+from safevla_bench.trajectory.batch import Batch
 
 MOST_COMPARED = 5
 """With more policies than this the pairs are too many to read: `safevla compare` has them all."""
@@ -94,7 +96,7 @@ def analyse_scores(
             phase.extend(np.split(phases(RecordFields(part), holding(part, ruleset.registry)), part.starts[1:-1]))
             yield part
 
-    measured = exposure.measure_chunks(collect_findings(), scores, ruleset)
+    measured = measure_chunks(collect_findings(), scores, ruleset)
     compared, uncompared, unpaired = _compare_policies(scores, batch, privileged, protocols)
     ablation = _ablate_thresholds(scores, ruleset.library, rescore)
     return Analysis(
@@ -146,7 +148,7 @@ def _order_runs(
 def _ablate_thresholds(scores: Scores, library: Library, rescore: Rescore | None) -> ThresholdAblation | None:
     """Return the scores under the paper's variants of thresholds; None for a library in other units than theirs."""
     try:
-        return sensitivity.ablate_thresholds(scores, library, rescore)
+        return ablate_thresholds(scores, library, rescore)
     except SpecError:  # a library in other units than the paper's variants
         return None
 
@@ -165,7 +167,7 @@ def _sweep_thresholds(scores: Scores, library: Library, rescore: Rescore | None)
         grid = tuple(spec.threshold * 2 ** (step / (_STEPS / 2)) for step in range(-_STEPS, _STEPS + 1))
         try:
             request = SweepRequest(spec.spec_id, (spec.spec_id,), grid)
-            sweeps.append(sensitivity.sweep_threshold(scores, library, request, rescore, intervals=False))
+            sweeps.append(sweep_threshold(scores, library, request, rescore, intervals=False))
         except SpecError:
             continue
     return sweeps

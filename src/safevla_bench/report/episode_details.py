@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safevla_bench import signals
 from safevla_bench.explain.contributors import Contributors
 from safevla_bench.explain.episode import vacuous_reasons
-from safevla_bench.explain.exposure import PHASES
+from safevla_bench.explain.exposure.episodes import PHASES
 from safevla_bench.explain.trace import SpecTrace, trace_specs
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE, INACTIVE, VACUOUS, Scores, nan_to_none
@@ -21,7 +21,7 @@ from safevla_bench.report.charts import Sparkline, draw_sparkline
 from safevla_bench.report.episode_list import EpisodeListRow
 from safevla_bench.report.tables.episodes import format_cause
 from safevla_bench.text import append_unit, display_unit, format_fixed, format_significant
-from safevla_bench.trajectory import Batch, select_episodes
+from safevla_bench.trajectory.batch import Batch, select_episodes
 
 _AT_ONCE = 50
 """Episodes whose signals are computed together: one array operation for many, at a bounded memory."""

@@ -16,7 +16,7 @@ from safevla_bench.errors import RunError
 from safevla_bench.explain.contributors import BODY_KINDS, BodyKind
 from safevla_bench.explain.violating_bodies import BodyViolation
 from safevla_bench.judging.scores import ACTIVE, Scores, finite_or_none, nan_to_none
-from safevla_bench.report.tables import UNNAMED
+from safevla_bench.report.tables.table import UNNAMED
 
 Order = Literal["vsi", "rho", "step", "id", "kind"]
 

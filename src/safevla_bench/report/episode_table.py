@@ -25,9 +25,9 @@ from safevla_bench.report.episode_details import (
 )
 from safevla_bench.report.episode_list import EpisodeListRow, add_violating_bodies, list_episodes, natural_key
 from safevla_bench.report.sections import describe_ending
-from safevla_bench.report.tables import UNNAMED
+from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.text import NO_VALUE, format_fixed
-from safevla_bench.trajectory import Batch
+from safevla_bench.trajectory.batch import Batch
 
 Floats = NDArray[np.float64]
 MOST_DRAWN = 400

@@ -14,20 +14,23 @@ from safevla_bench.judging.baseline import measure_baseline
 from safevla_bench.judging.metrics import Summary, aggregate, cells
 from safevla_bench.judging.ruleset import LostEpisodes, Provenance, Ruleset
 from safevla_bench.judging.scores import Scores, SpecColumn
-from safevla_bench.report import render, sections, series_charts, sweep_charts, tables
+from safevla_bench.report import render, sections, series_charts, sweep_charts
 from safevla_bench.report.analysis import Analysis
 from safevla_bench.report.episode_table import ENDINGS, MOST_DRAWN, batch_places, build_episode_table
 from safevla_bench.report.headline import build_headline, describe_mixture
 from safevla_bench.report.paired_episodes import find_shared_states, paired_indices
 from safevla_bench.report.replay3d import Replays, ReplaySection, embed_replays
 from safevla_bench.report.sections import Album
-from safevla_bench.report.tables import Roster, comparison, exposure, notices, policy_name, sensitivity
-from safevla_bench.report.tables.cells import torque_note
+from safevla_bench.report.tables import comparison, exposure, notices, sensitivity
+from safevla_bench.report.tables.cells import Roster, headline_table, torque_note
 from safevla_bench.report.tables.host_means import host_mean_table
+from safevla_bench.report.tables.notices import exclusion_table
 from safevla_bench.report.tables.series import describe_series, series_table
+from safevla_bench.report.tables.table import policy_name
 from safevla_bench.report.tables.violations import body_tables
 from safevla_bench.text import NO_VALUE, append_unit, display_unit, format_compact, format_fixed
-from safevla_bench.trajectory import Batch, Header
+from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.header import Header
 
 _NOTHING, _EMPTY, _NO_REPLAYS = Analysis(), Album(), Replays()
 _NO_DESCRIPTION: Mapping[str, object] = {}
@@ -139,11 +142,11 @@ def _number_sections(
         "privileged": sorted(marked & {policy_name(cell) for cell in summaries}),
         "outcomes": outcomes,
         "any_unjudged": any(share.kind == "nv" for outcome in outcomes for share in outcome.shares),
-        "main": tables.headline_table(summaries, total, privileged=marked),
+        "main": headline_table(summaries, total, privileged=marked),
         "violations": [sections.summarize_violations(cell) for cell in summaries if cell.n or cell.judged],
         "torque_note": torque_note(summaries),
         "folded": len(summaries) > _OPEN,
-        "unscored": tables.exclusion_table(summaries, scores.absent, provenance.skipped if provenance else (), damage),
+        "unscored": exclusion_table(summaries, scores.absent, provenance.skipped if provenance else (), damage),
     }
 
 

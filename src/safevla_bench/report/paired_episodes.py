@@ -13,7 +13,8 @@ from safevla_bench.judging.scores import ACTIVE, STATES, VACUOUS, Scores
 from safevla_bench.report.charts import PlotArea, Sparkline, common_area, draw_sparkline
 from safevla_bench.report.episode_details import format_verdict
 from safevla_bench.report.episode_table import EpisodeEntry
-from safevla_bench.trajectory import Batch, Header, select_episodes
+from safevla_bench.trajectory.batch import Batch, select_episodes
+from safevla_bench.trajectory.header import Header
 
 MOST_DRAWN = 24
 """Number of initial states that are drawn, those where the policies differ most."""

@@ -21,10 +21,11 @@ from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.report.render import player_scripts
 from safevla_bench.report.sections import EpisodeKey
-from safevla_bench.signals import RecordFields
-from safevla_bench.sources.runs import FRAMES, MAX_FRAME_BYTES, RUN, PolicyNames, read_frames
-from safevla_bench.tasks import Registry
-from safevla_bench.trajectory import Batch, select_episodes
+from safevla_bench.signals.signal import RecordFields
+from safevla_bench.sources.runs.folder import FRAMES, MAX_FRAME_BYTES, RUN, read_frames
+from safevla_bench.sources.runs.policy_names import PolicyNames
+from safevla_bench.tasks.entries import Registry
+from safevla_bench.trajectory.batch import Batch, select_episodes
 
 MOST_BYTES = 6_000_000
 """Size of all replays in a page, meshes included; the player itself has half a megabyte more."""

@@ -14,12 +14,13 @@ from safevla_bench.explain.trace import SpecTrace
 from safevla_bench.judging.metrics import Rate, Summary, has_verdict
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import NO_VERDICT, Scores, verdict_word
-from safevla_bench.report import tables
 from safevla_bench.report.charts import Chart, draw_chart
-from safevla_bench.report.tables import Table, policy_name
-from safevla_bench.sources.runs import FRAMES, RUN, Frame, PolicyNames, read_frames, read_picture
+from safevla_bench.report.tables.cells import violation_table
+from safevla_bench.report.tables.table import UNNAMED, Table, policy_name
+from safevla_bench.sources.runs.folder import FRAMES, RUN, Frame, read_frames, read_picture
+from safevla_bench.sources.runs.policy_names import PolicyNames
 from safevla_bench.text import NO_VALUE, format_fixed, format_interval, format_percent
-from safevla_bench.trajectory import Batch, select_episodes
+from safevla_bench.trajectory.batch import Batch, select_episodes
 
 # Success and safety
 
@@ -158,8 +159,8 @@ def summarize_violations(cell: Summary) -> CellViolations:
     return CellViolations(
         name=f"{policy_name(cell)}, {cell.suite or NO_VALUE}",
         words=f"{safety.n - safety.count} of {safety.n} unsafe{most}" if has_verdict(cell) else NO_VERDICT,
-        scored=tables.violation_table([cell]),
-        others=tables.violation_table([cell], scored=False),
+        scored=violation_table([cell]),
+        others=violation_table([cell], scored=False),
     )
 
 
@@ -205,7 +206,7 @@ def _worst_episode(scores: Scores, episode: int, record: Batch | None, ruleset: 
         number=episode + 1,
         key=(scores.policy[episode], scores.episode_id[episode]),
         episode_id=scores.episode_id[episode],
-        policy=scores.policy[episode] or tables.UNNAMED,
+        policy=scores.policy[episode] or UNNAMED,
         suite=scores.benchmark[episode],
         task=scores.task_id[episode],
         instruction=(record.headers[0].instruction or "") if record else "",

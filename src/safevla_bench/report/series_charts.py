@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from safevla_bench.compare import SeriesComparison, SeriesCurve, SeriesPoint
+from safevla_bench.compare.series import SeriesComparison, SeriesCurve, SeriesPoint
 from safevla_bench.report.sweep_charts import BOTTOM, HEIGHT, TOP, series_style
 from safevla_bench.text import format_compact, format_fixed
 

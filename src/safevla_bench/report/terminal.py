@@ -12,10 +12,9 @@ from safevla_bench.explain.contributors import Contributors
 from safevla_bench.explain.episode import ClauseExplanation, Explanation, Moment
 from safevla_bench.explain.trace import SpecTrace
 from safevla_bench.judging import provenance_marks
-from safevla_bench.report import render
 from safevla_bench.report.episode_list import EpisodeListRow
+from safevla_bench.report.render.text import render_text, wrap_line
 from safevla_bench.report.sections import describe_ending
-from safevla_bench.report.tables import UNNAMED
 from safevla_bench.report.tables.episodes import (
     format_cause,
     format_margin,
@@ -23,6 +22,7 @@ from safevla_bench.report.tables.episodes import (
     kept_clause_table,
     unjudged_table,
 )
+from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.text import (
     NO_VALUE,
     append_unit,
@@ -54,10 +54,10 @@ def format_explanation(explanation: Explanation, *, plot_all: bool = False, widt
     rest = (
         () if plot_all else explanation.kept_clauses if explanation.violated_clauses else explanation.kept_clauses[1:]
     )
-    parts += [render.render_text(kept_clause_table(rest), bound).splitlines()] if rest else []
+    parts += [render_text(kept_clause_table(rest), bound).splitlines()] if rest else []
     scored = explanation.score.robustness
     unjudged = unjudged_table(explanation)
-    parts += [render.render_text(unjudged, bound).splitlines()] if unjudged.rows else []
+    parts += [render_text(unjudged, bound).splitlines()] if unjudged.rows else []
     lost = [f"{name} {n}" for name, n in (explanation.score.unknown_records or {}).items() if name in scored]
     left_out = f"Records left out of {explanation.records}, because a pose is unknown there: {', '.join(lost)}"
     parts += [_wrap_words(left_out, bound)] if lost else []
@@ -140,7 +140,7 @@ def _wrap_words(line: str, width: int) -> list[str]:
         if lines and cell_len(together) <= width:
             lines[-1] = together
         else:
-            lines += render.wrap_line(word, width)
+            lines += wrap_line(word, width)
     return lines
 
 

@@ -20,7 +20,7 @@ from safevla_bench.judging.monitor import Monitor
 from safevla_bench.policies.servers.endpoint import Greeting
 from safevla_bench.rollout.episode import EpisodeOutcome, OnStep, run_episode
 from safevla_bench.rollout.plan import PlannedEpisode, follow_server
-from safevla_bench.sources.runs import Latency
+from safevla_bench.sources.runs.folder import Latency
 
 _LOG = logging.getLogger(__name__)
 SERVER_RETRIES = 2

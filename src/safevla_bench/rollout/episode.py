@@ -25,8 +25,9 @@ from safevla_bench.interface import (
 from safevla_bench.judging.monitor import EpisodeStanding, Monitor, newest_record
 from safevla_bench.policies.servers.endpoint import Greeting, sanitize_greeting
 from safevla_bench.rollout.plan import PlannedEpisode
-from safevla_bench.sources.runs import Latency
-from safevla_bench.trajectory import CLIPPED, CLIPPED_NUMBERS, PRIVILEGED, STOPPED_ON_VIOLATION, Batch
+from safevla_bench.sources.runs.folder import Latency
+from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.marks import CLIPPED, CLIPPED_NUMBERS, PRIVILEGED, STOPPED_ON_VIOLATION
 
 OnStep = Callable[[int], None]
 

@@ -19,7 +19,7 @@ import numpy as np
 from safevla_bench.errors import RunError
 from safevla_bench.hosts.protocols import PRESET, SERVER_SEED, EvaluationProtocol, load_protocol
 from safevla_bench.interface import EpisodeSeed, Policy, RemotePolicy, ReplayPolicy, Task
-from safevla_bench.sources.runs import name_episode
+from safevla_bench.sources.runs.plan_check import name_episode
 
 __all__ = [
     "PRESET",

@@ -26,8 +26,9 @@ from safevla_bench.judging.scores import Scores
 from safevla_bench.judging.scoring import ScoredChunk, join_chunks, judge_chunk
 from safevla_bench.rollout import ray_cluster as clusters
 from safevla_bench.rollout.ray_cluster import RayCluster
-from safevla_bench.sources import runs
-from safevla_bench.trajectory import Batch
+from safevla_bench.sources.runs.episode_index import BatchNotes, EpisodeIndex, merge_batches
+from safevla_bench.sources.runs.sources import RecordSource, open_sources
+from safevla_bench.trajectory.batch import Batch
 from safevla_bench.version import __version__
 
 PIECE_EPISODES = 100
@@ -53,7 +54,7 @@ class Piece:
 class PieceVerdicts:
     """The result of judging a piece: the notes for the index of episodes, in order, and the verdicts."""
 
-    notes: tuple[runs.BatchNotes, ...]
+    notes: tuple[BatchNotes, ...]
     chunks: tuple[ScoredChunk, ...]
 
 
@@ -66,7 +67,7 @@ class PieceRefusal:
 
 def score_on_cluster(
     paths: Sequence[Path], ruleset: Ruleset, cluster: RayCluster
-) -> tuple[runs.EpisodeIndex, Scores] | None:
+) -> tuple[EpisodeIndex, Scores] | None:
     """Return the index and the scores of sources; None where anything is wrong and they must be read here.
 
     Raises:
@@ -74,14 +75,14 @@ def score_on_cluster(
             has other versions.
         RecordError: as `runs.open_sources` does.
     """
-    sources = runs.open_sources(paths)
+    sources = open_sources(paths)
     if any(source.policy_names for source in sources):  # a node knows one file, and not what others say of its policy
         return None
     files = [file for source in sources for file in source.files]
     if not (all(source.files for source in sources) and all(file.is_file() for file in files)):
         return None
     work = [(number, piece) for number, source in enumerate(sources) for piece in cut_source(source)]
-    notes: list[list[runs.BatchNotes | RecordError]] = [[] for _ in sources]
+    notes: list[list[BatchNotes | RecordError]] = [[] for _ in sources]
     chunks: list[ScoredChunk] = []
     with clusters.connect_ray(cluster, 1) as ray:
         for number, verdicts in _judge_pieces(ray, work, ruleset, cluster):
@@ -89,7 +90,7 @@ def score_on_cluster(
                 return None
             notes[number] += verdicts.notes
             chunks += verdicts.chunks
-    index = runs.EpisodeIndex.from_notes(sources, notes)
+    index = EpisodeIndex.from_notes(sources, notes)
     if index.has_repeated_ids() or not index.is_intact():
         return None
     try:
@@ -98,7 +99,7 @@ def score_on_cluster(
         return None
 
 
-def cut_source(source: runs.RecordSource) -> Iterator[Piece]:
+def cut_source(source: RecordSource) -> Iterator[Piece]:
     """Yield the pieces of a source, in order. Raises `OSError` if a file is gone."""
     for file in source.files:
         for places in _cut_file(file):
@@ -162,18 +163,18 @@ def judge_piece(piece: Piece, shared: tuple[Ruleset, dict[str, str]]) -> PieceVe
     ruleset, versions = shared
     if reason := _refusal_reason(piece, versions):
         return PieceRefusal(f"on the node {clusters.node_name()}: {reason}")
-    notes: list[runs.BatchNotes] = []
+    notes: list[BatchNotes] = []
 
     def read_piece() -> Iterator[Batch]:
         """Yield the piece's batches, adding a note of each to `notes`. Raises the first `RecordError` among them."""
         for batch in archive.read_episodes([piece.file], piece.places):
             if isinstance(batch, RecordError):
                 raise batch
-            notes.append(runs.BatchNotes.of_batch(batch))
+            notes.append(BatchNotes.of_batch(batch))
             yield batch
 
     try:
-        chunks = tuple(judge_chunk(batch, ruleset) for batch in runs.merge_batches(read_piece()))
+        chunks = tuple(judge_chunk(batch, ruleset) for batch in merge_batches(read_piece()))
     except SafevlaError:
         return None
     return PieceVerdicts(tuple(notes), chunks)

@@ -15,12 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from safevla_bench import stl
 from safevla_bench.errors import RunError
 from safevla_bench.judging.scores import ACTIVE, Scores
-from safevla_bench.signals import SIGNALS
-from safevla_bench.specs import Library, Spec, proportional_severe
+from safevla_bench.signals.signal import SIGNALS
+from safevla_bench.specs.spec import Library, Spec
+from safevla_bench.specs.trial import proportional_severe
 from safevla_bench.statistics.intervals import CONFIDENCE
+from safevla_bench.stl.formula import has_placeholder
+from safevla_bench.stl.parser import parse
 from safevla_recorder.episode import Bools, Floats
 
 _RESAMPLES = 2000
@@ -149,8 +151,8 @@ def _find_reference(scores: Scores, policy: str | None, idle: str) -> str:
 
 def _has_limit(spec: Spec) -> bool:
     """Return whether the specification has a margin and compares a quantity with its `threshold`."""
-    written = stl.parse(spec.stl, {name: signal.boolean for name, signal in SIGNALS.items()})
-    return not spec.binary and stl.has_placeholder(written)
+    written = parse(spec.stl, {name: signal.boolean for name, signal in SIGNALS.items()})
+    return not spec.binary and has_placeholder(written)
 
 
 def _calibrate_spec(

@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench import stl
 from safevla_bench.errors import SpecError
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.metrics import Mean, Rate, episode_rates, severity_means, stop_reason
@@ -25,8 +24,12 @@ from safevla_bench.sensitivity.variants import (
     ThresholdVariant,
     paper_variants,
 )
-from safevla_bench.signals import SIGNALS
-from safevla_bench.specs import Library, Spec, proportional_severe
+from safevla_bench.signals.signal import SIGNALS
+from safevla_bench.specs.spec import Library, Spec
+from safevla_bench.specs.trial import proportional_severe
+from safevla_bench.stl.formula import Always, Formula, Implies, has_placeholder, is_boolean_only, substitute_threshold
+from safevla_bench.stl.parser import parse
+from safevla_bench.stl.robustness import match_clause
 
 Rescore = Callable[[Library], Scores]
 """A function that judges the same records with another library."""
@@ -67,13 +70,13 @@ def _replace_columns(scores: Scores, specs: Mapping[str, Spec]) -> tuple[SpecCol
     )
 
 
-def _parse_placeholder(spec: Spec) -> stl.Formula:
+def _parse_placeholder(spec: Spec) -> Formula:
     """Return the specification's formula with the placeholder `threshold` still in it.
 
     Raises `SpecError` if the formula states the number itself.
     """
-    formula = stl.parse(spec.stl, {name: signal.boolean for name, signal in SIGNALS.items()})
-    if not stl.has_placeholder(formula):
+    formula = parse(spec.stl, {name: signal.boolean for name, signal in SIGNALS.items()})
+    if not has_placeholder(formula):
         remedy = "Write `threshold` in place of the number in its formula."
         raise SpecError(f"{spec.spec_id} states its number itself, so that it cannot be moved", remedy=remedy)
     return formula
@@ -84,7 +87,7 @@ def _apply_setting(spec: Spec, setting: ThresholdSetting) -> Spec:
 
     Raises `SpecError` if the formula states its number itself.
     """
-    formula = stl.substitute_threshold(_parse_placeholder(spec), setting.threshold)
+    formula = substitute_threshold(_parse_placeholder(spec), setting.threshold)
     return replace(spec, threshold=setting.threshold, severe=setting.severe, formula=formula)
 
 
@@ -94,9 +97,9 @@ def _is_decided_by_extreme(spec: Spec) -> bool:
     Raises `SpecError` if the formula states its number itself.
     """
     match _parse_placeholder(spec):
-        case stl.Always(_, stl.Implies(gate, _)) if not stl.is_boolean_only(gate):
+        case Always(_, Implies(gate, _)) if not is_boolean_only(gate):
             return False
-    return stl.match_clause(spec.formula) is not None
+    return match_clause(spec.formula) is not None
 
 
 def _margin_of_extreme(spec: Spec, extreme: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -104,7 +107,7 @@ def _margin_of_extreme(spec: Spec, extreme: NDArray[np.float64]) -> NDArray[np.f
 
     A binary specification has plus or minus 1.
     """
-    clause = stl.match_clause(spec.formula)
+    clause = match_clause(spec.formula)
     assert clause is not None
     least = clause.bound - extreme if clause.upper else extreme - clause.bound
     rho = np.where(np.isnan(extreme), np.inf, least + 0.0)

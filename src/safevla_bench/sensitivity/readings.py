@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from safevla_bench.errors import SpecError
 from safevla_bench.judging.scores import ACTIVE, Scores, SpecColumn
 from safevla_bench.sensitivity.curves import Rescore, VariantRates, cell_curves, cell_members, score_warnings
-from safevla_bench.specs import READINGS, Library, library
+from safevla_bench.specs.file_formats import READINGS
+from safevla_bench.specs.loader import library
+from safevla_bench.specs.spec import Library
 
 PROSE_DEPTH = "prose depth"
 """How the reading of depth is named that the paper's prose allows."""

@@ -11,8 +11,9 @@ from math import isfinite
 import msgspec
 
 from safevla_bench.errors import SpecError
-from safevla_bench.specs import Library, Spec, severe_magnitude
+from safevla_bench.specs.spec import Library, Spec
 from safevla_bench.specs.table_reader import RowOrigin, convert_row, read_toml, suggest_names
+from safevla_bench.specs.trial import severe_magnitude
 from safevla_bench.text import shorten_name
 
 _MOST_THRESHOLDS = 1000

@@ -11,11 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.signals import contact, motion
-from safevla_bench.signals.signal import SIGNALS, RecordFields, Signal, Values
-from safevla_bench.stl import Trace
-from safevla_bench.trajectory import Batch
-
-__all__ = ["SIGNALS", "RecordFields", "Signal", "build_trace", "derive_signals", "missing_fields"]
+from safevla_bench.signals.signal import SIGNALS, RecordFields, Values
+from safevla_bench.stl.robustness import Trace
+from safevla_bench.trajectory.batch import Batch
 
 _MODULES = (contact, motion)
 

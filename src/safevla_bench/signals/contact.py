@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from safevla_bench.signals.signal import Bools, Floats, Ints, RecordFields, signal
-from safevla_bench.trajectory import BYSTANDER, FURNITURE, ROBOT, TARGET, gather_ranges
+from safevla_bench.trajectory.batch import gather_ranges
+from safevla_bench.trajectory.header import BYSTANDER, FURNITURE, ROBOT, TARGET
 
 
 @signal(unit="N", reads=("contacts",))

@@ -18,7 +18,7 @@ import math
 import numpy as np
 
 from safevla_bench.signals.signal import SIGNALS, Bools, Floats, Ints, RecordFields, signal
-from safevla_bench.trajectory import Channel
+from safevla_bench.trajectory.batch import Channel
 
 LIFTED_M = 0.05
 """Above this height over its start a gripped target is in transport (paper Appendix C.3)."""

@@ -13,16 +13,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.trajectory import (
-    FOREIGN_LOG,
-    TARGET,
-    Batch,
-    Channel,
-    Poses,
-    batch_of_headers,
-    mark_flags,
-    select_episodes,
-)
+from safevla_bench.trajectory.batch import Batch, Channel, Poses, batch_of_headers, select_episodes
+from safevla_bench.trajectory.header import TARGET
+from safevla_bench.trajectory.marks import FOREIGN_LOG, mark_flags
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -22,21 +22,26 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from safevla_bench.errors import SpecError
-from safevla_bench.signals import SIGNALS
+from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.specs.spec import Library, Spec, Tag, TagClass
 from safevla_bench.specs.table_reader import RowOrigin, convert_row, read_json_rows, read_toml, suggest_names
-from safevla_bench.stl import Compare, Formula, format_formula, has_placeholder, parse, substitute_threshold
 from safevla_bench.stl.formula import (
+    Compare,
     Comparison,
     Expression,
+    Formula,
     Negate,
     NumericSignal,
     Threshold,
+    format_formula,
     format_number,
+    has_placeholder,
     map_predicates,
     signed_constant,
+    substitute_threshold,
     walk_nodes,
 )
+from safevla_bench.stl.parser import parse
 
 BUILT_IN: Mapping[str, tuple[str, ...]] = {
     "default": ("scene_interaction.toml", "object_handling.toml", "execution.toml", "diagnostics.toml"),

@@ -12,9 +12,8 @@ from typing import cast, get_args
 
 import msgspec
 
-from safevla_bench import stl
 from safevla_bench.errors import FormulaError, SpecError
-from safevla_bench.signals import SIGNALS
+from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.specs.file_formats import (
     BUILT_IN,
     LibrarySource,
@@ -32,6 +31,8 @@ from safevla_bench.specs.spec import Axis, Library, Spec, Tag, Tier, scoring_con
 from safevla_bench.specs.table_reader import RowOrigin, convert_row, suggest_names
 from safevla_bench.specs.trial import set_limit
 from safevla_bench.stl import formula as syntax
+from safevla_bench.stl.formula import Formula, format_formula, has_placeholder, is_boolean_only, substitute_threshold
+from safevla_bench.stl.parser import parse
 
 BINARY_THRESHOLD = 0.5
 """Threshold of a specification whose atoms are all Boolean: an event is 0 or 1 (paper Appendix C)."""
@@ -243,8 +244,8 @@ def _make_spec(entry: ParsedSpec, tags: Mapping[str, Tag]) -> Spec:
         canonical_family=row.canonical_family,
         axis=cast(Axis, row.axis),
         tier=cast(Tier, row.tier),
-        stl=row.stl if formula == parsed else stl.format_formula(formula),
-        formula=stl.substitute_threshold(formula, threshold),
+        stl=row.stl if formula == parsed else format_formula(formula),
+        formula=substitute_threshold(formula, threshold),
         threshold=threshold,
         severe=row.severe,
         unit=canonical_unit(row.unit),
@@ -263,18 +264,18 @@ def _check_word(word: str, choices: tuple[str, ...], key: str, origin: RowOrigin
         raise origin.make_error(f"{word!r} is no {key}", field=key, remedy=suggest_names(word, choices, "there are"))
 
 
-def _parse_formula(entry: ParsedSpec) -> stl.Formula:
+def _parse_formula(entry: ParsedSpec) -> Formula:
     """Return the formula of a row over the known signals.
 
     Raise the origin's error, with field `stl`, if it is not valid.
     """
     try:
-        return stl.parse(entry.row.stl, {name: signal.boolean for name, signal in SIGNALS.items()})
+        return parse(entry.row.stl, {name: signal.boolean for name, signal in SIGNALS.items()})
     except FormulaError as error:
         raise entry.origin.make_error(error.problem, field="stl", remedy=error.remedy) from None
 
 
-def _read_threshold(entry: ParsedSpec, formula: stl.Formula) -> tuple[stl.Formula, float]:
+def _read_threshold(entry: ParsedSpec, formula: Formula) -> tuple[Formula, float]:
     """Return the formula, with the placeholder `threshold` for the number, and the threshold.
 
     In a JSON row that states its predicate, the number becomes the placeholder. In a binary row without a threshold,
@@ -285,15 +286,15 @@ def _read_threshold(entry: ParsedSpec, formula: stl.Formula) -> tuple[stl.Formul
     formula lacks the predicate that a JSON row states.
     """
     threshold, origin = entry.row.threshold, entry.origin
-    if entry.stated_predicate is not None and threshold is not None and not stl.has_placeholder(formula):
+    if entry.stated_predicate is not None and threshold is not None and not has_placeholder(formula):
         formula = _restore_stated(entry.stated_predicate, threshold, formula, origin)
     if entry.row.binary and not threshold:
         event_formula = syntax.map_predicates(formula, _event_predicate)
         if event_formula != formula:
             return event_formula, BINARY_THRESHOLD
-    holds = stl.has_placeholder(formula)
+    holds = has_placeholder(formula)
     if threshold is None:
-        if holds or not stl.is_boolean_only(formula):
+        if holds or not is_boolean_only(formula):
             raise origin.make_error("has no threshold", field="threshold", remedy="add threshold = NUMBER, positive")
         return formula, BINARY_THRESHOLD
     _check_positive(threshold, "threshold", origin)
@@ -303,7 +304,7 @@ def _read_threshold(entry: ParsedSpec, formula: stl.Formula) -> tuple[stl.Formul
     return formula, threshold
 
 
-def _restore_stated(stated: StatedPredicate, threshold: float, formula: stl.Formula, origin: RowOrigin) -> stl.Formula:
+def _restore_stated(stated: StatedPredicate, threshold: float, formula: Formula, origin: RowOrigin) -> Formula:
     """Return the formula with `threshold` in the predicate that a JSON row names by signal, operator and threshold.
 
     Raises the row's error if the signal is unknown or the formula holds no such predicate.
@@ -315,7 +316,7 @@ def _restore_stated(stated: StatedPredicate, threshold: float, formula: stl.Form
     restored = restore_placeholder(formula, stated, threshold)
     if restored == formula:
         problem = f"the formula nowhere says `{signal} {operator} {threshold:g}`, as signal, operator and threshold do"
-        remedy = f"the formula is `{stl.format_formula(formula)}`: correct it, or signal, operator or threshold"
+        remedy = f"the formula is `{format_formula(formula)}`: correct it, or signal, operator or threshold"
         raise origin.make_error(problem, field="stl", remedy=remedy)
     return restored
 
@@ -332,14 +333,14 @@ def _event_predicate(predicate: syntax.Compare) -> syntax.Compare:
     return predicate
 
 
-def _check_unit(row: SpecRow, formula: stl.Formula, origin: RowOrigin) -> None:
+def _check_unit(row: SpecRow, formula: Formula, origin: RowOrigin) -> None:
     """Raise the row's error if the threshold's unit is not that of each signal it is compared with.
 
     Comparisons with a product or quotient are passed over.
     """
     for predicate in (node for node in syntax.walk_nodes(formula) if isinstance(node, syntax.Compare)):
         nodes = list(syntax.walk_nodes(predicate))
-        if not stl.has_placeholder(predicate) or any(
+        if not has_placeholder(predicate) or any(
             isinstance(node, syntax.Arithmetic) and node.operator in "*/" for node in nodes
         ):
             continue
@@ -357,13 +358,13 @@ def _check_positive(value: float, key: str, origin: RowOrigin) -> None:
         raise origin.make_error(f"{key} is {value}, not positive and finite", field=key, remedy=remedy)
 
 
-def _check_severity(row: SpecRow, formula: stl.Formula, origin: RowOrigin) -> None:
+def _check_severity(row: SpecRow, formula: Formula, origin: RowOrigin) -> None:
     """Raise the row's error unless a specification is binary or graded; a scored graded one needs a severe magnitude.
 
     A formula of Boolean signals alone must be binary, and a binary specification has no severe magnitude. One that is
     given is positive and finite.
     """
-    if stl.is_boolean_only(formula) and not row.binary:
+    if is_boolean_only(formula) and not row.binary:
         problem = "all atoms are Boolean, so that no violation has a depth, yet it is not binary"
         raise origin.make_error(problem, field="binary", remedy="add binary = true")
     if row.severe is not None:

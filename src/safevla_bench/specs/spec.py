@@ -10,9 +10,9 @@ from difflib import get_close_matches
 from functools import cached_property
 from typing import Literal
 
-from safevla_bench import stl as logic
 from safevla_bench.errors import SpecError
-from safevla_bench.signals import SIGNALS
+from safevla_bench.signals.signal import SIGNALS
+from safevla_bench.stl.formula import Formula, format_formula, signal_names
 
 Tier = Literal["safe", "alternate", "diagnostic"]
 """`safe` is scored, `alternate` is another threshold of a scored one, `diagnostic` is reported beside the scores."""
@@ -44,7 +44,7 @@ class Spec:
     axis: Axis
     tier: Tier
     stl: str
-    formula: logic.Formula
+    formula: Formula
     threshold: float
     severe: float | None
     unit: str
@@ -58,7 +58,7 @@ class Spec:
     @property
     def signals(self) -> frozenset[str]:
         """The names of the signals that the formula reads."""
-        return logic.signal_names(self.formula)
+        return signal_names(self.formula)
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def scoring_content(spec: Spec) -> list[object]:
         spec.canonical_family,
         spec.axis,
         spec.tier,
-        logic.format_formula(spec.formula),
+        format_formula(spec.formula),
         spec.threshold,
         spec.severe,
         spec.unit,
@@ -158,7 +158,7 @@ def explain_spec(library: Library, spec_id: str) -> dict[str, object]:
     meaning = {name: tag.meaning for name, tag in library.vocabulary.items()}
     return {
         **_spec_row(library, spec),
-        "formula": logic.format_formula(spec.formula),
+        "formula": format_formula(spec.formula),
         "signals": [f"{name} [{SIGNALS[name].unit}]: {SIGNALS[name].meaning}" for name in sorted(spec.signals)],
         "requires_all": [f"{tag}: {meaning[tag]}" for tag in spec.requires_all],
         "invalid_if_any": [f"{tag}: {meaning[tag]}" for tag in spec.invalid_if_any],

@@ -11,12 +11,14 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench import stl
 from safevla_bench.errors import SpecError
-from safevla_bench.signals import SIGNALS
+from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.specs.file_formats import canonical_unit, id_suffix
 from safevla_bench.specs.spec import Library, Spec
 from safevla_bench.stl import formula as syntax
+from safevla_bench.stl.formula import Formula, has_placeholder, substitute_threshold
+from safevla_bench.stl.parser import parse
+from safevla_bench.stl.robustness import Trace, robustness
 
 _SMALLER_UNITS = {"m": {"mm": Fraction(1, 1000), "cm": Fraction(1, 100)}, "1": {"%": Fraction(1, 100)}}
 """Unit of signals -> other units that a threshold may be given in, and their size."""
@@ -120,13 +122,13 @@ def _with_threshold(library: Library, spec: Spec, threshold: float) -> Spec:
     """
     if threshold == spec.threshold:
         return spec
-    written = stl.parse(spec.stl, {name: signal.boolean for name, signal in SIGNALS.items()})
-    if not stl.has_placeholder(written) or all(SIGNALS[name].event for name in spec.signals):
+    written = parse(spec.stl, {name: signal.boolean for name, signal in SIGNALS.items()})
+    if not has_placeholder(written) or all(SIGNALS[name].event for name in spec.signals):
         raise SpecError(f"{spec.spec_id} has no threshold to set", remedy="it judges whether something happens at all")
     return replace(
         spec,
         spec_id=_threshold_id(spec, threshold),
-        formula=stl.substitute_threshold(written, threshold),
+        formula=substitute_threshold(written, threshold),
         threshold=threshold,
         severe=severe_magnitude(library, spec, threshold),
     )
@@ -209,12 +211,12 @@ def _simple_traces(spec: Spec) -> Iterator[TrialTrace]:
             }
             for name in sorted(spec.signals - set(booleans)):
                 signals[name] = np.array([0.0, share, share, 0.0]) * limits.get(name, spec.threshold)
-            trace = stl.Trace(signals, np.array([0, 4], dtype=np.int64), np.array([_DT_S]))
-            rho = float(stl.robustness(spec.formula, trace)[0])
+            trace = Trace(signals, np.array([0, 4], dtype=np.int64), np.array([_DT_S]))
+            rho = float(robustness(spec.formula, trace)[0])
             yield TrialTrace({name: values.tolist() for name, values in signals.items()}, rho)
 
 
-def _limits(formula: stl.Formula) -> Iterator[tuple[str, float]]:
+def _limits(formula: Formula) -> Iterator[tuple[str, float]]:
     """Yield signal and number for each comparison of one numeric signal with one number; 1 in place of the number 0."""
     for predicate in (node for node in syntax.walk_nodes(formula) if isinstance(node, syntax.Compare)):
         nodes = list(syntax.walk_nodes(predicate))

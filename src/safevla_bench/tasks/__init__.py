@@ -10,38 +10,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NotRequired, TypedDict
 
-from safevla_bench.specs import Library, Spec
-from safevla_bench.specs import library as read_library
-from safevla_bench.tasks.entries import (
-    Benchmark,
-    CapabilitySet,
-    GoalBodies,
-    Registry,
-    TaskEntry,
-    TaskFamily,
-    TaskTemplate,
-)
-from safevla_bench.tasks.file_formats import paper_task_rows
-from safevla_bench.tasks.loader import registry
-
-__all__ = [
-    "APPLIES",
-    "Applicability",
-    "Benchmark",
-    "CapabilitySet",
-    "GoalBodies",
-    "Registry",
-    "TaskEntry",
-    "TaskFamily",
-    "TaskTemplate",
-    "active_specs",
-    "check_applicability",
-    "exempt_tasks",
-    "paper_task_rows",
-    "registry",
-    "signal_missing",
-    "task_listings",
-]
+from safevla_bench.specs.loader import library as read_library
+from safevla_bench.specs.spec import Library, Spec
+from safevla_bench.tasks.entries import Registry, TaskEntry
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,10 @@ from fnmatch import fnmatchcase
 import msgspec
 
 from safevla_bench.errors import RegistryError, UnknownTaskError
-from safevla_bench.specs import Tag
-from safevla_bench.trajectory import LOG_BENCHMARK, TORQUES, Batch
+from safevla_bench.specs.spec import Tag
+from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.header import TORQUES
+from safevla_bench.trajectory.marks import LOG_BENCHMARK
 
 _NUMBERED = re.compile(r"task_(\d+)")
 _SCENE = re.compile(r"^[A-Z_]+_SCENE\d+_")

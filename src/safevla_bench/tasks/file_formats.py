@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from safevla_bench.specs import Tag, TagClass, built_in_tags, meanings_by_class, tags_from_tables
+from safevla_bench.specs.file_formats import built_in_tags, meanings_by_class, tags_from_tables
+from safevla_bench.specs.spec import Tag, TagClass
 from safevla_bench.specs.table_reader import RowOrigin, convert_row, suggest_names
 from safevla_bench.tasks.entries import (
     Benchmark,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from safevla_bench.errors import RegistryError
-from safevla_bench.specs import built_in_tags
+from safevla_bench.specs.file_formats import built_in_tags
 from safevla_bench.specs.table_reader import RowOrigin, read_json_rows, read_toml
 from safevla_bench.tasks.entries import Benchmark, CapabilitySet, Registry, TaskEntry
 from safevla_bench.tasks.file_formats import (

@@ -19,7 +19,7 @@ from safevla_bench.judging.judged import Judged
 from safevla_bench.training.labels import HOLDS, UNKNOWN, VIOLATED, describe_clauses, scored_specs
 from safevla_bench.training.pictures import CameraChoice
 from safevla_bench.training.writer import Feature
-from safevla_bench.trajectory import Batch
+from safevla_bench.trajectory.batch import Batch
 
 MAPPING = "safevla-log.toml"
 _POSE = ("x", "y", "z", "qw", "qx", "qy", "qz")

@@ -24,7 +24,7 @@ from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.scores import EpisodeScore
 from safevla_bench.judging.verdicts import has_uneven_stamps
 from safevla_bench.policies.servers.image_transforms import to_axis_angle
-from safevla_bench.sources import runs
+from safevla_bench.sources.runs.folder import dump_json
 from safevla_bench.training.description import (
     MAPPING,
     RecordedPart,
@@ -44,7 +44,7 @@ from safevla_bench.training.pictures import (
     render_episode,
 )
 from safevla_bench.training.writer import DatasetWriter, Feature, Statistics, image_feature, new_dataset, require_free
-from safevla_bench.trajectory import Batch, select_episodes
+from safevla_bench.trajectory.batch import Batch, select_episodes
 
 STATE, ACTION = "observation.state", "action"
 ProgressCallback = Callable[[int, str], None]
@@ -293,7 +293,7 @@ class _DatasetExport:
         """Write `meta/safevla.json`, the mapping by which `safevla` reads the dataset, and README.md."""
         assert self.shape is not None
         document = describe_dataset(self.judged, self.cameras, self.left_out, self._describe_state(self.shape))
-        writer.write_file("meta/safevla.json", runs.dump_json(document))
+        writer.write_file("meta/safevla.json", dump_json(document))
         writer.write_file(MAPPING, format_mapping(self.judged, self.parts, self.outcomes).encode())
         writer.write_file("README.md", format_card(self.judged, writer.episodes, writer.frames, self.cameras).encode())
 

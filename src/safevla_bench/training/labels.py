@@ -1,8 +1,8 @@
 """Safety labels of records for training: what each clause says of each record, and what that costs.
 
 A record's label is what `Monitor` says when that record arrives, so that a data set and the environments of
-`safevla_bench.rollout.gym` agree. Here whole batches are labelled at once. A tracker may have lost a body: the monitor leaves
-out a record at which a clause cannot be decided, and here its label is unknown.
+`safevla_bench.rollout.gym` agree. Here whole batches are labelled at once. A tracker may have lost a body: the monitor
+leaves out a record at which a clause cannot be decided, and here its label is unknown.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench import signals, stl
+from safevla_bench import signals
 from safevla_bench.judging.monitor import recordwise_part
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE, Scores, SpecColumn
 from safevla_bench.judging.verdicts import violation_depth
-from safevla_bench.specs import Spec
-from safevla_bench.trajectory import Batch
+from safevla_bench.signals.signal import RecordFields
+from safevla_bench.specs.spec import Spec
+from safevla_bench.stl.formula import Formula, format_formula, signal_names
+from safevla_bench.stl.robustness import trajectory_robustness
+from safevla_bench.trajectory.batch import Batch
 
 HOLDS, VIOLATED, UNKNOWN = 1, 0, -1
 """What `safe` says of a record: no clause is violated in it, one is, or that is not known.
@@ -92,7 +95,7 @@ def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabel
 
 
 def _record_margins(
-    fields: signals.RecordFields, part: stl.Formula, active: NDArray[np.int64]
+    fields: RecordFields, part: Formula, active: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return the margin of each record, and whether a lost pose leaves open if the record violates the clause.
 
@@ -102,11 +105,11 @@ def _record_margins(
     margins = np.full(int(fields.batch.starts[-1]), np.nan)
     undecided = np.zeros(len(margins), dtype=np.bool_)
     if len(active):
-        all_episodes = signals.build_trace(fields, stl.signal_names(part))
+        all_episodes = signals.build_trace(fields, signal_names(part))
         trace, rows = all_episodes.select_episodes(active), all_episodes.record_rows(active)
-        values = stl.trajectory_robustness(part, trace)
+        values = trajectory_robustness(part, trace)
         if trace.unknown:
-            undecided[rows] = (values >= 0) & (stl.trajectory_robustness(part, trace, best=False) < 0)
+            undecided[rows] = (values >= 0) & (trajectory_robustness(part, trace, best=False) < 0)
         margins[rows] = np.where(np.isposinf(values) | undecided[rows], np.nan, values)
     return margins, undecided
 
@@ -116,7 +119,7 @@ def describe_clauses(specs: Sequence[SpecColumn], library: Sequence[Spec]) -> li
 
     Raises `KeyError` for a clause that `library` lacks.
     """
-    formulas = {spec.spec_id: stl.format_formula(spec.formula) for spec in library}
+    formulas = {spec.spec_id: format_formula(spec.formula) for spec in library}
     return [
         {
             "id": spec.spec_id,

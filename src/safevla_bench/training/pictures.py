@@ -14,10 +14,10 @@ from PIL import Image
 
 from safevla_bench.errors import HostError
 from safevla_bench.interface import Camera, Host, ObservingStage, Stage
-from safevla_bench.pictures import frames
+from safevla_bench.pictures.frames.stage import open_stage, render_checked
 from safevla_bench.policies.servers.image_transforms import to_axis_angle
 from safevla_bench.training.writer import Statistics, summarize_pixels
-from safevla_bench.trajectory import Batch
+from safevla_bench.trajectory.batch import Batch
 
 STATE_NAMES = ("eef_x_m", "eef_y_m", "eef_z_m", "eef_axis_angle_x", "eef_axis_angle_y", "eef_axis_angle_z")
 
@@ -61,7 +61,7 @@ def render_episode(folder: Path, host: Host, record: Batch, choice: CameraChoice
         RunError: run.json is missing or damaged, or bodies would not be shown where they were recorded.
     """
     count = int(record.lengths[0]) - 1
-    with closing(frames.open_stage(folder, host, record)) as stage:
+    with closing(open_stage(folder, host, record)) as stage:
         images = {name: _render_camera(stage, record, name, choice.size) for name in choice.names}
         states = [read_state(stage, k) for k in range(count)] if isinstance(stage, ObservingStage) else []
     return EpisodePictures(
@@ -86,7 +86,7 @@ def _render_camera(stage: Stage, record: Batch, name: str, size: tuple[int, int]
     """
     camera, steps = Camera(name), range(int(record.lengths[0]) - 1)
     try:
-        return np.stack([frames.render_checked(stage, record, k, camera, size).image for k in steps])
+        return np.stack([render_checked(stage, record, k, camera, size).image for k in steps])
     except KeyError as error:  # MuJoCo's own, which lists the names there are
         problem = f"there is no camera {name!r}: {error.args[0]}"
         raise UnknownCameraError(problem, remedy="Choose another by --cameras.") from None

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 
 from builders import LINK, PLATE, contacts, episode
-from safevla_bench.explain.exposure import measure_exposure
+from safevla_bench.explain.exposure.episodes import measure_exposure
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.specs import library
-from safevla_bench.tasks import registry
+from safevla_bench.specs.loader import library
+from safevla_bench.tasks.loader import registry
 
 LIBRARY, REGISTRY = library(), registry()
 

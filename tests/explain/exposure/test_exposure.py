@@ -7,19 +7,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from exposure.made import LIBRARY, REGISTRY, held, hit, measured
 
 from builders import BOWL, DRAWER, HAND, contacts, episode
+from explain.exposure.made import LIBRARY, REGISTRY, held, hit, measured
 from report.scenes import run
 from safevla_bench import signals
-from safevla_bench.explain import exposure
-from safevla_bench.explain.exposure import measure_exposure, summarize_exposure
-from safevla_bench.explain.exposure.episodes import holding
+from safevla_bench.explain.exposure import summarize_exposure
+from safevla_bench.explain.exposure.episodes import PHASES, holding, measure_exposure, phases
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE
 from safevla_bench.judging.scoring import score
-from safevla_bench.specs import library
-from safevla_bench.trajectory import concatenate_batches, empty_batch, select_episodes
+from safevla_bench.signals.signal import RecordFields
+from safevla_bench.specs.loader import library
+from safevla_bench.trajectory.batch import concatenate_batches, select_episodes
+from safevla_bench.trajectory.single_episode import empty_batch
 
 FORCE, PUSHED = "max_contact_force_under_200N", "non_target_max_disp_5mm"
 
@@ -192,9 +193,9 @@ def test_a_specification_that_applies_nowhere_has_counts_of_nothing():
 
 
 def phase_names(batch):
-    reading = signals.RecordFields(batch)
-    codes = exposure.phases(reading, holding(batch, REGISTRY))
-    return ["-" if code < 0 else exposure.PHASES[code][0] for code in codes]
+    reading = RecordFields(batch)
+    codes = phases(reading, holding(batch, REGISTRY))
+    return ["-" if code < 0 else PHASES[code][0] for code in codes]
 
 
 def test_a_pick_and_place_has_its_phases_in_order():
@@ -236,7 +237,7 @@ def test_times_by_phase_add_up_to_the_whole():
 def test_the_first_violation_lies_in_the_phase_of_its_record():
     force = contacts((3, HAND, DRAWER, 300.0), (6, HAND, BOWL, 300.0))
     spent, scores = measured(held([0, 0, 1, 1, 0, 0, 0], [0, 0, 0, 0.1, 0, 0, 0], contacts=force))
-    assert exposure.PHASES[spent.first_phase[0]] == "transport"
+    assert PHASES[spent.first_phase[0]] == "transport"
     [cell] = summarize_exposure(spent, scores)
     assert [(one.first_violations, one.violation_s) for one in cell.phases] == [
         (0, 0.0), (0, 0.0), (1, pytest.approx(0.05)), (0, pytest.approx(0.05)),

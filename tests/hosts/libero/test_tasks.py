@@ -14,11 +14,14 @@ from safevla_bench.hosts import make_host
 from safevla_bench.hosts.libero.tasks import bddl_file, is_task_path, load_init_states, name_task
 from safevla_bench.hosts.mujoco.robosuite_env import drawn_reset_seed
 from safevla_bench.interface import EpisodeSeed, Wants
-from safevla_bench.jobs import evaluation
-from safevla_bench.jobs.evaluation.request import select_tasks
+from safevla_bench.jobs.evaluation.judgement import judge
+from safevla_bench.jobs.evaluation.preparation import list_start_notes
+from safevla_bench.jobs.evaluation.request import Request, select_tasks
+from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.sources import runs
-from safevla_bench.tasks import bddl, proposal, registry
+from safevla_bench.sources.runs.episode_index import read_sources
+from safevla_bench.tasks import bddl, proposal
+from safevla_bench.tasks.loader import registry
 from safevla_recorder.attachment import TaskLabel
 from safevla_recorder.libero.installation import find_init_states, label_task
 
@@ -37,10 +40,8 @@ def mine(tmp_path) -> Path:
 
 
 def rolled(out: Path, *suites: str, tasks=None, episodes=1, steps=3):
-    request = evaluation.Request(
-        host="libero", suites=suites, tasks=tasks, episodes=episodes, policies=("noop",), max_steps=steps
-    )
-    return evaluation.roll_out(request, out)
+    request = Request(host="libero", suites=suites, tasks=tasks, episodes=episodes, policies=("noop",), max_steps=steps)
+    return roll_out(request, out)
 
 
 def proposed(path: Path, out: Path) -> Path:
@@ -58,7 +59,7 @@ def proposed(path: Path, out: Path) -> Path:
 def test_tasks_of_libero_90_run_and_are_judged(tmp_path):
     assert len(make_host("libero").tasks("libero-90")) == 90
     rolled(tmp_path / "run", "libero-90", tasks=(2, 39))
-    judged = evaluation.judge([tmp_path / "run"], load_ruleset())
+    judged = judge([tmp_path / "run"], load_ruleset())
     assert [(one.task_id, one.outcome) for one in judged.scores.episodes()] == [
         ("task_2", "timeout"),
         ("task_39", "timeout"),
@@ -77,18 +78,18 @@ def test_a_file_of_ones_own_is_a_suite_named_by_its_folder(mine):
 @pytest.mark.long
 def test_it_runs_from_placements_drawn_from_the_seed_and_is_judged_once_it_has_tags(mine, tmp_path):
     rolled(tmp_path / "run", str(mine), episodes=2)
-    batch = runs.read_sources([tmp_path / "run"])[0]
+    batch = read_sources([tmp_path / "run"])[0]
     assert [header.init_state_index for header in batch.headers] == [0, 1]
     first, second = (batch.sim_state.episode_rows(episode) for episode in (0, 1))
     assert not np.array_equal(first[0], second[0])
     rolled(tmp_path / "again", str(mine), episodes=1)
-    assert np.array_equal(runs.read_sources([tmp_path / "again"])[0].sim_state.episode_rows(0), first)
+    assert np.array_equal(read_sources([tmp_path / "again"])[0].sim_state.episode_rows(0), first)
 
     with pytest.raises(UnknownTaskError, match="mine") as caught:
-        evaluation.judge([tmp_path / "run"], load_ruleset())
+        judge([tmp_path / "run"], load_ruleset())
     assert "safevla tasks --propose" in caught.value.remedy
     tags = proposed(mine, tmp_path / "tags.toml")
-    judged = evaluation.judge([tmp_path / "run"], load_ruleset(registry_files=(tags,)))
+    judged = judge([tmp_path / "run"], load_ruleset(registry_files=(tags,)))
     assert [one.benchmark for one in judged.scores.episodes()] == ["mine", "mine"]
 
 
@@ -117,10 +118,10 @@ def test_a_file_that_cannot_be_run_is_no_obstacle_to_its_folder(mine, tmp_path):
     tasks = make_host("libero").tasks(str(mine.parent))
     assert [bool(task.unusable) for task in tasks] == [True, True, False]
     assert "the red box lacks its file" in tasks[1].unusable
-    request = evaluation.Request(host="libero", suites=(str(mine.parent),), tasks=None, episodes=1, policies=("noop",))
+    request = Request(host="libero", suites=(str(mine.parent),), tasks=None, episodes=1, policies=("noop",))
     host = make_host("libero")
     assert select_tasks(host, request) == [tasks[2]]
-    notes = evaluation.list_start_notes(request)
+    notes = list_start_notes(request)
     assert [note.partition(":")[0] for note in notes] == ["mine/a is left out", "mine/b is left out"]
     with pytest.raises(HostError, match=r"task 1 of .* lacks its file") as caught:
         select_tasks(host, replace(request, tasks=(1, 2)))

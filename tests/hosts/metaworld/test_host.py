@@ -13,7 +13,7 @@ from safevla_bench.hosts.metaworld.host import CAMERAS, MetaworldHost
 from safevla_bench.hosts.mujoco.robosuite_env import drawn_reset_seed
 from safevla_bench.interface import EpisodeSeed, RecordedEpisode, Wants
 from safevla_bench.policies import make_policy
-from safevla_bench.tasks import registry
+from safevla_bench.tasks.loader import registry
 
 pytestmark = [pytest.mark.metaworld, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 START = EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=10)

@@ -16,7 +16,7 @@ from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.hosts.libero.host import LiberoHost
 from safevla_bench.hosts.robocasa.host import RobocasaHost
 from safevla_bench.interface import CLOSE_UP, Camera, EpisodeSeed, StagingHost, Wants
-from safevla_bench.trajectory import Channel
+from safevla_bench.trajectory.batch import Channel
 
 SIZE = (48, 64)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from safevla_bench.hosts.conformance import HostConformance, Trial
+from safevla_bench.hosts.conformance import HostConformance
+from safevla_bench.hosts.conformance.base import Trial
 from safevla_bench.hosts.robocasa import install, kitchens
 from safevla_bench.interface import Wants
 from safevla_bench.policies import make_policy

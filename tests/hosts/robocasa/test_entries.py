@@ -9,9 +9,10 @@ from expected import refusal, reply
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.interface import EpisodeSeed
-from safevla_bench.jobs import evaluation
+from safevla_bench.jobs.evaluation.request import entry_fields
 from safevla_bench.policies.servers import dialects, entries
-from safevla_bench.rollout import plan_episodes, run_episode
+from safevla_bench.rollout.episode import run_episode
+from safevla_bench.rollout.plan import plan_episodes
 
 pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 ENTRIES = [one.name for one in entries.paper_entries() if one.host == "robocasa" and not one.auxiliary]
@@ -44,7 +45,7 @@ def task():
 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_the_host_shows_what_an_entry_is_asked_with(name, task):
-    asked = evaluation.entry_fields(name)
+    asked = entry_fields(name)
     policy = Answering(entries.find_entry(name))
     (planned,) = plan_episodes([task], 1, [name], load_protocol(asked["protocol"]), max_steps=2)
     env = make_host(asked["host"]).make(task, policy.wants)

@@ -23,8 +23,9 @@ from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.mobile.door_script import move_point
-from safevla_bench.rollout import load_protocol, plan_episodes, run_episode
-from safevla_bench.trajectory import standin_benchmarks
+from safevla_bench.rollout.episode import run_episode
+from safevla_bench.rollout.plan import load_protocol, plan_episodes
+from safevla_bench.trajectory.marks import standin_benchmarks
 from safevla_recorder.mujoco.state import copy_state
 from safevla_recorder.robocasa.attachment import is_standin
 

@@ -11,14 +11,16 @@ import pytest
 
 import safevla_bench as sb
 from builders import same_bits
-from safevla_bench.compare import compare_policies
+from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.errors import HostError, RunError
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.robocasa import install, kitchens
 from safevla_bench.interface import EpisodeSeed, Wants
-from safevla_bench.jobs.evaluation import Request, load_policy_results, roll_out
+from safevla_bench.jobs.evaluation.judgement import load_policy_results
+from safevla_bench.jobs.evaluation.request import Request
+from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.jobs.verify import verify_run
-from safevla_bench.sources import runs
+from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_recorder.robocasa.attachment import read_memory
 
 pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -79,7 +81,7 @@ def test_records_are_those_of_a_rollout_but_for_the_names(tmp_path, name):
         assert given is env
         run_loop(env, 1, steps)
     env.close()
-    recorded = runs.read_sources([tmp_path / "run"])[0]
+    recorded = read_sources([tmp_path / "run"])[0]
     ours, theirs = recorded.headers[0], rolled.headers[0]
     assert ours.env_seed == 7001  # of the kitchen's own generator, which the host's 7 and the index 1 make
     told_by_plan = ("episode_id", "env_seed", "init_state_index", "policy", "seed", "horizon", "outcome")
@@ -124,7 +126,7 @@ def test_a_wrapped_kitchen_tells_the_seed_of_each_reset_and_none_where_the_gener
             for action in actions(3):
                 wrapper.step(action)
         wrapper.close()
-    batch = runs.read_sources([tmp_path / "run"])[0]
+    batch = read_sources([tmp_path / "run"])[0]
     assert [header.env_seed for header in batch.headers] == [5, None, 6]
     assert [header.init_state_index for header in batch.headers] == [None] * 3
     assert {header.outcome for header in batch.headers} == {"timeout"}
@@ -139,7 +141,7 @@ def test_an_episode_without_a_seed_can_be_shown_from_what_the_kitchen_says_of_it
     with sb.record(env, policy="mine", out=tmp_path / "run"):
         run_loop(env, 2, 3)
     env.close()
-    batch = runs.read_sources([tmp_path / "run"])[0]
+    batch = read_sources([tmp_path / "run"])[0]
     second = sb.trajectory.select_episodes(batch, [1])
     assert second.headers[0].env_seed is None
     stage = make_host("robocasa").stage(task_of(), second)
@@ -179,7 +181,7 @@ def test_where_no_seed_tells_the_description_and_the_first_state_serve(tmp_path)
     with sb.record(env, policy="mine", out=tmp_path / "run"):
         run_loop(env, 2, 12)
     env.close()
-    told = [extra["header"] for extra in runs.read_sources([tmp_path / "run"])[0].extra]
+    told = [extra["header"] for extra in read_sources([tmp_path / "run"])[0].extra]
     assert not any("earlier_seed" in header for header in told)
     findings = replayed(tmp_path / "run")
     assert [finding.verdict for finding in findings] == ["agrees"] * 2
@@ -240,7 +242,7 @@ def test_a_task_whose_goal_is_not_known_is_recorded_once_it_is_said(tmp_path):
     finally:
         type(env).__name__ = name
     env.close()
-    (header,) = runs.read_sources([tmp_path / "run"])[0].headers
+    (header,) = read_sources([tmp_path / "run"])[0].headers
     assert (header.benchmark, header.task_id, header.target_object) == ("my-kitchen", "stove", "obj")
 
 

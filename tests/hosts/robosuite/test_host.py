@@ -12,7 +12,7 @@ from safevla_bench.errors import HostError
 from safevla_bench.hosts.robosuite import host
 from safevla_bench.hosts.robosuite.host import RobosuiteHost
 from safevla_bench.interface import EpisodeSeed, RecordedEpisode, Wants
-from safevla_bench.tasks import registry
+from safevla_bench.tasks.loader import registry
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

@@ -15,11 +15,14 @@ import pytest
 
 import safevla_bench as sb
 from report.browser import Browser
-from safevla_bench import compare
+from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.errors import RunError
-from safevla_bench.jobs import evaluation
-from safevla_bench.jobs.browse import RunServer, RunSite, find_runs, list_runs, start_server
-from safevla_bench.jobs.browse.site import Choice, compare_address, run_address
+from safevla_bench.jobs.browse import RunServer, start_server
+from safevla_bench.jobs.browse.run_list import find_runs, list_runs
+from safevla_bench.jobs.browse.site import Choice, RunSite, compare_address, run_address
+from safevla_bench.jobs.evaluation.judgement import load_policy_results
+from safevla_bench.jobs.evaluation.outputs import comparison_tables, render_report
+from safevla_bench.jobs.evaluation.results import load
 from safevla_bench.report.render import content_security_policy, page_script, page_style, player_scripts
 
 HOSTILE = "<script>alert(1)<&'\"%2e%2e"
@@ -129,8 +132,8 @@ def test_names_of_runs_are_only_ever_shown(folder: Path):
 def test_a_comparison_has_the_numbers_of_the_library(folder: Path):
     paths = [folder / "still", folder / "deep" / HOSTILE]
     ruleset = sb.load_ruleset()
-    entrants = evaluation.load_policy_results(paths, ruleset)
-    expected = evaluation.comparison_tables(compare.compare_policies(entrants), entrants, paths, ruleset)
+    entrants = load_policy_results(paths, ruleset)
+    expected = comparison_tables(compare_policies(entrants), entrants, paths, ruleset)
     address = compare_address(Choice("still", "noop"), Choice(f"deep/{HOSTILE}", "random"))
     page = Links(RunSite(folder).reply(address).content).text
     squeezed = re.sub(r"\s", "", page)
@@ -161,7 +164,7 @@ def test_a_run_that_nothing_judged_is_judged_by_default_and_its_run_json_chooses
     for name in ("report.html", "scores.json"):
         (folder / "still" / name).unlink()
     report = RunSite(folder).reply(run_address("still", "report.html")).content.decode()
-    assert report == evaluation.render_report(evaluation.load(folder / "still").judged)
+    assert report == render_report(load(folder / "still").judged)
     path = folder / "still" / "run.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "suites": ["mt10"]}))
     reply = RunSite(folder).reply(run_address("still", "report.html"))

@@ -11,7 +11,7 @@ from safevla_bench.errors import HostError, PluginError
 from safevla_bench.jobs import doctor
 from safevla_bench.jobs.doctor import selftest, simulators
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.tasks import Registry
+from safevla_bench.tasks.entries import Registry
 
 
 def test_without_a_simulator_nothing_is_an_error_and_judging_works(monkeypatch):

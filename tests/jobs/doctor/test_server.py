@@ -10,8 +10,9 @@ import pytest
 
 from safevla_bench import plugins
 from safevla_bench.interface import Wants
-from safevla_bench.jobs import doctor
 from safevla_bench.jobs.doctor import server as examined
+from safevla_bench.jobs.doctor.machine import Diagnosis
+from safevla_bench.jobs.doctor.server import examine_server
 from safevla_bench.policies.servers import dialects, serve, wires
 from stub_servers import (
     OFT_REQUEST,
@@ -39,9 +40,9 @@ def openvla_is_installed(monkeypatch):
     )
 
 
-def look(server: str, **options: object) -> dict[str, doctor.Diagnosis]:
+def look(server: str, **options: object) -> dict[str, Diagnosis]:
     given = {"connect_timeout_s": "5", "timeout_s": "5", **options.pop("arguments", {})}
-    findings = list(doctor.examine_server(server, given, **options))
+    findings = list(examine_server(server, given, **options))
     assert all(finding.level == "ok" or finding.remedy for finding in findings)
     return {finding.check: finding for finding in findings}
 
@@ -261,7 +262,7 @@ def test_a_server_whose_replies_no_dialect_reads_says_what_came():
 
 def test_openvla_s_error_is_told_once_with_the_name_to_try():
     with http_server(openvla_pages(lambda request, number: "error")) as server:
-        findings = list(doctor.examine_server(server.url, {"connect_timeout_s": "5"}))
+        findings = list(examine_server(server.url, {"connect_timeout_s": "5"}))
     errors = [finding for finding in findings if finding.level == "error"]
     assert len(errors) == 1
     assert "unnorm_key=libero_spatial_no_noops" in errors[0].remedy

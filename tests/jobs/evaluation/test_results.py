@@ -11,8 +11,8 @@ import pytest
 
 import safevla_bench as sb
 from safevla_bench.errors import PolicyError, RunError
-from safevla_bench.jobs import evaluation
-from safevla_bench.sources import runs
+from safevla_bench.jobs.evaluation.preparation import prepare_run
+from safevla_bench.sources.runs.folder import read_description
 
 
 class Still:
@@ -50,7 +50,7 @@ def test_a_policy_object_is_rolled_out_and_named_by_its_class():
 
 def test_an_object_s_run_can_be_read_by_every_command_and_says_what_made_it(tmp_path):
     run = still_run(name="mine", out=tmp_path / "run")
-    described = runs.read_description(tmp_path / "run")["policies"]
+    described = read_description(tmp_path / "run")["policies"]
     assert [(policy["policy"], policy["object"]) for policy in described] == [("mine", f"{__name__}.Still")]
     assert (tmp_path / "run" / "report.html").exists()
     assert sb.load(str(tmp_path / "run")).scores.episode_id == run.scores.episode_id
@@ -193,7 +193,7 @@ def test_a_count_below_1_is_an_error_and_no_run(tmp_path, options, says):
 def test_a_count_between_looks_below_1_is_an_error():
     request = sb.Request(host="fake", suites=("fake",), policies=("noop",), until="safety >= 0.9", look_every=0)
     with pytest.raises(RunError, match="look_every is 0"):
-        evaluation.prepare_run(request)
+        prepare_run(request)
 
 
 @pytest.mark.parametrize(
@@ -211,9 +211,9 @@ def test_a_run_that_cannot_be_prepared_closes_the_policies_it_made(monkeypatch, 
         host="fake", suites=("fake",), policies=("mine",), policy_specs={"mine": f"python:{__name__}:make"}
     )
     with pytest.raises((PolicyError, RunError), match=says):
-        evaluation.prepare_run(replace(request, **changes))
+        prepare_run(replace(request, **changes))
     assert [policy.closed for policy in made] == [True]
-    prepared = evaluation.prepare_run(request)
+    prepared = prepare_run(request)
     assert made[-1].closed is False
     prepared.close()
     assert made[-1].closed is True

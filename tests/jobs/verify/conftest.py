@@ -6,15 +6,16 @@ import shutil
 
 import pytest
 
-from safevla_bench.jobs import evaluation
+from safevla_bench.jobs.evaluation.request import Request
+from safevla_bench.jobs.evaluation.results import evaluate_request
 from safevla_bench.judging.ruleset import load_ruleset
 
 
 @pytest.fixture(scope="session")
 def judged_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("verify") / "run"
-    asked = evaluation.Request(host="fake", suites=("fake",), episodes=2, policies=("random",), max_steps=8)
-    evaluation.evaluate_request(asked, load_ruleset(), folder)
+    asked = Request(host="fake", suites=("fake",), episodes=2, policies=("random",), max_steps=8)
+    evaluate_request(asked, load_ruleset(), folder)
     return folder
 
 
@@ -27,8 +28,8 @@ def run(judged_run, tmp_path):
 def hasty_run(tmp_path_factory):
     """Eight episodes in which the policy grips, pushes, lifts and succeeds."""
     folder = tmp_path_factory.mktemp("hasty") / "run"
-    asked = evaluation.Request(host="fake", suites=("fake",), tasks=(0, 1), episodes=4, policies=("scripted:hasty",))
-    evaluation.evaluate_request(asked, load_ruleset(), folder)
+    asked = Request(host="fake", suites=("fake",), tasks=(0, 1), episodes=4, policies=("scripted:hasty",))
+    evaluate_request(asked, load_ruleset(), folder)
     return folder
 
 

@@ -11,10 +11,10 @@ from folders import rewrite_archive
 from forgeries import FORGERIES, forge
 from safevla_bench import archive
 from safevla_bench.jobs import verify
-from safevla_bench.jobs.verify import AuditPlan
+from safevla_bench.jobs.verify.audit import AuditPlan, audit_source
 from safevla_bench.jobs.verify.record_check import ArchiveContents
 from safevla_bench.jobs.verify.replay_check import check_replays
-from safevla_bench.sources import runs
+from safevla_bench.sources.runs.folder import archive_digest, archive_parts
 
 
 def swapped(batch, episodes):
@@ -45,14 +45,14 @@ def test_an_audit_finds_a_forged_archive_if_it_draws_a_forged_episode_and_as_oft
     records = ArchiveContents.read_run(hasty)
     findings = check_replays(hasty, records, range(EPISODES), lambda done, what: None)
     assert {k for k, finding in enumerate(findings) if finding.verdict == "differs"} == set(FORGED)
-    digest, trials = runs.archive_digest(hasty), 1000
+    digest, trials = archive_digest(hasty), 1000
     draws = [AuditPlan(DRAWN, seed).draw(records.headers, digest)["scripted:hasty"] for seed in range(trials)]
     hits = sum(bool(set(FORGED) & set(drawn)) for drawn in draws)
     exact, bound = seen(EPISODES, len(FORGED), DRAWN), 1 - (1 - len(FORGED) / EPISODES) ** DRAWN
     assert exact >= bound
     assert abs(hits / trials - exact) < 4 * sqrt(exact * (1 - exact) / trials)
     for seed in (0, 1):
-        mark = verify.audit_source(hasty, AuditPlan(DRAWN, seed))["scripted:hasty"]
+        mark = audit_source(hasty, AuditPlan(DRAWN, seed))["scripted:hasty"]
         assert len(mark.differing) == len(set(FORGED) & set(draws[seed]))
         assert mark.verdict == ("differs" if mark.differing else "agrees")
 
@@ -85,21 +85,21 @@ def test_the_draw_hangs_on_seed_and_finished_archive_and_repeats(hasty_run):
 
 
 def test_a_sound_run_gets_a_badge_that_says_what_would_have_been_seen(hasty):
-    mark = verify.audit_source(hasty, AuditPlan(3, 0))["scripted:hasty"]
+    mark = audit_source(hasty, AuditPlan(3, 0))["scripted:hasty"]
     assert mark.badge == "3 of 3 replayed; a forged share f would have been seen with 1 - (1 - f)^3 or more"
-    assert verify.audit_source(hasty, AuditPlan(99, 0))["scripted:hasty"].badge == "8 of 8 replayed; these are all"
+    assert audit_source(hasty, AuditPlan(99, 0))["scripted:hasty"].badge == "8 of 8 replayed; these are all"
 
 
 def test_other_versions_and_what_is_no_run_folder_are_not_audited_and_the_reason_is_named(hasty, tmp_path):
-    (part,) = runs.archive_parts(hasty)
-    assert verify.audit_source(part, AuditPlan(3, 0))["scripted:hasty"].badge.startswith("not audited: it is no run")
+    (part,) = archive_parts(hasty)
+    assert audit_source(part, AuditPlan(3, 0))["scripted:hasty"].badge.startswith("not audited: it is no run")
 
     def older(batch):
         headers = (type(one)(**{**fields(one), "versions": {"numpy": "0.9"}}) for one in batch.headers)
         return replace(batch, headers=tuple(headers))
 
     rewrite_archive(hasty, older)
-    mark = verify.audit_source(hasty, AuditPlan(3, 0))["scripted:hasty"]
+    mark = audit_source(hasty, AuditPlan(3, 0))["scripted:hasty"]
     assert mark.badge.startswith("not audited: ")
     assert "recorded with numpy 0.9" in mark.badge
     assert "would have been seen" not in mark.badge
@@ -113,4 +113,4 @@ def test_verify_lists_each_audited_replay_and_what_the_audit_shows(hasty):
     findings = verify.verify_run(hasty, audit=AuditPlan(3, 7)).findings
     assert [finding.verdict for finding in findings[-4:]] == ["differs"] * 4
     assert findings[-1].said.startswith("audit: 3 of 3 replayed differ from their records")
-    assert archive.open_archive(runs.archive_parts(hasty)[0]).contacts.present.all()
+    assert archive.open_archive(archive_parts(hasty)[0]).contacts.present.all()

@@ -10,13 +10,15 @@ import pytest
 
 from folders import rewrite_archive
 from forgeries import FORGERIES, without
-from safevla_bench.jobs import evaluation
+from safevla_bench.jobs.evaluation.request import Request
+from safevla_bench.jobs.evaluation.results import evaluate_request
 from safevla_bench.jobs.verify import replay_check
 from safevla_bench.jobs.verify.record_check import ArchiveContents
 from safevla_bench.jobs.verify.record_comparison import OF_LAST_STEP, compare_records, outcome_differences
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.sources import runs
-from safevla_bench.trajectory import select_episodes
+from safevla_bench.sources.runs.episode_index import read_sources
+from safevla_bench.sources.runs.folder import RUN
+from safevla_bench.trajectory.batch import select_episodes
 from safevla_recorder.channels import CHANNELS
 
 
@@ -26,7 +28,7 @@ def replay(run, *indices):
 
 
 def alone(run, index=0):
-    return select_episodes(runs.read_sources([run])[0], [index])
+    return select_episodes(read_sources([run])[0], [index])
 
 
 @pytest.mark.parametrize("name", FORGERIES)
@@ -79,9 +81,9 @@ def test_a_loop_of_ones_own_may_lack_channels_which_are_named_and_a_rollout_may_
     rewrite_archive(hasty, lambda batch: without("eef_quat_wxyz")(select_episodes(batch, [1])))
     (finding,) = replay(hasty, 0)
     assert "eef_quat_wxyz: nothing is recorded" in finding.said
-    described = json.loads((hasty / runs.RUN).read_text())
+    described = json.loads((hasty / RUN).read_text())
     described["protocol"] = {"name": "own loop", "wait_steps": [described["protocol"]["wait_steps"]]}
-    (hasty / runs.RUN).write_text(json.dumps(described))
+    (hasty / RUN).write_text(json.dumps(described))
     (finding,) = replay(hasty, 0)
     assert finding.verdict == "agrees"
     assert finding.uncompared == ("eef_quat_wxyz", "horizon", "planned start")
@@ -111,11 +113,9 @@ def test_of_a_first_state_forces_and_grip_of_record_0_are_left_out(hasty):
 @pytest.mark.libero
 def test_each_forgery_of_a_libero_episode_is_found(tmp_path, monkeypatch):
     """One rollout, replayed once: the replay is the same for every forgery of the record."""
-    asked = evaluation.Request(
-        host="libero", suites=("libero-object",), tasks=(0,), policies=("scripted:hasty",), episodes=1
-    )
+    asked = Request(host="libero", suites=("libero-object",), tasks=(0,), policies=("scripted:hasty",), episodes=1)
     run = tmp_path / "run"
-    evaluation.evaluate_request(asked, load_ruleset(), run)
+    evaluate_request(asked, load_ruleset(), run)
     (untouched,) = replay(run, 0)
     assert untouched.verdict == "agrees"
     assert untouched.said.endswith("bit for bit")

@@ -17,12 +17,17 @@ from folders import reseal, rewrite_archive
 from safevla_bench import archive
 from safevla_bench.errors import CollectedError, HostError, RunError
 from safevla_bench.interface import EpisodeSeed
-from safevla_bench.jobs import evaluation
-from safevla_bench.jobs.evaluation.judgement import RULES
-from safevla_bench.jobs.verify import RulesetFiles, record_check, replay_check, score_check, verify_run
+from safevla_bench.jobs.evaluation.judgement import RULES, judge
+from safevla_bench.jobs.evaluation.outputs import write_outputs
+from safevla_bench.jobs.evaluation.request import Request
+from safevla_bench.jobs.evaluation.results import evaluate_request
+from safevla_bench.jobs.verify import record_check, replay_check, score_check, verify_run
+from safevla_bench.jobs.verify.score_check import RulesetFiles
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.sources import runs
-from safevla_bench.trajectory import Channel, mark_standin, select_episodes
+from safevla_bench.sources.runs.folder import EPISODES, MANIFEST, RUN, SCORES, SCORES_TABLE, archive_parts, dump_json
+from safevla_bench.sources.runs.sources import open_source
+from safevla_bench.trajectory.batch import Channel, select_episodes
+from safevla_bench.trajectory.marks import mark_standin
 
 
 def differing(found):
@@ -36,8 +41,8 @@ def left_out(found):
 def edited(path, change):
     held = json.loads(path.read_text())
     change(held)
-    path.write_bytes(runs.dump_json(held))
-    if path.name != runs.MANIFEST:
+    path.write_bytes(dump_json(held))
+    if path.name != MANIFEST:
         reseal(path.parent)
 
 
@@ -53,7 +58,7 @@ def test_without_replay_it_says_that_nothing_was_replayed(run):
 
 
 def test_one_flipped_bit_of_a_part_is_found_and_the_part_named(run):
-    (part,) = runs.archive_parts(run)
+    (part,) = archive_parts(run)
     content = bytearray(part.read_bytes())
     content[len(content) // 2] ^= 1
     part.write_bytes(content)
@@ -68,10 +73,10 @@ def test_a_missing_file_is_named(run, name):
 
 
 def test_a_run_whose_part_is_missing_is_never_judged_as_if_it_had_fewer_episodes(run):
-    (part,) = runs.archive_parts(run)
+    (part,) = archive_parts(run)
     part.unlink()
     with pytest.raises(CollectedError, match=part.name):
-        evaluation.judge([run], load_ruleset())
+        judge([run], load_ruleset())
 
 
 def test_a_part_that_the_manifest_does_not_name_is_found(run):
@@ -81,7 +86,7 @@ def test_a_part_that_the_manifest_does_not_name_is_found(run):
 
 def test_a_manifest_cannot_make_files_outside_the_run_be_read(run, tmp_path):
     (tmp_path / "secret").write_text("x")
-    edited(run / runs.MANIFEST, lambda held: held["parts"].update({"../secret": hashlib.sha256(b"x").hexdigest()}))
+    edited(run / MANIFEST, lambda held: held["parts"].update({"../secret": hashlib.sha256(b"x").hexdigest()}))
     assert "../secret is missing" in differing(verify_run(run))["archive parts"]
 
 
@@ -89,32 +94,32 @@ def test_a_score_that_was_changed_is_named_with_episode_field_and_both_values(ru
     def better(held):
         held["episodes"][2]["vsi"] = 0.25
 
-    edited(run / runs.SCORES, better)
+    edited(run / SCORES, better)
     said = differing(verify_run(run))
     assert list(said) == ["scores.json"]
     assert said["scores.json"] == "episode 'random/fake/task_1/ep_000', vsi: 0.25 is written, the archive gives 0.0"
 
 
 def test_a_changed_aggregate_and_a_number_of_another_type_are_found(run):
-    edited(run / runs.SCORES, lambda held: held["aggregate"].update(sr=0.5))
+    edited(run / SCORES, lambda held: held["aggregate"].update(sr=0.5))
     assert differing(verify_run(run))["scores.json"] == "aggregate.sr: 0.5 is written, the archive gives 0.0"
-    edited(run / runs.SCORES, lambda held: held["aggregate"].update(sr=False))
+    edited(run / SCORES, lambda held: held["aggregate"].update(sr=False))
     assert differing(verify_run(run))["scores.json"] == "aggregate.sr: false is written, the archive gives 0.0"
 
 
 def test_a_changed_row_of_the_table_is_found_and_another_writer_of_the_same_rows_is_not(run):
-    table = pq.read_table(run / runs.SCORES_TABLE)
-    pq.write_table(table, run / runs.SCORES_TABLE, compression="snappy")
+    table = pq.read_table(run / SCORES_TABLE)
+    pq.write_table(table, run / SCORES_TABLE, compression="snappy")
     reseal(run)
     assert verify_run(run).agrees
     flipped = table.set_column(table.schema.get_field_index("safe"), "safe", [[False] * len(table)])
-    pq.write_table(flipped, run / runs.SCORES_TABLE)
+    pq.write_table(flipped, run / SCORES_TABLE)
     assert "safe: false is written, the archive gives true" in differing(verify_run(run))["scores.parquet"]
 
 
 @pytest.mark.parametrize("kind", ["library", "registry"])
 def test_another_digest_of_what_judged_differs_and_nothing_is_judged_with_the_wrong_one(run, kind):
-    edited(run / runs.SCORES, lambda held: held["judged_by"][kind].update(digest="0" * 64))
+    edited(run / SCORES, lambda held: held["judged_by"][kind].update(digest="0" * 64))
     found = verify_run(run)
     assert list(differing(found)) == [kind]
     assert "0" * 64 in differing(found)[kind]
@@ -155,7 +160,7 @@ def test_each_difference_of_two_score_documents_is_named_once(rows, library, sen
 
 
 def test_another_version_differs_and_the_scores_are_still_compared(run):
-    edited(run / runs.SCORES, lambda held: held["judged_by"].update(version="0.0.1"))
+    edited(run / SCORES, lambda held: held["judged_by"].update(version="0.0.1"))
     assert list(differing(verify_run(run))) == ["version"]
 
 
@@ -163,7 +168,7 @@ def test_a_library_file_that_judged_is_asked_for_and_verifies_when_it_is_named(r
     file = tmp_path / "mine.toml"
     file.write_text('based_on = "default"\n\n[[replace]]\nspec_id = "joint_torque"\nsevere = 3.0\n')
     by = load_ruleset(library=str(file), missing="deactivate", capabilities=("libero-full",))
-    evaluation.write_outputs(evaluation.judge([run], by), run, legacy_ids=True)
+    write_outputs(judge([run], by), run, legacy_ids=True)
     remembered = verify_run(run, RulesetFiles(as_judged=True))
     assert remembered.agrees
     assert "scores.json" not in left_out(remembered)
@@ -178,21 +183,21 @@ def test_a_library_file_that_judged_is_asked_for_and_verifies_when_it_is_named(r
 
 
 def test_the_table_and_the_archive_must_hold_the_same_episodes(run):
-    rows = pq.read_table(run / runs.EPISODES)
-    pq.write_table(rows.slice(1), run / runs.EPISODES)
+    rows = pq.read_table(run / EPISODES)
+    pq.write_table(rows.slice(1), run / EPISODES)
     said = differing(verify_run(run))["episodes"]
     assert said == "'random/fake/task_0/ep_000' is in the archive, and not in episodes.parquet"
-    pq.write_table(rows, run / runs.EPISODES)
+    pq.write_table(rows, run / EPISODES)
     rewrite_archive(run, lambda batch: select_episodes(batch, [0, 1, 2]))
     said = differing(verify_run(run))["episodes"]
     assert said == "'random/fake/task_1/ep_001' is in episodes.parquet, and the archive has no record of it"
 
 
 def test_a_damaged_table_of_episodes_is_an_error_that_names_it(run):
-    (run / runs.EPISODES).write_bytes(b"PAR1 no more")
+    (run / EPISODES).write_bytes(b"PAR1 no more")
     assert "episodes.parquet" in differing(verify_run(run))["episodes"]
     with pytest.raises(RunError, match=r"episodes\.parquet"):
-        runs.open_source(run)
+        open_source(run)
 
 
 def test_a_changed_state_is_found_by_the_digest_that_was_judged_and_by_replay_which_says_its_step(run):
@@ -209,7 +214,7 @@ def test_a_changed_state_is_found_by_the_digest_that_was_judged_and_by_replay_wh
 
 
 def test_which_episodes_are_replayed_depends_on_their_names_and_never_on_their_order(run):
-    (part,) = runs.archive_parts(run)
+    (part,) = archive_parts(run)
     batch = archive.open_archive(part)
     turned = select_episodes(batch, [3, 2, 1, 0])
     names = {batch.headers[k].episode_id for k in replay_check.choose_episodes(batch.headers, 2)}
@@ -254,7 +259,7 @@ def test_stand_ins_are_said(run):
 
 @pytest.mark.parametrize("waited", [[5, 10], [], None])
 def test_a_loop_of_ones_own_whose_blocks_settled_differently_is_not_played_again(run, waited):
-    edited(run / runs.RUN, lambda held: held.update(protocol={"name": "own loop", "wait_steps": waited}))
+    edited(run / RUN, lambda held: held.update(protocol={"name": "own loop", "wait_steps": waited}))
     assert left_out(verify_run(run, replay=1))["replay"] == "run.json does not say how an episode starts"
 
 
@@ -264,7 +269,7 @@ def in_own_loop(description):
 
 
 def test_a_loop_of_ones_own_is_played_again_as_it_settled(run):
-    edited(run / runs.RUN, in_own_loop)
+    edited(run / RUN, in_own_loop)
     (finding,) = [finding for finding in verify_run(run, replay=1).findings if finding.check.startswith("replay")]
     assert finding.verdict == "agrees"
 
@@ -276,13 +281,13 @@ def test_an_episode_that_tells_no_start_is_not_played_again(run):
 
     rewrite_archive(run, without)
     assert "env_seed: null is recorded" in " ".join(differing(verify_run(run, replay=1)).values())
-    edited(run / runs.RUN, in_own_loop)
+    edited(run / RUN, in_own_loop)
     said = left_out(verify_run(run, replay=1)).values()
     assert any("neither its seed and initial state nor its fixtures" in one for one in said)
 
 
 def test_a_run_without_scores_says_that_nothing_was_judged(run):
-    for name in (runs.SCORES, runs.SCORES_TABLE):
+    for name in (SCORES, SCORES_TABLE):
         (run / name).unlink()
     assert "scores.json is missing; manifest.json names it" in differing(verify_run(run))["files"]
     reseal(run)
@@ -293,21 +298,21 @@ def test_a_run_without_scores_says_that_nothing_was_judged(run):
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", "[" * 5000, '{"judged_by": {"library": 3}}', "\ud800"])
 def test_scores_that_are_none_are_named(run, content):
-    (run / runs.SCORES).write_bytes(content.encode(errors="surrogatepass"))
+    (run / SCORES).write_bytes(content.encode(errors="surrogatepass"))
     assert "scores.json" in differing(verify_run(run))
 
 
 @pytest.mark.parametrize("content", [None, "no JSON", '{"complete": false}'])
 def test_what_is_no_complete_run_cannot_be_read(run, content):
-    (run / runs.RUN).unlink()
+    (run / RUN).unlink()
     if content is not None:
-        (run / runs.RUN).write_text(content)
+        (run / RUN).write_text(content)
     with pytest.raises(RunError):
         verify_run(run)
 
 
 def test_a_file_that_cannot_be_read_is_an_error_that_names_it(run):
-    (part,) = runs.archive_parts(run)
+    (part,) = archive_parts(run)
     part.unlink()
     part.mkdir()
     with pytest.raises(RunError, match=part.name):
@@ -326,7 +331,7 @@ def test_what_was_asked_for_and_could_not_be_checked_is_no_agreement(run, monkey
 
 
 def test_records_are_read_batch_by_batch_and_none_is_kept(run, monkeypatch):
-    (part,) = runs.archive_parts(run)
+    (part,) = archive_parts(run)
     archive.write_archive(part.with_name("part-00000.jsonl"), archive.open_archive(part))
     part.unlink()
     references = []
@@ -343,7 +348,7 @@ def test_records_are_read_batch_by_batch_and_none_is_kept(run, monkeypatch):
 
 
 def test_where_every_start_fails_all_are_named(run, monkeypatch):
-    edited(run / runs.RUN, in_own_loop)
+    edited(run / RUN, in_own_loop)
     monkeypatch.setattr(replay_check, "_episode_starts", lambda *_: [EpisodeSeed(0, seed, 0) for seed in (1, 2)])
 
     def fail(host, task, seed, episode):
@@ -357,10 +362,8 @@ def test_where_every_start_fails_all_are_named(run, monkeypatch):
 
 @pytest.mark.libero
 def test_a_libero_episode_replays_bit_for_bit(tmp_path):
-    asked = evaluation.Request(
-        host="libero", suites=("libero-object",), tasks=(0,), policies=("random",), max_steps=6, episodes=1
-    )
-    evaluation.evaluate_request(asked, load_ruleset(), tmp_path / "run")
+    asked = Request(host="libero", suites=("libero-object",), tasks=(0,), policies=("random",), max_steps=6, episodes=1)
+    evaluate_request(asked, load_ruleset(), tmp_path / "run")
     assert "libero" in sys.modules
     found = verify_run(tmp_path / "run", replay=1)
     assert [one.verdict for one in found.findings] == ["agrees"] * len(found.findings)
@@ -405,12 +408,12 @@ def test_the_sources_that_were_judged_are_those_of_the_run(run):
     def rename(document):
         document["sources"][0]["policies"][0]["policy"] = "another"
 
-    edited(run / runs.SCORES, rename)
+    edited(run / SCORES, rename)
     assert 'policy: "another" is written' in differing(verify_run(run))["judged archive"]
 
 
 def test_two_runs_that_were_asked_for_alike_have_the_same_digests(run, tmp_path):
-    asked = evaluation.Request(host="fake", suites=("fake",), episodes=2, policies=("random",), max_steps=8)
-    evaluation.evaluate_request(replace(asked, volatile={"started": "another day"}), load_ruleset(), tmp_path / "again")
-    assert (tmp_path / "again" / runs.MANIFEST).read_bytes() == (run / runs.MANIFEST).read_bytes()
+    asked = Request(host="fake", suites=("fake",), episodes=2, policies=("random",), max_steps=8)
+    evaluate_request(replace(asked, volatile={"started": "another day"}), load_ruleset(), tmp_path / "again")
+    assert (tmp_path / "again" / MANIFEST).read_bytes() == (run / MANIFEST).read_bytes()
     assert verify_run(tmp_path / "again").agrees

@@ -11,11 +11,11 @@ from safevla_bench.explain.trace import SignalTrace
 from safevla_bench.hosts import make_host
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.pictures.frames import select_shots
-from safevla_bench.pictures.frames.moments import format_clip_reading, format_reading
+from safevla_bench.pictures.frames.moments import format_clip_reading, format_reading, select_shots
 from safevla_bench.policies import make_policy
-from safevla_bench.rollout import load_protocol, plan_episodes, run_serially
-from safevla_bench.trajectory import concatenate_batches
+from safevla_bench.rollout.engine import run_serially
+from safevla_bench.rollout.plan import load_protocol, plan_episodes
+from safevla_bench.trajectory.batch import concatenate_batches
 
 BATCH = concatenate_batches([rollout(1, 0.05, 80), rollout(2, 1.0, 80)])
 SCORES = score(BATCH, load_ruleset())

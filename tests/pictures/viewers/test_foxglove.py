@@ -8,10 +8,10 @@ import sys
 
 import numpy as np
 import pytest
-from viewers.builders import shown
 
+from pictures.viewers.builders import shown
 from safevla_bench.errors import RunError
-from safevla_bench.pictures.viewers import encode_mcap
+from safevla_bench.pictures.viewers.foxglove import encode_mcap
 from safevla_bench.plugins import install_command
 
 reading = pytest.importorskip("mcap.reader", reason="MCAP comes with the extra mcap")

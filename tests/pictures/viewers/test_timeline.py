@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from viewers.builders import judged
 
+from pictures.viewers.builders import judged
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.pictures.viewers import build_timeline
-from safevla_bench.trajectory import select_episodes
+from safevla_bench.pictures.viewers.timeline import build_timeline
+from safevla_bench.trajectory.batch import select_episodes
 
 
 def test_poses_and_contacts_are_those_of_the_episode_that_was_asked_for():

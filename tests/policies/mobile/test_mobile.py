@@ -11,9 +11,17 @@ from safevla_bench.errors import PolicyError
 from safevla_bench.hosts import make_host
 from safevla_bench.interface import Boxes, Joint, Observation, Privileged
 from safevla_bench.policies import make_policy
-from safevla_bench.policies.mobile import STYLES
 from safevla_bench.policies.mobile.door_script import open_fixture
-from safevla_bench.policies.mobile.moves import CLOSE, OPEN, base_yaw, drive_base, follow_point, move_hand, turn_to_face
+from safevla_bench.policies.mobile.moves import (
+    CLOSE,
+    OPEN,
+    STYLES,
+    base_yaw,
+    drive_base,
+    follow_point,
+    move_hand,
+    turn_to_face,
+)
 
 UNIT_M = 0.05
 

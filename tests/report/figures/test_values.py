@@ -18,7 +18,7 @@ from safevla_bench.judging.metrics import Rate, cells
 from safevla_bench.judging.provenance_marks import warn_of_cells
 from safevla_bench.report.figures import margins, onset, style, sweeps, tradeoff, violations
 from safevla_bench.report.published import PAPER, EpisodeCounts, load_published, matching_counts, synthesize_scores
-from safevla_bench.specs import library
+from safevla_bench.specs.loader import library
 
 INF = float("inf")
 

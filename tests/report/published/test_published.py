@@ -18,18 +18,14 @@ from safevla_bench.report.published import (
     synthesize_scores,
     unique_count,
 )
-from safevla_bench.report.tables import (
-    Cell,
-    Roster,
-    Table,
-    auxiliary_table,
-    composition_table,
-    constraint_table,
-    suite_table,
-    task_table,
-)
-from safevla_bench.specs import library
-from safevla_bench.tasks import active_specs, registry
+from safevla_bench.report.tables.cells import Roster
+from safevla_bench.report.tables.suites import auxiliary_table, suite_table
+from safevla_bench.report.tables.table import Cell, Table
+from safevla_bench.report.tables.tasks import task_table
+from safevla_bench.report.tables.violations import composition_table, constraint_table
+from safevla_bench.specs.loader import library
+from safevla_bench.tasks import active_specs
+from safevla_bench.tasks.loader import registry
 from safevla_bench.text import NO_VALUE, format_fixed
 
 V1 = load_published(PAPER)

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from report.golden_tables import FOLDER, papers
-from safevla_bench.report.render import LatexLayout, render_latex, render_tables
-from safevla_bench.report.render.latex import COLUMN_PT, PAGE_PT
-from safevla_bench.report.tables import Cell, Column, Table
+from safevla_bench.report.render import render_tables
+from safevla_bench.report.render.latex import COLUMN_PT, PAGE_PT, LatexLayout, render_latex
+from safevla_bench.report.tables.table import Cell, Column, Table
 
 NARROW = Table("t", (Column("Policy", numeric=False), Column("SR %")), ((Cell("mine"), Cell("90.0", 90.0)),))
 PREAMBLE = rf"""\documentclass[twocolumn]{{article}}

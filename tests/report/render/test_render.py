@@ -14,16 +14,12 @@ from hypothesis import strategies as st
 
 from report.scenes import joined, verdicts
 from safevla_bench.judging.metrics import cells
-from safevla_bench.report.render import (
-    render_csv,
-    render_html,
-    render_json,
-    render_latex,
-    render_markdown,
-    render_tables,
-    render_text,
-)
-from safevla_bench.report.tables import Cell, Column, Roster, Table, suite_table
+from safevla_bench.report.render import render_html, render_json, render_tables
+from safevla_bench.report.render.latex import render_latex
+from safevla_bench.report.render.text import render_csv, render_markdown, render_text
+from safevla_bench.report.tables.cells import Roster
+from safevla_bench.report.tables.suites import suite_table
+from safevla_bench.report.tables.table import Cell, Column, Table
 from safevla_bench.text import NO_VALUE
 
 HOSTILE = '=cmd|"/C calc"!A0\x1b[31m<script>alert(1)</script>&%$#_{}~^\\|\u202e'

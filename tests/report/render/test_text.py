@@ -12,8 +12,9 @@ from rich.cells import cell_len
 
 from report.scenes import joined, verdicts
 from safevla_bench.judging.metrics import aggregate, cells
-from safevla_bench.report.render import render_markdown, render_text
-from safevla_bench.report.tables import Cell, Column, Table, headline_table
+from safevla_bench.report.render.text import render_markdown, render_text
+from safevla_bench.report.tables.cells import headline_table
+from safevla_bench.report.tables.table import Cell, Column, Table
 from safevla_bench.text import escape_controls
 
 HOSTILE = "\x1b[31mred\x1b]0;title\x07\u202eevil\r\n\x9b\ud800|*<b>`"

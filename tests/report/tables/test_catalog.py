@@ -9,10 +9,13 @@ import pytest
 from report.scenes import joined, verdicts
 from safevla_bench.errors import RunError
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.judging.scores import AbsentEpisode, Scores
-from safevla_bench.report.render import TableFormat, render_csv, render_tables
-from safevla_bench.report.tables import Roster, Table
+from safevla_bench.judging.scores import Scores
+from safevla_bench.report.render import TableFormat, render_tables
+from safevla_bench.report.render.text import render_csv
 from safevla_bench.report.tables.catalog import KINDS, TableInputs, build_tables
+from safevla_bench.report.tables.cells import Roster
+from safevla_bench.report.tables.table import Table
+from safevla_bench.sources.runs.folder import AbsentEpisode
 
 GOOD, BAD = (True, 1, 1), (True, -5, 1)
 

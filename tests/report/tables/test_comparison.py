@@ -8,34 +8,35 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from safevla_bench import compare
+from safevla_bench.compare.comparison import Comparison, MetricComparison, PolicyStanding, SuiteComparison
+from safevla_bench.compare.difference import Difference
 from safevla_bench.judging import gates
 from safevla_bench.report.tables import comparison as comparing
 from safevla_bench.report.tables import gates as gating
 from safevla_bench.text import NO_VALUE
 
 
-def difference(**changes: object) -> compare.Difference:
+def difference(**changes: object) -> Difference:
     fields = {
         "first": "a", "second": "b", "difference": -0.0525, "ci": (-0.1, 0.02), "ci_by_task": None, "both": 5,
         "only_first": 1, "only_second": 3, "neither": 1, "test": "McNemar, mid-p", "p_value": 0.625,
         "p_by_task": 0.5, "p_adjusted": 0.75, "tasks": 2,
     }  # fmt: skip
-    return compare.Difference(**{**fields, **changes})
+    return Difference(**{**fields, **changes})
 
 
 def comparison(
-    *differences: compare.Difference,
+    *differences: Difference,
     policies: tuple[str, ...] = ("a", "b"),
     metric: str = "safety",
     primary: bool = False,
     **changes: object,
 ):
-    standing = compare.PolicyStanding(policy="a", n=10, count=6, value=0.6, ci=(0.3, 0.8), ci_by_task=None)
-    metrics = compare.MetricComparison(metric=metric, standings=(standing,), differences=differences, primary=primary)
-    scope = compare.SuiteComparison(suite=None, pairs=10, left_out=0, tasks=2, metrics=(metrics,))
+    standing = PolicyStanding(policy="a", n=10, count=6, value=0.6, ci=(0.3, 0.8), ci_by_task=None)
+    metrics = MetricComparison(metric=metric, standings=(standing,), differences=differences, primary=primary)
+    scope = SuiteComparison(suite=None, pairs=10, left_out=0, tasks=2, metrics=(metrics,))
     fields = {"policies": policies, "paired": True, "confidence": 0.9, "seed": 0, "scopes": (scope,)}
-    return compare.Comparison(**{**fields, **changes})
+    return Comparison(**{**fields, **changes})
 
 
 def cells(table, row: int = 0) -> dict[str, str]:
@@ -111,7 +112,7 @@ def test_an_end_of_zero_beside_a_verdict_is_said_to_be_open():
 def test_the_primary_verdict_is_marked_and_the_others_are_called_exploratory():
     found = comparison(difference(), primary=True)
     (scope,) = found.scopes
-    other = compare.MetricComparison(metric="sr", standings=(), differences=(difference(), difference()))
+    other = MetricComparison(metric="sr", standings=(), differences=(difference(), difference()))
     both = replace(found, scopes=(replace(scope, metrics=(*scope.metrics, other)),))
     table = comparing.difference_table(both)
     assert [row[1].mark for row in table.rows] == [comparing.PRIMARY, "", ""]

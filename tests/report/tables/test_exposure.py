@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from exposure.made import held, hit, measured
-
+from explain.exposure.made import held, hit, measured
 from report.scenes import run
 from safevla_bench.archive import write_archive
 from safevla_bench.explain.exposure import summarize_exposure
-from safevla_bench.jobs.evaluation import judge, measure_cell_exposures
+from safevla_bench.jobs.evaluation.judgement import judge
+from safevla_bench.jobs.evaluation.outputs import measure_cell_exposures
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.report import render_text
+from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import exposure
-from safevla_bench.trajectory import concatenate_batches, empty_batch
+from safevla_bench.trajectory.batch import concatenate_batches
+from safevla_bench.trajectory.single_episode import empty_batch
 
 
 def shown(batch):

@@ -6,8 +6,8 @@ import numpy as np
 
 from report.scenes import NAN, verdicts
 from safevla_bench.judging.metrics import cells
-from safevla_bench.judging.scores import AbsentEpisode
-from safevla_bench.report.tables import exclusion_table
+from safevla_bench.report.tables.notices import exclusion_table
+from safevla_bench.sources.runs.folder import AbsentEpisode
 
 
 def test_what_was_not_scored_has_its_reason_and_count():

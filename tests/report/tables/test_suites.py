@@ -6,18 +6,13 @@ import pytest
 
 from report.scenes import NAN, joined, verdicts
 from safevla_bench.judging.metrics import cells, task_rates
-from safevla_bench.judging.scores import AbsentEpisode
-from safevla_bench.report.tables import (
-    Cell,
-    Roster,
-    Table,
-    auxiliary_table,
-    constraint_table,
-    severity_table,
-    suite_table,
-    task_table,
-)
-from safevla_bench.statistics import Interval, rate_mean_interval
+from safevla_bench.report.tables.cells import Roster
+from safevla_bench.report.tables.suites import auxiliary_table, severity_table, suite_table
+from safevla_bench.report.tables.table import Cell, Table
+from safevla_bench.report.tables.tasks import task_table
+from safevla_bench.report.tables.violations import constraint_table
+from safevla_bench.sources.runs.folder import AbsentEpisode
+from safevla_bench.statistics.intervals import Interval, rate_mean_interval
 from safevla_bench.text import NO_VALUE
 
 GOOD, BAD, FAILED = (True, 1, 1), (True, -5, 1), (False, 1, 1)

@@ -6,18 +6,13 @@ import pytest
 
 from report.scenes import joined, verdicts
 from safevla_bench.judging.metrics import cells, task_rates
-from safevla_bench.judging.scores import AbsentEpisode
 from safevla_bench.report.render import render_tables
-from safevla_bench.report.tables import (
-    Roster,
-    constraint_table,
-    drop_intervals,
-    has_column,
-    select_columns,
-    severity_table,
-    suite_table,
-    task_table,
-)
+from safevla_bench.report.tables.cells import Roster
+from safevla_bench.report.tables.suites import severity_table, suite_table
+from safevla_bench.report.tables.table import drop_intervals, has_column, select_columns
+from safevla_bench.report.tables.tasks import task_table
+from safevla_bench.report.tables.violations import constraint_table
+from safevla_bench.sources.runs.folder import AbsentEpisode
 
 GOOD, BAD, FAILED = (True, 1, 1), (True, -5, 1), (False, 1, 1)
 

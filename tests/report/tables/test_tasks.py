@@ -12,20 +12,16 @@ from builders import BOWL, contacts, episode
 from report.scenes import NAN, verdicts
 from safevla_bench.judging.metrics import aggregate, cells, task_rates
 from safevla_bench.judging.ruleset import Ruleset
-from safevla_bench.judging.scores import INACTIVE, AbsentEpisode, Scores
+from safevla_bench.judging.scores import INACTIVE, Scores
 from safevla_bench.judging.scoring import score
-from safevla_bench.report.tables import (
-    Cell,
-    Roster,
-    Table,
-    active_spec_table,
-    applicability_table,
-    task_table,
-)
-from safevla_bench.specs import library
-from safevla_bench.tasks import registry
+from safevla_bench.report.tables.cells import Roster
+from safevla_bench.report.tables.table import Cell, Table
+from safevla_bench.report.tables.tasks import active_spec_table, applicability_table, task_table
+from safevla_bench.sources.runs.folder import AbsentEpisode
+from safevla_bench.specs.loader import library
+from safevla_bench.tasks.loader import registry
 from safevla_bench.text import NO_VALUE
-from safevla_bench.trajectory import Batch, concatenate_batches
+from safevla_bench.trajectory.batch import Batch, concatenate_batches
 
 GOOD, BAD, FAILED = (True, 1, 1), (True, -5, 1), (False, 1, 1)
 

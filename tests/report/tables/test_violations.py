@@ -15,17 +15,12 @@ from safevla_bench.judging.metrics import cells
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scores import INACTIVE
 from safevla_bench.judging.scoring import score
-from safevla_bench.report.tables import (
-    Cell,
-    Roster,
-    Table,
-    composition_table,
-    constraint_table,
-    violations,
-)
-from safevla_bench.report.tables.cells import LIBERO_TORQUE_NOTE
+from safevla_bench.report.tables import violations
+from safevla_bench.report.tables.cells import LIBERO_TORQUE_NOTE, Roster
+from safevla_bench.report.tables.table import Cell, Table
+from safevla_bench.report.tables.violations import composition_table, constraint_table
 from safevla_bench.text import NO_VALUE
-from safevla_bench.trajectory import concatenate_batches
+from safevla_bench.trajectory.batch import concatenate_batches
 
 GOOD, BAD, FAILED = (True, 1, 1), (True, -5, 1), (False, 1, 1)
 

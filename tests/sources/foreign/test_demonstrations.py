@@ -13,7 +13,7 @@ import pytest
 
 from safevla_bench.errors import RecordError
 from safevla_bench.interface import Task
-from safevla_bench.sources.foreign import RecordedActions, read_demonstrations
+from safevla_bench.sources.foreign.demonstrations import RecordedActions, read_demonstrations
 
 RNG = np.random.default_rng(0)
 MODEL = """<mujoco><worldbody>

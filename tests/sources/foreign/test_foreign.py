@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from safevla_bench.errors import RecordError
-from safevla_bench.report.render import render_text
+from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import external
 from safevla_bench.sources import foreign
 

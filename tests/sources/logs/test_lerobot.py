@@ -9,19 +9,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from logs.log_files import FPS, save_mapping, straight_line, write_dataset
 
 from builders import contacts, episode, same_bits
 from safevla_bench.archive import open_archive, write_batches
-from safevla_bench.compare import split_by_policy
+from safevla_bench.compare.policy_results import split_by_policy
 from safevla_bench.errors import RecordError
-from safevla_bench.jobs import evaluation
+from safevla_bench.jobs.evaluation.judgement import load_policy_results
 from safevla_bench.judging import metrics
 from safevla_bench.judging.provenance_marks import warn_of_cells, warn_of_scores
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.sources import runs
-from safevla_bench.trajectory import Batch, concatenate_batches
+from safevla_bench.sources.runs.policy_names import NamedSource
+from safevla_bench.sources.runs.sources import open_source
+from safevla_bench.trajectory.batch import Batch, concatenate_batches
+from sources.logs.log_files import FPS, save_mapping, straight_line, write_dataset
 
 MAPPED = """
 [episode]
@@ -52,7 +53,7 @@ def frames(count: int = 30, success: bool = True, **more: np.ndarray) -> dict[st
 
 
 def read(path) -> list[Batch | RecordError]:
-    return list(runs.open_source(path).read())
+    return list(open_source(path).read())
 
 
 def judged(path):
@@ -123,8 +124,8 @@ def test_beside_a_simulator_the_warning_stands_with_the_logs_alone_and_counts_no
 
 def test_a_log_that_names_no_policy_is_compared_under_the_name_that_it_is_given(tmp_path):
     save_mapping(write_dataset(tmp_path / "d", [frames()]), MAPPED)
-    named = [runs.NamedSource.parse(f"{name}={tmp_path / 'd'}") for name in ("first", "second")]
-    results = evaluation.load_policy_results(named, load_ruleset())
+    named = [NamedSource.parse(f"{name}={tmp_path / 'd'}") for name in ("first", "second")]
+    results = load_policy_results(named, load_ruleset())
     assert [result.name for result in results] == ["first", "second"]
 
 
@@ -359,7 +360,7 @@ def test_an_episode_that_may_go_on_in_a_damaged_file_is_not_taken_for_whole(tmp_
 def test_only_the_wanted_episodes_are_made(tmp_path):
     folder = write_dataset(tmp_path / "d", [frames(success=k == 1) for k in range(3)])
     save_mapping(folder, MAPPED)
-    (batch,) = runs.open_source(folder).read([1])
+    (batch,) = open_source(folder).read([1])
     assert batch.headers[0].episode_id == "episode_000001"
 
 
@@ -369,10 +370,10 @@ def test_a_mapping_that_names_its_log_is_a_source(tmp_path):
     assert [batch.headers[0].episode_id for batch in read(tmp_path / "lab.toml")] == ["episode_000000"]
     (tmp_path / "lab.toml").write_text(MAPPED)
     with pytest.raises(RecordError, match="names no log"):
-        runs.open_source(tmp_path / "lab.toml")
+        open_source(tmp_path / "lab.toml")
     (tmp_path / "lab.toml").write_text('log = "nowhere"\n')
     with pytest.raises(RecordError, match="'nowhere' is none"):
-        runs.open_source(tmp_path / "lab.toml")
+        open_source(tmp_path / "lab.toml")
 
 
 @pytest.mark.parametrize(
@@ -389,7 +390,7 @@ def test_a_wrong_mapping_names_its_file_and_what_is_wrong(tmp_path, text, words)
     folder = write_dataset(tmp_path / "d", [frames()])
     save_mapping(folder, text)
     with pytest.raises(RecordError, match=r"safevla-log\.toml") as caught:
-        runs.open_source(folder)
+        open_source(folder)
     assert words in f"{caught.value} {caught.value.remedy}"
 
 

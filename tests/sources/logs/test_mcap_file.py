@@ -7,15 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from logs.log_files import pose_message, save_mapping, write_mcap
 
 from builders import same_bits
 from safevla_bench.errors import RecordError
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.sources import runs
 from safevla_bench.sources.logs import mcap_file
-from safevla_bench.trajectory import Batch
+from safevla_bench.sources.runs.sources import open_source
+from safevla_bench.trajectory.batch import Batch
+from sources.logs.log_files import pose_message, save_mapping, write_mcap
 
 MAPPED = """
 [episode]
@@ -44,7 +44,7 @@ def messages(lost: tuple[float, float] = (9, 9), jitter: float = 0.0) -> list[tu
 
 
 def read(path: Path) -> list[Batch | RecordError]:
-    return list(runs.open_source(path).read())
+    return list(open_source(path).read())
 
 
 def folder_of(tmp_path: Path, rows: list, text: str = MAPPED) -> Path:

@@ -16,16 +16,18 @@ from hypothesis import strategies as st
 from builders import episode, same_bits
 from safevla_bench import archive
 from safevla_bench.errors import CollectedError, RunError, SafevlaError, SignalError, UnknownTaskError
-from safevla_bench.explain import exposure
-from safevla_bench.jobs.evaluation import judge, render_report, write_outputs
+from safevla_bench.explain.exposure.episodes import measure_chunks, measure_exposure
+from safevla_bench.jobs.evaluation.judgement import judge
+from safevla_bench.jobs.evaluation.outputs import render_report, write_outputs
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score, score_chunks
 from safevla_bench.report import episode_table, paired_episodes
-from safevla_bench.sources import runs
 from safevla_bench.sources.runs import episode_index
-from safevla_bench.trajectory import concatenate_batches, select_episodes
+from safevla_bench.sources.runs import episode_index as runs_episode_index
+from safevla_bench.sources.runs.episode_index import EpisodeIndex, Scan, read_sources
+from safevla_bench.trajectory.batch import concatenate_batches, select_episodes
 
-DEMO = Path(str(resources.files("safevla_bench").joinpath("demo.parquet")))
+DEMO = Path(str(resources.files("safevla_bench.jobs").joinpath("demo.parquet")))
 FORMS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 EPISODES = [episode(4 + k, episode_id=f"ep_{k}", policy=f"p{k % 2}") for k in range(7)]
 
@@ -61,9 +63,9 @@ def test_scores_of_chunks_are_those_of_the_whole(places):
 
 def test_exposure_of_chunks_is_that_of_the_whole():
     scores = score(demo(), load_ruleset())
-    whole = exposure.measure_exposure(demo(), scores, load_ruleset())
-    assert same(exposure.measure_chunks(cut(demo(), {1, 7, 8}), scores, load_ruleset()), whole)
-    nothing = exposure.measure_chunks([], scores.select_episodes(np.arange(0)), load_ruleset())
+    whole = measure_exposure(demo(), scores, load_ruleset())
+    assert same(measure_chunks(cut(demo(), {1, 7, 8}), scores, load_ruleset()), whole)
+    nothing = measure_chunks([], scores.select_episodes(np.arange(0)), load_ruleset())
     assert len(nothing) == 0
 
 
@@ -103,7 +105,7 @@ def test_some_episodes_are_those_of_the_whole_in_the_order_asked(tmp_path, suffi
     paths = [tmp_path / f"one{suffix}", tmp_path / f"two{suffix}"]
     archive.write_archive(paths[0], concatenate_batches(EPISODES[:3]))
     archive.write_archive(paths[1], concatenate_batches(EPISODES[3:]))
-    scan = runs.Scan(paths)
+    scan = Scan(paths)
     assert same_bits(concatenate_batches(list(scan)), concatenate_batches(EPISODES))
     read = scan.index()
     assert same_bits(read.read_all(), concatenate_batches(EPISODES))
@@ -115,7 +117,7 @@ def test_some_episodes_are_those_of_the_whole_in_the_order_asked(tmp_path, suffi
 def test_only_what_is_wanted_is_made_sense_of(tmp_path, monkeypatch):
     path = tmp_path / "all.jsonl.zst"
     archive.write_archive(path, concatenate_batches(EPISODES))
-    read = runs.scan([path])
+    read = runs_episode_index.scan([path])
     decoded = []
     really = archive.jsonl.decode_json
     monkeypatch.setattr(archive.jsonl, "decode_json", lambda line: decoded.append(line) or really(line))
@@ -128,7 +130,7 @@ def test_bad_episodes_are_skipped_in_every_reading(tmp_path):
     archive.write_archive(path, concatenate_batches(EPISODES))
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([b"{}\n", lines[0], b"\n", b"junk\n", *lines[1:], lines[2]]))
-    good, read = runs.read_sources([path])
+    good, read = read_sources([path])
     assert same_bits(good, concatenate_batches(EPISODES))
     assert [problem.place.line for problem in read.problems][:2] == [1, 4]
     assert same_bits(read.read_all(), good)
@@ -157,7 +159,7 @@ def test_bad_episodes_come_before_what_good_ones_lack_and_all_are_listed(tmp_pat
 def test_a_source_that_changes_between_readings_is_an_error(tmp_path):
     path = tmp_path / "some.jsonl"
     archive.write_archive(path, concatenate_batches(EPISODES))
-    read = runs.scan([path])
+    read = runs_episode_index.scan([path])
     archive.write_archive(path, concatenate_batches(EPISODES[::-1]))  # moved, and all there
     assert same_bits(read.read_episodes([1]), EPISODES[1])
     archive.write_archive(path, concatenate_batches(EPISODES[1:]))
@@ -175,15 +177,15 @@ def test_the_page_of_the_episodes_that_it_draws_is_the_page_of_all(monkeypatch):
     lean = render_report(judged)
     assert len(set(page.drawn_episodes(judged.scores, judged.records.headers))) < len(judged.records)
     whole = judged.batch
-    monkeypatch.setattr(runs.EpisodeIndex, "read_sparsely", lambda self, indices: whole)
-    monkeypatch.setattr(runs.EpisodeIndex, "read_chunks", lambda self: iter([whole]))
+    monkeypatch.setattr(EpisodeIndex, "read_sparsely", lambda self, indices: whole)
+    monkeypatch.setattr(EpisodeIndex, "read_chunks", lambda self: iter([whole]))
     assert render_report(judged) == lean
 
 
 def test_some_records_are_whole_and_of_the_others_the_headers_and_lengths(tmp_path):
     path = tmp_path / "all.parquet"
     archive.write_archive(path, concatenate_batches(EPISODES))
-    read = runs.scan([path])
+    read = runs_episode_index.scan([path])
     some = read.read_sparsely([4, 1, 4])
     assert some.headers == read.headers
     assert some.lengths.tolist() == read.lengths.tolist()
@@ -195,7 +197,7 @@ def test_some_records_are_whole_and_of_the_others_the_headers_and_lengths(tmp_pa
 def test_the_records_of_one_policy_are_as_if_there_were_no_others(tmp_path):
     path = tmp_path / "all.jsonl"
     archive.write_archive(path, concatenate_batches(EPISODES))
-    read = runs.scan([path])
+    read = runs_episode_index.scan([path])
     mine = read.select_episodes([1, 3, 5])
     assert same_bits(mine.read_all(), concatenate_batches([EPISODES[k] for k in (1, 3, 5)]))
     assert same_bits(mine.read_episodes([2]), EPISODES[5])

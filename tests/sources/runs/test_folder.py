@@ -19,19 +19,23 @@ from safevla_bench.archive import append
 from safevla_bench.archive.npz import encode_npz
 from safevla_bench.errors import CollectedError, FileError, RecordError, RunError
 from safevla_bench.files import sha256_of
-from safevla_bench.sources import runs
 from safevla_bench.sources.runs import parts
-from safevla_bench.trajectory import concatenate_batches
+from safevla_bench.sources.runs.episode_index import Scan, read_sources, scan
+from safevla_bench.sources.runs.folder import archive_parts
+from safevla_bench.sources.runs.parts import RawEpisode, count_progress, episode_rows
+from safevla_bench.sources.runs.sources import open_source
+from safevla_bench.sources.runs.writer import RunWriter
+from safevla_bench.trajectory.batch import concatenate_batches
 from safevla_recorder import folder as recorder_folder
 from safevla_recorder.episode_cutter import LoopRules
 
 
-class Row(runs.RawEpisode, frozen=True, kw_only=True):
+class Row(RawEpisode, frozen=True, kw_only=True):
     def to_dict(self) -> dict[str, object]:
         return msgspec.to_builtins(self.row)
 
 
-def row(name: str, outcome: str = "success", reason: str | None = None) -> runs.RawEpisode:
+def row(name: str, outcome: str = "success", reason: str | None = None) -> RawEpisode:
     return Row(
         episode_id=name,
         policy="test",
@@ -53,7 +57,7 @@ EPISODES = [episode(4, episode_id="a"), episode(5, episode_id="b")]
 ASKED = {"host": "fake", "planned": 3}
 
 
-def fill(writer: runs.RunWriter, order: Sequence[int] = (0, 1, 2)) -> None:
+def fill(writer: RunWriter, order: Sequence[int] = (0, 1, 2)) -> None:
     for place in order:
         if place == 2:
             writer.add_episode(2, row("c", "crashed", "Traceback: boom"), None)
@@ -62,7 +66,7 @@ def fill(writer: runs.RunWriter, order: Sequence[int] = (0, 1, 2)) -> None:
 
 
 def written(folder, order: Sequence[int] = (0, 1, 2)):
-    with runs.RunWriter(folder, ASKED) as writer:
+    with RunWriter(folder, ASKED) as writer:
         fill(writer, order)
         writer.finish()
     return EPISODES
@@ -70,22 +74,20 @@ def written(folder, order: Sequence[int] = (0, 1, 2)):
 
 def test_a_run_gives_back_its_records_and_its_crashes(tmp_path):
     episodes = written(tmp_path / "run")
-    batch, index = runs.read_sources([tmp_path / "run"])
+    batch, index = read_sources([tmp_path / "run"])
     assert same_bits(batch, concatenate_batches(episodes))
     assert [(one.episode_id, one.outcome, one.reason) for one in index.absent] == [("c", "crashed", "Traceback: boom")]
     ((path, description),) = index.descriptions
     assert (path, list(description.pop("volatile"))) == (tmp_path / "run", ["file_sha256"])
     assert description == {**ASKED, "complete": True}
-    assert [one.episode_id for one in runs.episode_rows(tmp_path / "run")] == ["a", "b", "c"]
+    assert [one.episode_id for one in episode_rows(tmp_path / "run")] == ["a", "b", "c"]
 
 
 def test_the_manifest_holds_the_digest_of_every_part(tmp_path):
     written(tmp_path / "run")
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert manifest["schema_version"] == 1
-    assert manifest["parts"] == {
-        f"archive/{part.name}": sha256_of(part) for part in runs.archive_parts(tmp_path / "run")
-    }
+    assert manifest["parts"] == {f"archive/{part.name}": sha256_of(part) for part in archive_parts(tmp_path / "run")}
 
 
 @pytest.mark.parametrize("order", list(permutations(range(3))))
@@ -100,15 +102,15 @@ def test_the_order_in_which_episodes_end_changes_no_byte(tmp_path, order):
 def test_a_part_holds_a_fixed_number_of_episodes(tmp_path, monkeypatch):
     monkeypatch.setattr(parts, "EPISODES_A_PART", 1)
     written(tmp_path / "run")
-    assert [part.name[:10] for part in runs.archive_parts(tmp_path / "run")] == ["part-00000", "part-00001"]
-    assert same_bits(runs.read_sources([tmp_path / "run"])[0], concatenate_batches(EPISODES))
+    assert [part.name[:10] for part in archive_parts(tmp_path / "run")] == ["part-00000", "part-00001"]
+    assert same_bits(read_sources([tmp_path / "run"])[0], concatenate_batches(EPISODES))
 
 
 def test_what_an_unfinished_run_has_done_is_read_in_plan_order(tmp_path):
-    with runs.RunWriter(tmp_path / "run", ASKED) as writer:
+    with RunWriter(tmp_path / "run", ASKED) as writer:
         fill(writer, (2, 1, 0))
-        batch, index = runs.read_sources([tmp_path / "run"])
-        assert runs.count_progress(tmp_path / "run") == (3, 3)
+        batch, index = read_sources([tmp_path / "run"])
+        assert count_progress(tmp_path / "run") == (3, 3)
     assert same_bits(batch, concatenate_batches(EPISODES))
     assert [one.episode_id for one in index.absent] == ["c"]
     ((_, description),) = index.descriptions
@@ -117,12 +119,12 @@ def test_what_an_unfinished_run_has_done_is_read_in_plan_order(tmp_path):
 
 @pytest.mark.parametrize("left", ["000000.npz", ".000000.npz.1.partial", ".000000.json.1.partial"])
 def test_what_a_kill_left_half_done_is_not_part_of_the_run(tmp_path, left):
-    with runs.RunWriter(tmp_path / "run", ASKED) as writer:
+    with RunWriter(tmp_path / "run", ASKED) as writer:
         fill(writer, (1, 2))
     (tmp_path / "run" / "raw" / left).write_bytes(b"half")
-    assert runs.count_progress(tmp_path / "run") == (2, 3)
-    assert len(runs.read_sources([tmp_path / "run"])[0]) == 1
-    with runs.RunWriter(tmp_path / "run", ASKED, resume=True) as writer:
+    assert count_progress(tmp_path / "run") == (2, 3)
+    assert len(read_sources([tmp_path / "run"])[0]) == 1
+    with RunWriter(tmp_path / "run", ASKED, resume=True) as writer:
         assert sorted(writer.episodes) == [1, 2]
         fill(writer, (0,))
         writer.finish()
@@ -131,22 +133,22 @@ def test_what_a_kill_left_half_done_is_not_part_of_the_run(tmp_path, left):
 
 
 def test_a_row_that_is_damaged_or_has_lost_its_record_is_named(tmp_path):
-    with runs.RunWriter(tmp_path / "run", ASKED) as writer:
+    with RunWriter(tmp_path / "run", ASKED) as writer:
         fill(writer)
     folder = tmp_path / "run" / "raw"
     for name in ("000000.npz", "000001.npz"):
         (folder / name).unlink()
     with pytest.raises(RunError, match=r"000000\.npz: the record of an episode that is done is missing"):
-        runs.RunWriter(tmp_path / "run", ASKED, resume=True)
-    problems = runs.scan([tmp_path / "run"]).problems
+        RunWriter(tmp_path / "run", ASKED, resume=True)
+    problems = scan([tmp_path / "run"]).problems
     assert [problem.place.episode for problem in problems] == ["a", "b"]
     (folder / "000000.json").write_bytes(b"nonsense\n")
     with pytest.raises(RunError, match=r"000000\.json: the row is damaged"):
-        runs.open_source(tmp_path / "run")
+        open_source(tmp_path / "run")
 
 
 def test_an_episode_that_crashes_when_it_is_run_again_has_no_record(tmp_path):
-    with runs.RunWriter(tmp_path / "run", ASKED) as writer:
+    with RunWriter(tmp_path / "run", ASKED) as writer:
         (tmp_path / "run" / "raw" / "000002.npz").write_bytes(b"of an attempt that was killed")
         fill(writer)
         assert not (tmp_path / "run" / "raw" / "000002.npz").exists()
@@ -158,13 +160,13 @@ def test_an_unfinished_run_of_version_0_1_is_named_with_what_it_had_recorded(tmp
     (tmp_path / "run" / "run.json").write_text(json.dumps({**ASKED, "complete": False}))
     append(state / "records.jsonl.zst", EPISODES[0])
     for attempt in (
-        lambda: runs.open_source(tmp_path / "run"),
-        lambda: runs.RunWriter(tmp_path / "run", ASKED, resume=True),
+        lambda: open_source(tmp_path / "run"),
+        lambda: RunWriter(tmp_path / "run", ASKED, resume=True),
     ):
         with pytest.raises(RunError, match=r"unfinished run of version 0\.1") as raised:
             attempt()
         assert str(state / "records.jsonl.zst") in raised.value.remedy
-    assert same_bits(runs.read_sources([state / "records.jsonl.zst"])[0], EPISODES[0])
+    assert same_bits(read_sources([state / "records.jsonl.zst"])[0], EPISODES[0])
 
 
 @pytest.mark.parametrize("complete", [True, False])
@@ -175,23 +177,23 @@ def test_a_folder_of_the_recorder_is_a_source(tmp_path, complete):
     for number, one in enumerate(EPISODES):
         parts.write_raw(folder, number, row("ab"[number]), encode_npz(one))
     parts.write_raw(folder, 2, row("c", "crashed", "boom"), None)
-    batch, index = runs.read_sources([folder])
+    batch, index = read_sources([folder])
     assert same_bits(batch, concatenate_batches(EPISODES))
     assert [one.episode_id for one in index.absent] == ["c"]
     assert same_bits(index.read_episodes([1]), EPISODES[1])
-    assert [row.episode_id for row in runs.episode_rows(folder)] == ["a", "b", "c"]
+    assert [row.episode_id for row in episode_rows(folder)] == ["a", "b", "c"]
     (folder / "raw" / "000001.npz").unlink()
-    (problem, *_) = runs.scan([folder]).problems
+    (problem, *_) = scan([folder]).problems
     assert "000001.npz" in str(problem)
 
 
 def test_a_crashed_episode_can_be_taken_out_of_a_complete_run_and_run_again(tmp_path):
     written(tmp_path / "run")
-    with runs.RunWriter(tmp_path / "run", ASKED, resume=True) as writer:
+    with RunWriter(tmp_path / "run", ASKED, resume=True) as writer:
         assert writer.complete
         writer.reopen({name: place for place, name in enumerate("abc")})
         assert sorted(writer.episodes) == [0, 1]
-        assert len(runs.read_sources([tmp_path / "run"])[0]) == 2
+        assert len(read_sources([tmp_path / "run"])[0]) == 2
         fill(writer, (2,))
         writer.finish()
     written(tmp_path / "whole")
@@ -199,36 +201,36 @@ def test_a_crashed_episode_can_be_taken_out_of_a_complete_run_and_run_again(tmp_
 
 
 def test_two_runs_never_write_into_one_folder_at_a_time(tmp_path):
-    with runs.RunWriter(tmp_path / "run", ASKED):
+    with RunWriter(tmp_path / "run", ASKED):
         for resume in (False, True):
             with pytest.raises(RunError, match="another run is writing here"):
-                runs.RunWriter(tmp_path / "run", ASKED, resume=resume)
-    with runs.RunWriter(tmp_path / "run", ASKED, resume=True):
+                RunWriter(tmp_path / "run", ASKED, resume=resume)
+    with RunWriter(tmp_path / "run", ASKED, resume=True):
         pass
     assert not (tmp_path / "run" / ".lock").exists()
 
 
 def test_an_unfinished_run_is_continued_only_when_asked_and_the_command_is_said(tmp_path):
-    with runs.RunWriter(tmp_path / "a run", ASKED) as writer:
+    with RunWriter(tmp_path / "a run", ASKED) as writer:
         fill(writer, (0,))
     with pytest.raises(RunError, match="1 of 3 episodes done") as raised:
-        runs.RunWriter(tmp_path / "a run", ASKED)
+        RunWriter(tmp_path / "a run", ASKED)
     assert f"safevla eval --resume --out '{tmp_path}/a run'" in raised.value.remedy
     written(tmp_path / "complete")
     with pytest.raises(RunError, match="not empty: it holds a run"):
-        runs.RunWriter(tmp_path / "complete", ASKED)
+        RunWriter(tmp_path / "complete", ASKED)
 
 
 def test_a_difference_in_what_is_asked_is_refused_and_named(tmp_path):
     held = {"host": "fake", "policies": [{"policy": "a", "arguments": {"x": "1"}}], "versions": {"numpy": "1"}}
-    with runs.RunWriter(tmp_path / "run", held):
+    with RunWriter(tmp_path / "run", held):
         pass
     asked = {"host": "fake", "policies": [{"policy": "a", "arguments": {"x": "2"}}], "versions": {"numpy": "2"}}
     with pytest.raises(RunError) as raised:
-        runs.RunWriter(tmp_path / "run", asked, resume=True)
+        RunWriter(tmp_path / "run", asked, resume=True)
     assert 'policies[0].arguments.x: the run has "1", asked is "2"' in str(raised.value)
     assert "versions.numpy" in str(raised.value)
-    with runs.RunWriter(tmp_path / "run", {**held, "volatile": {"command": "other"}}, resume=True):
+    with RunWriter(tmp_path / "run", {**held, "volatile": {"command": "other"}}, resume=True):
         pass
 
 
@@ -240,11 +242,11 @@ def test_ctrl_c_waits_for_the_episode_that_is_being_written(tmp_path, monkeypatc
         monkeypatch.setattr(os, "fsync", really)
         really(descriptor)
 
-    with runs.RunWriter(tmp_path / "run", ASKED) as writer:
+    with RunWriter(tmp_path / "run", ASKED) as writer:
         monkeypatch.setattr(os, "fsync", interrupted)
         with pytest.raises(KeyboardInterrupt):
             fill(writer)
-    assert runs.count_progress(tmp_path / "run") == (1, 3)
+    assert count_progress(tmp_path / "run") == (1, 3)
 
 
 def test_a_second_ctrl_c_stops_at_once_and_the_run_can_be_continued(tmp_path, monkeypatch):
@@ -252,13 +254,13 @@ def test_a_second_ctrl_c_stops_at_once_and_the_run_can_be_continued(tmp_path, mo
         for _ in range(2):
             signal.raise_signal(signal.SIGINT)
 
-    with runs.RunWriter(tmp_path / "run", ASKED) as writer:
+    with RunWriter(tmp_path / "run", ASKED) as writer:
         monkeypatch.setattr(os, "fsync", interrupted)
         with pytest.raises(KeyboardInterrupt):
             fill(writer)
     monkeypatch.undo()
-    assert runs.count_progress(tmp_path / "run") == (0, 3)
-    with runs.RunWriter(tmp_path / "run", ASKED, resume=True) as writer:
+    assert count_progress(tmp_path / "run") == (0, 3)
+    with RunWriter(tmp_path / "run", ASKED, resume=True) as writer:
         fill(writer)
         writer.finish()
     written(tmp_path / "whole")
@@ -268,15 +270,15 @@ def test_a_second_ctrl_c_stops_at_once_and_the_run_can_be_continued(tmp_path, mo
 def test_a_folder_that_holds_something_is_never_written_into(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(RunError, match="not empty"):
-        runs.RunWriter(tmp_path, {})
+        RunWriter(tmp_path, {})
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path):
     with pytest.raises(RunError, match="not a run folder"):
-        runs.open_source(tmp_path)
+        open_source(tmp_path)
     with pytest.raises(RunError, match="no such file"):
-        runs.open_source(tmp_path / "absent")
+        open_source(tmp_path / "absent")
 
 
 def test_bad_episodes_of_all_sources_are_listed_or_left_out(tmp_path):
@@ -285,7 +287,7 @@ def test_bad_episodes_of_all_sources_are_listed_or_left_out(tmp_path):
         with (tmp_path / f"{name}.jsonl").open("ab") as stream:
             stream.write(b"{}\n")
     paths = [tmp_path / "one.jsonl", tmp_path / "two.jsonl"]
-    batch, index = runs.read_sources(paths)
+    batch, index = read_sources(paths)
     with pytest.raises(CollectedError) as raised:
         index.require_valid()
     assert [(error.place.file, error.place.line) for error in raised.value.errors] == [(str(path), 2) for path in paths]
@@ -298,8 +300,8 @@ def test_the_same_episode_of_the_same_policy_in_two_sources_is_refused(tmp_path)
     for name, policy in (("one", "a"), ("two", "a"), ("three", "b")):
         append(tmp_path / f"{name}.jsonl", episode(4, policy=policy))
     with pytest.raises(RunError, match=r"one\.jsonl"):
-        runs.scan([tmp_path / "one.jsonl", tmp_path / "two.jsonl"]).require_valid()
-    batch, index = runs.read_sources([tmp_path / "one.jsonl", tmp_path / "three.jsonl"])
+        scan([tmp_path / "one.jsonl", tmp_path / "two.jsonl"]).require_valid()
+    batch, index = read_sources([tmp_path / "one.jsonl", tmp_path / "three.jsonl"])
     index.require_valid()
     assert len(batch) == 2
 
@@ -308,12 +310,12 @@ def test_a_damaged_description_is_named(tmp_path):
     written(tmp_path / "run")
     (tmp_path / "run" / "run.json").write_text("{")
     with pytest.raises(RunError, match=r"run\.json"):
-        runs.open_source(tmp_path / "run")
+        open_source(tmp_path / "run")
 
 
 def test_an_empty_archive_file_is_a_problem(tmp_path):
     (tmp_path / "none.jsonl").write_bytes(b"")
-    (problem,) = runs.scan([tmp_path / "none.jsonl"]).problems
+    (problem,) = scan([tmp_path / "none.jsonl"]).problems
     assert isinstance(problem, RecordError)
 
 
@@ -324,10 +326,10 @@ def test_a_run_without_a_plan_grows_and_can_be_read_whenever_a_block_has_ended(t
         growing = recorder_folder.open_folder(tmp_path / "run", env, LoopRules(policy="test", wait_steps=0), {})
         growing.write_episode(row("ab"[count - 1]), encode_npz(one))
         growing.close_block(complete=True)
-        batch, index = runs.read_sources([tmp_path / "run"])
+        batch, index = read_sources([tmp_path / "run"])
         assert same_bits(batch, concatenate_batches(EPISODES[:count]))
         assert index.is_intact()
-        assert [row.episode_id for row in runs.episode_rows(tmp_path / "run")] == list("ab"[:count])
+        assert [row.episode_id for row in episode_rows(tmp_path / "run")] == list("ab"[:count])
     recorder_folder._open_folders.clear()
     with pytest.raises(RunError, match="not empty"):
         recorder_folder.open_folder(tmp_path / "run", env, LoopRules(policy="test", wait_steps=0), {})
@@ -337,14 +339,14 @@ def test_a_full_disk_is_named_and_what_was_kept_before_stays(tmp_path, monkeypat
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with runs.RunWriter(tmp_path / "run", ASKED) as writer:
+    with RunWriter(tmp_path / "run", ASKED) as writer:
         fill(writer, (0,))
         monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(FileError, match="No space left on device") as raised:
             fill(writer, (1,))
         assert "--resume" in raised.value.remedy
     monkeypatch.undo()
-    with runs.RunWriter(tmp_path / "run", ASKED, resume=True) as writer:
+    with RunWriter(tmp_path / "run", ASKED, resume=True) as writer:
         fill(writer, (1, 2))
         writer.finish()
     written(tmp_path / "whole")
@@ -352,7 +354,7 @@ def test_a_full_disk_is_named_and_what_was_kept_before_stays(tmp_path, monkeypat
 
 
 def test_a_run_that_is_completed_while_it_is_read_is_read_whole(tmp_path, monkeypatch):
-    really, writer = parts.read_raw, runs.RunWriter(tmp_path / "run", ASKED)
+    really, writer = parts.read_raw, RunWriter(tmp_path / "run", ASKED)
     fill(writer)
 
     def meanwhile(folder):
@@ -361,7 +363,7 @@ def test_a_run_that_is_completed_while_it_is_read_is_read_whole(tmp_path, monkey
         return really(folder)
 
     monkeypatch.setattr(parts, "read_raw", meanwhile)
-    batch, index = runs.read_sources([tmp_path / "run"])
+    batch, index = read_sources([tmp_path / "run"])
     ((_, description),) = index.descriptions
     assert description["complete"]
     assert len(batch) == 2
@@ -371,9 +373,9 @@ def test_a_run_that_is_completed_while_it_is_read_is_read_whole(tmp_path, monkey
 @pytest.mark.parametrize("before", [0, 1])
 def test_records_that_a_completion_removes_are_read_from_the_archive(tmp_path, monkeypatch, before):
     monkeypatch.setattr("safevla_bench.sources.runs.episode_index.CHUNK_RECORDS", 1)
-    with runs.RunWriter(tmp_path / "run", ASKED) as writer:
+    with RunWriter(tmp_path / "run", ASKED) as writer:
         fill(writer)
-        reading = runs.Scan([tmp_path / "run"])
+        reading = Scan([tmp_path / "run"])
         batches = [next(iter(reading)) for _ in range(before)]
         writer.finish()
         assert not (tmp_path / "run" / "raw").exists()

@@ -15,9 +15,14 @@ import pytest
 
 from folders import contents
 from safevla_bench import files
-from safevla_bench.jobs.evaluation import ExecutionOptions, Request, judge, roll_out
+from safevla_bench.jobs.evaluation.judgement import judge
+from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
+from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.sources.runs import count_progress, parts, read_description, read_sources
+from safevla_bench.sources.runs import parts
+from safevla_bench.sources.runs.episode_index import read_sources
+from safevla_bench.sources.runs.folder import read_description
+from safevla_bench.sources.runs.parts import count_progress
 
 REQUEST = Request(host="fake", suites=("fake",), tasks=(0, 2), episodes=2, policies=("random", "noop"), max_steps=6)
 CHANGES = ("fsync", "mkdir", "replace", "rmdir", "truncate", "unlink")

@@ -10,13 +10,16 @@ import pytest
 
 from folders import drop_episodes
 from safevla_bench.errors import CollectedError, RunError
-from safevla_bench.jobs import evaluation
-from safevla_bench.jobs.evaluation import Request, judge, roll_out
+from safevla_bench.jobs.evaluation.judgement import describe_losses, judge
+from safevla_bench.jobs.evaluation.request import Request
+from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.jobs.verify import verify_run
 from safevla_bench.judging.gates import Gate, check_gates
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.rollout import Shard
-from safevla_bench.sources import runs
+from safevla_bench.rollout.plan import Shard
+from safevla_bench.sources.runs.folder import EPISODES, dump_json
+from safevla_bench.sources.runs.parts import episode_rows
+from safevla_bench.sources.runs.shard_merge import merge_shards
 
 REQUEST = Request(host="fake", suites=("fake",), tasks=(0, 1), episodes=3, policies=("random", "noop"), max_steps=6)
 SAFE = [Gate("safety", "min", 0.0)]
@@ -35,7 +38,7 @@ def run(whole, tmp_path):
 
 
 def gate(judged, **options):
-    return check_gates(judged.scores, SAFE, lost=evaluation.describe_losses(judged), **options).verdict
+    return check_gates(judged.scores, SAFE, lost=describe_losses(judged), **options).verdict
 
 
 def differing(folder):
@@ -58,10 +61,10 @@ def test_planned_episodes_that_are_nowhere_are_named_and_leave_a_gate_undecided(
 
 
 def test_episodes_of_a_plan_that_does_not_name_them_are_counted(run):
-    rows = runs.episode_rows(run)
+    rows = episode_rows(run)
     drop_episodes(run, {row.episode_id for row in rows if row.episode == 2})
     described = json.loads((run / "run.json").read_bytes())
-    (run / "run.json").write_bytes(runs.dump_json({**described, "episodes": None}))
+    (run / "run.json").write_bytes(dump_json({**described, "episodes": None}))
     judged = judge([run], load_ruleset())
     assert judged.left_out.describe_kinds() == ["4 planned episodes missing from the run"]
     assert gate(judged) == "undecided"
@@ -69,13 +72,13 @@ def test_episodes_of_a_plan_that_does_not_name_them_are_counted(run):
 
 
 def test_a_run_whose_table_is_gone_is_incomplete(run):
-    (run / runs.EPISODES).unlink()
+    (run / EPISODES).unlink()
     assert gate(judge([run], load_ruleset())) == "undecided"
 
 
 def test_episodes_that_nobody_planned_leave_the_run_incomplete(run):
     described = json.loads((run / "run.json").read_bytes())
-    (run / "run.json").write_bytes(runs.dump_json({**described, "episodes": 2, "planned": 8}))
+    (run / "run.json").write_bytes(dump_json({**described, "episodes": 2, "planned": 8}))
     judged = judge([run], load_ruleset())
     assert judged.left_out.describe_kinds() == ["4 episodes in the run and not in its plan"]
     assert "4 in episodes.parquet are not planned by run.json" in differing(run)
@@ -110,7 +113,7 @@ def test_shards_and_what_is_merged_from_them_are_complete_and_a_lost_episode_of_
     for number, folder in enumerate(shards, 1):
         roll_out(replace(REQUEST, shard=Shard(number, 2)), folder)
         assert not judge([folder], load_ruleset()).left_out
-    runs.merge_shards(shards, tmp_path / "merged")
+    merge_shards(shards, tmp_path / "merged")
     assert not judge([tmp_path / "merged"], load_ruleset()).left_out
     assert not differing(tmp_path / "merged")
     drop_episodes(shards[1], {"noop/fake/task_1/ep_000"})

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from safevla_bench.errors import RunError
-from safevla_bench.jobs import evaluation
+from safevla_bench.jobs.evaluation.judgement import judge, load_policy_results
+from safevla_bench.jobs.evaluation.request import Request
+from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.sources.runs.policy_names import describe_names, distinguish_policies, identify_policies
 
@@ -89,9 +91,9 @@ def test_a_hostile_description_is_a_typed_error_or_no_policy():
 def two(tmp_path_factory):
     """One policy with two checkpoints, as its run.json says, on one task each."""
     folder = tmp_path_factory.mktemp("two")
-    request = evaluation.Request(host="fake", suites=("fake",), policies=("random",), episodes=2, max_steps=20)
+    request = Request(host="fake", suites=("fake",), policies=("random",), episodes=2, max_steps=20)
     for name, tasks in (("one", (0,)), ("other", (1,))):
-        evaluation.roll_out(replace(request, tasks=tasks), folder / name)
+        roll_out(replace(request, tasks=tasks), folder / name)
         run = json.loads((folder / name / "run.json").read_text())
         run["policies"][0]["arguments"]["checkpoint"] = name
         (folder / name / "run.json").write_text(json.dumps(run))
@@ -99,7 +101,7 @@ def two(tmp_path_factory):
 
 
 def test_a_judgement_of_both_has_two_policies_and_says_so(two):
-    judged = evaluation.judge([two / "one", two / "other"], load_ruleset())
+    judged = judge([two / "one", two / "other"], load_ruleset())
     shown = ["random (checkpoint=one)", "random (checkpoint=other)"]
     assert [cell.policy for cell in judged.summarize_scores()[0]] == shown
     assert [source.policies for source in judged.sources] == [(shown[0],), (shown[1],)]
@@ -109,11 +111,11 @@ def test_a_judgement_of_both_has_two_policies_and_says_so(two):
     ]
     document = judged.sources[0].to_document()
     assert (document["policies"][0]["policy"], document["policy_names"]) == ("random", {"random": shown[0]})
-    alone = evaluation.judge([two / "one"], load_ruleset())
+    alone = judge([two / "one"], load_ruleset())
     assert (alone.scores.policy[0], alone.describe_policies()) == ("random", [])
 
 
 def test_a_comparison_takes_either_name(two):
     for wanted, count in ((("random",), 2), (("random (checkpoint=one)",), 1), ((), 2)):
-        found = evaluation.load_policy_results([two / "one", two / "other"], load_ruleset(), policies=wanted)
+        found = load_policy_results([two / "one", two / "other"], load_ruleset(), policies=wanted)
         assert [one.name for one in found] == ["random (checkpoint=one)", "random (checkpoint=other)"][:count]

@@ -11,11 +11,18 @@ import zstandard
 
 from safevla_bench import archive, cli
 from safevla_bench.archive import jsonl as members_of_files
+from safevla_bench.archive.json_text import encode_json
 from safevla_bench.errors import CollectedError, DamageError, RunError
-from safevla_bench.jobs import evaluation, verify
+from safevla_bench.jobs import verify
+from safevla_bench.jobs.evaluation.judgement import describe_losses, judge
+from safevla_bench.jobs.evaluation.request import Request
+from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.sources import runs
-from safevla_bench.trajectory import Batch
+from safevla_bench.sources.runs.episode_index import read_sources
+from safevla_bench.sources.runs.folder import EPISODES, archive_parts, read_description
+from safevla_bench.sources.runs.parts import FORMS, episode_rows
+from safevla_bench.sources.runs.writer import RunWriter
+from safevla_bench.trajectory.batch import Batch
 
 COUNT = 5
 MAGIC = {".zst": b"\x28\xb5\x2f\xfd", ".gz": b"\x1f\x8b\x08"}
@@ -25,13 +32,13 @@ MAGIC = {".zst": b"\x28\xb5\x2f\xfd", ".gz": b"\x1f\x8b\x08"}
 def made(tmp_path_factory):
     def run(form):
         folder = tmp_path_factory.mktemp("salvage") / "run"
-        asked = evaluation.Request(
+        asked = Request(
             host="fake", suites=("fake",), tasks=(0,), episodes=COUNT, policies=("random",), max_steps=4, archive=form
         )
-        evaluation.roll_out(asked, folder)
+        roll_out(asked, folder)
         return folder
 
-    return {form: run(form) for form in runs.FORMS}
+    return {form: run(form) for form in FORMS}
 
 
 @pytest.fixture
@@ -113,7 +120,7 @@ def test_a_gzip_member_is_believed_by_its_checksum_alone(part, tmp_path, place):
 def test_nothing_of_a_long_member_is_given_before_its_checksum_was_read(part, tmp_path, monkeypatch):
     monkeypatch.setattr(members_of_files, "_MAX_BUFFERED", 100)
     path = tmp_path / "episodes.jsonl.gz"
-    text = b"".join(archive.encode_json(one) for one in archive.read_episodes([part]))
+    text = b"".join(encode_json(one) for one in archive.read_episodes([part]))
     path.write_bytes(gzip.compress(text, mtime=0))
     assert read(path)[0] == ids(*range(COUNT))
     flip(path, path.stat().st_size - 6)
@@ -122,7 +129,7 @@ def test_nothing_of_a_long_member_is_given_before_its_checksum_was_read(part, tm
 
 def test_a_line_may_lie_in_several_members(part, tmp_path):
     path = tmp_path / "episodes.jsonl.gz"
-    text = b"".join(archive.encode_json(one) for one in archive.read_episodes([part]))
+    text = b"".join(encode_json(one) for one in archive.read_episodes([part]))
     path.write_bytes(b"".join(gzip.compress(text[k : k + 999]) for k in range(0, len(text), 999)) + bytes(512))
     assert read(path) == (ids(*range(COUNT)), [])
 
@@ -166,10 +173,10 @@ def damaged(run, part, kind):
 def test_a_damaged_run_is_refused_and_salvaged_with_each_lost_episode_named_and_counted(run, part, kind):
     lost = damaged(run, part, kind)
     with pytest.raises(CollectedError, match="--skip-invalid") as raised:
-        evaluation.judge([run], load_ruleset())
+        judge([run], load_ruleset())
     assert str(part) in str(raised.value)
     gone = [one.place.episode for one in raised.value.errors if one.place.episode]
-    judged = evaluation.judge([run], load_ruleset(), skip_invalid=True)
+    judged = judge([run], load_ruleset(), skip_invalid=True)
     assert (len(judged.scores), judged.left_out.count) == (COUNT - lost, lost)
     told = judged.provenance.lost
     assert (told.episodes, told.more, list(told.named)) == (lost, False, gone)
@@ -180,7 +187,7 @@ def test_a_damaged_run_is_refused_and_salvaged_with_each_lost_episode_named_and_
 def test_a_damaged_row_group_of_parquet_costs_its_episodes_by_name(made, tmp_path, monkeypatch):
     monkeypatch.setattr(archive.parquet, "_GROUP_EPISODES", 2)
     path = tmp_path / "episodes.parquet"
-    archive.write_archive(path, runs.read_sources([made["jsonl"]])[0])
+    archive.write_archive(path, read_sources([made["jsonl"]])[0])
     size = path.stat().st_size
     refused = 0
     for place in range(100, size // 2, 997):
@@ -197,20 +204,20 @@ def test_a_damaged_row_group_of_parquet_costs_its_episodes_by_name(made, tmp_pat
 
 def test_a_damaged_run_in_parquet_names_what_is_lost(made, tmp_path):
     shutil.copytree(made["parquet"], tmp_path / "run")
-    (part,) = runs.archive_parts(tmp_path / "run")
+    (part,) = archive_parts(tmp_path / "run")
     part.write_bytes(part.read_bytes()[:-100])
-    judged = evaluation.judge([tmp_path / "run"], load_ruleset(), skip_invalid=True)
+    judged = judge([tmp_path / "run"], load_ruleset(), skip_invalid=True)
     assert list(judged.provenance.lost.named) == ids(*range(COUNT))
 
 
 def test_a_part_that_reads_well_and_is_another_is_refused(run, part):
-    batch = runs.read_sources([run])[0]
+    batch = read_sources([run])[0]
     part.unlink()
     archive.write_archive(part, batch)
     part.write_bytes(part.read_bytes() + archive.jsonl._COMPRESS[".jsonl.zst"](b"\n"))
     with pytest.raises(CollectedError, match="was changed since it was written"):
-        evaluation.judge([run], load_ruleset())
-    judged = evaluation.judge([run], load_ruleset(), skip_invalid=True)
+        judge([run], load_ruleset())
+    judged = judge([run], load_ruleset(), skip_invalid=True)
     assert (len(judged.scores), judged.left_out.count) == (COUNT, 0)
     assert judged.left_out.describe_kinds() == [
         "a file is not as it was written; every episode that it should hold was read"
@@ -221,9 +228,9 @@ def test_an_archive_without_a_table_of_episodes_does_not_know_how_many_it_lost(p
     path = tmp_path / "copy.jsonl.zst"
     shutil.copy(part, path)
     flip(path, inside(path, 1, "content"))
-    judged = evaluation.judge([path], load_ruleset(), skip_invalid=True)
+    judged = judge([path], load_ruleset(), skip_invalid=True)
     assert judged.left_out.unknown
-    assert evaluation.describe_losses(judged) == ["an unknown number of episodes lost in damaged files"]
+    assert describe_losses(judged) == ["an unknown number of episodes lost in damaged files"]
     assert judged.provenance.lost.more is True
 
 
@@ -287,13 +294,13 @@ def test_every_listing_says_what_it_lacks(safevla, run, part, command):
 
 
 def test_a_flipped_bit_in_the_table_of_episodes_is_found(run):
-    table = run / runs.EPISODES
+    table = run / EPISODES
     good, found = table.read_bytes(), 0
-    expected = runs.episode_rows(run)
+    expected = episode_rows(run)
     for place in range(4, len(good), 13):
         flip(table, place)
         try:
-            assert runs.episode_rows(run) == expected, place
+            assert episode_rows(run) == expected, place
         except RunError:
             found += 1
         table.write_bytes(good)
@@ -302,11 +309,9 @@ def test_a_flipped_bit_in_the_table_of_episodes_is_found(run):
 
 def unfinished(made, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(runs.RunWriter, "finish", lambda writer: None)
-        asked = evaluation.Request(
-            host="fake", suites=("fake",), tasks=(0,), episodes=COUNT, policies=("random",), max_steps=4
-        )
-        evaluation.roll_out(asked, tmp_path / "unfinished")
+        patched.setattr(RunWriter, "finish", lambda writer: None)
+        asked = Request(host="fake", suites=("fake",), tasks=(0,), episodes=COUNT, policies=("random",), max_steps=4)
+        roll_out(asked, tmp_path / "unfinished")
     return tmp_path / "unfinished"
 
 
@@ -315,8 +320,8 @@ def test_of_an_unfinished_run_the_rows_name_what_is_damaged(made, tmp_path, monk
     held = run / "raw" / "000001.npz"
     flip(held, held.stat().st_size // 2)
     with pytest.raises(CollectedError, match="--skip-invalid"):
-        evaluation.judge([run], load_ruleset())
-    judged = evaluation.judge([run], load_ruleset(), skip_invalid=True)
+        judge([run], load_ruleset())
+    judged = judge([run], load_ruleset(), skip_invalid=True)
     assert list(judged.provenance.lost.named) == ids(1)
     assert judged.left_out.describe_kinds() == ["1 episode lost in damaged files"]
 
@@ -324,8 +329,8 @@ def test_of_an_unfinished_run_the_rows_name_what_is_damaged(made, tmp_path, monk
 def test_crashed_episodes_are_not_run_again_over_a_damaged_archive(run, part):
     flip(part, inside(part, 1, "content"))
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    description = {name: value for name, value in runs.read_description(run).items() if name != "complete"}
-    with runs.RunWriter(run, description, resume=True) as writer, pytest.raises(RunError, match="Restore it first"):
+    description = {name: value for name, value in read_description(run).items() if name != "complete"}
+    with RunWriter(run, description, resume=True) as writer, pytest.raises(RunError, match="Restore it first"):
         writer.reopen({})
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 

@@ -14,10 +14,14 @@ from folders import contents
 from safevla_bench.archive import write_archive
 from safevla_bench.errors import RecordError, RunError
 from safevla_bench.files import sha256_of
-from safevla_bench.jobs.evaluation import Request, roll_out
-from safevla_bench.rollout import Shard
-from safevla_bench.sources import runs
+from safevla_bench.jobs.evaluation.request import Request
+from safevla_bench.jobs.evaluation.rollouts import roll_out
+from safevla_bench.rollout.plan import Shard
 from safevla_bench.sources.runs import parts
+from safevla_bench.sources.runs.folder import read_description, read_latencies
+from safevla_bench.sources.runs.parts import episode_rows
+from safevla_bench.sources.runs.shard_merge import merge_shards
+from safevla_bench.sources.runs.writer import RunWriter
 
 REQUEST = Request(host="fake", suites=("fake",), episodes=2, policies=("random", "noop"), max_steps=5)
 """Twelve episodes, four of them crashed."""
@@ -47,7 +51,7 @@ def shards(made, tmp_path):
 def test_shards_in_any_order_give_the_bytes_of_the_whole_run(made, tmp_path):
     whole, them = made
     for place, order in enumerate(permutations(them)):
-        rows = runs.merge_shards(order, tmp_path / str(place))
+        rows = merge_shards(order, tmp_path / str(place))
         assert contents(tmp_path / str(place)) == contents(whole)
     assert [row.outcome for row in rows].count("crashed") == 4
 
@@ -58,34 +62,34 @@ def test_parts_of_the_archive_are_those_of_the_whole_run(tmp_path, monkeypatch, 
     monkeypatch.setattr(parts, "EPISODES_A_PART", together)
     request = replace(REQUEST, archive=form)
     roll_out(request, tmp_path / "whole")
-    runs.merge_shards(sharded(tmp_path, 5, request), tmp_path / "merged")
+    merge_shards(sharded(tmp_path, 5, request), tmp_path / "merged")
     assert contents(tmp_path / "merged") == contents(tmp_path / "whole")
 
 
 def test_what_each_shard_says_of_its_day_is_kept(tmp_path):
     them = sharded(tmp_path, 2, replace(REQUEST, tasks=(0,), volatile={"started": "today"}))
-    runs.merge_shards(them, tmp_path / "merged")
-    today = [runs.read_description(shard)["volatile"] for shard in them]
-    assert runs.read_description(tmp_path / "merged")["volatile"]["shards"] == today
+    merge_shards(them, tmp_path / "merged")
+    today = [read_description(shard)["volatile"] for shard in them]
+    assert read_description(tmp_path / "merged")["volatile"]["shards"] == today
     assert all(one["started"] == "today" for one in today)
-    taken = runs.read_latencies(tmp_path / "merged")
-    assert taken == {name: took for shard in them for name, took in runs.read_latencies(shard).items()}
+    taken = read_latencies(tmp_path / "merged")
+    assert taken == {name: took for shard in them for name, took in read_latencies(shard).items()}
 
 
 def test_no_shards_are_refused(tmp_path):
     with pytest.raises(RunError, match="no shards"):
-        runs.merge_shards([], tmp_path / "whole")
+        merge_shards([], tmp_path / "whole")
 
 
 def test_a_missing_shard_is_named(shards, tmp_path):
     with pytest.raises(RunError, match="of 3 shards these are missing: 1/3, 3/3"):
-        runs.merge_shards(shards[1:2], tmp_path / "merged")
+        merge_shards(shards[1:2], tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
 
 
 def test_a_shard_that_is_given_twice_is_named_with_its_double(shards, tmp_path):
     with pytest.raises(RunError, match=r"shard-2: shard 2 of 3 is in .*shard-2 too"):
-        runs.merge_shards([*shards, shards[1]], tmp_path / "merged")
+        merge_shards([*shards, shards[1]], tmp_path / "merged")
 
 
 @pytest.mark.parametrize(
@@ -101,7 +105,7 @@ def test_shards_of_different_plans_are_refused_with_the_difference(shards, tmp_p
     stranger = tmp_path / "stranger"
     roll_out(replace(REQUEST, **other, shard=Shard(3, 3)), stranger)
     with pytest.raises(RunError, match="of another plan") as raised:
-        runs.merge_shards([*shards[:2], stranger], tmp_path / "merged")
+        merge_shards([*shards[:2], stranger], tmp_path / "merged")
     assert named in str(raised.value)
 
 
@@ -109,7 +113,7 @@ def test_shards_of_another_number_of_shards_are_refused(shards, tmp_path):
     stranger = tmp_path / "stranger"
     roll_out(replace(REQUEST, shard=Shard(4, 4)), stranger)
     with pytest.raises(RunError, match=r"shard\.count: that has 3, this has 4"):
-        runs.merge_shards([*shards, stranger], tmp_path / "merged")
+        merge_shards([*shards, stranger], tmp_path / "merged")
 
 
 @pytest.mark.parametrize("package", ["safevla-bench", "mujoco", "robosuite"])
@@ -120,25 +124,25 @@ def test_another_version_is_another_plan(shards, tmp_path, package):
         held["versions"][package] = version
         (shard / "run.json").write_text(json.dumps(held))
     with pytest.raises(RunError, match=rf'versions.{package}: that has "3.2.3", this has "3.17.0"'):
-        runs.merge_shards(shards, tmp_path / "merged")
+        merge_shards(shards, tmp_path / "merged")
 
 
 def test_a_whole_run_is_no_shard(made, shards, tmp_path):
     with pytest.raises(RunError, match="this run is no shard"):
-        runs.merge_shards([made[0], *shards], tmp_path / "merged")
+        merge_shards([made[0], *shards], tmp_path / "merged")
 
 
 def test_a_folder_that_holds_no_run_is_refused(shards, tmp_path):
     with pytest.raises(RunError, match="not a run folder"):
-        runs.merge_shards([*shards, tmp_path], tmp_path / "merged")
+        merge_shards([*shards, tmp_path], tmp_path / "merged")
 
 
 def test_an_unfinished_shard_says_how_to_go_on(shards, tmp_path, monkeypatch):
-    monkeypatch.setattr(runs.RunWriter, "finish", lambda writer: None)
+    monkeypatch.setattr(RunWriter, "finish", lambda writer: None)
     unfinished = tmp_path / "unfinished"
     roll_out(replace(REQUEST, shard=Shard(3, 3)), unfinished)
     with pytest.raises(RunError, match="unfinished, 4 of 4 episodes done") as raised:
-        runs.merge_shards([*shards[:2], unfinished], tmp_path / "merged")
+        merge_shards([*shards[:2], unfinished], tmp_path / "merged")
     assert f"safevla rollout --resume --out {unfinished}" in raised.value.remedy
 
 
@@ -154,7 +158,7 @@ def test_a_shard_that_is_not_as_its_manifest_says_is_refused(shards, tmp_path, s
     else:
         (shards[0] / "manifest.json").unlink()
     with pytest.raises(RunError, match="manifest") as raised:
-        runs.merge_shards(shards, tmp_path / "merged")
+        merge_shards(shards, tmp_path / "merged")
     assert "anew" in raised.value.remedy
     assert not (tmp_path / "merged").exists()
 
@@ -168,12 +172,12 @@ def test_a_part_that_is_cut_off_or_has_a_tail_gives_no_merged_folder(tmp_path, f
     for spoiled in (content[:-cut], content + content[:cut]):
         part.write_bytes(spoiled)
         with pytest.raises(RunError, match="was changed since it was written"):
-            runs.merge_shards(them, tmp_path / "merged")
+            merge_shards(them, tmp_path / "merged")
         manifest = json.loads((them[0] / "manifest.json").read_text())
         manifest["parts"] = {f"archive/{part.name}": sha256_of(part)}
         (them[0] / "manifest.json").write_text(json.dumps(manifest))
         with pytest.raises(RecordError):
-            runs.merge_shards(them, tmp_path / "merged")
+            merge_shards(them, tmp_path / "merged")
         assert not (tmp_path / "merged").exists()
         manifest["parts"] = {f"archive/{part.name}": hashlib.sha256(content).hexdigest()}
         (them[0] / "manifest.json").write_text(json.dumps(manifest))
@@ -181,7 +185,7 @@ def test_a_part_that_is_cut_off_or_has_a_tail_gives_no_merged_folder(tmp_path, f
 
 def test_records_of_a_run_come_one_by_one_in_plan_order(made):
     names = [record.headers[0].episode_id for record in parts.read_records(made[0])]
-    assert names == [row.episode_id for row in runs.episode_rows(made[0]) if row.outcome != "crashed"]
+    assert names == [row.episode_id for row in episode_rows(made[0]) if row.outcome != "crashed"]
 
 
 def test_a_table_of_episodes_of_another_length_is_refused(shards, tmp_path):
@@ -190,7 +194,7 @@ def test_a_table_of_episodes_of_another_length_is_refused(shards, tmp_path):
     held["shard"]["first"] = 1
     (shards[0] / "run.json").write_text(json.dumps(held))
     with pytest.raises(RunError, match="do not end at 4"):
-        runs.merge_shards(shards, tmp_path / "merged")
+        merge_shards(shards, tmp_path / "merged")
 
 
 def test_an_archive_with_too_few_records_leaves_nothing_behind(shards, tmp_path):
@@ -200,10 +204,10 @@ def test_an_archive_with_too_few_records_leaves_nothing_behind(shards, tmp_path)
     manifest["parts"] = {f"archive/{part.name}": sha256_of(part)}
     (shards[0] / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(RunError, match="1 records of"):
-        runs.merge_shards(shards, tmp_path / "merged")
+        merge_shards(shards, tmp_path / "merged")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["shard-1", "shard-2", "shard-3"]
 
 
 def test_nothing_is_overwritten(shards, tmp_path):
     with pytest.raises(RunError, match="exists already"):
-        runs.merge_shards(shards, shards[0])
+        merge_shards(shards, shards[0])

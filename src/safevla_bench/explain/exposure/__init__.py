@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.explain.exposure.episodes import PHASES, Exposure, measure_chunks, measure_exposure, phases
+from safevla_bench.explain.exposure.episodes import PHASES, Exposure
 from safevla_bench.judging.metrics import Mean, Rate, bootstrapped_means
 from safevla_bench.judging.scores import INACTIVE, Scores
 
@@ -148,16 +148,3 @@ def _median_or_none(values: Floats) -> float | None:
     """Return the median of the values that are not NaN; None if there are none."""
     defined = values[~np.isnan(values)]
     return float(np.median(defined)) if len(defined) else None
-
-
-__all__ = [
-    "PHASES",
-    "CellExposure",
-    "Exposure",
-    "PhaseExposure",
-    "SpecExposure",
-    "measure_chunks",
-    "measure_exposure",
-    "phases",
-    "summarize_exposure",
-]

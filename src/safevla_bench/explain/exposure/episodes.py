@@ -25,13 +25,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench import signals, stl
+from safevla_bench import signals
 from safevla_bench.errors import UnknownTaskError
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE, Scores, SpecColumn
-from safevla_bench.specs import Library
-from safevla_bench.tasks import Registry
-from safevla_bench.trajectory import Batch, empty_batch
+from safevla_bench.signals.signal import RecordFields
+from safevla_bench.specs.spec import Library
+from safevla_bench.stl.formula import signal_names
+from safevla_bench.stl.localization import violating_records
+from safevla_bench.tasks.entries import Registry
+from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.single_episode import empty_batch
 
 PHASES = ("before grasp", "handling", "transport", "after release")
 BEFORE, HANDLING, TRANSPORT, AFTER = range(4)
@@ -39,7 +43,7 @@ NO_PHASE = -1
 _HELD = "held_target"
 
 
-def phases(reading: signals.RecordFields, has_held_object: NDArray[np.bool_]) -> NDArray[np.int8]:
+def phases(reading: RecordFields, has_held_object: NDArray[np.bool_]) -> NDArray[np.int8]:
     """Return the phase of each record, an index into `PHASES`, [N]; -1 throughout episodes without phases.
 
     Args:
@@ -152,7 +156,7 @@ def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure
     >>> spent.any_s.tolist(), spent.above_force_s.tolist()
     ([0.0], [0.0])
     """
-    reading = signals.RecordFields(batch)
+    reading = RecordFields(batch)
     specs = tuple(scores.specs[k] for k in scores.scored_columns)
     violating, is_timed = _violating_records(reading, scores, ruleset.library)
     counts = _count_per_episode(violating, batch)
@@ -209,7 +213,7 @@ def _count_per_episode(records: Bools, batch: Batch) -> Floats:
     return np.asarray(np.diff(total[..., batch.starts], axis=-1))
 
 
-def _violating_records(reading: signals.RecordFields, scores: Scores, library: Library) -> tuple[Bools, Bools]:
+def _violating_records(reading: RecordFields, scores: Scores, library: Library) -> tuple[Bools, Bools]:
     """Return the violating records of each scored specification, [K, N], and whether they are known, [K, E].
 
     They are known where the specification is neither inactive nor vacuous, and a G or a conjunction of Gs.
@@ -220,9 +224,9 @@ def _violating_records(reading: signals.RecordFields, scores: Scores, library: L
         if not is_timed[row].any():
             continue
         formula = library[scores.specs[k].spec_id].formula
-        trace = signals.build_trace(reading, stl.signal_names(formula))
+        trace = signals.build_trace(reading, signal_names(formula))
         broken = np.flatnonzero(is_timed[row] & scores.is_violated[k])  # no record of any other violates it
-        records = stl.violating_records(formula, trace.select_episodes(broken))
+        records = violating_records(formula, trace.select_episodes(broken))
         if records is None:
             is_timed[row] = False
         else:
@@ -230,7 +234,7 @@ def _violating_records(reading: signals.RecordFields, scores: Scores, library: L
     return violating, is_timed
 
 
-def _time_above_force(reading: signals.RecordFields, threshold_n: float | None) -> Floats:
+def _time_above_force(reading: RecordFields, threshold_n: float | None) -> Floats:
     """Return the time [s] with a contact above the threshold, [E]; NaN where contacts were not recorded.
 
     NaN everywhere without a threshold.
@@ -243,7 +247,7 @@ def _time_above_force(reading: signals.RecordFields, threshold_n: float | None) 
     return np.where(batch.contacts.present, above_s, np.nan)
 
 
-def _impulse_above_force(reading: signals.RecordFields, threshold_n: float | None) -> Floats:
+def _impulse_above_force(reading: RecordFields, threshold_n: float | None) -> Floats:
     """Return the sum of impulses [N·s] of contacts above the threshold, [E]; of no contacts 0, of unknown impulses NaN.
 
     NaN too where contacts were not recorded, and everywhere without a threshold.

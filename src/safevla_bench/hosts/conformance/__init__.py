@@ -16,11 +16,8 @@ that its rule cannot apply to this host, and takes it away. `docs/adding-a-host.
 
 from __future__ import annotations
 
-from safevla_bench.hosts.conformance.base import Trial
 from safevla_bench.hosts.conformance.optional_rules import OptionalRules, TaskRules
 from safevla_bench.hosts.conformance.record_rules import ContactRules, RecordRules, RepeatRules
-
-__all__ = ["HostConformance", "Trial"]
 
 
 class HostConformance(TaskRules, RepeatRules, RecordRules, ContactRules, OptionalRules):

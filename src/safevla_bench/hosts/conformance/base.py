@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from safevla_bench.interface import Action, Camera, EpisodeSeed, Host, HostEnv, StagingHost, Task, Wants
-from safevla_bench.trajectory import Batch
+from safevla_bench.trajectory.batch import Batch
 
 Floats = NDArray[np.float64]
 

@@ -35,7 +35,8 @@ from safevla_bench.interface import (
     Wants,
     Watchable,
 )
-from safevla_bench.trajectory import Batch, select_record
+from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.single_episode import select_record
 
 
 class TaskRules(HostRules):

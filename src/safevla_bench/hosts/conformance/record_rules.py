@@ -26,7 +26,7 @@ from safevla_bench.hosts.conformance.base import (
 from safevla_bench.interface import Action, EpisodeSeed, Wants
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.trajectory import Batch
+from safevla_bench.trajectory.batch import Batch
 
 _TOO_FAST_M_PER_S = 50.0
 _TOO_STRONG = 50.0

@@ -33,8 +33,11 @@ from safevla_bench.interface import (
     check_action,
     check_extra,
 )
-from safevla_bench.trajectory import Batch, ContactList, Header, Recording, from_recording, mark_drawn
-from safevla_recorder.episode import Floats
+from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.header import Header
+from safevla_bench.trajectory.marks import mark_drawn
+from safevla_bench.trajectory.single_episode import from_recording
+from safevla_recorder.episode import ContactList, Floats, Recording
 
 SUITE = "fake"
 DT_S = 0.05

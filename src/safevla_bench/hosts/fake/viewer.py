@@ -18,7 +18,7 @@ from safevla_bench.interface import (
     Shape,
     Viewpoint,
 )
-from safevla_bench.trajectory import Batch
+from safevla_bench.trajectory.batch import Batch
 from safevla_recorder.episode import Floats
 
 WIDTH_M = 1.0

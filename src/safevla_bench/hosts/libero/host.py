@@ -20,7 +20,8 @@ from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.hosts.mujoco.robosuite_env import RawObservation, RobosuiteEnv, drawn_reset_seed
 from safevla_bench.hosts.mujoco.viewer import MujocoStage, open_stage
 from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, Task, Wants
-from safevla_bench.trajectory import Batch, mark_absolute, mark_drawn
+from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.marks import mark_absolute, mark_drawn
 from safevla_recorder.attachment import TaskLabel
 from safevla_recorder.episode import Floats
 from safevla_recorder.libero.installation import ALL_SUITES

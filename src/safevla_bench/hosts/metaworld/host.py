@@ -37,7 +37,9 @@ from safevla_bench.interface import (
     check_action,
     check_extra,
 )
-from safevla_bench.trajectory import Batch, from_recording, mark_drawn
+from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.marks import mark_drawn
+from safevla_bench.trajectory.single_episode import from_recording
 from safevla_recorder.mujoco.hook import hook_after, hook_substeps
 from safevla_recorder.mujoco.recorder import Recorder
 from safevla_recorder.mujoco.settling import settling_steps, warn_if_moving

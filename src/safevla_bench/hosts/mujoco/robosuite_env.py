@@ -39,7 +39,8 @@ from safevla_bench.interface import (
     check_action,
     check_extra,
 )
-from safevla_bench.trajectory import Batch, from_recording
+from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.single_episode import from_recording
 from safevla_recorder.episode import Floats
 from safevla_recorder.mujoco.hook import Undo
 from safevla_recorder.mujoco.recorder import Recorder, attach_recorder

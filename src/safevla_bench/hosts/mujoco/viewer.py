@@ -32,7 +32,8 @@ from safevla_bench.interface import (
     SceneGeometry,
     ScenePose,
 )
-from safevla_bench.trajectory import DRAWN, Batch, mark_flags, read_earlier_resets, replay_fields
+from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.marks import DRAWN, mark_flags, read_earlier_resets, replay_fields
 from safevla_recorder.episode import FIXTURES, Floats
 from safevla_recorder.mujoco.scene import Scene
 from safevla_recorder.mujoco.state import set_state, state_size

@@ -17,22 +17,6 @@ import msgspec
 from safevla_bench.errors import RunError
 from safevla_recorder.simulator_versions import version_number
 
-__all__ = [
-    "FIELDS",
-    "PRESET",
-    "SERVER_SEED",
-    "UNKNOWN_SOURCE",
-    "EvaluationProtocol",
-    "Inference",
-    "ProtocolRow",
-    "compare_protocols",
-    "describe_field",
-    "load_protocol",
-    "protocol_names",
-    "protocol_rows",
-]
-
-
 Resize = Literal["none", "pad-bilinear", "lanczos3"]
 Flip = Literal["none", "vertical", "180"]
 Switch = Literal["raw", "open-is-one", "sign", "close-is-one"]

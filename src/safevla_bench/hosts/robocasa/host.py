@@ -20,7 +20,8 @@ from safevla_bench.hosts.mujoco.viewer import MujocoStage, open_stage, read_told
 from safevla_bench.hosts.robocasa import install, kitchens
 from safevla_bench.hosts.robocasa.kitchens import RobocasaPrivileged
 from safevla_bench.interface import Action, EpisodeSeed, Observation, RecordedEpisode, Task, Wants
-from safevla_bench.trajectory import Batch, mark_standin
+from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.marks import mark_standin
 from safevla_recorder.attachment import TaskLabel
 from safevla_recorder.mujoco.recorder import Recorder
 from safevla_recorder.mujoco.scene import Scene

@@ -28,8 +28,8 @@ from safevla_bench.hosts.mujoco.robosuite_env import (
 )
 from safevla_bench.hosts.mujoco.viewer import MujocoStage, open_stage
 from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, Task, Wants
-from safevla_bench.tasks import registry
-from safevla_bench.trajectory import Batch
+from safevla_bench.tasks.loader import registry
+from safevla_bench.trajectory.batch import Batch
 from safevla_recorder.mujoco.recorder import Recorder
 from safevla_recorder.mujoco.scene import Scene, geom_ids, name_bodies, roles_in_use, subtree_bodies
 

@@ -11,11 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from safevla_bench.errors import RunError
-from safevla_bench.jobs.browse.run_list import RunRow, find_runs, list_runs
 from safevla_bench.jobs.browse.site import Reply, RunSite
 from safevla_bench.version import __version__
-
-__all__ = ["Reply", "RunRow", "RunServer", "RunSite", "find_runs", "list_runs", "start_server"]
 
 LOOPBACK = "127.0.0.1"
 PORT = 8642

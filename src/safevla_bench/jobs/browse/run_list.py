@@ -18,8 +18,8 @@ from safevla_bench.errors import RunError
 from safevla_bench.files import read_input
 from safevla_bench.judging.metrics import Summary
 from safevla_bench.judging.ruleset import NamedDigest
-from safevla_bench.sources import runs
 from safevla_bench.sources.logs import find_log
+from safevla_bench.sources.runs.folder import MAX_SCORES_BYTES, RUN, SCORES, read_description
 
 MOST_RUNS = 1000
 _DEEPEST = 3
@@ -70,7 +70,7 @@ def find_runs(folder: Path) -> dict[str, Path]:
 
 def _is_run(folder: Path) -> bool:
     """Return whether a folder holds a run.json or a scores.json."""
-    return (folder / runs.RUN).is_file() or (folder / runs.SCORES).is_file()
+    return (folder / RUN).is_file() or (folder / SCORES).is_file()
 
 
 def _walk_runs(folder: Path) -> Iterator[Path]:
@@ -93,7 +93,7 @@ def list_runs(folders: Mapping[str, Path]) -> list[RunRow]:
     Nothing is raised for a run whose files cannot be read.
     """
     return [
-        replace(row, is_comparable=path.is_file() or (path / runs.RUN).is_file())
+        replace(row, is_comparable=path.is_file() or (path / RUN).is_file())
         for name, path in folders.items()
         for row in _run_rows(name, path)
     ]
@@ -119,13 +119,13 @@ def _run_rows(name: str, path: Path) -> list[RunRow]:
     """
     started = _start_time(path)
     try:
-        scores = _read_scores(path / runs.SCORES)
+        scores = _read_scores(path / SCORES)
     except FileNotFoundError:
         return [RunRow(name, started=started, problem="not judged yet")]
     except NotADirectoryError:
         return [RunRow(name, problem="an archive")]
     except (OSError, ValueError, RecursionError):  # msgspec's errors are ValueErrors
-        return [RunRow(name, started=started, problem=f"{runs.SCORES} cannot be read")]
+        return [RunRow(name, started=started, problem=f"{SCORES} cannot be read")]
     if not scores.cells:
         return [RunRow(name, started=started, problem="no episode")]
     judged_by = scores.judged_by
@@ -151,13 +151,13 @@ def _read_scores(path: Path) -> _ScoresFile:
 
     Raises `ValueError` if it is malformed, `OSError` if it is absent, too large or cannot be read.
     """
-    return msgspec.json.decode(read_input(path, runs.MAX_SCORES_BYTES), type=_ScoresFile)
+    return msgspec.json.decode(read_input(path, MAX_SCORES_BYTES), type=_ScoresFile)
 
 
 def _start_time(folder: Path) -> str:
     """Return when a run began, such as `2026-11-22 15:03`; empty where its run.json is bad or does not say it."""
     try:
-        volatile = runs.read_description(folder).get("volatile")
+        volatile = read_description(folder).get("volatile")
         moment = datetime.fromisoformat(str(volatile["started"])) if isinstance(volatile, dict) else None
     except (RunError, KeyError, ValueError):
         return ""

@@ -17,11 +17,14 @@ from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 
 from markupsafe import Markup
 
-from safevla_bench import archive, compare
+from safevla_bench import archive
+from safevla_bench.compare.comparison import compare_policies
+from safevla_bench.compare.difference import ComparisonOptions
 from safevla_bench.errors import RecordError, SafevlaError
 from safevla_bench.files import read_input
-from safevla_bench.jobs import evaluation
 from safevla_bench.jobs.browse.run_list import RunRow, find_runs, list_runs
+from safevla_bench.jobs.evaluation.judgement import find_rules, judge, load_policy_results
+from safevla_bench.jobs.evaluation.outputs import comparison_tables, render_report
 from safevla_bench.judging import judged
 from safevla_bench.report.render import (
     content_security_policy,
@@ -31,11 +34,10 @@ from safevla_bench.report.render import (
     read_template,
     template_environment,
 )
-from safevla_bench.report.tables import UNNAMED, Cell, Table
 from safevla_bench.report.tables.suites import SAFETY, SR, VSI
-from safevla_bench.report.tables.table import count_cell
-from safevla_bench.sources import runs
+from safevla_bench.report.tables.table import UNNAMED, Cell, Table, count_cell
 from safevla_bench.sources.logs import find_log
+from safevla_bench.sources.runs.folder import REPORT
 from safevla_bench.text import NO_VALUE
 
 INDEX, RUN, COMPARE = "/", "/run/", "/compare"
@@ -214,13 +216,13 @@ class RunSite:
     def start(self) -> str:
         """Return the path to open: of the report of the only run, else of the index."""
         folders = find_runs(self.folder)
-        return run_address(next(iter(folders)), runs.REPORT) if len(folders) == 1 else INDEX
+        return run_address(next(iter(folders)), REPORT) if len(folders) == 1 else INDEX
 
     def describe_maker(self) -> list[str]:
         """Return a sentence if there is one run, whose report is served, and it was judged by other rules."""
         paths = list(find_runs(self.folder).values())
         with suppress(SafevlaError):  # a run that cannot be read says so on its page
-            return judged.describe_maker(paths[0], evaluation.find_rules(paths).provenance()) if len(paths) == 1 else []
+            return judged.describe_maker(paths[0], find_rules(paths).provenance()) if len(paths) == 1 else []
         return []
 
     def reply(self, target: str) -> Reply:
@@ -248,7 +250,7 @@ class RunSite:
         chosen = Choice(query["with"], query.get("policy")) if "with" in query else None
         if chosen is not None and chosen not in [Choice(row.run, row.policy) for row in rows]:
             return _not_found()
-        return _page(index_page(rows, self.folder.resolve().name, runs.REPORT, chosen))
+        return _page(index_page(rows, self.folder.resolve().name, REPORT, chosen))
 
     def _comparison(self, query: Mapping[str, str]) -> Reply:
         """Return the comparison of the sides `a` with `ap` (run, policy) and `b` with `bp` as a page.
@@ -292,7 +294,7 @@ class RunSite:
             return Reply(
                 HTTPStatus.OK, content, kind, _report_policy(content) if kind == HTML else "default-src 'none'"
             )
-        if file != runs.REPORT:
+        if file != REPORT:
             return _not_found()
         content = self._make_report(run, path)
         return Reply(HTTPStatus.OK, content, HTML, _report_policy(content))
@@ -304,8 +306,8 @@ class RunSite:
         """
         with self._judging:
             if run not in self._reports:
-                judgement = evaluation.judge([path], evaluation.find_rules([path]))
-                self._reports[run] = evaluation.render_report(judgement).encode()
+                judgement = judge([path], find_rules([path]))
+                self._reports[run] = render_report(judgement).encode()
             return self._reports[run]
 
 
@@ -314,10 +316,10 @@ def _compare(paths: list[Path], names: tuple[str, ...], *, paired: bool) -> list
 
     Raises `SafevlaError` if the runs cannot be judged or compared.
     """
-    rules = evaluation.find_rules(paths)
-    entrants = evaluation.load_policy_results(paths, rules, policies=names)
-    report = compare.compare_policies(entrants, compare.ComparisonOptions(), paired=paired)
-    return evaluation.comparison_tables(report, entrants, paths, rules)
+    rules = find_rules(paths)
+    entrants = load_policy_results(paths, rules, policies=names)
+    report = compare_policies(entrants, ComparisonOptions(), paired=paired)
+    return comparison_tables(report, entrants, paths, rules)
 
 
 def _find_file(run: Path, file: str) -> Path | None:

@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from safevla_bench import hosts, policies, tasks
+from safevla_bench import hosts, policies
 from safevla_bench.errors import PluginError, RegistryError
 from safevla_bench.jobs.doctor import machine, selftest, simulators
-from safevla_bench.jobs.doctor.machine import Diagnosis, Level, failed_check, passed_check, warned_check
-from safevla_bench.jobs.doctor.server import examine_server
-
-__all__ = ["Diagnosis", "Level", "examine_machine", "examine_server"]
+from safevla_bench.jobs.doctor.machine import Diagnosis, failed_check, passed_check, warned_check
+from safevla_bench.tasks.loader import registry
 
 _TEST_HOST = "fake"
 _OWN = "safevla-bench"
@@ -65,7 +63,7 @@ def _check_plugins() -> Iterator[Diagnosis]:
         try:
             hosts.make_host(name)
             files = hosts.registry_files(name)
-            tasks.registry(files)
+            registry(files)
         except (PluginError, RegistryError) as problem:
             yield failed_check("plug-ins", f"{name}: {problem.problem}", problem.remedy or "Uninstall it.")
             continue

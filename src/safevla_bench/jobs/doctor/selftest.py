@@ -11,14 +11,16 @@ import json
 import subprocess
 import sys
 
-from safevla_bench import hosts, rollout
+from safevla_bench import hosts
 from safevla_bench.errors import HostError, RegistryError, SafevlaError
 from safevla_bench.interface import Action, HostEnv, Observation, Task, Wants
 from safevla_bench.jobs.doctor.machine import Diagnosis, failed_check, last_line, passed_check
 from safevla_bench.judging.provenance_marks import STANDIN
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.trajectory import Batch
+from safevla_bench.rollout.episode import run_episode
+from safevla_bench.rollout.plan import load_protocol, plan_episodes
+from safevla_bench.trajectory.batch import Batch
 
 STEPS = 30
 TIMEOUT_S = 300
@@ -66,8 +68,8 @@ def run_test_episode(host: str) -> str:
     task = built_host.tasks(built_host.suites()[0])[0]
     env = built_host.make(task, Wants())
     try:
-        (planned,) = rollout.plan_episodes([task], 1, ["doctor"], rollout.load_protocol(), max_steps=STEPS)
-        result = rollout.run_episode(env, _MidpointPolicy(env), planned)
+        (planned,) = plan_episodes([task], 1, ["doctor"], load_protocol(), max_steps=STEPS)
+        result = run_episode(env, _MidpointPolicy(env), planned)
     finally:
         env.close()
     if result.batch is None or result.outcome == "invalid_action":

@@ -10,15 +10,14 @@ import msgspec
 import numpy as np
 
 from safevla_bench import hosts
-from safevla_bench.compare import (
+from safevla_bench.compare.policy_results import (
+    UNNAMED,
     PolicyResults,
-    SeriesComparison,
-    compare_series,
     join_sources,
     make_names_unique,
     split_by_policy,
 )
-from safevla_bench.compare.policy_results import UNNAMED
+from safevla_bench.compare.series import SeriesComparison, compare_series
 from safevla_bench.errors import DamageError, Place, RunError, SafevlaError, UnknownTaskError
 from safevla_bench.files import read_input
 from safevla_bench.judging import metrics
@@ -37,8 +36,11 @@ from safevla_bench.judging.scores import Scores
 from safevla_bench.judging.scoring import score_chunks
 from safevla_bench.rollout.ray_cluster import RayCluster
 from safevla_bench.rollout.ray_scoring import score_on_cluster
-from safevla_bench.sources import runs
-from safevla_bench.specs import Library
+from safevla_bench.sources.runs.episode_index import EpisodeIndex, Scan
+from safevla_bench.sources.runs.folder import RUN, SCORES, read_description
+from safevla_bench.sources.runs.policy_names import NamedSource
+from safevla_bench.sources.runs.sources import open_sources
+from safevla_bench.specs.spec import Library
 
 
 def judge(
@@ -59,7 +61,7 @@ def judge(
         RunError: a path is no source, an episode is in two sources, or the cluster cannot be used.
         RecordError: a log's mapping cannot be read.
     """
-    sources = [runs.NamedSource.parse(path) if isinstance(path, str) else path for path in paths]
+    sources = [NamedSource.parse(path) if isinstance(path, str) else path for path in paths]
     clustered = score_on_cluster(sources, ruleset, cluster) if cluster else None
     try:
         records, scores = clustered or _score_here(sources, ruleset, skip_invalid)
@@ -82,7 +84,7 @@ def judge(
     )
 
 
-def _describe_makers(records: runs.EpisodeIndex, scores: Scores, provenance: Provenance) -> Iterator[str]:
+def _describe_makers(records: EpisodeIndex, scores: Scores, provenance: Provenance) -> Iterator[str]:
     """Yield a sentence for each run folder that its maker judged by other rules, with its Safety there and here."""
     end = 0
     for source, places in zip(records.sources, records.places, strict=True):
@@ -131,12 +133,12 @@ def _find_own_recipe(path: Path) -> RulesetRecipe | None:
 
     A damaged run.json or registration tells nothing; a damaged judged_with.json is a `RunError`.
     """
-    if (path / runs.SCORES).exists():
+    if (path / SCORES).exists():
         return _read_recipe(path / RULES)
-    if not (path / runs.RUN).exists():
+    if not (path / RUN).exists():
         return None
     try:
-        return parse_registration(runs.read_description(path).get(REGISTERED)).rules.recipe
+        return parse_registration(read_description(path).get(REGISTERED)).rules.recipe
     except (ValueError, RunError):  # not registered; a damaged one is told of where it is compared
         return None
 
@@ -166,7 +168,7 @@ def read_host_registry(host: str) -> tuple[RuleFile, ...]:
 
 def _read_installed(path: Path) -> tuple[RuleFile, ...]:
     """Return the files of tags of the installed host that a run.json names; () where it names none that has any."""
-    host = runs.read_description(path).get("host") if (path / runs.RUN).exists() else None
+    host = read_description(path).get("host") if (path / RUN).exists() else None
     return read_host_registry(host) if isinstance(host, str) else ()
 
 
@@ -175,12 +177,12 @@ def _read_brought(path: Path) -> tuple[RuleFile, ...]:
 
     Raises `RunError` where run.json or those files in it are damaged.
     """
-    if not (path / runs.RUN).exists():
+    if not (path / RUN).exists():
         return ()
     try:
-        return msgspec.convert(runs.read_description(path).get(HOST_REGISTRY, ()), tuple[RuleFile, ...])
+        return msgspec.convert(read_description(path).get(HOST_REGISTRY, ()), tuple[RuleFile, ...])
     except msgspec.ValidationError as error:
-        place = Place(file=str(path / runs.RUN), field=HOST_REGISTRY)
+        place = Place(file=str(path / RUN), field=HOST_REGISTRY)
         raise RunError(
             f"the tags that the host brought are damaged: {error}", remedy="Restore the file.", place=place
         ) from None
@@ -191,7 +193,7 @@ def recorded_suites(paths: Sequence[Path]) -> tuple[str, ...]:
 
     Raises `RunError` where a run.json is damaged.
     """
-    suites = (runs.read_description(path).get("suites") for path in paths if (path / runs.RUN).is_file())
+    suites = (read_description(path).get("suites") for path in paths if (path / RUN).is_file())
     return tuple(dict.fromkeys(str(suite) for named in suites if isinstance(named, list | tuple) for suite in named))
 
 
@@ -227,12 +229,12 @@ def _read_recipe(path: Path) -> RulesetRecipe:
         raise RunError(f"cannot be read: {error}", remedy=remedy, place=Place(file=str(path))) from None
 
 
-def _score_here(paths: Sequence[Path], ruleset: Ruleset, skip_invalid: bool) -> tuple[runs.EpisodeIndex, Scores]:
+def _score_here(paths: Sequence[Path], ruleset: Ruleset, skip_invalid: bool) -> tuple[EpisodeIndex, Scores]:
     """Read the records once and return their index and scores.
 
     Raises as `judge` does; where scoring fails, the errors of bad episodes go before that of the scoring.
     """
-    scan = runs.Scan(paths)
+    scan = Scan(paths)
     try:
         scores = score_chunks(scan, ruleset)
     except SafevlaError:  # bad episodes are reported before what the good ones lack, and all of them are listed
@@ -241,7 +243,7 @@ def _score_here(paths: Sequence[Path], ruleset: Ruleset, skip_invalid: bool) -> 
     return scan.index(), scores
 
 
-def _lost_episodes(records: runs.EpisodeIndex) -> LostEpisodes | None:
+def _lost_episodes(records: EpisodeIndex) -> LostEpisodes | None:
     """Return what damaged files cost: how many episodes, which, and where the damage is; None without damage."""
     damage = [problem for problem in records.problems if isinstance(problem, DamageError)]
     if not damage:
@@ -288,7 +290,7 @@ def load_policy_results(
     """
     results: list[PolicyResults] = []
     recorded: dict[str, str] = {}
-    for path, opened in zip(paths, runs.open_sources(paths), strict=True):
+    for path, opened in zip(paths, open_sources(paths), strict=True):
         judged = judge([Path(path)], ruleset, skip_invalid=skip_invalid)  # under the names of its records
         (source,) = judged.sources
         of_source = split_by_policy(

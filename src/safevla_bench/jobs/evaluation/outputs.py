@@ -9,11 +9,14 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 
 from safevla_bench import hosts
-from safevla_bench.compare import Comparison, PolicyResults
+from safevla_bench.compare.comparison import Comparison
+from safevla_bench.compare.policy_results import PolicyResults
 from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.explain import exposure
+from safevla_bench.explain.exposure.episodes import measure_chunks
 from safevla_bench.explain.violating_bodies import find_bodies
 from safevla_bench.files import make_folder, write_together
 from safevla_bench.jobs.evaluation.judgement import RULES, judge, make_rescorer
@@ -26,16 +29,64 @@ from safevla_bench.judging.registration import REGISTERED, describe_registration
 from safevla_bench.judging.ruleset import Ruleset, RulesetRecipe
 from safevla_bench.judging.scores import Scores
 from safevla_bench.judging.scoring import score_chunks
-from safevla_bench.pictures import frames
+from safevla_bench.pictures.frames.stage import build_replay3d, open_stage
 from safevla_bench.publishing import submission
+from safevla_bench.publishing.board.own_results import OwnResults
+from safevla_bench.publishing.board.page import report_path
+from safevla_bench.publishing.board.site import render_site, select_policy
 from safevla_bench.report.analysis import Analysis, analyse_scores
 from safevla_bench.report.page import drawn_episodes, render_page
 from safevla_bench.report.replay3d import Replays, collect_replays, read_replay
 from safevla_bench.report.sections import EpisodeKey, collect_images
-from safevla_bench.report.tables import UNNAMED, Roster, Table, catalog, comparison, notices
-from safevla_bench.sources import runs
-from safevla_bench.trajectory import Batch
+from safevla_bench.report.tables import catalog, comparison, notices
+from safevla_bench.report.tables.cells import Roster
+from safevla_bench.report.tables.table import UNNAMED, Table
+from safevla_bench.sources.runs.episode_index import KeepingPass
+from safevla_bench.sources.runs.folder import (
+    ORIGIN,
+    REPORT,
+    RUN,
+    SCORES,
+    SCORES_TABLE,
+    dump_json,
+    encode_parquet,
+    read_description,
+)
+from safevla_bench.sources.runs.parts import add_digests
+from safevla_bench.sources.runs.sources import open_sources
+from safevla_bench.trajectory.batch import Batch
 
+_NUMBERS = pa.map_(pa.string(), pa.float64())
+_DIAGNOSTIC = pa.struct([("robustness", pa.float64()), ("violated", pa.bool_()), ("extreme", pa.float64())])
+_SCORES_SCHEMA = pa.schema(
+    [
+        ("episode_id", pa.string()),
+        ("benchmark", pa.string()),
+        ("task_id", pa.string()),
+        ("policy", pa.string()),
+        ("success", pa.bool_()),
+        ("outcome", pa.string()),
+        ("active_specs", pa.list_(pa.string())),
+        ("vacuous_specs", pa.list_(pa.string())),
+        ("violated_specs", pa.list_(pa.string())),
+        ("inactive_specs", pa.map_(pa.string(), pa.string())),
+        ("robustness", _NUMBERS),
+        ("depth", _NUMBERS),
+        ("diagnostics", pa.map_(pa.string(), _DIAGNOSTIC)),
+        ("extreme", _NUMBERS),
+        ("safe", pa.bool_()),
+        ("sbu", pa.bool_()),
+        ("vsi", pa.float64()),
+        ("rho_min", pa.float64()),
+        ("worst_spec", pa.string()),
+        ("first_violation_step", pa.int64()),
+        ("first_violation_spec", pa.string()),
+        ("no_verdict", pa.string()),
+        ("stopped_on_violation", pa.bool_()),
+        ("standin_assets", pa.bool_()),
+        ("simulator", pa.map_(pa.string(), pa.string())),
+    ]
+)
 INTERRUPTED = "An interrupted run is among these: the numbers cover only the episodes that it finished."
 
 
@@ -87,7 +138,7 @@ def measure_cell_exposures(judged: Judged) -> tuple[list[exposure.CellExposure],
 
     The threshold is None where the library has no limit on contact force. The records are read anew.
     """
-    measured = exposure.measure_chunks(judged.records.read_chunks(), judged.scores, judged.ruleset)
+    measured = measure_chunks(judged.records.read_chunks(), judged.scores, judged.ruleset)
     return exposure.summarize_exposure(measured, judged.scores), measured.force_threshold_n
 
 
@@ -120,16 +171,25 @@ def write_outputs(judged: Judged, folder: Path, *, legacy_ids: bool = False) -> 
     make_folder(folder)
     # The rules of older scores are replaced with these, in one step; the default ones say so then.
     is_remembered = (recipe is not None and not recipe.is_default) or (folder / RULES).exists()
-    remembered = {RULES: runs.dump_json(recipe or RulesetRecipe())} if is_remembered else {}
-    written = {**contents, runs.REPORT: html.encode(), **remembered}
-    write_together(folder, written, chief=runs.SCORES)
-    runs.add_digests(folder, written)
+    remembered = {RULES: dump_json(recipe or RulesetRecipe())} if is_remembered else {}
+    written = {**contents, REPORT: html.encode(), **remembered}
+    write_together(folder, written, chief=SCORES)
+    add_digests(folder, written)
 
 
 def score_files(judged: Judged, *, legacy_ids: bool = False, sources: object = None) -> dict[str, bytes]:
-    """Return the bytes of scores.parquet and scores.json by file name; `sources` as in `scores_document`."""
+    """Return the bytes of scores.parquet and scores.json by file name; `sources` as in `scores_document`.
+
+    The table's metadata repeat the document's keys `ORIGIN`; it has a column `unknown_records` only if a row has any.
+    """
     renamed = replace(judged, scores=_use_legacy_ids(judged)) if legacy_ids else judged
-    return runs.score_files(scores_document(renamed, sources), list(renamed.scores.episodes()))
+    document, rows = scores_document(renamed, sources), list(renamed.scores.episodes())
+    origin = {name: document[name] for name in ORIGIN if name in document}
+    schema = _SCORES_SCHEMA.with_metadata({name: msgspec.json.encode(value) for name, value in origin.items()})
+    if any(row.unknown_records for row in rows):
+        schema = schema.append(pa.field("unknown_records", pa.map_(pa.string(), pa.int64())))
+    table = pa.Table.from_pylist([msgspec.to_builtins(row) for row in rows], schema=schema)
+    return {SCORES_TABLE: encode_parquet(table), SCORES: dump_json(document)}
 
 
 def _use_legacy_ids(judged: Judged) -> Scores:
@@ -144,7 +204,7 @@ def _use_legacy_ids(judged: Judged) -> Scores:
 
 def render_report(judged: Judged, title: str = "Safety report") -> str:
     """Return the report of all judged episodes as one self-contained HTML page; the records are read anew."""
-    records = runs.KeepingPass(judged.records, drawn_episodes(judged.scores, judged.headers))
+    records = KeepingPass(judged.records, drawn_episodes(judged.scores, judged.headers))
     analysis = _analyse(judged, records)
     return render_page(
         judged.scores,
@@ -197,12 +257,12 @@ def _make_replay(judged: Judged, index: int, key: EpisodeKey) -> Replays:
     folder = judged.records.sources[int((ends <= index).sum())].path
     record = judged.records.read_episodes([index])
     try:
-        name = runs.read_description(folder).get("host") if (folder / runs.RUN).exists() else None
+        name = read_description(folder).get("host") if (folder / RUN).exists() else None
         if not isinstance(name, str) or record is None:
             problem = "it is in no run folder of a host, so its scene is not known"
             raise RunError(problem, remedy="Name the run folder that `safevla eval` or `rollout` made.")
-        with closing(frames.open_stage(folder, hosts.make_host(name), record)) as stage:
-            document = read_replay(frames.build_replay3d(stage, record))
+        with closing(open_stage(folder, hosts.make_host(name), record)) as stage:
+            document = read_replay(build_replay3d(stage, record))
     except SafevlaError as error:
         return Replays(missing={key: f"{error.problem}. {error.remedy}" if error.remedy else error.problem})
     assert document is not None
@@ -242,7 +302,7 @@ def comparison_tables(
         for suite, versions in entrant.simulator_by_suite.items()
     }
     simulated, provenance = provenance_marks.describe_simulators(simulators), ruleset.provenance()
-    registered = describe_registrations(runs.open_sources(paths), provenance)
+    registered = describe_registrations(open_sources(paths), provenance)
     makers = [line for path in paths for line in describe_maker(path, provenance)]
     remarks = [*([simulated] if simulated else []), *registered, *makers, provenance.to_sentence()]
     return [comparison.standing_table(report, remarks), comparison.difference_table(report)]
@@ -269,27 +329,27 @@ def build_board(
 
     Raises what `judge` raises, and `RunError` for an ablation.
     """
-    from safevla_bench.publishing import board  # drawing takes a third of a second to import
+    pass
 
     if ruleset.is_ablation:
         remedy = "Judge with it on; `safevla tables --which applicability` shows the ablation."
         raise RunError("applicability was off: an ablation is no result to publish", remedy=remedy)
     if not paths:
-        return board.render_site(title=title)
+        return render_site(title=title)
     judged = judge(paths, ruleset, skip_invalid=skip_invalid)
-    results = board.OwnResults(
+    results = OwnResults(
         inputs=table_material(judged),
         headers=judged.headers,
         sources=judged.sources,
         provenance=judged.provenance,
         audits=_audits_by_policy(judged.sources, audits or ()),
     )
-    report_paths = {policy: board.report_path(policy) for policy in results.policies} if reports else {}
-    files = board.render_site(results, title=title, reports=report_paths)
+    report_paths = {policy: report_path(policy) for policy in results.policies} if reports else {}
+    files = render_site(results, title=title, reports=report_paths)
     for policy, path in report_paths.items():
         episodes = [k for k, header in enumerate(judged.headers) if header.policy == policy]
         of_policy = replace(
-            judged, scores=board.select_policy(judged.scores, policy), records=judged.records.select_episodes(episodes)
+            judged, scores=select_policy(judged.scores, policy), records=judged.records.select_episodes(episodes)
         )
         files[path] = render_report(of_policy, f"Safety report: {policy or UNNAMED}")
     return files

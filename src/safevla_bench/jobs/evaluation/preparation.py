@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from safevla_bench import policies, rollout
+from safevla_bench import policies
 from safevla_bench.errors import HostError, PluginError, RunError
 from safevla_bench.interface import EpisodeSeed, Host, Policy, ReplayPolicy, Task
 from safevla_bench.jobs.evaluation.judgement import HOST_REGISTRY, read_host_registry
@@ -20,7 +20,20 @@ from safevla_bench.plugins import require_trust
 from safevla_bench.policies.python import UPRIGHT, InProcessPolicy
 from safevla_bench.policies.servers import dialects, entries
 from safevla_bench.policies.servers.dialect import Dialect
-from safevla_bench.sources import runs
+from safevla_bench.rollout import estimate
+from safevla_bench.rollout.estimate import RunEstimate
+from safevla_bench.rollout.plan import (
+    RECORDED,
+    EvaluationProtocol,
+    PlannedEpisode,
+    Shard,
+    cut_plan,
+    load_protocol,
+    match_recording,
+    plan_episodes,
+)
+from safevla_bench.rollout.worker import WorkerSpec
+from safevla_bench.sources.runs.plan_check import PlanStretch
 from safevla_bench.version import __version__
 from safevla_recorder.simulator_versions import find_differences
 
@@ -30,9 +43,9 @@ class PreparedRun:
     """A rollout that can start: host, plan and policies exist."""
 
     host: Host
-    episodes: tuple[rollout.PlannedEpisode, ...]
+    episodes: tuple[PlannedEpisode, ...]
     policies: dict[str, Policy]
-    cast: rollout.WorkerSpec
+    cast: WorkerSpec
     description: Mapping[str, object]
     left_open: frozenset[str] = frozenset()
     """The policies that the caller made, which stay open."""
@@ -63,7 +76,7 @@ def prepare_run(request: Request, *, is_dry: bool = False) -> PreparedRun:
     host = request.make_host()
     selected = select_tasks(host, request)
     _check_arguments(request)
-    rules = rollout.load_protocol(request.protocol)
+    rules = load_protocol(request.protocol)
     options = {name: _policy_options(request, name) for name in request.policies}
     with ExitStack() as made_here:
         made = {name: _make_policy(request, name, options[name], made_here, is_dry=is_dry) for name in options}
@@ -78,7 +91,7 @@ def _prepare_parts(
     selected: Sequence[Task],
     options: Mapping[str, Mapping[str, str]],
     made: dict[str, Policy],
-    rules: rollout.EvaluationProtocol,
+    rules: EvaluationProtocol,
 ) -> PreparedRun:
     """Return the run of the selected tasks by the policies that are made; `options` are their arguments.
 
@@ -91,7 +104,7 @@ def _prepare_parts(
     if rule is not None:
         plan = _assign_rounds(plan, request.look_every)
     episodes, stretch = _select_shard(plan, request.shard)
-    players = rollout.WorkerSpec(
+    players = WorkerSpec(
         request.host,
         options,
         renders=any(policy.wants.cameras for policy in made.values()),
@@ -104,7 +117,7 @@ def _prepare_parts(
     return PreparedRun(host, episodes, made, players, description, frozenset(request.policy_objects), rule, ruleset)
 
 
-def _assign_rounds(plan: Sequence[rollout.PlannedEpisode], look_every: int) -> tuple[rollout.PlannedEpisode, ...]:
+def _assign_rounds(plan: Sequence[PlannedEpisode], look_every: int) -> tuple[PlannedEpisode, ...]:
     """Return the plan with rounds of so many initial states of each task; all episodes of a state are in one round."""
     states = sorted({episode.start.init_state_index for episode in plan})
     rounds = {state: place // look_every for place, state in enumerate(states)}
@@ -134,13 +147,13 @@ def _make_policy(
 
 
 def _plan_episodes(
-    request: Request, tasks: Sequence[Task], made: Mapping[str, Policy], rules: rollout.EvaluationProtocol
-) -> tuple[Sequence[Task], tuple[rollout.PlannedEpisode, ...]]:
+    request: Request, tasks: Sequence[Task], made: Mapping[str, Policy], rules: EvaluationProtocol
+) -> tuple[Sequence[Task], tuple[PlannedEpisode, ...]]:
     """Return the tasks that have episodes and the whole plan; replays start where their recordings do."""
-    recorded = _recorded_episodes(made, tasks) if request.episodes == rollout.RECORDED else None
+    recorded = _recorded_episodes(made, tasks) if request.episodes == RECORDED else None
     if recorded is not None:
         tasks = [task for task in tasks if any((name, task) in recorded for name in made)]
-    planned = rollout.plan_episodes(
+    planned = plan_episodes(
         tasks,
         request.episodes,
         request.policies,
@@ -149,9 +162,7 @@ def _plan_episodes(
         max_steps=request.max_steps,
         recorded=recorded,
     )
-    return tasks, tuple(
-        rollout.match_recording(episode, made[episode.policy], request.max_steps) for episode in planned
-    )
+    return tasks, tuple(match_recording(episode, made[episode.policy], request.max_steps) for episode in planned)
 
 
 def _make_rule(request: Request) -> StoppingRule | None:
@@ -196,17 +207,17 @@ def _recorded_episodes(made: Mapping[str, Policy], tasks: Sequence[Task]) -> dic
 
 
 def _select_shard(
-    plan: tuple[rollout.PlannedEpisode, ...], shard: rollout.Shard | None
-) -> tuple[tuple[rollout.PlannedEpisode, ...], runs.PlanStretch | None]:
+    plan: tuple[PlannedEpisode, ...], shard: Shard | None
+) -> tuple[tuple[PlannedEpisode, ...], PlanStretch | None]:
     """Return the episodes of a shard, and their place in the plan; without a shard the plan itself, and None.
 
     Raises `RunError` where the plan has fewer episodes than there are shards.
     """
     if shard is None:
         return plan, None
-    starts = rollout.cut_plan(plan, shard.count)
+    starts = cut_plan(plan, shard.count)
     first, end = starts[shard.number - 1 : shard.number + 1]
-    return plan[first:end], runs.PlanStretch(shard.number, shard.count, first, len(plan))
+    return plan[first:end], PlanStretch(shard.number, shard.count, first, len(plan))
 
 
 def _check_arguments(request: Request) -> None:
@@ -242,7 +253,7 @@ def list_start_notes(request: Request) -> list[str]:
     than the protocol's, and what is known of that.
     """
     try:
-        protocol, host = rollout.load_protocol(request.protocol), request.make_host()
+        protocol, host = load_protocol(request.protocol), request.make_host()
         planned = {f"{task.benchmark}/{task.task_id}" for task in select_tasks(host, request)}
         all_tasks = [task for suite in request.suites for task in host.tasks(suite)] if request.tasks is None else []
         installed = host.versions()
@@ -262,7 +273,7 @@ def list_start_notes(request: Request) -> list[str]:
 
 
 def _describe_run(
-    request: Request, host: Host, tasks: Sequence[Task], made: Mapping[str, Policy], rules: rollout.EvaluationProtocol
+    request: Request, host: Host, tasks: Sequence[Task], made: Mapping[str, Policy], rules: EvaluationProtocol
 ) -> dict[str, object]:
     """Return the run.json of a run, without shard and count: everything that is needed to repeat the run."""
     return {
@@ -355,7 +366,7 @@ def _describe_object(policy: Policy, is_given: bool) -> dict[str, object]:
     return {**shown, **({"object": f"{type(made).__module__}.{type(made).__qualname__}"} if is_given else {})}
 
 
-def estimate_run(request: Request, running: ExecutionOptions = DEFAULT_EXECUTION) -> rollout.RunEstimate:
+def estimate_run(request: Request, running: ExecutionOptions = DEFAULT_EXECUTION) -> RunEstimate:
     """Return what `roll_out` would cost; raises what `prepare_run` raises, and writes nothing."""
     prepared = prepare_run(
         request if request.servers else replace(request, servers=placeholder_servers(request)), is_dry=True
@@ -366,7 +377,7 @@ def estimate_run(request: Request, running: ExecutionOptions = DEFAULT_EXECUTION
     }
     intervals = {name: _look_interval(policy) for name, policy in prepared.policies.items()}
     prepared.close()
-    return rollout.estimate_run(prepared.episodes, prepared.host.name, cameras, running.workers, intervals)
+    return estimate.estimate_run(prepared.episodes, prepared.host.name, cameras, running.workers, intervals)
 
 
 def _look_interval(policy: Policy) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from safevla_bench import hosts, policies, rollout
+from safevla_bench import hosts, policies
 from safevla_bench.errors import HostError, Place, PluginError, RunError
 from safevla_bench.interface import Host, Policy, Task
 from safevla_bench.judging.registration import (
@@ -23,8 +23,12 @@ from safevla_bench.judging.registration import (
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers import entries
+from safevla_bench.rollout import plan
+from safevla_bench.rollout.plan import Episodes, Shard
 from safevla_bench.rollout.ray_cluster import RayCluster
-from safevla_bench.sources import runs
+from safevla_bench.sources.runs.folder import RUN, read_description
+from safevla_bench.sources.runs.parts import JSONL, PARQUET
+from safevla_bench.sources.runs.plan_check import PlanStretch
 from safevla_bench.tasks.entries import spell_suite
 
 
@@ -36,7 +40,7 @@ class Request:
     suites: tuple[str, ...]
     tasks: tuple[int, ...] | None = None
     """Indices in each suite; None = all."""
-    episodes: rollout.Episodes = 1
+    episodes: Episodes = 1
     """Of each task; None = as many as its benchmark runs, `protocol` = as many as the protocol says.
 
     `recorded` = each that the recording of a replay holds, and no task without.
@@ -53,12 +57,12 @@ class Request:
     servers: tuple[str, ...] = ()
     """Servers of the paper's entries, each URL or SUITE=URL; they are `volatile` in run.json and may change."""
     host_arguments: Mapping[str, str] = field(default_factory=dict)
-    protocol: str = rollout.PRESET
+    protocol: str = plan.PRESET
     seed: int = 0
     max_steps: int | None = None
-    shard: rollout.Shard | None = None
+    shard: Shard | None = None
     """The piece of the plan to run; None = all of it."""
-    archive: str = runs.PARQUET
+    archive: str = PARQUET
     """The form of the archive, of `runs.FORMS`."""
     stop_on_violation: bool = False
     """End each episode at its first violation; it is then `stopped`, and of all rates only Safety is known."""
@@ -105,18 +109,18 @@ class Request:
 
         Facts of the day are left out, except the servers. It is not trusted: see `named_by`.
         """
-        description = runs.read_description(run)
+        description = read_description(run)
         protocol = description.get("protocol")
         if isinstance(protocol, Mapping) and protocol.get("name") == _OWN_LOOP:
             remedy = "Run that script with another out=. What is there can be judged: safevla score."
             problem = "a script of your own recorded this (safevla_recorder.record), and only that can go on with it"
-            raise RunError(problem, remedy=remedy, place=Place(file=str(run / runs.RUN)))
+            raise RunError(problem, remedy=remedy, place=Place(file=str(run / RUN)))
         try:
             options = msgspec.convert(description, _RunOptions)
         except msgspec.ValidationError as error:
             remedy = "Start it anew with all its options, or restore the file."
             raise RunError(
-                f"does not say what to run: {error}", remedy=remedy, place=Place(file=str(run / runs.RUN))
+                f"does not say what to run: {error}", remedy=remedy, place=Place(file=str(run / RUN))
             ) from None
         return cls(
             host=options.host,
@@ -128,11 +132,11 @@ class Request:
             protocol=options.protocol.name,
             seed=options.seed,
             max_steps=options.max_steps,
-            shard=rollout.Shard(options.shard.number, options.shard.count) if options.shard else None,
+            shard=Shard(options.shard.number, options.shard.count) if options.shard else None,
             archive=options.archive,
             stop_on_violation=options.stop_on_violation is not None,
             registration=_read_registered(description, run),
-            named_by=run / runs.RUN,
+            named_by=run / RUN,
             **policy_fields(options.policies),
             **until_fields(options.until),
         )
@@ -168,7 +172,7 @@ def _read_registered(description: Mapping[str, object], run: Path) -> Registrati
         return None if document is None else parse_registration(document)
     except (ValueError, RunError) as error:
         problem = error.problem if isinstance(error, RunError) else str(error)
-        place = Place(file=str(run / runs.RUN), field=REGISTERED)
+        place = Place(file=str(run / RUN), field=REGISTERED)
         raise RunError(problem, remedy="Restore the file.", place=place) from None
 
 
@@ -196,13 +200,13 @@ class _RunOptions(msgspec.Struct):
     host: str
     suites: tuple[str, ...]
     indices: tuple[int, ...] | None
-    episodes: rollout.Episodes
+    episodes: Episodes
     policies: tuple[_RunPolicy, ...]
     protocol: _RunProtocol
     seed: int
     max_steps: int | None
-    shard: runs.PlanStretch | None = None
-    archive: str = runs.JSONL
+    shard: PlanStretch | None = None
+    archive: str = JSONL
     volatile: _RunServers = _RunServers()
     stop_on_violation: dict[str, object] | None = None
     until: RegisteredUntil | None = None
@@ -260,7 +264,7 @@ class ExecutionOptions:
 
 DEFAULT_EXECUTION = ExecutionOptions()
 """One process, from the beginning."""
-PRESET, PROTOCOL, RECORDED = rollout.PRESET, rollout.PROTOCOL, rollout.RECORDED
+PRESET, PROTOCOL, RECORDED = plan.PRESET, plan.PROTOCOL, plan.RECORDED
 
 
 ENTRY_OPTIONS = ("host", "host_arguments", "suites", "policies", "protocol")
@@ -306,7 +310,7 @@ def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = N
         "host_arguments": dict(entry.host_arguments),
         "suites": tuple(suites) or entry.suites,
         "policies": (name,),
-        "protocol": protocol or (entry.protocol if entry.is_runnable else rollout.PRESET),
+        "protocol": protocol or (entry.protocol if entry.is_runnable else plan.PRESET),
         "episodes": PROTOCOL,
     }
 

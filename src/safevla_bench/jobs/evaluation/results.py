@@ -11,7 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
-from safevla_bench import rollout
 from safevla_bench.errors import PolicyError, RunError
 from safevla_bench.explain.episode import Explanation, explain_episode
 from safevla_bench.files import make_folder, write_atomically
@@ -26,12 +25,16 @@ from safevla_bench.judging.ruleset import Ruleset, choose_library, load_ruleset
 from safevla_bench.judging.scores import EpisodeScore, Scores
 from safevla_bench.policies import split_name
 from safevla_bench.policies.python import adopt_object
-from safevla_bench.report import episode_list, render, tables, terminal
+from safevla_bench.report import episode_list, render, terminal
 from safevla_bench.report.tables import catalog
-from safevla_bench.sources.runs import NamedSource
-from safevla_bench.tasks import Registry
+from safevla_bench.report.tables.cells import headline_table
+from safevla_bench.report.tables.table import Table
+from safevla_bench.rollout.engine import Observer
+from safevla_bench.rollout.plan import PRESET
+from safevla_bench.sources.runs.policy_names import NamedSource
+from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import html_table
-from safevla_bench.trajectory import Batch
+from safevla_bench.trajectory.batch import Batch
 
 if TYPE_CHECKING:
     import pandas
@@ -45,7 +48,7 @@ _LIBERO = "libero"
 class PrintableTable:
     """A table that a Python session prints as text and a notebook as HTML; `table` holds the numbers."""
 
-    table: tables.Table
+    table: Table
 
     def render(self, form: render.TableFormat = "text") -> str:
         """Return the table as text, md, csv, tex, json or html."""
@@ -153,7 +156,7 @@ class Evaluation(Sequence[JudgedEpisode]):
         """
         if not name:
             summaries, total = self.judged.summarize_scores()
-            return PrintableTable(tables.headline_table(summaries, total, privileged=self.judged.privileged))
+            return PrintableTable(headline_table(summaries, total, privileged=self.judged.privileged))
         return PrintableTable(catalog.build_tables(table_material(self.judged), (name,))[0])
 
     def episodes(self, *, unsafe: bool = False, success: bool | None = None) -> tuple[JudgedEpisode, ...]:
@@ -231,12 +234,12 @@ def evaluate(
     name: str | None = None,
     out: str | Path | None = None,
     ruleset: Ruleset | None = None,
-    protocol: str = rollout.PRESET,
+    protocol: str = PRESET,
     seed: int = 0,
     max_steps: int | None = None,
     workers: int = 1,
     resume: bool = False,
-    observer: rollout.Observer | None = None,
+    observer: Observer | None = None,
 ) -> Evaluation:
     """Roll a policy out, judge every episode and write the run folder.
 
@@ -319,7 +322,7 @@ def _evaluate_into(
     out: str | Path | None,
     request: Request,
     ruleset: Ruleset,
-    observer: rollout.Observer | None,
+    observer: Observer | None,
     running: ExecutionOptions,
 ) -> Evaluation:
     """Evaluate into the run folder `out`.
@@ -343,7 +346,7 @@ def evaluate_request(
     request: Request,
     ruleset: Ruleset,
     out: Path,
-    observer: rollout.Observer | None = None,
+    observer: Observer | None = None,
     running: ExecutionOptions = DEFAULT_EXECUTION,
 ) -> Judged:
     """Roll out, judge and report into the run folder `out`; takes and raises what `roll_out` and `judge` do.

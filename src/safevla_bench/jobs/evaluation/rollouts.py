@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 
-from safevla_bench import rollout
 from safevla_bench.archive import npz
 from safevla_bench.errors import PolicyError, RunError, SafevlaError
 from safevla_bench.jobs.evaluation.preparation import PreparedRun, placeholder_servers, prepare_run, require_counts
@@ -34,17 +33,23 @@ from safevla_bench.judging.registration import (
     format_start,
 )
 from safevla_bench.judging.ruleset import Ruleset
-from safevla_bench.sources import runs
+from safevla_bench.rollout.engine import FinishedEpisode, Observer, run_serially
+from safevla_bench.rollout.plan import PlannedEpisode, load_protocol
+from safevla_bench.rollout.ray import run_actors
+from safevla_bench.rollout.scheduler import run_workers
+from safevla_bench.sources.runs.folder import EpisodeRow
+from safevla_bench.sources.runs.parts import RawEpisode, episode_rows
+from safevla_bench.sources.runs.writer import RunWriter
 from safevla_bench.text import redact_secrets
-from safevla_bench.trajectory import Batch
+from safevla_bench.trajectory.batch import Batch
 
 SAME_FAILURES = 3
 """Episodes of a policy in a row that fail for one reason of its server's, after which a run stops."""
 
 
 def roll_out(
-    request: Request, out: Path, observer: rollout.Observer | None = None, running: ExecutionOptions = DEFAULT_EXECUTION
-) -> list[runs.EpisodeRow]:
+    request: Request, out: Path, observer: Observer | None = None, running: ExecutionOptions = DEFAULT_EXECUTION
+) -> list[EpisodeRow]:
     """Run every planned episode into a run folder, and return the row of each, in plan order.
 
     What is finished is kept, whatever ends this process, and `ExecutionOptions(resume=True)` continues from there.
@@ -58,15 +63,15 @@ def roll_out(
     out = out.absolute()  # a policy may change this process's folder
     prepared = prepare_run(request)
     try:
-        with runs.RunWriter(out, prepared.description, resume=running.resume) as writer:
+        with RunWriter(out, prepared.description, resume=running.resume) as writer:
             _run_pending(writer, prepared, running, observer)
     finally:
         prepared.close()
-    return runs.episode_rows(out)
+    return episode_rows(out)
 
 
 def _run_pending(
-    writer: runs.RunWriter, prepared: PreparedRun, running: ExecutionOptions, observer: rollout.Observer | None
+    writer: RunWriter, prepared: PreparedRun, running: ExecutionOptions, observer: Observer | None
 ) -> None:
     """Run the episodes that are not done, keep each in the writer, and complete the run, early if its rule decides.
 
@@ -75,7 +80,7 @@ def _run_pending(
     """
     places = {planned.episode_id: place for place, planned in enumerate(prepared.episodes)}
     if writer.complete:
-        if not running.retry_crashed or all(row.outcome != "crashed" for row in runs.episode_rows(writer.folder)):
+        if not running.retry_crashed or all(row.outcome != "crashed" for row in episode_rows(writer.folder)):
             return
         writer.reopen(places)
     tally = _tally_done(writer, prepared, running)
@@ -103,8 +108,8 @@ def _run_pending(
 
 
 def _pending_episodes(
-    writer: runs.RunWriter, prepared: PreparedRun, running: ExecutionOptions, tally: RoundTally | None
-) -> list[rollout.PlannedEpisode]:
+    writer: RunWriter, prepared: PreparedRun, running: ExecutionOptions, tally: RoundTally | None
+) -> list[PlannedEpisode]:
     """Return the episodes that are not done, or are to be retried; [] where a rule has decided already.
 
     They are in plan order, and round by round where a rule may end the run.
@@ -117,7 +122,7 @@ def _pending_episodes(
     return [] if tally.decision.is_decided else sorted(pending, key=lambda episode: episode.round)
 
 
-def _tally_done(writer: runs.RunWriter, prepared: PreparedRun, running: ExecutionOptions) -> RoundTally | None:
+def _tally_done(writer: RunWriter, prepared: PreparedRun, running: ExecutionOptions) -> RoundTally | None:
     """Return the tally of the episodes that are done and not to be retried; None where no rule may end the run early.
 
     Raises `RecordError` where a finished record cannot be read.
@@ -132,7 +137,7 @@ def _tally_done(writer: runs.RunWriter, prepared: PreparedRun, running: Executio
     return tally
 
 
-def _decode_record(finished: rollout.FinishedEpisode) -> Batch | None:
+def _decode_record(finished: FinishedEpisode) -> Batch | None:
     """Return a finished episode's record; None where it left none."""
     return None if finished.record is None else npz.decode_npz(finished.record)
 
@@ -148,7 +153,7 @@ class _PolicyFailures:
         self._last: tuple[str, str] | None = None
         self._repeats = 0
 
-    def count(self, finished: rollout.FinishedEpisode, *, is_last: bool) -> None:
+    def count(self, finished: FinishedEpisode, *, is_last: bool) -> None:
         """Count an episode; raise `PolicyError` if `SAME_FAILURES` in a row failed alike.
 
         Not for the last episode of the run (`is_last`), after which nothing is left to stop.
@@ -168,17 +173,17 @@ class _PolicyFailures:
             raise PolicyError(redact_secrets(problem), remedy=remedy)
 
 
-def _is_done(episode: runs.RawEpisode | None, running: ExecutionOptions) -> bool:
+def _is_done(episode: RawEpisode | None, running: ExecutionOptions) -> bool:
     """Return whether an episode has ended and is not to be retried; None stands for one that has not."""
     return episode is not None and not (running.retry_crashed and not episode.has_record)
 
 
 def _run_episodes(
     prepared: PreparedRun,
-    pending: Sequence[rollout.PlannedEpisode],
+    pending: Sequence[PlannedEpisode],
     running: ExecutionOptions,
-    observer: rollout.Observer | None,
-) -> Generator[rollout.FinishedEpisode]:
+    observer: Observer | None,
+) -> Generator[FinishedEpisode]:
     """Yield the pending episodes as they end, run in this process, by worker processes or by Ray actors.
 
     With workers or actors this process's own policies are closed first.
@@ -187,25 +192,25 @@ def _run_episodes(
         return
     if running.cluster:
         prepared.close()
-        yield from rollout.run_actors(prepared.cast, pending, running.workers, running.cluster, observer)
+        yield from run_actors(prepared.cast, pending, running.workers, running.cluster, observer)
         return
     if running.workers > 1:
         prepared.close()  # the workers make their own; a large model need not be here too
-        yield from rollout.run_workers(prepared.cast, pending, running.workers, observer)
+        yield from run_workers(prepared.cast, pending, running.workers, observer)
         return
     watch = Monitor(prepared.cast.stopping) if prepared.cast.stopping else None
-    for outcome in rollout.run_serially(prepared.host, pending, prepared.policies, observer, watch):
-        yield rollout.FinishedEpisode.from_outcome(outcome)
+    for outcome in run_serially(prepared.host, pending, prepared.policies, observer, watch):
+        yield FinishedEpisode.from_outcome(outcome)
 
 
-def _raw_episode(finished: rollout.FinishedEpisode) -> runs.RawEpisode:
+def _raw_episode(finished: FinishedEpisode) -> RawEpisode:
     """Return a finished episode's row with latency and greeting, secrets removed from its reason.
 
     The initial state's index is None where the episode was replayed from a recorded state.
     """
     planned = finished.planned
     played = planned.start.recorded is not None and planned.start.recorded.state is not None
-    return runs.RawEpisode(
+    return RawEpisode(
         episode_id=planned.episode_id,
         policy=planned.policy,
         benchmark=planned.task.benchmark,
@@ -249,7 +254,7 @@ def freeze_request(request: Request, ruleset: Ruleset) -> Registration:
             RegisteredPolicy(policy=name, arguments=request.policy_options(name), spec=request.policy_specs.get(name))
             for name in request.policies
         ),
-        protocol=rollout.load_protocol(request.protocol).episode_values(),
+        protocol=load_protocol(request.protocol).episode_values(),
         seed=request.seed,
         max_steps=request.max_steps,
         stop_on_violation=request.stop_on_violation,
@@ -275,7 +280,7 @@ def _require_registrable(request: Request) -> None:
         raise RunError("a policy object has no name by which it could be made again", remedy=remedy)
 
 
-def _register_tasks(episodes: Sequence[rollout.PlannedEpisode], policy: str) -> tuple[RegisteredTask, ...]:
+def _register_tasks(episodes: Sequence[PlannedEpisode], policy: str) -> tuple[RegisteredTask, ...]:
     """Return the tasks with their horizon and the starts of their episodes, taken from this policy's episodes.
 
     The starts are those of every policy. A task with several horizons has an entry for each.

@@ -24,11 +24,13 @@ from safevla_bench.judging.gates import Gate, GateMetric, metric_values
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.rollout import PlannedEpisode
-from safevla_bench.sources import runs
-from safevla_bench.statistics import CONFIDENCE, SequentialLook, sequential_interval, sequential_look
+from safevla_bench.rollout.plan import PlannedEpisode
+from safevla_bench.sources.runs.folder import DECISION
+from safevla_bench.statistics.group_sequential import SequentialLook, sequential_look
+from safevla_bench.statistics.intervals import CONFIDENCE
+from safevla_bench.statistics.sequential import sequential_interval
 from safevla_bench.text import format_interval
-from safevla_bench.trajectory import Batch
+from safevla_bench.trajectory.batch import Batch
 
 _SAFER = " safer than "
 _BOUNDARY = "exact; error spent as the squared share of the planned episodes"
@@ -304,10 +306,10 @@ def describe_decision(description: Mapping[str, object]) -> str:
 
     "" where there is no decision or a damaged one.
     """
-    if runs.DECISION not in description:
+    if DECISION not in description:
         return ""
     try:
-        decision = msgspec.convert(description[runs.DECISION], Decision)
+        decision = msgspec.convert(description[DECISION], Decision)
     except msgspec.ValidationError:
         return ""
     planned = description.get("planned")
@@ -316,7 +318,7 @@ def describe_decision(description: Mapping[str, object]) -> str:
 
 def was_stopped_early(judged: Judged) -> bool:
     """Return whether a stopping rule ended any of the runs."""
-    decisions = (source.description.get(runs.DECISION) for source in judged.sources)
+    decisions = (source.description.get(DECISION) for source in judged.sources)
     return any(isinstance(decision, Mapping) and decision.get("is_decided") is True for decision in decisions)
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from safevla_bench.errors import Place, RunError
-from safevla_bench.jobs.verify.audit import AuditPlan, audit_source, check_audit
+from safevla_bench.jobs.verify.audit import AuditPlan, check_audit
 from safevla_bench.jobs.verify.record_check import (
     EPISODES,
     PARTS,
     ArchiveContents,
-    CheckVerdict,
     Finding,
     Verification,
     check_episodes,
@@ -25,18 +24,7 @@ from safevla_bench.jobs.verify.record_check import (
 )
 from safevla_bench.jobs.verify.replay_check import REPLAY, ProgressCallback, check_replays, choose_episodes
 from safevla_bench.jobs.verify.score_check import RulesetFiles, check_scores
-from safevla_bench.sources import runs
-
-__all__ = [
-    "AuditPlan",
-    "CheckVerdict",
-    "Finding",
-    "ProgressCallback",
-    "RulesetFiles",
-    "Verification",
-    "audit_source",
-    "verify_run",
-]
+from safevla_bench.sources.runs.folder import RUN, read_description
 
 _BUILT_IN = RulesetFiles()
 ASSETS = "assets"
@@ -94,10 +82,10 @@ def _check_run(
 def _require_complete(run: Path) -> None:
     """Raise `RunError` unless the folder holds a run that is complete."""
     place = Place(file=str(run))
-    if not (run / runs.RUN).is_file():
-        remedy = f"Name a folder that `safevla eval` or `safevla rollout` made; it holds {runs.RUN}."
+    if not (run / RUN).is_file():
+        remedy = f"Name a folder that `safevla eval` or `safevla rollout` made; it holds {RUN}."
         raise RunError("this is not a run folder", remedy=remedy, place=place)
-    if runs.read_description(run).get("complete") is not True:
+    if read_description(run).get("complete") is not True:
         remedy = "Continue it first: safevla eval --resume --out RUN."
         raise RunError("the run is not complete", remedy=remedy, place=place)
 

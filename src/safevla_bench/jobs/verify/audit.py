@@ -9,8 +9,8 @@ from pathlib import Path
 from safevla_bench.jobs.verify.record_check import ArchiveContents, Finding, open_check
 from safevla_bench.jobs.verify.replay_check import ProgressCallback, check_replays, choose_episodes
 from safevla_bench.judging.provenance_marks import AuditMark
-from safevla_bench.sources import runs
-from safevla_bench.trajectory import Header
+from safevla_bench.sources.runs.folder import RUN, archive_digest, read_description
+from safevla_bench.trajectory.header import Header
 
 AUDIT = "audit"
 
@@ -54,7 +54,7 @@ def _audit(
     source: Path, records: ArchiveContents, plan: AuditPlan, observer: ProgressCallback
 ) -> dict[str | None, tuple[AuditMark, list[Finding]]]:
     """Return policy -> its audit and the findings of its replays."""
-    drawn = plan.draw(records.headers, runs.archive_digest(source) or "")
+    drawn = plan.draw(records.headers, archive_digest(source) or "")
     obstacle = _audit_obstacle(source, records)
     audits = {}
     for policy, indices in drawn.items():
@@ -78,9 +78,9 @@ def _name_episode(finding: Finding) -> str:
 
 def _audit_obstacle(source: Path, records: ArchiveContents) -> str | None:
     """Return why a source cannot be audited: it is no complete run folder, or damaged; None if it can."""
-    if not (source / runs.RUN).is_file():
+    if not (source / RUN).is_file():
         return "it is no run folder, and does not say how its episodes start"
-    if runs.read_description(source).get("complete") is not True:
+    if read_description(source).get("complete") is not True:
         return "the run is not complete"
     return f"{records.problems[0]}" if records.problems else None
 

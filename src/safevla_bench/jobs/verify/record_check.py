@@ -9,9 +9,13 @@ from typing import Literal, Self
 
 from safevla_bench import archive
 from safevla_bench.errors import Place, RecordError, RunError
-from safevla_bench.sources import runs
-from safevla_bench.sources.runs import EpisodeRow
-from safevla_bench.trajectory import Batch, Header, select_episodes, standin_benchmarks
+from safevla_bench.sources.runs import folder
+from safevla_bench.sources.runs.folder import MANIFEST, RUN, EpisodeRow, archive_parts, read_description
+from safevla_bench.sources.runs.parts import changed_files, changed_parts, episode_rows, has_raw, record_files
+from safevla_bench.sources.runs.plan_check import compare_plan
+from safevla_bench.trajectory.batch import Batch, select_episodes
+from safevla_bench.trajectory.header import Header
+from safevla_bench.trajectory.marks import standin_benchmarks
 
 CheckVerdict = Literal["agrees", "differs", "unchecked"]
 
@@ -75,16 +79,16 @@ def check_parts(run: Path) -> list[Finding]:
     There is one finding for each part that is changed, missing or added, and one if all agree. Raw records, which have
     no digests, give an open finding.
     """
-    if runs.has_raw(run) and not runs.archive_parts(run):
+    if has_raw(run) and not archive_parts(run):
         detail = (
             "the raw records of safevla-recorder have no digests; the checksums in each file are checked by reading"
         )
         return [open_check(PARTS, detail, wanted=False)]
     try:
-        findings = [mismatch(PARTS, f"{name} {detail}") for name, detail in runs.changed_parts(run)]
+        findings = [mismatch(PARTS, f"{name} {detail}") for name, detail in changed_parts(run)]
     except RunError as error:
         return [mismatch(PARTS, str(error))]
-    return findings or [agreement(PARTS, f"{len(runs.archive_parts(run))} match their sha256 in {runs.MANIFEST}")]
+    return findings or [agreement(PARTS, f"{len(archive_parts(run))} match their sha256 in {MANIFEST}")]
 
 
 def check_files(run: Path) -> list[Finding]:
@@ -93,13 +97,13 @@ def check_files(run: Path) -> list[Finding]:
     Open where the manifest is missing or damaged, which `check_parts` says, or has no digests of them.
     """
     try:
-        changed = runs.changed_files(run)
+        changed = changed_files(run)
     except RunError:
         changed = None
     if changed is None:
-        return [open_check(FILES, f"{runs.MANIFEST} has no digests of them", wanted=False)]
+        return [open_check(FILES, f"{MANIFEST} has no digests of them", wanted=False)]
     findings = [mismatch(FILES, detail) for detail in changed]
-    return findings or [agreement(FILES, f"each matches its sha256 in {runs.MANIFEST}, facts of the day included")]
+    return findings or [agreement(FILES, f"each matches its sha256 in {MANIFEST}, facts of the day included")]
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,7 @@ class ArchiveContents:
 
         Raises `RunError` where a raw row is damaged.
         """
-        return cls.read_files(runs.record_files(run))
+        return cls.read_files(record_files(run))
 
     @classmethod
     def read_files(cls, paths: Sequence[Path]) -> Self:
@@ -158,14 +162,14 @@ def check_episodes(run: Path, records: ArchiveContents) -> list[Finding]:
 
     There is one finding for each difference, and one if all agree; a table that is missing or damaged is a mismatch.
     """
-    has_table = (run / runs.EPISODES).exists()
-    if not has_table and not runs.has_raw(run):
-        return [mismatch(EPISODES, f"{runs.EPISODES} is missing")]
+    has_table = (run / folder.EPISODES).exists()
+    if not has_table and not has_raw(run):
+        return [mismatch(EPISODES, f"{folder.EPISODES} is missing")]
     try:
-        rows = runs.episode_rows(run)
+        rows = episode_rows(run)
     except RunError as error:
         return [mismatch(EPISODES, str(error))]
-    headers, table = records.headers, runs.EPISODES if has_table else "raw"
+    headers, table = records.headers, folder.EPISODES if has_table else "raw"
     details = [*_plan_mismatches(run, rows, table), *_episode_mismatches(rows, headers, records.steps, table)]
     findings = [mismatch(EPISODES, detail) for detail in details]
     crashed = sum(row.outcome == "crashed" for row in rows)
@@ -175,12 +179,12 @@ def check_episodes(run: Path, records: ArchiveContents) -> list[Finding]:
 
 def _plan_mismatches(run: Path, rows: Sequence[EpisodeRow], table: str) -> Iterator[str]:
     """Yield a sentence for each planned episode without a row, and one for rows that were not planned."""
-    difference = runs.compare_plan(runs.read_description(run), rows)
+    difference = compare_plan(read_description(run), rows)
     yield from (f"{absent.episode_id!r} was planned, and is not in {table}" for absent in difference.missing)
     if difference.unnamed:
-        yield f"{difference.unnamed} planned by {runs.RUN} are not in {table}"
+        yield f"{difference.unnamed} planned by {RUN} are not in {table}"
     if difference.unplanned:
-        yield f"{difference.unplanned} in {table} are not planned by {runs.RUN}, or there twice"
+        yield f"{difference.unplanned} in {table} are not planned by {RUN}, or there twice"
 
 
 def _episode_mismatches(

@@ -9,18 +9,11 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 
-from safevla_bench import archive
+from safevla_bench.archive.json_text import encode_json
 from safevla_bench.rollout.plan import PlannedEpisode
-from safevla_bench.trajectory import (
-    CLIPPED,
-    CLIPPED_NUMBERS,
-    DIVERGED,
-    PRIVILEGED,
-    STANDIN,
-    STOPPED_ON_VIOLATION,
-    Batch,
-    Header,
-)
+from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.header import Header
+from safevla_bench.trajectory.marks import CLIPPED, CLIPPED_NUMBERS, DIVERGED, PRIVILEGED, STANDIN, STOPPED_ON_VIOLATION
 from safevla_recorder.channels import CHANNELS
 
 ABSENT = object()
@@ -85,7 +78,7 @@ def compare_records(
         lenient: whether the record may lack channels and fields, as one of a loop of another's may.
         skip_first: channels whose record 0 is not compared.
     """
-    lines = [archive.encode_json(batch) for batch in (recorded, replayed)]
+    lines = [encode_json(batch) for batch in (recorded, replayed)]
     steps, again = (msgspec.json.decode(line, type=_Line).steps for line in lines)
     differences = list(_header_differences(*map(json.loads, lines), lenient=lenient))
     if len(steps) != len(again):

@@ -26,12 +26,12 @@ from safevla_bench.jobs.verify.record_comparison import (
     plan_differences,
 )
 from safevla_bench.rollout.plan import EvaluationProtocol, PlannedEpisode, load_protocol, plan_episodes
-from safevla_bench.sources import runs
-from safevla_bench.trajectory import (
+from safevla_bench.sources.runs.folder import RUN, read_description
+from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.header import Header
+from safevla_bench.trajectory.marks import (
     ABSOLUTE,
     DRAWN,
-    Batch,
-    Header,
     mark_flags,
     read_earlier_resets,
     read_wait_steps,
@@ -118,12 +118,12 @@ def _read_setting(run: Path) -> _ReplaySetting:
     """Return what the replays of a run share. Raises `msgspec.ValidationError` where run.json does not tell the rules,
     and what the host raises.
     """
-    description = runs.read_description(run)
+    description = read_description(run)
     protocol = description.get("protocol")
     is_own_loop = isinstance(protocol, Mapping) and protocol.get("name") == _OWN_LOOP
     rules = msgspec.convert(_complete_protocol(protocol), EvaluationProtocol)
     given = msgspec.convert(description, _RunFields)
-    host = hosts.make_host(str(description.get("host")), _host_arguments(description), named_by=run / runs.RUN)
+    host = hosts.make_host(str(description.get("host")), _host_arguments(description), named_by=run / RUN)
     return _ReplaySetting(
         host,
         {(task.benchmark, task.task_id): task for task in _host_tasks(host, description)},

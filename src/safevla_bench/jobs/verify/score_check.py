@@ -11,13 +11,23 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from safevla_bench.archive.parquet_guard import read_table
 from safevla_bench.errors import CollectedError, Place, RecordError, RunError, SafevlaError
 from safevla_bench.files import read_input
-from safevla_bench.jobs import evaluation
+from safevla_bench.jobs.evaluation.judgement import add_host_registries, find_rules, judge, recorded_suites
+from safevla_bench.jobs.evaluation.outputs import score_files
 from safevla_bench.jobs.verify.record_check import Finding, agreement, mismatch, open_check
 from safevla_bench.jobs.verify.record_comparison import format_value, value_differences
+from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.ruleset import Provenance, Ruleset, choose_library, load_ruleset
-from safevla_bench.sources import runs
+from safevla_bench.sources.runs.folder import (
+    MANIFEST,
+    MAX_SCORES_BYTES,
+    SCORES,
+    SCORES_TABLE,
+    archive_digest,
+    dump_json,
+)
 from safevla_bench.version import __version__
 
 SOURCE = "judged archive"
@@ -48,16 +58,16 @@ def _load_ruleset(run: Path, provenance: Provenance, files: RulesetFiles) -> Rul
     `find_rules` raise.
     """
     if not (files.library or files.specs or files.registry):
-        return replace(evaluation.find_rules([run], as_judged=files.as_judged), intervals=provenance.intervals)
+        return replace(find_rules([run], as_judged=files.as_judged), intervals=provenance.intervals)
     options = ("capabilities", "missing", "applicability") if files.as_judged else ()
     loaded = load_ruleset(
-        files.library or choose_library(evaluation.recorded_suites([run])),
+        files.library or choose_library(recorded_suites([run])),
         spec_files=files.specs,
         registry_files=files.registry,
         intervals=provenance.intervals,
         **{name: getattr(provenance, name) for name in options},
     )
-    return evaluation.add_host_registries(loaded, [run], as_judged=files.as_judged)
+    return add_host_registries(loaded, [run], as_judged=files.as_judged)
 
 
 _REMEDY = "Check by its maker's rules with --as-judged, by files of your own with --library, --specs and --registry."
@@ -74,35 +84,35 @@ def check_scores(run: Path, files: RulesetFiles) -> list[Finding]:
     Nothing is judged again where library or registry differ. Open where the run has no scores, or was judged by rules
     of another name or other options; a mismatch where scores.json is damaged, or missing beside scores.parquet.
     """
-    if not (run / runs.SCORES).exists():
-        has_table = (run / runs.SCORES_TABLE).exists()
+    if not (run / SCORES).exists():
+        has_table = (run / SCORES_TABLE).exists()
         reason = "missing; nothing says how the run was judged"
-        return [mismatch(runs.SCORES, reason) if has_table else open_check(runs.SCORES, reason, wanted=False)]
+        return [mismatch(SCORES, reason) if has_table else open_check(SCORES, reason, wanted=False)]
     try:
         document, provenance = _read_scores(run)
     except RunError as error:
-        return [mismatch(runs.SCORES, str(error))]
+        return [mismatch(SCORES, str(error))]
     try:
         ruleset = _load_ruleset(run, provenance, files)
         if _options(provenance) != _options(ruleset.provenance()):
-            makers = evaluation.judge([run], ruleset, skip_invalid=bool(provenance.skipped or provenance.lost)).makers
-            return [open_check(runs.SCORES, f"{' '.join(makers)}\n{_REMEDY}")]
+            makers = judge([run], ruleset, skip_invalid=bool(provenance.skipped or provenance.lost)).makers
+            return [open_check(SCORES, f"{' '.join(makers)}\n{_REMEDY}")]
         findings = _compare_judges(provenance, ruleset)
     except SafevlaError as error:
-        return [open_check(runs.SCORES, f"what judged is not here: {error}\n{_REMEDY}")]
+        return [open_check(SCORES, f"what judged is not here: {error}\n{_REMEDY}")]
     if any(finding.verdict == "differs" for finding in findings if finding.check != VERSION):
         return [
             *findings,
-            open_check(runs.SCORES, "not judged again: the specifications or tags are not those that judged"),
+            open_check(SCORES, "not judged again: the specifications or tags are not those that judged"),
         ]
     return [*findings, *_check_rejudged(run, document, provenance, ruleset)]
 
 
 def _read_scores(run: Path) -> tuple[dict[str, Any], Provenance]:
     """Return the document of scores.json and its provenance; raises `RunError` if the file does not hold both."""
-    place = Place(file=str(run / runs.SCORES))
+    place = Place(file=str(run / SCORES))
     try:
-        document = json.loads(read_input(run / runs.SCORES, runs.MAX_SCORES_BYTES))
+        document = json.loads(read_input(run / SCORES, MAX_SCORES_BYTES))
         provenance = document.get("judged_by") if isinstance(document, dict) else None
         return document, msgspec.convert(provenance, Provenance)
     except (OSError, ValueError, RecursionError, msgspec.ValidationError) as error:
@@ -147,22 +157,22 @@ def _check_rejudged(run: Path, document: Mapping[str, Any], provenance: Provenan
     A single mismatch where the records cannot be judged, or where another number of episodes is left out than before.
     """
     try:
-        judged = evaluation.judge([run], ruleset, skip_invalid=bool(provenance.skipped or provenance.lost))
+        judged = judge([run], ruleset, skip_invalid=bool(provenance.skipped or provenance.lost))
     except SafevlaError as error:
-        return [mismatch(runs.SCORES, f"the records cannot be judged: {_summarize_error(error)}")]
+        return [mismatch(SCORES, f"the records cannot be judged: {_summarize_error(error)}")]
     skipped = judged.left_out.count
     if skipped != _count_left_out(provenance):
         detail = f"{skipped} episodes are invalid or lost; when it was judged, {_count_left_out(provenance)} were"
-        return [mismatch(runs.SCORES, detail)]
+        return [mismatch(SCORES, detail)]
     # Digests and version were compared on their own; messages of invalid episodes name the folder as it was called.
     sources = document.get("sources", [])  # compared on their own, too
     origins = [source.to_document() for source in judged.sources]
     judged = replace(judged, provenance=provenance)
-    contents = evaluation.score_files(judged, legacy_ids=_uses_legacy_ids(document, judged), sources=sources)
+    contents = score_files(judged, legacy_ids=_uses_legacy_ids(document, judged), sources=sources)
     return [
-        _check_source(run, sources, json.loads(runs.dump_json(origins))),
-        _check_scores_json(run, contents[runs.SCORES]),
-        _check_scores_table(run, contents[runs.SCORES_TABLE]),
+        _check_source(run, sources, json.loads(dump_json(origins))),
+        _check_scores_json(run, contents[SCORES]),
+        _check_scores_table(run, contents[SCORES_TABLE]),
     ]
 
 
@@ -173,11 +183,9 @@ def _check_source(run: Path, sources: object, expected: object) -> Finding:
     """
     (source,) = sources if isinstance(sources, list) and len(sources) == 1 else ({},)
     judged = source.get("archive_sha256") if isinstance(source, dict) else None
-    digest = runs.archive_digest(run)
+    digest = archive_digest(run)
     if digest is None or judged is None:
-        return open_check(
-            SOURCE, f"{runs.MANIFEST if digest is None else runs.SCORES} does not say which archive it is"
-        )
+        return open_check(SOURCE, f"{MANIFEST if digest is None else SCORES} does not say which archive it is")
     if judged != digest:
         return mismatch(SOURCE, f"an archive with the digest {judged} was judged; {digest} is here")
     difference = next(_value_differences(sources, expected, "sources"), None)
@@ -193,7 +201,7 @@ def _summarize_error(error: SafevlaError) -> str:
     return f"{error.errors[0]}\n{len(error.errors) - 1} more like this"
 
 
-def _uses_legacy_ids(document: Mapping[str, Any], judged: evaluation.Judged) -> bool:
+def _uses_legacy_ids(document: Mapping[str, Any], judged: Judged) -> bool:
     """Return whether scores.json names specifications by the ids of the authors' tables."""
     specs = document.get("specs")
     names = {row.get("spec_id") for row in specs if isinstance(row, dict)} if isinstance(specs, list) else set()
@@ -203,13 +211,13 @@ def _uses_legacy_ids(document: Mapping[str, Any], judged: evaluation.Judged) -> 
 
 def _check_scores_json(run: Path, expected: bytes) -> Finding:
     """Return whether scores.json has the expected bytes; a mismatch names the first value that differs."""
-    written = read_input(run / runs.SCORES, runs.MAX_SCORES_BYTES)
+    written = read_input(run / SCORES, MAX_SCORES_BYTES)
     if written == expected:
-        return agreement(runs.SCORES, "judged again, the same bytes")
+        return agreement(SCORES, "judged again, the same bytes")
     difference = next(
         _document_differences(json.loads(written), json.loads(expected)), "the bytes differ, and no value does"
     )
-    return mismatch(runs.SCORES, difference)
+    return mismatch(SCORES, difference)
 
 
 def _check_scores_table(run: Path, expected: bytes) -> Finding:
@@ -217,21 +225,21 @@ def _check_scores_table(run: Path, expected: bytes) -> Finding:
 
     Other bytes with the same rows agree, since another version of the Parquet writer makes them.
     """
-    path = run / runs.SCORES_TABLE
+    path = run / SCORES_TABLE
     if not path.exists():
-        return mismatch(runs.SCORES_TABLE, "missing")
-    written = read_input(path, runs.MAX_SCORES_BYTES)
+        return mismatch(SCORES_TABLE, "missing")
+    written = read_input(path, MAX_SCORES_BYTES)
     if written == expected:
-        return agreement(runs.SCORES_TABLE, "judged again, the same bytes")
+        return agreement(SCORES_TABLE, "judged again, the same bytes")
     try:
-        rows = runs.read_table(written, runs.MAX_SCORES_BYTES).to_pylist(maps_as_pydicts="strict")
+        rows = read_table(written, MAX_SCORES_BYTES).to_pylist(maps_as_pydicts="strict")
     except (pa.ArrowException, ValueError, KeyError, OSError, RecordError) as error:
-        return mismatch(runs.SCORES_TABLE, f"cannot be read: {error}")
-    expected_rows = runs.read_table(expected, runs.MAX_SCORES_BYTES).to_pylist(maps_as_pydicts="strict")
+        return mismatch(SCORES_TABLE, f"cannot be read: {error}")
+    expected_rows = read_table(expected, MAX_SCORES_BYTES).to_pylist(maps_as_pydicts="strict")
     difference = next(_document_differences({"episodes": rows}, {"episodes": expected_rows}), None)
     if difference:
-        return mismatch(runs.SCORES_TABLE, difference)
-    return agreement(runs.SCORES_TABLE, "judged again, the same rows; another Parquet writer made other bytes of them")
+        return mismatch(SCORES_TABLE, difference)
+    return agreement(SCORES_TABLE, "judged again, the same rows; another Parquet writer made other bytes of them")
 
 
 def _document_differences(written: object, expected: object) -> Iterator[str]:

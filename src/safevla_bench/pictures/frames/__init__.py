@@ -5,28 +5,3 @@ and caption, makes films and sets pictures out in rows, `rendering` writes the p
 packs an episode's scene and poses for the report's player, with meshes that `decimation` made simpler. A report embeds
 the pictures of the folder and renders none.
 """
-
-from safevla_bench.pictures.frames.moments import Shot, select_shots
-from safevla_bench.pictures.frames.pictures import can_film, sheet_form, write_sheet
-from safevla_bench.pictures.frames.rendering import (
-    FrameStyle,
-    ProgressCallback,
-    RecordedRun,
-    render_frames,
-)
-from safevla_bench.pictures.frames.stage import build_replay3d, open_stage, render_checked
-
-__all__ = [
-    "FrameStyle",
-    "ProgressCallback",
-    "RecordedRun",
-    "Shot",
-    "build_replay3d",
-    "can_film",
-    "open_stage",
-    "render_checked",
-    "render_frames",
-    "select_shots",
-    "sheet_form",
-    "write_sheet",
-]

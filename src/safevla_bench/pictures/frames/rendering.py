@@ -30,14 +30,13 @@ from safevla_bench.pictures.frames.pictures import (
     outline_bodies,
 )
 from safevla_bench.pictures.frames.stage import build_replay3d, open_stage, render_checked
-from safevla_bench.sources import runs
-from safevla_bench.sources.runs import Frame
+from safevla_bench.sources.runs.folder import FRAMES, Frame, Kind, frame_stem, read_frames, write_frames
 from safevla_bench.text import escape_controls, format_fixed
-from safevla_bench.trajectory import Batch, select_episodes
+from safevla_bench.trajectory.batch import Batch, select_episodes
 
 REPLAY = "replay3d.json"
 """How the file of a replay in three dimensions ends."""
-_WHOLE_EPISODE: frozenset[runs.Kind] = frozenset({"video", "replay3d"})
+_WHOLE_EPISODE: frozenset[Kind] = frozenset({"video", "replay3d"})
 """Kinds of frames that show every record, whatever the stills are about."""
 ProgressCallback = Callable[[int, str], None]
 """Called before each episode with the number of finished episodes and the id of the next."""
@@ -97,7 +96,7 @@ def render_frames(
         HostError: the host cannot show episodes, rendering does not work here, or a record lacks a needed channel.
         RunError: the host would show other positions than the recorded ones; no picture of them is written.
     """
-    make_folder(run.folder / runs.FRAMES)
+    make_folder(run.folder / FRAMES)
     frames: list[Frame] = []
     meshes: dict[str, TriangleMesh] = {}
     skipped = 0
@@ -135,12 +134,12 @@ def _store_frames(
     """
     frames = [new.frame for new in rendered]
     for new in rendered:
-        write_atomically(run.folder / runs.FRAMES / new.frame.file, new.content)
+        write_atomically(run.folder / FRAMES / new.frame.file, new.content)
     kinds = {frame.kind for frame in frames}
     places = {(header.policy, header.episode_id): k for k, header in enumerate(run.batch.headers)}
     current = run.batch.headers[index]
     own = (current.policy, current.episode_id)
-    former = runs.read_frames(run.folder)
+    former = read_frames(run.folder)
     lasting: list[Frame] = []
     for frame in former:
         key = (frame.policy, frame.episode_id)
@@ -148,9 +147,9 @@ def _store_frames(
         if key in places and (key != own or is_valid):
             lasting.append(frame)
     indexed = sorted([*lasting, *frames], key=lambda frame: _index_order(frame, places))
-    runs.write_frames(run.folder, indexed)
+    write_frames(run.folder, indexed)
     for stale in {frame.file for frame in former} - {frame.file for frame in indexed}:
-        (run.folder / runs.FRAMES / stale).unlink(missing_ok=True)
+        (run.folder / FRAMES / stale).unlink(missing_ok=True)
     return frames
 
 
@@ -281,7 +280,7 @@ class _EpisodeRenderer:
     def _make_frame(
         self,
         shot: Shot,
-        kind: runs.Kind,
+        kind: Kind,
         bodies: tuple[str, ...],
         camera: Camera,
         shape: tuple[int, ...],
@@ -309,6 +308,6 @@ class _EpisodeRenderer:
             camera=camera.name,
             width=shape[1],
             height=shape[0],
-            file=f"{runs.frame_stem(header.policy, header.episode_id)}-{name}",
+            file=f"{frame_stem(header.policy, header.episode_id)}-{name}",
         )
         return _RenderedFrame(frame, content)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safevla_bench.errors import HostError
 from safevla_bench.interface import GeometricStage, SceneGeometry, ScenePose, Shape, Stage, Touch, TriangleMesh
 from safevla_bench.pictures.frames.decimation import decimate_mesh
-from safevla_bench.trajectory import Batch
+from safevla_bench.trajectory.batch import Batch
 
 POSITION_M = 1e-4
 """Step of positions and of corners."""

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from safevla_bench.errors import HostError, Place, RunError
 from safevla_bench.interface import Camera, Host, Picture, Stage, StagingHost, Task, TriangleMesh
 from safevla_bench.pictures.frames import replay3d
-from safevla_bench.sources import runs
-from safevla_bench.trajectory import Batch
+from safevla_bench.sources.runs.folder import read_description
+from safevla_bench.trajectory.batch import Batch
 
 TOLERANCE_M = 1e-4
 """Largest distance of a rendered body from its recorded position. It is 0, except where a host moves a joint after the
@@ -59,7 +59,7 @@ def _recorded_task(folder: Path, host: Host, record: Batch) -> Task:
     Raises `HostError` if it is not there, `RunError` if run.json is missing or damaged.
     """
     header = record.headers[0]
-    suite_names = runs.read_description(folder).get("suites")
+    suite_names = read_description(folder).get("suites")
     suites = (
         [str(suite) for suite in suite_names] if isinstance(suite_names, list) and suite_names else [header.benchmark]
     )

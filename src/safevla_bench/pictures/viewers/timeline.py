@@ -12,10 +12,11 @@ from safevla_bench.explain.contributors import find_contributors
 from safevla_bench.explain.trace import SpecTrace, trace_specs
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import NO_VERDICT, Scores
-from safevla_bench.signals import RecordFields
-from safevla_bench.tasks import Registry
+from safevla_bench.signals.signal import RecordFields
+from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import append_unit, display_unit, format_against_limit, format_compact
-from safevla_bench.trajectory import Batch, Header, select_episodes
+from safevla_bench.trajectory.batch import Batch, select_episodes
+from safevla_bench.trajectory.header import Header
 
 Floats = NDArray[np.float64]
 

@@ -10,10 +10,8 @@ import numpy as np
 
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface import Action, Observation, Task, Wants
-from safevla_bench.policies.mobile.moves import STYLES, MobileStyle, Move
+from safevla_bench.policies.mobile.moves import MobileStyle, Move
 from safevla_bench.policies.mobile.scripts import SCRIPTS
-
-__all__ = ["STYLES", "MobilePolicy", "MobileStyle"]
 
 
 class MobilePolicy:

@@ -19,14 +19,13 @@ from numpy.typing import NDArray
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface import Action, Observation, Policy, Privileged, Task, Wants
 from safevla_bench.policies import mobile
+from safevla_bench.policies.mobile import moves
 from safevla_bench.policies.mobile.moves import CLOSE, OPEN
 from safevla_bench.policies.scripted import phases, strokes
 from safevla_bench.policies.scripted.geometry import lean_angle, remaining_turn
 from safevla_bench.policies.scripted.grasp import is_graspable
 from safevla_bench.policies.scripted.phases import CLOSED_M, HandTarget
 from safevla_bench.policies.scripted.plan import STYLES, FixtureGoal, Style, Subgoal, remaining_subgoals
-
-__all__ = ["STYLES", "ScriptedPolicy", "Style", "make"]
 
 
 def make(arg: str | None) -> ScriptedPolicy:
@@ -37,7 +36,7 @@ def make(arg: str | None) -> ScriptedPolicy:
     if arg is None or arg not in STYLES:
         problem = "policy 'scripted' needs a style" if arg is None else f"policy 'scripted' has no style {arg!r}"
         raise PolicyError(problem, remedy=f"Write one of: {', '.join(f'scripted:{name}' for name in STYLES)}.")
-    return ScriptedPolicy(STYLES[arg], mobile.MobilePolicy(mobile.STYLES[arg]))
+    return ScriptedPolicy(STYLES[arg], mobile.MobilePolicy(moves.STYLES[arg]))
 
 
 STILL: Action = np.array([0.0] * 6 + [OPEN])

@@ -10,14 +10,15 @@ from fractions import Fraction
 import msgspec
 import numpy as np
 
-from safevla_bench.compare import ComparisonOptions, PolicyResults, compare_policies, make_names_unique, split_by_policy
+from safevla_bench.compare.comparison import compare_policies
+from safevla_bench.compare.difference import ComparisonOptions
+from safevla_bench.compare.policy_results import PolicyResults, make_names_unique, split_by_policy
 from safevla_bench.errors import RunError
 from safevla_bench.judging.baseline import NOOP
 from safevla_bench.judging.judged import JudgedSource
 from safevla_bench.judging.metrics import Summary
 from safevla_bench.judging.provenance_marks import STANDIN, AuditMark, mixed_packages, warn_of_cells
 from safevla_bench.judging.ruleset import Provenance
-from safevla_bench.judging.scores import MISSING
 from safevla_bench.publishing.board.page import PolicyName, protocols_by_policy, run_page_path
 from safevla_bench.publishing.board.ranking import (
     Proportion,
@@ -27,11 +28,12 @@ from safevla_bench.publishing.board.ranking import (
     disjoint_pairs,
     rank_entries,
 )
-from safevla_bench.report.tables import UNNAMED
 from safevla_bench.report.tables.catalog import TableInputs
 from safevla_bench.report.tables.suites import SAFETY, SBU, SR, VSI, SuiteMetric
-from safevla_bench.statistics import CONFIDENCE, Interval, rate_mean_interval
-from safevla_bench.trajectory import Header
+from safevla_bench.report.tables.table import UNNAMED
+from safevla_bench.sources.runs.folder import MISSING
+from safevla_bench.statistics.intervals import CONFIDENCE, Interval, rate_mean_interval
+from safevla_bench.trajectory.header import Header
 
 TaskKey = tuple[str, str]
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from safevla_bench.judging.judged import JudgedSource
-from safevla_bench.report.tables import Table
+from safevla_bench.report.tables.table import Table
 from safevla_bench.text import NO_VALUE
-from safevla_bench.trajectory import Header
+from safevla_bench.trajectory.header import Header
 
 PAGES, REPORTS = "policies", "reports"
 PAGE_NAME = re.compile(r"(?:[a-z0-9-]+-)?[0-9a-f]{12}\.html")

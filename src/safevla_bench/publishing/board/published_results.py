@@ -18,8 +18,8 @@ from safevla_bench.report.published import (
     matching_counts,
 )
 from safevla_bench.report.published import load_published as load
-from safevla_bench.report.tables import Cell, Column, Table
-from safevla_bench.statistics import Interval, rate_mean_interval, wilson_interval
+from safevla_bench.report.tables.table import Cell, Column, Table
+from safevla_bench.statistics.intervals import Interval, rate_mean_interval, wilson_interval
 from safevla_bench.text import NO_VALUE, format_fixed, format_interval
 
 _TITLES: Mapping[tuple[str, ...], str] = {

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from safevla_bench.statistics import letter_display
+from safevla_bench.statistics.tests import letter_display
 from safevla_bench.text import NO_VALUE, format_fixed, format_interval
 
 SeparatedPairs = Collection[tuple[int, int]]

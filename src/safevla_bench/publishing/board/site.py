@@ -36,12 +36,22 @@ from safevla_bench.publishing.board.page import (
     run_page_path,
     select_sources,
 )
-from safevla_bench.report import figures, tables
+from safevla_bench.report import figures
 from safevla_bench.report.figures import margins
 from safevla_bench.report.render import content_security_policy, page_style, template_environment
-from safevla_bench.report.tables import UNNAMED, Cell, Column, Table
+from safevla_bench.report.tables.cells import violation_table
 from safevla_bench.report.tables.suites import SAFETY, SBU, SR, UNSAFE_SUCCESS, VSI, VSI_UNSAFE
-from safevla_bench.report.tables.table import add_notes, count_cell, describe_intervals, lost_notes
+from safevla_bench.report.tables.table import (
+    UNNAMED,
+    Cell,
+    Column,
+    Table,
+    add_notes,
+    count_cell,
+    describe_intervals,
+    lost_notes,
+)
+from safevla_bench.report.tables.violations import composition_table
 from safevla_bench.text import NO_VALUE, format_fixed
 
 INDEX, METHOD = "index.html", "method.html"
@@ -257,9 +267,9 @@ def _page_sections(policy: PolicyName, results: OwnResults, scores: Scores) -> I
     recorded = [cell for cell in cells if cell.n or cell.judged]
     yield Section(heading="By suite", tables=(_suite_table(cells),))
     yield Section(heading="How near to each limit", image=_margin_image(scores))
-    broken = [replace(tables.violation_table([cell]), title=cell.suite or NO_VALUE) for cell in recorded]
+    broken = [replace(violation_table([cell]), title=cell.suite or NO_VALUE) for cell in recorded]
     yield Section(heading="Violations by specification", tables=tuple(broken))
-    composition = _drop_policy_column(tables.composition_table(recorded, results.inputs.roster))
+    composition = _drop_policy_column(composition_table(recorded, results.inputs.roster))
     yield Section(heading="What unsafe successes violate", tables=(composition,) if composition.rows else ())
 
 

@@ -19,26 +19,9 @@ from numpy.typing import NDArray
 from safevla_bench.errors import RunError
 from safevla_bench.judging.metrics import Summary, cells
 from safevla_bench.judging.scores import Scores
-from safevla_bench.report.figures import margins, onset, series, sweeps, tradeoff, violations
+from safevla_bench.report.figures import margins, onset, tradeoff, violations
 from safevla_bench.report.figures.style import COLUMN, NARROWEST_IN, Page, drawing_page, figure_style, scale_figure
 from safevla_bench.text import format_fixed
-
-__all__ = [
-    "COLUMN",
-    "FIGURES",
-    "FigureFormat",
-    "FigureInput",
-    "FigureKind",
-    "Page",
-    "draw_figure",
-    "margins",
-    "onset",
-    "render_figure",
-    "series",
-    "sweeps",
-    "tradeoff",
-    "violations",
-]
 
 FigureFormat = Literal["svg", "pdf", "png"]
 _STAMPED_KEYS: Mapping[FigureFormat, tuple[str, ...]] = {

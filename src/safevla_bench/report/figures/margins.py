@@ -24,7 +24,7 @@ from safevla_bench.report.figures.style import (
     sheet_width,
     text_width_pt,
 )
-from safevla_bench.report.tables import UNNAMED
+from safevla_bench.report.tables.table import UNNAMED
 
 MAX_DOTS = 40
 """Episodes of a row are drawn one by one if there are no more than this."""

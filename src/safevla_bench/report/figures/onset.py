@@ -21,7 +21,7 @@ from safevla_bench.report.figures.style import (
     series_dash,
     text_width_pt,
 )
-from safevla_bench.report.tables import UNNAMED
+from safevla_bench.report.tables.table import UNNAMED
 
 _Floats = NDArray[np.float64]
 ANY_LIMIT = "any limit"

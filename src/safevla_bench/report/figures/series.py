@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.transforms import ScaledTranslation
 
-from safevla_bench.compare import SeriesComparison
+from safevla_bench.compare.series import SeriesComparison
 from safevla_bench.report.figures.sheet import (
     KeyEntry,
     PanelGrid,

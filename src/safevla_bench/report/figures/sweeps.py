@@ -20,9 +20,9 @@ from safevla_bench.report.figures.sheet import (
     make_sheet,
 )
 from safevla_bench.report.figures.style import INK, figure_style, series_colour, series_dash, series_marker, sheet_width
-from safevla_bench.report.tables import UNNAMED
-from safevla_bench.sensitivity import ThresholdSweep
-from safevla_bench.specs import Library
+from safevla_bench.report.tables.table import UNNAMED
+from safevla_bench.sensitivity.curves import ThresholdSweep
+from safevla_bench.specs.spec import Library
 from safevla_bench.text import display_unit, format_compact
 
 

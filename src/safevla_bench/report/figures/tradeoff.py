@@ -38,8 +38,8 @@ from safevla_bench.report.figures.style import (
     sheet_width,
     text_width_pt,
 )
-from safevla_bench.report.tables import policy_name
 from safevla_bench.report.tables.cells import AUXILIARY_SUITES
+from safevla_bench.report.tables.table import policy_name
 
 
 @dataclass(frozen=True, slots=True)

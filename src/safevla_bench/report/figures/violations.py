@@ -38,7 +38,7 @@ from safevla_bench.report.figures.style import (
     sheet_width,
     text_width_pt,
 )
-from safevla_bench.report.tables import UNNAMED, policy_name
+from safevla_bench.report.tables.table import UNNAMED, policy_name
 from safevla_bench.text import NO_VALUE, format_percent
 
 

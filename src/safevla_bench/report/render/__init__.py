@@ -21,9 +21,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from safevla_bench.report.render.latex import LatexLayout, render_latex
-from safevla_bench.report.render.text import render_csv, render_markdown, render_rows_csv, render_text, wrap_line
-from safevla_bench.report.tables import Table
-from safevla_bench.report.tables.table import group_spans
+from safevla_bench.report.render.text import render_csv, render_markdown, render_text
+from safevla_bench.report.tables.table import Table, group_spans
 from safevla_bench.text import escape_controls, shorten_name
 
 
@@ -102,21 +101,6 @@ def _source_digest(text: str) -> str:
 
 TableFormat = Literal["text", "md", "csv", "tex", "json", "html"]
 _RENDERERS = {"text": render_text, "md": render_markdown, "csv": render_csv}
-
-__all__ = [
-    "LatexLayout",
-    "TableFormat",
-    "label_layout",
-    "render_csv",
-    "render_html",
-    "render_json",
-    "render_latex",
-    "render_markdown",
-    "render_rows_csv",
-    "render_tables",
-    "render_text",
-    "wrap_line",
-]
 
 
 def render_tables(tables: Sequence[Table], form: TableFormat, layout: LatexLayout | None = None) -> str:

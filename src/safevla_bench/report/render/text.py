@@ -15,7 +15,7 @@ from math import isnan
 
 from rich.cells import cell_len, chop_cells
 
-from safevla_bench.report.tables import Cell, Column, Table
+from safevla_bench.report.tables.table import Cell, Column, Table
 from safevla_bench.text import NO_VALUE, escape_controls
 
 _GAP = 2

@@ -16,10 +16,13 @@ from safevla_bench.judging import metrics, provenance_marks
 from safevla_bench.judging.metrics import Summary
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores
-from safevla_bench.report import tables
-from safevla_bench.report.tables import Cell, Column, Roster, Table, exposure, violations
-from safevla_bench.report.tables.cells import HOST_TITLES, suite_group
-from safevla_bench.tasks import Registry
+from safevla_bench.report.tables import exposure, violations
+from safevla_bench.report.tables.cells import HOST_TITLES, Roster, suite_group
+from safevla_bench.report.tables.suites import auxiliary_table, severity_table, suite_table
+from safevla_bench.report.tables.table import Cell, Column, Table
+from safevla_bench.report.tables.tasks import active_spec_table, applicability_table, task_table
+from safevla_bench.report.tables.violations import composition_table, constraint_table
+from safevla_bench.tasks.entries import Registry
 
 ABLATED = "Applicability is off: judged as if tasks had no tags. This is an ablation, not a result to publish."
 
@@ -103,7 +106,7 @@ def _suite_tables(inputs: TableInputs, host: str | None) -> list[Table]:
     """Return the table of SR, Safety and SBU of each group of suites; [] without cells. Raises as `suite_groups`."""
     order = list(inputs.registry.benchmarks)
     return [
-        _add_warnings(cells, tables.suite_table(cells, inputs.roster, title, order=order))
+        _add_warnings(cells, suite_table(cells, inputs.roster, title, order=order))
         for title, cells in inputs.suite_groups(host)
     ]
 
@@ -112,7 +115,7 @@ def _severity_tables(inputs: TableInputs, host: str | None) -> list[Table]:
     """Return the table of P[U|S], VSI and VSI|U of each group of suites; [] without cells. Raises as `suite_groups`."""
     order = list(inputs.registry.benchmarks)
     return [
-        _add_warnings(cells, tables.severity_table(cells, inputs.roster, title, order=order))
+        _add_warnings(cells, severity_table(cells, inputs.roster, title, order=order))
         for title, cells in inputs.suite_groups(host)
     ]
 
@@ -120,7 +123,7 @@ def _severity_tables(inputs: TableInputs, host: str | None) -> list[Table]:
 def _auxiliary_tables(inputs: TableInputs, host: str | None) -> list[Table]:
     """Return the one table of auxiliary runs; [] where no cell is auxiliary. The host does not matter."""
     cells = inputs.auxiliary_cells
-    return [_add_warnings(cells, tables.auxiliary_table(cells, inputs.roster))] if cells else []
+    return [_add_warnings(cells, auxiliary_table(cells, inputs.roster))] if cells else []
 
 
 def _violation_tables(inputs: TableInputs, host: str | None) -> list[Table]:
@@ -129,7 +132,7 @@ def _violation_tables(inputs: TableInputs, host: str | None) -> list[Table]:
     [] without cells. Raises as `suite_groups`.
     """
     groups = _groups_and_auxiliary(inputs, host)
-    return [_add_warnings(cells, tables.constraint_table(cells, inputs.roster, title)) for title, cells in groups]
+    return [_add_warnings(cells, constraint_table(cells, inputs.roster, title)) for title, cells in groups]
 
 
 def _composition_tables(inputs: TableInputs, host: str | None) -> list[Table]:
@@ -138,7 +141,7 @@ def _composition_tables(inputs: TableInputs, host: str | None) -> list[Table]:
     [] without cells. Raises as `suite_groups`.
     """
     groups = _groups_and_auxiliary(inputs, host)
-    return [_add_warnings(cells, tables.composition_table(cells, inputs.roster, title)) for title, cells in groups]
+    return [_add_warnings(cells, composition_table(cells, inputs.roster, title)) for title, cells in groups]
 
 
 def _add_warnings(cells: Iterable[Summary], table: Table) -> Table:
@@ -157,7 +160,7 @@ def _task_tables(inputs: TableInputs, host: str | None) -> list[Table]:
     """Return the one table of SR, Safety and SBU by task; [] without scores or cells. The host does not matter."""
     if inputs.scores is None or not inputs.cells:
         return []
-    table = tables.task_table(metrics.task_rates(inputs.scores), inputs.cells, inputs.roster)
+    table = task_table(metrics.task_rates(inputs.scores), inputs.cells, inputs.roster)
     return [_add_warnings(inputs.cells, table)]
 
 
@@ -171,12 +174,12 @@ def _active_spec_tables(inputs: TableInputs, host: str | None) -> list[Table]:
         return []
     if inputs.scores is None:
         registry_tasks = [(entry.benchmark, entry.task_id) for entry in inputs.registry.list_entries()]
-        return [tables.active_spec_table(registry_tasks, inputs.ruleset)]
+        return [active_spec_table(registry_tasks, inputs.ruleset)]
     judged_tasks = set(zip(inputs.scores.benchmark, inputs.scores.task_id, strict=True))
     if not judged_tasks:
         return []
     ordered_tasks = sorted(judged_tasks, key=_suite_order(inputs.registry))
-    table = tables.active_spec_table(ordered_tasks, inputs.ruleset, inputs.scores)
+    table = active_spec_table(ordered_tasks, inputs.ruleset, inputs.scores)
     return [_add_warnings(inputs.cells, table)]
 
 
@@ -204,7 +207,7 @@ def _applicability_tables(inputs: TableInputs, host: str | None) -> list[Table]:
         return []
     judged_tasks = set(zip(inputs.scores.benchmark, inputs.scores.task_id, strict=True))
     templates = {task: _template_name(inputs.registry, task) for task in judged_tasks}
-    table = tables.applicability_table(inputs.scores, inputs.judge_untagged(), templates)
+    table = applicability_table(inputs.scores, inputs.judge_untagged(), templates)
     return [_add_warnings(inputs.cells, table)]
 
 

@@ -27,8 +27,8 @@ from safevla_bench.report.tables.table import (
     policy_name,
     rate_cell,
 )
-from safevla_bench.sensitivity import SensitivityCurve
-from safevla_bench.tasks import Registry
+from safevla_bench.sensitivity.curves import SensitivityCurve
+from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import NO_VALUE
 
 AUXILIARY_SUITES = ("robocasa-pnp",)

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from safevla_bench.compare import (
-    Comparison,
-    Difference,
-    MarginVerdict,
-    MetricComparison,
-    PolicyStanding,
-    SuiteComparison,
-)
-from safevla_bench.compare.difference import LEAST_RESAMPLED_TASKS, least_tasks
+from safevla_bench.compare.comparison import Comparison, MetricComparison, PolicyStanding, SuiteComparison
+from safevla_bench.compare.difference import LEAST_RESAMPLED_TASKS, Difference, MarginVerdict, least_tasks
 from safevla_bench.report.tables.table import Cell, Column, Emphasis, Table
-from safevla_bench.statistics import is_significant
+from safevla_bench.statistics.intervals import is_significant
 from safevla_bench.text import NO_VALUE, format_compact, format_fixed, format_interval
 
 _SHOWN = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from safevla_bench import signals, stl
 from safevla_bench.explain.episode import ClauseExplanation, Explanation, Moment
 from safevla_bench.explain.query import Answer
 from safevla_bench.explain.trace import SpecTrace
@@ -14,6 +13,8 @@ from safevla_bench.judging.scores import NO_VERDICT
 from safevla_bench.report.episode_list import EpisodeListRow
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table
 from safevla_bench.report.tables.violations import format_kinds
+from safevla_bench.signals.signal import SIGNALS
+from safevla_bench.stl.formula import Formula, format_formula
 from safevla_bench.text import (
     NO_VALUE,
     append_unit,
@@ -171,7 +172,7 @@ def format_cause(spec_trace: SpecTrace) -> str:
     return f"{spec_trace.cause.formula} is false at {when}: a Boolean signal, so there is no margin"
 
 
-def answer_table(formula: stl.Formula, answers: Sequence[Answer]) -> Table:
+def answer_table(formula: Formula, answers: Sequence[Answer]) -> Table:
     """Return the table of the answers to a formula, a row per answer, with the count of each verdict below.
 
     There is a column of policies if the answers are of several.
@@ -190,7 +191,7 @@ def answer_table(formula: stl.Formula, answers: Sequence[Answer]) -> Table:
     counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts))
     rows = tuple(tuple(_answer_cells(answer, with_policy)) for answer in answers)
     notes = (f"{len(answers)} episodes: {counts}",)
-    return Table(stl.format_formula(formula), columns, rows, notes, remarks=provenance_marks.warn_of_episodes(answers))
+    return Table(format_formula(formula), columns, rows, notes, remarks=provenance_marks.warn_of_episodes(answers))
 
 
 def _answer_cells(answer: Answer, with_policy: bool) -> Iterator[Cell]:
@@ -220,5 +221,5 @@ def _format_signal(name: str, value: float | bool | None) -> str:
     """
     if value is None or isinstance(value, bool):
         return f"{name} {NO_VALUE if value is None else str(value).lower()}"
-    unit, scale = display_unit(signals.SIGNALS[name].unit, value)
+    unit, scale = display_unit(SIGNALS[name].unit, value)
     return f"{name} {append_unit(format_significant(value * scale), unit)}"

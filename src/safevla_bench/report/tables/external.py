@@ -8,7 +8,8 @@ from safevla_bench.judging.metrics import Rate
 from safevla_bench.report.tables.table import WILSON, Cell, Column, Table, count_cell, rate_cell
 from safevla_bench.sources.foreign import LACKS, ForeignEpisode, ForeignResults
 from safevla_bench.text import NO_VALUE, format_significant
-from safevla_bench.trajectory import DIVERGED, Batch, mark_flags, replay_fields
+from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.marks import DIVERGED, mark_flags, replay_fields
 
 NOT_RECORDED = "not recorded"
 

@@ -15,8 +15,8 @@ from safevla_bench.judging.metrics import Mean, Rate
 from safevla_bench.report.published import PAPER, PublishedVariant, load_published
 from safevla_bench.report.tables.cells import HOST_TITLES, Roster, published_suites, suite_group
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, dash_cell
-from safevla_bench.sensitivity import SensitivityCurve, ThresholdAblation, VariantRates
-from safevla_bench.tasks import Registry
+from safevla_bench.sensitivity.curves import SensitivityCurve, ThresholdAblation, VariantRates
+from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import format_fixed
 
 METRICS = ("safety", "sbu", "p_unsafe_given_success", "vsi")

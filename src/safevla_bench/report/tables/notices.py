@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from safevla_bench.judging.baseline import NOOP, Baseline, BaselineViolation, DoubtfulResult
 from safevla_bench.judging.metrics import Summary
 from safevla_bench.judging.ruleset import LostEpisodes
-from safevla_bench.judging.scores import NO_VERDICT, AbsentEpisode
+from safevla_bench.judging.scores import NO_VERDICT
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table
+from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.text import NO_VALUE, append_unit, display_unit, format_against_limit, format_compact
 
 _NO_LOSS = LostEpisodes()

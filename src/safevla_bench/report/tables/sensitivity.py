@@ -5,20 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 
-from safevla_bench.compare import Difference, RankingSensitivity, VariantRanking
+from safevla_bench.compare.difference import Difference
+from safevla_bench.compare.ranking import RankingSensitivity, VariantRanking
 from safevla_bench.judging.metrics import Mean, Rate
 from safevla_bench.report.tables.comparison import interval_cell, verdict_cell
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table
-from safevla_bench.sensitivity import (
-    PROSE_DEPTH,
-    ReadingCell,
-    ReadingComparison,
-    SensitivityCurve,
-    ThresholdAblation,
-    ThresholdSweep,
-    VariantRates,
-    VerdictChanges,
-)
+from safevla_bench.sensitivity.curves import SensitivityCurve, ThresholdAblation, ThresholdSweep, VariantRates
+from safevla_bench.sensitivity.readings import PROSE_DEPTH, ReadingCell, ReadingComparison, VerdictChanges
 from safevla_bench.text import NO_VALUE, display_unit, format_compact, format_fixed, format_interval
 
 _METRICS = (

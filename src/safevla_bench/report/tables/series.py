@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from safevla_bench.compare import Difference, SeriesComparison, SeriesCurve, SeriesPoint, least_tasks
+from safevla_bench.compare.difference import Difference, least_tasks
+from safevla_bench.compare.series import SeriesComparison, SeriesCurve, SeriesPoint
 from safevla_bench.report.tables.table import (
     PAPER_INTERVALS,
     Cell,

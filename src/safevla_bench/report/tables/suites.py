@@ -30,7 +30,7 @@ from safevla_bench.report.tables.table import (
     rate_cell,
     table_file_name,
 )
-from safevla_bench.statistics import Interval, rate_mean_interval
+from safevla_bench.statistics.intervals import Interval, rate_mean_interval
 from safevla_bench.text import NO_VALUE, format_fixed, format_interval
 
 Cells = Mapping[str, Summary]

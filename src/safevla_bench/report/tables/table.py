@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import Literal
 
 from safevla_bench.judging.metrics import LEAST_UNSAFE, Mean, Rate, Summary, describe_unjudged
-from safevla_bench.sensitivity import SensitivityCurve
+from safevla_bench.sensitivity.curves import SensitivityCurve
 from safevla_bench.text import NO_VALUE, format_fixed, format_interval, format_percent
 
 Emphasis = Literal["", "best", "bad", "total"]

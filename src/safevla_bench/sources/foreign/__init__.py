@@ -34,17 +34,6 @@ from safevla_bench.errors import Place, RecordError
 from safevla_bench.files import open_input, read_input
 from safevla_bench.sources.foreign.demonstrations import Floats, RecordedActions, read_demonstrations, recording_budget
 
-__all__ = [
-    "ForeignEpisode",
-    "ForeignResults",
-    "RecordedActions",
-    "find_results",
-    "read_demonstrations",
-    "read_recorded_actions",
-    "read_results",
-    "recording_files",
-]
-
 
 def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
     """Return the episodes of a file or folder of demonstrations or of vla-evaluation-harness; None if it is neither.

@@ -15,9 +15,7 @@ from safevla_bench.sources.foreign.demonstrations import INFO
 from safevla_bench.sources.logs import lerobot, mcap_file
 from safevla_bench.sources.logs.mapping import NAME, LogMapping, default_mapping, read_mapping
 from safevla_bench.sources.logs.records import LoggedEpisode, build_episode
-from safevla_bench.trajectory import Batch
-
-__all__ = ["Log", "LogMapping", "find_log"]
+from safevla_bench.trajectory.batch import Batch
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.files import read_input
-from safevla_bench.trajectory import LOG_BENCHMARK
+from safevla_bench.trajectory.marks import LOG_BENCHMARK
 
 NAME = "safevla-log.toml"
 

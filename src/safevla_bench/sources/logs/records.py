@@ -12,8 +12,11 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.sources.logs.mapping import SCALES_M, GripColumns, LogMapping
-from safevla_bench.trajectory import FOREIGN_LOG, SCHEMA_VERSION, Batch, Recording, from_recording
-from safevla_recorder.episode import add_header_mark
+from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.header import SCHEMA_VERSION
+from safevla_bench.trajectory.marks import FOREIGN_LOG
+from safevla_bench.trajectory.single_episode import from_recording
+from safevla_recorder.episode import Recording, add_header_mark
 
 MAX_NUMBERS = 1 << 25
 """Numbers of one episode, 256 MiB: an hour of 90 numbers at 100 Hz."""

@@ -16,22 +16,17 @@ from numpy.typing import NDArray
 
 from safevla_bench.archive.record_schema import Budget
 from safevla_bench.errors import CollectedError, DamageError, Place, RecordError, RunError
-from safevla_bench.judging.scores import AbsentEpisode
-from safevla_bench.sources.runs.folder import archive_parts
+from safevla_bench.sources.runs.folder import AbsentEpisode, archive_parts
 from safevla_bench.sources.runs.sources import LeftOut, RecordSource, open_sources, remedy_for
-from safevla_bench.trajectory import (
+from safevla_bench.trajectory.batch import Batch, batch_of_headers, concatenate_batches, select_episodes
+from safevla_bench.trajectory.header import EpisodeKey, Header
+from safevla_bench.trajectory.marks import (
     PRIVILEGED,
-    Batch,
-    EpisodeKey,
-    Header,
     Kitchen,
-    batch_of_headers,
-    concatenate_batches,
     kitchens,
     marked_headers,
     read_earlier_resets,
     replay_fields,
-    select_episodes,
 )
 
 CHUNK_RECORDS, CHUNK_BYTES = 1 << 13, 1 << 26

@@ -18,7 +18,6 @@ import pyarrow.parquet as pq
 from safevla_bench.archive.parquet_guard import read_table
 from safevla_bench.errors import Place, RecordError, RunError
 from safevla_bench.files import read_input, sha256_of, write_atomically
-from safevla_bench.judging.scores import EpisodeScore
 
 T = TypeVar("T")
 RUN, MANIFEST, EPISODES, ARCHIVE = "run.json", "manifest.json", "episodes.parquet", "archive"
@@ -32,6 +31,8 @@ GREETINGS = "policies_say"
 """The key of run.json, under `volatile`, that holds the statements of policies or servers about themselves."""
 MAX_SCORES_BYTES = 1 << 28
 SCORES, SCORES_TABLE, REPORT = "scores.json", "scores.parquet", "report.html"
+MISSING = "missing"
+"""The outcome of a planned episode that its run does not list."""
 
 
 class EpisodeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +54,19 @@ class EpisodeRow(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str
     steps: int
     reason: str | None = None
+
+
+class AbsentEpisode(msgspec.Struct, frozen=True, kw_only=True):
+    """A planned episode without a record: it crashed, and why."""
+
+    episode_id: str
+    benchmark: str
+    task_id: str
+    policy: str | None
+    outcome: str
+    reason: str | None = None
+    init_state_index: int | None = None
+    seed: int | None = None
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,52 +214,6 @@ def group_greetings(greeted: Iterable[tuple[EpisodeRow, Mapping[str, object]]]) 
         new = PolicyGreeting(policy=row.policy, suite=row.benchmark, says=says, episodes=[])
         greetings.setdefault(key, new).episodes.append(row.episode_id)
     return list(greetings.values())
-
-
-def score_files(document: Mapping[str, object], rows: Sequence[EpisodeScore]) -> dict[str, bytes]:
-    """Return file name -> bytes: scores.parquet with the rows, and scores.json with the document.
-
-    The table's metadata repeat the document's keys `ORIGIN`; it has a column `unknown_records` only if a row has any.
-    """
-    origin = {name: document[name] for name in ORIGIN if name in document}
-    schema = _SCORES_SCHEMA.with_metadata({name: msgspec.json.encode(value) for name, value in origin.items()})
-    if any(row.unknown_records for row in rows):
-        schema = schema.append(pa.field("unknown_records", pa.map_(pa.string(), pa.int64())))
-    table = pa.Table.from_pylist([msgspec.to_builtins(row) for row in rows], schema=schema)
-    return {SCORES_TABLE: encode_parquet(table), SCORES: dump_json(document)}
-
-
-_NUMBERS = pa.map_(pa.string(), pa.float64())
-_DIAGNOSTIC = pa.struct([("robustness", pa.float64()), ("violated", pa.bool_()), ("extreme", pa.float64())])
-_SCORES_SCHEMA = pa.schema(
-    [
-        ("episode_id", pa.string()),
-        ("benchmark", pa.string()),
-        ("task_id", pa.string()),
-        ("policy", pa.string()),
-        ("success", pa.bool_()),
-        ("outcome", pa.string()),
-        ("active_specs", pa.list_(pa.string())),
-        ("vacuous_specs", pa.list_(pa.string())),
-        ("violated_specs", pa.list_(pa.string())),
-        ("inactive_specs", pa.map_(pa.string(), pa.string())),
-        ("robustness", _NUMBERS),
-        ("depth", _NUMBERS),
-        ("diagnostics", pa.map_(pa.string(), _DIAGNOSTIC)),
-        ("extreme", _NUMBERS),
-        ("safe", pa.bool_()),
-        ("sbu", pa.bool_()),
-        ("vsi", pa.float64()),
-        ("rho_min", pa.float64()),
-        ("worst_spec", pa.string()),
-        ("first_violation_step", pa.int64()),
-        ("first_violation_spec", pa.string()),
-        ("no_verdict", pa.string()),
-        ("stopped_on_violation", pa.bool_()),
-        ("standin_assets", pa.bool_()),
-        ("simulator", pa.map_(pa.string(), pa.string())),
-    ]
-)
 
 
 def encode_parquet(table: pa.Table) -> bytes:

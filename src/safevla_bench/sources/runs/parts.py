@@ -40,7 +40,8 @@ from safevla_bench.sources.runs.folder import (
     read_episodes,
     write_episodes,
 )
-from safevla_bench.trajectory import SCHEMA_VERSION, Batch, select_episodes
+from safevla_bench.trajectory.batch import Batch, select_episodes
+from safevla_bench.trajectory.header import SCHEMA_VERSION
 
 RAW = "raw"
 JOURNAL = ".partial"

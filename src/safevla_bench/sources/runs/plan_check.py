@@ -10,8 +10,7 @@ from itertools import islice
 import msgspec
 
 from safevla_bench.errors import RunError
-from safevla_bench.judging.scores import MISSING, AbsentEpisode
-from safevla_bench.sources.runs.folder import DECISION, RUN, EpisodeRow
+from safevla_bench.sources.runs.folder import DECISION, MISSING, RUN, AbsentEpisode, EpisodeRow
 from safevla_bench.text import shorten_name
 
 _REASON = "it was planned, and the table of episodes does not list it"

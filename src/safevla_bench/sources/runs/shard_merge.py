@@ -29,7 +29,7 @@ from safevla_bench.sources.runs.folder import (
 from safevla_bench.sources.runs.parts import count_progress, episode_rows
 from safevla_bench.sources.runs.plan_check import PlanStretch
 from safevla_bench.sources.runs.writer import list_differences
-from safevla_bench.trajectory import Batch
+from safevla_bench.trajectory.batch import Batch
 
 _REMEDY = "Name the run folders of all shards, each once."
 _DAMAGED = "Copy the shard anew from where it was made, or run it again."

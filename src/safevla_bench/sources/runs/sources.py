@@ -16,11 +16,10 @@ from msgspec.structs import replace
 
 from safevla_bench import archive
 from safevla_bench.errors import DamageError, Place, RecordError, RunError
-from safevla_bench.judging.scores import MISSING, AbsentEpisode
 from safevla_bench.sources import foreign
 from safevla_bench.sources.logs import find_log
 from safevla_bench.sources.runs import parts
-from safevla_bench.sources.runs.folder import MANIFEST, RUN, EpisodeRow, read_description
+from safevla_bench.sources.runs.folder import MANIFEST, MISSING, RUN, AbsentEpisode, EpisodeRow, read_description
 from safevla_bench.sources.runs.plan_check import PlanDifference, compare_plan
 from safevla_bench.sources.runs.policy_names import (
     PolicyIdentity,
@@ -30,7 +29,7 @@ from safevla_bench.sources.runs.policy_names import (
     name_source,
 )
 from safevla_bench.text import escape_controls, list_counts
-from safevla_bench.trajectory import Batch, select_episodes
+from safevla_bench.trajectory.batch import Batch, select_episodes
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ from safevla_bench.sources.runs.parts import (
     write_raw,
     write_run,
 )
-from safevla_bench.trajectory import Batch
+from safevla_bench.trajectory.batch import Batch
 from safevla_recorder.folder import require_free_folder
 
 

@@ -17,16 +17,6 @@ from safevla_bench.hosts.protocols import Inference, load_protocol
 from safevla_bench.interface import Wants
 from safevla_bench.policies.servers.dialect import STATES, CameraView, Dialect, Reply, ReplyArray, RequestEntry
 
-__all__ = [
-    "DialectFile",
-    "choose_dialect",
-    "dialect_names",
-    "dialect_values",
-    "load_dialect",
-    "load_dialect_file",
-    "read_reply",
-]
-
 ALL = ("all",)
 """A request's state that is the protocol's whole vector."""
 NONE = "none"

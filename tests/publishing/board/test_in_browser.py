@@ -13,10 +13,10 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from report.board.builders import episodes, measured
+from publishing.board.builders import episodes, measured
 from report.test_page import HOSTILE
-from safevla_bench.publishing.board import render_site, write_folder
 from safevla_bench.publishing.board.page import published_page_path, run_page_path
+from safevla_bench.publishing.board.site import render_site, write_folder
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import betaln
 
-from safevla_bench.statistics import (
-    exact_interval,
+from safevla_bench.statistics.intervals import exact_interval
+from safevla_bench.statistics.sequential import (
     log_wealth_of_counts,
     sequential_difference,
     sequential_interval,

@@ -9,14 +9,14 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from report.board.builders import episodes, measured
+from publishing.board.builders import episodes, measured
 from report.scenes import NAN, verdicts
 from report.test_page import HOSTILE, Checked, colours, contrast
 from safevla_bench.errors import FileError, RunError
 from safevla_bench.judging.judged import JudgedSource
-from safevla_bench.judging.scores import AbsentEpisode
-from safevla_bench.publishing.board import check_folder, render_site, report_path, write_folder
-from safevla_bench.publishing.board.page import PAGE_NAME, file_name, published_page_path, run_page_path
+from safevla_bench.publishing.board.page import PAGE_NAME, file_name, published_page_path, report_path, run_page_path
+from safevla_bench.publishing.board.site import check_folder, render_site, write_folder
+from safevla_bench.sources.runs.folder import AbsentEpisode
 
 NAMES = [HOSTILE, "../../etc/passwd", "..", "", "a", "A", "con", "x" * 400, "\ud800", "\u202eevil", "π0.5", "a/b",
          "a\\b", "index.html", "{{ 7*7 }}", "%2e%2e", "javascript:alert(1)", "\x00", None]  # fmt: skip

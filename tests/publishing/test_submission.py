@@ -12,10 +12,14 @@ import pytest
 
 from safevla_bench.errors import RunError
 from safevla_bench.files import sha256_of
-from safevla_bench.jobs import demo, evaluation
+from safevla_bench.jobs import demo
+from safevla_bench.jobs.evaluation.judgement import judge
+from safevla_bench.jobs.evaluation.outputs import build_submission
+from safevla_bench.jobs.evaluation.request import Request
+from safevla_bench.jobs.evaluation.results import evaluate_request
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.publishing import submission
-from safevla_bench.sources import runs
+from safevla_bench.sources.runs.folder import archive_digest, read_description
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +29,7 @@ def archive(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def exported(archive) -> submission.Submission:
-    return evaluation.build_submission(evaluation.judge([archive], load_ruleset()), [archive])
+    return build_submission(judge([archive], load_ruleset()), [archive])
 
 
 @pytest.fixture
@@ -62,7 +66,7 @@ def test_it_names_records_judge_and_versions(exported, archive):
 
 
 def test_its_counts_are_those_of_the_cells(exported, archive):
-    summaries, _ = evaluation.judge([archive], load_ruleset()).summarize_scores()
+    summaries, _ = judge([archive], load_ruleset()).summarize_scores()
     assert [(cell.policy, cell.suite, cell.n, cell.unsafe_success, cell.vsi) for cell in exported.cells] == [
         (cell.policy, cell.suite, cell.n, cell.success_unsafe, cell.vsi) for cell in summaries
     ]
@@ -126,7 +130,7 @@ def test_what_is_no_submission_is_refused(plain, tmp_path, changes):
 def test_an_ablation_is_no_submission(archive):
     untagged = load_ruleset(applicability="off")
     with pytest.raises(RunError, match="applicability was off"):
-        evaluation.build_submission(evaluation.judge([archive], untagged), [archive])
+        build_submission(judge([archive], untagged), [archive])
 
 
 def test_the_digest_of_the_registry_changes_with_a_tag(tmp_path):
@@ -138,14 +142,14 @@ def test_the_digest_of_the_registry_changes_with_a_tag(tmp_path):
 
 
 def test_it_says_what_produced_it_and_the_plan_keeps_its_digest_whatever_came_of_it(tmp_path):
-    asked = evaluation.Request(host="fake", suites=("fake",), tasks=(0,), episodes=2, policies=("noop",), max_steps=3)
+    asked = Request(host="fake", suites=("fake",), tasks=(0,), episodes=2, policies=("noop",), max_steps=3)
     made = []
     for name, request in (("one", asked), ("two", asked), ("other", replace(asked, seed=1))):
         run = tmp_path / name
-        evaluation.evaluate_request(request, load_ruleset(), run)
-        (source,) = evaluation.build_submission(evaluation.judge([run], load_ruleset()), [run]).sources
-        assert source.archive_sha256 == runs.archive_digest(run)
-        assert source.protocol == runs.read_description(run)["protocol"]
+        evaluate_request(request, load_ruleset(), run)
+        (source,) = build_submission(judge([run], load_ruleset()), [run]).sources
+        assert source.archive_sha256 == archive_digest(run)
+        assert source.protocol == read_description(run)["protocol"]
         assert {"safevla-bench", "numpy"} <= source.versions.keys()
         made.append(source)
     assert made[0] == made[1]

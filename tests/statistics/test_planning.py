@@ -8,15 +8,9 @@ from scipy import stats
 
 from safevla_bench.compare import sample_size
 from safevla_bench.errors import SafevlaError
-from safevla_bench.statistics import (
-    exact_interval,
-    flip_task_p,
-    mcnemar_mid_p,
-    paired_power,
-    rate_power,
-    rate_sample_size,
-    sequential_rate_plan,
-)
+from safevla_bench.statistics.intervals import exact_interval
+from safevla_bench.statistics.planning import paired_power, rate_power, rate_sample_size, sequential_rate_plan
+from safevla_bench.statistics.strata import flip_task_p, mcnemar_mid_p
 
 
 def by_every_outcome(n: int, difference: float, discordant: float) -> float:

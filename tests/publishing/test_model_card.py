@@ -9,17 +9,18 @@ import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from viewers.builders import judged as rough_episodes
 
+from pictures.viewers.builders import judged as rough_episodes
 from safevla_bench.archive import write_archive
 from safevla_bench.errors import RunError
-from safevla_bench.jobs import evaluation
+from safevla_bench.jobs.evaluation.judgement import judge
+from safevla_bench.jobs.evaluation.outputs import INTERRUPTED, table_material
 from safevla_bench.judging.provenance_marks import warn_of_scores
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.publishing.model_card import CARD, RESULTS, ModelFacts, format_yaml, read_facts
 from safevla_bench.publishing.model_card import build_card as build_card_with
 from safevla_bench.text import escape_controls
-from safevla_bench.trajectory import concatenate_batches
+from safevla_bench.trajectory.batch import concatenate_batches
 
 yaml = pytest.importorskip("yaml")
 FACTS = ModelFacts(model_name="mine", hub_dataset="someone/benchmark", source_url="https://example.org/runs")
@@ -52,7 +53,7 @@ def _escaped(document):
 def judged(tmp_path_factory):
     path = tmp_path_factory.mktemp("card") / "episodes.parquet"
     write_archive(path, rough_episodes()[0])
-    return evaluation.judge([path], load_ruleset())
+    return judge([path], load_ruleset())
 
 
 def test_each_warning_stands_once_in_the_card(judged):
@@ -60,19 +61,19 @@ def test_each_warning_stands_once_in_the_card(judged):
     (warning,) = [line for line in warn_of_scores(marked.scores) if "Diverged" in line]
     card = build_card(marked, FACTS)[CARD]
     assert card.count(warning) == 1
-    assert all(card.count(remark) == 1 for remark in evaluation.table_material(marked).remarks)
+    assert all(card.count(remark) == 1 for remark in table_material(marked).remarks)
 
 
 def test_a_run_that_was_interrupted_is_said_to_be_so(judged):
     unfinished = replace(judged, sources=[replace(judged.sources[0], description={"complete": False})])
     files = build_card(unfinished, FACTS)
-    assert evaluation.INTERRUPTED in files[CARD]
+    assert INTERRUPTED in files[CARD]
     assert not front_matter(files[CARD])["model-index"][0]["results"][0]["dataset"]["args"]["complete"]
     assert all("not all planned episodes" in entry["notes"] for entry in yaml.safe_load(files[RESULTS]))
 
 
 def build_card(judged, facts):
-    return build_card_with(judged, facts, evaluation.table_material(judged).remarks)
+    return build_card_with(judged, facts, table_material(judged).remarks)
 
 
 def front_matter(card):
@@ -99,7 +100,7 @@ def test_a_card_has_the_numbers_of_each_cell_with_n_and_intervals(judged):
 
 def test_what_is_unknown_is_no_metric(judged, tmp_path):
     (tmp_path / "never.toml").write_text(NEVER)
-    unknown = evaluation.judge(judged.paths, load_ruleset(tmp_path / "never.toml"))
+    unknown = judge(judged.paths, load_ruleset(tmp_path / "never.toml"))
     (index,) = front_matter(build_card(unknown, FACTS)[CARD])["model-index"]
     assert {metric["type"] for result in index["results"] for metric in result["metrics"]} == {"sr"}
     assert index["results"][0]["dataset"]["args"]["without_verdict"] == 2
@@ -138,7 +139,7 @@ def test_several_policies_are_no_model(judged, tmp_path):
     other = tuple(msgspec.structs.replace(header, policy="other") for header in batch.headers)
     write_archive(tmp_path / "two.parquet", concatenate_batches([batch, replace(batch, headers=other)]))
     with pytest.raises(RunError, match="2 policies"):
-        build_card(evaluation.judge([tmp_path / "two.parquet"], load_ruleset()), FACTS)
+        build_card(judge([tmp_path / "two.parquet"], load_ruleset()), FACTS)
 
 
 def test_facts_are_checked(tmp_path):

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from report.board.builders import episodes, measured
+from publishing.board.builders import episodes, measured
 from report.scenes import NAN, verdicts
 from safevla_bench.judging.judged import JudgedSource
-from safevla_bench.judging.scores import AbsentEpisode
 from safevla_bench.publishing.board.own_results import own_ranked_tables
-from safevla_bench.statistics import wilson_interval
+from safevla_bench.sources.runs.folder import AbsentEpisode
+from safevla_bench.statistics.intervals import wilson_interval
 
 TASKS = [f"task_{k % 10}" for k in range(20)]
 

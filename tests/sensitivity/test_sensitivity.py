@@ -10,28 +10,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import DRAWER, HAND, LINK, contacts, episode
-from safevla_bench import stl
 from safevla_bench.archive import open_archive
 from safevla_bench.errors import SpecError
-from safevla_bench.jobs import demo, evaluation
+from safevla_bench.jobs import demo
+from safevla_bench.jobs.evaluation.judgement import judge
+from safevla_bench.jobs.evaluation.request import Request
+from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.judging.metrics import cells
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.judging.scores import ACTIVE, INACTIVE, Scores
 from safevla_bench.judging.scoring import score
-from safevla_bench.sensitivity import (
-    ThresholdSetting,
-    ThresholdVariant,
-    ablate_thresholds,
-    apply_prose_depth,
-    apply_variant,
-    compare_readings,
-    paper_variants,
-    parse_sweep,
-    sweep_threshold,
-)
-from safevla_bench.specs import Library, library
-from safevla_bench.tasks import registry
-from safevla_bench.trajectory import Batch, concatenate_batches
+from safevla_bench.sensitivity.curves import ablate_thresholds, apply_variant, sweep_threshold
+from safevla_bench.sensitivity.readings import apply_prose_depth, compare_readings
+from safevla_bench.sensitivity.variants import ThresholdSetting, ThresholdVariant, paper_variants, parse_sweep
+from safevla_bench.specs.loader import library
+from safevla_bench.specs.spec import Library
+from safevla_bench.stl.parser import parse
+from safevla_bench.tasks.loader import registry
+from safevla_bench.trajectory.batch import Batch, concatenate_batches
 from test_laws import BATCHES, GRADED, eventful
 
 DEFAULT, TASKS = library(), registry()
@@ -53,7 +49,7 @@ def changed(specs: Library, settings: dict[str, ThresholdSetting]) -> Library:
         new = settings[spec.spec_id]
         text = spec.stl.replace("threshold", repr(new.threshold))
         names = {"transport": True, "grip": True}
-        formula = stl.parse(text, {name: names.get(name, False) for name in spec.signals})
+        formula = parse(text, {name: names.get(name, False) for name in spec.signals})
         return replace(spec, threshold=new.threshold, severe=new.severe, formula=formula)
 
     return replace(specs, specs=tuple(at(spec) for spec in specs))
@@ -73,9 +69,9 @@ def shipped(tmp_path_factory) -> Batch:
 @pytest.fixture(scope="module")
 def fake(tmp_path_factory) -> Batch:
     run = tmp_path_factory.mktemp("fake") / "run"
-    request = evaluation.Request(host="fake", suites=("fake",), policies=("random", "scripted:hasty"), episodes=2)
-    evaluation.roll_out(replace(request, max_steps=40), run)
-    return evaluation.judge([run], load_ruleset()).batch
+    request = Request(host="fake", suites=("fake",), policies=("random", "scripted:hasty"), episodes=2)
+    roll_out(replace(request, max_steps=40), run)
+    return judge([run], load_ruleset()).batch
 
 
 def test_the_variants_are_those_of_table_9_with_the_anchors_where_there_are_any():
@@ -231,7 +227,7 @@ def test_a_clause_that_its_worst_value_does_not_decide_is_judged_anew():
 
 def changed_literal(literal: Library) -> Library:
     text = "G[0,T]((in_transport > 0.5) -> held_object_tilt < 5)"
-    spec = replace(literal[TILT], threshold=5.0, severe=10.0, formula=stl.parse(text))
+    spec = replace(literal[TILT], threshold=5.0, severe=10.0, formula=parse(text))
     return replace(literal, specs=tuple(spec if one.spec_id == TILT else one for one in literal))
 
 
@@ -338,9 +334,7 @@ def test_the_changes_are_the_episodes_that_are_judged_otherwise():
 
 
 def test_the_reference_may_be_any_reading_and_keeps_what_was_added_to_it(shipped):
-    extra = replace(
-        DEFAULT[DISP], spec_id="mine", threshold=1e-9, formula=stl.parse("G[0,T](non_target_disp_max < 1e-9)")
-    )
+    extra = replace(DEFAULT[DISP], spec_id="mine", threshold=1e-9, formula=parse("G[0,T](non_target_disp_max < 1e-9)"))
     text = library("paper-text")
     longer = replace(text, name="paper-text+mine", specs=(*text.specs, extra))
     found = compare_readings(judged(shipped, longer), longer, anew(shipped))

@@ -12,15 +12,16 @@ import pytest
 from builders import episode, recording
 from safevla_bench.archive import write_archive
 from safevla_bench.errors import RunError
-from safevla_bench.jobs import evaluation
+from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.judging.metrics import cells
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.publishing.leaderboards import SUITE, build_leaderboard_entry, format_authors_csv, unknown_fields
 from safevla_bench.publishing.model_card import ModelFacts
-from safevla_bench.specs import library
-from safevla_bench.tasks import registry
-from safevla_bench.trajectory import concatenate_batches, from_recording
+from safevla_bench.specs.loader import library
+from safevla_bench.tasks.loader import registry
+from safevla_bench.trajectory.batch import concatenate_batches
+from safevla_bench.trajectory.single_episode import from_recording
 
 # The beginning of the header in the authors' own file, and some of its other columns.
 FIRST_COLUMNS = [
@@ -109,7 +110,7 @@ def judged(folder, episodes, **changes):
             made = recording(4, episode_id=f"{task}/{k}", benchmark=SUITE, task_id=task, success=success, **fields)
             batches.append(from_recording(made))
     write_archive(folder / "episodes.parquet", concatenate_batches(batches))
-    return evaluation.judge([folder / "episodes.parquet"], RULES)
+    return judge([folder / "episodes.parquet"], RULES)
 
 
 def test_an_interrupted_run_is_said_to_be_one(tmp_path):
@@ -148,7 +149,7 @@ def test_a_split_that_is_not_whole_has_no_number(tmp_path):
 def test_other_suites_are_no_submission(tmp_path):
     write_archive(tmp_path / "libero.parquet", from_recording(recording(4)))
     with pytest.raises(RunError, match="no episode of robocasa-365"):
-        build_leaderboard_entry(evaluation.judge([tmp_path / "libero.parquet"], RULES), FACTS)
+        build_leaderboard_entry(judge([tmp_path / "libero.parquet"], RULES), FACTS)
 
 
 def test_stand_in_assets_are_no_result(tmp_path):

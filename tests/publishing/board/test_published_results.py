@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from safevla_bench.publishing.board import published_results
-from safevla_bench.statistics import wilson_interval
+from safevla_bench.statistics.intervals import wilson_interval
 
 
 def published(name: str):

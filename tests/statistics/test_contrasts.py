@@ -11,11 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
-from safevla_bench.statistics import (
-    barnard_p,
-    holm_adjust,
-    letter_display,
-)
+from safevla_bench.statistics.tests import barnard_p, holm_adjust, letter_display
 
 
 def dense_supremum(extreme: np.ndarray, n: int, m: int) -> float:

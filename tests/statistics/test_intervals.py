@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 from scipy import optimize, stats
 from statsmodels.stats.proportion import confint_proportions_2indep
 
-from safevla_bench.statistics import (
+from safevla_bench.statistics.intervals import (
     Interval,
     bounded_mean_interval,
     exact_interval,
     is_significant,
-    mcnemar_mid_p,
     newcombe_interval,
     normal_quantile,
     rate_mean_interval,
@@ -23,6 +22,7 @@ from safevla_bench.statistics import (
     unit_mean_interval,
     wilson_interval,
 )
+from safevla_bench.statistics.strata import mcnemar_mid_p
 
 
 @pytest.mark.parametrize("n", [20, 200])

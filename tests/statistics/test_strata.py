@@ -13,19 +13,18 @@ from scipy import stats
 from statsmodels.stats.contingency_tables import StratifiedTable
 from statsmodels.stats.proportion import confint_proportions_2indep
 
-from safevla_bench.statistics import (
+from safevla_bench.statistics import strata
+from safevla_bench.statistics.intervals import is_significant, wilson_interval
+from safevla_bench.statistics.strata import (
     cmh_mid_p,
     flip_pair_means,
     flip_task_means,
     flip_task_p,
-    is_significant,
     mcnemar_mid_p,
     mean_rate_difference_interval,
     mean_rate_interval,
     permute_task_means,
     resampled_task_means,
-    strata,
-    wilson_interval,
 )
 
 
