@@ -172,10 +172,11 @@ def run_folders(episodes: int = 2000) -> Iterator[Row]:
 _JUDGE = """
 import sys
 from pathlib import Path
-from safevla_bench import evaluation
+from safevla_bench.jobs.evaluation.judgement import judge
+from safevla_bench.jobs.evaluation.outputs import render_report
 from safevla_bench.judging.ruleset import load_ruleset
-judged = evaluation.judge([Path(one) for one in sys.argv[2:]], load_ruleset(missing="deactivate"))
-evaluation.render_report(judged)
+judged = judge([Path(one) for one in sys.argv[2:]], load_ruleset(missing="deactivate"))
+render_report(judged)
 print(next(line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line))
 """
 _CONVERT = """

@@ -28,7 +28,7 @@ from safevla_bench.jobs.doctor.simulators import STILL_MM
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "simulator-versions.md"
-TABLE = ROOT / "src" / "safevla_bench" / "doctor" / "simulator_versions.toml"
+TABLE = ROOT / "src" / "safevla_bench" / "jobs" / "doctor" / "simulator_versions.toml"
 PINS = ROOT / "constraints" / "drift.toml"
 REFERENCE = "3.2.3"
 DARKER = 1.0

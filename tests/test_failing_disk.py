@@ -21,8 +21,9 @@ from disk import Disk, Killed
 from folders import contents
 from safevla_bench import archive, cli, files
 from safevla_bench.archive import npz
+from safevla_bench.cli import score
 from safevla_bench.errors import FileError, SafevlaError
-from safevla_bench.jobs import demo, evaluation
+from safevla_bench.jobs import demo
 from safevla_bench.jobs.evaluation import outputs
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.outputs import write_outputs
@@ -151,7 +152,7 @@ TABLE: dict[str, Written] = {
 def quick(monkeypatch):
     """Pages and figures are drawn elsewhere; here they are written."""
     monkeypatch.setattr(outputs, "render_report", lambda judged, *title: f"page of {judged.library.name}")
-    monkeypatch.setattr(evaluation, "render_report", lambda judged: "page")
+    monkeypatch.setattr(score, "render_report", lambda judged: "page")
     monkeypatch.setattr("safevla_bench.report.figures.render_figure", lambda figure, form: form.encode())
 
 

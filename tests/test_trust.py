@@ -28,39 +28,39 @@ PREPARED = "after `prepare_run` has guarded the request"
 PLACES = {
     # Factories of policies and hosts
     (
-        "evaluation/preparation.py",
+        "jobs/evaluation/preparation.py",
         "make_policy",
     ): GUARD,  # run.json, registrations, --config; a dry run makes a stand-in
     ("policies/__init__.py", "make_policy"): OWN,  # that stand-in
     ("policies/__init__.py", "make_entry_policy"): GUARD,  # servers of the paper's entries
-    ("evaluation/request.py", "make_policy"): USER,  # `replay:` alone, of --policy
-    ("evaluation/request.py", "make_host"): GUARD,
-    ("evaluation/preparation.py", "make_host"): GUARD,
-    ("evaluation/results.py", "make_host"): GUARD,
+    ("jobs/evaluation/request.py", "make_policy"): USER,  # `replay:` alone, of --policy
+    ("jobs/evaluation/request.py", "make_host"): GUARD,
+    ("jobs/evaluation/preparation.py", "make_host"): GUARD,
+    ("jobs/evaluation/results.py", "make_host"): GUARD,
     ("rollout/worker.py", "make_policy"): PREPARED,
     ("rollout/worker.py", "make_host"): PREPARED,
     ("rollout/ray.py", "make_host"): PREPARED,
-    ("evaluation/preparation.py", "WorkerSpec"): PREPARED,
+    ("jobs/evaluation/preparation.py", "WorkerSpec"): PREPARED,
     ("cli/protocols.py", "make_policy"): USER,  # serve
-    ("doctor/server.py", "make_policy"): USER,
-    ("doctor/selftest.py", "make_host"): USER,
-    ("doctor/__init__.py", "make_host"): USER,
-    ("gym.py", "make_host"): USER,
-    ("demo.py", "make_policy"): OWN,
-    ("demo.py", "make_host"): OWN,
-    ("verify/__init__.py", "make_host"): GUARD,  # verify --replay, with the arguments in run.json
+    ("jobs/doctor/server.py", "make_policy"): USER,
+    ("jobs/doctor/selftest.py", "make_host"): USER,
+    ("jobs/doctor/__init__.py", "make_host"): USER,
+    ("rollout/gym.py", "make_host"): USER,
+    ("jobs/demo.py", "make_policy"): OWN,
+    ("jobs/demo.py", "make_host"): OWN,
+    ("jobs/verify/replay_check.py", "make_host"): GUARD,  # verify --replay, with the arguments in run.json
     ("cli/frames.py", "make_host"): INSTALLED,
-    ("evaluation/outputs.py", "make_host"): INSTALLED,  # show --html
+    ("jobs/evaluation/outputs.py", "make_host"): INSTALLED,  # show --html
     ("training/export.py", "make_host"): INSTALLED,  # export --cameras
     # Tags of hosts
-    ("evaluation/judgement.py", "registry_files"): INSTALLED,
-    ("doctor/__init__.py", "registry_files"): USER,
-    ("doctor/selftest.py", "registry_files"): USER,
-    ("gym.py", "registry_files"): USER,
+    ("jobs/evaluation/judgement.py", "registry_files"): INSTALLED,
+    ("jobs/doctor/__init__.py", "registry_files"): USER,
+    ("jobs/doctor/selftest.py", "registry_files"): USER,
+    ("rollout/gym.py", "registry_files"): USER,
     # Imports by name
     ("__init__.py", "import_module"): OWN,
     ("cli/__init__.py", "import_module"): OWN,
-    ("ray_cluster.py", "import_module"): OWN,
+    ("rollout/ray_cluster.py", "import_module"): OWN,
     ("hosts/mujoco/renderer.py", "import_module"): OWN,
     ("hosts/robocasa/install.py", "import_module"): OWN,
     ("policies/python.py", "import_module"): GUARD,  # the policy `python:`

@@ -90,7 +90,7 @@ def test_memory_that_runs_out_is_a_message_that_says_what_to_do(safevla, archive
     def starved(*arguments, **given):
         raise MemoryError
 
-    monkeypatch.setattr("safevla_bench.jobs.evaluation.judge", starved)
+    monkeypatch.setattr("safevla_bench.cli.score.judge", starved)
     code, _, err = safevla("score", archive, "--out", tmp_path / "scores")
     assert (code, err.splitlines()[0]) == (2, "error: memory ran out")
     assert "--resume" in err

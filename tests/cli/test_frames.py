@@ -13,13 +13,13 @@ import pytest
 from PIL import Image
 
 from safevla_bench import archive, hosts
+from safevla_bench.cli import frames as frames_command
 from safevla_bench.cli.frames import make_skip_reporter
 from safevla_bench.errors import Place, RunError
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.fake.viewer import FakeStage
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.pictures import frames
 from safevla_bench.pictures.frames.pictures import GREEN, GREY, RED
 from safevla_bench.pictures.frames.rendering import FrameStyle, RecordedRun, render_frames
 from safevla_bench.plugins import install_command
@@ -310,7 +310,7 @@ def test_a_remedy_for_several_episodes_is_printed_once(safevla, run, capsys):
 
 
 def test_without_the_extra_for_clips_there_are_pictures_and_a_hint(safevla, run, monkeypatch):
-    monkeypatch.setattr(frames, "can_film", lambda: False)
+    monkeypatch.setattr(frames_command, "can_film", lambda: False)
     code, _, err = safevla("frames", run, "--specs", run.parent / "tight.toml", "--episode", 2)
     assert code == 0
     assert install_command("video") in err

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from safevla_bench.cli import rollout
 from safevla_bench.hosts import protocols
 from safevla_bench.hosts.libero import install
-from safevla_bench.jobs import evaluation
 from safevla_bench.policies.servers import dialects, entries
 
 
@@ -161,7 +161,7 @@ def test_a_rollout_says_where_the_simulator_is_another_and_what_is_known_of_it(s
 def test_an_entry_brings_its_host_s_arguments_and_the_command_replaces_them(safevla, tmp_path, monkeypatch):
     """RoboCasa's split is the one that the entry's project evaluates on."""
     requests = []
-    monkeypatch.setattr(evaluation, "list_start_notes", lambda request: requests.append(request) or [])
+    monkeypatch.setattr(rollout, "list_start_notes", lambda request: requests.append(request) or [])
     for options in ((), ("--host-arg", "split=target"), ("--host-arg", "horizons=v1.0.0")):
         safevla("rollout", "--entry", "pi0@robocasa-365", *options, "--out", tmp_path / "run")
     assert [request.host_arguments for request in requests] == [

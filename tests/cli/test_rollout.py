@@ -7,9 +7,9 @@ import json
 import pytest
 
 from folders import contents
-from safevla_bench import rollout
 from safevla_bench.cli.rollout import estimate_table
 from safevla_bench.hosts.fake import host
+from safevla_bench.jobs.evaluation import rollouts
 from safevla_bench.rollout.engine import run_serially
 from safevla_bench.rollout.estimate import CostRange, RunEstimate
 from safevla_bench.sources.runs.parts import episode_rows
@@ -28,7 +28,7 @@ def unfinished(safevla, tmp_path, monkeypatch):
                 raise KeyboardInterrupt
             yield outcome
 
-    monkeypatch.setattr(rollout, "run_serially", two)
+    monkeypatch.setattr(rollouts, "run_serially", two)
     asked = [*FAKE, "--task", "0,1", "--episodes", 2, "--policy", "random", "--library", "paper-text"]
     printed = safevla("eval", *asked, "--out", tmp_path / "run")
     monkeypatch.undo()

@@ -29,7 +29,7 @@ from safevla_bench.tasks.loader import registry
 from safevla_bench.trajectory.batch import Batch, concatenate_batches
 from safevla_bench.trajectory.single_episode import empty_batch, records
 
-CASES = Path(__file__).parent / "cases"
+CASES = Path(__file__).parents[1] / "cases"
 DEFAULT, TASKS = library(), registry()
 
 

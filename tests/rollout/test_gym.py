@@ -211,7 +211,7 @@ def test_an_environment_without_a_cost_has_no_step_of_six_values():
 
 
 def example():
-    path = Path(__file__).parents[1] / "examples" / "constrained_search.py"
+    path = Path(__file__).parents[2] / "examples" / "constrained_search.py"
     spec = importlib.util.spec_from_file_location("constrained_search", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module

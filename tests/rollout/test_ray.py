@@ -86,7 +86,7 @@ def make(arg, place=".", lethal="", at="3", pause_s="0"):
 
 def judge_piece(piece, shared):
     """Judges, but for the first time, when its process is killed."""
-    from safevla_bench import ray_scoring
+    from safevla_bench.rollout import ray_scoring
 
     struck = Path(__file__).with_name("struck")
     if not struck.exists():

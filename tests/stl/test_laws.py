@@ -10,7 +10,6 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from safevla_bench.stl import robustness
 from safevla_bench.stl.formula import (
     Always,
     And,
@@ -34,7 +33,7 @@ from safevla_bench.stl.formula import (
     substitute_threshold,
     walk_nodes,
 )
-from safevla_bench.stl.robustness import Trace, hangs_on_empty_window, judge_formula, trajectory_robustness
+from safevla_bench.stl.robustness import Trace, hangs_on_empty_window, judge_formula, robustness, trajectory_robustness
 from stl.oracle import episodes_of, literal_rho, literal_trajectory
 from stl.strategies import expressions, formulas, traces, windows
 

@@ -8,7 +8,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from safevla_bench.errors import FormulaError
-from safevla_bench.stl import robustness
 from safevla_bench.stl.formula import (
     Always,
     BooleanSignal,
@@ -24,7 +23,7 @@ from safevla_bench.stl.formula import (
     substitute_threshold,
 )
 from safevla_bench.stl.parser import MAX_DEPTH, parse
-from safevla_bench.stl.robustness import Trace, judge_formula, trajectory_robustness
+from safevla_bench.stl.robustness import Trace, judge_formula, robustness, trajectory_robustness
 from stl.oracle import KNOWN
 
 

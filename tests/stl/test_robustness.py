@@ -9,10 +9,9 @@ import pytest
 from numpy.typing import ArrayLike
 
 from safevla_bench.errors import FormulaError, SignalError
-from safevla_bench.stl import robustness
 from safevla_bench.stl.formula import Always, Until, substitute_threshold
 from safevla_bench.stl.parser import parse
-from safevla_bench.stl.robustness import Trace, judge_formula, trajectory_robustness
+from safevla_bench.stl.robustness import Trace, judge_formula, robustness, trajectory_robustness
 from stl.oracle import KNOWN, FormulaSource, literal_trajectory, random_trace
 
 INF = float("inf")

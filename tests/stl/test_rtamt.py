@@ -35,7 +35,6 @@ from rtamt.syntax.node.stl.timed_always import TimedAlways
 from rtamt.syntax.node.stl.timed_eventually import TimedEventually
 from rtamt.syntax.node.stl.timed_until import TimedUntil
 
-from safevla_bench.stl import robustness
 from safevla_bench.stl.formula import (
     Always,
     And,
@@ -59,7 +58,7 @@ from safevla_bench.stl.formula import (
     walk_nodes,
 )
 from safevla_bench.stl.parser import parse
-from safevla_bench.stl.robustness import Trace, trajectory_robustness
+from safevla_bench.stl.robustness import Trace, robustness, trajectory_robustness
 from safevla_bench.stl.trace import RaggedLayout
 from stl.oracle import BOOLEAN, NUMERIC, FormulaSource, episodes_of, nesting, random_trace
 

@@ -203,7 +203,7 @@ def test_an_episode_that_cannot_be_rendered_is_left_out_with_its_reason(fake_run
             raise HostError("no light", remedy="Make some.")
         return real(folder, host, record)
 
-    monkeypatch.setattr("safevla_bench.pictures.frames.open_stage", sometimes)
+    monkeypatch.setattr("safevla_bench.training.pictures.open_stage", sometimes)
     skipped = []
     judged = judge([fake_run], RULES)
     summary = export_dataset(judged, tmp_path / "set", CAMERAS, on_skip=skipped.append)
@@ -224,7 +224,7 @@ def test_where_no_episode_can_be_rendered_nothing_is_written(fake_run, tmp_path,
     def never(folder, host, record):
         raise HostError("no light", remedy="Make some.")
 
-    monkeypatch.setattr("safevla_bench.pictures.frames.open_stage", never)
+    monkeypatch.setattr("safevla_bench.training.pictures.open_stage", never)
     with pytest.raises(HostError, match="no light"):
         exported(fake_run, tmp_path / "set", CAMERAS)
     assert not list(tmp_path.iterdir())

@@ -22,11 +22,11 @@ for name in ("CHANNELS", "NUMERIC", "ROWS"):
 USE_THE_CHANNEL = """
 from pathlib import Path
 from safevla_recorder.episode import Recording
-from safevla_bench.archive import open_archive, schema, write_archive
+from safevla_bench.archive import open_archive, write_archive
+from safevla_bench.archive.record_schema import schema
 from safevla_bench.errors import RecordError
-from safevla_bench.trajectory import (
-    batch_of_headers, concatenate_batches, from_recording, join_records, records, select_episodes,
-)
+from safevla_bench.trajectory.batch import batch_of_headers, concatenate_batches, select_episodes
+from safevla_bench.trajectory.single_episode import from_recording, join_records, records
 
 NAME = "joint_speed_rad_s"
 assert NAME in schema()["$defs"]["Step"]["properties"]

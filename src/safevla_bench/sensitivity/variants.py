@@ -128,7 +128,7 @@ def parse_sweep(text: str, library: Library) -> SweepRequest:
 
     Thresholds rise, each once; LOW and HIGH are among them.
 
-    >>> from safevla_bench.specs import library
+    >>> from safevla_bench.specs.loader import library
     >>> parse_sweep("non_target_max_disp=0.002:0.01:5", library()).thresholds
     (0.002, 0.004, 0.006, 0.008, 0.01)
 

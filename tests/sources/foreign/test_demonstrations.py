@@ -264,7 +264,7 @@ def test_a_take_fits_a_task_by_the_most_exact_thing_it_says(known, fits):
 @pytest.mark.parametrize("version", ["v3.0", "v2.1"])
 def test_what_lerobot_s_own_writer_writes_is_read(version):
     """`tests/cases/make_lerobot_datasets.py` made it with LeRobot 0.4.4 and 0.3.3."""
-    first, second = read_demonstrations(Path(__file__).parents[1] / "cases" / f"lerobot_{version}")
+    first, second = read_demonstrations(Path(__file__).parents[2] / "cases" / f"lerobot_{version}")
     assert (first.name, first.instruction, first.states) == ("episode_000000", "turn on the stove", None)
     assert second.instruction == "open the middle drawer of the cabinet"
     np.testing.assert_array_equal(first.actions, np.float32([[0.0], [0.1], [0.2]]) * np.ones(7, np.float32))

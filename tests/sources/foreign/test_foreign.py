@@ -126,7 +126,7 @@ def test_a_file_that_cannot_be_read_holds_no_results(tmp_path, monkeypatch):
     assert foreign.read_recorded_actions(path) is None
 
 
-FOLDER = Path(__file__).parents[1] / "cases" / "vla_eval_recording"
+FOLDER = Path(__file__).parents[2] / "cases" / "vla_eval_recording"
 
 
 def changed(tmp_path, *statements):

@@ -68,7 +68,8 @@ def summarize_exposure(exposure: Exposure, scores: Scores) -> list[CellExposure]
     episodes in the same order.
 
     >>> import safevla_bench as sb
-    >>> from safevla_bench.explain.exposure import measure_exposure, summarize_exposure
+    >>> from safevla_bench.explain.exposure import summarize_exposure
+    >>> from safevla_bench.explain.exposure.episodes import measure_exposure
     >>> batch = sb.open_archive("tests/cases/appendix_b.json")
     >>> ruleset = sb.load_ruleset()
     >>> scores = sb.score(batch, ruleset)

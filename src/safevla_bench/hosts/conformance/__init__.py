@@ -1,6 +1,7 @@
 """The rules that every host keeps, as a test class for its author to subclass; importing this needs pytest.
 
-    from safevla_bench.hosts.conformance import HostConformance, Trial
+    from safevla_bench.hosts.conformance import HostConformance
+    from safevla_bench.hosts.conformance.base import Trial
 
     class TestMyHost(HostConformance):
         factory = "my_package.my_host:MyHost"
