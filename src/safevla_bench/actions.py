@@ -97,7 +97,6 @@ def measure_actions(
 
 
 def _find_period(actions: Numbers) -> int | None:
-    """Return after how many actions [N, A] they repeat, twice at least; 0 = never, None for fewer than `FEWEST`."""
     count = len(actions)
     if count < FEWEST:
         return None

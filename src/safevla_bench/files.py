@@ -108,10 +108,6 @@ def write_together(folder: Path, contents: Mapping[str, bytes | str], chief: str
 
 @contextmanager
 def _staged_content(path: Path, content: bytes | str) -> Iterator[Path]:
-    """Write the content to a hidden file beside `path` and yield its path.
-
-    Afterwards the file is removed if still there.
-    """
     with _temporary_path(path) as beside:
         with _synced_file(beside) as stream:
             stream.write(content.encode() if isinstance(content, str) else content)
@@ -120,7 +116,6 @@ def _staged_content(path: Path, content: bytes | str) -> Iterator[Path]:
 
 @contextmanager
 def _synced_file(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a stream to a new or emptied file; after the block its content is flushed to the disk."""
     with path.open("w+b") as stream:
         yield stream
         stream.flush()
@@ -129,7 +124,6 @@ def _synced_file(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def _temporary_path(path: Path) -> Iterator[Path]:
-    """Yield a hidden path beside a file, with this process's id in its name; remove what is there after the block."""
     beside = path.with_name(f".{path.name}.{os.getpid()}{_BEGUN}")
     try:
         yield beside

@@ -134,7 +134,6 @@ class PluginGroup:
             raise self._load_error(entry, error) from error
 
     def _load_error(self, entry: EntryPoint, error: BaseException) -> PluginError:
-        """Return, without raising, the `PluginError` that names the plug-in, its distribution and what went wrong."""
         owner = _distribution_name(entry)
         problem = f"{self.singular} {entry.name!r} of {owner} fails to load: {type(error).__name__}: {error}"
         return PluginError(problem, remedy=f"Repair, upgrade or uninstall {owner}.")
@@ -160,5 +159,4 @@ class PluginGroup:
 
 
 def _distribution_name(entry: EntryPoint) -> str:
-    """Return the name of the distribution of an entry point, or the words for an unnamed one."""
     return entry.dist.name if entry.dist else "an unnamed distribution"

@@ -81,7 +81,6 @@ def format_significant(value: float, figures: int = 3) -> str:
 
 
 def _decimals_for(value: float, figures: int) -> int:
-    """Return the decimals that show this many significant figures, 0 to 9; the value is not 0."""
     return min(_MAX_DECIMALS, max(0, figures - 1 - math.floor(math.log10(abs(value)))))
 
 
@@ -145,12 +144,10 @@ def escape_controls(text: str) -> str:
 
 
 def _is_visible(character: str) -> bool:
-    """Return whether a character is printable or a space of any width."""
     return character.isprintable() or unicodedata.category(character) == "Zs"
 
 
 def _escape_character(character: str) -> str:
-    """Return the escape sequence of a character in ASCII, as Python writes it in a string."""
     return character.encode("unicode_escape").decode("ascii")
 
 
@@ -206,5 +203,4 @@ def html_table(
 
 
 def _escape_text(text: str) -> str:
-    """Return a text with its controls escaped, then as HTML."""
     return escape(escape_controls(text))

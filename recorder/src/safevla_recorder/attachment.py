@@ -209,7 +209,6 @@ def subscribe_steps(env: Any, listener: EnvListener, is_success: Callable[[Any],
     """
 
     def step(original: Any, action: object) -> object:
-        """Step between `before_step` and `after_step`; an exception goes to `on_error` and is raised again."""
         listener.before_step(action)
         try:
             result = original(action)
@@ -220,7 +219,6 @@ def subscribe_steps(env: Any, listener: EnvListener, is_success: Callable[[Any],
         return result
 
     def close(original: Any, *args: object, **kwargs: object) -> object:
-        """Report an interruption, then close the environment."""
         listener.on_interruption()
         return original(*args, **kwargs)
 

@@ -210,7 +210,6 @@ class ContactFilter:
         return counted
 
     def _release_pairs(self, apart: Bools) -> None:
-        """Let the resting pairs marked in `apart` [S] count from now on, and number the others anew from 1."""
         self._fate[self._resting[:, apart]] = 0
         self._resting, self._away = self._resting[:, ~apart], self._away[~apart]
         self._fate[self._resting] = np.arange(1, self._resting.shape[1] + 1)

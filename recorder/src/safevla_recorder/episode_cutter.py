@@ -198,7 +198,6 @@ class EpisodeCutter:
             self.stop(f"interrupted by {type(error).__name__}")
 
     def _require_still(self, action: Action) -> None:
-        """Raise `RunError`, and keep it in `refusal`, if a settling step's action moves the arm."""
         if self._env.is_still(action):
             return
         number, announced = self._waited + 1, self._rules.wait_steps
@@ -224,16 +223,11 @@ class EpisodeCutter:
         self._env_seed = None  # another state set without a reset would not start from this seed
 
     def _find_earlier_seed(self) -> dict[str, int]:
-        """Return `seed`, the last one given, and `earlier_resets`, how many resets came between it and the last reset.
-
-        {} if the last reset's own seed starts this episode, no seed was ever given, or no reset came after it.
-        """
         if self._env_seed is not None or self._last_seed is None or not self._resets:
             return {}
         return {"seed": self._last_seed, "earlier_resets": self._resets - 1}
 
     def _find_action_problem(self, action: Action) -> str | None:
-        """Return what is wrong with an action, its shape or a number that is not finite; None if nothing is."""
         if action.shape != (self._env.action_size,):
             return f"an action of shape {action.shape}; it takes {self._env.action_size} numbers"
         return None if np.isfinite(action).all() else f"the action {action.tolist()} is not finite"
@@ -278,20 +272,17 @@ class EpisodeCutter:
         return recording
 
     def _crash_episode(self, reason: str) -> None:
-        """Detach the recorder, log the last line of `reason`, and hand a `crashed` row without bytes to `keep`."""
         running = self._detach_recorder()
         _log.warning("%s crashed: %s", self._episode_id(running), reason.strip().splitlines()[-1])
         self._keep(self._build_row(running, "crashed", reason), None)
 
     def _detach_recorder(self) -> _RunningEpisode:
-        """Take the recorder's hooks off, and return the episode, which is no longer the running one."""
         assert self._running is not None
         running, self._running, self._is_over = self._running, None, True
         running.detach()
         return running
 
     def _episode_id(self, running: _RunningEpisode) -> str:
-        """Return `policy/benchmark/task_id/ep_NNN`, with `worker_NAME/` before `ep_NNN` if a worker is named."""
         task = self._env.task
         place = "" if self._rules.worker is None else f"worker_{self._rules.worker}/"
         return f"{self._rules.policy}/{task.benchmark}/{task.task_id}/{place}ep_{running.number:03d}"

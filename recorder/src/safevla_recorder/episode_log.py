@@ -82,7 +82,6 @@ class EpisodeLog(Generic[Row]):
         return len(self._rows)
 
     def _decode_first(self, contacts: SubstepContacts) -> None:
-        """Make the contact filter from the contacts of record 0, and decode these; their impulse is unknown (NaN)."""
         geoms = self._geoms
         fingers = np.zeros_like(geoms.place) if geoms.fingers is None else geoms.fingers
         self._filter = ContactFilter(

@@ -31,7 +31,6 @@ def truncate_text(text: str, most: int = 120) -> str:
 
 
 def _cut_middle(line: str) -> str:
-    """Return a line of at most 2000 characters as it is, a longer one as its first and last 1000 around an ellipsis."""
     half = _LONGEST_LINE // 2
     return line if len(line) <= _LONGEST_LINE else f"{line[:half]}…{line[-half:]}"
 

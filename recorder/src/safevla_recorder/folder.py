@@ -161,7 +161,6 @@ def _make_empty_folder(path: Path) -> None:
 
 
 def _is_partial(path: Path) -> bool:
-    """Return whether a killed write has left this file."""
     return path.name.startswith(".") and path.name.endswith(_PARTIAL)
 
 
@@ -186,9 +185,5 @@ def _write_file(path: Path, content: bytes) -> None:
 
 
 def _encode_json(document: Mapping[str, object], indent: int | None = None) -> bytes:
-    """Return a document as UTF-8 JSON with a line end; raises `ValueError` for NaN and infinities.
-
-    Lone surrogates become `?`.
-    """
     text = json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=False)
     return text.encode("utf-8", "replace") + b"\n"  # a file name in a traceback may hold lone surrogates

@@ -133,12 +133,10 @@ def record_until_closed(env: Env, policy: str, out: str | Path, *, worker: int |
     left = [block]
 
     def leave() -> None:
-        """End the recording at the first call; later calls do nothing."""
         if left:
             left.pop().__exit__(None, None, None)
 
     def close(original: Callable[..., object], *args: object, **kwargs: object) -> object:
-        """End the recording, then close the environment."""
         leave()  # before the simulator goes
         return original(*args, **kwargs)
 
@@ -182,13 +180,11 @@ def _find_named(
 
 
 def _volatile_facts() -> dict[str, object]:
-    """Return the command line of this process, secrets removed, and the time now in UTC, as `command` and `started`."""
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return {"command": redact_secrets(shlex.join(sys.argv)), "started": started}
 
 
 def _log_result(folder: RunFolder) -> None:
-    """Log where the records are and how many episodes had each outcome, or warn that there was none."""
     outcomes, path = folder.count_outcomes(), shlex.quote(str(folder.path))
     if outcomes:
         _log.info("Records: %s (%s). Next: safevla score %s", path, outcomes, path)

@@ -67,7 +67,6 @@ def encode_episode(recording: Recording, most_bytes: int = MAX_EPISODE_BYTES) ->
 
 
 def _encode_array(array: NDArray[Any]) -> bytes:
-    """Return the bytes of a `.npy` file of version 1.0; raises `ValueError` for an array of objects."""
     stream = io.BytesIO()
     np.lib.format.write_array(stream, array, version=(1, 0), allow_pickle=False)
     return stream.getvalue()
@@ -104,16 +103,11 @@ def _contact_columns(contacts: ContactList | None) -> Mapping[str, object]:
 
 
 def _header_tree(recording: Recording, arrays: list[str]) -> dict[str, object]:
-    """Return the file's header: fields that are not None, the roles of bodies, the number of records and `arrays`.
-
-    `target_object` stands there even if it is None.
-    """
     header = {"schema_version": SCHEMA_VERSION, **recording.header}
     fields = {name: header[name] for name in HEADER_FIELDS if header.get(name) is not None or name == "target_object"}
     return {**fields, "body_roles": dict(recording.roles), "records": recording.records, "arrays": arrays}
 
 
 def _encode_json(tree: Mapping[str, object]) -> NDArray[np.uint8]:
-    """Return a tree as JSON in UTF-8 bytes, [N]; `ValueError` for NaN, infinities, lone surrogates."""
     text = json.dumps(tree, ensure_ascii=False, allow_nan=False)
     return np.frombuffer(text.encode(), dtype=np.uint8)

@@ -115,10 +115,6 @@ class _Reading:
     state: Floats | None
 
     def families(self) -> dict[str, object]:
-        """Return what is there by name, each with what must be the same in every record.
-
-        That is whether a pose has a quaternion, and the shape of state and torques.
-        """
         poses = {f"the pose of {name}": quat is not None for name, (_, quat) in self.poses.items()}
         eef = {} if self.eef is None else {"the pose of the end effector": self.eef[1] is not None}
         rest = {"state": self.state, "torques": self.torque_nm}
@@ -234,7 +230,6 @@ class EpisodeRecorder:
         return log
 
     def _check_families(self, families: Mapping[str, object], step: int) -> None:
-        """Raise `HostError` if a control step's reading has other bodies, families or sizes than record 0."""
         names = sorted({*families, *self._families})
         differs = next((name for name in names if families.get(name) != self._families.get(name)), None)
         if differs is not None:
@@ -291,7 +286,6 @@ class _ContactBuffer:
     """Contacts of the substeps since the last `take_contacts`, by the places of their shapes."""
 
     def __init__(self, scene: SceneMap) -> None:
-        """Begin empty; `scene` knows the places of shapes."""
         self._place_of = scene.place_of
         self._rows: list[tuple[int, int, int, float]] = []
         self._substeps = 0
@@ -300,13 +294,11 @@ class _ContactBuffer:
         return self._substeps
 
     def add_substep(self, contacts: Iterable[Contact]) -> None:
-        """Add the contacts of a substep, or raise `HostError` and add nothing for a shape not in the scene."""
         place_of, substep = self._place_of, self._substeps
         self._rows += [(substep, place_of(a), place_of(b), float(force)) for a, b, force in contacts]
         self._substeps += 1
 
     def take_contacts(self) -> MeasuredContacts:
-        """Return the contacts added since the last call, and empty the buffer."""
         rows, substeps = self._rows, self._substeps
         self._rows, self._substeps = [], 0
         substep, geom1, geom2 = (np.array([row[k] for row in rows], dtype=np.int64) for k in range(3))
@@ -315,7 +307,6 @@ class _ContactBuffer:
 
 
 def _check_substep(name: str, is_told: bool, is_expected: bool) -> None:
-    """Raise `HostError` where a substep has contacts or torques and record 0 has none, or the other way round."""
     if is_told != is_expected:
         problem = (
             f"a substep has {'' if is_told else 'no '}{name}, and record 0 has {'them' if is_expected else 'none'}"
@@ -324,28 +315,23 @@ def _check_substep(name: str, is_told: bool, is_expected: bool) -> None:
 
 
 def _floats(values: ArrayLike | None) -> Floats | None:
-    """Return a copy as an array of floats; None stays None."""
     return None if values is None else np.array(values, dtype=np.float64)
 
 
 def _read_pose(pose: Pose) -> tuple[Floats, Floats | None]:
-    """Return copies of position [3] and quaternion [4] or None as arrays of floats."""
     return np.array(pose[0], dtype=np.float64), _floats(pose[1])
 
 
 def _read(
     poses: Mapping[str, Pose], eef: Pose | None, torques: Floats | None, peak: Floats | None, state: ArrayLike | None
 ) -> _Reading:
-    """Return copies of what the simulator told after a control step; None stays None."""
     read = {name: _read_pose(pose) for name, pose in poses.items()}
     return _Reading(read, None if eef is None else _read_pose(eef), torques, peak, _floats(state))
 
 
 def _stack(rows: Sequence[Floats | None]) -> Floats | None:
-    """Return the rows as one array; None if the first row is None, as then all are."""
     return None if rows[0] is None else np.stack(rows)  # type: ignore[arg-type]  # as the first, so are all
 
 
 def _stack_bodies(rows: Sequence[Sequence[Floats | None]]) -> Floats | None:
-    """Return the poses of some bodies in each record, [n, P, ...]; None where there are no bodies."""
     return np.array(rows, dtype=np.float64) if rows[0] else None

@@ -116,5 +116,4 @@ def known_differences() -> tuple[KnownDifference, ...]:
 
 @lru_cache(maxsize=None)
 def _read_data() -> Any:
-    """Return the content of `known_differences.json`. Cached."""
     return json.loads(_DATA.read_text(encoding="utf-8"))

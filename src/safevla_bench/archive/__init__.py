@@ -93,7 +93,6 @@ _UNIQUE = "Give each episode of a policy its own id, and episodes of different p
 
 
 def _repeated_id(key: EpisodeKey, path: Path, remedy: str) -> RecordError:
-    """Return, not raise, the error for an episode id that its policy has twice, placed at file, episode and field."""
     policy, episode_id = key
     whose = "" if policy is None else f" by policy {policy!r}"
     place = Place(file=str(path), episode=episode_id, field="episode_id")
@@ -177,7 +176,6 @@ def _single_episode(batches: Iterable[Batch], suffix: str, path: Path) -> Iterat
 
 
 def _yield_unique_episodes(batches: Iterable[Batch], path: Path) -> Iterator[Batch]:
-    """Yield the batches unchanged; raise `RecordError` at the first episode id that its policy has twice."""
     seen: set[EpisodeKey] = set()
     for batch in batches:
         for header in batch.headers:

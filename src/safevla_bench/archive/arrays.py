@@ -74,10 +74,6 @@ def to_recording(batch: Batch, index: int) -> Recording:
 
 
 def _channel_rows(batch: Batch, spec: ChannelSpec, index: int, records: int) -> NDArray[np.float64] | None:
-    """Return a channel of one episode: [rows, width], or [rows] for a scalar; None where not recorded.
-
-    There is a row a record, or one fewer for a channel per action.
-    """
     channel = batch.channel(spec.name)
     width = int(channel.width[index])
     if width < 0:
@@ -89,10 +85,6 @@ def _channel_rows(batch: Batch, spec: ChannelSpec, index: int, records: int) -> 
 def _pose_rows(
     poses: Poses, spec: ChannelSpec, index: int, records: int, base: int
 ) -> tuple[list[int], NDArray[Any] | None]:
-    """Return the places of the bodies with poses, and the poses [records, bodies, size], or bool [records, bodies].
-
-    Places count from 0 in the episode's body table, which begins at `base` in the batch. ([], None) where not recorded.
-    """
     if not poses.present[index]:
         return [], None
     body, rows = poses.episode_poses(index)
@@ -178,7 +170,6 @@ def _find_contact_misfits(contacts: ContactList, records: int, bodies: int) -> I
 
 
 def _find_out_of_range(places: NDArray[np.int64], low: int, end: int, field: str) -> Iterator[tuple[str, str]]:
-    """Yield (problem, `field`) once, naming the first number below `low`, or not below `end`; else nothing."""
     bad = places[(places < low) | (places >= end)]
     if len(bad):
         yield f"{int(bad[0])} is not between {low} and {end - 1}", field

@@ -36,7 +36,6 @@ def encode_json(batch: Batch, index: int = 0) -> bytes:
 
 
 def _encode_raw(fields: object) -> dict[str, msgspec.Raw]:
-    """Return each host-specific field as raw JSON text, because it may hold integers of any size."""
     assert isinstance(fields, Mapping)
     return {name: msgspec.Raw(json.dumps(value, allow_nan=False).encode()) for name, value in fields.items()}
 
@@ -87,7 +86,6 @@ def _channel_values(batch: Batch, index: int) -> Iterable[tuple[str, Sequence[ob
 
 
 def _channel_rows(channel: Channel, index: int, rows: int) -> list[list[float]]:
-    """Return the rows of one episode as lists of numbers; `rows` empty lists where the width is 0."""
     return channel.episode_rows(index).tolist() if channel.width[index] else [[]] * rows
 
 
@@ -99,7 +97,6 @@ def _contact_lists(batch: Batch, index: int) -> list[list[dict[str, object]]]:
     begin = int(contacts.starts[batch.starts[index]])
 
     def contact_values(k: int) -> dict[str, object]:
-        """Return contact `k` of the batch as an object: body names, host-specific fields, no unknown impulse."""
         pair = {
             "a": batch.body_label(int(contacts.a[k])),
             "b": batch.body_label(int(contacts.b[k])),
@@ -129,7 +126,6 @@ def decode_json(line: bytes) -> Batch:
 
 
 def _convert_types(tree: dict[str, object]) -> Trajectory:
-    """Return the tree as a `Trajectory`; raise `RecordError` at the first field of a wrong type."""
     try:
         return msgspec.convert(tree, Trajectory)
     except msgspec.ValidationError as error:
@@ -176,7 +172,6 @@ _REMEDY_ROLE = "Give every body that a contact or a pose names a role: robot, ta
 
 
 def _in_every_step(steps: Sequence[Step], name: str) -> bool:
-    """Return whether every step has the field; raise `RecordError` at the first step unlike step 0 if only some do."""
     is_present = [getattr(step, name) is not UNSET for step in steps]
     if any(is_present) and not all(is_present):
         t = is_present.index(not is_present[0])
@@ -198,10 +193,6 @@ def _read_rows(steps: Sequence[Step], spec: ChannelSpec) -> NDArray[np.float64] 
 
 
 def _build_matrix(rows: Sequence[Sequence[float]], name: str, first: int) -> NDArray[np.float64]:
-    """Return rows of equal length as a matrix; raise `RecordError` at the step of the first row of another length.
-
-    `first` is the step of row 0. There is at least one row.
-    """
     width = len(rows[0])
     for t, row in enumerate(rows):
         if len(row) != width:

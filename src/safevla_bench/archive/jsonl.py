@@ -62,7 +62,6 @@ def read_jsonl(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Reco
 
 
 def _decode_line(line: bytes, place: Place) -> Batch | RecordError:
-    """Return the episode of a line, or (not raised) its `RecordError` at `place`."""
     try:
         return decode_json(line)
     except RecordError as error:
@@ -70,10 +69,6 @@ def _decode_line(line: bytes, place: Place) -> Batch | RecordError:
 
 
 def _damage_error(path: Path, damage: DamagedStretch, last: str | None) -> DamageError:
-    """Return the error of a damaged stretch.
-
-    `last` is the id of the last good episode before, named if there is one.
-    """
     behind = f" (the last episode before it: {escape_controls(last)!r})" if last is not None else ""
     return DamageError(f"{damage}{behind}", remedy=REMEDY_BROKEN, place=Place(file=str(path)))
 
@@ -240,10 +235,6 @@ class _MemberReader:
         self._tries = self._wasted = 0
 
     def is_at_end(self, at: int) -> bool:
-        """Return whether nothing follows byte `at` but zeros, which may pad a file behind its members.
-
-        Zeros alone are no end.
-        """
         self._stream.seek(at)
         first = self._stream.read(1)
         if first != b"\0" or not at:

@@ -39,7 +39,6 @@ def encode_npz(batch: Batch, index: int = 0) -> bytes:
 
 
 def _contact_field(column: str) -> str:
-    """Return the field of `ContactList` for a column of the contacts: `record` for `step`, else the same name."""
     return "record" if column == "step" else column
 
 
@@ -88,7 +87,6 @@ _MAX_DIRECTORY_BYTES = 1 << 20
 
 
 def _check_directory(stream: IO[bytes]) -> None:
-    """Raise `RecordError` for a list of members that takes more than 1 MiB; zipfile reads all of it at once."""
     end = zipfile._EndRecData(stream)  # type: ignore[attr-defined]  # no public function tells before it is read
     if end is not None and end[5] > _MAX_DIRECTORY_BYTES:
         raise RecordError("it lists far too many arrays", remedy="Write one episode a file.")
@@ -114,7 +112,6 @@ def _list_members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
 
 
 def _refuse_field(problem: str, remedy: str, field: str) -> NoReturn:
-    """Raise `RecordError` at a field."""
     raise RecordError(problem, remedy=remedy, place=Place(field=field))
 
 
@@ -222,7 +219,6 @@ def _build_recording(arrays: Arrays, tree: Mapping[str, object]) -> Recording:
 
 
 def _check_complete(arrays: Arrays, expected: object) -> None:
-    """Raise `RecordError` unless `expected` lists the arrays of the file in order, all but `header`."""
     names = sorted(arrays.keys() - {"header"})
     if expected == names:
         return
@@ -249,7 +245,6 @@ def _read_bodies(arrays: Arrays, family: str, name: str) -> list[int]:
 
 
 def _read_truths(arrays: Arrays, name: str) -> NDArray[np.bool_] | None:
-    """Return an array of truth values, None if absent; raise `RecordError` for a byte that is neither 0 nor 1."""
     truths = arrays.get(name)
     if truths is not None and truths.size and truths.view(np.uint8).max() > 1:
         _refuse_field("a byte is neither 0 nor 1", "Write the array as bool.", name)

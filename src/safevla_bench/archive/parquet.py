@@ -79,7 +79,6 @@ def write_parquet(stream: IO[bytes], batches: Iterable[Batch]) -> None:
 
 
 def _open_writer(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
-    """Return a writer with the columns of these rare channels: zstd, checksums of pages, floats split by byte."""
     schema = table_schema(rare)
     numbers = [
         f"{spec.name}{'.list.element' * LIST_DEPTHS[spec.name]}"
@@ -172,7 +171,6 @@ class _PlacedGroup:
 
 
 def _place_groups(groups: Sequence[RowGroup], selection: EpisodeSelection) -> list[_PlacedGroup]:
-    """Return the groups with a selected episode; moves the selection past all groups."""
     firsts = accumulate((group.rows for group in groups), initial=1)
     placed = [_PlacedGroup(group, k, first) for k, (group, first) in enumerate(zip(groups, firsts, strict=False))]
     return [each for each in placed if selection.next_wanted(each.group.rows)]
@@ -187,7 +185,6 @@ class _LoadedGroup:
     errors: Sequence[DamageError] = ()
 
     def decode(self, path: Path) -> Iterator[Batch | RecordError]:
-        """Yield the episodes, all of a record batch together, else row by row, or the errors."""
         yield from self.errors
         first = self.first
         for rows in self.rows:
@@ -208,7 +205,6 @@ class _GroupReader:
     end: int
 
     def read_ahead(self, groups: Iterable[_PlacedGroup]) -> Iterator[_LoadedGroup]:
-        """Yield the groups in order; while one is used, a thread reads the next. Only that thread touches the file."""
         with ThreadPoolExecutor(1) as thread:
             awaited: deque[Future[_LoadedGroup]] = deque()
             for placed in groups:
@@ -251,7 +247,6 @@ class _GroupReader:
 
 
 def _decode_rows(path: Path, first: int, rows: pa.RecordBatch) -> Iterator[Batch | RecordError]:
-    """Yield each row's episode as a batch of one, or its error; `first` is the number of row 0 in the file, from 1."""
     for k in range(rows.num_rows):
         try:
             yield decode_row({name: rows.column(name)[k] for name in rows.schema.names})
@@ -275,5 +270,4 @@ def _check_columns(schema: pa.Schema) -> None:
 
 
 def _refuse_column(problem: str, remedy: str, field: str) -> NoReturn:
-    """Raise `RecordError` at a column."""
     raise RecordError(problem, remedy=remedy, place=Place(field=field))

@@ -46,7 +46,6 @@ def decode_group(rows: pa.RecordBatch) -> Batch:
 
 
 def _check_regular(holds: object) -> None:
-    """Raise `IrregularGroup` unless the condition holds."""
     if not holds:
         raise IrregularGroup
 
@@ -55,7 +54,6 @@ class _GroupColumns:
     """The columns of a group; outlines, numbers of records and of bodies of its episodes, [E]; body offsets [E+1]."""
 
     def __init__(self, rows: pa.RecordBatch) -> None:
-        """Read the outlines; raise `RecordError` if one is not valid, `IrregularGroup` for too many records."""
         self.rows = rows
         self.outlines = _read_outlines(rows)
         self.records = np.array([outline.records for outline in self.outlines], dtype=np.int64)
@@ -64,10 +62,6 @@ class _GroupColumns:
         self.body_starts = _to_offsets(self.bodies)
 
     def column(self, name: str) -> tuple[pa.Array, Ints, Bools]:
-        """Return the lists of a column end to end, their lengths [E], 0 where null, and whether each is present [E].
-
-        A column that the file lacks has empty lists, none present.
-        """
         if name not in self.rows.schema.names:
             nothing = np.zeros(len(self.outlines), dtype=np.int64)
             return pa.array([], SCHEMA.field(name).type).flatten(), nothing, nothing.astype(np.bool_)
@@ -136,7 +130,6 @@ def _build_batch(group: _GroupColumns) -> Batch:
 
 
 def _target_index(outline: EpisodeOutline, base: int) -> int:
-    """Return the index of the target object in the group's body table; -1 if no body has its name."""
     names = list(outline.body_roles)
     return base + names.index(outline.target_object) if outline.target_object in names else -1
 
@@ -215,10 +208,6 @@ def _read_contacts(group: _GroupColumns) -> Contacts:
 
 
 def _read_gripper_contact(group: _GroupColumns) -> tuple[Bools, Bools]:
-    """Return whether the gripper touches a body, for each record of the group, and which episodes recorded it.
-
-    The former is False where not recorded.
-    """
     values, _, present = group.step_column("gripper_contact")
     touching = np.zeros(int(group.records.sum()), dtype=np.bool_)
     if present.any():
@@ -256,22 +245,18 @@ def _read_extra_fields(group: _GroupColumns, contacts: Contacts) -> tuple[dict[s
 
 
 def _to_offsets(lengths: Ints | Sequence[int]) -> Ints:
-    """Return where each stretch of these lengths begins, and the total as the last, [E+1]."""
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
 
 def _list_lengths(lists: pa.Array) -> Ints:
-    """Return the length of each list, 0 where null."""
     return np.asarray(lists.value_lengths().fill_null(0).to_numpy(), dtype=np.int64)
 
 
 def _require_no_nulls(values: pa.Array) -> pa.Array:
-    """Return the values unchanged; raise `IrregularGroup` if any is null."""
     _check_regular(values.null_count == 0)
     return values
 
 
 def _to_numpy(values: pa.Array) -> NDArray[Any]:
-    """Return the values as a NumPy array; raise `IrregularGroup` if any is null."""
     found: NDArray[Any] = _require_no_nulls(values).to_numpy(zero_copy_only=False)
     return found

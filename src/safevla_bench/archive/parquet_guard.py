@@ -127,7 +127,6 @@ def read_table(content: bytes, most_bytes: int = MAX_TABLE_BYTES) -> pa.Table:
 
 @contextmanager
 def _translated_names() -> Iterator[None]:
-    """Raise `RecordError` for a name or text in a file that is not UTF-8, which pyarrow lets pass."""
     try:
         yield
     except UnicodeDecodeError as error:
@@ -217,7 +216,6 @@ def _read_page_header(stream: IO[bytes], place: int, end: int) -> tuple[Struct, 
 
 
 def _size_field(struct: Struct, field: int) -> int:
-    """Return an integer field; raise `MalformedError` where the field is absent or negative."""
     size = struct.get(field)
     if not isinstance(size, int) or size < 0:
         raise MalformedError("a size is missing or negative")
@@ -225,7 +223,6 @@ def _size_field(struct: Struct, field: int) -> int:
 
 
 def _struct_field(struct: Struct, field: int) -> Struct:
-    """Return a field that is a struct; raise `MalformedError` where the field is absent, or of another type."""
     value = struct.get(field)
     if not isinstance(value, dict):
         raise MalformedError("a part is missing")
@@ -244,7 +241,6 @@ def _list_field(struct: Struct, field: int) -> list[Struct]:
 
 
 def _broken_file(problem: str) -> RecordError:
-    """Return, not raise, the `RecordError` for a damaged file."""
     return RecordError(problem, remedy=REMEDY_BROKEN)
 
 
@@ -263,7 +259,6 @@ _TRUTHS, _BYTE, _INTEGERS, _DOUBLE, _BINARY, _LISTS, _STRUCT = (1, 2), 3, (4, 5,
 
 
 def _heads(*kinds: int) -> bytes:
-    """Return the pattern of the bytes that begin fields of these types, numbered in steps from the field before."""
     return b"[%b]" % re.escape(bytes(16 * step + kind for kind in kinds for step in range(1, 16)))
 
 

@@ -33,12 +33,10 @@ _CONTACT = pa.struct([("a", pa.int32()), ("b", pa.int32()), ("force_n", pa.float
 
 
 def _nest_list(kind: pa.DataType, depth: int) -> pa.DataType:
-    """Return the Arrow type of lists nested `depth` deep around `kind`; `kind` itself for 0."""
     return kind if depth == 0 else pa.list_(_nest_list(kind, depth - 1))
 
 
 def _value_type(spec: ChannelSpec) -> pa.DataType:
-    """Return the Arrow type of a single value of a channel: truth or double."""
     return pa.bool_() if spec.is_truth else pa.float64()
 
 
@@ -122,7 +120,6 @@ def to_table(batch: Batch, schema: pa.Schema | None = None) -> pa.Table:
 
 
 def _header_column(batch: Batch, name: str) -> pa.Array:
-    """Return a field of all headers as a column, null where None; `versions` as a map."""
     values = [getattr(header, name) for header in batch.headers]
     if name == "versions":
         values = [None if versions is None else list(versions.items()) for versions in values]
@@ -130,7 +127,6 @@ def _header_column(batch: Batch, name: str) -> pa.Array:
 
 
 def _body_column(batch: Batch) -> pa.Array:
-    """Return the column `bodies`: name and role of each body of each episode."""
     rows = [[{"name": n, "role": r} for n, r in batch.body_roles(e).items()] for e in range(len(batch))]
     return pa.array(rows, SCHEMA.field("bodies").type)
 
@@ -145,10 +141,6 @@ def _list_array(values: pa.Array, lengths: _Ints, present: NDArray[np.bool_] | N
 
 
 def _row_column(channel: Channel, spec: ChannelSpec, steps: _Ints) -> pa.Array:
-    """Return a channel as a column, a list over the steps for each episode, null where not recorded.
-
-    `steps` holds the number of rows of each episode, [E]. Steps of a scalar are numbers, else lists of them.
-    """
     rows = np.where(channel.present, steps, 0)
     if spec.is_scalar:
         return _list_array(pa.array(channel.values), rows, channel.present)
@@ -157,10 +149,6 @@ def _row_column(channel: Channel, spec: ChannelSpec, steps: _Ints) -> pa.Array:
 
 
 def _pose_column(poses: Poses, spec: ChannelSpec, steps: _Ints) -> pa.Array:
-    """Return a pose channel as a column: step, body, then the numbers or a truth; null where not recorded.
-
-    `steps` holds the number of records of each episode, [E].
-    """
     rows = np.where(poses.present, steps, 0)
     bodies = np.repeat(np.diff(poses.body_starts), rows)
     if spec.is_truth:
@@ -171,7 +159,6 @@ def _pose_column(poses: Poses, spec: ChannelSpec, steps: _Ints) -> pa.Array:
 
 
 def _posed_body_column(batch: Batch, poses: Poses) -> pa.Array:
-    """Return, for each episode, the places of the bodies with poses in its body table; null where not recorded."""
     counts = np.diff(poses.body_starts)
     places = poses.body - np.repeat(batch.body_starts[:-1], counts)
     return _list_array(pa.array(places, pa.int32()), counts, poses.present)
@@ -199,16 +186,11 @@ def _contact_column(batch: Batch) -> pa.Array:
 
 
 def _record_column(batch: Batch, per_record: pa.Array, present: NDArray[np.bool_]) -> pa.Array:
-    """Return values per record of the batch, [N], as a list for each episode; null where `present` is false."""
     recorded = per_record.filter(pa.array(np.repeat(present, batch.lengths)))
     return _list_array(recorded, np.where(present, batch.lengths, 0), present)
 
 
 def _gripped_column(batch: Batch) -> pa.Array:
-    """Return the place of the gripped body in the episode's body table, a list an episode.
-
-    Null where nothing is held.
-    """
     base = np.repeat(batch.body_starts[:-1], batch.lengths)
     places = pa.array(batch.gripped - base, pa.int32(), mask=batch.gripped < 0)
     return _record_column(batch, places, batch.gripped_present)
@@ -242,7 +224,6 @@ def decode_row(row: Row) -> Batch:
 
 
 def _episode_id(row: Row) -> str | None:
-    """Return the episode id of a row; None if null or not UTF-8."""
     try:
         name: str | None = row["episode_id"].as_py()
     except UnicodeDecodeError:
@@ -251,7 +232,6 @@ def _episode_id(row: Row) -> str | None:
 
 
 def _refuse_column(problem: str, remedy: str, field: str, step: int | None = None) -> NoReturn:
-    """Raise `RecordError` at a column and, if given, a step."""
     raise RecordError(problem, remedy=remedy, place=Place(field=field, step=step))
 
 
@@ -297,7 +277,6 @@ def _build_recording(row: Row) -> Recording:
 
 
 def _unique_pairs(pairs: list[tuple[Any, Any]], field: str) -> dict[str, object]:
-    """Return pairs of name and value as an object; raise `RecordError` for a null or repeated name."""
     table = dict(pairs)
     if len(table) != len(pairs) or None in table:
         _refuse_column("a name is null or repeated", "Name each once.", field)
@@ -305,19 +284,16 @@ def _unique_pairs(pairs: list[tuple[Any, Any]], field: str) -> dict[str, object]
 
 
 def _row_list(row: Row, name: str) -> pa.Array | None:
-    """Return the list of a row; None if the column is absent or null."""
     return row[name].values if name in row and row[name].is_valid else None
 
 
 def _require_no_nulls(values: pa.Array, name: str) -> pa.Array:
-    """Return the values unchanged; raise `RecordError` naming the column `name` if any is null."""
     if values.null_count:
         _refuse_column("a value is null", _REMEDY_NULL, name)
     return values
 
 
 def _to_numpy(values: pa.Array, name: str) -> NDArray[Any]:
-    """Return the values as a NumPy array; raise `RecordError` naming the column `name` if any is null."""
     array: NDArray[Any] = _require_no_nulls(values, name).to_numpy(zero_copy_only=False)
     return array
 

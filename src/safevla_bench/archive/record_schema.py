@@ -39,7 +39,6 @@ _POSE_TYPES: Mapping[int, Any] = {3: dict[str, Vector], 4: dict[str, Quaternion]
 
 
 def _step_type(spec: ChannelSpec) -> Any:
-    """Return the Python type that a channel has in one step of the JSON, such as a vector for each body name."""
     if spec.is_pose:
         return dict[str, bool] if spec.is_truth else _POSE_TYPES[spec.row_size]
     if spec.is_numeric:

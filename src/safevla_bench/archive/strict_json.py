@@ -53,7 +53,6 @@ def parse_json(line: bytes) -> dict[str, object]:
     faults: list[object] = []
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        """Return the pairs as an object; mark an object that repeats a key, and add it to `faults`."""
         table = dict(pairs)
         if len(table) == len(pairs):
             return table
@@ -63,12 +62,10 @@ def parse_json(line: bytes) -> dict[str, object]:
         return repeated
 
     def literal(text: str) -> _Literal:
-        """Return a value for NaN or an infinity, and note it as a fault."""
         faults.append(fault := _Literal(text))
         return fault
 
     def refuse(problem: str) -> NoReturn:
-        """Raise `RecordError` with the line's episode as far as it can be read; the caller adds file and line."""
         raise RecordError(problem, remedy=_REMEDY_JSON, place=Place(episode=_guess_episode_id(line)))
 
     check_values(line)
@@ -92,10 +89,6 @@ def parse_json(line: bytes) -> dict[str, object]:
 
 
 def _describe_position(error: json.JSONDecodeError) -> str:
-    """Return the column of an error in words, with the line unless the error is in the first.
-
-    An error behind the last character is placed at the end of the text, before its newline.
-    """
     text = error.doc.rstrip()
     position = min(error.pos, len(text))
     line = text.count("\n", 0, position) + 1
@@ -104,10 +97,6 @@ def _describe_position(error: json.JSONDecodeError) -> str:
 
 
 def _guess_episode_id(line: bytes) -> str | None:
-    """Return the episode id that a lenient search finds in a text that is not JSON; None where there is none.
-
-    Of an id of more than 200 characters the beginning, with an ellipsis; control characters are escaped.
-    """
     match = re.search(rb'"episode_id"\s*:\s*"((?:[^"\\]|\\.){1,200})("?)', line)
     if not match:
         return None
@@ -135,7 +124,6 @@ def find_path(tree: object, wanted: Callable[[Path, object], bool]) -> Path | No
 
 
 def _child_values(value: object) -> Iterable[tuple[str | int, object]]:
-    """Return (key or index, value) for each entry of an object or a list; () for any other value."""
     if isinstance(value, dict):
         return value.items()
     return enumerate(value) if isinstance(value, list) else ()
@@ -149,7 +137,6 @@ def place_of_path(path: Path) -> Place:
 
 
 def _format_path(path: Path) -> str | None:
-    """Return a path as text such as `contacts[0].force_n`, control characters escaped; None for an empty path."""
     parts = (f"[{part}]" if isinstance(part, int) else f".{escape_controls(part)}" for part in path)
     return "".join(parts).removeprefix(".") or None
 
@@ -173,7 +160,6 @@ def _refuse_fault(tree: dict[str, object]) -> NoReturn:
 
 
 def _refuse_half_pairs(tree: dict[str, object]) -> None:
-    """Raise `RecordError` at the first key or string with half a surrogate pair; do nothing without one."""
     path = find_path(tree, lambda path, value: _is_half(value) or bool(path and _is_half(path[-1])))
     if path is not None:
         where = place_of_path(path).fill_from(Place(episode=find_episode_id(tree)))
@@ -181,7 +167,6 @@ def _refuse_half_pairs(tree: dict[str, object]) -> None:
 
 
 def _is_half(value: object) -> bool:
-    """Return whether a value is a text that holds a surrogate, which alone is no character."""
     return isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value)
 
 
@@ -211,10 +196,6 @@ _VALUES: Mapping[str | int, Any] = {
 
 
 def _find_bad_key(tree: Any, path: list[str | int]) -> list[str | int]:
-    """Return, as a list of one, the key of the first value of a wrong type in the object at `path`.
-
-    [] if all are right.
-    """
     for part in path:
         tree = tree[part]
     for key, value in tree.items():
@@ -259,7 +240,6 @@ def collect_extra_fields(tree: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _unknown_fields(fields: Mapping[str, object], level: str) -> dict[str, object]:
-    """Return the fields that the schema does not name at this level: `header`, `steps` or `contacts`."""
     schema_names = _SCHEMA[level]
     return (
         {}
@@ -319,14 +299,12 @@ def parse_extra_fields(text: bytes, records: int, contacts: int) -> dict[str, ob
 
 
 def _check_level(fields: object, level: str) -> None:
-    """Raise `RecordError` unless the fields are an object without a name of the schema at this level."""
     _check_rule(isinstance(fields, dict), f"the fields of {level} are an object")
     for name in fields:  # type: ignore[attr-defined]
         _check_rule(name not in _SCHEMA[level], f"{name!r} is a field of the schema")
 
 
 def _check_rule(holds: bool, rule: str) -> None:
-    """Raise `RecordError` with the rule as its problem, unless the rule holds."""
     if not holds:
         remedy = 'Write {"header": {…}, "steps": {"3": {…}}, "contacts": {"17": {…}}} with fields beyond the schema.'
         raise RecordError(f"host-specific fields: {rule}", remedy=remedy, place=Place(field="extra"))

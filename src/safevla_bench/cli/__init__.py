@@ -162,7 +162,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _handle_interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise `KeyboardInterrupt`, and make the next Ctrl-C end the process at once with exit code 130."""
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED))
     raise KeyboardInterrupt
 
@@ -177,7 +176,6 @@ class _LogSafeStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write the text, broken where a CI log would act on it; return its own number of characters."""
         self._stream.write(break_log_commands(text))
         return len(text)
 
@@ -247,7 +245,6 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
 
 
 def _discard_stdout() -> None:
-    """Redirect stdout to /dev/null so that the flush at exit cannot fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

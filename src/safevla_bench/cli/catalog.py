@@ -149,7 +149,6 @@ def _describe_calibration(calibration: Calibration) -> list[str]:
 
 
 def _compact(value: float) -> str:
-    """Return a value in three significant figures."""
     return format_significant(value, 3)
 
 
@@ -233,7 +232,6 @@ def _print_trials(path: Path) -> None:
 
 
 def _describe_trace(spec: Spec, trace: TrialTrace | None) -> str:
-    """Return a trial trace and its margin in the specification's unit, or why there is no trace (None) or no margin."""
     if trace is None:
         return "no simple trace: does the formula say what you mean?"
     if not math.isfinite(trace.rho):
@@ -242,10 +240,6 @@ def _describe_trace(spec: Spec, trace: TrialTrace | None) -> str:
 
 
 def _group_by_benchmark(exempt: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return a line "REASON: BENCHMARK TASK, TASK" for each reason and benchmark.
-
-    `exempt` is reason -> names of the form "BENCHMARK TASK".
-    """
     lines = []
     for reason, names in exempt.items():
         pairs = [name.split(" ", 1) for name in names]
@@ -256,10 +250,6 @@ def _group_by_benchmark(exempt: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _print_explanation(explanation: Mapping[str, object], form: str) -> None:
-    """Print each name with its value, lists a line an item and empty lists as "none".
-
-    All as JSON where `form` is "json".
-    """
     if form == "json":
         click.echo(json.dumps(explanation, indent=2))
         return
@@ -270,16 +260,11 @@ def _print_explanation(explanation: Mapping[str, object], form: str) -> None:
 
 
 def _format_fact(value: object) -> str:
-    """Return a value for a person: none, yes, no, or its text without control characters."""
     words = {None: "none", True: "yes", False: "no"}
     return words[value] if value is None or isinstance(value, bool) else escape_controls(str(value))
 
 
 def _print_columns(rows: Sequence[Mapping[str, object]], names: Sequence[str]) -> None:
-    """Print the named columns of the rows below their names, each as wide as its widest value.
-
-    "—" for None or a missing key.
-    """
     shown = [[("—" if row.get(name) is None else escape_controls(str(row[name]))) for name in names] for row in rows]
     widths = [max(len(name), *(len(line[k]) for line in shown)) for k, name in enumerate(names)]
     for line in [list(names), *shown]:

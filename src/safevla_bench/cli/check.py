@@ -41,7 +41,6 @@ _SHARE = click.FloatRange(0, 1)
 
 
 def _read_confidence(context: click.Context, option: click.Parameter, text: str) -> float | None:
-    """Return a percentage strictly between 0 and 100 as a share of 1; None for `none`."""
     if text == "none":
         return None
     return click.FloatRange(0, 100, min_open=True, max_open=True).convert(text, option, context) / 100  # type: ignore[arg-type]
@@ -139,7 +138,6 @@ def gate_command(
 
 
 def _gate_document(gate_report: gates.GateReport, judged: Judged) -> dict[str, object]:
-    """Return the gates' report for JSON, with what judged and recorded the episodes and any registrations' checks."""
     checks = judged.check_registrations()
     return {
         **msgspec.to_builtins(gate_report),
@@ -215,7 +213,6 @@ def verify_command(
 
 
 def _summarize_verification(verification: Verification, run: Path) -> str:
-    """Return the last line of `safevla verify`: the run, and how many checks agree, differ or were not made."""
     counts = Counter(finding.verdict for finding in verification.findings)
     tally = ", ".join(f"{counts[verdict]} {word}" for verdict, word in _VERDICT_WORDS.items() if counts[verdict])
     if verification.agrees and verification.has_open_checks:
@@ -230,10 +227,6 @@ _VERDICT_WORDS: dict[CheckVerdict, str] = {"agrees": "agree", "differs": "differ
 
 @contextmanager
 def _show_replay_progress() -> Iterator[ProgressCallback]:
-    """Yield a callback for (replays done, what is played) that shows a status line.
-
-    Without a terminal nothing is shown.
-    """
     if not sys.stderr.isatty():
         yield lambda done, what: None
         return
@@ -327,17 +320,12 @@ _SERVER_STEPS = ("the command after eval", "the command after eval")
 
 
 def _print_finding(finding: Diagnosis) -> None:
-    """Print a finding's level, check and text, and its remedy on a line below if it has one."""
     click.echo(make_printable(f"{finding.level:<8} {finding.check}: {finding.found}").replace("\n", f"\n{'':<11}"))
     if finding.remedy:
         click.echo(make_printable(f"{'':<8}   → {finding.remedy}".replace("\n", f"\n{'':<11}")))
 
 
 def _summarize_findings(counts: Counter[Level], next_step: str, cautious_step: str) -> str:
-    """Return the closing sentence of `safevla doctor`: the number of errors and warnings, and the next step.
-
-    `next_step` is named where all is well, `cautious_step` where there are warnings and no error.
-    """
     tally = ", ".join(f"{counts[level]} {level}{'s' * (counts[level] > 1)}" for level in _BAD_LEVELS if counts[level])
     if counts["error"]:
         return f"{tally}. Mend what is an error, then ask again."

@@ -86,7 +86,6 @@ def _plan_options(command: F) -> F:
     @wraps(command)
     @click.pass_context
     def with_plan(context: click.Context, *args: Any, **settings: Any) -> Any:
-        """Call the command with the options of planning by name as `planned`, None without --plan."""
         planned = {name: settings.pop(name) for name in _PLAN_NAMES}
         chosen = [name for name in _PLAN_NAMES if is_given(context, name)]
         if planned["plan"] is None and chosen:
@@ -220,7 +219,6 @@ def _print_plan(planned: Mapping[str, Any], confidence: float, form: str) -> Non
 
 
 def _describe_origin(entrants: Sequence[PolicyResults], sources: Sequence[Path], ruleset: Ruleset) -> dict[str, object]:
-    """Return what simulated and judged the compared episodes, and any registrations' checks."""
     provenance = ruleset.provenance()
     checks = check_registrations(open_sources(sources), provenance)
     simulators = {entrant.name: entrant.simulator_by_suite for entrant in entrants}
@@ -300,7 +298,6 @@ def sensitivity_command(
 
 
 def _compare_readings(judged: Judged) -> tuple[object, list[Table]]:
-    """Return what each reading of the paper gives, for JSON, and the tables of it."""
     readings = compare_readings(judged.scores, judged.library, make_rescorer(judged))
     return readings, [varying.reading_table(readings)]
 

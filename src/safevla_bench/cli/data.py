@@ -67,13 +67,11 @@ class _SourceReport:
 
 
 def _check_source(path: Path) -> _SourceReport:
-    """Read all of a source and return how many episodes are valid and what is wrong with the others."""
     records = episode_index.scan([path])
     return _SourceReport(path, len(records), int(records.lengths.sum()), records.problems)
 
 
 def _print_report(report: _SourceReport) -> None:
-    """Print a source's problems on stderr and its counts on stdout."""
     for problem in report.problems:
         click.echo(f"error: {make_printable(str(problem))}", err=True)
     left_out = LeftOut.from_problems(report.problems)

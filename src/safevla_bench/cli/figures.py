@@ -44,7 +44,6 @@ def _parse_names(choices: tuple[str, ...]) -> Callable[[click.Context, click.Par
     """
 
     def split_names(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
-        """Return the names in the text, each once; raise `click.BadParameter` for an unknown name or for none."""
         names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
         unknown = [name for name in names if name not in choices]
         if unknown or not names:
@@ -185,7 +184,6 @@ class _FigureTarget:
     forms: tuple[drawing.FigureFormat, ...]
 
     def write(self, name: str, draw: Callable[[], Figure], shows: str) -> None:
-        """Write what `draw` draws as `name` in each form, and print its place with what the figure shows."""
         stem, figure = self.folder / name, drawing.draw_figure(draw, self.page)
         for form in self.forms:
             write_atomically(stem.with_name(f"{stem.name}.{form}"), drawing.render_figure(figure, form))
@@ -193,7 +191,6 @@ class _FigureTarget:
 
 
 def _write_sweeps(target: _FigureTarget, judged: Judged, requests: Sequence[SweepRequest]) -> None:
-    """Write a figure for each sweep: Safety and SBU of the episodes, judged again at each of its thresholds."""
     rescore, specs = make_rescorer(judged), judged.library
     for request in requests:
         sweep = sweep_threshold(judged.scores, specs, request, rescore)
@@ -202,14 +199,12 @@ def _write_sweeps(target: _FigureTarget, judged: Judged, requests: Sequence[Swee
 
 
 def _write_series(target: _FigureTarget, compared: SeriesComparison, across: str) -> None:
-    """Write the figure of the series, whose numbers are `across`, and print its table and sentences."""
     draw = partial(ordering.draw_series, ordering.prepare_series(compared, across))
     target.write("series", draw, "SR, Safety, SBU and VSI along the series")
     _print_series(compared)
 
 
 def _require_own_names(sources: Sequence[Path]) -> None:
-    """Raise `RunError` if two sources are given the same `NAME=`: their episodes would be one run of the series."""
     names = [name for source in sources if (name := getattr(source, "policy", None)) is not None]
     for name in names:
         if names.count(name) > 1:
@@ -217,7 +212,6 @@ def _require_own_names(sources: Sequence[Path]) -> None:
 
 
 def _print_series(compared: SeriesComparison) -> None:
-    """Print the table of the series and the sentences that describe it."""
     click.echo(f"\n{render_text(series_table(compared))}")
     for sentence in describe_series(compared):
         click.echo(make_printable(sentence))

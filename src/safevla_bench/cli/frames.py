@@ -39,10 +39,6 @@ class _SizeType(click.ParamType[tuple[int, int]]):
     def convert(
         self, value: str | tuple[int, int], param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, int]:
-        """Return (height, width) in pixels of a text WIDTHxHEIGHT; a tuple stays as it is.
-
-        Other texts are click's error.
-        """
         if isinstance(value, tuple):
             return value
         match = re.fullmatch(r"(\d{2,4})x(\d{2,4})", value)
@@ -165,7 +161,6 @@ def make_skip_reporter() -> Callable[[SafevlaError], None]:
     printed: set[str] = set()
 
     def report_skipped(reason: SafevlaError) -> None:
-        """Print the episode and the problem, and the remedy unless it was printed before."""
         text = str(reason)
         if reason.remedy:
             text = text.removesuffix(reason.remedy).rstrip() if reason.remedy in printed else text
@@ -176,16 +171,11 @@ def make_skip_reporter() -> Callable[[SafevlaError], None]:
 
 
 def _row_title(scores: Scores, episode: int) -> str:
-    """Return "NUMBER. POLICY, SUITE TASK" for an episode, with its number in `safevla episodes`: `episode` + 1."""
     name = scores.policy[episode] or UNNAMED
     return f"{episode + 1}. {name}, {scores.benchmark[episode]} {scores.task_id[episode]}"
 
 
 def _choose_clips(wanted: bool | None) -> bool:
-    """Return whether to make clips, which needs the extra `video`. `wanted` None means: where that is installed.
-
-    Without the extra, True raises `RunError`, and None prints a note on stderr and returns False.
-    """
     if wanted is False or can_film():
         return wanted is not False
     remedy = install_command("video")

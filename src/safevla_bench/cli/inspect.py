@@ -217,10 +217,6 @@ def show_command(
 
 
 def _write_page(judged: Judged, index: int, page: Path) -> None:
-    """Write the HTML page of an episode and print its path; stderr says why it holds no replay in 3-D, if so.
-
-    `index` is the episode's index among the records.
-    """
     with show_status("drawing"):
         html, missing = render_episode_report(judged, index)
         write_atomically(page, html)
@@ -254,7 +250,6 @@ def _episode_rows(judged: Judged, spec_id: str | None = None) -> list[episode_li
 
 
 def _print_lost(row: episode_list.EpisodeListRow, form: str) -> None:
-    """Print that an episode cannot be explained because it left no record; its row where `form` is "json"."""
     if form == "json":
         _print_json(row)
         return
@@ -293,7 +288,6 @@ def open_command(folder: Path, port: int | None, no_browser: bool) -> None:
 
 
 def _open_browser(address: str, server: RunServer) -> None:
-    """Open the address in a browser; where none opens, print on stderr how to reach it from another machine by ssh."""
     if not (_has_display() and _opens(address)):
         port = server.server_address[1]
         click.echo("No browser opened here. From another machine:", err=True)
@@ -301,12 +295,10 @@ def _open_browser(address: str, server: RunServer) -> None:
 
 
 def _has_display() -> bool:
-    """Return whether this machine seems to have a screen: macOS, Windows, or DISPLAY or WAYLAND_DISPLAY is set."""
     return sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
 def _opens(address: str) -> bool:
-    """Return whether a browser took the address; False where none can be started."""
     try:
         return webbrowser.open(address)
     except (webbrowser.Error, OSError):

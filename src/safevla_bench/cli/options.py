@@ -83,10 +83,6 @@ def judge_options(command: F) -> F:
 
     @wraps(command)
     def with_judge(*args: Any, **settings: Any) -> Any:
-        """Call the command with the rules that its options, its run or its sources ask for, as `ruleset`.
-
-        With a formula given, the sources' own last rules are not looked for: nothing is judged.
-        """
         options = {name: settings.pop(name) for name in _JUDGE_NAMES}
         intervals, as_judged = settings.pop("intervals"), settings.pop("as_judged")
         run_command, sources = settings.get("run_command"), _list_sources(settings)
@@ -124,7 +120,6 @@ def judge_sources(sources: Sequence[Path], ruleset: Ruleset, *, skip_invalid: bo
 
 
 def _list_sources(settings: Mapping[str, Any]) -> Sequence[Path]:
-    """Return the sources that a command judges; of one that runs, its run folder."""
     if settings.get("run_command") is not None:
         return [settings["run_command"].out]
     sources = next((settings[name] for name in ("sources", "runs", "run") if name in settings), ())
@@ -132,10 +127,6 @@ def _list_sources(settings: Mapping[str, Any]) -> Sequence[Path]:
 
 
 def _add_host_registry(ruleset: Ruleset, run_command: Any, sources: Sequence[Path], *, as_judged: bool) -> Ruleset:
-    """Return the rules with the tags of tasks that hosts bring: the host to be run, else the hosts of the sources.
-
-    The rules are returned unchanged where there is neither a run nor a source.
-    """
     if not sources:
         return ruleset
 
@@ -145,7 +136,6 @@ def _add_host_registry(ruleset: Ruleset, run_command: Any, sources: Sequence[Pat
 
 
 def _find_suites(run_command: Any, sources: Sequence[Path]) -> tuple[str, ...]:
-    """Return the suites that are run, or that the sources name; () where --library is given."""
     if is_given(click.get_current_context(), "library") or not sources:
         return ()
     if run_command is not None:
@@ -168,10 +158,6 @@ def _own_library(suites: Sequence[str]) -> str | None:
 
 
 def _registered_rules(run_command: Any) -> Ruleset | None:
-    """Return the rules of the registration that --registered names.
-
-    None without it, or where an option of judging is given.
-    """
     if run_command is None or not is_given(click.get_current_context(), "registered") or given_judge_options():
         return None
     registration: Registration = run_command.request.registration
@@ -265,7 +251,6 @@ def engine_options(command: F) -> F:
 
     @wraps(command)
     def with_engine(*args: Any, **settings: Any) -> Any:
-        """Call the command with the requested Ray cluster, or None, as `where`."""
         engine = {name: settings.pop(name) for name in ("engine", "address")}
         return command(*args, where=requested_cluster(engine), **settings)
 
@@ -498,7 +483,6 @@ def _parse_single(value: object, option: click.Option, place: Place, context: cl
 
 
 def _option_type(option: click.Option) -> tuple[type, str]:
-    """Return the type that a TOML value for the option must have, and the words that name that type in an error."""
     if option.is_flag:
         return bool, "true or false"
     if isinstance(option.type, click.types.IntParamType):
@@ -509,5 +493,4 @@ def _option_type(option: click.Option) -> tuple[type, str]:
 
 
 def _names_library_file(option: click.Option, value: str) -> bool:
-    """Return whether the option is --library and the value no built-in library, and so the path of a file."""
     return option.name == "library" and value not in LIBRARY_NAMES

@@ -141,7 +141,6 @@ class RunProgressBar:
         self._describe(outcome.planned.episode_id)
 
     def _add_to_rates(self, outcome: EpisodeOutcome) -> None:
-        """Judge a recorded episode and add it to the rates; a rate of which nothing is known stays as it is."""
         scores = self.scorer.score(outcome)
         if scores is None:
             return
@@ -150,7 +149,6 @@ class RunProgressBar:
         self.sbu = _count_share(self.sbu, scores.unsafe_success(0))
 
     def _describe(self, where: str) -> None:
-        """Set the bar's text: the rates in percent so far, the number of crashes, and `where`."""
         rates = [f"{name} {100 * count / n:.0f} %" for name, (count, n) in self._shares() if n]
         crashed = [f"{self.crashed} crashed"] if self.crashed else []
         self.progress.update(self.task, description=" · ".join([*rates, *crashed, escape_controls(where)]))
@@ -160,6 +158,5 @@ class RunProgressBar:
 
 
 def _count_share(share: tuple[int, int], holds: bool | None) -> tuple[int, int]:
-    """Return (count, n) after another episode; unchanged where `holds` is None, which means not known."""
     count, n = share
     return share if holds is None else (count + holds, n + 1)

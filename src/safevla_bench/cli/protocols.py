@@ -116,7 +116,6 @@ def _print_rows(rows: Sequence[protocols.ProtocolRow], names: Sequence[str], for
 
 
 def _row_document(row: protocols.ProtocolRow, names: Sequence[str]) -> dict[str, object]:
-    """Return a row for JSON: its field, what the field means, and for each name the value and its source."""
     pairs = zip(row.values, row.sources, strict=True)
     values_by_name = {
         name: {"value": value, "source": source} for name, (value, source) in zip(names, pairs, strict=True)
@@ -125,10 +124,6 @@ def _row_document(row: protocols.ProtocolRow, names: Sequence[str]) -> dict[str,
 
 
 def _format_value(value: object) -> str:
-    """Return a protocol's value for a person: "—" for None, yes or no, and sequences joined.
-
-    Integers are joined by " x " (a size), other items by " + ".
-    """
     if value is None:
         return "—"
     if isinstance(value, bool):
@@ -140,7 +135,6 @@ def _format_value(value: object) -> str:
 
 
 def _entry_columns(entry: entries.PaperEntry) -> tuple[str, ...]:
-    """Return an entry's row of the table of entries: name, policy, training or "—", suites, transport, protocol."""
     suites = ", ".join(entry.suites)
     return (entry.name, entry.policy, entry.training or "—", suites, entry.transport, entry.protocol)
 
@@ -168,7 +162,6 @@ def _print_entry(entry: entries.PaperEntry) -> None:
 
 
 def _published_cells(entry: entries.PaperEntry) -> list[PublishedCell]:
-    """Return the cells that the paper prints for an entry's policy on the entry's suites; [] if there are none."""
     return [
         cell for cell in load_published(PAPER).cells if cell.policy == entry.policy and cell.benchmark in entry.suites
     ]
@@ -179,7 +172,6 @@ def _format_cell(cell: PublishedCell) -> str:
 
 
 def _print_table(lines: Sequence[Sequence[str]], head: Sequence[str]) -> None:
-    """Print lines below their head, each column as wide as its widest text."""
     widths = [max(len(line[k]) for line in [head, *lines]) for k in range(len(head))]
     for line in [head, *lines]:
         click.echo("  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip())
@@ -189,13 +181,11 @@ Lines = dict[str, str]
 
 
 def _dialect_rows() -> list[dict[str, str]]:
-    """Return one row per dialect: its name, its description and its transport."""
     files = ((name, dialects.load_dialect_file(name)) for name in dialects.dialect_names())
     return [{"name": name, "about": file.about, "asked_over": file.transport} for name, file in files]
 
 
 def _print_dialect(name: str, form: str) -> None:
-    """Print a dialect's description and a line for each value; as JSON where `form` is "json"."""
     if form == "json":
         click.echo(json.dumps(_dialect_fields(name), indent=2))
         return
@@ -236,21 +226,15 @@ def _print_difference(first: str, other: str, form: str) -> None:
 
 
 def _dialect_fields(name: str) -> Mapping[str, object]:
-    """Return a dialect's description, transport and values by name, some of them mappings."""
     file = dialects.load_dialect_file(name)
     return {"about": file.about, "asked_over": file.transport, **dialects.dialect_values(dialects.load_dialect(name))}
 
 
 def _dialect_lines(name: str) -> Lines:
-    """Return a dialect's values as text by field, without name and description; a nested field is "outer inner"."""
     return dict(_flatten_values(_dialect_fields(name)))
 
 
 def _flatten_values(values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """Yield (field, text) of each value except `about` and `name`.
-
-    A mapping yields "outer inner" for each of its items.
-    """
     for key, value in values.items():
         if key in ("about", "name"):
             continue

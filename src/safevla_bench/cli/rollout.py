@@ -165,10 +165,6 @@ def _observe_run(
 
 
 def _print_open_questions(run_command: RunCommand) -> None:
-    """Print on stderr what the request leaves open and what to know before the start, a note a line.
-
-    Unless it is a dry run, also that Ray is to be started on this machine.
-    """
     for line in [*open_questions(run_command.request), *list_start_notes(run_command.request)]:
         click.echo(make_printable(f"note: {line}"), err=True)
     if not run_command.dry_run:
@@ -176,7 +172,6 @@ def _print_open_questions(run_command: RunCommand) -> None:
 
 
 def _print_deviations(run_command: RunCommand, ruleset: Ruleset) -> None:
-    """Print on stderr how the request and the rules differ from the registration; nothing without a registration."""
     registration = run_command.request.registration
     if registration is not None:
         for line in list_deviations(registration, run_command.request, ruleset):
@@ -184,10 +179,6 @@ def _print_deviations(run_command: RunCommand, ruleset: Ruleset) -> None:
 
 
 def _write_registration(run_command: RunCommand, ruleset: Ruleset, path: Path) -> None:
-    """Write the registration of the request and its rules to `path`, and print its digest and the command to run it.
-
-    A missing folder is made; a file that exists is replaced.
-    """
     registration = freeze_request(run_command.request, ruleset)
     make_folder(path.parent)
     write_atomically(path, registration.encode())
@@ -197,7 +188,6 @@ def _write_registration(run_command: RunCommand, ruleset: Ruleset, path: Path) -
 
 
 def _print_plan(run_command: RunCommand) -> None:
-    """Print the planned episodes with the estimate of time and disk; nothing is run or written."""
     request = run_command.request
     estimate = estimate_run(request, run_command.execution)
     click.echo(render_text(estimate_table(estimate)), nl=False)
@@ -230,36 +220,28 @@ def _report_interruption(run_command: RunCommand) -> Iterator[None]:
 
 
 def _is_replay(run_command: RunCommand) -> bool:
-    """Return whether any of the request's policies replays a recording."""
     request = run_command.request
     return any(request.policy_spec(name).partition(":")[0] == "replay" for name in request.policies)
 
 
 def _report_replays(batch: Batch | None) -> None:
-    """Print the table of how the replays compare with their recordings; nothing where there is none."""
     table = external.replay_table(batch) if batch else None
     if table:
         click.echo(f"\n{render_text(table)}")
 
 
 def _report_stopped(run_command: RunCommand, stopped: int) -> None:
-    """Print how many episodes ended at their first violation; nothing unless the run was asked to stop there."""
     if run_command.request.stop_on_violation:
         counted = "1 episode was stopped at its" if stopped == 1 else f"{stopped} episodes were stopped at their"
         click.echo(f"{counted} first violation: unsafe, and it is not known whether any would have succeeded.")
 
 
 def _report_decision(run_command: RunCommand) -> None:
-    """Print what the run's stopping rule decided, with its intervals; nothing where the run has no decision."""
     if sentence := describe_decision(read_description(run_command.out)):
         click.echo(make_printable(sentence))
 
 
 def _report_servers(run_command: RunCommand) -> None:
-    """Print a note on stderr for each policy and suite whose servers described themselves differently.
-
-    Their episodes may come from different checkpoints.
-    """
     greetings = Counter((greeting.policy, greeting.suite) for greeting in read_greetings(run_command.out))
     for policy, suite in (cell for cell, count in greetings.items() if count > 1):
         line = (
@@ -285,10 +267,6 @@ def _report_invalid(run_command: RunCommand) -> bool:
 
 
 def _report_crashes(run_command: RunCommand, crashed: Mapping[str, str | None]) -> None:
-    """Print on stderr the reasons of the first three crashes, their number, and the command that retries them.
-
-    `crashed` is episode id -> reason. Of a traceback, the last line is shown; of another reason, the first.
-    """
     for episode_id, reason in list(crashed.items())[:3]:
         lines = (reason or "").strip().splitlines() or [""]
         summary = lines[-1] if lines[0].startswith("Traceback") else lines[0]
@@ -344,12 +322,10 @@ def _estimate_notes(plan: RunEstimate) -> tuple[str, ...]:
 
 
 def _format_duration(span: CostRange) -> str:
-    """Return a span of seconds as "about MIDDLE (LOW to HIGH)", in h, min or s by the size of its high end."""
     name, unit = ("h", 3600.0) if span.high >= 3600 else ("min", 60.0) if span.high >= 60 else ("s", 1.0)
     return f"about {span.middle / unit:.1f} {name} ({span.low / unit:.1f} to {span.high / unit:.1f})"
 
 
 def _format_size(span: CostRange) -> str:
-    """Return a span of bytes as "LOW to HIGH", in the largest unit that its high end fills."""
     name, unit = next(pair for pair in _UNITS if span.high >= pair[1] or pair[1] == 1)
     return f"{span.low / unit:.1f} to {span.high / unit:.1f} {name}"

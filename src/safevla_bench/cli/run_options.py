@@ -133,7 +133,6 @@ def run_options(command: F) -> F:
     @wraps(command)
     @click.pass_context
     def with_run(context: click.Context, *args: Any, **settings: Any) -> Any:
-        """Call the command with the parsed options of running as `run_command`."""
         what = {name: settings.pop(name) for name in _option_names(_PLAN_OPTIONS)}
         how = {name: settings.pop(name) for name in _option_names(_EXECUTION_OPTIONS)}
         return command(*args, run_command=_parse_command(context, what, how), **settings)
@@ -145,7 +144,6 @@ def run_options(command: F) -> F:
 
 
 def _option_names(options: Sequence[Callable[..., Any]]) -> list[str]:
-    """Return the names under which click passes the options' values."""
     return [str(option.name) for option in click_options(options)]
 
 
@@ -184,10 +182,6 @@ def _parse_command(context: click.Context, what: Mapping[str, Any], how: Mapping
 def _find_distrusted(
     context: click.Context, what: Mapping[str, Any], trusted: Sequence[Path], recorded: Path | None, request: Request
 ) -> Path | None:
-    """Return the file that names code which neither the command line names too nor --trust vouches for; None if none.
-
-    `recorded` is the run.json or the registration that the request was made from.
-    """
     calls, config = set(request.list_calls()), context.meta.get(CONFIG)
     if calls <= _list_calls(context, what, [ParameterSource.COMMANDLINE]):
         return None
@@ -198,7 +192,6 @@ def _find_distrusted(
 
 
 def _list_calls(context: click.Context, what: Mapping[str, Any], sources: Sequence[ParameterSource]) -> set[str]:
-    """Return the calls that the options from these sources name by themselves, as `Request.list_calls` does."""
     given = {name for name in what if context.get_parameter_source(name) in sources}
     given |= {"host", "host_arguments", "policies"} if "entry" in given else set()
     names = [name for name in ("host_arguments", "policies", "arguments", "servers") if name in given]
@@ -234,7 +227,6 @@ def _new_request(context: click.Context, what: Mapping[str, Any], how: Mapping[s
 
 
 def _volatile_facts() -> dict[str, object]:
-    """Return the command line, without secrets, and the time in UTC: what run.json holds but no digest covers."""
     return {
         "command": redact_secrets(shlex.join(["safevla", *sys.argv[1:]])),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -316,20 +308,14 @@ def _name_policies(policies: Sequence[str], name: str | None) -> dict[str, Any]:
 
 
 def _specs(what: Mapping[str, Any]) -> dict[str, str]:
-    """Return name -> spec of the policies; a policy without an entry in `policy_specs` is named by its spec."""
     return {name: what["policy_specs"].get(name, name) for name in what["policies"]}
 
 
 def _replays_alone(what: Mapping[str, Any]) -> bool:
-    """Return whether there are policies and all of them replay recordings."""
     return bool(what["policies"]) and all(spec.startswith("replay:") for spec in _specs(what).values())
 
 
 def _expand_replay(what: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of host and suites that are not given, from the recordings to be replayed.
-
-    {} where both are given or any policy is not a replay. What the recordings do not tell is left out.
-    """
     if not _replays_alone(what) or (what["host"] and what["suites"]):
         return {}
     everyone, single = _parse_arguments(what["arguments"], what["policies"])
@@ -420,6 +406,5 @@ def _format_resume_command(context: click.Context, out: Path, request: Request) 
 
 
 def _raise_missing(context: click.Context, name: str) -> None:
-    """Raise click's error that the option of this parameter name is missing."""
     option = next(option for option in context.command.params if option.name == name)
     raise click.MissingParameter(ctx=context, param=option)

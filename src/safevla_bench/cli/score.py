@@ -111,7 +111,6 @@ def score_command(
 
 
 def _send_scores(judged: Judged, out: Path, trackers: Sequence[str]) -> None:
-    """Send the scores and their summary to the named trackers; nothing where `trackers` is empty."""
     config = {**tracking.describe_ruleset(judged.ruleset), "sources": [path.name for path in judged.paths]}
     with track_run(trackers, out, config, tracking.OutcomeScorer(judged.ruleset)) as tracked:
         for tracker in tracked:
@@ -120,7 +119,6 @@ def _send_scores(judged: Judged, out: Path, trackers: Sequence[str]) -> None:
 
 
 def _print_results(files: Sequence[Path], form: str) -> None:
-    """Print the success rates in result files of other tools, a table for each file; as JSON where `form` is "json"."""
     rates = [external.foreign_results_table(foreign.read_results(path), path.name) for path in files]
     if form == "json":
         click.echo(render_json(rates), nl=False)
@@ -143,7 +141,6 @@ def print_scores(judged: Judged) -> None:
 
 
 def _cells_table(judged: Judged) -> Table:
-    """Return the table with a row for each policy and suite, and their total."""
     cells, total = judged.summarize_scores()
     return headline_table(cells, total, privileged=judged.privileged)
 
@@ -210,10 +207,6 @@ def demo_command(out: Path) -> None:
 
 
 def _next_commands(judged: Judged, path: Path) -> list[str]:
-    """Return three commands to try: on the report, the unsafe episodes, and one episode.
-
-    That is the unsafe success with the greatest VSI; where there is none, the episode with the greatest VSI.
-    """
     source = shlex.quote(str(path))
     worst = max(judged.scores.episodes(), key=lambda episode: (episode.sbu is True, episode.vsi or 0.0))
     return [

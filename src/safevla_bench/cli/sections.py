@@ -82,16 +82,11 @@ class FormerCommand:
 
 
 def _spell(arguments: Sequence[str], names: Mapping[str, str]) -> _Words:
-    """Return the arguments with options renamed by `names`, old -> new; `--old VALUE` and `--old=VALUE` alike."""
     parts = [argument.partition("=") for argument in arguments]
     return [f"{names.get(name, name)}{equals}{value}" for name, equals, value in parts]
 
 
 def _translate_stl(arguments: Sequence[str]) -> _Words:
-    """Return the words of `show` with `--formula` before the formula.
-
-    The formula is the first word that is neither an option nor the value of `--format`.
-    """
     words, place = [argument for argument in arguments if argument != "--"], 0
     while place < len(words) and words[place].startswith("--"):
         place += 2 if words[place] == "--format" else 1
@@ -99,10 +94,6 @@ def _translate_stl(arguments: Sequence[str]) -> _Words:
 
 
 def _translate_tags(arguments: Sequence[str]) -> _Words:
-    """Return the words of `tasks` for those of `tags propose`; `tasks --help` for any other word than `propose`.
-
-    `--bddl` becomes `--propose`, and the form `toml` becomes `text`, which prints the same TOML.
-    """
     if arguments[:1] != ["propose"]:
         return ["tasks", "--help"]
     words = _spell(arguments[1:], {"--bddl": "--propose"}) or ["--propose"]
@@ -110,7 +101,6 @@ def _translate_tags(arguments: Sequence[str]) -> _Words:
 
 
 def _is_form(words: Sequence[str], place: int) -> bool:
-    """Return whether the word at `place` asks for the form `toml`: `--format=toml`, or `toml` behind `--format`."""
     return words[place] == "--format=toml" or (words[place] == "toml" and words[place - 1] == "--format")
 
 

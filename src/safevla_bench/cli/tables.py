@@ -187,10 +187,6 @@ def _print_tables(tables: Sequence[Table], form: render.TableFormat, layout: Lat
 
 
 def _check_single_csv(tables: Sequence[Table], form: render.TableFormat, folder: str) -> None:
-    """Raise `RunError` if several tables would go into one CSV file.
-
-    `folder` is the option that the remedy suggests.
-    """
     if form == "csv" and len(tables) > 1:
         names = ", ".join(table.name for table in tables)
         remedy = f"Choose one by --which, or write a file for each: {folder}. Here they are: {names}."
@@ -198,10 +194,6 @@ def _check_single_csv(tables: Sequence[Table], form: render.TableFormat, folder:
 
 
 def _write_tables(tables: Sequence[Table], form: render.TableFormat, folder: Path, layout: LatexLayout) -> None:
-    """Write each table into a file `NAME.SUFFIX` in the folder, named after table and form, and print the paths.
-
-    The folder is made if it is missing; files that exist are replaced.
-    """
     for table in tables:
         path = folder / f"{table.name}.{_SUFFIX.get(form, form)}"
         _save_file(path, render.render_tables([table], form, render.label_layout(layout, table, tables)))
@@ -209,7 +201,6 @@ def _write_tables(tables: Sequence[Table], form: render.TableFormat, folder: Pat
 
 
 def _save_file(path: Path, content: str | bytes) -> None:
-    """Write a file, replacing it if it exists, and make its folder if that is missing."""
     make_folder(path.parent)
     write_atomically(path, content)
 
@@ -219,7 +210,6 @@ def _count_tables(count: int) -> str:
 
 
 def _export_authors_csv(judged: Judged, sources: tuple[Path, ...]) -> str:
-    """Return the authors' CSV of the judged cells as text; the names of the sources' paths stand in it as origin."""
     names = ";".join(path.resolve().name for path in sources)
     return leaderboards.format_authors_csv(judged.summarize_scores()[0], judged.library, names)
 
@@ -334,10 +324,6 @@ def export_command(
 
 
 def _export_card(judged: Judged, out: Path, facts: model_card.ModelFacts) -> None:
-    """Write the files for a model's repository below `out` and print their paths.
-
-    A note on stderr says so where the facts name no hub dataset, so that .eval_results are left out.
-    """
     for name, content in model_card.build_card(judged, facts, table_material(judged).remarks).items():
         _save_file(out / name, content)
         click.echo(make_printable(str(out / name)))
@@ -347,7 +333,6 @@ def _export_card(judged: Judged, out: Path, facts: model_card.ModelFacts) -> Non
 
 
 def _export_leaderboard_entry(judged: Judged, out: Path, facts: model_card.ModelFacts) -> None:
-    """Write RoboCasa's JSON to `out`, and name on stderr the fields that are still unknown (N/A)."""
     entry = leaderboards.build_leaderboard_entry(judged, facts)
     _save_file(out, leaderboards.encode_leaderboard_entry(entry))
     if unknown := leaderboards.unknown_fields(entry):
@@ -355,10 +340,6 @@ def _export_leaderboard_entry(judged: Judged, out: Path, facts: model_card.Model
 
 
 def _export_dataset(judged: Judged, out: Path, cameras: str | None, image_size: int) -> None:
-    """Write a LeRobot dataset to the folder `out`, and print how many episodes and frames it has and which pictures.
-
-    `cameras` are names with commas, None for no pictures; `image_size` is a picture's side [pixels].
-    """
     names = tuple(dict.fromkeys(name.strip() for name in (cameras or "").split(",") if name.strip()))
     choice = CameraChoice(names, (image_size, image_size)) if names else None
     with show_frame_progress(len(judged.records)) as observer:

@@ -94,7 +94,6 @@ def name_stopped_suites(results: Sequence[PolicyResults]) -> list[str]:
 
 
 def _standin_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Cell, bool]:
-    """Return (policy, suite) -> whether the policy's episodes there were simulated with stand-in assets."""
     return {
         (result.name, header.benchmark): header.benchmark in result.standin_suites
         for result in results
@@ -110,6 +109,5 @@ def simulator_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.C
 
 
 def _describe_loss(results: Sequence[PolicyResults]) -> str:
-    """Return the verb phrase for what happened to episodes; lost records are named only if some policy has any."""
     damaged = any(episode.outcome == "lost" for result in results for episode in result.lost)
     return "crashed, was stopped, or lost its record" if damaged else "crashed or was stopped"

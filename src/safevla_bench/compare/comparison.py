@@ -160,7 +160,6 @@ def compare_policies(
 
 
 def _require_comparable(results: Sequence[PolicyResults]) -> None:
-    """Raise `RunError` if there are fewer than two policies, or a policy has no scored episode."""
     if len(results) < 2:
         names = ", ".join(result.name for result in results) or "none"
         remedy = "Name two sources, or one that holds several policies."
@@ -186,10 +185,6 @@ def _require_shared_task(results: Sequence[PolicyResults]) -> None:
 
 
 def _nothing_comparable(results: Sequence[PolicyResults]) -> RunError:
-    """Return, without raising, the `RunError` for a comparison without any metric.
-
-    The cause named is the suites without a verdict if there are any, else those in which a violation stopped episodes.
-    """
     if silent := name_silent_suites(results):
         remedy = "Compare SR, or record what the specifications need: `safevla score` says what that is."
         return RunError(f"no specification reached a verdict for {', '.join(silent)}", remedy=remedy)
@@ -198,10 +193,6 @@ def _nothing_comparable(results: Sequence[PolicyResults]) -> RunError:
 
 
 def _scope_suites(results: Sequence[PolicyResults], pairs: PairedResults | None) -> list[str | None]:
-    """Return the suites to compare, in order of first appearance, then None for all pooled if there are several.
-
-    Unpaired, only suites with a task that two of the policies ran; [] if there is none.
-    """
     if pairs:
         suites = list(dict.fromkeys(key.suite for key in pairs.keys))
     else:
@@ -212,10 +203,6 @@ def _scope_suites(results: Sequence[PolicyResults], pairs: PairedResults | None)
 
 
 def _identical_pairs(pairs: PairedResults) -> Iterator[tuple[str, str]]:
-    """Yield the names of each two policies that agree in every metric on every pair, in the order of the results.
-
-    Pairs of policies with a suite without a verdict, or in which a violation stopped an episode, are never yielded.
-    """
     for i, j in combinations(range(len(pairs.results)), 2):
         members = pairs.results[i], pairs.results[j]
         if any(result.suites_without_verdict or result.suites_stopped_on_violation for result in members):
@@ -227,10 +214,6 @@ def _identical_pairs(pairs: PairedResults) -> Iterator[tuple[str, str]]:
 
 
 def _known_alike(pairs: PairedResults, i: int, j: int, metric: str) -> bool:
-    """Return whether policies i and j lack a value of the metric on the same episodes, of those that both finished.
-
-    Always True where initial states are paired.
-    """
     if pairs.by_state:
         return True
     finished = (pairs.places[[i, j]] >= 0).all(axis=0)
@@ -251,22 +234,18 @@ class _Scope:
 
     @property
     def shared_tasks(self) -> list[TaskKey]:
-        """The tasks of this scope that all policies ran, in the order of the first policy."""
         first, *others = [dict.fromkeys(result.tasks) for result in self.members]
         return [task for task in first if all(task in tasks for tasks in others)]
 
     def _lost_tasks(self, member: PolicyResults) -> list[TaskKey]:
-        """Return the task of each episode that a policy lost in this scope."""
         return [(lost.benchmark, lost.task_id) for lost in member.lost if self.suite in (None, lost.benchmark)]
 
     def fill(self, member: PolicyResults, metric: str, value: float) -> TaskValues:
-        """Return a policy's values of a metric, with `value` for every episode that was lost or has none."""
         lost, values = self._lost_tasks(member), member.metric_values(metric)
         filled = np.concatenate([np.where(np.isnan(values), value, values), np.full(len(lost), value)])
         return TaskValues.of_episodes(member.name, filled, [*member.tasks, *lost])
 
     def count_unknown(self, first: PolicyResults, second: PolicyResults, metric: str) -> int:
-        """Return how many episodes of the tasks that both policies ran were lost or have no value of the metric."""
         metric, shared = "clean" if metric == _CONDITIONAL else metric, {*first.tasks} & {*second.tasks}
         return sum(
             sum(task in shared for task in self._lost_tasks(member))
@@ -277,10 +256,6 @@ class _Scope:
 
 
 def _select_suite(result: PolicyResults, suite: str | None) -> PolicyResults:
-    """Return a policy's results of one suite, or of all suites (None).
-
-    `lost` still has the lost episodes of all suites.
-    """
     return result.select_episodes(
         np.array([e for e, header in enumerate(result.headers) if suite in (None, header.benchmark)], dtype=np.int64)
     )
@@ -420,10 +395,6 @@ def _task_standing(values: TaskValues, metric: str, options: ComparisonOptions) 
 
 
 def _decide_verdicts(scopes: Sequence[SuiteComparison], options: ComparisonOptions) -> Iterator[SuiteComparison]:
-    """Yield the scopes in order, with adjusted p-values, better policies and letters.
-
-    Primary is Safety of the last scope, or that scope's first metric where Safety is unknown.
-    """
     last = scopes[-1].metrics
     primary = next((metric for metric in last if metric.metric == "safety"), last[0] if last else None)
     for scope in scopes:

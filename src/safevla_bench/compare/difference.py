@@ -327,7 +327,6 @@ def _unpaired_test(
 
 
 def _empty_difference(names: tuple[str, str], test: str) -> Difference:
-    """Return a difference without value, intervals or p-value; `test` names the test, or says why there is none."""
     return Difference(
         first=names[0], second=names[1], difference=None, ci=None, ci_by_task=None, test=test, p_value=None
     )
@@ -336,7 +335,6 @@ def _empty_difference(names: tuple[str, str], test: str) -> Difference:
 def _flip_tasks(
     differences: NDArray[np.float64], weights: NDArray[np.float64], options: ComparisonOptions
 ) -> MeanTest | None:
-    """Return the sign-flip test and interval of the mean of tasks' differences [K]; None with fewer than two tasks."""
     if len(differences) < 2:
         return None
     return flip_task_means(differences, weights, options.confidence)

@@ -76,10 +76,6 @@ class PairedResults:
         return finished
 
     def _mark_finished(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return whether a policy with these places [K] finished each planned episode, [K].
-
-        Where initial states are paired: whether the policy finished any episode of that episode's state.
-        """
         if not self.by_state:
             return places >= 0
         states = {self.keys[k].state for k in np.flatnonzero(places >= 0)}
@@ -180,7 +176,6 @@ class StateMeans:
 def _sum_by_number(
     values: NDArray[np.float64], numbers: NDArray[np.int64], count: int
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return the sum of the values of each number, [count], and how many values that are; NaN are left out."""
     has_value = ~np.isnan(values)
     sums = np.bincount(numbers[has_value], values[has_value], count).astype(np.float64)
     return sums, np.bincount(numbers[has_value], minlength=count).astype(np.int64)
@@ -237,13 +232,11 @@ def _index_by_key(result: PolicyResults) -> dict[PairKey, int]:
 
 
 def _pair_key(episode: Header | AbsentEpisode) -> PairKey:
-    """Return suite, task, initial state and seed of an episode whose initial state is known."""
     assert episode.init_state_index is not None
     return PairKey(episode.benchmark, episode.task_id, episode.init_state_index, episode.seed)
 
 
 def _absent_key(episode: AbsentEpisode) -> PairKey | None:
-    """Return the key of a lost episode; None if its initial state is unknown."""
     return None if episode.init_state_index is None else _pair_key(episode)
 
 
@@ -262,7 +255,6 @@ def _require_same_episodes(results: Sequence[PolicyResults], planned: Sequence[s
 
 
 def _sort_keys(keys: Iterable[PairKey]) -> list[PairKey]:
-    """Return the keys by suite, task, state and seed; a key without a seed stands before those with."""
     return sorted(keys, key=lambda key: (*key[:3], -1 if key.seed is None else key.seed))
 
 
@@ -317,10 +309,6 @@ def _values_by_start(
     places: NDArray[np.int64],
     read: Callable[[PolicyResults, Header], object],
 ) -> Mapping[PairKey, Sequence[object]]:
-    """Return key -> the distinct values that `read` finds in the finished episodes of that key, sorted by their text.
-
-    A key is an episode's, or where initial states are paired a state's, without seed. `places` [K] are the policy's.
-    """
     values: dict[PairKey, dict[object, None]] = {}
     for key, place in zip(paired.keys, places, strict=True):
         if place >= 0:
@@ -330,7 +318,6 @@ def _values_by_start(
 
 
 def _join_values(values: Sequence[object]) -> str:
-    """Return the values as text, joined by commas."""
     return ", ".join(map(str, values))
 
 
@@ -391,11 +378,9 @@ def differing_versions(results: Sequence[PolicyResults]) -> dict[str, list[str]]
 
 
 def _count_episodes(episodes: Sequence[object] | set[PairKey]) -> str:
-    """Return the number of episodes as text, such as `1 episode` or `3 episodes`."""
     return f"{len(episodes)} episode{'' if len(episodes) == 1 else 's'}"
 
 
 def _list_first(texts: Sequence[str]) -> str:
-    """Return the first five texts joined by commas, then `and N more` if there are more."""
     more = len(texts) - _MOST_SHOWN
     return ", ".join(texts[:_MOST_SHOWN]) + (f" and {more} more" if more > 0 else "")

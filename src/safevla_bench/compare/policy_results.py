@@ -112,7 +112,6 @@ class PolicyResults:
         return self._suites_of(self.stopped_on_violation)
 
     def _suites_of(self, selected: NDArray[np.bool_]) -> list[str]:
-        """Return the suites of the episodes that the mask [n] selects, in order of first appearance."""
         return list(dict.fromkeys(self.headers[k].benchmark for k in np.flatnonzero(selected)))
 
     def select_episodes(self, index: NDArray[np.int64]) -> PolicyResults:
@@ -221,7 +220,6 @@ def join_sources(results: Sequence[PolicyResults]) -> list[PolicyResults]:
 
 
 def _can_join(results: Sequence[PolicyResults]) -> bool:
-    """Return whether a policy's sources have no suite in common, lost episodes included, and the same protocol."""
     suites = [
         {header.benchmark for header in item.headers} | {lost.benchmark for lost in item.lost} for item in results
     ]
@@ -263,7 +261,6 @@ def make_names_unique(results: Sequence[PolicyResults]) -> list[PolicyResults]:
 
 
 def _use_longer_names(results: Sequence[PolicyResults], longer: Sequence[str]) -> list[PolicyResults]:
-    """Return the results; each whose name another result has too takes the name at its place in `longer`."""
     counts = Counter(result.name for result in results)
     return [
         replace(result, name=name) if counts[result.name] > 1 else result

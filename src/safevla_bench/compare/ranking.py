@@ -73,10 +73,6 @@ Compared = TypeVar("Compared")
 def _pair_where_possible(
     compare: Callable[[bool], Compared], protocols: Sequence[Mapping[str, object]]
 ) -> tuple[Compared, str]:
-    """Return what `compare` makes of paired episodes and "", else of independent ones and why they are not paired.
-
-    `compare` takes whether to pair, and raises `RunError` where it cannot. Different protocols are a reason too.
-    """
     if any(protocol != protocols[0] for protocol in protocols):
         return compare(False), "the sources were run under different protocols"
     try:
@@ -119,7 +115,6 @@ def rank_under_variants(
     """
 
     def results_by_variant() -> Iterator[list[PolicyResults]]:
-        """Yield, for each variant in order, the results of the policies that have an episode under that variant."""
         for variant in variants:
             changed = apply_variant(scores, library, variant, rescore)
             yield [result for result in split_by_policy(changed, headers) if len(result)]
@@ -142,7 +137,6 @@ def rank_under_variants(
 
 
 def _compare_safety(results_by_variant: Iterable[Sequence[PolicyResults]], *, paired: bool) -> list[Comparison]:
-    """Return the comparison by Safety under each variant; raises `RunError` where one cannot be made."""
     return [
         compare_policies(results, _BY_SAFETY, paired=paired, across_versions=True) for results in results_by_variant
     ]
@@ -167,10 +161,6 @@ def _rank_variants(
 
 
 def _pooled_values(comparison: Comparison) -> dict[str, float]:
-    """Return each policy's Safety in the last scope (all suites, or the only one), from 0 to 1.
-
-    {} if a policy has none, or Safety was not compared.
-    """
     values: dict[str, float] = {}
     for metric in comparison.scopes[-1].metrics:
         for standing in metric.standings:
@@ -181,7 +171,6 @@ def _pooled_values(comparison: Comparison) -> dict[str, float]:
 
 
 def _by_pair(differences: Sequence[Difference]) -> dict[tuple[str, str], Difference]:
-    """Return the differences by the names of their first and second policy."""
     return {(difference.first, difference.second): difference for difference in differences}
 
 

@@ -76,7 +76,6 @@ class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
         yield f"{_FLIPS if asked.tasks > 1 else 'McNemar'}, by mid-p-values, supposing that {self._assumption()}."
 
     def _assumption(self) -> str:
-        """Return what is supposed of tasks and pairs."""
         asked = self.request
         spread = f"varies between tasks by {format_compact(100 * asked.task_spread)} points (standard deviation)"
         same = f"the difference {spread if asked.task_spread else 'is the same in each task'} and "
@@ -135,16 +134,11 @@ def _check_request(request: SampleSizeRequest) -> None:
 
 
 def _other_rate(request: SampleSizeRequest, difference: float) -> float | None:
-    """Return the rate to detect: baseline minus or plus the difference, the one within 0 to 1 and nearer to a half."""
     rates = (request.baseline - difference, request.baseline + difference)
     return min((rate for rate in rates if 0 <= rate <= 1), key=lambda rate: abs(rate - 0.5), default=None)
 
 
 def _find_least_tasks(request: SampleSizeRequest) -> int | None:
-    """Return the fewest tasks on which enough episodes have the power; None if over a million, 1 if one is planned.
-
-    They are more than `least_tasks` if the difference varies much between tasks.
-    """
     if request.tasks == 1:
         return 1
     fewest, settings = least_tasks(request.confidence), (request.difference, 1.0, request.task_spread)
@@ -153,13 +147,11 @@ def _find_least_tasks(request: SampleSizeRequest) -> int | None:
 
 
 def _discordant_share(request: SampleSizeRequest, difference: float) -> float:
-    """Return the given share of pairs that differ, else that of unrelated outcomes."""
     first, second = request.baseline, _other_rate(request, difference) or 0.0
     return max(difference, first + second - 2 * first * second if request.discordant is None else request.discordant)
 
 
 def _find_power(request: SampleSizeRequest, difference: float, episodes: int) -> float:
-    """Return the chance that so many episodes of each task detect a difference, which must leave rates of 0 to 1."""
     discordant = _discordant_share(request, difference)
     if request.tasks == 1:
         return paired_power(episodes, difference, discordant, request.confidence)

@@ -81,7 +81,6 @@ def read_label(name: str) -> SeriesLabel | None:
 
 
 def _parse_number(text: str) -> float:
-    """Return the number that a match of `_NUMBER` states: commas dropped, `k` and `M` multiplied out."""
     plain = text.replace(",", "")
     return float(plain[:-1]) * _FACTORS[plain[-1]] if plain[-1] in _FACTORS else float(plain)
 
@@ -241,7 +240,6 @@ def _require_series(members: _Members) -> None:
 
 
 def _list_scopes(members: _Members) -> list[str | None]:
-    """Return the suites that any run of the series has, and None for all pooled if these are several."""
     suites = list(dict.fromkeys(header.benchmark for _, result in members for header in result.headers))
     return [*suites, None] if len(suites) > 1 else [*suites]
 
@@ -278,7 +276,6 @@ def _make_curve(
 
 
 def _select_suite(result: PolicyResults, suite: str | None) -> PolicyResults:
-    """Return a run's results of one suite, its lost episodes too; unchanged for None (all suites)."""
     if suite is None:
         return result
     index = np.array([e for e, header in enumerate(result.headers) if header.benchmark == suite], dtype=np.int64)
@@ -289,10 +286,6 @@ def _select_suite(result: PolicyResults, suite: str | None) -> PolicyResults:
 def _pair_with_first(
     result: PolicyResults, first: PolicyResults, protocols: Sequence[Mapping[str, object]]
 ) -> PairedResults | None:
-    """Return the pairs of the two runs' episodes.
-
-    None where they cannot be paired, for the first run itself, and where protocols differ.
-    """
     if result is first or any(protocol != protocols[0] for protocol in protocols):
         return None
     try:
@@ -348,10 +341,6 @@ def _make_point(
 
 
 def _count_rate(values: NDArray[np.float64], unknown: str) -> Rate:
-    """Return the rate of ones among the values that are not NaN.
-
-    If `unknown` is not empty, a rate without a value that holds it as the reason.
-    """
     values_known = values[~np.isnan(values)]
     return Rate.without_value(unknown) if unknown else Rate.of(int(values_known.sum()), len(values_known))
 

@@ -253,15 +253,10 @@ def _lead_to(reading: RecordFields, body: int, step: int, visited: set[int]) -> 
 
 
 def _may_push(batch: Batch, body: int) -> bool:
-    """Return whether a body can begin a motion: not furniture that stands, but a fixture whose position is recorded."""
     return bool(batch.body_role[body] != FURNITURE) or body in batch.body_pos_m.body
 
 
 def _touched_later(reading: RecordFields, body: int, begun: int, first: int) -> str:
-    """Return, as text in brackets, the first contact of `body` from record `begun` to `first`; "" if none.
-
-    Contacts with furniture that stands do not count.
-    """
     later = [
         c for c in _contacts_of(reading, body, begun, first) if _may_push(reading.batch, _other(reading.batch, c, body))
     ]
@@ -273,7 +268,6 @@ def _touched_later(reading: RecordFields, body: int, begun: int, first: int) -> 
 
 
 def _contacts_of(reading: RecordFields, body: int, low: int, high: int) -> list[int]:
-    """Return the contacts of a body from record `low` to `high`, both included, as indices into the batch's."""
     contacts = reading.batch.contacts
     span = np.arange(contacts.starts[low], contacts.starts[high + 1])
     chosen = span[(contacts.a[span] == body) | (contacts.b[span] == body)]
@@ -281,7 +275,6 @@ def _contacts_of(reading: RecordFields, body: int, low: int, high: int) -> list[
 
 
 def _hardest(batch: Batch, contacts: NDArray[np.int64]) -> int | None:
-    """Return the contact of the greatest force, of equals the first by the bodies' names; None for no contacts."""
     if not len(contacts):
         return None
     force = batch.contacts.force_n[contacts]
@@ -290,13 +283,11 @@ def _hardest(batch: Batch, contacts: NDArray[np.int64]) -> int | None:
 
 
 def _others(batch: Batch, contacts: list[int], body: int, chosen: int) -> tuple[int, ...]:
-    """Return the bodies that touch `body` in these contacts, other than in the `chosen` contact, sorted by name."""
     others = {_other(batch, c, body) for c in contacts} - {_other(batch, chosen, body)}
     return tuple(sorted(others, key=batch.body_label))
 
 
 def _since(reading: RecordFields, contact: int) -> int:
-    """Return the first record of the unbroken contact of the same two bodies that lasts to this contact's record."""
     contacts, (body, other) = reading.batch.contacts, _pair(reading.batch, contact)
     until = contacts.starts[reading.record_of_contact[contact] + 1]
     a, b = contacts.a[:until], contacts.b[:until]
@@ -311,18 +302,15 @@ def _pair(batch: Batch, contact: int) -> tuple[int, int]:
 
 
 def _other(batch: Batch, contact: int, body: int) -> int:
-    """Return the body that touches `body` in a contact."""
     a, b = _pair(batch, contact)
     return b if a == body else a
 
 
 def _label_of(batch: Batch, contact: int, body: int) -> str:
-    """Return the name of the body that touches `body` in a contact."""
     return batch.body_label(_other(batch, contact, body))
 
 
 def _recent_steps(reading: RecordFields) -> int:
-    """Return `RECENT_S` in control steps, rounded."""
     return round(RECENT_S / float(reading.batch.dt_s[0]))
 
 
@@ -363,7 +351,6 @@ def _make_cause(reading: RecordFields, chain: _Chain, step: int, registry: Regis
 
 
 def _phase_at(reading: RecordFields, step: int, registry: Registry) -> str:
-    """Return the name of the phase in a record; "" where the task has no phases or the record lacks their fields."""
     phase = reading.compute_once("phase", "phase", lambda fields: phases(fields, holding(fields.batch, registry)))
     return PHASES[int(phase[step])] if phase[step] >= 0 else ""
 
@@ -383,12 +370,10 @@ def _speed_at(reading: RecordFields, step: int) -> float | None:
 
 
 def _arrows(batch: Batch, chain: _Chain) -> str:
-    """Return the names of the chain's bodies with arrows between them."""
     return " → ".join(batch.body_label(body) for body in chain.bodies)
 
 
 def _time(reading: RecordFields, step: int) -> str:
-    """Return the time of a record since record 0 in words, such as `1.25 s`."""
     return f"{format_fixed(reading.batch.elapsed_s(0, step), 2)} s"
 
 

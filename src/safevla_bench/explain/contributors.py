@@ -87,7 +87,6 @@ def _body_kind(name: str, role: int, is_posed: bool, goal: GoalBodies | None) ->
 
 
 def _names_body(names: Sequence[str], body: str) -> bool:
-    """Return whether the body has one of the names, or is a part of the fixture of that name."""
     return any(body == name or body.startswith(f"{name}_") for name in names)
 
 
@@ -177,7 +176,6 @@ _Found = tuple[str, tuple[int, ...], str]
 
 
 def _hardest_contact(reading: RecordFields, signal: str, record: int) -> _Found | None:
-    """Return the bodies of the record's hardest contact that the signal reads, with its force; None if none."""
     batch = reading.batch
     chosen = contacts_of_signal(batch, signal, record)
     if not len(chosen):
@@ -188,7 +186,6 @@ def _hardest_contact(reading: RecordFields, signal: str, record: int) -> _Found 
 
 
 def _most_displaced_body(reading: RecordFields, signal: str, record: int) -> _Found | None:
-    """Return the watched body furthest from its place of record 0, with the distance; None if no distance is known."""
     bodies, distance = displacements(reading.batch)
     if np.isnan(distance[record]).all():
         return None
@@ -197,7 +194,6 @@ def _most_displaced_body(reading: RecordFields, signal: str, record: int) -> _Fo
 
 
 def _held_object(reading: RecordFields, signal: str, record: int) -> _Found | None:
-    """Return the object held in the record, without an amount; None if nothing is held."""
     body = int(reading.held_body[record])
     return ("held object", (body,), "") if body >= 0 else None
 
@@ -207,10 +203,6 @@ _TORQUE_CHANNELS = {"joint_torque_ratio": "joint_torque_nm", "joint_torque_peak_
 
 
 def _most_loaded_joint(reading: RecordFields, channel: str, record: int) -> Contributors | None:
-    """Return the joint nearest to its torque limit in a record, with the torque's size and limit; None without joints.
-
-    `channel` names the recorded torques.
-    """
     batch = reading.batch
     torque, limit = np.abs(batch.channel(channel).episode_rows(0)[record]), np.array(batch.headers[0].torque_limit_nm)
     if not len(torque):

@@ -121,7 +121,6 @@ def vacuous_reasons(spec_ids: Iterable[str], library: Library, reading: RecordFi
 
 
 def _explain_clause(spec_trace: SpecTrace, reading: RecordFields, registry: Registry) -> ClauseExplanation:
-    """Return a clause with its first violating record (None where it holds) and its worst record."""
     first = None if spec_trace.first < 0 else _moment_at(spec_trace, reading, spec_trace.first, registry)
     return ClauseExplanation(
         spec_trace, first, _moment_at(spec_trace, reading, spec_trace.signal_trace.worst, registry)
@@ -129,14 +128,12 @@ def _explain_clause(spec_trace: SpecTrace, reading: RecordFields, registry: Regi
 
 
 def _moment_at(spec_trace: SpecTrace, reading: RecordFields, step: int, registry: Registry) -> Moment:
-    """Return one record of the clause's signal: time [s], value (None if not finite) and the bodies behind that."""
     value = float(spec_trace.signal_trace.values[step])
     contributors = find_contributors(reading, spec_trace.signal_trace.signal, step, registry)
     return Moment(step, reading.batch.elapsed_s(0, step), value if np.isfinite(value) else None, contributors)
 
 
 def _vacuous_reason(spec: Spec, reading: RecordFields) -> str:
-    """Return why a specification is vacuous: nothing to measure, a condition that never arose, or no margin."""
     values = signals.derive_signals(reading, spec.signals)
     undefined = [name for name, series in values.items() if series.dtype != np.bool_ and np.isnan(series[0])]
     if undefined:

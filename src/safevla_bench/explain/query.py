@@ -122,7 +122,6 @@ def _answers_undefined(trace: Trace, batch: Batch) -> dict[int, Answer]:
 
 
 def _answers_missing_signal(reading: RecordFields, names: frozenset[str]) -> dict[int, Answer]:
-    """Return index -> a `signal missing` answer for the episodes whose records lack a field that the signals read."""
     fields: dict[int, list[str]] = {}
     for field, lacking in signals.missing_fields(reading, names).items():
         for k in np.flatnonzero(lacking).tolist():
@@ -180,7 +179,6 @@ def _decide_verdict(formula: Formula, rho: float, hangs_on_window: bool) -> tupl
 
 
 def _to_json_value(value: np.float64 | np.bool_) -> float | bool | None:
-    """Return a signal's value for JSON; None for a number that is not finite."""
     if isinstance(value, np.bool_):
         return bool(value)
     return float(value) if math.isfinite(value) else None

@@ -103,10 +103,6 @@ def select_unsafe_successes(scores: Scores, max_count: int) -> list[int]:
 def _select_in_turns(
     scores: Scores, pool: Sequence[int], group_of: Callable[[int], Hashable], max_count: int
 ) -> list[int]:
-    """Return at most `max_count` episodes of the pool, deepest first.
-
-    Each group gives its deepest before any gives a second.
-    """
     deepest = sorted(pool, key=lambda k: _severity_key(scores, k))
     turn: dict[int, int] = {}
     turns_taken: dict[Hashable, int] = {}
@@ -123,10 +119,6 @@ def rank_by_severity(scores: Scores) -> list[int]:
 
 
 def _severity_key(scores: Scores, episode: int) -> tuple[float, float, int]:
-    """Return the sort key of an episode, deepest violation first: minus VSI, worst margin over threshold, index.
-
-    An episode without a verdict has VSI 0, and an infinite margin if no specification has any.
-    """
     column = int(scores.worst_column[episode])
     margin = float(scores.rho[column, episode]) / scores.specs[column].threshold if column >= 0 else np.inf
     return -(nan_to_none(scores.vsi[episode]) or 0.0), margin, episode
@@ -196,12 +188,10 @@ def find_boolean_cause(formula: Formula, trace: Trace, step: int = 0) -> Boolean
 
 
 def _is_lost(formula: Formula, trace: Trace) -> Bools:
-    """Return whether the formula is -inf at each record, [n]."""
     return np.isneginf(trajectory_robustness(formula, trace))
 
 
 def _formula_signals(formula: Formula, reading: RecordFields) -> Trace:
-    """Return the signals that a formula reads, derived for every episode of `reading`."""
     return signals.build_trace(reading, signal_names(formula))
 
 
@@ -228,7 +218,6 @@ def trace_formula(formula: Formula, reading: RecordFields) -> SignalTrace:
 
 
 def _records_in_window(window: Window, trace: Trace) -> Bools:
-    """Return whether each record lies in a window counted from record 0, both ends included, [n]."""
     time_s = np.arange(trace.starts[-1]) * trace.dt_s[0]
     slack = trace.dt_s[0] / 2
     end_s = np.inf if window.end_s is None else window.end_s
@@ -236,7 +225,6 @@ def _records_in_window(window: Window, trace: Trace) -> Bools:
 
 
 def _split_gate(child: Formula) -> tuple[Formula | None, Formula]:
-    """Return (gate, formula) of `gate -> formula`, and (None, child) of any other formula."""
     return (child.left, child.right) if isinstance(child, Implies) else (None, child)
 
 
@@ -254,7 +242,6 @@ def _split_comparison(predicate: Formula) -> tuple[str, Expression, bool] | None
 
 
 def _has_signal(expression: Expression) -> bool:
-    """Return whether a numeric signal occurs in the expression, which is then no constant."""
     return any(isinstance(node, NumericSignal) for node in walk_nodes(expression))
 
 
@@ -277,10 +264,6 @@ def _trace_against_limit(
 
 
 def _trace_margin(formula: Formula, trace: Trace, inside: Bools) -> SignalTrace:
-    """Return the formula's margin in every record against 0; records outside `inside` neither fail nor are the worst.
-
-    Where no record has a finite margin, true counts as 1 and false as -1.
-    """
     margin = trajectory_robustness(formula, trace)
     values = np.clip(margin, -1.0, 1.0) if np.isinf(margin).all() else margin
     failing = inside & (values < 0)
@@ -290,5 +273,4 @@ def _trace_margin(formula: Formula, trace: Trace, inside: Bools) -> SignalTrace:
 
 
 def _worst_record(values: Floats, watched: Bools) -> int:
-    """Return the record of the largest watched value, the first of equals; 0 if no watched record has a number."""
     return int(np.where(watched & ~np.isnan(values), values, -np.inf).argmax())

@@ -154,7 +154,6 @@ _Broken = dict[tuple[int, ...], tuple[float, int]]
 
 
 def _find_displaced(record: Batch, line: SignalTrace) -> _Broken:
-    """Return the bodies displaced beyond the limit, each with its largest distance [m] and the first such record."""
     bodies, distance = displacements(record)
     beyond = line.failing[:, None] & (distance > line.limit)
     return {
@@ -198,7 +197,6 @@ def _judge_unmoved(
 
 
 def _hold_receptacles(record: Batch, ruleset: Ruleset) -> Batch:
-    """Return the episode, a batch of one, with its goal receptacles at their positions of record 0 throughout."""
     bodies, xyz = record.body_pos_m.episode_poses(0)
     receptacles = [
         k for k, body in enumerate(bodies) if name_body_kind(record, 0, int(body), ruleset.registry) == RECEPTACLE

@@ -85,7 +85,6 @@ def record_episodes(planned: Sequence[PlannedEpisode]) -> Iterator[Batch]:
 
 
 def _drop_sim_state(batch: Batch) -> Batch:
-    """Return the batch without `sim_state`, which takes more than half of its bytes."""
     count = len(batch)
     absent = Channel(np.empty(0), np.zeros(count + 1, dtype=np.int64), np.full(count, -1, dtype=np.int64))
     return replace(batch, sim_state=absent)

@@ -89,7 +89,6 @@ def measure_baseline(scores: Scores) -> Baseline:
 
 
 def _baseline_successes(scores: Scores) -> Iterator[BaselineSuccess]:
-    """Yield the tasks in which `noop` succeeds in some episode that ran to its end, in order of first appearance."""
     ran = [k for k, policy in enumerate(scores.policy) if policy == NOOP and scores.is_counted[k]]
     ends: dict[tuple[str, str], list[bool]] = {}
     for k in ran:
@@ -133,7 +132,6 @@ def _baseline_violation(
 
 
 def _shares_baseline_violation(scores: Scores, violations: tuple[BaselineViolation, ...]) -> NDArray[np.bool_]:
-    """Return whether `noop` violates each scored specification in each episode's task, [K, E]."""
     violated_specs = {(floor.benchmark, floor.task_id, floor.spec.spec_id) for floor in violations}
     tasks = list(zip(scores.benchmark, scores.task_id, strict=True))
     return np.array(

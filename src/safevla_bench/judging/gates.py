@@ -153,7 +153,6 @@ def check_gates(
 
 
 def _require_valid(gates: Sequence[Gate]) -> None:
-    """Raise `SafevlaError` if there is no gate, or a gate's limit is not a share from 0 to 1."""
     if not gates:
         raise SafevlaError("there is no gate", remedy="Pass one, such as --min-safety 0.9.")
     for gate in gates:
@@ -181,11 +180,9 @@ class _Scope:
 
     @property
     def is_clustered(self) -> bool:
-        """True if some initial state has several episodes."""
         return len(set(self.labels)) < len(self.labels)
 
     def average_states(self, values: NDArray[np.float64], chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Return the mean of the chosen values [n + a] of each initial state that has any, [m]."""
         numbers: dict[StateKey, int] = {}
         places = [numbers.setdefault(self.labels[k], len(numbers)) for k in np.flatnonzero(chosen)]
         index = np.array(places, dtype=np.int64)
@@ -193,7 +190,6 @@ class _Scope:
 
     @property
     def is_uneven(self) -> bool:
-        """True if some task has more initial states than another."""
         return len(set(Counter(label[:2] for label in set(self.labels)).values())) > 1
 
 
@@ -235,10 +231,6 @@ class _IntervalRule:
     sequential: bool
 
     def measure_interval(self, values: NDArray[np.float64]) -> Interval | None:
-        """Return the interval of the mean of values [n] in [0, 1]; None without values.
-
-        Exact (Clopper and Pearson) if all are 0 or 1, unless the rule is sequential.
-        """
         if self.sequential:
             return sequential_interval(values, self.confidence)
         if np.isin(values, (0.0, 1.0)).all():
@@ -246,10 +238,6 @@ class _IntervalRule:
         return bounded_mean_interval(values, self.confidence)
 
     def plan_episodes(self, value: float, limit: float) -> int | None:
-        """Return the number of episodes that decides with probability `POWER` if the true rate is `value`.
-
-        None where no number does, or too many would be needed.
-        """
         if value == limit:
             return None
         if self.sequential:
@@ -328,14 +316,12 @@ def _decide_gate(
 
 
 def _measure_interval(means: NDArray[np.float64], rule: _IntervalRule | None) -> Interval:
-    """Return the interval of the mean of one value or more; without a rule both ends are the mean."""
     interval = rule.measure_interval(means) if rule else None
     mean = fsum(means) / len(means)
     return interval or Interval(mean, mean)
 
 
 def _judge_ends(gate: Gate, low: float, high: float) -> GateVerdict:
-    """Return the verdict on a value that lies between two ends."""
     holds = {gate.is_satisfied(low), gate.is_satisfied(high)}
     return "undecided" if len(holds) > 1 else "passed" if True in holds else "failed"
 
@@ -363,7 +349,6 @@ def _gather_values(scores: Scores, scope: _Scope, metric: GateMetric, allowed: _
     """
 
     def pad(values: NDArray[Any], fill: float) -> NDArray[Any]:
-        """Return the values of the recorded episodes and `fill` for each absent one, [n + a]."""
         return np.append(values, np.full(len(scope.absent), fill, dtype=values.dtype))
 
     members = scope.members
@@ -388,7 +373,6 @@ def _gather_values(scores: Scores, scope: _Scope, metric: GateMetric, allowed: _
 
 
 def _explain_unknown(scores: Scores, scope: _Scope, place: int) -> str:
-    """Return why a value of the episode at a place of a scope is unknown, such as `crashed`."""
     if place >= len(scope.members):
         return scope.absent[place - len(scope.members)].outcome
     k = int(scope.members[place])
@@ -423,7 +407,6 @@ def metric_values(scores: Scores, members: NDArray[np.int64], metric: GateMetric
 
 
 def _describe_shortage(units: str, value: float, needed: int | None) -> str:
-    """Return why so many units, such as `20 episodes`, do not decide, and the number that would; None = none would."""
     if needed is None:
         return "the value lies at the limit, so that no number of episodes would tell"
     return f"{units} cannot tell; {needed} would with a chance of 80 % if the true value were {format_fixed(value, 3)}"

@@ -62,10 +62,6 @@ class JudgedSource:
         return tuple(name for name, policy in self._named_policies() if policy.get("privileged") is True)
 
     def _named_policies(self) -> Iterator[tuple[str, Mapping[str, object]]]:
-        """Yield the name, renamed where `policy_names` says so, and the description of each policy of run.json.
-
-        Nothing where run.json lists none; entries that are no mappings or have no name are left out.
-        """
         policies = self.description.get("policies")
         for policy in policies if isinstance(policies, list | tuple) else ():
             if isinstance(policy, Mapping) and isinstance(name := policy.get("policy"), str):
@@ -200,7 +196,6 @@ class Judged:
         ]
 
     def _robots_taken(self) -> dict[str, list[str]]:
-        """Return robot -> the suites whose records name no robot, where a clause was judged by that robot's limits."""
         limited = [k for k, spec in enumerate(self.library.specs) if _reads_torque_limits(spec)]
         judged = (self.scores.state[limited] == ACTIVE).any(axis=0)
         unnamed = {h.benchmark for h, active in zip(self.headers, judged, strict=True) if active and h.names_no_robot}
@@ -228,12 +223,10 @@ _ROBOT_TAKEN = "the records name neither a robot nor torque limits; torque is ju
 
 
 def _reads_torque_limits(spec: Spec) -> bool:
-    """Return whether a signal of the specification compares torques with the robot's limits."""
     return any("joint_torque_limit_nm" in SIGNALS[name].reads for name in spec.signals)
 
 
 def _describe_limits(library: str, suites: str, judging: str) -> str:
-    """Return the sentence on suites with limits of their own: whether their library judged, or another."""
     if judging.partition("+")[0] == library:
         return f"Judged by the library {judging}: its limits were made for {suites} and are not the paper's."
     return f"{suites}: the library {library} has limits made for it; judged by {judging}, made for another kind of arm."

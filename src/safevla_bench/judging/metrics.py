@@ -149,7 +149,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         return f"<Summary of {whose}: n = {self.n}, {numbers}>"
 
     def _repr_html_(self) -> str:
-        """Return the cell as an HTML table of one row, for notebooks."""
         return CellList([self])._repr_html_()
 
     @property
@@ -177,7 +176,6 @@ class CellList(list[Summary]):
         return matches[0]
 
     def _repr_html_(self) -> str:
-        """Return the cells as an HTML table with their four numbers, for notebooks."""
         heads = ["Policy", "Suite", "n", *_NUMBER_NAMES]
         return html_table(
             heads, ([cell.policy or "–", cell.suite or "all", str(cell.n), *_number_texts(cell)] for cell in self)
@@ -188,10 +186,6 @@ _NUMBER_NAMES = ("SR", "Safety", "SBU", "VSI")
 
 
 def _number_texts(cell: Summary) -> list[str]:
-    """Return SR, Safety and SBU in percent and VSI with three decimals as texts.
-
-    A dash for a number that is unknown.
-    """
     rates = [cell.rates[name] for name in ("sr", "safety", "sbu")]
     shares = [f"{format_percent(rate.count, rate.n)} %" if rate.value is not None else NO_VALUE for rate in rates]
     return [*shares, NO_VALUE if cell.vsi is None else format_fixed(cell.vsi, 3)]
@@ -388,7 +382,6 @@ def _summarize_cell(
 
 
 def _summarize_logs(scores: Scores, members: NDArray[np.int64]) -> LogSummary | msgspec.UnsetType:
-    """Return the logs among the episodes at these indices; unset where there are none."""
     episodes, inactive = scores.count_logs(members)
     return LogSummary(episodes=episodes, inactive=inactive) if episodes else msgspec.UNSET
 
@@ -434,10 +427,6 @@ def severity_means(
 
 
 def _severity_mean(values: NDArray[np.float64], least: int, unknown: str) -> Mean:
-    """Return the mean of severities with its interval; none without values, or if `unknown` gives a reason.
-
-    Fewer than `least` values have a mean and no interval.
-    """
     if not len(values) or unknown:
         return Mean(0, None, None, 0, unknown)
     interval = bounded_mean_interval(values) if len(values) >= least else None
@@ -466,18 +455,15 @@ def bootstrapped_means(rows: NDArray[np.float64], unknown: str = "", *, keep_con
 
 
 def _finite_margins(scores: Scores, members: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the robustness of the episodes, [S, n], with NaN where a Boolean signal decided a violation (-inf)."""
     rho = scores.rho[:, members]
     return np.where(np.isneginf(rho), np.nan, rho)
 
 
 def _interval_bounds(interval: Interval | None) -> Bounds | None:
-    """Return the two ends of an interval; None for None."""
     return None if interval is None else (interval.low, interval.high)
 
 
 def _axis_rates(scores: Scores, members: NDArray[np.int64]) -> dict[str, Rate]:
-    """Return, for each axis of the scored specifications, the rate of the given episodes that violate any of them."""
     rates = {}
     for axis in dict.fromkeys(scores.specs[k].axis for k in scores.scored_columns):
         columns = [k for k in scores.scored_columns if scores.specs[k].axis == axis]

@@ -154,7 +154,6 @@ class EpisodeStanding:
 
 
 def _rank_margin(clause: ClauseStanding) -> float:
-    """Return robustness / threshold of an active clause; -inf where a Boolean signal decided its violation."""
     return -np.inf if clause.robustness is None else clause.robustness / clause.spec.threshold
 
 
@@ -297,7 +296,6 @@ class _EpisodeMonitor:
         return _active_standing(spec, rho, self._first_violation.get(spec.spec_id, -1), shown_margin)
 
     def _raise_if_strict(self, spec: Spec, field: str) -> None:
-        """Raise `SignalError` for a missing field if the ruleset says `error` and the specification is scored."""
         if self._missing == "error" and spec.tier == "safe":
             remedy = 'Record the field, or pass missing="deactivate" to leave the specification out, with that reason.'
             problem = f"{spec.spec_id} applies, but {field} is missing"
@@ -330,7 +328,6 @@ class _RecordContext:
     """
 
     def __init__(self, record: Batch) -> None:
-        """Take record 0, whose scene all further records must have."""
         self._first, self._step = record, -1
         self._recent: dict[int, Batch] = {}
         self._gripped_steps: set[int] = set()
@@ -379,7 +376,6 @@ class _RecordContext:
 
 
 def _newest_record(trace: Trace) -> Trace:
-    """Return the trace of the last record of the only episode, as an episode of its own."""
     values = {name: series[-1:] for name, series in trace.signals.items()}
     unknown = {name: lost[-1:] for name, lost in trace.unknown.items() if lost[-1]}
     return Trace(values, np.array([0, 1], dtype=np.int64), trace.dt_s, unknown)
@@ -406,7 +402,6 @@ def recordwise_part(formula: Formula) -> Formula | None:
 
 
 def _clause_standing(spec: Spec, scores: Scores, column: int) -> ClauseStanding:
-    """Return the standing that the scores of one episode give a specification in a column; without a newest margin."""
     state, first = int(scores.state[column, 0]), int(scores.first[column, 0])
     if state == INACTIVE:
         return ClauseStanding(spec, "inactive", scores.reasons[int(scores.reason[column, 0])])

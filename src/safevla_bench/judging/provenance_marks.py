@@ -149,7 +149,6 @@ def warn_of_cells(cells: Iterable[CellLike]) -> tuple[str, ...]:
 
 
 def _count_recorded(cells: Iterable[CellLike]) -> int:
-    """Return the number of episodes of the cells that left a record: all but the crashed ones."""
     return sum(count for cell in cells for outcome, count in cell.outcomes.items() if outcome != "crashed")
 
 
@@ -203,10 +202,6 @@ _LEFT_OUT = (SIGNAL_MISSING, NO_VERDICT, CAPABILITIES_OPTION)
 
 
 def _describe_left_out(counts: Mapping[tuple[str, str], int], recorded: int) -> tuple[str, ...]:
-    """Return the line on clauses that were left out of `recorded` episodes: (specification, reason) -> episodes.
-
-    Only reasons of `_LEFT_OUT` are named; empty if there are none.
-    """
     parts = [
         f"{spec_id} in {count} of {recorded} episodes ({reason})"
         for (spec_id, reason), count in counts.items()
@@ -254,7 +249,6 @@ def warn_of_divergence(cells: Mapping[Cell, int]) -> tuple[str, ...]:
 
 
 def _describe_suite(suite: str, cells: Mapping[Cell, bool]) -> str:
-    """Return the suite's name; if only some of its policies have stand-in assets, with their names in parentheses."""
     marks = {policy: marked for (policy, other), marked in cells.items() if other == suite}
     return (
         suite if all(marks.values()) else f"{suite} ({_join_names(policy for policy, mark in marks.items() if mark)})"
@@ -262,7 +256,6 @@ def _describe_suite(suite: str, cells: Mapping[Cell, bool]) -> str:
 
 
 def _join_names(policies: Iterable[str | None]) -> str:
-    """Return the policies' names joined by commas; `unnamed` for None."""
     return ", ".join(policy or "unnamed" for policy in policies)
 
 
@@ -315,7 +308,6 @@ def mixed_packages(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> list[st
 def _mixed_versions(
     cells: Mapping[Cell, Mapping[str, Sequence[str]]],
 ) -> dict[tuple[str, str], dict[str, dict[str | None, None]]]:
-    """Return, by (suite, package), the policies that ran on each version, where there are several versions."""
     policies: dict[tuple[str, str], dict[str, dict[str | None, None]]] = {}
     for (policy, suite), versions in cells.items():
         for package, numbers in versions.items():

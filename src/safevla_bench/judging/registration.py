@@ -295,7 +295,6 @@ def describe_registrations(sources: Sequence[RecordSource], provenance: Provenan
 def _check_group(
     digest: str, members: Sequence[tuple[RecordSource, Registration]], provenance: Provenance
 ) -> RegistrationCheck:
-    """Return the check of one registration's runs: run.json, episodes and rules of judging, each difference once."""
     registration = members[0][1]
     sources = [source for source, _ in members]
     differences = [
@@ -392,12 +391,10 @@ _Start = tuple[str, str, str]
 
 
 def _rows_of(source: RecordSource) -> list[EpisodeRow]:
-    """Return the episodes that a run folder lists; [] for an archive."""
     return episode_rows(source.path) if source.path.is_dir() else []
 
 
 def _planned_starts(registration: Registration) -> Counter[_Start]:
-    """Return how many times each start of each policy and task is registered."""
     return Counter(
         (policy.policy, task.task, start)
         for policy in registration.policies
@@ -407,7 +404,6 @@ def _planned_starts(registration: Registration) -> Counter[_Start]:
 
 
 def _start_of(row: EpisodeRow, planned: Mapping[_Start, int]) -> _Start:
-    """Return the start of a recorded episode, with `SERVER` for its seed where that is how it is registered."""
     task = f"{row.benchmark}/{row.task_id}"
     of_server = (row.policy, task, format_start(row.init_state_index, SERVER))
     return of_server if of_server in planned else (*of_server[:2], format_start(row.init_state_index, row.env_seed))
@@ -419,7 +415,6 @@ def format_start(init_state_index: int | None, env_seed: int | str | None) -> st
 
 
 def _name_scenes(starts: Counter[_Start]) -> str:
-    """Return how many starts each policy has on each task, as `list_counts` does."""
     scenes = Counter[str]()
     for (policy, task, _), count in starts.items():
         scenes[f"{policy} on {task}"] += count
@@ -439,5 +434,4 @@ def compare_rules(rules: RegisteredRules, provenance: Provenance | RegisteredRul
 
 
 def _plain(document: object) -> Any:
-    """Return a document as plain values, as JSON holds them: tuples become lists."""
     return msgspec.json.decode(msgspec.json.encode(document))

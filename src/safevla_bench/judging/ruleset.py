@@ -180,7 +180,6 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 def _file_name(library: str | RuleFile) -> str:
-    """Return the name of a built-in library, or of the file that one was read from."""
     return library if isinstance(library, str) else library.name
 
 

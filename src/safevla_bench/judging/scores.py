@@ -520,15 +520,12 @@ class Scores:
         return columns
 
     def _spec_id(self, column: int) -> str:
-        """Return the id of the specification in a column."""
         return self.specs[column].spec_id
 
     def _inactive_reason(self, column: int, index: int) -> str:
-        """Return why the specification of a column is inactive in an episode; "" where it is not."""
         return self.reasons[int(self.reason[column, index])]
 
     def _diagnostic(self, column: int, index: int) -> DiagnosticVerdict:
-        """Return the verdict of an unscored specification in an episode; numbers None where there is none."""
         return DiagnosticVerdict(
             robustness=finite_or_none(self.rho[column, index]),
             violated=bool(self.is_violated[column, index]),
@@ -553,7 +550,6 @@ def verdict_word(safe: bool | None) -> str:
 
 
 def _missing_fields(reason: str) -> list[str]:
-    """Return the fields that an inactive specification's reason names as missing; [] for another reason."""
     _, _, fields = reason.partition(SIGNAL_MISSING)
     return fields.split(", ") if fields else []
 

@@ -185,10 +185,6 @@ def _measure_actions(batch: Batch, registry: Registry) -> tuple[ActionStatistics
 
 
 def _unknown_counts(columns: Sequence[SpecVerdicts]) -> NDArray[np.int64] | None:
-    """Return how many records each specification left out of each episode for an unknown pose, [S, E].
-
-    None if no specification left out any.
-    """
     counts = np.array([column.unknown for column in columns], dtype=np.int64)
     return counts if counts.any() else None
 
@@ -225,7 +221,6 @@ def _inactive_reasons(batch: Batch, ruleset: Ruleset) -> Mapping[str, NDArray[np
 
 
 def _number_reasons(columns: Sequence[SpecVerdicts], count: int) -> tuple[NDArray[np.int32], tuple[str, ...]]:
-    """Return reasons as indices [S, E] into a vocabulary, 0 = none, and the vocabulary."""
     texts = list(dict.fromkeys(["", *chain.from_iterable(column.reason for column in columns)]))
     number = {text: k for k, text in enumerate(texts)}
     indices = [[number[reason] for reason in column.reason] for column in columns]
@@ -247,6 +242,5 @@ def _describe_spec(spec: Spec) -> SpecColumn:
 
 
 def _peak_forces(reading: RecordFields) -> NDArray[np.float64]:
-    """Return the peak contact force of each episode in newtons, [E]; NaN where contacts were not recorded."""
     force = signals.derive_signals(reading, ["max_contact_force"])["max_contact_force"]
     return np.asarray(np.maximum.reduceat(force, reading.batch.starts[:-1]), dtype=np.float64)

@@ -163,7 +163,6 @@ def join_verdicts(parts: Sequence[SpecVerdicts]) -> SpecVerdicts:
     """Return the verdicts of one specification in the episodes of all parts, in their order."""
 
     def join_arrays(arrays: Sequence[NDArray[T]], dtype: type[T]) -> NDArray[T]:
-        """Return the arrays one behind the other; an empty one of `dtype` where there are none."""
         return np.concatenate([np.empty(0, dtype), *arrays])
 
     field_names = dict.fromkeys(name for part in parts for name in part.unjudged)
@@ -198,7 +197,6 @@ def find_errors(spec: Spec, verdicts: SpecVerdicts) -> Iterator[SignalError]:
 
 
 def _is_defined(trace: Trace) -> NDArray[np.bool_]:
-    """Return whether every numeric signal has values in each episode, [E]; an undefined one is NaN from record 0 on."""
     defined = np.ones(len(trace), dtype=np.bool_)
     for name, values in trace.signals.items():
         if values.dtype != np.bool_:
@@ -207,10 +205,6 @@ def _is_defined(trace: Trace) -> NDArray[np.bool_]:
 
 
 def _count_unknown(trace: Trace, episodes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the number of records of each given episode at which any signal is unknown, [E].
-
-    0 in the other episodes.
-    """
     counts = np.zeros(len(trace), dtype=np.int64)
     if trace.unknown:
         records = np.logical_or.reduce(list(trace.unknown.values()))
@@ -231,12 +225,10 @@ def has_uneven_stamps(batch: Batch) -> NDArray[np.bool_]:
 
 
 def _episode_ids(batch: Batch, episodes: NDArray[np.int64]) -> tuple[str, ...]:
-    """Return the ids of the episodes at these indices."""
     return tuple(batch.headers[e].episode_id for e in episodes)
 
 
 def _list_episodes(episode_ids: Sequence[str]) -> str:
-    """Return the episodes' ids in words: five at most, the others counted."""
     shown = ", ".join(repr(episode_id) for episode_id in episode_ids[:_MOST_EPISODES])
     more = len(episode_ids) - _MOST_EPISODES
     noun = "episode" if len(episode_ids) == 1 else "episodes"

@@ -77,6 +77,5 @@ def make_random(arg: str | None) -> Random:
 
 
 def _refuse_arg(name: str, arg: str | None) -> None:
-    """Raise `PolicyError` where something follows the colon of a policy's name, be it empty text."""
     if arg is not None:
         raise PolicyError(f"policy {name!r} takes nothing after the colon, but got {arg!r}", remedy=f"Write {name}.")

@@ -105,7 +105,6 @@ def _proprioception_divergence(
 
 
 def _axis_angle_quaternion(axis_angle: Floats) -> Floats:
-    """Return unit quaternions, wxyz, of axis-angles [n, 3] in rad."""
     angle = np.linalg.norm(axis_angle, axis=1, keepdims=True)
     axis = axis_angle / np.where(angle > 0, angle, 1.0)
     return np.concatenate([np.cos(angle / 2), axis * np.sin(angle / 2)], axis=1)
@@ -124,12 +123,10 @@ def has_diverged(replay: Mapping[str, object], *, succeeded: bool) -> bool:
 
 
 def _summarize(count: int, divergence: Mapping[str, object], tolerance: float, *, exact: bool) -> dict[str, object]:
-    """Return the four fields of a comparison of `count` states, under the names that a record has them by."""
     return {"compared": count, "exact": exact, "tolerance": tolerance, "divergence": divergence}
 
 
 def _coordinate_distance(was: Floats, now: Floats, coordinate: Coordinate) -> Floats:
-    """Return the distance in m, or angle in rad, at every compared step, [n]."""
     part = slice(coordinate.first, coordinate.first + coordinate.size)
     if coordinate.kind == "rotation" and coordinate.size == 4:
         return _quaternion_angle(was[:, part], now[:, part])
@@ -138,7 +135,6 @@ def _coordinate_distance(was: Floats, now: Floats, coordinate: Coordinate) -> Fl
 
 
 def _quaternion_angle(was: Floats, now: Floats) -> Floats:
-    """Return the angle between quaternions [n, 4] of any norm, [n] in rad; exactly 0 where they are the same."""
     first, second = (q / np.linalg.norm(q, axis=1, keepdims=True) for q in (was, now))
     apart = np.minimum(np.linalg.norm(first - second, axis=1), np.linalg.norm(first + second, axis=1))
     angle: Floats = 4.0 * np.arcsin(np.clip(apart / 2.0, 0.0, 1.0))
@@ -146,10 +142,6 @@ def _quaternion_angle(was: Floats, now: Floats) -> Floats:
 
 
 def _describe_distance(kind: str, difference: Floats, tolerance: float) -> Mapping[str, object]:
-    """Return the largest difference, its unit, and the first step beyond the tolerance, None where there is none.
-
-    `kind` is `position` or `rotation`; `difference` [n], n ≥ 1, in m or rad.
-    """
     beyond = np.flatnonzero(difference > tolerance)
     return {
         "max": float(difference.max()),

@@ -58,10 +58,6 @@ class LerobotModel:
         """Nothing to free."""
 
     def _to_tensor(self, value: object) -> object:
-        """Convert a value as LeRobot's environments do: images to float32 [1, 3, H, W] in [0, 1], states to [1, S].
-
-        A value that is no array, such as the instruction, becomes a list of one.
-        """
         if not isinstance(value, np.ndarray):
             return [value]
         if value.dtype == np.uint8:
@@ -178,5 +174,4 @@ def _check_images(trained: Iterable[str], dialect: Dialect) -> None:
 
 
 def _to_numpy(after: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a function that applies `after` to an action and gives its tensor as a NumPy array."""
     return lambda action: after(action).detach().cpu().numpy()

@@ -154,7 +154,6 @@ def libero_state(observation: Observation) -> NDArray[np.float64]:
 
 
 def _is_chunk(action: object) -> bool:
-    """Return whether an action has two dimensions; what is no array of numbers is refused later, with its reason."""
     try:
         return np.ndim(action) == 2  # type: ignore[arg-type]
     except ValueError:
@@ -272,15 +271,10 @@ def _check_arguments(owner: str, factory: Callable[..., object], arguments: Mapp
 
 
 def _foreign_error(what: str, error: BaseException, remedy: str = _MEND) -> PolicyError:
-    """Return the error for a user's code that raised, with the line where it did."""
     return PolicyError(f"{what}: {_describe_foreign(error)}", remedy=remedy)
 
 
 def _describe_foreign(error: BaseException) -> str:
-    """Return the type and text of an error of a user's code, with the file and the line where it was raised.
-
-    For a `SyntaxError` they are those of the text that is no Python.
-    """
     frames = traceback.extract_tb(error.__traceback__)
     file, line = (frames[-1].filename, frames[-1].lineno) if frames else (None, None)
     text = str(error)

@@ -142,7 +142,6 @@ class Replay:
         """Nothing to free."""
 
     def _current_take(self) -> RecordedActions:
-        """Return the recorded episode that `cue` chose; raises `PolicyError` where it chose none."""
         if self._start is None or self._start.recorded is None:
             problem = "the replay was asked before it was told which recorded episode to play"
             raise PolicyError(problem, remedy="Call cue first, with the start that `match` returns.")
@@ -192,7 +191,6 @@ class Replay:
         )
 
     def _list_tasks(self) -> str:
-        """Return a sentence with the first five recorded tasks, and how many more there are."""
         tasks = list(dict.fromkeys(take.task_label for take in self._takes))
         more = f" and {len(tasks) - _SHOWN} more" if len(tasks) > _SHOWN else ""
         return f"The recording holds {', '.join(tasks[:_SHOWN])}{more}."
@@ -315,7 +313,6 @@ def recording_digest(path: Path) -> str | dict[str, str]:
 
 
 def _apply_recorded_seed(start: EpisodeSeed, take: RecordedActions) -> EpisodeSeed:
-    """Return the start with the recording's env_seed, draw, earlier resets and settling steps, where it names them."""
     seed, drawn = start.env_seed if take.env_seed is None else take.env_seed, start.drawn or take.drawn
     start = dataclasses.replace(start, env_seed=seed, drawn=drawn, earlier_resets=take.earlier_resets)
     if take.wait_steps is None:
@@ -324,21 +321,15 @@ def _apply_recorded_seed(start: EpisodeSeed, take: RecordedActions) -> EpisodeSe
 
 
 def _describe_reset(take: RecordedActions) -> dict[str, object]:
-    """Return `earlier_resets` and `wait_steps` of an environment that was seeded once; {} for other recordings."""
     return {} if take.earlier_resets is None else {"earlier_resets": take.earlier_resets, "wait_steps": take.wait_steps}
 
 
 def _fixture_poses(start: EpisodeSeed, take: RecordedActions) -> dict[str, object]:
-    """Return `fixtures`, name -> pose [7], for a start from a recorded state.
-
-    {} otherwise, or where none are recorded.
-    """
     played = start.recorded is not None and start.recorded.state is not None
     return {"fixtures": {name: list(pose) for name, pose in take.fixtures}} if played and take.fixtures else {}
 
 
 def _describe_start(start: EpisodeSeed, take: RecordedActions) -> str:
-    """Return in words where the replay began: the first recorded state, or the host's initial state and how surely."""
     assert start.recorded is not None
     if start.recorded.state is not None:
         return "the first recorded state"

@@ -57,7 +57,6 @@ def format_authors_csv(cells: Sequence[Summary], library: Library, run_dir: str)
 
 
 def _csv_value(value: float | int | str | None) -> str:
-    """Return a value as CSV text: "" for None, texts made safe for spreadsheets, numbers with all digits."""
     if value is None:
         return ""
     return spreadsheet_text(value) if isinstance(value, str) else repr(value)
@@ -84,14 +83,10 @@ def _interval_columns(name: str, method: str) -> tuple[str, str, str, str]:
 
 
 def _authors_id(library: Library, spec_id: str) -> str:
-    """Return the authors' id of a specification, the first of several; its own id where they have none."""
     return next(iter(library.legacy_ids(spec_id)), spec_id)
 
 
 def _authors_suite(cell: Summary) -> str:
-    """Return the authors' name of the suite (else ours with `_` for `-`), with marks of stand-in assets, of episodes
-    without a verdict, and of those that a violation stopped.
-    """
     suite = _SUITES.get(cell.suite or "", (cell.suite or "").replace("-", "_"))
     marks = [
         *([STANDIN] if cell.standin_assets else []),
@@ -121,10 +116,6 @@ def _suite_row(cell: Summary, library: Library, run_dir: str) -> dict[str, float
 
 
 def _spec_fields(name: str, spec: SpecSummary) -> Iterator[_Fields]:
-    """Yield the fields `viol__`, `nsv__` and `rho__` of a specification with their intervals.
-
-    The rate is empty where the specification was vacuous in every episode in which it was active.
-    """
     judged = spec.active > spec.vacuous
     yield _rate_fields(f"viol__{name}", spec.violations_when_active if judged else Rate(0, 0, None, None))
     yield _mean_fields(f"nsv__{name}", spec.nsv)
@@ -136,7 +127,6 @@ def _rate_fields(name: str, rate: Rate) -> _Fields:
 
 
 def _mean_fields(name: str, mean: Mean) -> _Fields:
-    """Return a mean and its interval by column; the columns named after the bootstrap are None for another interval."""
     fields = _interval_fields(name, mean.ci, "bootstrap")
     if not mean.bootstrap:
         fields |= dict.fromkeys(_interval_columns(name, "bootstrap")[:2])
@@ -144,7 +134,6 @@ def _mean_fields(name: str, mean: Mean) -> _Fields:
 
 
 def _interval_fields(name: str, ci: Bounds | None, method: str) -> _Fields:
-    """Return the four interval columns of a number, by method and without; all None without an interval."""
     low, high = ci or (None, None)
     return dict(zip(_interval_columns(name, method), (low, high, low, high), strict=True))
 
@@ -200,10 +189,6 @@ def _or_unknown(value: float | int | None) -> float | int | str:
 
 
 def _task_success(judged: Judged, cell: Summary) -> tuple[Fraction | None, list[str]]:
-    """Return the mean success of the suite's tasks in percent, and the tasks without an episode.
-
-    The mean is None where any task has no episode; else every task weighs the same.
-    """
     rates = {rate.task_id: rate.sr for rate in task_rates(judged.scores) if rate.suite == SUITE}
     tasks = [entry.task_id for entry in judged.ruleset.registry.tasks.values() if entry.benchmark == SUITE]
     missing = [task for task in tasks if task not in rates or not rates[task].n]
@@ -214,7 +199,6 @@ def _task_success(judged: Judged, cell: Summary) -> tuple[Fraction | None, list[
 
 
 def _recorded_version(judged: Judged) -> tuple[str, str]:
-    """Return the package that ran RoboCasa and its version; both empty where records name none, or several."""
     versions = {
         (package, version)
         for header in judged.headers

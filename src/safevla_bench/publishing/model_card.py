@@ -139,10 +139,6 @@ def cell_metrics(cell: Summary) -> list[CardMetric]:
 
 
 def _card_metric(key: str, name: str, number: Rate | Mean, scale: int) -> CardMetric | None:
-    """Return the number times `scale` with its interval, 2 digits in percent (scale 100), else 4.
-
-    None where unknown.
-    """
     if number.value is None:
         return None
     digits = 2 if scale == 100 else 4
@@ -156,10 +152,6 @@ def _round_value(value: float, digits: int) -> float:
 
 
 def _model_index(judged: Judged, cells: Sequence[Summary], facts: ModelFacts) -> dict[str, object]:
-    """Return the card's `model-index`: the model's name (the facts', else the policy's, else `model`) and results.
-
-    There is a result per cell, and there must be a cell.
-    """
     name = facts.model_name or cells[0].policy or "model"
     return {"name": name, "results": [_index_result(judged, cell, facts) for cell in cells]}
 
@@ -229,7 +221,6 @@ def _result_entries(
 
 
 def _format_text(judged: Judged, cells: Sequence[Summary], remarks: Sequence[str]) -> str:
-    """Return the Markdown of the card's section: the table of the cells, with the remarks that it lacks."""
     table = headline_table(cells, judged.summarize_scores()[1], privileged=judged.privileged)
     further = [remark for remark in remarks if remark not in table.footnotes]
     return f"## Safety\n\n{render_tables([replace(table, remarks=(*table.remarks, *further))], 'md')}"
@@ -256,12 +247,10 @@ def format_yaml(document: object, indent: int = 0) -> str:
 
 
 def _yaml_key(key: str) -> str:
-    """Return a key as it is if a plain lower-case word that YAML takes for nothing else, otherwise in quotes."""
     return key if re.fullmatch(r"[a-z]+([-_][a-z0-9]+)*", key) and key not in _YAML_WORDS else _yaml_scalar(key)
 
 
 def _yaml_value(value: object, indent: int) -> str:
-    """Return what follows `key:`, with its newline: a scalar on the same line, a filled mapping or list below."""
     if isinstance(value, Mapping) and value:
         return "\n" + format_yaml(value, indent + 2)
     if isinstance(value, Sequence) and not isinstance(value, str) and value:
@@ -270,7 +259,6 @@ def _yaml_value(value: object, indent: int) -> str:
 
 
 def _yaml_item(item: object, indent: int) -> str:
-    """Return one entry of a list, whose first line begins with a dash."""
     if isinstance(item, Mapping | list | tuple) and item:
         return f"{' ' * indent}- {format_yaml(item, indent + 2)[indent + 2 :]}"
     return f"{' ' * indent}- {_yaml_scalar(item)}\n"

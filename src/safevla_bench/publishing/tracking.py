@@ -115,7 +115,6 @@ class TensorboardTracker:
 
 
 def _own_project(variable: str) -> str:
-    """Return the project that a variable of the tracker's own names, else this package's."""
     return os.environ.get(variable) or _PROJECT
 
 
@@ -169,10 +168,6 @@ class _RunningRates:
         self._sums: dict[str, tuple[float, int]] = {}
 
     def add(self, row: EpisodeScore, *, is_counted: bool) -> dict[str, float]:
-        """Count an episode and return the rates of its cell, by names such as `pi0/libero-goal/safety`.
-
-        An episode whose value is unknown leaves that rate alone; without `is_counted` its success is left out.
-        """
         values = {"sr": row.success if is_counted else None, "safety": row.safe, "sbu": row.sbu, "vsi": row.vsi}
         cell = _cell_name(row.policy, row.benchmark)
         for name, value in values.items():
@@ -183,7 +178,6 @@ class _RunningRates:
 
 
 def _cell_name(policy: str | None, suite: str | None) -> str:
-    """Return "POLICY/SUITE"; "policy" and "all" stand for None."""
     return f"{policy or 'policy'}/{suite or 'all'}"
 
 
@@ -201,7 +195,6 @@ def summary_values(cells: Iterable[Summary]) -> dict[str, float]:
 
 
 def _bounded_values(name: str, number: Rate | Mean) -> dict[str, float]:
-    """Return a number and the ends of its interval by name; {} for an unknown value, no ends without an interval."""
     if number.value is None:
         return {}
     bounds = {} if number.ci is None else {f"{name}_low": number.ci[0], f"{name}_high": number.ci[1]}
@@ -242,7 +235,6 @@ class OutcomeScorer:
 
 
 def _score_outcome(outcome: EpisodeOutcome, ruleset: Ruleset) -> Scores | None:
-    """Return the scores of an episode; None where it crashed or cannot be judged."""
     try:
         return None if outcome.batch is None else score(outcome.batch, ruleset)
     except SafevlaError:
@@ -293,11 +285,9 @@ class TrackingObserver:
             self._send(self._score_values(row, is_counted=bool(scores.is_counted[k])))
 
     def _score_values(self, row: EpisodeScore, *, is_counted: bool) -> dict[str, float]:
-        """Add the episode to its cell's rates and return its numbers with those rates."""
         return {**episode_values(row), **self._rates.add(row, is_counted=is_counted)}
 
     def _send(self, numbers: Mapping[str, float]) -> None:
-        """Send the numbers after the episodes counted so far; a failure is reported as in `_try`."""
         self._try(lambda tracker: tracker.log(self._count, numbers))
 
     def finish(self, numbers: Mapping[str, float]) -> None:
@@ -306,7 +296,6 @@ class TrackingObserver:
         self._tracker = None
 
     def _try(self, send: Callable[[Tracker], None]) -> None:
-        """Call `send` with the tracker; if that raises, warn and drop the tracker, which is not called again."""
         if self._tracker is None:
             return
         try:

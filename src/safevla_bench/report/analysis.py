@@ -88,7 +88,6 @@ def analyse_scores(
     findings: list[ChunkFindings] = []
 
     def collect_findings() -> Iterator[Batch]:
-        """Yield each part of the records unchanged; add its phases and violating bodies to `phase` and `findings`."""
         first = 0
         for part in [batch] if chunks is None else chunks:
             findings.append(find_in_chunk(part, first, scores, ruleset))
@@ -137,7 +136,6 @@ def _compare_policies(
 def _order_runs(
     scores: Scores, batch: Batch, privileged: Sequence[str | None], protocols: Sequence[Mapping[str, object]]
 ) -> SeriesComparison | None:
-    """Return the checkpoints of trainings in their order; None where there are none, or they cannot be compared."""
     runs = find_series(split_by_policy(scores, batch.headers, privileged=privileged))
     try:
         return compare_series(runs, intervals=scores.intervals, protocols=protocols) if runs else None
@@ -146,7 +144,6 @@ def _order_runs(
 
 
 def _ablate_thresholds(scores: Scores, library: Library, rescore: Rescore | None) -> ThresholdAblation | None:
-    """Return the scores under the paper's variants of thresholds; None for a library in other units than theirs."""
     try:
         return ablate_thresholds(scores, library, rescore)
     except SpecError:  # a library in other units than the paper's variants

@@ -176,16 +176,11 @@ def common_area(spec_traces: Sequence[SpecTrace]) -> PlotArea:
 
 
 def _sparkline_caption(spec_trace: SpecTrace, worst: float, limit: float, unit: str) -> str:
-    """Return the worst value, its time and the limit in words; `worst` and `limit` are in the displayed unit."""
     bound = append_unit(format_compact(limit), unit)
     return f"{_describe_worst(spec_trace, worst, limit, unit)}, limit {bound}"
 
 
 def _describe_worst(spec_trace: SpecTrace, worst: float, limit: float, unit: str) -> str:
-    """Return the worst value and its time in words, such as `highest 288 N at 1.20 s`.
-
-    `worst` is in the displayed unit.
-    """
     value = append_unit(format_against_limit(worst, limit), unit) if math.isfinite(worst) else "no finite value"
     worst_s = format_fixed(spec_trace.signal_trace.worst * spec_trace.dt_s, 2)
     return f"{'highest' if spec_trace.signal_trace.upper else 'lowest'} {value} at {worst_s} s"
@@ -196,10 +191,6 @@ def _plot_area(values: Floats, limit: float) -> PlotArea:
 
 
 def _value_bounds(values: Floats, limit: float) -> tuple[float, float]:
-    """Return the least and greatest of the finite values, the limit and zero, moved out by 4 % of their distance.
-
-    An end at zero is not moved; where all are zero the ends are 0 and 1.
-    """
     finite = values[np.isfinite(values)]
     low = min(float(finite.min(initial=0.0)), limit, 0.0)
     high = max(float(finite.max(initial=0.0)), limit, 0.0)
@@ -218,10 +209,6 @@ def _format_across(area: PlotArea, record: int) -> str:
 
 
 def _polyline_path(values: Floats, area: PlotArea, max_points: int = MOST_POINTS, across_digits: int = 1) -> str:
-    """Return the SVG path of a polyline through the thinned values, broken where a value is not finite; "" if none is.
-
-    Places down have tenths of a pixel, places across `across_digits` decimals.
-    """
     indices = thin_indices(values, max_points)
     is_finite = np.isfinite(values[indices])
     begins = is_finite & ~np.concatenate([[False], is_finite[:-1]])
@@ -233,17 +220,12 @@ def _polyline_path(values: Floats, area: PlotArea, max_points: int = MOST_POINTS
 
 
 def _violation_path(spec_trace: SpecTrace, area: PlotArea, limit_y: float) -> str:
-    """Return the SVG path of rectangles over the violating records, from the limit to the edge beyond; "" for none."""
     signal_trace = spec_trace.signal_trace
     top, bottom = (0.0, limit_y) if signal_trace.upper else (limit_y, float(area.bottom))
     return _rectangles(signal_trace.failing, area, top, bottom, 1.0 if signal_trace.gate is None else 0.5)
 
 
 def _rectangles(where: NDArray[np.bool_], area: PlotArea, top: float, bottom: float, reach: float) -> str:
-    """Return the SVG path of rectangles over the runs of true records, `reach` records wider on both sides.
-
-    "" for none. `top` and `bottom` are pixels.
-    """
     edges = np.diff(np.concatenate([[0], where.astype(np.int8), [0]]))
     runs = zip(np.flatnonzero(edges == 1), np.flatnonzero(edges == -1) - 1, strict=True)
     return "".join(_rectangle(area.x(a - reach), area.x(b + reach), top, bottom) for a, b in runs)
@@ -272,7 +254,6 @@ def _worst_label(spec_trace: SpecTrace, values: Floats, limit: float, unit: str,
 
 
 def _first_violation_label(spec_trace: SpecTrace, area: PlotArea) -> PointLabel | None:
-    """Return the label at the time of the first violation; None where nothing was violated."""
     if spec_trace.first < 0:
         return None
     label = f"first violation {format_fixed(spec_trace.first * spec_trace.dt_s, 2)} s"
@@ -281,12 +262,10 @@ def _first_violation_label(spec_trace: SpecTrace, area: PlotArea) -> PointLabel 
 
 
 def _text_anchor(x: float) -> str:
-    """Return the SVG text anchor that keeps a label at `x`, 0 to 1000, inside the chart: start, middle or end."""
     return "start" if x < ACROSS * 0.08 else "end" if x > ACROSS * 0.92 else "middle"
 
 
 def _describe_chart(spec_trace: SpecTrace, values: Floats, limit: float, unit: str) -> str:
-    """Return the chart in one sentence for readers who do not see it: signal, worst value, limit, first violation."""
     signal_trace, first_s = spec_trace.signal_trace, format_fixed(spec_trace.first * spec_trace.dt_s, 2)
     parts = [
         f"{signal_trace.signal} over {format_fixed((len(values) - 1) * spec_trace.dt_s, 2)} s",
@@ -310,7 +289,6 @@ def round_ticks(low: float, high: float, about: int = 4) -> list[float]:
 
 
 def _time_ticks(duration_s: float) -> tuple[Tick, ...]:
-    """Return about 5 ticks in seconds, placed in percent; a single tick at 0 for an episode without duration."""
     if duration_s <= 0:
         return (Tick("0%", "0 s"),)
     places: Sequence[float] = round_ticks(0.0, duration_s, about=5)

@@ -145,7 +145,6 @@ def _describe_cause(spec_trace: SpecTrace, drawn: Sparkline) -> str:
 
 
 def _severity_order(scores: Scores, k: int, episode: int) -> tuple[bool, float, float]:
-    """Return the sort key of a specification: violated first, then deepest, then by margin over threshold."""
     depth = nan_to_none(scores.depth[k, episode]) or 0.0
     return not scores.is_violated[k, episode], -depth, float(scores.rho[k, episode]) / scores.specs[k].threshold
 

@@ -111,7 +111,6 @@ def flatten_episodes(rows: Sequence[EpisodeListRow], scores: Scores) -> tuple[li
 
 
 def _plain_values(values: Sequence[object] | NDArray[np.float64]) -> Sequence[object]:
-    """Return the values of an array as a list of Python numbers; any other sequence as it is."""
     return values.tolist() if isinstance(values, np.ndarray) else values
 
 
@@ -264,26 +263,19 @@ def sort_episodes(rows: Iterable[EpisodeListRow], by: Order | None) -> list[Epis
 
 
 def _margin_key(row: EpisodeListRow) -> float | None:
-    """Return rho/threshold; -inf for a violation without a margin, None without either."""
     return -inf if row.share is None and row.violated else row.share
 
 
 def _task_names(row: EpisodeListRow) -> tuple[str, ...]:
-    """Return the names by which a task is asked for: `3`, `task_3` and `suite/task_3`."""
     return row.task_id.removeprefix("task_"), row.task_id, f"{row.benchmark}/{row.task_id}"
 
 
 def _kind_key(row: EpisodeListRow) -> tuple[bool, list[int]]:
-    """Return a sort key by the kinds of the first violating body, in the order of the vocabulary.
-
-    Rows without one last.
-    """
     kinds = row.body_kinds[0] if row.body_kinds else ()
     return not kinds, [BODY_KINDS.index(kind) for kind in kinds]
 
 
 def _missing_last(value: float | None, tie: float | None) -> tuple[bool, float, float]:
-    """Return a sort key by value, then by tie; None sorts last in both."""
     return value is None, value or 0.0, inf if tie is None else tie
 
 
@@ -327,7 +319,6 @@ _MAX_SHOWN = 5
 
 
 def _suggest_ids(rows: Sequence[EpisodeListRow], wanted: str) -> str:
-    """Return the remedy for an unknown id: up to 5 ids that hold or resemble the text, and a command."""
     ids = dict.fromkeys(row.episode_id for row in rows)
     inside = [name for name in ids if wanted and wanted in name]
     close = list(dict.fromkeys([*inside[:_MAX_SHOWN], *get_close_matches(wanted, ids, n=_MAX_SHOWN, cutoff=0.5)]))[

@@ -137,7 +137,6 @@ def batch_places(scores: Scores, batch: Batch | None) -> list[int | None]:
 
 
 def _control_steps_s(batch: Batch | None, places_in_batch: Sequence[int | None]) -> Floats:
-    """Return the control step of each episode in seconds, [E]; NaN where its record is not in the batch."""
     return np.array(
         [np.nan if batch is None or k is None else batch.headers[k].dt for k in places_in_batch], dtype=np.float64
     )
@@ -147,9 +146,6 @@ def _control_steps_s(batch: Batch | None, places_in_batch: Sequence[int | None])
 
 
 def _outcome_kind(scores: Scores, row: EpisodeListRow) -> str:
-    """Return the key of `ENDINGS` for an episode: `cr` if it left no record, else `nv` without a verdict, else `st` if
-    it was stopped, else by success and safety.
-    """
     if row.success is None:
         return "cr"
     if row.safe is None:
@@ -179,7 +175,6 @@ def _build_entry(row: EpisodeListRow, kind: str, keys: str, facets: Mapping[str,
 
 
 def _format_time_or_step(row: EpisodeListRow) -> str:
-    """Return when the first violation began: its time, or its step where no time is known; a dash if there is none."""
     if row.first_violation_step is None:
         return NO_VALUE
     at_s = _known_time_s(row)
@@ -187,7 +182,6 @@ def _format_time_or_step(row: EpisodeListRow) -> str:
 
 
 def _known_time_s(row: EpisodeListRow) -> float | None:
-    """Return when the first violation began [s]; None without one, and where the episode's time step is not known."""
     at_s = row.first_violation_s
     return None if at_s is None or np.isnan(at_s) else at_s
 
@@ -196,7 +190,6 @@ def _known_time_s(row: EpisodeListRow) -> float | None:
 
 
 def _natural_ranks(listed: Sequence[EpisodeListRow]) -> tuple[Mapping[str, int], ...]:
-    """Return name -> rank in natural order (ep_9 before ep_10): a mapping for policies, tasks, and specifications."""
     name_sets = (
         {row.policy or UNNAMED for row in listed},
         {_task_label(row) for row in listed},
@@ -249,18 +242,15 @@ def _build_facets(scores: Scores, listed: Sequence[EpisodeListRow]) -> tuple[Fac
 
 
 def _build_facet(name: str, label: str, counts: Counter[str]) -> Facet:
-    """Return a filter with its choices in natural order."""
     return Facet(name, label, tuple((choice, counts[choice]) for choice in sorted(counts, key=natural_key)))
 
 
 def _build_body_facet(listed: Sequence[EpisodeListRow]) -> Facet:
-    """Return the filter by kind of violating body, in the order of the vocabulary, without kinds that do not occur."""
     counts = Counter(kind for row in listed for kind in _body_kinds(row))
     return Facet("bodies", "Violating body", tuple((kind, counts[kind]) for kind in BODY_KINDS if counts[kind]))
 
 
 def _body_kinds(row: EpisodeListRow) -> list[str]:
-    """Return the kinds of the episode's violating bodies, each once, pairs of kinds taken apart."""
     return list(dict.fromkeys(kind for kinds in row.body_kinds for kind in kinds))
 
 

@@ -106,12 +106,10 @@ def describe_mixture(scores: Scores) -> str:
 
 
 def _no_episode_reason(aggregate: Summary) -> str:
-    """Return why there is no verdict where no episode is counted: none was scored, or there are none at all."""
     return "no episode was scored" if aggregate.outcomes else "there are no episodes"
 
 
 def _safety_by_policy(cells: Sequence[Summary]) -> dict[str, Rate]:
-    """Return shortened policy name -> Safety over the judged episodes of all its suites; no key without any."""
     rates: dict[str, Rate] = {}
     for cell in (cell for cell in cells if has_verdict(cell)):
         name = policy_name(cell)
@@ -123,18 +121,15 @@ def _safety_by_policy(cells: Sequence[Summary]) -> dict[str, Rate]:
 
 
 def _without_noop(rates: dict[str, Rate]) -> dict[str, Rate]:
-    """Return the rates without the policy that does nothing, a baseline; unchanged if there is no other policy."""
     return {name: rate for name, rate in rates.items() if name != NOOP} or rates
 
 
 def _unjudged_sentence(cells: Sequence[Summary]) -> tuple[str, ...]:
-    """Return a sentence on how many episodes of each cell have no verdict, and why; () if all have one."""
     parts = [f"{_cell_name(cell)}: {describe_unjudged(cell.no_verdict)}" for cell in cells if cell.unjudged]
     return (f"No verdict, and so in no rate of safety: {', '.join(parts)}.",) if parts else ()
 
 
 def _stopped_sentence(cells: Sequence[Summary]) -> tuple[str, ...]:
-    """Return a sentence on the cells in which a violation stopped episodes; () if there are none."""
     parts = [f"{_cell_name(cell)} ({cell.stopped_on_violation})" for cell in cells if cell.stopped_on_violation]
     if not parts:
         return ()
@@ -146,10 +141,6 @@ def _cell_name(cell: Summary) -> str:
 
 
 def _single_policy_answer(safety: Rate, whose: str, noun: str) -> str:
-    """Return the answer for a single policy: how many episodes were unsafe, and the interval of Safety.
-
-    `whose` is "" or ` of POLICY`; `noun` says what is counted, such as `episode`.
-    """
     unsafe, episodes = safety.n - safety.count, _count_noun(safety.n, noun)
     if not unsafe:
         return f"No safety limit was broken in {episodes}{whose}; with this many, {describe_clean_bound(safety.n)}."
@@ -180,7 +171,6 @@ def _several_policies_answer(rates: dict[str, Rate], noun: str) -> str:
 
 
 def _all_or_none_phrase(word: Literal["All", "None"], count: int) -> str:
-    """Return the subject of a sentence, such as "All 3 policies", "None of the 3 policies" or "Neither policy"."""
     if count == 2:
         return "Both policies" if word == "All" else "Neither policy"
     return f"{word} {'of the ' if word == 'None' else ''}{count} policies"
@@ -254,10 +244,6 @@ def _difference_sentence(comparison: Comparison | None) -> tuple[str, ...]:
 
 
 def _span(difference: Difference, what: str) -> str:
-    """Return the interval that decides the difference, in points and brackets, signed as if this were positive.
-
-    "" where there is no interval. `what` follows the interval within the brackets.
-    """
     if difference.deciding_ci is None or difference.difference is None:
         return ""
     low, high = difference.deciding_ci
@@ -275,14 +261,12 @@ _WIDE = 0.3
 
 
 def _uncertainty_sentence(rates: dict[str, Rate]) -> tuple[str, ...]:
-    """Return a sentence if an interval is wider than 30 points, else ()."""
     if all(rate.ci is None or rate.ci[1] - rate.ci[0] <= _WIDE for rate in rates.values()):
         return ()
     return ("Some intervals are wider than 30 points: run more episodes before you rely on these numbers.",)
 
 
 def _lost_sentence(aggregate: Summary) -> tuple[str, ...]:
-    """Return up to two sentences: how many episodes crashed, and how many stopped; () if none did either."""
     return (
         *([f"Outside every rate: {aggregate.crashed} crashed."] if aggregate.crashed else []),
         *([f"Outside SR: {aggregate.stopped} stopped."] if aggregate.stopped else []),

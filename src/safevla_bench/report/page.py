@@ -96,7 +96,6 @@ def render_page(
 
 
 def _page_texts(in_3d: ReplaySection) -> dict[str, object]:
-    """Return the template values of our own files, which hold no text of records: style, scripts, what may run."""
     style, script = render.page_style(), render.page_script()
     return {
         "policy": render.content_security_policy(style, script, *in_3d.scripts),
@@ -196,12 +195,10 @@ def drawn_episodes(scores: Scores, headers: Sequence[Header]) -> list[int]:
 
 
 def _limit_rows(specs: Sequence[SpecColumn]) -> list[tuple[str, str, str]]:
-    """Return each scored specification, its limit, and the excess at which its depth reaches 1."""
     return [(spec.spec_id, *_limit_texts(spec)) for spec in specs if spec.is_scored]
 
 
 def _limit_texts(spec: SpecColumn) -> tuple[str, str]:
-    """Return the limit of a specification and the excess at which its depth reaches 1, with units; words if Boolean."""
     if spec.binary:
         return "none at all", "any"
     severe = NO_VALUE if spec.severe is None else _format_quantity(spec, spec.severe)
@@ -209,16 +206,11 @@ def _limit_texts(spec: SpecColumn) -> tuple[str, str]:
 
 
 def _format_quantity(spec: SpecColumn, value: float) -> str:
-    """Return a value in the specification's unit as text in the unit in which its threshold is displayed."""
     unit, scale = display_unit(spec.unit, spec.threshold)
     return append_unit(format_compact(value * scale), unit)
 
 
 def _flatten(value: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted name, text) for each plain value of nested mappings and lists, in their order.
-
-    Indices are names too. A list of plain values is a single text; an empty mapping yields nothing.
-    """
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _flatten(inner, f"{name}.{key}" if name else str(key))
@@ -230,7 +222,6 @@ def _flatten(value: object, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _format_value(value: object) -> str:
-    """Return a value as text: yes or no, list entries joined by commas, a dash for None, "" and an empty list."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list | tuple):

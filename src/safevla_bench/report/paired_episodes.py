@@ -89,10 +89,6 @@ def paired_indices(scores: Scores, headers: Sequence[Header]) -> list[int]:
 
 
 def _rank_states(scores: Scores, headers: Sequence[Header | None]) -> Mapping[StateKey, list[int]]:
-    """Return state -> indices of its episodes, for states that several policies started from; most different first.
-
-    `headers` are by episode; episodes whose header is None or names no initial state are left out.
-    """
     states = {state: ks for state, ks in _group_by_state(headers).items() if len({scores.policy[k] for k in ks}) > 1}
     return {
         state: states[state] for state in sorted(states, key=lambda state: -_state_difference(scores, states[state]))
@@ -100,10 +96,6 @@ def _rank_states(scores: Scores, headers: Sequence[Header | None]) -> Mapping[St
 
 
 def _group_by_state(headers: Sequence[Header | None]) -> Mapping[StateKey, list[int]]:
-    """Return state -> indices of the episodes that started from it.
-
-    Headers that are None or name no state are left out.
-    """
     states: dict[StateKey, list[int]] = {}
     for k, header in enumerate(headers):
         if header is not None and header.init_state_index is not None:
@@ -112,13 +104,11 @@ def _group_by_state(headers: Sequence[Header | None]) -> Mapping[StateKey, list[
 
 
 def _format_state(state: StateKey) -> str:
-    """Return `SUITE / TASK, state 3, seed 7`, without the seed where it is None."""
     suite, task, index, seed = state
     return f"{suite} / {task}, state {index}" + ("" if seed is None else f", seed {seed}")
 
 
 def _state_difference(scores: Scores, members: Sequence[int]) -> float:
-    """Return how much episodes of one state differ: verdicts weigh most, then successes, then severities."""
     verdicts = len({scores.verdict(k) for k in members})
     successes = len(set(scores.success[members].tolist()))
     vsi = np.nan_to_num(scores.vsi[members])
@@ -162,10 +152,6 @@ def _pair_clauses(
 def _traces_by_spec(
     scores: Scores, batch: Batch, ruleset: Ruleset, place: int | None, episode: int
 ) -> Mapping[str, SpecTrace]:
-    """Return specification -> its trace in an episode.
-
-    `place` is the episode's index in the batch, and never None here.
-    """
     assert place is not None
     return {
         spec_trace.spec.spec_id: spec_trace
@@ -174,7 +160,6 @@ def _traces_by_spec(
 
 
 def _clause_side(scores: Scores, k: int, episode: int, spec_trace: SpecTrace | None, area: PlotArea) -> ClauseSide:
-    """Return the verdict of specification `k` on an episode with its sparkline, or why there is no verdict."""
     if spec_trace is None or scores.state[k, episode] != ACTIVE:
         state = int(scores.state[k, episode])
         why = "" if state == VACUOUS else f": {scores.reasons[int(scores.reason[k, episode])]}"

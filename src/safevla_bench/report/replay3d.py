@@ -123,10 +123,6 @@ def embed_replays(
 
 
 def _inert_json(document: object) -> Markup:
-    """Return JSON for a script element of data, which no browser runs; keys are in a fixed order.
-
-    `<`, `>` and `&` are escaped, so that no text ends the element.
-    """
     text = msgspec.json.encode(document, order="deterministic").decode()
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
@@ -153,17 +149,12 @@ def _clauses(scores: Scores, episode: int, record: Batch, ruleset: Ruleset) -> I
 
 
 def _spans(failing: trace.Bools) -> list[list[int]]:
-    """Return the first and last record of each stretch that breaks the clause."""
     edges = np.diff(np.concatenate([[0], failing.astype(np.int8), [0]]))
     pairs = zip(np.flatnonzero(edges == 1).tolist(), (np.flatnonzero(edges == -1) - 1).tolist(), strict=True)
     return [[first, last] for first, last in pairs]
 
 
 def _bodies(spec_trace: SpecTrace, record: int, reading: RecordFields, registry: Registry) -> list[str]:
-    """Return the names of the bodies behind the value in a record, or `joint N`.
-
-    [] for record -1, or where none is known.
-    """
     if record < 0:
         return []
     involved = find_contributors(reading, spec_trace.signal_trace.signal, record, registry)

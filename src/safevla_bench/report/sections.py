@@ -304,7 +304,6 @@ def collect_images(paths: Sequence[Path], names: Sequence[PolicyNames] = (), mos
 
 
 def _load_image(folder: Path, frame: Frame, room: int) -> FrameImage | None:
-    """Return the image as a data URI; None if `read_picture` refuses it, or it takes more than `room` in base64."""
     picture = read_picture(folder, frame, room * 3 // 4)
     if picture is None:
         return None
@@ -313,6 +312,5 @@ def _load_image(folder: Path, frame: Frame, room: int) -> FrameImage | None:
 
 
 def _sort_images(images: Sequence[FrameImage]) -> list[FrameImage]:
-    """Return the images in order: the initial state, violations, the final state, others; each group as it was."""
     order = ("initial", "violation", "final")
     return sorted(images, key=lambda image: order.index(image.kind) if image.kind in order else len(order))

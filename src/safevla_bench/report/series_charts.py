@@ -45,7 +45,6 @@ def curve_marks(curve: SeriesCurve, name: str) -> tuple[SeriesMark, ...]:
 
 
 def _make_mark(point: SeriesPoint, value: float, ends: tuple[float, float] | None, scale: float) -> SeriesMark:
-    """Return a run's mark: label, and value and interval times `scale`; without `ends` the value is the interval."""
     low, high = ends or (value, value)
     return SeriesMark(point.label, scale * value, scale * low, scale * high)
 
@@ -84,7 +83,6 @@ class SeriesAxis:
         return (*chosen, *self.labels[1:][-1:])
 
     def _has_room(self, left: float, right: float) -> bool:
-        """Return whether both ticks can be written side by side."""
         text = (len(format_label(left)) + len(format_label(right))) / 2 * _CHARACTER
         return self.share(right) - self.share(left) >= text + _SPACE
 
@@ -200,7 +198,6 @@ def _draw_line(
 
 
 def _place(axis: SeriesAxis, label: float) -> float:
-    """Return the place of a run's number across as a share of the chart's width, from 0.06, the first, to 0.94."""
     return _ROOM + (1 - 2 * _ROOM) * axis.share(label)
 
 
@@ -209,6 +206,5 @@ def _format_down(value: float, top: float) -> str:
 
 
 def _describe_marks(curve: SeriesCurve, marks: Sequence[SeriesMark]) -> str:
-    """Return the values of one series in words, such as `runs: 80 at 10000, 85 at 20000`; `not known` without marks."""
     values = ", ".join(f"{format_compact(round(mark.value, 3))} at {format_compact(mark.label)}" for mark in marks)
     return f"{curve.series or 'runs'}: {values or 'not known'}"

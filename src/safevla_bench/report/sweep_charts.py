@@ -80,7 +80,6 @@ def _draw_panel(sweep: ThresholdSweep, suite: str, policies: Sequence[str]) -> S
 
 
 def _draw_line(curve: SensitivityCurve, thresholds: Sequence[float], series: int, banded: bool) -> SweepLine:
-    """Return the line of one policy, and its band if `banded`, else ""; both have gaps where a rate is unknown."""
     across = [f"{1000 * _log_share(value, thresholds):.0f}" for value in thresholds]
     places = list(zip(across, (point.safety for point in curve.points), strict=True))
     stretches = [list(group) for is_known, group in groupby(places, lambda at: at[1].value is not None) if is_known]
@@ -92,13 +91,11 @@ def _draw_line(curve: SensitivityCurve, thresholds: Sequence[float], series: int
 
 
 def _curve_path(stretch: Sequence[tuple[str, Rate]]) -> str:
-    """Return a line through known rates, each with its place across; a single one is a short stroke."""
     points = [f"{x},{_format_down(100 * (rate.value or 0.0))}" for x, rate in stretch]
     return "M" + " ".join(points) + ("h4" if len(points) == 1 else "")
 
 
 def _band_path(stretch: Sequence[tuple[str, Rate]]) -> str:
-    """Return the outline of the intervals of known rates, each with its place across; 0 to 100 % for a missing one."""
     ends = [(x, rate.ci or (0.0, 1.0)) for x, rate in stretch]
     upper = [f"{x},{_format_down(100 * high)}" for x, (_, high) in ends]
     lower = [f"{x},{_format_down(100 * low)}" for x, (low, _) in ends]
@@ -111,7 +108,6 @@ def series_style(series: int) -> str:
 
 
 def _log_share(value: float, thresholds: Sequence[float]) -> float:
-    """Return the place of a threshold on the logarithmic axis, 0 at the first threshold and 1 at the last."""
     low, high = math.log(thresholds[0]), math.log(thresholds[-1])
     return (math.log(value) - low) / (high - low)
 
@@ -121,7 +117,6 @@ def _format_down(percent: float) -> str:
 
 
 def _describe_curve(curve: SensitivityCurve) -> str:
-    """Return a policy with its Safety at the first and the last threshold, such as "careful 90.0 % to 95.0 %"."""
     first, last = (_format_safety(curve.points[k].safety) for k in (0, -1))
     return f"{curve.policy or UNNAMED} {first} to {last}"
 
@@ -153,7 +148,6 @@ def draw_bars(comparison: Comparison) -> list[DifferenceBar]:
 
 
 def _bars_of_two(comparison: Comparison) -> Iterator[DifferenceBar]:
-    """Yield the bars of SR, Safety and SBU, each suite in turn, then pooled."""
     for scope in comparison.scopes:
         where = "all, pooled" if scope.suite is None else scope.suite
         for metric in scope.metrics:
@@ -163,7 +157,6 @@ def _bars_of_two(comparison: Comparison) -> Iterator[DifferenceBar]:
 
 
 def _bars_of_several(comparison: Comparison) -> Iterator[DifferenceBar]:
-    """Yield a bar of pooled Safety for each pair of policies."""
     safety_metrics = [metric for metric in comparison.scopes[-1].metrics if metric.metric == "safety"]
     for difference in (difference for metric in safety_metrics for difference in metric.differences):
         where = f"minus {difference.second}"
@@ -196,7 +189,6 @@ def _format_points(share: float) -> str:
 
 
 def _format_p_value(value: float | None) -> str:
-    """Return a p-value in brackets with a leading space, `< 0.001` if smaller; "" for None."""
     if value is None:
         return ""
     return (

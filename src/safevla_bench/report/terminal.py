@@ -112,28 +112,21 @@ def _format_clause(clause: ClauseExplanation, width: int) -> list[str]:
 
 
 def _label_lines(name: str, fact: str, width: int) -> list[str]:
-    """Return a fact wrapped to `width` behind a column for its name, which is on the first line alone."""
     lines = _wrap_words(fact, width - _LABEL)
     return [f"{label:<{_LABEL}}{line}" for label, line in zip([name, *[""] * len(lines)], lines, strict=False)]
 
 
 def _format_moment(clause: ClauseExplanation, moment: Moment) -> str:
-    """Return the value of the clause's signal at a moment, as `1.20 s (step 24): 88 N`, and after `;` any bodies."""
     bodies = f"; {_format_involved_bodies(moment.involved)}" if moment.involved else ""
     return f"{format_fixed(moment.time_s, 2)} s (step {moment.step}): {format_moment_value(clause, moment)}{bodies}"
 
 
 def _format_involved_bodies(contributors: Contributors) -> str:
-    """Return what the bodies are, their labels joined by `and`, and the amount if there is any."""
     amount = f", {contributors.amount}" if contributors.amount else ""
     return f"{contributors.what} {' and '.join(contributors.labels)}{amount}"
 
 
 def _wrap_words(line: str, width: int) -> list[str]:
-    """Return the lines of a text wrapped at spaces; within a word only where the word is wider than `width`.
-
-    Control characters are escaped.
-    """
     lines: list[str] = []
     for word in escape_controls(line).split(" "):
         together = f"{lines[-1]} {word}" if lines else word
@@ -200,14 +193,12 @@ def plot_signal(spec_trace: SpecTrace, width: int) -> list[str]:
 
 
 def _value_bounds(values: Floats, limit: float) -> tuple[float, float]:
-    """Return the least and greatest of the finite values, the limit and zero; never equal."""
     finite = values[np.isfinite(values)]
     low, high = min(float(finite.min(initial=0.0)), limit, 0.0), max(float(finite.max(initial=0.0)), limit, 0.0)
     return low, high if high > low else low + 1.0
 
 
 def _vertical_dots(values: Floats, low: float, high: float) -> Floats:
-    """Return the place of each value in dots from the top, 0 at `high` to 4·ROWS - 1 at `low`; NaN if not finite."""
     share = (high - values) / (high - low) * (4 * ROWS - 1)
     return np.where(np.isfinite(share), np.rint(share), np.nan)
 
@@ -231,12 +222,10 @@ def _polyline_dots(down: Floats, columns: int) -> Bools:
 
 
 def _horizontal_dots(records: int, count: int) -> Floats:
-    """Return the place of each of `records` records across, in dots: the first at 0, the last at `count` - 1."""
     return np.linspace(0.0, count - 1.0, records)
 
 
 def _braille_rows(dots: Bools) -> list[str]:
-    """Return the characters of [4·rows, 2·columns] dots; a space where a character has no dot."""
     rows, columns = dots.shape[0] // 4, dots.shape[1] // 2
     cells = dots.reshape(rows, 4, columns, 2).transpose(0, 2, 1, 3)
     patterns = (cells * _BITS).sum(axis=(2, 3))
@@ -244,15 +233,10 @@ def _braille_rows(dots: Bools) -> list[str]:
 
 
 def _draw_limit(row: str) -> str:
-    """Return a plot row with the limit's line drawn in its empty characters."""
     return row.replace(" ", _LIMIT)
 
 
 def _flag_strip(flags: Bools, mark: str, columns: int) -> str:
-    """Return a text of `columns` characters: `mark` where a flagged record falls or the nearest record is flagged.
-
-    Spaces elsewhere.
-    """
     column = np.rint(_horizontal_dots(len(flags), 2 * columns)).astype(np.int64) // 2
     nearest = np.rint((2 * np.arange(columns) + 0.5) / (2 * columns - 1) * (len(flags) - 1)).astype(np.int64)
     columns_marked = flags[nearest]

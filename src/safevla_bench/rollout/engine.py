@@ -148,7 +148,6 @@ _PARTS = ("task", "dt_s", "action_low", "action_high", "reset", "step", "recorde
 
 
 def _require_parts(env: HostEnv, task: Task) -> None:
-    """Raise `HostError` where the environment lacks an attribute or a method of `HostEnv`."""
     lacking = [part for part in _PARTS if not hasattr(env, part)]
     if lacking:
         problem = f"the environment of {task.benchmark} is a {type(env).__name__} without {lacking[0]!r}"
@@ -156,7 +155,6 @@ def _require_parts(env: HostEnv, task: Task) -> None:
 
 
 def _require_still(env: HostEnv, task: Task) -> None:
-    """Raise `HostError` unless `task.still`, the action that moves nothing, is as long as the environment's actions."""
     if len(task.still) != len(env.action_low):
         counts = f"{len(task.still)} numbers, an action {len(env.action_low)}"
         problem = f"{task.benchmark} {task.task_id}: `Task.still` has {counts}"
@@ -164,7 +162,6 @@ def _require_still(env: HostEnv, task: Task) -> None:
 
 
 def _require_start(env: HostEnv, planned: PlannedEpisode) -> None:
-    """Raise `HostError` where the episode starts from a recorded state and the environment cannot."""
     recorded = planned.start.recorded
     if recorded and recorded.state is not None and not isinstance(env, Coordinated):
         problem = f"the host of {planned.task.benchmark} cannot start from a recorded state"
@@ -182,7 +179,6 @@ def _run_with_retries(
     reached = 0
 
     def count(steps: int) -> None:
-        """Remember the number of steps and pass it to `on_step`."""
         nonlocal reached
         reached = steps
         if on_step:
@@ -221,7 +217,6 @@ def run_serially(
 
 
 def _run_observed(runner: EnvRunner, planned: PlannedEpisode, observer: Observer | None) -> EpisodeOutcome:
-    """Run an episode, tell the observer each step and the end if there is an observer, and return the outcome."""
     if observer is None:
         return runner.run_planned(planned)
     outcome = runner.run_planned(planned, on_step=lambda steps: observer.stepped(planned, steps))

@@ -110,7 +110,6 @@ def run_episode(
 
 
 def _take_record(env: HostEnv, policy: Policy, observation: Observation) -> Batch:
-    """Return the record of the episode, with its divergence from the recording where the policy replays one."""
     batch = env.recorded()
     if isinstance(policy, ReplayPolicy):
         return policy.add_divergence(batch, env.coordinates() if isinstance(env, Coordinated) else (), observation)
@@ -118,7 +117,6 @@ def _take_record(env: HostEnv, policy: Policy, observation: Observation) -> Batc
 
 
 def _require_readings(policy: Policy, observation: Observation) -> None:
-    """Raise `PolicyError` where the policy asks for readings that the host does not give."""
     lacking = [name for name in policy.wants.extra if name not in observation.extra]
     if lacking:
         offered = ", ".join(observation.extra) or "none"
@@ -127,16 +125,11 @@ def _require_readings(policy: Policy, observation: Observation) -> None:
 
 
 def _final_outcome(planned: PlannedEpisode) -> str:
-    """Return the outcome of an episode that neither succeeds nor is ended before its horizon.
-
-    "timeout", or the recording's own ending where the whole of a recording is replayed.
-    """
     recorded = planned.start.recorded
     return recorded.ending if recorded and recorded.steps == planned.horizon else "timeout"
 
 
 def _violation_reason(standing: EpisodeStanding) -> str | None:
-    """Return which specifications are violated and at which record; None if none is."""
     if not standing.violated:
         return None
     return f"{', '.join(standing.violated)} violated at record {standing.step}"
@@ -172,7 +165,6 @@ class _ActionSeam:
         return within
 
     def clip_marks(self) -> dict[str, object]:
-        """Return the header fields on clipped actions; {} where none may be clipped."""
         if not self.clips:
             return {}
         if not self._clipped:
@@ -183,7 +175,6 @@ class _ActionSeam:
         return {CLIPPED: len(asked), CLIPPED_NUMBERS: numbers.tolist()}
 
     def _range_error(self, action: Action, within: Action) -> InvalidActionError:
-        """Return the error that names the first number of the action that differs from `within`, the clipped action."""
         place = int(np.flatnonzero(within != action)[0])
         bounds = f"[{self._low[place]:g}, {self._high[place]:g}]"
         remedy = "Mend the policy's output; or set clip = True on it, where its own project clips too."
@@ -191,10 +182,6 @@ class _ActionSeam:
         return InvalidActionError(problem, remedy=remedy)
 
     def latency(self) -> Latency | None:
-        """Return the latency so far: of the inferences that the policy timed itself, else of each action.
-
-        None where nothing was timed.
-        """
         own: Sequence[float] | None = getattr(self._policy, "calls_s", None)
         spent = self._calls_s if own is None else own
         if not spent:
@@ -203,11 +190,9 @@ class _ActionSeam:
         return Latency(calls=len(spent), p50_ms=float(p50), p95_ms=float(p95))
 
     def crash(self, planned: PlannedEpisode, steps: int, reason: str) -> EpisodeOutcome:
-        """Return the outcome `crashed`, without a record, after this many steps."""
         return EpisodeOutcome(planned, "crashed", steps, None, reason, self.latency(), self.greeting())
 
     def greeting(self) -> Greeting | None:
-        """Return the statement of the policy or its server about itself; None if there is none."""
         return sanitize_greeting(getattr(self._policy, "greeting", None)) or None
 
 

@@ -146,7 +146,6 @@ def estimate_run(
 
 
 def _plan_scene(group: Sequence[PlannedEpisode], cameras: int | None, look_interval: int) -> ScenePlan:
-    """Return the plan of a group of episodes of the same policy and task; the horizon is that of the first."""
     first = group[0]
     task = first.task
     return ScenePlan(
@@ -155,13 +154,11 @@ def _plan_scene(group: Sequence[PlannedEpisode], cameras: int | None, look_inter
 
 
 def _make_time(scene: ScenePlan, costs: HostCosts) -> CostRange:
-    """Return the seconds to make the environment of a scene, with its cameras if it has any."""
     made = CostRange(*costs.make_s)
     return made + CostRange(*costs.camera_make_s) if scene.cameras else made
 
 
 def _episode_time(scene: ScenePlan, costs: HostCosts, wait_steps: int) -> CostRange:
-    """Return the seconds of an episode that lasts its horizon: reset, waiting and control steps, rendered images."""
     suite = costs.suite(scene.suite)
     looks = 1 + (scene.horizon - 1) // scene.look_interval
     reset = CostRange(*costs.reset_s) + CostRange(*costs.camera_reset_s) * bool(scene.cameras)

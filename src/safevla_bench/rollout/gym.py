@@ -165,7 +165,6 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         self._env.close()
 
     def _start(self, index: int) -> dict[str, NDArray[Any]]:
-        """Reset the host's environment to an initial state, set the step count to 0, and return the observation."""
         self._steps = 0
         return _observation_dict(self._env.reset(self._seeded(index, self._env_seed)))
 
@@ -237,7 +236,6 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         super().close()
 
     def _stop(self) -> None:
-        """Take the recorder's hooks off the simulator, if an episode is running."""
         if self._running is not None:
             self._running.detach()
         self._running = None
@@ -311,7 +309,6 @@ gymnasium.register(id=TASK_ID, entry_point="safevla_bench.rollout.gym:make_env")
 
 
 def _check_cost(cost: str) -> None:
-    """Raise `HostError`, with the kinds there are, for a cost that is none of `Cost`."""
     if cost not in get_args(Cost):
         raise HostError(f"there is no cost {cost!r}", remedy=f"Choose one of: {', '.join(get_args(Cost))}.")
 
@@ -375,7 +372,6 @@ def _observation_dict(observation: Observation) -> dict[str, NDArray[Any]]:
 
 
 def _array_space(value: NDArray[Any]) -> gymnasium.spaces.Box:
-    """Return the space of arrays of this shape: 0 to 255 for uint8 images, else unbounded float64."""
     if value.dtype == np.uint8:
         return gymnasium.spaces.Box(0, 255, value.shape, np.uint8)
     return gymnasium.spaces.Box(-np.inf, np.inf, value.shape, np.float64)

@@ -154,7 +154,6 @@ def policy_seed(seed: int, task: Task, episode: int) -> int:
 
 
 def _policy_seed(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> int:
-    """Return the policy's seed for an episode: `policy_seed` by the rule "sha256", else the protocol's plus `seed`."""
     return policy_seed(seed, task, episode) if rules.policy_seed == "sha256" else rules.policy_seed + seed
 
 
@@ -174,10 +173,6 @@ def _env_seed(task: Task, episode: int, rules: EvaluationProtocol, seed: int) ->
 
 
 def _count_episodes(task: Task, episodes: Episodes, rules: EvaluationProtocol) -> int:
-    """Return how many episodes of a task to run: the given number; for None the task's own; else the protocol's.
-
-    Where the protocol has no number for the suite, the task's own counts.
-    """
     if isinstance(episodes, int):
         return episodes
     if episodes is None:
@@ -268,7 +263,6 @@ def cut_plan(episodes: Sequence[PlannedEpisode], count: int) -> list[int]:
 
 
 def _horizons_before(episodes: Sequence[PlannedEpisode]) -> list[int]:
-    """Return the sum of the horizons of all earlier episodes, [E]."""
     return [0, *accumulate(planned.horizon for planned in episodes)][:-1]
 
 

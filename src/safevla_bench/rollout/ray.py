@@ -119,7 +119,6 @@ class RayWorker:
         assert self._runner is not None
 
         def tell(steps: int) -> None:
-            """Report the steps to the progress actor, every `STEPS_BETWEEN` steps."""
             if self._progress and steps % STEPS_BETWEEN == 0:
                 self._progress.report_steps.remote(turn, steps)
 
@@ -144,19 +143,16 @@ def record_versions(host: Host) -> dict[str, str]:
 
 
 def _require_same_versions(required: Mapping[str, str], installed: Mapping[str, str]) -> None:
-    """Raise `HostError` naming the packages whose versions on this node differ from the required ones."""
     if differing := clusters.describe_differences(required, installed):
         raise HostError(differing, remedy="Install the same versions on every node; records depend on them.")
 
 
 def _on_this_node(error: SafevlaError) -> SafevlaError:
-    """Put this node's name before the error's text, and return the same error."""
     error.problem = f"on the node {clusters.node_name()}: {error.problem}"
     return error
 
 
 def _resident_bytes() -> int:
-    """Return the memory that this process uses [bytes]; 0 where /proc does not say."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except (OSError, ValueError, IndexError):
@@ -221,10 +217,6 @@ class ActorHandle:
         return reply.message
 
     def _check_leak(self, resident_bytes: int) -> None:
-        """Mark the actor as leaking if its memory has grown by more than `LEAK_BYTES` since its first known value.
-
-        `resident_bytes` of 0 is unknown, and no leak.
-        """
         if resident_bytes and self._first_bytes is None:
             self._first_bytes = resident_bytes
         self._leaking = resident_bytes - (self._first_bytes or resident_bytes) > LEAK_BYTES
@@ -255,7 +247,6 @@ class _ActorPool:
         )
 
     def start(self, number: int) -> ActorHandle:
-        """Start the actor of this number on whatever node has room; returns before it is ready."""
         made = self._made.remote(self._spec_once, number, self._versions, self._progress)
         return ActorHandle(self._ray, made, self._cluster.episodes, self._turns)
 
@@ -275,7 +266,6 @@ class _ActorPool:
             clusters.require_room(self._ray, self._cluster)
 
     def _progress_messages(self, workers: Mapping[int, ActorHandle]) -> Iterator[tuple[int, Message]]:
-        """Yield (worker number, steps) of the episodes that still run; nothing where the progress actor is gone."""
         try:
             steps: dict[int, int] = self._ray.get(self._listening.pop())
         except self._ray.exceptions.RayError:  # the run does not need to know; it goes on without

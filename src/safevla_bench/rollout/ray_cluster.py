@@ -163,10 +163,6 @@ def _start_ray(cluster: RayCluster, slots: int) -> Any:
 
 
 def _local_options(cpus: int) -> dict[str, Any]:
-    """Return the options with which Ray is started here; a token that is written nowhere guards it.
-
-    Sets the token, and Ray's usage reports off, in this process's environment unless they are set.
-    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if _TOKEN_FILE not in os.environ:
         os.environ.setdefault(_TOKEN, secrets.token_hex())
@@ -175,7 +171,6 @@ def _local_options(cpus: int) -> dict[str, Any]:
 
 
 def _describe_place(place: str) -> str:
-    """Return the words for a cluster's address in a message: `of this machine` or `at HOST:PORT`."""
     return "of this machine" if place == AUTO else f"at {place}"
 
 
@@ -209,7 +204,6 @@ def _require_answer(place: str) -> None:
 
 
 def _require_listener(address: str) -> None:
-    """Raise `RunError` if the address is not `HOST:PORT`, or nothing accepts a connection there within 5 s."""
     host, colon, port = address.rpartition(":")
     if "://" in address or not (colon and host and port.isdecimal()):
         raise RunError(f"--address {address!r} is no address of a Ray cluster", remedy=_REMEDY)
@@ -221,10 +215,6 @@ def _require_listener(address: str) -> None:
 
 
 def _health_complaint(place: str, mode: str | None) -> str | None:
-    """Return the complaint of Ray's own health check of the cluster; None = the cluster is well.
-
-    `mode` is the authentication mode to ask with; None = as in the environment.
-    """
     asking = [sys.executable, "-m", "ray.scripts.scripts", "health-check"]
     asking += [] if place == AUTO else ["--address", place]
     own = {**os.environ, **({_MODE: mode} if mode else {})}

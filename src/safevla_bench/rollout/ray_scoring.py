@@ -146,7 +146,6 @@ def _judge_pieces(
 
 
 def _submit_ahead(submit: Callable[[T], R], work: Iterable[T], count: int) -> Iterator[R]:
-    """Yield what `submit` returns for each item of work, in order; up to `count` (at least 1) are submitted ahead."""
     submitted: deque[R] = deque()
     for item in work:
         submitted.append(submit(item))
@@ -181,7 +180,6 @@ def judge_piece(piece: Piece, shared: tuple[Ruleset, dict[str, str]]) -> PieceVe
 
 
 def _refusal_reason(piece: Piece, versions: dict[str, str]) -> str | None:
-    """Return why this node cannot judge a piece, None if it can."""
     if differing := clusters.describe_differences(versions, _VERSIONS):
         return differing
     try:

@@ -117,19 +117,13 @@ class _Scheduler(Generic[W]):
 
     @property
     def is_working(self) -> bool:
-        """True if an episode is in flight or still to be begun; a worker that is not ready yet is not waited for."""
         return bool(self._left) or any(worker_state.current for worker_state in self._workers.values())
 
     def start_workers(self, count: int) -> None:
-        """Start `count` workers, numbered from 0."""
         for number in range(count):
             self._start_worker(number)
 
     def messages(self) -> Iterator[tuple[int, Message | None]]:
-        """Wait a little and yield (worker number, message) of all workers.
-
-        The message is None from a worker that has died.
-        """
         return self._pool.receive_messages(
             {number: worker_state.worker for number, worker_state in self._workers.items()}
         )
@@ -155,23 +149,19 @@ class _Scheduler(Generic[W]):
         return self._notify_observer(message) if isinstance(message, FinishedEpisode) else None
 
     def dismiss_all(self) -> None:
-        """Dismiss every worker without waiting for its end."""
         for number in list(self._workers):
             self._release_worker(number)
 
     def close(self, timeout_s: float) -> None:
-        """End every worker, dismissed ones too: wait `timeout_s` for each, then kill it."""
         for worker in [*(worker_state.worker for worker_state in self._workers.values()), *self._dismissed]:
             worker.end(timeout_s)
         self._workers.clear()
         self._dismissed.clear()
 
     def _start_worker(self, number: int) -> None:
-        """Start a worker under this number in place of any former one."""
         self._workers[number] = _BusyWorker(self._pool.start(number))
 
     def _release_worker(self, number: int) -> None:
-        """Dismiss a worker and free its number; `close` waits for its end."""
         worker = self._workers.pop(number).worker
         worker.dismiss()
         self._dismissed.append(worker)
@@ -225,7 +215,6 @@ class _Scheduler(Generic[W]):
         return self._notify_observer(FinishedEpisode(planned, "crashed", steps, None, reason))
 
     def _notify_observer(self, finished: FinishedEpisode) -> FinishedEpisode:
-        """Tell the observer, if there is one, that the episode has ended, and return the episode."""
         if self._observer:
             self._observer.finished(finished.decode())
         return finished
@@ -291,7 +280,6 @@ class WorkerProcess:
         return describe_exit(self.process.returncode)
 
     def _send(self, message: object) -> None:
-        """Send a message; nothing happens where the process has died, which `receive_messages` notices."""
         try:
             self.connection.send(message)
         except OSError:
@@ -316,14 +304,9 @@ class _ProcessPool:
         self._gpus = usable_gpus(os.environ) if cast.renders else ()
 
     def start(self, number: int) -> WorkerProcess:
-        """Start the worker of this number in a process of its own, with its share of CPUs and GPUs."""
         return WorkerProcess(self._cast, worker_environment(number, os.environ, self._gpus, cameras=self._cast.renders))
 
     def receive_messages(self, workers: Mapping[int, WorkerProcess]) -> Iterator[tuple[int, Message | None]]:
-        """Wait a second at most and yield (worker number, message), None from a worker whose end is closed.
-
-        After a second without any message yield None from each worker that has died.
-        """
         by_connection = {worker.connection: number for number, worker in workers.items()}
         ready = wait(list(by_connection), timeout=_LOOK_S)
         for connection in ready:
@@ -334,7 +317,6 @@ class _ProcessPool:
 
 
 def _receive_message(connection: Connection) -> Message | None:
-    """Return the next message of a connection; None where the other end is gone."""
     try:
         message: Message = connection.recv()
     except (EOFError, OSError):

@@ -62,7 +62,6 @@ def usable_gpus(variables: Mapping[str, str], devices: Path = Path("/dev")) -> t
 
 
 def _query_nvidia_smi() -> tuple[str, ...]:
-    """Return the numbers of the GPUs that `nvidia-smi` lists; () where it is missing, fails or takes over 20 s."""
     try:
         ran = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -71,7 +70,6 @@ def _query_nvidia_smi() -> tuple[str, ...]:
 
 
 def _device_numbers(devices: Path) -> list[str]:
-    """Return the numbers of the files nvidia0, nvidia1, ... in the folder, as text, in no order."""
     matches = (re.fullmatch(r"nvidia(\d+)", path.name) for path in devices.glob("nvidia*"))
     return [match[1] for match in matches if match]
 
@@ -144,7 +142,6 @@ def main() -> None:
 
 
 def _receive_orders(connection: Connection, orders: SimpleQueue[PlannedEpisode | None]) -> None:
-    """Put each order from the connection into the queue; end this process at once where the other end is gone."""
     try:
         while True:
             orders.put(connection.recv())
@@ -169,6 +166,5 @@ def _serve_episodes(connection: Connection, spec: WorkerSpec, orders: SimpleQueu
 
 
 def _report_steps(connection: Connection, steps: int) -> None:
-    """Send the number of steps, every `STEPS_BETWEEN` steps."""
     if steps % STEPS_BETWEEN == 0:
         connection.send(StepReached(steps))

@@ -150,7 +150,6 @@ def _find_reference(scores: Scores, policy: str | None, idle: str) -> str:
 
 
 def _has_limit(spec: Spec) -> bool:
-    """Return whether the specification has a margin and compares a quantity with its `threshold`."""
     written = parse(spec.stl, {name: signal.boolean for name, signal in SIGNALS.items()})
     return not spec.binary and has_placeholder(written)
 

@@ -61,7 +61,6 @@ def apply_variant(
 
 
 def _replace_columns(scores: Scores, specs: Mapping[str, Spec]) -> tuple[SpecColumn, ...]:
-    """Return the columns of the scores, with threshold and severe magnitude from `specs` for the ids in there."""
     return tuple(
         msgspec.structs.replace(column, threshold=specs[column.spec_id].threshold, severe=specs[column.spec_id].severe)
         if column.spec_id in specs
@@ -103,10 +102,6 @@ def _is_decided_by_extreme(spec: Spec) -> bool:
 
 
 def _margin_of_extreme(spec: Spec, extreme: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the robustness from the worst value of each episode, [E]; NaN is a gate that never opened: +inf.
-
-    A binary specification has plus or minus 1.
-    """
     clause = match_clause(spec.formula)
     assert clause is not None
     least = clause.bound - extreme if clause.upper else extreme - clause.bound
@@ -217,7 +212,6 @@ def _sensitivity_curves(
     rescore: Rescore | None,
     intervals: bool = True,
 ) -> tuple[SensitivityCurve, ...]:
-    """Return a curve for each policy × suite with a point for each variant; raises what `apply_variant` raises."""
     return cell_curves(scores, [apply_variant(scores, library, variant, rescore) for variant in variants], intervals)
 
 
@@ -258,7 +252,6 @@ def cell_members(scores: Scores) -> Mapping[tuple[str | None, str], NDArray[np.i
 
 
 def _lacks_verdict(scores: Scores, members: NDArray[np.int64]) -> bool:
-    """Return whether there are episodes, and none of them has a verdict, so that Safety is unknown."""
     return bool(len(members)) and not scores.is_judged[members].any()
 
 

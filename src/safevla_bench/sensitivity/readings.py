@@ -101,7 +101,6 @@ def compare_readings(scores: Scores, reference: Library, rescore: Rescore) -> Re
 
 
 def _read_as(reference: Library, name: str) -> Library:
-    """Return another built-in library with the specifications that the reference adds to its own."""
     other = library(name)
     added = tuple(spec for spec in reference if spec.spec_id not in other)
     return replace(other, specs=(*other.specs, *added), legacy={**reference.legacy, **other.legacy})
@@ -134,7 +133,6 @@ _UNKNOWN, _UNSAFE, _SAFE = range(3)
 
 
 def _verdicts(scores: Scores) -> NDArray[np.int8]:
-    """Return the verdict on each episode as _UNKNOWN, _UNSAFE or _SAFE, [E]."""
     return np.where(scores.is_judged, np.where(scores.safe, _SAFE, _UNSAFE), _UNKNOWN).astype(np.int8)
 
 
@@ -154,15 +152,10 @@ def _verdict_changes(reference: Scores, other: Scores) -> dict[tuple[str | None,
 
 
 def _violation_changes(reference: Scores, other: Scores, members: NDArray[np.int64]) -> dict[str, int]:
-    """Return, by specification, how many more of the given episodes violate it than under the reference.
-
-    Negative = fewer; specifications without a difference are left out.
-    """
     counts = [_count_violations(scores, members) for scores in (reference, other)]
     differences = {spec_id: counts[1].get(spec_id, 0) - counts[0].get(spec_id, 0) for spec_id in counts[0] | counts[1]}
     return {spec_id: difference for spec_id, difference in differences.items() if difference}
 
 
 def _count_violations(scores: Scores, members: Sequence[int] | NDArray[np.int64]) -> dict[str, int]:
-    """Return, by scored specification, how many of the given episodes violate it."""
     return {scores.specs[k].spec_id: int(scores.is_violated[k, members].sum()) for k in scores.scored_columns.tolist()}

@@ -66,7 +66,6 @@ class VariantsFile(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def _read_variants() -> VariantsFile:
-    """Return the content of `library/sensitivity.toml`, read on the first call and cached."""
     path = resources.files("safevla_bench.specs") / "library" / "sensitivity.toml"
     return read_toml(path, VariantsFile, _ORIGIN)
 
@@ -104,7 +103,6 @@ def _make_variant(library: Library, row: VariantRow) -> ThresholdVariant:
 
 
 def _specs_of_family(library: Library, name: str) -> list[Spec]:
-    """Return the library's scored specifications of a family, or of a group of families; [] if there are none."""
     families = _read_variants().groups.get(name, (name,))
     return [spec for spec in library.safe if spec.canonical_family in families]
 
@@ -144,7 +142,6 @@ def parse_sweep(text: str, library: Library) -> SweepRequest:
 
 
 def _sweep_error(text: str, why: str) -> SpecError:
-    """Return, without raising, the `SpecError` that a text is no sweep."""
     remedy = "Write NAME=LOW:HIGH:COUNT, such as non_target_max_disp=0.002:0.05:25, or NAME=A,B,C; in the spec's unit."
     return SpecError(f"{shorten_name(text)!r} is no sweep: {why}", remedy=remedy)
 

@@ -42,7 +42,6 @@ def build_trace(fields: RecordFields, names: Iterable[str]) -> Trace:
 
 
 def _reads_pose(name: str) -> bool:
-    """Return whether the signal reads the pose of a body."""
     return any(field.startswith("body_") for field in SIGNALS[name].reads)
 
 

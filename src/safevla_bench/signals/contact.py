@@ -48,10 +48,6 @@ def self_collision(fields: RecordFields) -> Floats:
 
 
 def _loses_watched_body(fields: RecordFields) -> Bools:
-    """Return whether the pose of any watched body is unknown at each record or in record 0, [N].
-
-    The body left out may be the farthest.
-    """
     return _displacements(fields)[1]
 
 
@@ -66,10 +62,6 @@ def non_target_disp_max(fields: RecordFields) -> Floats:
 
 
 def _displacements(fields: RecordFields) -> tuple[Floats, Bools]:
-    """Return the largest displacement [m] of each record, NaN without one, and whether a watched body is left out.
-
-    [N] each. Watched are bystanders and furniture with positions.
-    """
     poses = fields.batch.body_pos_m
     bodies = np.diff(poses.body_starts)
     largest = np.full(int(fields.batch.starts[-1]), np.nan)
@@ -106,7 +98,6 @@ def _write_displacement(fields: RecordFields, episodes: Ints, count: int, larges
 
 
 def _lost_bodies(fields: RecordFields, episodes: Ints, count: int) -> Bools:
-    """Return whether each posed body's position is unknown at each record or in record 0, [records, count]."""
     batch, poses = fields.batch, fields.batch.body_pos_m
     records, starts = gather_ranges(batch.starts, episodes)
     lengths = np.diff(starts)
@@ -116,7 +107,6 @@ def _lost_bodies(fields: RecordFields, episodes: Ints, count: int) -> Bools:
 
 
 def _contacts_between(fields: RecordFields, first_role: int, second_role: int) -> Bools:
-    """Return whether each contact is between the two roles, in either order, [C]."""
     contacts, role = fields.batch.contacts, fields.batch.body_role
     a, b = role[contacts.a], role[contacts.b]
     between: Bools = ((a == first_role) & (b == second_role)) | ((a == second_role) & (b == first_role))
@@ -124,10 +114,6 @@ def _contacts_between(fields: RecordFields, first_role: int, second_role: int) -
 
 
 def _peak_force(fields: RecordFields, chosen: Bools) -> Floats:
-    """Return the largest force of the chosen contacts [C] in each record [N], [N]: 0 without one.
-
-    NaN in episodes whose contacts were not recorded.
-    """
     contacts = fields.batch.contacts
     touched = np.flatnonzero(np.diff(contacts.starts))
     peak = np.zeros(int(fields.batch.starts[-1]))

@@ -50,7 +50,6 @@ def gripper_contact(fields: RecordFields) -> Floats:
 
 
 def _loses_lift(fields: RecordFields) -> Bools:
-    """Return whether a gripped target's height is unknown at each record, [N]: nobody knows whether it is lifted."""
     is_unsure = fields.grip & ~fields.spread_over_records(_lacks_inputs(fields, "target_height"))
     return is_unsure & np.isnan(target_height(fields))
 
@@ -162,13 +161,11 @@ def extend_interior(fields: RecordFields, values: Floats, margin: int) -> Floats
 
 
 def _lacks_inputs(fields: RecordFields, name: str) -> Bools:
-    """Return whether each episode lacks a field that the named signal reads, [E]."""
     lacking: Bools = np.logical_or.reduce([fields.lacks_field(field) for field in SIGNALS[name].reads])
     return lacking
 
 
 def _held_speed(fields: RecordFields) -> Floats:
-    """Return ‖Δ₁x‖/dt of the body held now [m/s], [N]. The first and last record of an episode mean nothing."""
     difference = (fields.held_pos_shifted(1) - fields.held_pos_shifted(-1)) / 2.0
     speed: Floats = np.sqrt(np.square(difference).sum(axis=1)) / fields.dt_s
     if fields.is_stamped.any():
@@ -209,10 +206,6 @@ def _grip_begins(fields: RecordFields) -> tuple[Bools, Ints, Ints]:
 
 
 def _is_onset_lost(fields: RecordFields) -> Bools:
-    """Return whether a grip that seems to begin at a record may have begun before, [N].
-
-    That is where a pose beside a short gap is unknown. The slip is then unknown until the grip ends.
-    """
     lost = np.zeros(len(fields.held_body), dtype=np.bool_)
     _, bridged, before = _grip_begins(fields)
     lost[bridged] = np.isnan(_distance_in_gripper(fields, bridged, before[bridged]))
@@ -220,13 +213,11 @@ def _is_onset_lost(fields: RecordFields) -> Bools:
 
 
 def _distance_in_gripper(fields: RecordFields, at: Ints, before: Ints) -> Floats:
-    """Return the distance [m], [K], between the held target's places in the gripper at records `at` and at `before`."""
     distance: Floats = np.sqrt(np.square(_place_in_gripper(fields, at) - _place_in_gripper(fields, before)).sum(axis=1))
     return distance
 
 
 def _place_in_gripper(fields: RecordFields, at: Ints) -> Floats:
-    """Return R_eefᵀ (x_target - x_eef) of the records `at` [m], [K, 3]; in the world's axes without the orientation."""
     place = fields.held_pos[at] - fields.eef_pos[at]
     turned = np.flatnonzero(fields.spread_over_records(fields.batch.eef_quat_wxyz.present)[at])
     place[turned] = np.einsum("nij,ni->nj", _rotation_matrices(fields.eef_quat[at[turned]]), place[turned])
@@ -234,10 +225,6 @@ def _place_in_gripper(fields: RecordFields, at: Ints) -> Floats:
 
 
 def _height_in_gripper(fields: RecordFields, at: Ints, onset: Ints) -> Floats:
-    """Return the target's height above the end effector [m] at the records `at`, [K], as the hand is turned at `onset`.
-
-    Where the end effector's orientation is not recorded, the difference of their heights in the world.
-    """
     place = _place_in_gripper(fields, at)
     turned = np.flatnonzero(fields.spread_over_records(fields.batch.eef_quat_wxyz.present)[at])
     height = place[:, 2].copy()
@@ -246,13 +233,11 @@ def _height_in_gripper(fields: RecordFields, at: Ints, onset: Ints) -> Floats:
 
 
 def _z_axis(quat: Floats) -> Floats:
-    """Return the body-z axis in the world, [N, 3], of unit quaternions wxyz."""
     w, x, y, z = quat.T
     return np.stack([2.0 * (x * z + w * y), 2.0 * (y * z - w * x), 1.0 - 2.0 * (x * x + y * y)], axis=1)
 
 
 def _rotation_matrices(quat: Floats) -> Floats:
-    """Return the rotation matrices, [N, 3, 3], of unit quaternions wxyz."""
     w, x, y, z = quat.T
     rows = [
         [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
@@ -284,7 +269,6 @@ def joint_torque_peak_ratio(fields: RecordFields) -> Floats:
 
 
 def _torque_ratio(fields: RecordFields, channel: Channel) -> Floats:
-    """Return the largest share of a limit in each record, [N], NaN in episodes without the channel or the limits."""
     ratio = np.full(int(fields.batch.starts[-1]), np.nan)
     has_limits = ~fields.lacks_field("joint_torque_limit_nm")
     for joints in np.unique(channel.width[has_limits & (channel.width > 0)]):
@@ -295,7 +279,6 @@ def _torque_ratio(fields: RecordFields, channel: Channel) -> Floats:
 
 
 def _ratio_of_arms(fields: RecordFields, channel: Channel, episodes: Ints, joints: int) -> Floats:
-    """Return the largest share of a limit in the records of the episodes, all of which have `joints` joints."""
     batch = fields.batch
     limits = np.array([batch.headers[e].torque_limit_nm for e in episodes])
     chosen = np.repeat(np.isin(np.arange(len(batch)), episodes), np.diff(channel.starts))
@@ -356,25 +339,18 @@ def eef_jerk(fields: RecordFields) -> Floats:
 
 
 def _shift_rows(x: Floats, by: int) -> Floats:
-    """Return `x` with row t + by at row t. Rows that reach over an end mean nothing and are not read."""
     return np.roll(x, -by, axis=0)
 
 
 def _smoothed_position(fields: RecordFields) -> Floats:
-    """Return the centred mean of five records [m], [N, 3]. Means nothing within two records of an episode's end."""
     return _mean_of_five(fields.eef_pos)
 
 
 def _mean_of_five(x: Floats) -> Floats:
-    """Return the centred mean of five rows; rows within two of an episode's end mean nothing."""
     return (_shift_rows(x, -2) + _shift_rows(x, -1) + x + _shift_rows(x, 1) + _shift_rows(x, 2)) / 5.0
 
 
 def _derivative_norm(fields: RecordFields, difference: Floats, stencil: tuple[int, ...], margin: int) -> Floats:
-    """Return the norm of a derivative, [N]: of Δₙx̃/dtⁿ, or by the time stamps in episodes that have these.
-
-    `stencil` has the n + 1 records that Δₙ reads, relative to the record itself. `margin` is as in `extend_interior`.
-    """
     order = len(stencil) - 1
     size = np.sqrt(np.square(difference).sum(axis=1)) / fields.dt_s**order
     if fields.is_stamped.any():
@@ -384,7 +360,6 @@ def _derivative_norm(fields: RecordFields, difference: Floats, stencil: tuple[in
 
 
 def _divided_difference(x: Floats, time_s: Floats, stencil: tuple[int, ...]) -> Floats:
-    """Return the divided difference of x [N, 3] over the records of a stencil, Σ xᵢ / Π (tᵢ - tⱼ), j ≠ i."""
     total = np.zeros_like(x)
     with np.errstate(divide="ignore", invalid="ignore"):  # over an end, where rows mean nothing
         for i in stencil:

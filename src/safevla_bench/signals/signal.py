@@ -115,7 +115,6 @@ class RecordFields:
         return np.where(holds_target, gripped, self.spread_over_records(self.batch.target))
 
     def _body_roles(self, body: Ints) -> NDArray[np.int8]:
-        """Return the role of each body. Where the body is -1 the value means nothing."""
         return self.batch.body_role[body] if len(self.batch.body_role) else np.full(len(body), -1, dtype=np.int8)
 
     @cached_property
@@ -137,7 +136,6 @@ class RecordFields:
         return unit_quaternions(self._channel_rows(self.batch.eef_quat_wxyz, 4))
 
     def _channel_rows(self, channel: Channel, width: int) -> Floats:
-        """Return a channel as rows, [N, width], NaN in episodes that do not have it."""
         if channel.present.all():
             return channel.values.reshape(-1, width)
         rows = np.full((int(self.batch.starts[-1]), width), np.nan)
@@ -180,7 +178,6 @@ class RecordFields:
         return unit_quaternions(self._pose_rows(self.batch.body_quat_wxyz, self.held_body, at=self.first_record))
 
     def _pose_rows(self, poses: Poses, body: Ints, at: Ints) -> Floats:
-        """Return the pose of a body, [N], in record `at`, [N], of the same episode: [N, size], NaN if not recorded."""
         rows = self._listed_rows(poses, body, at)
         if self.has_lost_poses:
             rows[self.is_lost(body, at)] = np.nan
@@ -197,10 +194,6 @@ class RecordFields:
         return np.asarray(lost)
 
     def _listed_rows(self, poses: Poses, body: Ints, at: Ints) -> Floats:
-        """Return the pose of body k as listed in the record `at[k]` of record k's episode, [N, size].
-
-        NaN if not recorded. Poses marked as not known are returned as they stand.
-        """
         column = pose_columns(self.batch, poses)[body] if len(self.batch.body_role) else np.full(len(body), -1)
         is_posed = (body >= 0) & (column >= 0)
         per_record = np.diff(poses.body_starts)
@@ -215,17 +208,12 @@ class RecordFields:
         return self.compute_once("lacks", field, RAW_FIELDS[field])
 
     def _held_body_lacks(self, poses: Poses) -> Bools:
-        """Return whether each episode lacks `poses`, or has a record whose `held_body` is not in them or is -1, [E].
-
-        Bodies whose pose is marked as not known count as posed.
-        """
         column = pose_columns(self.batch, poses)[self.held_body] if len(self.batch.body_role) else self.held_body
         lacking = (self.held_body < 0) | (column < 0)
         return ~poses.present | np.logical_or.reduceat(lacking, self.batch.starts[:-1])
 
 
 def _lacks_torque_limits(batch: Batch) -> Bools:
-    """Return whether each episode has torques, and no limits that they could be compared with, [E]."""
     torques = batch.joint_torque_nm.present | batch.channel("joint_torque_peak_nm").present
     return torques & np.array([header.lacks_torque_limit for header in batch.headers], dtype=np.bool_)
 
@@ -325,13 +313,11 @@ def signal(
         meaning = (compute.__doc__ or "").strip().splitlines()[0]
 
         def compute_unsigned_zeros(fields: RecordFields) -> Values:
-            """Return the signal's values with 0.0 in place of -0.0."""
             values = compute(fields)
             return values if values.dtype == np.bool_ else np.add(values, 0.0)  # no -0.0 reaches an output
 
         @wraps(compute)
         def compute_once(fields: RecordFields) -> Values:
-            """Return the signal's values, computed on the first call for these fields and read-only."""
             return fields.compute_once(SIGNAL_KIND, name, compute_unsigned_zeros)
 
         _REGISTERED[name] = Signal(name, unit, reads, boolean, event, ahead, meaning, compute_once, unknown)

@@ -161,7 +161,6 @@ def built_in_tags() -> Mapping[str, Tag]:
 
 
 def _library_folder() -> Traversable:
-    """Return the folder `library` of this package, which holds the built-in libraries and tags."""
     return resources.files(__package__) / "library"
 
 
@@ -209,7 +208,6 @@ def _read_toml_source(path: Traversable, origin: RowOrigin, is_built_in: bool) -
 
 
 def _read_limit(row: Mapping[str, object], origin: RowOrigin) -> tuple[LimitRow, RowOrigin]:
-    """Return a row of `[[limits]]` and its origin, with the row's id as subject; raises as `convert_row` does."""
     place = origin.with_subject(str(row.get("spec_id", "limits")))
     return convert_row(row, LimitRow, place), place
 
@@ -331,12 +329,10 @@ def _current_id(spec_id: str) -> str:
 
 
 def _rows_with_alternates(row: Mapping[str, object]) -> list[Mapping[str, object]]:
-    """Return a row and, after it, the tables in its list `alternates`, if any; nothing is checked."""
     return [row, *(alternate for alternate in _as_list(row.get("alternates")) if isinstance(alternate, dict))]
 
 
 def _as_list(value: object) -> list[object]:
-    """Return a list as it is, and [] for anything else."""
     return value if isinstance(value, list) else []
 
 
@@ -426,7 +422,6 @@ def restore_placeholder(formula: Formula, stated: StatedPredicate, threshold: fl
     }
 
     def restore_in(node: Compare) -> Compare:
-        """Return the comparison with its number replaced by the placeholder if it is the stated one, else unchanged."""
         if node.operator != operator or node.left != NumericSignal(name):
             return node
         return Compare(operator, node.left, placeholders.get(node.right, node.right))

@@ -136,13 +136,11 @@ def extend_library(base: Library, path: Path) -> Library:
 
 
 def _has_same_spec(base: Library, spec: Spec) -> bool:
-    """Return whether the library judges by the same specification under the same id."""
     return spec.spec_id in base and scoring_content(base[spec.spec_id]) == scoring_content(spec)
 
 
 @cache
 def _built_in_library(name: str) -> Library:
-    """Return a built-in library, assembled on the first call for its name."""
     return _assemble_library(name, read_built_in(name), built_in_tags())
 
 
@@ -184,7 +182,6 @@ def _assemble_library(name: str, source: LibrarySource, vocabulary: Mapping[str,
 
 
 def _set_limits(base: Library, source: LibrarySource) -> Library:
-    """Return the library with the thresholds of `[[limits]]`; raises the row's error where one cannot be set."""
     for limit, origin in source.limits:
         try:
             base = set_limit(base, limit.spec_id, limit.threshold, limit.severe, limit.source, limit.rationale)
@@ -194,7 +191,6 @@ def _set_limits(base: Library, source: LibrarySource) -> Library:
 
 
 def _parse_draft(draft: SpecDraft) -> Iterator[ParsedSpec]:
-    """Yield the specification of a draft, then its alternates; raises the row's error for a row of another form."""
     row = convert_row(draft.row, SpecRow, draft.origin)
     yield ParsedSpec(row, draft.origin, draft.alternate_of, draft.stated_predicate)
     for written in row.alternates:
@@ -259,16 +255,11 @@ def _make_spec(entry: ParsedSpec, tags: Mapping[str, Tag]) -> Spec:
 
 
 def _check_word(word: str, choices: tuple[str, ...], key: str, origin: RowOrigin) -> None:
-    """Raise the origin's error, at `key` and with the choices, unless the word is among the choices."""
     if word not in choices:
         raise origin.make_error(f"{word!r} is no {key}", field=key, remedy=suggest_names(word, choices, "there are"))
 
 
 def _parse_formula(entry: ParsedSpec) -> Formula:
-    """Return the formula of a row over the known signals.
-
-    Raise the origin's error, with field `stl`, if it is not valid.
-    """
     try:
         return parse(entry.row.stl, {name: signal.boolean for name, signal in SIGNALS.items()})
     except FormulaError as error:
@@ -322,10 +313,6 @@ def _restore_stated(stated: StatedPredicate, threshold: float, formula: Formula,
 
 
 def _event_predicate(predicate: syntax.Compare) -> syntax.Compare:
-    """Return `event < threshold` for `event <= 0`, the paper's form of a hard stop (its Tables 15 and 19).
-
-    An event is 0 or 1, and is compared with 0.5 (paper Appendix C). Another predicate is returned as it is.
-    """
     match predicate:
         case syntax.Compare("<=", syntax.NumericSignal(name), syntax.Number(0.0) | syntax.Threshold()):
             if name in SIGNALS and SIGNALS[name].event:
@@ -352,7 +339,6 @@ def _check_unit(row: SpecRow, formula: Formula, origin: RowOrigin) -> None:
 
 
 def _check_positive(value: float, key: str, origin: RowOrigin) -> None:
-    """Raise the origin's error unless `value` is finite and above zero; `key` names the field."""
     if not (math.isfinite(value) and value > 0):
         remedy = "give a positive magnitude; a lower bound is written `> -threshold`"
         raise origin.make_error(f"{key} is {value}, not positive and finite", field=key, remedy=remedy)

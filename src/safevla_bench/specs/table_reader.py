@@ -118,7 +118,6 @@ _TYPE_WORDS: Mapping[str, str] = {
 
 
 def _list_needed_keys(kind: type[msgspec.Struct]) -> str:
-    """Return the keys that a row of this kind must have, joined by commas."""
     return ", ".join(field.encode_name for field in msgspec.structs.fields(kind) if field.required)
 
 
@@ -139,7 +138,6 @@ def _suggest_value(kind: type[msgspec.Struct], field: str | None, problem: str) 
 
 
 def _literal_choices(annotation: object) -> list[object]:
-    """Return the values of all Literals in a type, those inside other types too."""
     parts = get_args(annotation)
     if get_origin(annotation) is Literal:
         return list(parts)
@@ -155,7 +153,6 @@ def suggest_names(name: str, choices: Iterable[str], label: str) -> str:
 
 
 def _is_json(text: str) -> bool:
-    """Return whether the text is valid JSON; too deep nesting counts as not valid."""
     try:
         json.loads(text)
     except (ValueError, RecursionError):
@@ -171,7 +168,6 @@ def _parse_json(text: str, origin: RowOrigin) -> object:
     """
 
     def reject_repeated_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        """Return the pairs as a dictionary; raise the origin's error if a key is repeated."""
         keys = [key for key, _ in pairs]
         for key in keys:
             if keys.count(key) > 1:
@@ -179,7 +175,6 @@ def _parse_json(text: str, origin: RowOrigin) -> object:
         return dict(pairs)
 
     def reject_constant(constant: str) -> NoReturn:
-        """Raise the origin's error for NaN, Infinity or -Infinity."""
         raise origin.make_error(
             f"{constant} is no number", remedy="write a finite number, or null where a key may lack"
         )

@@ -111,7 +111,6 @@ def set_limit(
 
 
 def _threshold_id(spec: Spec, threshold: float) -> str:
-    """Return the id of a specification with another threshold, `ID@100N`; what follows an `@` before is dropped."""
     return f"{spec.spec_id.partition('@')[0]}@{id_suffix(threshold, spec.unit)}"
 
 
@@ -217,7 +216,6 @@ def _simple_traces(spec: Spec) -> Iterator[TrialTrace]:
 
 
 def _limits(formula: Formula) -> Iterator[tuple[str, float]]:
-    """Yield signal and number for each comparison of one numeric signal with one number; 1 in place of the number 0."""
     for predicate in (node for node in syntax.walk_nodes(formula) if isinstance(node, syntax.Compare)):
         nodes = list(syntax.walk_nodes(predicate))
         numbers = [node.value for node in nodes if isinstance(node, syntax.Number)]

@@ -92,5 +92,4 @@ def percentile_interval(means: NDArray[np.float64], confidence: float = CONFIDEN
 
 
 def _constant_interval(filled: NDArray[np.float64], counted: NDArray[np.bool_]) -> Interval | None:
-    """Return the interval of a row that never varies, both ends its first value; None if no episode counts."""
     return Interval(float(filled[0]), float(filled[0])) if counted.any() else None

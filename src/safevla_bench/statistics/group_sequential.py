@@ -78,7 +78,6 @@ def sum_limits(
 
 @lru_cache(maxsize=1024)
 def _sum_chances(size: int, count: int, rate: float) -> NDArray[np.float64]:
-    """Return the chances of the sums 0 to size · count of so many steps of one size."""
     from scipy.stats import binom
 
     chances = np.zeros(size * count + 1)

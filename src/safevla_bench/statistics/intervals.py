@@ -138,7 +138,6 @@ def bounded_mean_interval(values: NDArray[np.float64], confidence: float = CONFI
 
 
 def _spacing_quantile(values: NDArray[np.float64], level: float) -> float:
-    """Return the quantile of the randomly weighted mean of `values` [n] and one further value of 1."""
     from scipy.optimize import brentq
 
     points, counts = _merge_values(values)
@@ -149,7 +148,6 @@ def _spacing_quantile(values: NDArray[np.float64], level: float) -> float:
 
 
 def _merge_values(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return distinct values in rising order and how many there are of each, [J]; J is at most `_MOST_VALUES`."""
     points, numbers = np.unique(values, return_counts=True)
     counts = numbers.astype(np.float64)
     if len(points) > _MOST_VALUES:
@@ -176,7 +174,6 @@ def _spacing_cdf(points: NDArray[np.float64], counts: NDArray[np.float64], mean:
         return 1.0
 
     def slope(share: float) -> float:
-        """Return the derivative of the integrand's logarithm at a share of the way to its pole; 0 at the saddle."""
         at = share / greatest
         return float(counts @ (centred / (1 - at * centred))) - 1 / at
 
@@ -242,7 +239,6 @@ def tango_interval(only_first: int, only_second: int, n: int, confidence: float 
     z, observed = normal_quantile(confidence), (only_first - only_second) / n
 
     def score(difference: float) -> float:
-        """Return the score statistic of the observed pairs at a supposed difference."""
         return _tango_score(only_first, only_second, n, difference)
 
     low = _find_crossing(score, z, -1.0, observed)
@@ -264,10 +260,6 @@ def _tango_score(b: int, c: int, n: int, difference: float) -> float:
 
 
 def _find_crossing(falling: Callable[[float], float], level: float, low: float, high: float) -> float:
-    """Return the point in [low, high] at which a falling function passes a level.
-
-    If the function does not pass the level there, the end that is nearer to the crossing.
-    """
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if falling(middle) > level else (low, middle)

@@ -20,14 +20,12 @@ POWER = 0.8
 
 
 def _check_level(power: float, confidence: float) -> None:
-    """Raise `SafevlaError` unless power and confidence are shares strictly between 0 and 1."""
     for name, share in (("power", power), ("confidence", confidence)):
         if not 0 < share < 1:
             raise SafevlaError(f"a {name} of {share:g} is never reached", remedy="Give a share between 0 and 1.")
 
 
 def _check_shares(**shares: float) -> None:
-    """Raise `SafevlaError`, which names the first, unless all are numbers from 0 to 1."""
     for name, share in shares.items():
         if not 0 <= share <= 1:
             raise SafevlaError(f"{name} is {share:g}", remedy="Give a share from 0 to 1.")
@@ -65,10 +63,6 @@ def rate_power(n: int, rate: float, limit: float, confidence: float = CONFIDENCE
 
 
 def _decisive_normal(rate: float, limit: float, power: float, confidence: float) -> int:
-    """Return the n at which a normal approximation has the power; at most about 1e18.
-
-    `rate` and `limit` must differ.
-    """
     z, reach = normal_quantile(confidence), NormalDist().inv_cdf(power)
     root = z * sqrt(limit * (1 - limit)) + reach * sqrt(rate * (1 - rate))
     ratio = min(root / abs(rate - limit), 1e9)
@@ -153,7 +147,6 @@ def flip_power(
 
 @lru_cache(maxsize=4)
 def _normal_draws(tasks: int) -> NDArray[np.float64]:
-    """Return standard normal draws, always the same, [`_REPLICATES`, tasks]."""
     draws: NDArray[np.float64] = np.random.Generator(np.random.PCG64(0)).standard_normal((_REPLICATES, tasks))
     draws.flags.writeable = False
     return draws

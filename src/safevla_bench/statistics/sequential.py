@@ -52,7 +52,6 @@ def sequential_interval(values: Floats, confidence: float = CONFIDENCE) -> Inter
     mean, level = float(counts @ points) / len(values), -log(1 - confidence)
 
     def excess(supposed: float) -> float:
-        """Return how far log W at a supposed mean is above the level that excludes that mean."""
         return _log_wealth(points, counts, supposed) - level
 
     inner = min(max(mean, _EDGE), 1 - _EDGE)
@@ -96,7 +95,6 @@ def log_wealth_of_counts(hits: NDArray[np.int64], n: NDArray[np.int64], supposed
 
 
 def _log_wealth(points: Floats, counts: NDArray[np.int64], supposed: float) -> float:
-    """Return log W(supposed) of the distinct values [J] in [0, 1], of which each came `counts` times."""
     shares = _prior_nodes()
     factors = np.outer(points, shares / supposed) + np.outer(1 - points, (1 - shares) / (1 - supposed))
     logs = counts @ np.log(factors)
@@ -106,17 +104,12 @@ def _log_wealth(points: Floats, counts: NDArray[np.int64], supposed: float) -> f
 
 @lru_cache(maxsize=1)
 def _prior_nodes() -> Floats:
-    """Return equally likely values of q: Jeffreys' prior, Beta(1/2, 1/2), at the nodes of its Gauss quadrature."""
     nodes: Floats = np.sin(np.pi * (np.arange(_NODES) + 0.5) / (2 * _NODES)) ** 2
     nodes.flags.writeable = False
     return nodes
 
 
 def _find_end(excess: Callable[[float], float], outer: float, mean: float) -> float:
-    """Return the point between `outer` and `mean` where the excess is zero.
-
-    `outer` if the excess is not positive there.
-    """
     from scipy.optimize import brentq
 
     if excess(outer) <= 0:

@@ -88,7 +88,6 @@ def _flip_signs(differences: Floats, weights: Floats, confidence: float) -> Mean
     digits, halvings = (9, 34) if len(differences) <= _EXACT_TERMS else (5, 20)
 
     def find_end(is_beyond: Callable[[float], bool], side: float) -> float:
-        """Return where centres on the `side` (-1 or 1) of the interval begin to be beyond it."""
         outer, inner = (0.0, -side) if is_beyond(0.0) else (side, 0.0)
         for _ in range(halvings):
             middle = (outer + inner) / 2
@@ -101,7 +100,6 @@ def _flip_signs(differences: Floats, weights: Floats, confidence: float) -> Mean
 
 
 def _double_tail(share: float) -> float:
-    """Return the two-sided p-value of a one-sided mid-p-value."""
     return min(1.0, 2 * min(share, 1 - share))
 
 
@@ -124,7 +122,6 @@ def _count_subsets(differences: Floats, weights: Floats) -> Callable[[float], fl
 
 @lru_cache(maxsize=4)
 def _list_subsets(count: int) -> Floats:
-    """Return all subsets of so many members as rows of zeros and ones, [2**count, count]."""
     subsets: Floats = (np.arange(2**count)[:, None] >> np.arange(count) & 1).astype(np.float64)
     subsets.flags.writeable = False
     return subsets
@@ -158,7 +155,6 @@ def _sum_on_grid(terms: Floats) -> float:
 
 @lru_cache(maxsize=256)
 def _draw_heads(coins: int) -> list[tuple[int, float]]:
-    """Return the numbers of heads of so many fair coins, each with its chance, without those below 1e-17."""
     from scipy.stats import binom
 
     chances = binom.pmf(np.arange(coins + 1), coins, 0.5)
@@ -249,7 +245,6 @@ def mean_rate_difference_interval(
 
 
 def _mean_rate_variance(totals: Floats, sizes: Ints) -> float:
-    """Return the squared standard error of the mean rate, each rate taken as (total + 1) / (size + 2)."""
     rates = (totals + 1) / (sizes + 2)
     return float((rates * (1 - rates) / sizes).sum()) / len(sizes) ** 2
 
@@ -283,7 +278,6 @@ def permute_task_means(
         return is_significant(_shifted_p(moments, shift), confidence)
 
     def find_end(outer: float) -> float:
-        """Return the end of the interval between `outer` and the estimate."""
         inner = estimate
         if min(outer, inner) < 0.0 < max(outer, inner):
             outer, inner = (0.0, inner) if is_beyond(0.0) else (outer, 0.0)

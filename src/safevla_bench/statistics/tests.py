@@ -49,10 +49,6 @@ def letter_display(count: int, distinct: Collection[tuple[int, int]]) -> tuple[s
 
 
 def _maximal_cliques(chosen: set[int], open_: set[int], done: set[int], near: dict[int, set[int]]) -> list[set[int]]:
-    """Return all maximal sets of mutually near numbers (Bron and Kerbosch, with a pivot) that hold `chosen`.
-
-    Numbers of `open_` may join, those of `done` were tried before; both are near all of `chosen`. `near` is left as is.
-    """
     if not open_ and not done:
         return [chosen]
     pivot = max(open_ | done, key=lambda k: len(near[k] & open_))
@@ -64,7 +60,6 @@ def _maximal_cliques(chosen: set[int], open_: set[int], done: set[int], near: di
 
 
 def _group_letter(number: int) -> str:
-    """Return the letter of a group: a to z, then (27), (28) and so on."""
     return chr(ord("a") + number) if number < 26 else f"({number + 1})"
 
 
@@ -125,7 +120,6 @@ def _supremum(region: tuple[Ints, Ints], n: int, m: int) -> float:
     """
 
     def probability(proportion: float) -> float:
-        """Return the probability of the region if both proportions are this one."""
         return _region_probability(region, n, m, proportion)
 
     points = np.sin(np.pi / 2 * np.arange(1, _POINTS) / _POINTS) ** 2
@@ -140,7 +134,6 @@ def _supremum(region: tuple[Ints, Ints], n: int, m: int) -> float:
 
 
 def _refine(probability: Callable[[float], float], low: float, high: float) -> float:
-    """Return the greatest value between two points, by repeated search on a finer grid."""
     best = 0.0
     for _ in range(_REFINEMENTS):
         grid = np.linspace(low, high, 13)

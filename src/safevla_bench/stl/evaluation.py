@@ -53,7 +53,6 @@ def evaluate_formula(formula: Formula, trace: Trace, *, at_start: bool, best: bo
     """
 
     def evaluate(part: Formula, *, at_start: bool = at_start, best: bool = best) -> Values:
-        """Evaluate a part of the formula on the same trace, with the same `at_start` and `best` unless given."""
         return evaluate_formula(part, trace, at_start=at_start, best=best)
 
     match formula:
@@ -97,7 +96,6 @@ def evaluate_window(values: Values, fold: Fold, window: Window, trace: Trace, at
 
 
 def _evaluate_until(hold: Values, reach: Values, window: Window, trace: Trace) -> Values:
-    """Return `hold U reach` at every record, [N]; both sides become margins if only one of them holds truths."""
     if hold.dtype != reach.dtype:
         hold, reach = to_margins(hold), to_margins(reach)
     first, last = window_steps(window, trace)

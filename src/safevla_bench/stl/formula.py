@@ -231,7 +231,6 @@ def substitute_threshold(formula: Formula, threshold: float) -> Formula:
     value = signed_constant(threshold)
 
     def substitute_in(node: Compare) -> Compare:
-        """Return the comparison with the number in place of `threshold` on both sides."""
         return Compare(node.operator, _replace_threshold(node.left, value), _replace_threshold(node.right, value))
 
     return map_predicates(formula, substitute_in)
@@ -281,7 +280,6 @@ def reverse_empty_windows(formula: Formula) -> Formula:
 
 
 def _is_empty(window: Window) -> Formula:
-    """Return the formula that is true at a record whose window holds no record."""
     return Not(Eventually(window, Truth(True)))
 
 
@@ -351,7 +349,6 @@ def _text_and_level(node: Node) -> tuple[str, int]:
 
 
 def _parenthesize(node: Node, loosest: int) -> str:
-    """Return the canonical text of a node, in parentheses if it binds more loosely than the level `loosest`."""
     text, level = _text_and_level(node)
     return text if level >= loosest else f"({text})"
 

@@ -85,24 +85,15 @@ def _deciding_rows(formula: Formula, trace: Trace) -> Ints:
 
 
 def _start_margins(formula: Formula, trace: Trace) -> Floats:
-    """Return the margins of a formula at record 0 of each episode, [E].
-
-    Boolean truths become plus or minus infinity.
-    """
     return to_margins(evaluate_formula(formula, trace, at_start=True))
 
 
 def _rows_in_windows(trace: Trace, lo: Ints, hi: Ints, place: Callable[[int, int, int], np.integer]) -> Ints:
-    """Return a row of each episode's window [lo, hi), [E]; -1 if the window is empty.
-
-    `place` takes the episode's first row, lo and hi, and returns the row's distance from lo.
-    """
     windows = zip(trace.starts[:-1], lo, hi, strict=True)
     return np.array([a + place(start, a, b) if a < b else -1 for start, a, b in windows], dtype=np.int64)
 
 
 def _until_margins(hold: Values, reach: Values, start: int, lo: int, hi: int) -> Values:
-    """Return min(reach[t], min of hold over [start, t)) for t in [lo, hi)."""
     least_before = np.minimum.accumulate(np.concatenate([[np.inf], hold[start : hi - 1]]))
     return np.asarray(np.minimum(reach[lo:hi], least_before[lo - start :]))
 
@@ -126,7 +117,6 @@ def violating_records(formula: Formula, trace: Trace) -> Bools | None:
 
 
 def _is_recordwise(formula: Formula) -> bool:
-    """Return whether the formula is a G, or a conjunction of such formulas alone."""
     if isinstance(formula, And):
         return _is_recordwise(formula.left) and _is_recordwise(formula.right)
     return isinstance(formula, Always)

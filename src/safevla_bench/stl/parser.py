@@ -89,7 +89,6 @@ _SPLIT = "Split it into several specifications."
 
 @functools.cache
 def _load_grammar() -> Lark:
-    """Return the LALR(1) parser of `grammar.lark`, built on the first call and cached."""
     grammar = resources.files(__package__).joinpath("grammar.lark").read_text(encoding="utf-8")
     # The basic lexer reads `a andb` as two names; a contextual one would see `a and b`.
     return Lark(grammar, parser="lalr", lexer="basic", maybe_placeholders=True)
@@ -105,20 +104,17 @@ class _ParsedPart:
     parentheses: int = 0
 
     def __post_init__(self) -> None:
-        """Raise `FormulaError` with the column if the depth or the parentheses exceed `MAX_DEPTH`."""
         if max(self.depth, self.parentheses) > MAX_DEPTH:
             problem = f"the formula is deeper than {MAX_DEPTH}; each operator of a chain is one level"
             raise _column_error(self.column, problem, _SPLIT)
 
 
 def _column_of(token: Token) -> int:
-    """Return the column of a token in the formula's text, counted from 1."""
     assert token.start_pos is not None  # as every token read from a text has one
     return token.start_pos + 1
 
 
 def _column_error(column: int, problem: str, remedy: str | None = None) -> FormulaError:
-    """Return, without raising, a `FormulaError` whose problem starts with `column N:`."""
     return FormulaError(f"column {column}: {problem}", column=column, remedy=remedy)
 
 
@@ -148,11 +144,9 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
         return _ParsedPart(NumericSignal(str(token)), _column_of(token))
 
     def threshold(self, token: Token) -> _ParsedPart:
-        """Return the part of the placeholder `threshold`."""
         return _ParsedPart(Threshold(), _column_of(token))
 
     def truth(self, token: Token) -> _ParsedPart:
-        """Return the part of `true` or `false`."""
         return _ParsedPart(Truth(token == "true"), _column_of(token))
 
     # Arithmetic
@@ -247,7 +241,6 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
         return _ParsedPart(part.node, part.column, part.depth, part.parentheses + 1)
 
     def start(self, part: _ParsedPart) -> _ParsedPart:
-        """Return the part of the whole text unchanged, whether formula or number."""
         return part
 
     # Types
@@ -297,7 +290,6 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
 
 
 def _is_expression(node: Node) -> TypeGuard[Expression]:
-    """Return whether a node is arithmetic; all other nodes are formulas."""
     return isinstance(node, NumericSignal | Number | Threshold | Negate | Arithmetic | Call)
 
 
@@ -310,12 +302,10 @@ def _finite_number(token: Token) -> float:
 
 
 def _comparison_remedy(name: str) -> str:
-    """Return the advice to compare a name with a number, as in `name < 1`."""
     return f"compare it, as in {name} < 1"
 
 
 def _signal_remedy(name: str, signals: Mapping[str, bool]) -> str:
-    """Return the known signals as advice, sorted, after the name nearest to the unknown name if any is close."""
     close = get_close_matches(name, signals, n=1)
     guess = f"did you mean {close[0]!r}? " if close else ""
     return f"{guess}known signals: {', '.join(sorted(signals)) or 'none'}"
@@ -357,5 +347,4 @@ def _expectation_text(error: UnexpectedInput) -> str:
 
 
 def _shorten(text: str) -> str:
-    """Return a text of at most 40 characters: a longer one ends in `...`."""
     return text if len(text) <= 40 else f"{text[:37]}..."

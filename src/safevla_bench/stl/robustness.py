@@ -161,10 +161,6 @@ def _hangs_on_single_record(formula: Formula, positive: bool = True) -> bool:
 
 
 def _decides_record(formula: Formula, trace: Trace) -> Bools:
-    """Return whether the child of a root G has the same value in the best and the worst reading at any record, [E].
-
-    Only records of the G's window from record 0 count. False everywhere for a formula without a root G.
-    """
     if not isinstance(formula, Always):
         return np.zeros(len(trace), np.bool_)
     best, worst = (
@@ -252,13 +248,11 @@ def _judge_group(formula: Formula, trace: Trace) -> FormulaVerdict:
 
 
 def _earlier_record(first: Ints, second: Ints) -> Ints:
-    """Return the smaller of two records of each episode, [E]; -1 means none, and then the other record is taken."""
     both = (first >= 0) & (second >= 0)
     return np.where(both, np.minimum(first, second), np.maximum(first, second))
 
 
 def _rows_to_records(rows: Ints, starts: Ints) -> Ints:
-    """Return rows among all records as records counted from each episode's first row, [E]; -1 stays -1."""
     return np.where(rows < 0, -1, rows - starts)
 
 
@@ -323,7 +317,6 @@ class _ClauseMeasurement:
     hi: Ints
 
     def to_verdict(self, trace: Trace) -> FormulaVerdict:
-        """Return the verdict: rho and extreme as measured, with the first violating record of each violated episode."""
         first_violation, violated = np.full(len(trace), -1), np.flatnonzero(self.rho < 0)
         first_violation[violated] = _rows_to_records(self._first_rows(violated, trace), trace.starts[violated])
         return FormulaVerdict(self.rho, self.extreme, first_violation)
@@ -392,10 +385,6 @@ def _worst_values(clause: OneSidedClause, gate_open: Bools | None, lo: Ints, hi:
 
 
 def _clause_values(clause: OneSidedClause, trace: Trace) -> Floats:
-    """Return the signal of a clause, [N].
-
-    Where the signal is unknown, its possible value that is furthest from the bound.
-    """
     if clause.signal not in trace.unknown:
         return trace.numeric_signal(clause.signal)
     furthest = trace.least_values(clause.signal) if clause.upper else np.inf

@@ -43,7 +43,6 @@ class Applicability:
         return "; ".join(text for text, present in parts if present) or "applies"
 
     def _explain_need(self, tag: str) -> str:
-        """Return the tag, with the reason why the host lacks it in parentheses, if one is known."""
         return f"{tag} ({self.absent[tag]})" if tag in self.absent else tag
 
 
@@ -105,7 +104,6 @@ def task_listings(
 
 
 def _library_of(registry: Registry, entry: TaskEntry) -> Library:
-    """Return the library with the limits made for a task's benchmark; the default for an unknown benchmark."""
     suite = registry.benchmarks.get(entry.benchmark)
     return read_library(suite.library) if suite is not None else read_library()
 

@@ -59,7 +59,6 @@ class BddlProblem:
         )
 
     def _is_ground(self, name: str) -> bool:
-        """Return whether the fixture `name` is a table, floor or the like, on which the whole scene stands."""
         return self.fixtures.get(name, "").rpartition("_")[2] in _GROUNDS
 
     def class_of(self, name: str) -> str | None:
@@ -168,7 +167,6 @@ def _parse_typed_list(words: Sequence[Tree]) -> dict[str, str]:
 
 
 def _check_angles(tree: Tree, *, is_angle: bool = False) -> None:
-    """Raise `RegistryError` for a `:yaw_rotation` that is more than numbers: LIBERO evaluates it as Python."""
     if isinstance(tree, str):
         if is_angle and not _ANGLE.fullmatch(tree):
             raise RegistryError(f"the angle {tree!r} is no number", remedy="Write :yaw_rotation in radians.")
@@ -179,10 +177,6 @@ def _check_angles(tree: Tree, *, is_angle: bool = False) -> None:
 
 
 def _region_owners(trees: Sequence[Tree]) -> Iterator[tuple[str, str]]:
-    """Yield (name of a region, the object or fixture that is its `:target`).
-
-    Entries without a target are passed over.
-    """
     for tree in trees:
         if not isinstance(tree, list) or not tree:
             continue

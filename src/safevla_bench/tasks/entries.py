@@ -282,30 +282,23 @@ class Registry:
         return self.capability_sets[suite.capabilities].absent if suite is not None else {}
 
     def _capability_set(self, name: str) -> CapabilitySet:
-        """Return the capability set of that name; raise `RegistryError` with the known names if there is none."""
         if name not in self.capability_sets:
             names = ", ".join(self.capability_sets)
             raise RegistryError(f"there is no capability set {name!r}", remedy=f"capability sets: {names}")
         return self.capability_sets[name]
 
     def _host_task_name(self, benchmark: str, task_id: str) -> str:
-        """Return the host's name of a task that is given by number.
-
-        `task_id` itself if it is no number or the name is unknown.
-        """
         names = self.benchmarks[benchmark].task_names if benchmark in self.benchmarks else ()
         number = _NUMBERED.fullmatch(task_id)
         return names[int(number[1])] if number and int(number[1]) < len(names) else task_id
 
     def _unknown_task_text(self, benchmark: str, task_id: str) -> str:
-        """Return the problem for an unknown task, with the nearest known benchmark or task id if one is near."""
         ids = [task for suite, task in self.tasks if suite == benchmark]
         near = get_close_matches(benchmark, self.benchmarks, n=1) if not ids else get_close_matches(task_id, ids, n=1)
         guess = f" (did you mean {near[0]!r}?)" if near and benchmark not in near else ""
         return f"benchmark {benchmark!r} has no task {task_id!r} and no family that it fits{guess}"
 
     def _missing_entry_remedy(self, benchmark: str, task_id: str) -> str:
-        """Return the remedy for an unknown task: the TOML of a registry file, with [benchmarks] if that is unknown."""
         lines = ["pass --registry FILE (`safevla tasks --propose TASK` writes one), a TOML file that holds:"]
         if benchmark not in self.benchmarks:
             sets = ", ".join(self.capability_sets)
@@ -322,12 +315,10 @@ def spell_suite(name: str) -> str:
 
 
 def _parse_instruction(name: str) -> str | None:
-    """Return the instruction in a task name of LIBERO; None for other names."""
     scene = _SCENE.match(name)
     return name[scene.end() :].replace("_", " ") if scene else None
 
 
 def _tag_content(entry: TaskEntry) -> list[list[str] | None]:
-    """Return all tags of an entry, in a canonical form."""
     measured = None if entry.capabilities is None else sorted(entry.capabilities)
     return [sorted(entry.tags), sorted(entry.object_tags), measured]

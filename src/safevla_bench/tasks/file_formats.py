@@ -293,7 +293,6 @@ class EntryReader:
         )
 
     def _benchmark_tags(self, benchmark: str) -> frozenset[str] | None:
-        """Return the capability tags of a benchmark; None if the benchmark is unknown."""
         suite = self.benchmarks.get(benchmark)
         return self.capability_sets[suite.capabilities].tags if suite else None
 
@@ -317,14 +316,12 @@ class EntryReader:
 
 
 def _check_one_mechanism(row: TaskRow | TaskFamilyRow | PaperTaskRow, origin: RowOrigin) -> None:
-    """Raise the origin's error unless the row has exactly one of template and components."""
     if (row.template is None) == (not row.components):
         remedy = "give a template, or, where the task has several phases, components"
         raise origin.make_error("has both or neither of template and components", field="template", remedy=remedy)
 
 
 def _row_subject(row: object, otherwise: str) -> str:
-    """Return a row's name for errors: its benchmark and task id, as far as the row has them; else `otherwise`."""
     names = [row[key] for key in ("benchmark", "task_id") if key in row] if isinstance(row, Mapping) else []
     return " ".join(map(str, names)) or otherwise
 

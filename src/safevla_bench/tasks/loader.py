@@ -69,7 +69,6 @@ def registry(extra: Sequence[Path] = ()) -> Registry:
 
 @cache
 def _built_in_registry() -> Registry:
-    """Return the registry that comes with the package."""
     folder = resources.files(__package__) / "registry"
     return _extend_registry(
         Registry({}, (), {}, {}, {}), [_read_source(folder / file, f"registry/{file}") for file in BUILT_IN]
@@ -140,10 +139,6 @@ def _merge_named(
 def _repeat_entries(
     tasks: Mapping[tuple[str, str], TaskEntry], suites: Mapping[str, Benchmark]
 ) -> dict[tuple[str, str], TaskEntry]:
-    """Return the entries that benchmarks take over from those named in `same_tasks_as` and `same_tags_as`, renamed.
-
-    A benchmark that lists its task ids takes over these alone.
-    """
     return {
         (suite.name, entry.task_id): replace(entry, benchmark=suite.name)
         for suite in suites.values()
@@ -156,7 +151,6 @@ def _repeat_entries(
 def _check_benchmarks(
     source: RegistrySource, sets: Mapping[str, CapabilitySet], suites: Mapping[str, Benchmark]
 ) -> None:
-    """Raise `RegistryError` if a benchmark of the source names a capability set or benchmark that is not known."""
     for name in source.tables.benchmarks:
         origin, suite = source.origin.with_subject(f"benchmarks.{name}"), suites[name]
         check_known(suite.capabilities, sets, "capabilities", "capability sets", origin)

@@ -115,7 +115,6 @@ def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagPropo
 
 
 def _open_goals(problem: BddlProblem) -> tuple[Predicate, ...]:
-    """Return the goal's predicates that do not hold from the start."""
     return tuple(predicate for predicate in problem.goal if predicate not in problem.init)
 
 
@@ -167,10 +166,6 @@ def _placing_phases(problem: BddlProblem, goal_text: str, verb: str, moved: str,
 
 
 def _opening_phases(problem: BddlProblem, region: str) -> list[_GoalPhase]:
-    """Return the phase of opening what holds `region`, with a doubt.
-
-    [] if it cannot open, is open at first, or a goal opens it.
-    """
     owner = problem.owner_of(region)
     if not _can_open(problem, owner):
         return []
@@ -182,12 +177,10 @@ def _opening_phases(problem: BddlProblem, region: str) -> list[_GoalPhase]:
 
 
 def _can_open(problem: BddlProblem, owner: str) -> bool:
-    """Return whether `owner` is a fixture whose class has a word such as cabinet, microwave or drawer."""
     return bool(_match_name(problem.fixtures.get(owner, ""), ("cabinet", "microwave", "drawer", "fridge", "oven")))
 
 
 def _merge_components(phases: Sequence[_GoalPhase]) -> tuple[str, ...]:
-    """Return the phases' templates in order, each once; all that handle objects count as the most demanding of them."""
     handling = [phase.template for phase in phases if phase.template in _BY_DEMAND]
     hardest = max(handling, key=_BY_DEMAND.index, default=None)
     return tuple(
@@ -229,7 +222,6 @@ def _choose_object_tags(problem: BddlProblem) -> tuple[dict[str, str], list[str]
 
 
 def _kind_question(name: str, class_words: str, contents: Sequence[str]) -> str:
-    """Return the question for the auditor on whether an object can spill, by what it holds at first, if anything."""
     if contents:
         return f"{name} holds {', '.join(contents)} at first: spillable? Without non_spillable tilt is scored"
     remedy = "If nothing can spill, add object_tags = { non_spillable = '...' }; else tilt is scored"
@@ -237,30 +229,23 @@ def _kind_question(name: str, class_words: str, contents: Sequence[str]) -> str:
 
 
 def _find_kind(kind: str) -> tuple[_CarriedKind | None, str]:
-    """Return the kind of an object's class and the name that matched; None and the class in words if unknown."""
     kinds_by_name = {name: kind_row for kind_row in _load_kinds().carried for name in kind_row.names}
     name = _match_name(kind, tuple(kinds_by_name))
     return (kinds_by_name[name], name) if name else (None, kind.replace("_", " "))
 
 
 def _match_name(kind: str, names: Sequence[str]) -> str | None:
-    """Return the name that a class contains as whole words: that which ends last, of these the longest.
-
-    None if the class contains none of the names.
-    """
     text = f" {kind.replace('_', ' ')} "
     matches = [(text.rindex(f" {name} ") + len(name), len(name), name) for name in names if f" {name} " in text]
     return max(matches)[2] if matches else None
 
 
 def _class_words(problem: BddlProblem, name: str) -> str:
-    """Return the class of a movable object in words, without `_`; raise `KeyError` for another name."""
     return problem.objects[name].replace("_", " ")
 
 
 @cache
 def _load_kinds() -> _ObjectKinds:
-    """Return the kinds of objects in `kinds.toml`, read on the first call."""
     text = resources.files(__package__).joinpath("kinds.toml").read_text(encoding="utf-8")
     return msgspec.convert(tomllib.loads(text), _ObjectKinds)
 
@@ -322,16 +307,13 @@ def _task_lines(proposal: TagProposal) -> list[str]:
 
 
 def _goal_bodies_line(proposal: TagProposal) -> str:
-    """Return the TOML line of a task's goal bodies: its id, then `receptacles` and `fixtures`, empty ones left out."""
     named = [f"{name} = [{_quote_list(bodies)}]" for name, bodies in asdict(proposal.goal_bodies).items() if bodies]
     return f"{_quote_text(proposal.task_id)} = {{ {', '.join(named)} }}".replace("{  }", "{}")
 
 
 def _quote_list(names: Sequence[str]) -> str:
-    """Return the names as the items of a TOML list, quoted and joined by commas."""
     return ", ".join(_quote_text(name) for name in names)
 
 
 def _quote_text(text: str) -> str:
-    """Return a basic string of TOML. Its escapes are JSON's, except that DEL is escaped too."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -104,10 +104,6 @@ class _Shape:
 
     @classmethod
     def of_episode(cls, batch: Batch, index: int, pictures: EpisodePictures | None) -> _Shape:
-        """Return the shape of an episode: control step [s], and counts of what its actions, joints and pictures hold.
-
-        `fingers` is -1 where pictures or their state are missing.
-        """
         return cls(
             dt_s=batch.headers[index].dt,
             actions=int(batch.action.width[index]),
@@ -119,7 +115,6 @@ class _Shape:
 
     @property
     def fps(self) -> int:
-        """Frames a second, which LeRobot counts in whole numbers; raises `RunError` where that is not whole."""
         fps = round(1 / self.dt_s)
         if abs(fps * self.dt_s - 1) > 1e-6:
             problem = f"a control step of {self.dt_s:g} s is no whole number of frames a second"
@@ -127,7 +122,6 @@ class _Shape:
         return fps
 
     def state_names(self) -> tuple[str, ...]:
-        """Return the names of the numbers of `observation.state`: position, rotation where there is one, fingers."""
         fingers = tuple(f"finger_{k + 1}_m" for k in range(self.fingers))
         return (*STATE_NAMES, *fingers) if self.has_rotation or self.fingers >= 0 else STATE_NAMES[:3]
 
@@ -182,7 +176,6 @@ class _DatasetExport:
         return DatasetSummary(writer.episodes, writer.frames, tuple(self.left_out))
 
     def _episodes(self) -> Iterator[tuple[Batch, int, RecordLabels]]:
-        """Yield each episode as its batch and its index in that batch, with its labels, in the order of the scores."""
         first = 0
         for batch in self.judged.records.read_chunks():
             scores = self.judged.scores.select_episodes(np.arange(first, first + len(batch)))
@@ -212,10 +205,6 @@ class _DatasetExport:
         return _find_owners(self.judged)
 
     def _require_shape(self, batch: Batch, index: int, pictures: EpisodePictures | None) -> _Shape:
-        """Return the shape of an episode and keep it.
-
-        Raise `RunError` if it differs from that of the episodes before.
-        """
         shape = _Shape.of_episode(batch, index, pictures)
         if self.shape is not None and shape != self.shape:
             names = [part.name for part in fields(shape) if getattr(shape, part.name) != getattr(self.shape, part.name)]
@@ -290,7 +279,6 @@ class _DatasetExport:
         writer.add_episode(instruction, columns, stats, {**_episode_labels(row), **seed_and_records})
 
     def _describe(self, writer: DatasetWriter) -> None:
-        """Write `meta/safevla.json`, the mapping by which `safevla` reads the dataset, and README.md."""
         assert self.shape is not None
         document = describe_dataset(self.judged, self.cameras, self.left_out, self._describe_state(self.shape))
         writer.write_file("meta/safevla.json", dump_json(document))
@@ -298,7 +286,6 @@ class _DatasetExport:
         writer.write_file("README.md", format_card(self.judged, writer.episodes, writer.frames, self.cameras).encode())
 
     def _describe_state(self, shape: _Shape) -> dict[str, object]:
-        """Return the names of the state's numbers, and whose pose these are: observed, or the recorded grip site's."""
         observed = "as the host observes it"
         recorded = "of the recorded grip site, whose axes may not be those of the host's observations; no fingers"
         return {"names": list(shape.state_names()), "of": observed if shape.fingers >= 0 else recorded}
@@ -331,7 +318,6 @@ def _number_names(stem: str, count: int) -> tuple[str, ...]:
 
 
 def _recorded_state(batch: Batch, index: int) -> NDArray[np.float64]:
-    """Return the pose of the grip site before each action, [n - 1, 6]; [n - 1, 3] where no rotation was recorded."""
     position, rotation = batch.eef_pos_m.episode_rows(index)[:-1], batch.eef_quat_wxyz.episode_rows(index)[:-1]
     if not len(rotation):
         return position
@@ -339,7 +325,6 @@ def _recorded_state(batch: Batch, index: int) -> NDArray[np.float64]:
 
 
 def _outcome_columns(length: int, success: bool) -> dict[str, NDArray[Any]]:
-    """Return reward, done and success of each frame, [length]; all false but in the last frame."""
     last = np.arange(length) == length - 1
     return {"next.reward": last & success, "next.done": last, "next.success": last & success}
 

@@ -105,10 +105,6 @@ def summarize_pixels(pictures: NDArray[np.uint8]) -> Statistics:
 
 
 def _summarize(rows: NDArray[np.float64], count: int, shape: tuple[int, ...]) -> Statistics:
-    """Return the statistics of rows over their first axis, each reshaped to `shape`, and `count` as an array of one.
-
-    These are min, max, mean, std and the quantiles q01, q10, q50, q90 and q99.
-    """
     values: Statistics = {
         "min": rows.min(axis=0),
         "max": rows.max(axis=0),
@@ -247,7 +243,6 @@ class DatasetWriter:
             self._frames_writer, self._file = None, self._file + 1
 
     def _count_frames(self, length: int, task_index: int) -> dict[str, NDArray[Any]]:
-        """Return LeRobot's counters of the next episode's frames, [length] each: time [s] and indices."""
         step = np.arange(length)
         return {
             "timestamp": step / self._fps,
@@ -287,7 +282,6 @@ class DatasetWriter:
             self._flush_rows()
 
     def _flush_rows(self) -> None:
-        """Write the rows of meta/episodes kept so far, if any, as a row group; the first call makes the file."""
         if self._rows:
             table = pa.concat_tables(self._rows)
             if self._rows_writer is None:
@@ -333,7 +327,6 @@ class DatasetWriter:
 
 
 def _task_table(tasks: Mapping[str, int]) -> pa.Table:
-    """Return the tasks as pandas writes a table whose index is the instruction: LeRobot looks it up by the index."""
     table = pa.table({"task_index": pa.array(tasks.values(), pa.int64()), "task": pa.array(tasks, pa.string())})
     columns = [
         {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": numpy_kind, "metadata": None}

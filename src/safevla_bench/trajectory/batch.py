@@ -197,7 +197,6 @@ def batch_of_headers(headers: Sequence[Header], lengths: Ints) -> Batch:
 
 
 def _absent_channel(episodes: int) -> Channel:
-    """Return a channel that none of this many episodes recorded."""
     return Channel(np.empty(0), np.zeros(episodes + 1, dtype=np.int64), np.full(episodes, -1))
 
 
@@ -248,18 +247,15 @@ def select_episodes(batch: Batch, episodes: Sequence[int] | Ints) -> Batch:
 
 
 def _shift_bodies(body: Ints, shift: Ints | int) -> Ints:
-    """Return body indices after a shift of their table; -1 stays."""
     return np.where(body >= 0, body + shift, -1)
 
 
 def _select_channel(channel: Channel, episodes: Ints) -> Channel:
-    """Return the channel of the chosen episodes, in the order of `episodes`."""
     items, starts = gather_ranges(channel.starts, episodes)
     return Channel(channel.values[items], starts, channel.width[episodes])
 
 
 def _select_poses(poses: Poses, episodes: Ints, shift: Ints) -> Poses:
-    """Return the poses of the chosen episodes, with their bodies' numbers moved by `shift` for each chosen episode."""
     items, starts = gather_ranges(poses.body_starts, episodes)
     body = poses.body[items] + np.repeat(shift, np.diff(starts))
     return Poses(_select_channel(poses.channel, episodes), body, starts, poses.size)
@@ -273,15 +269,12 @@ def concatenate_batches(batches: Sequence[Batch]) -> Batch:
     base = [0, *np.cumsum([len(b.body_name) for b in batches]).tolist()]
 
     def join_arrays(pick: Callable[[Batch], NDArray[T]]) -> NDArray[T]:
-        """Return an array of all batches, one after another."""
         return np.concatenate([pick(b) for b in batches])
 
     def join_bodies(pick: Callable[[Batch], Ints]) -> Ints:
-        """Return an array of indices into the body tables of all batches, as indices into the joined table."""
         return np.concatenate([_shift_bodies(pick(b), k) for b, k in zip(batches, base, strict=False)])
 
     def name_codes(b: Batch) -> Ints:
-        """Return the name of each body of a batch, as an index into the joined names."""
         return np.array([code[name] for name in b.body_names], dtype=np.int64)[b.body_name]
 
     return Batch(
@@ -314,12 +307,10 @@ def concatenate_batches(batches: Sequence[Batch]) -> Batch:
 
 
 def _join_starts(starts: Sequence[Ints]) -> Ints:
-    """Return where each episode's items begin after concatenation, from the offsets of each part."""
     return np.concatenate([[0], np.cumsum(np.concatenate([np.diff(s) for s in starts]))]).astype(np.int64)
 
 
 def _concatenate_channels(channels: Sequence[Channel]) -> Channel:
-    """Return the channels as one, episode after episode."""
     return Channel(
         np.concatenate([c.values for c in channels]),
         _join_starts([c.starts for c in channels]),
@@ -328,10 +319,6 @@ def _concatenate_channels(channels: Sequence[Channel]) -> Channel:
 
 
 def _concatenate_poses(poses: Sequence[Poses], base: Sequence[int]) -> Poses:
-    """Return the poses as one, episode after episode.
-
-    `base` [number of batches] is added to each batch's body numbers.
-    """
     body = np.concatenate([p.body + k for p, k in zip(poses, base, strict=False)])
     channel = _concatenate_channels([p.channel for p in poses])
     return Poses(channel, body, _join_starts([p.body_starts for p in poses]), poses[0].size)

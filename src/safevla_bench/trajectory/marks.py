@@ -124,10 +124,6 @@ def kitchens(batch: Batch) -> tuple[Kitchen | None, ...]:
 
 
 def _read_kitchen(field: Mapping[str, object], env_seed: int | None) -> Kitchen | None:
-    """Return the kitchen in the header field `robocasa`; None if layout, style or seed are no integers.
-
-    A field written by an own loop has the options of the kitchen; then the seed is `env_seed`.
-    """
     options = field.get("options")
     if isinstance(options, Mapping):
         field = {**field, "split": options.get("obj_instance_split"), "seed": env_seed}
@@ -138,7 +134,6 @@ def _read_kitchen(field: Mapping[str, object], env_seed: int | None) -> Kitchen 
 
 
 def _read_count(replay: Mapping[str, object], name: str) -> int | None:
-    """Return a count of the replay's fields; None if it is missing, no integer, or not within 0 to `MOST_RESETS`."""
     count = replay.get(name)
     is_count = isinstance(count, int) and not isinstance(count, bool)
     return count if isinstance(count, int) and is_count and 0 <= count <= MOST_RESETS else None

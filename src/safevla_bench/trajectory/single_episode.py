@@ -75,17 +75,14 @@ def _build_batch(recording: Recording) -> Batch:
 
 
 def _row_channel(recording: Recording, spec: ChannelSpec) -> Channel:
-    """Return a channel as that of a batch of one; not recorded for a channel per action of a single record."""
     return _build_channel(None if spec.is_per_action and recording.records == 1 else recording.channel(spec.name))
 
 
 def _or_default(values: NDArray[T] | None, default: NDArray[T]) -> NDArray[T]:
-    """Return the values with the default's dtype; `default` itself if they are None."""
     return default if values is None else np.asarray(values, dtype=default.dtype)
 
 
 def _build_contacts(listed: ContactList | None, records: int) -> Contacts:
-    """Return the contacts of one episode with the place where each record's contacts start; None = not recorded."""
     present = np.array([listed is not None])
     if listed is None:
         none, nothing = np.empty(0, dtype=np.int64), np.empty(0)
@@ -96,7 +93,6 @@ def _build_contacts(listed: ContactList | None, records: int) -> Contacts:
 
 
 def _build_channel(rows: NDArray[Any] | None) -> Channel:
-    """Return rows as a channel of one episode, width = numbers of a row; None gives width -1, not recorded."""
     if rows is None:
         return _NOTHING
     values = np.ascontiguousarray(rows, dtype=np.float64)
@@ -105,13 +101,11 @@ def _build_channel(rows: NDArray[Any] | None) -> Channel:
 
 
 def _build_poses(rows: NDArray[Any] | None, bodies: Sequence[int], size: int) -> Poses:
-    """Return one episode's positions (`size` 3), quaternions (4) or truths (1); no bodies where none were recorded."""
     body = np.array(bodies if rows is not None else (), dtype=np.int64)
     return Poses(_build_channel(rows), body, np.array([0, len(body)], dtype=np.int64), size)
 
 
 def _target_index(header: Header, index: Mapping[str, int]) -> int:
-    """Return the number of the target object in `index`, body -> number; -1 without a target, or if it is no body."""
     return -1 if header.target_object is None else index.get(header.target_object, -1)
 
 
@@ -188,28 +182,23 @@ def join_records(parts: Sequence[Batch]) -> Batch:
 
 
 def _cut_channel(batch: Batch, name: str, at: int) -> Channel:
-    """Return a channel with record `at` alone; not recorded for action and simulator state."""
     return _NOTHING if name in _LEFT_OUT else _channel_at_record(batch.channel(name), at)
 
 
 def _cut_poses(poses: Poses, at: int) -> Poses:
-    """Return the poses of record `at` alone, of the same bodies."""
     return replace(poses, channel=_channel_at_record(poses.channel, at))
 
 
 def _channel_at_record(channel: Channel, at: int) -> Channel:
-    """Return the channel with its record `at` alone."""
     width = max(int(channel.width[0]), 0)
     values = channel.values[at * width : (at + 1) * width]
     return Channel(values, np.array([0, len(values)], dtype=np.int64), channel.width)
 
 
 def _join_rows(channels: Sequence[Channel]) -> Channel:
-    """Return the rows of several channels of one episode each as one, in order, with the width of the first."""
     values = np.concatenate([channel.values for channel in channels])
     return Channel(values, np.array([0, len(values)], dtype=np.int64), channels[0].width)
 
 
 def _join_poses(poses: Sequence[Poses]) -> Poses:
-    """Return the poses of several batches as one episode, in order, with the bodies of the first."""
     return replace(poses[0], channel=_join_rows([part.channel for part in poses]))

@@ -94,7 +94,6 @@ def _check_outcome(header: Header) -> Iterator[RecordError]:
 
 
 def _check_body_names(batch: Batch, e: int) -> Iterator[RecordError]:
-    """Yield an error if a body of episode `e` has an empty name."""
     if "" in batch.body_roles(e):
         place = Place(episode=batch.headers[e].episode_id, field="body_roles")
         yield RecordError("a body has no name", remedy="Name every body.", place=place)
@@ -119,10 +118,6 @@ def _check_target(batch: Batch, e: int) -> Iterator[RecordError]:
 
 
 def _check_torque_limits(batch: Batch, e: int) -> Iterator[RecordError]:
-    """Yield an error if a torque limit of episode `e` is not positive, or beyond 1e100.
-
-    Nothing if there are no limits.
-    """
     limits = batch.headers[e].joint_torque_limit_nm
     if limits is None or all(1 / LARGEST <= limit <= LARGEST for limit in limits):
         return
@@ -132,16 +127,11 @@ def _check_torque_limits(batch: Batch, e: int) -> Iterator[RecordError]:
 
 
 def _list_names(names: dict[str, str]) -> str:
-    """Return the first twelve names, sorted and joined by commas, with ` …` if there are more."""
     shown = sorted(names)[:12]
     return ", ".join(shown) + (" …" if len(names) > len(shown) else "")
 
 
 def _item_place(batch: Batch, spec: ChannelSpec, channel: Channel, item: int) -> Place:
-    """Return the episode, step and field of a flat item of a channel; of a pose, with the body's name.
-
-    The step of a number per action is the record after the action.
-    """
     e = _owner_index(channel.starts, item)
     row, column = divmod(item - int(channel.starts[e]), int(channel.width[e]))
     field = spec.name if spec.is_scalar else f"{spec.name}[{column}]"
@@ -153,7 +143,6 @@ def _item_place(batch: Batch, spec: ChannelSpec, channel: Channel, item: int) ->
 
 
 def _check_finite(batch: Batch, spec: ChannelSpec, channel: Channel) -> Iterator[RecordError]:
-    """Yield an error with the place of the channel's first number that is not finite, if any."""
     bad = np.flatnonzero(~np.isfinite(channel.values))
     if len(bad):
         place = _item_place(batch, spec, channel, int(bad[0]))
@@ -162,7 +151,6 @@ def _check_finite(batch: Batch, spec: ChannelSpec, channel: Channel) -> Iterator
 
 
 def _check_bounds(batch: Batch, spec: ChannelSpec, channel: Channel) -> Iterator[RecordError]:
-    """Yield an error with the place of the channel's first number whose magnitude is above `LARGEST`, if any."""
     bad = np.flatnonzero(np.abs(channel.values) > LARGEST)
     if len(bad):
         place = _item_place(batch, spec, channel, int(bad[0]))
@@ -171,7 +159,6 @@ def _check_bounds(batch: Batch, spec: ChannelSpec, channel: Channel) -> Iterator
 
 
 def _check_norm(batch: Batch, spec: ChannelSpec, channel: Channel) -> Iterator[RecordError]:
-    """Yield an error with the place of the channel's first quaternion of norm zero, if any."""
     quats = channel.values.reshape(-1, spec.row_size)
     half_turns = np.flatnonzero(quats[:, 0] == 0)  # few as a rule
     bad = half_turns[~quats[half_turns].any(axis=1)]
@@ -231,7 +218,6 @@ def _check_contacts(batch: Batch) -> Iterator[RecordError]:
 
 
 def _first_contact_error(batch: Batch, bad: Bools, field: str, problem: str) -> Iterator[RecordError]:
-    """Yield an error for the first contact that `bad` marks, if any: its value of `field`, then `problem`."""
     where = np.flatnonzero(bad)
     if len(where):
         value = getattr(batch.contacts, field)[where[0]]
@@ -240,7 +226,6 @@ def _first_contact_error(batch: Batch, bad: Bools, field: str, problem: str) -> 
 
 
 def _contact_place(batch: Batch, item: int, field: str) -> Place:
-    """Return the place of a contact, by its index in the batch: episode, step, and number within the step."""
     record = int(np.searchsorted(batch.contacts.starts, item, side="right")) - 1
     e = _owner_index(batch.starts, record)
     number = item - int(batch.contacts.starts[record])
@@ -249,7 +234,6 @@ def _contact_place(batch: Batch, item: int, field: str) -> Place:
 
 
 def _owner_index(starts: Ints, item: int) -> int:
-    """Return the index of the stretch that holds `item`; `starts` are the first items of the stretches."""
     return int(np.searchsorted(starts, item, side="right")) - 1
 
 

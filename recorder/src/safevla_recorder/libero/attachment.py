@@ -79,26 +79,22 @@ class RecordableLibero:
         control, domain = self._control, self._domain
 
         def interrupt(original: Any, *args: object, **kwargs: object) -> object:
-            """Report an interruption, then pass the call on."""
             listener.on_interruption()
             return original(*args, **kwargs)
 
         def reset(original: Any, *args: object, **kwargs: object) -> object:
-            """Report an interruption, reset, and report the reset if it succeeded; return the observation."""
             listener.on_interruption()  # for scripts that reset `env.env`; for the others this is the second time
             observation = original(*args, **kwargs)
             listener.on_reset()
             return observation
 
         def set_state(original: Any, mujoco_state: ArrayLike) -> object:
-            """Report an interruption, set the state, and report which initial state it is, None = none of them."""
             listener.on_interruption()
             result = original(mujoco_state)
             listener.on_state_set(self._find_index(mujoco_state))
             return result
 
         def seed(original: Any, seed: int) -> object:
-            """Report the seed, then pass the call on."""
             listener.on_seed(int(seed))
             return original(seed)
 
@@ -111,14 +107,12 @@ class RecordableLibero:
         ]
 
         def unsubscribe() -> None:
-            """Take all hooks off."""
             for undo in undo_all:
                 undo()
 
         return unsubscribe
 
     def _find_index(self, state: ArrayLike) -> int | None:
-        """Return the first index of the task's initial states with exactly these numbers; None if there is none."""
         numbers = np.asarray(state, dtype=np.float64).ravel()
         states = self._init_states
         if states is None or states.shape[1:] != numbers.shape:

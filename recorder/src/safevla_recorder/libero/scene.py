@@ -29,14 +29,12 @@ def goal_targets(domain: BDDLBaseDomain) -> tuple[str, ...]:
 
 
 def _goal_moved_fixtures(domain: BDDLBaseDomain) -> frozenset[str]:
-    """Return the fixtures of which the goal names a joint, by themselves or by one of their regions."""
     predicates = goal_predicates(domain)
     arguments = (argument for kind, *names in predicates if kind in _JOINT_GOALS for argument in names)
     return frozenset(_region_owner(domain, argument) for argument in arguments)
 
 
 def _region_owner(domain: BDDLBaseDomain, name: str) -> str:
-    """Return the fixture or object that the region `name` is part of; `name` itself if it is no such region."""
     site = domain.object_sites_dict.get(name)
     return str(site.parent_name) if site is not None and site.parent_name else name
 
@@ -97,12 +95,10 @@ def body_names(domain: BDDLBaseDomain, model: mujoco.MjModel) -> tuple[str, ...]
 
 
 def _object_roots(domain: BDDLBaseDomain) -> dict[str, int]:
-    """Return the root body of each movable object by its BDDL name."""
     return {name: int(domain.obj_body_id[name]) for name in domain.objects_dict}
 
 
 def _body_roles(domain: BDDLBaseDomain, model: mujoco.MjModel, body_name: tuple[str, ...]) -> dict[str, str]:
-    """Return the role of each recorded name: robot, target, bystander (other movable objects), else furniture."""
     base = int(model.body(domain.robots[0].robot_model.root_body).id)
     return {
         **dict.fromkeys(body_name, "furniture"),

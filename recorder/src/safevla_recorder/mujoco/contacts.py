@@ -46,10 +46,6 @@ class ConstraintContacts:
 
 
 def _elliptic_norms(efc: Floats, row: Ints, dim: Ints) -> Floats:
-    """Return force norms under elliptic cones, [K]: constraint forces are the contact force, normal first.
-
-    A frictionless contact (dimension 1) has its normal alone.
-    """
     normal = efc[row]
     sliding = dim > 1
     tangent1 = np.where(sliding, efc.take(row + 1, mode="clip"), 0.0)
@@ -105,7 +101,6 @@ class _ContactView:
         self.check_layout()
 
     def check_layout(self) -> None:
-        """Raise `HostError` if the view differs from what the bindings say."""
         contacts = self._data.contact
         copied = self.contacts[: len(contacts.geom1)].copy().view(self.layout)
         if not all(np.array_equal(copied[name], getattr(contacts, name)) for name in _FIELDS):
@@ -114,7 +109,6 @@ class _ContactView:
 
 
 def _arena_bytes(data: mujoco.MjData) -> int:
-    """Return the size of the memory that holds the contact list; MuJoCo 2 counts it in numbers of 8 bytes."""
     return int(data.narena) if hasattr(data, "narena") else 8 * int(data.nstack)
 
 
@@ -196,10 +190,6 @@ class ContactLog:
         return self._contacts[:used].view(self._window.layout)
 
     def _make_room(self, data: mujoco.MjData, contacts: int, rows: int) -> None:
-        """Make arrays that are shorter than `contacts` or `rows` twice as long as asked for; content stays.
-
-        At the first contact, also make the view of the simulator's memory; raises `HostError` as `_ContactView` does.
-        """
         if contacts and self._window is None:
             self._window = _ContactView(data)
             self._contacts = np.empty(1024, dtype=self._window.contacts.dtype)
@@ -209,7 +199,6 @@ class ContactLog:
 
 
 def _grow_array(array: NDArray[Any], wanted: int) -> NDArray[Any]:
-    """Return `array` itself if it has `wanted` rows, else a copy with twice as many as wanted, the new ones unset."""
     if wanted <= len(array):
         return array
     longer = np.empty((2 * wanted, *array.shape[1:]), dtype=array.dtype)
@@ -218,7 +207,6 @@ def _grow_array(array: NDArray[Any], wanted: int) -> NDArray[Any]:
 
 
 def _select_contacts(contacts: ConstraintContacts, which: Bools) -> ConstraintContacts:
-    """Return the contacts marked in `which` [C] alone; the forces `efc` stay whole, as `row` points into them."""
     columns = ("substep", "geom1", "geom2", "row", "dim")
     friction = None if contacts.friction is None else contacts.friction[which]
     return replace(contacts, friction=friction, **{name: getattr(contacts, name)[which] for name in columns})

@@ -22,7 +22,6 @@ def hook_after(owner: object, method: str, after: Callable[[], None]) -> Undo:
     """
 
     def call_both(original: Callable[..., object], *args: object, **kwargs: object) -> object:
-        """Pass the call on, then call `after`; return the call's result."""
         result = original(*args, **kwargs)
         after()
         return result
@@ -41,11 +40,9 @@ def wrap_method(owner: object, method: str, wrapper: Callable[..., object]) -> U
 
     @wraps(original)
     def call_wrapper(*args: object, **kwargs: object) -> object:
-        """Call the wrapper, or the original method once the hook is off."""
         return wrapper(original, *args, **kwargs) if is_on else original(*args, **kwargs)
 
     def undo() -> None:
-        """Switch the wrapper off, and give back the earlier method unless somebody has replaced ours since."""
         nonlocal is_on
         is_on = False
         if vars(owner).get(method) is not call_wrapper:
@@ -67,7 +64,6 @@ def hook_substeps(owner: object, method: str, data: object, after: Callable[[], 
     """
 
     def split(original: Callable[..., object], *args: object, **kwargs: object) -> object:
-        """Pass the call on while MuJoCo's step functions are split; other threads' environments wait."""
         with _splitting, _split_steps(data, after):
             return original(*args, **kwargs)
 
@@ -88,7 +84,6 @@ def _split_steps(data: object, after: Callable[[], None]) -> Iterator[None]:
     full_step, second_half = mujoco.mj_step, mujoco.mj_step2
 
     def step(m: Any, d: Any, nstep: int = 1) -> None:
-        """Step other simulations as usual, and this one substep by substep with `after` after each."""
         if d is not data:
             full_step(m, d, nstep)
             return
@@ -97,7 +92,6 @@ def _split_steps(data: object, after: Callable[[], None]) -> Iterator[None]:
             after()
 
     def step_second_half(m: Any, d: Any) -> None:
-        """Make the second half of a step, and call `after` if it is of this simulation."""
         second_half(m, d)
         if d is data:
             after()

@@ -48,7 +48,6 @@ class _StateViews:
     """Views of the simulator's own arrays, which stay where they are as long as its `MjData` lives."""
 
     def __init__(self, model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> None:
-        """View the arrays; those of the end effector are empty where the scene has no site for it."""
         site = scene.eef_site
         self._data = data
         self._site_pos = data.site_xpos[site] if site is not None else _NO_SITE
@@ -122,10 +121,6 @@ class Recorder:
         self._log.add_step(action, self._views.copy(peak))
 
     def _check_substeps(self) -> None:
-        """Raise `HostError` unless at least one substep was recorded and as many as the simulator's clock has passed.
-
-        Also moves on the time that the next check counts from.
-        """
         recorded, time_s = len(self._torques), self._data.time
         passed, self._time_s = round((time_s - self._time_s) / self._substep_s), time_s
         if recorded != passed or not recorded:
@@ -183,7 +178,6 @@ def attach_recorder(simulation: Any, method: str, scene: Scene, task_id: str) ->
 
 
 def _unstable_steps(data: mujoco.MjData) -> int:
-    """Return how often MuJoCo found positions, velocities or accelerations unusable."""
     import mujoco
 
     kinds = mujoco.mjtWarning
@@ -192,7 +186,6 @@ def _unstable_steps(data: mujoco.MjData) -> int:
 
 
 def _to_quaternion(matrix: Floats) -> Floats:
-    """Return the quaternion [4] wxyz of a rotation matrix given flat, [9]."""
     import mujoco
 
     quat = np.empty(4)

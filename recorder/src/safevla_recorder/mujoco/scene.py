@@ -74,7 +74,6 @@ class Scene:
 
 
 def _finger_groups(fingers: tuple[tuple[int, ...], tuple[int, ...]], geoms: int) -> NDArray[np.int64]:
-    """Return 0 for each geom, or 1 and 2 for those of the two finger groups, [G]."""
     groups = np.zeros(geoms, dtype=np.int64)
     for side, ids in enumerate(fingers, start=1):
         groups[list(ids)] = side

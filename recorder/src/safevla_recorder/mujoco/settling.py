@@ -65,10 +65,6 @@ def warn_if_moving(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[
 
 
 def _fastest_object(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int]) -> tuple[str, float]:
-    """Return the name and speed [m/s] of the fastest object; no name and 0 if there are none.
-
-    A free joint has three velocities and then three rates of turning; fewer slides than three have one velocity each.
-    """
     first, count = model.body_dofadr, model.body_dofnum
     own = {name: slice(first[body], first[body] + min(count[body], 3)) for name, body in objects.items()}
     speeds = {name: float(np.linalg.norm(data.qvel[dofs])) for name, dofs in own.items()}

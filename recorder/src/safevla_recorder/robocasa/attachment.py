@@ -110,7 +110,6 @@ class RecordableKitchen:
             """Move the hooks on states set from outside to the kitchen's present simulation, if it has one."""
 
             def set_state(original: Any, *args: object, **kwargs: object) -> object:
-                """Report an interruption, set the state, and report a state that is no initial state of the task."""
                 listener.on_interruption()
                 result = original(*args, **kwargs)
                 listener.on_state_set(None)
@@ -138,7 +137,6 @@ class RecordableKitchen:
         undo_all = [wrap_method(kitchen, "reset", reset), *subscribe_steps(kitchen, listener, _is_success)]
 
         def unsubscribe() -> None:
-            """Take all hooks off."""
             for undo in [*undo_all, *of_simulation]:
                 undo()
 
@@ -285,17 +283,14 @@ def _find_goal(task: str, goal: Sequence[str] | None) -> Goal:
 
 
 def _is_success(result: Any) -> bool:
-    """Return robosuite's reward of a step's result as a truth: RoboCasa rewards success alone."""
     return bool(result[1])
 
 
 def _plain_id(value: object) -> object:
-    """Return the number of a layout or style as an int, any other value as text."""
     return int(value) if isinstance(value, (int, np.integer)) else str(value)
 
 
 def _require_recordable(kitchen: Any) -> None:
-    """Raise `HostError` if the kitchen is being recorded already, or has other robots than one PandaOmron."""
     if hasattr(vars(kitchen).get("step"), "__wrapped__"):
         raise HostError("the environment is being recorded already", remedy="Record it once.")
     names = [str(name) for name in kitchen.robot_names]

@@ -121,7 +121,6 @@ def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) 
 
 
 def _find_objects(kitchen: Kitchen, target: str | None) -> dict[str, int]:
-    """Return the root body's id of each object that can be carried, by name; the lid too if it is the target."""
     objects = {str(name): int(body) for name, body in kitchen.obj_body_id.items()}
     if target == LID:
         lid = kitchen.blender.blender_lid
@@ -130,7 +129,6 @@ def _find_objects(kitchen: Kitchen, target: str | None) -> dict[str, int]:
 
 
 def _moved_bodies(kitchen: Kitchen, moved_fixture: str | None, model: mujoco.MjModel) -> tuple[int, ...]:
-    """Return the ids of the bodies of the fixture that the goal moves, ascending; () if the goal moves none."""
     if moved_fixture is None:
         return ()
     fixture = getattr(kitchen, moved_fixture)

@@ -146,6 +146,5 @@ def _summarize_phases(exposure: Exposure, members: Ints) -> tuple[PhaseExposure,
 
 
 def _median_or_none(values: Floats) -> float | None:
-    """Return the median of the values that are not NaN; None if there are none."""
     defined = values[~np.isnan(values)]
     return float(np.median(defined)) if len(defined) else None

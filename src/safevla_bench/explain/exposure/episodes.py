@@ -68,10 +68,6 @@ def phases(reading: RecordFields, has_held_object: NDArray[np.bool_]) -> NDArray
 def _grip_ends(
     row: NDArray[np.int64], grip: NDArray[np.bool_], starts: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the first and the last gripped row of the batch in each episode, [E].
-
-    In an episode without a grip, both are the row after the episode's last.
-    """
     begins, ends = starts[:-1], starts[1:]
     first = np.minimum.reduceat(np.where(grip, row, len(row)), begins)
     last = np.maximum.reduceat(np.where(grip, row, -1), begins)
@@ -86,7 +82,6 @@ def holding(batch: Batch, registry: Registry) -> NDArray[np.bool_]:
 
 
 def _task_has_held_object(registry: Registry, benchmark: str, task_id: str) -> bool:
-    """Return whether the task's tags hold `held_target`; False for a task that the registry does not know."""
     try:
         return _HELD in registry.task_tags(benchmark, task_id)
     except UnknownTaskError:
@@ -208,7 +203,6 @@ def _join_exposures(parts: Sequence[Exposure]) -> Exposure:
 
 
 def _count_per_episode(records: Bools, batch: Batch) -> Floats:
-    """Return the number of marked records of each episode, [..., N] -> [..., E]."""
     total = np.concatenate([np.zeros((*records.shape[:-1], 1)), np.cumsum(records, axis=-1)], axis=-1)
     return np.asarray(np.diff(total[..., batch.starts], axis=-1))
 
@@ -235,10 +229,6 @@ def _violating_records(reading: RecordFields, scores: Scores, library: Library) 
 
 
 def _time_above_force(reading: RecordFields, threshold_n: float | None) -> Floats:
-    """Return the time [s] with a contact above the threshold, [E]; NaN where contacts were not recorded.
-
-    NaN everywhere without a threshold.
-    """
     batch = reading.batch
     if threshold_n is None:
         return np.full(len(batch), np.nan)
@@ -248,10 +238,6 @@ def _time_above_force(reading: RecordFields, threshold_n: float | None) -> Float
 
 
 def _impulse_above_force(reading: RecordFields, threshold_n: float | None) -> Floats:
-    """Return the sum of impulses [N·s] of contacts above the threshold, [E]; of no contacts 0, of unknown impulses NaN.
-
-    NaN too where contacts were not recorded, and everywhere without a threshold.
-    """
     batch, contacts = reading.batch, reading.batch.contacts
     if threshold_n is None:
         return np.full(len(batch), np.nan)
@@ -262,10 +248,6 @@ def _impulse_above_force(reading: RecordFields, threshold_n: float | None) -> Fl
 
 
 def _phase_of_step(phase: NDArray[np.int8], step: NDArray[np.int64], batch: Batch) -> NDArray[np.int8]:
-    """Return the phase of the record `step` [E] of each episode, counted from the episode's first, [E]; -1 for step -1.
-
-    Also -1 where the episode has no phases.
-    """
     if not len(batch):
         return np.empty(0, dtype=np.int8)
     return np.where(step < 0, NO_PHASE, phase[batch.starts[:-1] + np.maximum(step, 0)]).astype(np.int8)

@@ -65,10 +65,6 @@ class _HiddenPackages(MetaPathFinder):
         self._packages = frozenset(packages)
 
     def find_spec(self, name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Raise `ModuleNotFoundError` for a hidden package or a module in it.
-
-        Return None for the rest, so that the other finders look.
-        """
         if name.partition(".")[0] in self._packages:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return None

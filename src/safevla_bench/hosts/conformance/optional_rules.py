@@ -322,7 +322,6 @@ class _ObservedEnv:
     """An environment that keeps the observations since the last reset."""
 
     def __init__(self, inner: HostEnv) -> None:
-        """Wrap an environment; `seen` holds its observations since the last reset."""
         self.inner, self.seen = inner, list[Observation]()
         self.task, self.dt_s = inner.task, inner.dt_s
         self.action_low, self.action_high = inner.action_low, inner.action_high
@@ -332,7 +331,6 @@ class _ObservedEnv:
         return self.seen[0]
 
     def step(self, action: Action) -> tuple[Observation, bool]:
-        """Take one step of the inner environment and keep its observation."""
         seen, success = self.inner.step(action)
         self.seen.append(seen)
         return seen, success
@@ -345,17 +343,12 @@ class _ObservedEnv:
 
 
 def _state_positions(batch: Batch, env: HostEnv, body: str) -> Floats:
-    """Return where the recorded states have a body, [n, 3] in m.
-
-    [0, 3] where no coordinate is that body's position [3].
-    """
     places = env.coordinates() if isinstance(env, Coordinated) else ()
     first = next((each.first for each in places if (each.name, each.kind, each.size) == (body, "position", 3)), None)
     return np.empty((0, 3)) if first is None else batch.sim_state.episode_rows(0)[:, first : first + 3]
 
 
 def _is_readable(observation: Observation, camera: str) -> bool:
-    """Return whether a camera's image was rendered: False where reading raises `PolicyError`."""
     try:
         observation.images[camera]
     except PolicyError:
@@ -364,7 +357,6 @@ def _is_readable(observation: Observation, camera: str) -> bool:
 
 
 def _comparable_record(batch: Batch, step: int) -> Batch:
-    """Return a record without its state, success and dropped pairs: the latter two are those of the moment."""
     header = msgspec.structs.replace(batch.headers[0], success=False, dropped_pairs=None)
     return replace(select_record(batch, step), headers=(header,))
 

@@ -199,10 +199,6 @@ class ContactRules(HostRules):
         require(not batch.gripper_contact[-1], f"One finger touches {body}, and gripper_contact is true.")
 
     def _run_hook(self, hook: str) -> tuple[str, Batch]:
-        """Run a hook in a new environment of the first trial; return the hook's value and the record.
-
-        Closes the environment. Skips the test where the hook is not written.
-        """
         host = self.host()
         env = host.make(self.trials[0].find_task(host), Wants(privileged=True))
         try:
@@ -322,7 +318,6 @@ class RepeatRules(HostRules):
         skip_unless_repeatable(run)
 
         def try_bad_actions(action: Action) -> None:
-            """Fail the test unless each bad form of an action raises `InvalidActionError`."""
             for bad in (action[:-1], action[None], np.full_like(action, np.nan), np.full_like(action, np.inf)):
                 try:
                     run.env.step(bad)
@@ -382,7 +377,6 @@ class RepeatRules(HostRules):
             env.close()
 
     def _require_refusal(self, run: TrialRun, call: Callable[[], object]) -> None:
-        """Fail the test unless `call`, made before a reset, raises `HostError`."""
         try:
             call()
         except HostError:
@@ -393,10 +387,8 @@ class RepeatRules(HostRules):
 
 
 def _mean_difference(image: NDArray[np.uint8], expected: NDArray[np.uint8]) -> float:
-    """Return the mean absolute difference of two images of one shape, from 0 to 255."""
     return float(np.abs(image.astype(np.float64) - expected).mean())
 
 
 def _first_false(same: Sequence[bool]) -> int:
-    """Return the place of the first False; -1 where there is none."""
     return list(same).index(False) if False in same else -1

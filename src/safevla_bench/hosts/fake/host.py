@@ -122,13 +122,11 @@ class _World:
 
     @classmethod
     def from_state(cls, flat: Floats) -> _World:
-        """Return the world that `to_state` wrote [15]; its time is ignored, and the world has no contacts."""
         gripper, *positions = flat[3:].reshape(-1, 3).copy()
         held_body = next((name for name, place in _PLACES.items() if place == flat[2]), None)
         return cls(gripper, dict(zip(_MOVABLE, positions, strict=True)), held_body, bool(flat[1]))
 
     def to_state(self, time: float) -> Floats:
-        """Return 15 numbers: time in s, closed 0 or 1, place of the held body or -1, gripper [3], each object [3]."""
         places = [self.objects[name] for name in _MOVABLE]
         return np.concatenate([[time, self.closed, _body_index(self.held_body)], self.gripper, *places])
 
@@ -251,7 +249,6 @@ class FakeEnv:
         """Nothing to free."""
 
     def _require_episode(self) -> EpisodeSeed:
-        """Return the seed of the last reset; raises `HostError` where there was no reset."""
         if self._seed is None:
             raise HostError("no episode has begun", remedy="Call reset first.")
         return self._seed
@@ -269,7 +266,6 @@ class FakeEnv:
         return _Record(self._world.to_state(0.0), self._world.contacts, self._world.held_body, torque)
 
     def _is_success(self) -> bool:
-        """Return whether nothing is held and the block is less than `REACH_M` from the tray, seen from above."""
         gap = self._world.objects["block"][:2] - self._world.objects["tray"][:2]
         return bool(self._world.held_body is None and np.linalg.norm(gap) < REACH_M)
 
@@ -309,17 +305,12 @@ class FakeEnv:
         )
 
     def _read_images(self) -> Mapping[str, NDArray[np.uint8]]:
-        """Return the wanted cameras' images, or `UnrenderedImages` where `render_next(False)` came before.
-
-        Either way the observation after this one has images again.
-        """
         renders, self._renders_next = self._renders_next, True
         if not renders:
             return UnrenderedImages(self._wants.cameras)
         return {camera: self._render_image() for camera in self._wants.cameras}
 
     def _render_image(self) -> NDArray[np.uint8]:
-        """Render the block as a white square on black, seen from above, 1 m wide."""
         height, width = self._wants.image_size
         image = np.zeros((height, width, 3), dtype=np.uint8)
         row, column = (np.clip(0.5 + self._world.objects["block"][:2], 0, 0.99) * (height, width)).astype(int)
@@ -342,10 +333,6 @@ class FakeEnv:
 
 
 def _initial_world(task: int, seed: EpisodeSeed) -> _World:
-    """Return the world of an initial state: the block displaced by up to 1 cm in x and y, drawn from seed and index.
-
-    In task 1 the cup lies halfway between block and tray, else aside. `seed.drawn` changes the draw.
-    """
     source = [seed.env_seed, seed.init_state_index, *([1] if seed.drawn else [])]
     jitter = np.random.default_rng(source).uniform(-0.01, 0.01, size=2)
     block, tray = np.array([-0.1, 0.0, 0.0]), np.array([0.2, 0.0, 0.0])
@@ -376,10 +363,6 @@ def _advance_world(world: _World, action: Action) -> None:
 
 
 def _update_grip(world: _World, *, closing: bool) -> None:
-    """Open or close the gripper in place.
-
-    Only closing an open gripper grips: the nearer of block and cup, if within `REACH_M`.
-    """
     was_closed, world.closed = world.closed, closing
     if not closing:
         world.held_body = None
@@ -407,19 +390,16 @@ def _push_objects(world: _World) -> None:
 
 
 def _drop_objects(world: _World) -> None:
-    """Lower every movable body but the held body by 5 cm, in place, not below the table."""
     for name in _MOVABLE:
         if name != world.held_body:
             world.objects[name] = np.maximum(world.objects[name] - [0, 0, 0.05], [-np.inf, -np.inf, HALF_M])
 
 
 def _joint_torque(action: Action) -> Floats:
-    """Return made-up torques of seven joints, N·m, in proportion to an action."""
     return np.concatenate([action[:3] * 20, [0.0], action[3:6] * 2])
 
 
 def _body_index(name: str | None) -> int:
-    """Return a body's place in `_PLACES`; -1 for None."""
     return -1 if name is None else _PLACES[name]
 
 
@@ -428,7 +408,6 @@ def _sorted_pair(first: str, second: str) -> tuple[str, str]:
 
 
 def _contact_list(records: list[dict[tuple[str, str], float]]) -> ContactList:
-    """Return the contacts of records, with forces in N and impulses over one control step in N·s."""
     rows = [(k, _PLACES[a], _PLACES[b], force) for k, pairs in enumerate(records) for (a, b), force in pairs.items()]
     record, a, b = (np.array([row[i] for row in rows], dtype=np.int64) for i in range(3))
     force = np.array([row[3] for row in rows], dtype=np.float64)

@@ -113,17 +113,12 @@ class FakeStage:
         """Nothing to free."""
 
     def _body_positions(self, record: int) -> dict[str, Floats]:
-        """Return the position [3] in m of each body in one record.
-
-        The table's is the origin, the gripper's its point.
-        """
         numbers = self._states[record]
         names = ("gripper", "block", "cup", "tray")
         return {"table": np.zeros(3), **dict(zip(names, numbers[3:].reshape(-1, 3), strict=True))}
 
 
 def _box(name: str, part: int) -> Shape:
-    """Return the body's cube in its own frame and colour, for the table a plate of 2 mm; `part` is its number."""
     half_m = _HALF_M[name]
     red, green, blue = (part / 255 for part in _COLORS[name])
     size_m = (half_m, half_m, 0.001 if name == "table" else half_m)
@@ -131,7 +126,6 @@ def _box(name: str, part: int) -> Shape:
 
 
 def _square_mask(at: Floats, half_m: float, camera: Camera, size: tuple[int, int]) -> NDArray[np.bool_]:
-    """Return a mask of the pixels within `half_m` of the place `at` along x and y, as `camera` shows them, [H, W]."""
     height, width = size
     center = camera.lookat_m or (0.0, 0.0, 0.0)
     metre = height / (camera.distance_m if camera.lookat_m else WIDTH_M)

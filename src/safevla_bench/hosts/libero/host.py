@@ -186,7 +186,6 @@ class LiberoEnv(RobosuiteEnv):
             self._env.close()
 
     def _initial_state(self, index: int) -> Floats | None:
-        """Return the flat state [1 + nq + nv] of an initial state that there is; None where the task has none."""
         if self._init_states is None:
             return None
         state: Floats = self._init_states[index]
@@ -206,7 +205,6 @@ class LiberoEnv(RobosuiteEnv):
         return read_scene(self._env.env)
 
     def _view_privileged(self, scene: Scene) -> ScenePrivileged:
-        """Return a reader with the joints of all fixtures and the regions of LIBERO's domain."""
         domain = self._env.env
         model, data = domain.sim.model._model, domain.sim.data._data
         joints = [joint for fixture in domain.fixtures_dict.values() for joint in fixture.joints]
@@ -214,7 +212,6 @@ class LiberoEnv(RobosuiteEnv):
         return ScenePrivileged(model, data, scene, goal_predicates(domain), joints, sites)
 
     def _extra_fields(self) -> dict[str, object]:
-        """Return the marks of absolute actions, where poses are wanted, and of a start that was drawn; {} without."""
         assert self._seed is not None
         extra = mark_absolute({}) if self._wants.absolute else {}
         return mark_drawn(extra) if self._seed.drawn else extra

@@ -141,12 +141,10 @@ def _import_control_env() -> type[ControlEnv]:
 
 
 def _is_not_about_macros(record: logging.LogRecord) -> bool:
-    """Return whether a log record is none of the three in which robosuite asks for a macro file that nobody needs."""
     return not record.getMessage().startswith(_MACRO_LINES)
 
 
 def _require_libraries() -> None:
-    """Raise `HostError` where a shared library that LIBERO's imports need cannot be loaded; passes unless on Linux."""
     if sys.platform != "linux":
         return
     for library, package in _LIBRARIES:
@@ -218,7 +216,6 @@ class KeptScene:
             _move_renderer(self._renderer, domain.sim)
 
     def _restore_model(self) -> None:
-        """Put the kept model back to what was compiled, and give the domain a new simulation of it at time 0."""
         from robosuite.utils.binding_utils import MjSim
 
         for name, array in _model_arrays(self._model):
@@ -234,7 +231,6 @@ _ASSETS = ("tex_", "mesh_", "bvh_", "hfield_", "skin_", "flex_")
 
 
 def _model_arrays(model: Any) -> Iterator[tuple[str, NDArray[np.generic]]]:
-    """Yield the arrays of a compiled model, but not those of its assets."""
     for name in dir(model):
         if not name.startswith(("_", *_ASSETS)):
             value = getattr(model, name)
@@ -243,10 +239,6 @@ def _model_arrays(model: Any) -> Iterator[tuple[str, NDArray[np.generic]]]:
 
 
 def _move_renderer(renderer: Any, sim: Any) -> None:
-    """Have robosuite's renderer show another simulation of the same model; what it has uploaded stays.
-
-    Makes its GL context the current one and computes the forward dynamics of `sim`.
-    """
     import mujoco
 
     renderer.gl_ctx.make_current()

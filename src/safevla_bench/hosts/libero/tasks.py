@@ -64,10 +64,6 @@ def suite_tasks(benchmark: str) -> tuple[Task, ...]:
 
 
 def _read_suite_task(benchmark: str, index: int, entry: LiberoTask) -> Task:
-    """Return a suite's task with its count of initial states; reads both files.
-
-    Reworded suites take the file's language.
-    """
     file = installed_folder("bddl_files") / str(entry.problem_folder) / str(entry.bddl_file)
     instruction = bddl.read_bddl(file).language if is_reworded(benchmark) else entry.language
     return Task(benchmark, f"task_{index}", index, entry.name, instruction, STILL, len(_load_suite_states(entry)))
@@ -181,7 +177,6 @@ def load_init_states(task: Task) -> Floats | None:
 
 
 def _load_suite_states(entry: LiberoTask) -> Floats:
-    """Return the initial states that LIBERO ships for a suite's task, [count, 1 + nq + nv]; imports LIBERO."""
     from libero.libero.benchmark import load_initial_states
 
     states: Floats = load_initial_states(
@@ -253,7 +248,6 @@ def _restore_gripper(domain: BDDLBaseDomain) -> None:
 
 
 def _fingers_touch(domain: BDDLBaseDomain) -> bool:
-    """Return whether a finger touches anything."""
     parts = domain.robots[0].gripper.important_geoms
     return bool(domain.check_contact([*parts["left_finger"], *parts["right_finger"]]))
 

@@ -184,7 +184,6 @@ class MetaworldEnv:
         self._recorder = recorder
 
     def _stop_recording(self) -> None:
-        """Take the recorder's hooks off the simulation and drop the recorder; nothing where there is none."""
         if self._recorder is not None:
             for undo in reversed(self._undo):
                 undo()
@@ -203,7 +202,6 @@ class MetaworldEnv:
         return self._observe(vector), self._success
 
     def _advance(self, action: Action) -> tuple[NDArray[np.float64], bool]:
-        """Apply one action, and return Meta-World's observation [39] and success."""
         vector, _, _, _, outcome = self._env.step(action)
         return vector, bool(outcome["success"])
 
@@ -249,7 +247,6 @@ class MetaworldEnv:
         self._env.close()
 
     def _require_recorder(self) -> Recorder:
-        """Return the recorder; raises `HostError` where no episode has begun."""
         if self._recorder is None:
             raise HostError("no episode has begun", remedy="Call reset first.")
         return self._recorder
@@ -292,23 +289,17 @@ class MetaworldEnv:
         )
 
     def _read_images(self, renders: bool) -> Mapping[str, NDArray[np.uint8]]:
-        """Render the wanted cameras, uint8 [H, W, 3] each, upright; `UnrenderedImages` unless `renders`."""
         if not renders:
             return UnrenderedImages(self._wants.cameras)
         return {camera: self._look(camera).image(self._wants.image_size) for camera in self._wants.cameras}
 
     def _read_extras(self, own: Mapping[str, Reading], renders: bool) -> Mapping[str, Reading]:
-        """Return the readings `own` and those that the policy asks for.
-
-        Without `renders`, reading a depth is an error.
-        """
         unrendered = [] if renders else [name for name in self._wants.extra if name.startswith(f"{DEPTH}/")]
         of_cameras = [name for name in self._wants.extra if name not in (*own, *unrendered)]
         asked = {name: self._read_camera(name) for name in of_cameras}
         return PartialReadings({**own, **asked}, unrendered) if unrendered else {**own, **asked}
 
     def _read_camera(self, name: str) -> Reading:
-        """Return the reading `KIND/CAMERA`: depth [H, W] in m, rendered for it, or one of the camera's matrices."""
         kind, _, camera = name.partition("/")
         size, is_turned = self._wants.image_size, camera in _APPEARANCE.turned
         if kind == DEPTH:
@@ -316,7 +307,6 @@ class MetaworldEnv:
         return camera_matrices(self._env.model, self._env.data, camera, size, is_turned=is_turned)[MATRICES.index(kind)]
 
     def _look(self, camera: str) -> Renderer:
-        """Return the renderer, made at the first call, with a camera's present view in it."""
         if self._renderer is None:
             self._renderer = Renderer(self._env.model, self._wants.image_size, _APPEARANCE)
         self._renderer.look(self._env.data, Camera(camera))

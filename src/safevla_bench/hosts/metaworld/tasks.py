@@ -182,18 +182,15 @@ def _body_names(model: mujoco.MjModel) -> tuple[str, ...]:
 
 
 def _is_free(model: mujoco.MjModel, body: int) -> bool:
-    """Return whether a body's first joint is free; for bodies that have a joint only."""
     return int(model.jnt_type[model.body_jntadr[body]]) == _FREE
 
 
 def _finger_geoms(model: mujoco.MjModel, bodies: tuple[str, ...]) -> tuple[int, ...]:
-    """Return the ids of the colliding geoms of some bodies."""
     inside = np.isin(model.geom_bodyid, [int(model.body(name).id) for name in bodies])
     return tuple(int(geom) for geom in np.flatnonzero(inside & (model.geom_contype > 0)))
 
 
 def _fixtures(model: mujoco.MjModel, names: tuple[str, ...], roles: dict[str, str]) -> list[frozenset[str]]:
-    """Return the recorded bodies of each piece of furniture that is made of several."""
     roots = [body for body in range(1, model.nbody) if int(model.body_parentid[body]) == 0]
     parts = [{names[body] for body in subtree_bodies(model, root)} for root in roots]
     fixed = [frozenset(name for name in group if roles[name] == "furniture") for group in parts]

@@ -56,7 +56,6 @@ def extract_geometry(
 
 
 def _viewpoint(model: mujoco.MjModel, data: mujoco.MjData, camera: str) -> Viewpoint:
-    """Return where one of the model's cameras is and looks in `data`, with its vertical field of view in degrees."""
     import mujoco
 
     number, quat = model.camera(camera).id, np.empty(4)
@@ -117,17 +116,12 @@ def _shape(
     rgba: Floats,
     mesh: int | None,
 ) -> Shape:
-    """Return a shape; sides of 0 of a plane are without end, 10 m here.
-
-    `where` is body, position in m, quaternion wxyz.
-    """
     sizes = np.where((size == 0) & (kind == "plane"), _ENDLESS_M, size)
     part, pos_m, quat_wxyz = where
     return Shape(kind, part, _three(sizes), pos_m, quat_wxyz, _four(np.clip(rgba, 0.0, 1.0)), mesh)
 
 
 def _surface(model: mujoco.MjModel, material: int, rgba: NDArray[np.float32]) -> tuple[Floats, int]:
-    """Return the colour of a geom or site, [4], and the number of its texture, -1 = none."""
     import mujoco
 
     own = rgba.astype(np.float64)
@@ -138,14 +132,12 @@ def _surface(model: mujoco.MjModel, material: int, rgba: NDArray[np.float32]) ->
 
 
 def _texture_image(model: mujoco.MjModel, texture: int) -> NDArray[np.uint8]:
-    """Return the pixels of a texture, [H, W, channels]."""
     height, width, channels = (int(n[texture]) for n in (model.tex_height, model.tex_width, model.tex_nchannel))
     start = int(model.tex_adr[texture])
     return np.asarray(model.tex_data[start : start + height * width * channels]).reshape(height, width, channels)
 
 
 def _mean_color(model: mujoco.MjModel, texture: int) -> Floats:
-    """Return the mean colour of a texture, [3] from 0 to 1; white without one."""
     if texture < 0:
         return np.ones(3)
     mean: Floats = _texture_image(model, texture)[..., :3].mean(axis=(0, 1)) / 255
@@ -153,7 +145,6 @@ def _mean_color(model: mujoco.MjModel, texture: int) -> Floats:
 
 
 def _mesh(model: mujoco.MjModel, mesh: int, texture: int) -> TriangleMesh:
-    """Return a mesh in its own frame, with colours of corners where it has texture coordinates; texture -1 = none."""
     first, count = int(model.mesh_vertadr[mesh]), int(model.mesh_vertnum[mesh])
     face, faces = int(model.mesh_faceadr[mesh]), int(model.mesh_facenum[mesh])
     corners = model.mesh_vert[first : first + count].astype(np.float64)
@@ -197,10 +188,6 @@ def find_touches(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> tu
 
 
 def _touch(a: str, b: str, contacts: list[tuple[Floats, Floats]]) -> Touch:
-    """Return one touch of two bodies from its (point, direction) pairs, at least one: mean point, mean direction.
-
-    Where the directions cancel, as in a grasp from both sides, the first one.
-    """
     normal = np.sum([direction for _, direction in contacts], axis=0)
     length = float(np.linalg.norm(normal))
     # Forces of a grasp from both sides cancel; one of them is shown.
@@ -234,7 +221,6 @@ def focus(model: mujoco.MjModel, data: mujoco.MjData, groups: Sequence[NDArray[n
 
 
 def _between(contact: mujoco.MjContact, groups: Sequence[NDArray[np.intp]]) -> bool:
-    """Return whether a contact is a touch between exactly two groups of geoms; False for another number of groups."""
     if len(groups) != 2 or contact.dist > 0:
         return False
     a, b = groups
@@ -242,7 +228,6 @@ def _between(contact: mujoco.MjContact, groups: Sequence[NDArray[np.intp]]) -> b
 
 
 def _bounding_ball(model: mujoco.MjModel, data: mujoco.MjData, geoms: NDArray[np.intp]) -> tuple[Floats, float]:
-    """Return the center, [3], and radius of a ball around the geoms; the radius of a plane is infinite."""
     radii = np.where(model.geom_rbound[geoms] > 0, model.geom_rbound[geoms], np.inf)
     places = data.geom_xpos[geoms]
     center = (places.min(axis=0) + places.max(axis=0)) / 2
@@ -280,6 +265,5 @@ def choose_camera(cameras: Sequence[Camera], shown: Sequence[Floats]) -> Camera:
 
 
 def _score(shown: Floats) -> float:
-    """Return how well a camera shows bodies: least plus a quarter of the mean of shares over `_ENOUGH`, capped at 1."""
     capped = np.minimum(shown / _ENOUGH, 1.0)
     return float(capped.min() + capped.mean() / 4)

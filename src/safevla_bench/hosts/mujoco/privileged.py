@@ -167,10 +167,6 @@ def _half_extents(kind: int, size: Floats, axes: Floats) -> Floats:
 
 
 def _geom_box(model: mujoco.MjModel, geom: int) -> tuple[Floats, Floats]:
-    """Return centre [3] and half extents [3], m, of a geom along its own axes.
-
-    A mesh's box need not be about its origin.
-    """
     kind, size = int(model.geom_type[geom]), model.geom_size[geom]
     if kind == _MESH:
         mesh = model.geom_dataid[geom]

@@ -183,7 +183,6 @@ def to_metres(depth_buffer: NDArray[np.float32], model: mujoco.MjModel) -> NDArr
 
 
 def _gl_context(size: tuple[int, int]) -> mujoco.GLContext:
-    """Return an OpenGL context by the backend that MUJOCO_GL names, else EGL; raises `HostError` where it fails."""
     backend = os.environ.get("MUJOCO_GL", "").lower() or "egl"
     height, width = size
     try:
@@ -254,7 +253,6 @@ class CameraGate:
 
         @wraps(create)
         def create_gated(*args: Any, **options: Any) -> tuple[list[_Sensor], list[str]]:
-            """Return robosuite's camera sensors, those of pictures wrapped, and their names."""
             sensors, names = create(*args, **options)
             # A depth is made with its camera's picture; its own sensor reads what that one has left.
             depths = [name.endswith(f"_{DEPTH}") for name in names]
@@ -269,7 +267,6 @@ class CameraGate:
 
         @wraps(sensor)  # with robosuite's mark of its modality
         def sample(cache: Mapping[str, Any]) -> Any:
-            """Return the camera's picture; black while the gate is closed, or where robosuite tries the shape."""
             # robosuite tries each new sensor for its shape, with an empty cache; what is observed has the environment's
             if not self.is_open or cache is not env._obs_cache:
                 return self._blank

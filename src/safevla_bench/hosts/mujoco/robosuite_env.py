@@ -154,7 +154,6 @@ class RobosuiteEnv(ABC):
         return MujocoStage(model, self._read_scene(), episode, self.stage_camera, self.close, self._observe_pose)
 
     def _observe_pose(self, qpos: Floats, qvel: Floats) -> Observation:
-        """Put the simulation into a pose and return what robosuite's sensors read there; nothing is simulated."""
         import mujoco
 
         simulation = self._simulation()
@@ -188,18 +187,12 @@ class RobosuiteEnv(ABC):
         """Return the header of the running episode, with the success as it stands now."""
 
     def _extra_fields(self) -> dict[str, object]:
-        """Return the host-specific fields of the running episode; {} unless a subclass has some."""
         return {}
 
     def _instruction(self) -> str:
-        """Return the instruction of the running episode: the task's, unless a subclass draws one."""
         return self.task.instruction
 
     def _base_pose(self, raw: RawObservation) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
-        """Return position [3] and wxyz quaternion [4] of the base in the world frame.
-
-        None, as here, unless the robot drives.
-        """
         return None
 
     def _settle(
@@ -219,10 +212,6 @@ class RobosuiteEnv(ABC):
         return raw, success
 
     def _start_recording(self, seed: EpisodeSeed, *, success: bool) -> None:
-        """Attach a recorder to the scene that has settled, which takes record 0, and keep seed and success.
-
-        Measures sizes for privileged state where the policy wants that. Logs a warning where an object still moves.
-        """
         self._seed, self._success = seed, success
         scene = self._read_scene()
         simulation = self._simulation()
@@ -230,13 +219,11 @@ class RobosuiteEnv(ABC):
         self._privileged = self._view_privileged(scene) if self._wants.privileged else None
 
     def _stop_recording(self) -> None:
-        """Detach the recorder and drop it with the reader of privileged state; nothing where there is none."""
         if self._detach is not None:
             self._detach()
         self._detach, self._recorder, self._privileged = None, None, None
 
     def _require_recorder(self) -> Recorder:
-        """Return the recorder; raises `HostError` where no episode has begun."""
         if self._recorder is None:
             raise HostError("no episode has begun", remedy="Call reset first.")
         return self._recorder
@@ -257,14 +244,12 @@ class RobosuiteEnv(ABC):
         )
 
     def _read_extras(self, raw: RawObservation) -> Mapping[str, Reading]:
-        """Return the readings that the policy asks for; while the gate is closed, reading a depth is an error."""
         depths = [name for name in self._wants.extra if name.startswith(f"{DEPTH}/")]
         unrendered = [] if self._gate.is_open else depths
         made = {name: self._read_extra(name, raw) for name in self._wants.extra if name not in unrendered}
         return PartialReadings(made, unrendered) if unrendered else made
 
     def _read_extra(self, name: str, raw: RawObservation) -> Reading:
-        """Return one reading as float: a joint vector [J], depth [H, W] in m, upright, or a camera's matrix."""
         kind, _, camera = name.partition("/")
         if not camera:
             return np.array(raw[_JOINT_READINGS[name]], dtype=np.float64)
@@ -317,7 +302,6 @@ def quieten_log() -> None:
 
 
 def _is_no_chatter(record: logging.LogRecord) -> bool:
-    """Return whether a log record does not begin with one of the texts of `_CHATTER`."""
     return not record.getMessage().startswith(_CHATTER)
 
 

@@ -162,10 +162,6 @@ class MujocoStage:
                 self._pose(0, -self._model.opt.timestep)
 
     def _pose(self, record: int, later_s: float) -> None:
-        """Set the simulation to the state of a record, moved on by `later_s` seconds at its velocities.
-
-        Negative goes back.
-        """
         import mujoco
 
         model, data = self._model, self._data
@@ -174,13 +170,11 @@ class MujocoStage:
         mujoco.mj_forward(model, data)
 
     def _position_error_m(self, record: int) -> float:
-        """Return the distances of the tracked bodies from their recorded positions, summed [m]."""
         shown = self._current_positions()
         gaps = [np.linalg.norm(shown[name] - at[record]) for name, at in self._recorded.items() if name in shown]
         return float(sum(gaps))
 
     def _current_positions(self) -> Mapping[str, Floats]:
-        """Return copies of the positions [3], m, of objects (origins) and links (centres of mass), by name."""
         objects = {name: self._data.xpos[body].copy() for name, body in self._scene.objects.items()}
         return objects | {name: self._data.xipos[body].copy() for name, body in self._scene.links.items()}
 
@@ -199,23 +193,17 @@ class MujocoStage:
         return self._eye
 
     def _render_sketch(self, camera: Camera, bodies: Sequence[str]) -> NDArray[np.uint8]:
-        """Return what each pixel of a picture of 120 x 160 shows of the bodies, as `Picture.seen`."""
         eye = self._open_renderer(_SKETCH)
         eye.look(self._data, camera)
         return self._locate_bodies(eye, bodies, _SKETCH)
 
     def _locate_bodies(self, eye: Renderer, bodies: Sequence[str], size: tuple[int, int]) -> NDArray[np.uint8]:
-        """Return for each pixel of the renderer's last view the place of its body in `bodies`, counted from 1.
-
-        0 = none.
-        """
         place = np.zeros(self._model.nbody + 1, dtype=np.uint8)  # the last is for -1, nothing
         for number, name in enumerate(bodies, start=1):
             place[self._visible_body_ids(name)] = number
         return place[eye.bodies(size)]
 
     def _body_ids(self, name: str) -> list[int]:
-        """Return the ids of the MuJoCo bodies under a recorded name; raises `HostError` where there is none."""
         bodies = [body for body, other in enumerate(self._scene.body_name) if other == name]
         if not bodies:
             problem = f"the model has no body {name!r}"
@@ -226,14 +214,12 @@ class MujocoStage:
         return np.flatnonzero(np.isin(self._model.geom_bodyid, self._body_ids(name)))
 
     def _visible_body_ids(self, name: str) -> list[int]:
-        """Return the ids of a body, or of the nearest parent that can be seen where it cannot, as a finger's pad."""
         bodies = self._body_ids(name)
         while not self._has_visual(bodies) and bodies != [0]:
             bodies = [int(self._model.body_parentid[bodies[0]])]
         return bodies
 
     def _has_visual(self, bodies: Sequence[int]) -> bool:
-        """Return whether any of the bodies has a geom in a group that the appearance shows."""
         geoms = np.isin(self._model.geom_bodyid, bodies)
         return bool((geoms & np.isin(self._model.geom_group, list(self._appearance.groups))).any())
 
@@ -367,6 +353,5 @@ def recorded_fixtures(episode: Batch) -> dict[str, Floats]:
 
 
 def _recorded_positions(episode: Batch) -> dict[str, Floats]:
-    """Return the recorded path [n, 3] of each tracked body, m, by name."""
     bodies, positions = episode.body_pos_m.episode_poses(0)
     return {episode.body_label(int(body)): positions[:, place] for place, body in enumerate(bodies)}

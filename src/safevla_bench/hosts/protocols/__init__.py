@@ -222,7 +222,6 @@ def _field_key(field: str) -> str:
 
 
 def _protocol_fields(protocol: EvaluationProtocol) -> Iterator[tuple[str, object]]:
-    """Yield each value but the name, those of a group as `group.field`; no `inference` means the release's."""
     for name, value in protocol.values().items():
         if name == "name":
             continue
@@ -233,7 +232,6 @@ def _protocol_fields(protocol: EvaluationProtocol) -> Iterator[tuple[str, object
 
 
 def _flatten_field(name: str, value: object) -> Iterator[tuple[str, object]]:
-    """Yield the values of nested mappings, each as `group.field`."""
     if isinstance(value, Mapping):
         for inner, item in value.items():
             yield from _flatten_field(f"{name}.{inner}", item)
@@ -242,14 +240,12 @@ def _flatten_field(name: str, value: object) -> Iterator[tuple[str, object]]:
 
 
 def _is_same_version(established: str, installed: str) -> bool:
-    """Return whether an installed version is the established one, or lies below the bound `<VERSION`."""
     if established.startswith("<"):
         return version_number(installed) < version_number(established[1:])
     return version_number(installed) == version_number(established)
 
 
 def _value_source(protocol: EvaluationProtocol, field: str) -> str:
-    """Return the source of a value: its own, or that of the group it belongs to."""
     place = field
     while place not in protocol.sources and "." in place:
         place = place.rpartition(".")[0]

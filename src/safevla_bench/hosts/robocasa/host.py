@@ -104,7 +104,6 @@ class RobocasaHost:
 
 
 def _require_one_of(name: str, value: str, choices: tuple[str, ...]) -> str:
-    """Return the value; raises `HostError`, with the choices, where it is none of them. `name` is the argument's."""
     if value not in choices:
         raise HostError(f"RoboCasa has no {name} {value!r}", remedy=f"Write {name}= one of: {', '.join(choices)}.")
     return value
@@ -191,10 +190,6 @@ class RobocasaEnv(RobosuiteEnv):
         return model
 
     def _make_kitchen(self, start: kitchens.KitchenStart, told: Mapping[str, object], *, is_seen: bool) -> Kitchen:
-        """Close the present kitchen and make that of an episode, which its reset builds.
-
-        `told` gives the options that decide what it draws; `is_seen`: the pictures of its reset are looked at.
-        """
         self.close()
         self._kitchen = kitchen = install.kitchen(self.task, start, self._wants)
         kitchens.set_options(kitchen, told.get("options"))
@@ -247,7 +242,6 @@ class RobocasaEnv(RobosuiteEnv):
         self._kitchen = None
 
     def _require_kitchen(self) -> Kitchen:
-        """Return the kitchen of the last reset; raises `HostError` before a reset and after `close`."""
         if self._kitchen is None:
             raise HostError("no episode has begun", remedy="Call reset first.")
         return self._kitchen
@@ -259,7 +253,6 @@ class RobocasaEnv(RobosuiteEnv):
         return self._require_kitchen().sim
 
     def _advance(self, action: Action) -> tuple[RawObservation, bool]:
-        """Apply one action; return the observation, and as success whether the kitchen gave a reward."""
         raw, reward, _, _ = self._require_kitchen().step(action)
         return raw, bool(reward)
 
@@ -285,14 +278,12 @@ class RobocasaEnv(RobosuiteEnv):
         )
 
     def _extra_fields(self) -> dict[str, object]:
-        """Return under `header` what rebuilds the episode, and the mark of assets that are not RoboCasa's own."""
         assert self._start is not None
         fields = {**asdict(self._start), "horizons": self._horizons, "ep_meta": self._meta}
         extra: dict[str, object] = {"header": {"robocasa": fields}}
         return mark_standin(extra) if self._versions[ASSETS_ENTRY] != OFFICIAL else extra
 
     def _instruction(self) -> str:
-        """Return RoboCasa's instruction for the episode; the task's where it has none."""
         return self._meta["lang"] or self.task.instruction
 
     def _base_pose(self, raw: RawObservation) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

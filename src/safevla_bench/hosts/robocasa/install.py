@@ -88,16 +88,11 @@ def assets() -> Path:
 
 
 def _is_mistakable(root: Path) -> bool:
-    """Return whether RoboCasa would lose files under this path, since it rewrites paths that look like its own.
-
-    False for a folder `robocasa/models/assets`.
-    """
     own = root.parts[-3:] == ("robocasa", "models", "assets")
     return not own and ("models/assets/" in f"{root.as_posix()}/" or "robosuite" in root.parts)
 
 
 def _own_assets() -> Path:
-    """Return the package's folder of assets, found without importing it; raises `HostError` without the package."""
     spec = importlib.util.find_spec("robocasa")
     if spec is None or not spec.submodule_search_locations:
         raise HostError("RoboCasa is not installed: there is no package robocasa", remedy=INSTALL)
@@ -188,7 +183,6 @@ class _AssetsFinder(importlib.abc.MetaPathFinder):
             load = spec.loader.exec_module
 
             def load_with_root(module: ModuleType) -> None:
-                """Load `robocasa.models`, then set its `assets_root`; what it computed from it while loading stays."""
                 load(module)
                 module.assets_root = str(self._root)  # type: ignore[attr-defined]
 

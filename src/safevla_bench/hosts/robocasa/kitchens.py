@@ -141,7 +141,6 @@ def start(split: str, seed: EpisodeSeed, no_layouts: Collection[int], no_styles:
 
 @cache
 def _scenes(split: str) -> tuple[tuple[int, int], ...]:
-    """Return (layout, style) of each scene of a split, in the order in which episodes take them."""
     if split == "target":
         return tuple((number, number) for number in _TARGET)
     count = len(_PRETRAIN)
@@ -264,7 +263,6 @@ def read_goal(kitchen: Kitchen, rules: KitchenTask) -> tuple[str, ...]:
 
 
 def _resolve_name(kitchen: Kitchen, name: str) -> str:
-    """Return the name of an object as it is; for an attribute of the kitchen, its text or the name of its fixture."""
     if name == LID or name in kitchen.objects:
         return name
     thing = getattr(kitchen, name)
@@ -326,20 +324,17 @@ class RobocasaPrivileged:
         )
 
     def _site_positions(self) -> dict[str, Floats]:
-        """Return copies of the places of the goal, of buttons and of hinges, [3] in m, by name."""
         buttons = {name: read_only(self._data.geom_xpos[geom]) for name, geom in self._buttons.items()}
         hinges = {name: read_only(self._data.xanchor[joint]) for name, joint in self._hinges.items()}
         return {**self._goal_sites, **buttons, **hinges}
 
 
 def _goal_joints(kitchen: Kitchen, rules: KitchenTask) -> dict[str, int]:
-    """Return the ids of the joints of the fixture that the goal moves, by name; {} where it moves none."""
     model = kitchen.sim.model._model
     names = getattr(kitchen, rules.moves).joints if rules.moves else ()
     return {str(name): int(model.joint(name).id) for name in names}
 
 
 def _goal_positions(kitchen: Kitchen) -> dict[str, Floats]:
-    """Return where the base should stand and the point 1 m in front of that, [3] each, read-only."""
     place, yaw = np.array(kitchen.target_pos, dtype=np.float64), float(kitchen.target_ori[2])
     return {"goal": read_only(place), "goal_ahead": read_only(place + [np.cos(yaw), np.sin(yaw), 0.0])}

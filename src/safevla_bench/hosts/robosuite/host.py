@@ -147,7 +147,6 @@ class RobosuiteTaskEnv(RobosuiteEnv):
         self._env = None
 
     def _robosuite(self) -> Any:
-        """Return robosuite's environment of the last reset; raises `HostError` before a reset and after `close`."""
         if self._env is None:
             raise HostError("no episode has begun", remedy="Call reset first.")
         return self._env
@@ -156,7 +155,6 @@ class RobosuiteTaskEnv(RobosuiteEnv):
         return self._robosuite().sim
 
     def _advance(self, action: Action) -> tuple[RawObservation, bool]:
-        """Apply one action; return robosuite's observation and its `_check_success`."""
         env = self._robosuite()
         raw = env.step(action)[0]
         return raw, bool(env._check_success())
@@ -165,7 +163,6 @@ class RobosuiteTaskEnv(RobosuiteEnv):
         return read_scene(self._robosuite(), self._goal)
 
     def _view_privileged(self, scene: Scene) -> ScenePrivileged:
-        """Return a reader with the joints of fixtures that the goal opens, and the goal's other places as sites."""
         env = self._robosuite()
         model, data = env.sim.model._model, env.sim.data._data
         things = {thing.name: thing.joints for thing in env.model.mujoco_objects}

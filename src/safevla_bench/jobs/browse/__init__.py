@@ -61,11 +61,9 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 60
 
     def do_GET(self) -> None:
-        """Answer with the page."""
         self._send(with_content=True)
 
     def do_HEAD(self) -> None:
-        """Answer with the headers that GET would send, without content."""
         self._send(with_content=False)
 
     def _send(self, *, with_content: bool) -> None:
@@ -91,7 +89,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(reply.content)
 
     def _is_for_us(self) -> bool:
-        """Return whether the request's one `Host` is this machine; a foreign page may point a name of its own here."""
         port = self.server.server_address[1]
         return self.headers.get_all("Host") in ([f"{LOOPBACK}:{port}"], [f"localhost:{port}"])
 

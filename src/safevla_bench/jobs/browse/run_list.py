@@ -69,15 +69,10 @@ def find_runs(folder: Path) -> dict[str, Path]:
 
 
 def _is_run(folder: Path) -> bool:
-    """Return whether a folder holds a run.json or a scores.json."""
     return (folder / RUN).is_file() or (folder / SCORES).is_file()
 
 
 def _walk_runs(folder: Path) -> Iterator[Path]:
-    """Yield the run folders below a folder, at most 3 levels deep.
-
-    Links, hidden folders and insides of runs are passed over.
-    """
     for place, folders, _ in os.walk(folder, followlinks=False):
         path = Path(place)
         depth = len(path.relative_to(folder).parts)
@@ -155,7 +150,6 @@ def _read_scores(path: Path) -> _ScoresFile:
 
 
 def _start_time(folder: Path) -> str:
-    """Return when a run began, such as `2026-11-22 15:03`; empty where its run.json is bad or does not say it."""
     try:
         volatile = read_description(folder).get("volatile")
         moment = datetime.fromisoformat(str(volatile["started"])) if isinstance(volatile, dict) else None

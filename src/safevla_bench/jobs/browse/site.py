@@ -105,10 +105,6 @@ def _runs(rows: Sequence[RunRow]) -> list[str]:
 
 
 def _index_line(row: RunRow, report: str, chosen: Choice | None) -> _Line:
-    """Return a row of the index with the address that compares the row, or chooses it if nothing is chosen yet.
-
-    That address is "" on the chosen row itself, and where a folder holds scores without their episodes.
-    """
     own = Choice(row.run, row.policy)
     compare = choose_address(own) if chosen is None else compare_address(chosen, own)
     if own == chosen or not row.is_comparable:
@@ -117,7 +113,6 @@ def _index_line(row: RunRow, report: str, chosen: Choice | None) -> _Line:
 
 
 def _index_cells(row: RunRow) -> tuple[Cell, ...]:
-    """Return the cells of a row in the order of `HEADS`; without scores, dashes and the problem."""
     if row.cell is None:
         empty = [Cell(NO_VALUE)] * (len(_METRICS) + 1)
         return (Cell(row.run), Cell(NO_VALUE, detail=row.problem), Cell(NO_VALUE), *empty, *_origin_cells(row))
@@ -127,7 +122,6 @@ def _index_cells(row: RunRow) -> tuple[Cell, ...]:
 
 
 def _origin_cells(row: RunRow) -> tuple[Cell, ...]:
-    """Return the cells on when a run began, what simulated and what judged it; a dash for what is not known."""
     return tuple(Cell(text or NO_VALUE) for text in (row.started, row.simulated_by, row.judged_by))
 
 
@@ -159,12 +153,10 @@ def _render(template: str, title: str, **values: object) -> str:
 
 
 def _style() -> str:
-    """Return the style sheet of the pages made here: that of reports, then their own."""
     return page_style() + read_template("runs/runs.css")
 
 
 def _script() -> str:
-    """Return the script of the pages made here."""
     return read_template("runs/runs.js")
 
 
@@ -245,7 +237,6 @@ class RunSite:
         return _not_found()
 
     def _index(self, query: Mapping[str, str]) -> Reply:
-        """Return the index; 404 if `with` and `policy` in the query name a side that is not listed."""
         rows = list_runs(find_runs(self.folder))
         chosen = Choice(query["with"], query.get("policy")) if "with" in query else None
         if chosen is not None and chosen not in [Choice(row.run, row.policy) for row in rows]:
@@ -342,7 +333,6 @@ def _find_file(run: Path, file: str) -> Path | None:
 
 
 def _report_policy(content: bytes) -> str:
-    """Return the Content-Security-Policy for a run's page: the report's own if this version made it, else no script."""
     head = content.replace(b"&#39;", b"'")[:4096]
     plain = content_security_policy(page_style(), page_script())
     with_player = content_security_policy(page_style(), page_script(), *player_scripts())

@@ -46,7 +46,6 @@ def examine_machine(host: str | None = None, out: Path | None = None, *, quick: 
 
 
 def _hosts_to_test(host: str | None, simulated: list[str]) -> list[str]:
-    """Return the hosts whose episode is tested: a plug-in's host if it is the one asked for, else `simulated`."""
     tested = simulators.tested_hosts()
     return [host] if host is not None and host not in tested and host != _TEST_HOST else simulated
 

@@ -74,10 +74,6 @@ def check_graphics(*, needed: bool, quick: bool) -> Iterator[Diagnosis]:
 
 
 def _check_backend(backend: str) -> Diagnosis:
-    """Return the diagnosis of MUJOCO_GL's value in lower case: a warning where it switches rendering off.
-
-    An unknown value is an error.
-    """
     if backend in _BACKENDS:
         return passed_check("MUJOCO_GL", backend or "not set: EGL is used")
     if backend in _OFF_WORDS:
@@ -89,7 +85,6 @@ def _check_backend(backend: str) -> Diagnosis:
 
 
 def _check_libraries(needed: bool) -> Iterator[Diagnosis]:
-    """Yield the diagnosis of OpenGL's libraries; missing ones are an error if `needed`, else a warning."""
     missing = [(names, package) for names, package in _LIBRARIES if not any(_can_load(name) for name in names)]
     if not missing:
         yield passed_check("OpenGL", "libGL and libEGL with a driver are there")
@@ -100,7 +95,6 @@ def _check_libraries(needed: bool) -> Iterator[Diagnosis]:
 
 
 def _can_load(name: str) -> bool:
-    """Return whether a shared library of this name can be loaded; the library stays loaded."""
     try:
         ctypes.CDLL(name)
     except OSError:
@@ -132,7 +126,6 @@ def _check_rendering(backend: str) -> Diagnosis:
 
 
 def _rendering_remedy(backend: str) -> str:
-    """Return the steps to try where no frame is rendered; unset variables are left out."""
     steps = []
     if backend:
         steps.append("unset MUJOCO_GL")
@@ -172,7 +165,6 @@ def check_machine(out: Path | None) -> Iterator[Diagnosis]:
 
 
 def _check_out_folder(out: Path) -> Iterator[Diagnosis]:
-    """Yield a warning if a run's folder exists and is not empty, then the check of the nearest existing folder."""
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         remedy = "Choose an --out that does not exist: a run is written to a new folder."
         yield warned_check("--out", f"{out} is there already", remedy)
@@ -199,7 +191,6 @@ def _check_folder(check: str, folder: Path) -> Iterator[Diagnosis]:
 
 
 def _check_memory() -> Diagnosis:
-    """Return the diagnosis of the memory available: a warning for less than 2 GiB, or where it cannot be told."""
     available = available_memory_gib()
     if available is None:
         return warned_check("memory", "cannot be told on this system", "Have some GiB free for each simulator.")
@@ -226,7 +217,6 @@ def available_memory_gib(meminfo: Path = Path("/proc/meminfo"), limit: Path = _C
 
 
 def _list_gpus() -> Diagnosis:
-    """Return the GPUs that nvidia-smi lists; none is no error, and a warning says that nvidia-smi fails."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return passed_check("GPU", "none found: images are rendered, and policies run, on the CPU")

@@ -79,7 +79,6 @@ def run_test_episode(host: str) -> str:
 
 
 def _describe_scores(batch: Batch, host: str) -> str:
-    """Return by how many specifications the record was judged, or that no registry has its task's tags."""
     try:
         scores = score(batch, load_ruleset(registry_files=hosts.registry_files(host)))
     except RegistryError:  # a plug-in's tags may come by --registry
@@ -100,7 +99,6 @@ class _MidpointPolicy:
         """Do nothing: the policy has no state."""
 
     def act(self, observation: Observation) -> Action:
-        """Return the middle of the action bounds, [A]."""
         return self._action.copy()
 
     def close(self) -> None:

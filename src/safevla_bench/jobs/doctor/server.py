@@ -122,10 +122,6 @@ def examine_server(
 
 
 def _candidates(wire: str, arguments: Mapping[str, str], host: str | None) -> list[str]:
-    """Return the dialects to try: the chosen one, or those of the wire and the host, the wire's default first.
-
-    [] where no dialect of the wire is for the host.
-    """
     if "dialect" in arguments:
         return [arguments["dialect"]]
     names = [name for name in dialects.dialect_names() if dialects.load_dialect_file(name).transport == wire]
@@ -134,12 +130,10 @@ def _candidates(wire: str, arguments: Mapping[str, str], host: str | None) -> li
 
 
 def _host(dialect: str) -> str:
-    """Return the host that a dialect's requests are made for: the simulator of the release that it is of."""
     return next(iter(load_protocol(dialects.load_dialect_file(dialect).release).simulator))
 
 
 def _task(dialect: str, suite: str | None) -> Task:
-    """Return the made-up task that a dialect's server is told, of the given suite if any."""
     task = _TASKS[_host(dialect)]
     return task if suite is None else replace(task, benchmark=suite)
 
@@ -182,7 +176,6 @@ def _query(policy: ChunkedPolicy, model: ServedModel, task: Task) -> ServerAnswe
 
 
 def _served_arguments(greeting: Greeting, arguments: Mapping[str, str]) -> dict[str, str]:
-    """Return the arguments that a server of `safevla serve` needs and that are not given; {} where none is lacking."""
     size = greeting.get("image_size")
     if "safevla-bench" not in greeting or not isinstance(size, list) or not size or "image_size" in arguments:
         return {}
@@ -204,7 +197,6 @@ def make_observation(wants: Wants, instruction: str) -> Observation:
 
 
 def _draw_table(size: tuple[int, int], generator: np.random.Generator) -> NDArray[np.uint8]:
-    """Return a picture of a table with a dark block and noise, [H, W, 3]."""
     height, width = size
     image = np.empty((height, width, 3))
     image[: height // 3] = (205, 203, 196)
@@ -238,11 +230,9 @@ def _describe(answer: ServerAnswer, refusals: Mapping[str, PolicyError]) -> Iter
 
 
 def _same_keys(dialect: Dialect) -> list[str]:
-    """Return the other dialects of the wire whose requests and replies have the same keys."""
     transport = dialects.load_dialect_file(dialect.name).transport
 
     def keys(rival: Dialect) -> object:
-        """Return the paths of a dialect's requests and replies."""
         return {field.path for field in rival.fields}, [part.path for part in rival.parts]
 
     rivals = [name for name in dialects.dialect_names() if dialects.load_dialect_file(name).transport == transport]
@@ -250,15 +240,10 @@ def _same_keys(dialect: Dialect) -> list[str]:
 
 
 def _about(names: Sequence[str]) -> str:
-    """Return the descriptions of these dialects, joined."""
     return "; ".join(dialects.load_dialect_file(name).about for name in names)
 
 
 def _describe_chunk(answer: ServerAnswer) -> Diagnosis:
-    """Return how many actions a reply holds and how many are carried out.
-
-    A warning if the dialect would carry out more than came, unless the server is one of `safevla serve`.
-    """
     count, replan = len(answer.actions), answer.replan
     came = f"{count} action{'s' * (count > 1)} a reply"
     if replan is None or replan <= count:
@@ -295,7 +280,6 @@ def check_actions(actions: Numbers, dialect: Dialect) -> Iterator[Diagnosis]:
 
 
 def _format_statistics(actions: Numbers) -> str:
-    """Return a heading and a line for each number of the actions [H, A]: least, mean, greatest."""
     count, width = actions.shape
     lines = [f"{count} x {width}, as the simulator gets them; of each number least, mean, greatest"]
     for column, (least, mean, most) in enumerate(
@@ -309,7 +293,6 @@ def _format_statistics(actions: Numbers) -> str:
 def _format_eval(
     spec: str, policy_arguments: Mapping[str, str], answer: ServerAnswer, name: str, suite: str | None
 ) -> str:
-    """Return the shell command that evaluates the server in its dialect's host, with the arguments that it needs."""
     count = len(answer.actions)
     shorter = {"replan": str(count)} if answer.replan is not None and answer.replan > count else {}
     task = _task(name, suite)
@@ -337,5 +320,4 @@ def _describe_refusals(wire: str, refusals: Mapping[str, PolicyError], host: str
 
 
 def _report_failure(check: str, error: PolicyError) -> Diagnosis:
-    """Return the failed check that says what the policy's error says."""
     return failed_check(check, error.problem, error.remedy or "Start it again.")

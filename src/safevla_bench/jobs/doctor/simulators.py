@@ -182,7 +182,6 @@ def _check_conflicts(versions: Mapping[str, str], present: list[str]) -> Iterato
 
 
 def _disagree(host: str, other: str) -> bool:
-    """Return whether two hosts are tested with different versions of something."""
     first, second = (tested_versions().hosts[name].versions for name in (host, other))
     return any(second.get(name, version) != version for name, version in first.items())
 
@@ -204,10 +203,6 @@ def _check_versions(host: str, versions: Mapping[str, str]) -> Iterator[Diagnosi
 
 
 def _version_mismatch(host: str, name: str, installed: str, tested: str, simulator: TestedSimulator) -> Diagnosis:
-    """Return the diagnosis of a version that is not tested.
-
-    A robosuite of another minor version has another API and is an error; other differences move numbers: a warning.
-    """
     if name.endswith("robosuite") and installed.split(".")[:2] != tested.split(".")[:2]:
         problem = f"{name} {installed} is installed, {host} runs on {'.'.join(tested.split('.')[:2])} only"
         return failed_check(host, problem, f"In an environment of its own: {install_command(host)}")
@@ -218,7 +213,6 @@ def _version_mismatch(host: str, name: str, installed: str, tested: str, simulat
 
 
 def _known_facts(host: str, name: str, installed: str) -> list[str]:
-    """Return what others reported of a version and what was measured under it, each as a sentence; [] if nothing."""
     reported = [difference.describe(installed) for difference in find_differences(host, {name: installed})]
     measured = simulator_measurements().find(installed) if (host, name) == ("libero", "mujoco") else None
     return [*reported, *([measured.describe()] if measured else [])]

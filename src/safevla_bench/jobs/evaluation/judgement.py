@@ -85,7 +85,6 @@ def judge(
 
 
 def _describe_makers(records: EpisodeIndex, scores: Scores, provenance: Provenance) -> Iterator[str]:
-    """Yield a sentence for each run folder that its maker judged by other rules, with its Safety there and here."""
     end = 0
     for source, places in zip(records.sources, records.places, strict=True):
         start, end = end, end + len(places)
@@ -95,7 +94,6 @@ def _describe_makers(records: EpisodeIndex, scores: Scores, provenance: Provenan
 
 
 def _explain_unknown(error: UnknownTaskError, paths: Sequence[Path]) -> UnknownTaskError:
-    """Return the error of a task that no registry knows, with where its tags are if a run folder brings some."""
     if not any(_read_brought(path) for path in paths):
         return error
     remedy = f"its run brings tags of its maker's: install its host, or take them with --as-judged; or {error.remedy}"
@@ -129,10 +127,6 @@ def find_recipe(paths: Sequence[Path]) -> RulesetRecipe | None:
 
 
 def _find_own_recipe(path: Path) -> RulesetRecipe | None:
-    """Return by what a run was judged last, else is registered to be judged; None where nothing tells.
-
-    A damaged run.json or registration tells nothing; a damaged judged_with.json is a `RunError`.
-    """
     if (path / SCORES).exists():
         return _read_recipe(path / RULES)
     if not (path / RUN).exists():
@@ -167,7 +161,6 @@ def read_host_registry(host: str) -> tuple[RuleFile, ...]:
 
 
 def _read_installed(path: Path) -> tuple[RuleFile, ...]:
-    """Return the files of tags of the installed host that a run.json names; () where it names none that has any."""
     host = read_description(path).get("host") if (path / RUN).exists() else None
     return read_host_registry(host) if isinstance(host, str) else ()
 
@@ -261,7 +254,6 @@ def make_rescorer(judged: Judged) -> Callable[[Library], Scores]:
     """Return a function that judges the same records with another library; each call reads the records again."""
 
     def rescore(library: Library) -> Scores:
-        """Return the scores of the same records by this library."""
         scores = score_chunks(judged.records.read_chunks(), replace(judged.ruleset, library=library))
         return replace(scores, absent=judged.scores.absent)
 

@@ -193,7 +193,6 @@ def score_files(judged: Judged, *, legacy_ids: bool = False, sources: object = N
 
 
 def _use_legacy_ids(judged: Judged) -> Scores:
-    """Return the scores with the ids of the authors' tables for specifications that have such an id."""
     legacy_ids = {spec_id: legacy for legacy, spec_id in judged.library.legacy.items()}
     specs = [
         msgspec.structs.replace(spec, spec_id=legacy_ids.get(spec.spec_id, spec.spec_id))
@@ -270,7 +269,6 @@ def _make_replay(judged: Judged, index: int, key: EpisodeKey) -> Replays:
 
 
 def _page_description(judged: Judged) -> dict[str, object]:
-    """Return how the scores came about, for the page; what was left out is not in it, having a table of its own."""
     marks = [{"policy": name, "privileged": True} for name in judged.privileged]
     return {
         **{name: value for name, value in judged.describe_origin().items() if name not in ("skipped", "lost")},
@@ -358,7 +356,6 @@ def build_board(
 def _audits_by_policy(
     sources: Sequence[JudgedSource], audits: Sequence[Mapping[str | None, AuditMark]]
 ) -> dict[str | None, tuple[AuditMark, ...]]:
-    """Return policy, as renamed -> its audits, one a source."""
     marks: dict[str | None, tuple[AuditMark, ...]] = {}
     for source, by_policy in zip(sources, audits, strict=False):
         for policy, mark in by_policy.items():

@@ -118,7 +118,6 @@ def _prepare_parts(
 
 
 def _assign_rounds(plan: Sequence[PlannedEpisode], look_every: int) -> tuple[PlannedEpisode, ...]:
-    """Return the plan with rounds of so many initial states of each task; all episodes of a state are in one round."""
     states = sorted({episode.start.init_state_index for episode in plan})
     rounds = {state: place // look_every for place, state in enumerate(states)}
     return tuple(replace(episode, round=rounds[episode.start.init_state_index]) for episode in plan)
@@ -221,7 +220,6 @@ def _select_shard(
 
 
 def _check_arguments(request: Request) -> None:
-    """Raise `RunError` if there is an argument for a policy that is not in the run."""
     for name in request.policy_arguments:
         if name not in request.policies:
             problem = f"there is an argument for the policy {name!r}, which is not in this run"
@@ -229,7 +227,6 @@ def _check_arguments(request: Request) -> None:
 
 
 def _policy_options(request: Request, policy: str) -> dict[str, str]:
-    """Return the arguments of a policy; for an entry of the paper they include the servers of the request."""
     served = (
         {entries.SERVER: " ".join(request.servers)}
         if entries.MARK in request.policy_spec(policy).partition(":")[0] and request.servers
@@ -239,7 +236,6 @@ def _policy_options(request: Request, policy: str) -> dict[str, str]:
 
 
 def _check_servers(made: Mapping[str, Policy], tasks: Sequence[Task]) -> None:
-    """Raise `PolicyError` if an entry of the paper has no server for one of the tasks' suites."""
     for policy in made.values():
         if isinstance(policy, entries.EntryPolicy):
             for task in tasks:
@@ -344,7 +340,6 @@ def _describe_stopping(ruleset: Ruleset, tasks: Sequence[Task]) -> dict[str, obj
 
 
 def _describe_server(policy: Policy) -> dict[str, object]:
-    """Return how a policy's server is asked, and the paper's entry that says so; {} for a policy without a server."""
     dialect = getattr(policy, "dialect", None)
     description: dict[str, object] = (
         {"dialect": dialects.dialect_values(dialect)} if isinstance(dialect, Dialect) else {}
@@ -356,10 +351,6 @@ def _describe_server(policy: Policy) -> dict[str, object]:
 
 
 def _describe_object(policy: Policy, is_given: bool) -> dict[str, object]:
-    """Return the orientation of a user's object's images, if not upright, and the class of an object that is given.
-
-    {} where neither applies.
-    """
     made = policy.made if isinstance(policy, InProcessPolicy) else policy
     orientation = policy.orientation if isinstance(policy, InProcessPolicy) else UPRIGHT
     shown = {} if orientation == UPRIGHT else {"orientation": orientation}
@@ -381,10 +372,6 @@ def estimate_run(request: Request, running: ExecutionOptions = DEFAULT_EXECUTION
 
 
 def _look_interval(policy: Policy) -> int:
-    """Return the steps from one look of a policy to its next: the `replan` of its dialect.
-
-    1 where there is no dialect, or all actions of a reply are carried out, whose number only the server knows.
-    """
     dialect = getattr(policy, "dialect", None)
     return (dialect.replan or 1) if isinstance(dialect, Dialect) else 1
 

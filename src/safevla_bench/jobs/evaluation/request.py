@@ -244,7 +244,6 @@ def _tasks_of_suite(host: Host, suite: str, wanted: tuple[int, ...] | None) -> S
 
 
 def _name_tasks(tasks: Sequence[Task]) -> str:
-    """Return "task 3" or "tasks 3, 5"."""
     return f"task {tasks[0].index}" if len(tasks) == 1 else f"tasks {', '.join(str(task.index) for task in tasks)}"
 
 

@@ -58,7 +58,6 @@ class PrintableTable:
         return self.render().rstrip("\n")
 
     def _repr_html_(self) -> str:
-        """Return the table as HTML for a notebook."""
         rows = ([f"{cell.text}{cell.mark} {cell.below}".strip() for cell in row] for row in self.table.rows)
         notes = (*self.table.remarks, *self.table.notes)
         return html_table([column.full for column in self.table.columns], rows, self.table.title, notes)
@@ -299,7 +298,6 @@ def _choose_rules(suites: Sequence[str], host: str | None, ruleset: Ruleset | No
 
 
 def _name_suites(suite: str | Sequence[str]) -> tuple[str, ...]:
-    """Return one suite or several as a tuple; raises `RunError` where there is none."""
     suites = (suite,) if isinstance(suite, str) else tuple(suite)
     if not suites:
         raise RunError("no suite is named", remedy='Name one or several: evaluate(policy, "libero-spatial").')

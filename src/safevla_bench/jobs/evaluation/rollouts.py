@@ -110,10 +110,6 @@ def _run_pending(
 def _pending_episodes(
     writer: RunWriter, prepared: PreparedRun, running: ExecutionOptions, tally: RoundTally | None
 ) -> list[PlannedEpisode]:
-    """Return the episodes that are not done, or are to be retried; [] where a rule has decided already.
-
-    They are in plan order, and round by round where a rule may end the run.
-    """
     pending = [
         episode for place, episode in enumerate(prepared.episodes) if not _is_done(writer.episodes.get(place), running)
     ]
@@ -138,7 +134,6 @@ def _tally_done(writer: RunWriter, prepared: PreparedRun, running: ExecutionOpti
 
 
 def _decode_record(finished: FinishedEpisode) -> Batch | None:
-    """Return a finished episode's record; None where it left none."""
     return None if finished.record is None else npz.decode_npz(finished.record)
 
 
@@ -174,7 +169,6 @@ class _PolicyFailures:
 
 
 def _is_done(episode: RawEpisode | None, running: ExecutionOptions) -> bool:
-    """Return whether an episode has ended and is not to be retried; None stands for one that has not."""
     return episode is not None and not (running.retry_crashed and not episode.has_record)
 
 

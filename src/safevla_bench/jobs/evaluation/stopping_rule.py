@@ -205,7 +205,6 @@ class RoundTally:
         )
 
     def _find_gates(self) -> list[RuleVerdict]:
-        """Return each policy's verdict on the gate; all hold together with `CONFIDENCE`."""
         gate, level = self._rule.gate, 1 - (1 - CONFIDENCE) / len(self._policies)
         assert gate is not None
         has_clusters = any(len(ids) > 1 for rounds in self._starts.values() for one in rounds for ids in one.values())
@@ -257,7 +256,6 @@ class RoundTally:
         )
 
     def _counted_starts(self, policy: str) -> list[dict[_Start, list[str]]]:
-        """Return by whole round the episodes of each initial state, less those that are left out."""
         rounds = self._starts[policy][: self._rounds]
         if not self._rule.allow_crashed:
             return rounds
@@ -267,7 +265,6 @@ class RoundTally:
         return [{start: names for start, names in one.items() if names} for one in known]
 
     def _count_unknown(self, *policies: str) -> int:
-        """Return how many initial states of the whole rounds have an episode of these policies without a value."""
         rounds = zip(*(self._starts[policy][: self._rounds] for policy in policies), strict=True)
         return sum(
             any(name not in self._values for one in same for name in one[start])
@@ -290,12 +287,10 @@ class RoundTally:
 
 
 def _planned_shares(counts: Sequence[int]) -> list[float]:
-    """Return the share of what is planned that each round completes, given how many each holds."""
     return [done / max(1, sum(counts)) for done in accumulate(counts)]
 
 
 def _look_at_differences(rounds: Sequence[Sequence[int]], shares: Sequence[float]) -> SequentialLook:
-    """Return the look at the differences of each round; if policies are equal, a fair coin gives each its sign."""
     steps = [[abs(difference) for difference in one if difference] for one in rounds]
     won = [sum(difference for difference in one if difference > 0) for one in rounds]
     return sequential_look(steps, won, 0.5, shares, CONFIDENCE)

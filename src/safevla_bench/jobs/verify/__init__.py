@@ -80,7 +80,6 @@ def _check_run(
 
 
 def _require_complete(run: Path) -> None:
-    """Raise `RunError` unless the folder holds a run that is complete."""
     place = Place(file=str(run))
     if not (run / RUN).is_file():
         remedy = f"Name a folder that `safevla eval` or `safevla rollout` made; it holds {RUN}."
@@ -91,12 +90,10 @@ def _require_complete(run: Path) -> None:
 
 
 def _standin_note(benchmark: str) -> str:
-    """Return the reason why a suite's assets are unchecked: stand-ins replaced them when it was simulated."""
     return f"{benchmark} was simulated with stand-ins for its own assets; nothing here checks it with the real ones"
 
 
 def _check_replays(run: Path, records: ArchiveContents, count: int, observer: ProgressCallback) -> list[Finding]:
-    """Return the findings of `count` replays; a single open finding where `count` is 0 or the run has no record."""
     if not count:
         reason = "not asked for; --replay K or --audit K plays K episodes again in the simulator"
         return [open_check(REPLAY, reason, wanted=False)]

@@ -46,7 +46,6 @@ def audit_source(
 
 
 def _read_contents(source: Path) -> ArchiveContents:
-    """Return the contents of a run folder or of an archive file."""
     return ArchiveContents.read_run(source) if source.is_dir() else ArchiveContents.read_files([source])
 
 
@@ -71,13 +70,11 @@ def _audit(
 
 
 def _name_episode(finding: Finding) -> str:
-    """Return what a replay's finding says, after the episode's id where it is of one."""
     episode = finding.check.partition(" ")[2]
     return f"{episode}: {finding.said}" if episode else finding.said
 
 
 def _audit_obstacle(source: Path, records: ArchiveContents) -> str | None:
-    """Return why a source cannot be audited: it is no complete run folder, or damaged; None if it can."""
     if not (source / RUN).is_file():
         return "it is no run folder, and does not say how its episodes start"
     if read_description(source).get("complete") is not True:
@@ -93,6 +90,5 @@ def check_audit(run: Path, records: ArchiveContents, plan: AuditPlan, observer: 
 
 
 def _audit_finding(policy: str | None, mark: AuditMark, plan: AuditPlan) -> Finding:
-    """Return what the audit of a policy shows, with its seed."""
     said = f"{mark.badge} (drawn with --audit-seed {plan.seed})"
     return Finding(AUDIT if policy is None else f"{AUDIT} {policy}", mark.verdict, said)

@@ -178,7 +178,6 @@ def check_episodes(run: Path, records: ArchiveContents) -> list[Finding]:
 
 
 def _plan_mismatches(run: Path, rows: Sequence[EpisodeRow], table: str) -> Iterator[str]:
-    """Yield a sentence for each planned episode without a row, and one for rows that were not planned."""
     difference = compare_plan(read_description(run), rows)
     yield from (f"{absent.episode_id!r} was planned, and is not in {table}" for absent in difference.missing)
     if difference.unnamed:
@@ -209,7 +208,6 @@ def _episode_mismatches(
 
 
 def _field_mismatches(row: EpisodeRow, header: Header, steps: int, table: str) -> Iterator[str]:
-    """Yield a sentence for each field, and the number of steps, in which an episode's row and record differ."""
     pairs = {field: (getattr(row, field), getattr(header, field)) for field in _SHARED_FIELDS} | {
         "steps": (row.steps, steps)
     }

@@ -96,10 +96,6 @@ def compare_records(
 def _header_differences(
     recorded: Mapping[str, object], replayed: Mapping[str, object], *, lenient: bool
 ) -> Iterator[Difference]:
-    """Yield the difference of each field that the host gives.
-
-    If `lenient`, of roles, the mark of stand-ins and the fields of a `Header` that the record has.
-    """
     shared = {STANDIN, *(recorded.keys() & {"body_roles", *Header.__struct_fields__})}
     names = shared if lenient else {*recorded, *replayed}
     for name in sorted(names - _RUN_FIELDS):
@@ -109,7 +105,6 @@ def _header_differences(
 def _channel_difference(
     name: str, recorded: Sequence[_Step], replayed: Sequence[_Step], tolerance: float, first: int
 ) -> Iterator[Difference]:
-    """Yield the first difference in a channel from record `first` on, if there is one."""
     for step, sides in enumerate(zip(recorded[first:], replayed[first:], strict=False), start=first):
         own, other = (bytes(side[name]) if name in side else b"" for side in sides)
         if own != other:
@@ -120,7 +115,6 @@ def _channel_difference(
 
 
 def _first_difference(name: str, first: object, second: object, tolerance: float = 0.0) -> Iterator[Difference]:
-    """Yield the first difference of two values of a channel or field, if there is one."""
     for field, value, other in value_differences(first, second, name, tolerance):
         yield Difference(name, field, value, other)
         return
@@ -158,10 +152,6 @@ def outcome_differences(header: Header, successes: Sequence[bool], planned: Plan
 
 
 def _possible_outcomes(*, success: bool, at_end: bool | None) -> tuple[str, ...]:
-    """Return the outcomes that fit the replay's success; `at_end` says whether it reached its horizon, None = unknown.
-
-    What ended an episode before its horizon, an invalid action or a violation, is not among the recorded actions.
-    """
     if success:
         return ("success",)
     early = ("invalid_action", "stopped")
@@ -188,7 +178,6 @@ def value_differences(
 
 
 def _is_equal(first: object, second: object, tolerance: float) -> bool:
-    """Return whether two values of one type are equal, or floats within a tolerance that is not 0."""
     if isinstance(first, float) and isinstance(second, float):
         near = bool(tolerance) and np.isclose(first, second, rtol=tolerance, atol=tolerance)
         return bool(near) or first.hex() == second.hex()

@@ -169,7 +169,6 @@ def choose_episodes(headers: Sequence[Header], count: int, salt: str = "") -> li
     """
 
     def key(index: int) -> bytes:
-        """Return the digest of an episode's policy and id."""
         header = headers[index]
         return hashlib.sha256(f"{salt}{header.policy}\n{header.episode_id}".encode()).digest()
 
@@ -181,7 +180,6 @@ def _check_name(header: Header) -> str:
 
 
 def _host_arguments(description: Mapping[str, object]) -> dict[str, str]:
-    """Return the host's arguments that run.json holds, as text; {} where they are missing."""
     arguments = description.get("host_arguments")
     return {str(name): str(value) for name, value in arguments.items()} if isinstance(arguments, dict) else {}
 
@@ -243,7 +241,6 @@ def _replay_finding(setting: _ReplaySetting, episode: Batch) -> Finding:
 
 
 def _name_all_replays(findings: Sequence[Finding]) -> Finding:
-    """Return the last of an episode's findings, none of which agrees, with the text of the earlier ones added."""
     *before, last = findings
     earlier = "".join(f" Before that, from another start that the record tells: {finding.said}." for finding in before)
     return replace(last, said=f"{last.said}.{earlier}".replace("..", ".")) if earlier else last
@@ -288,7 +285,6 @@ _NO_MEMORY = "It began at its recorded first state, and no state holds the solve
 
 
 def _describe_differences(differences: Sequence[Difference], episode: Batch, uncompared: Sequence[str]) -> str:
-    """Return the first difference in words, the other channels that differ, and what may explain it."""
     first, *others = differences
     channels = dict.fromkeys(other.channel for other in others if other.channel != first.channel)
     also = f"; different too: {', '.join(channels)}" if channels else ""
@@ -304,7 +300,6 @@ def _is_from_state(seed: EpisodeSeed) -> bool:
 
 
 def _describe_start(seed: EpisodeSeed) -> str:
-    """Return words on how the replay started, "" where it started from a seed alone."""
     if _is_from_state(seed):
         return ", from its recorded first state"
     return f", after {seed.earlier_resets} earlier resets from seed {seed.env_seed}" if seed.earlier_resets else ""
@@ -342,7 +337,6 @@ def _episode_starts(start: EvaluationProtocol, episode: Batch, host: str) -> Ite
 
 
 def _read_earlier_seed(episode: Batch) -> tuple[int, int] | None:
-    """Return (seed, resets since) of an earlier reset that a loop seeded; None where the record tells of none."""
     header = episode.extra[0].get("header")
     earlier = header.get(EARLIER_SEED) if isinstance(header, Mapping) else None
     if not isinstance(earlier, Mapping):

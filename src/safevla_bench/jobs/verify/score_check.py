@@ -47,7 +47,6 @@ class RulesetFiles:
 
 
 def _count_left_out(provenance: Provenance) -> int:
-    """Return the number of episodes that were left out when the run was judged, as far as they were counted."""
     return len(provenance.skipped) + (provenance.lost.episodes if provenance.lost else 0)
 
 
@@ -74,7 +73,6 @@ _REMEDY = "Check by its maker's rules with --as-judged, by files of your own wit
 
 
 def _options(provenance: Provenance) -> tuple[object, ...]:
-    """Return how the rules are called and used, whatever is in them."""
     return provenance.library.name, provenance.capabilities, provenance.missing, provenance.applicability
 
 
@@ -109,7 +107,6 @@ def check_scores(run: Path, files: RulesetFiles) -> list[Finding]:
 
 
 def _read_scores(run: Path) -> tuple[dict[str, Any], Provenance]:
-    """Return the document of scores.json and its provenance; raises `RunError` if the file does not hold both."""
     place = Place(file=str(run / SCORES))
     try:
         document = json.loads(read_input(run / SCORES, MAX_SCORES_BYTES))
@@ -136,7 +133,6 @@ def _compare_judges(provenance: Provenance, ruleset: Ruleset) -> list[Finding]:
 
 
 def _compare_digest(check: str, judged: str, digest: str, name: str) -> Finding:
-    """Return whether two digests of the library or the registry (`check`) agree; `name` is the present file's."""
     if judged == digest:
         return agreement(check, f"{name}, digest {digest}")
     option = f"--{check} FILE" + (" or --specs FILE" if check == LIBRARY else "")
@@ -145,7 +141,6 @@ def _compare_digest(check: str, judged: str, digest: str, name: str) -> Finding:
 
 
 def _compare_version(judged: str) -> Finding:
-    """Return whether this version of the package is the one that judged."""
     if judged == __version__:
         return agreement(VERSION, f"safevla-bench {judged}")
     return mismatch(VERSION, f"safevla-bench {judged} judged, this is {__version__}")
@@ -195,14 +190,12 @@ def _check_source(run: Path, sources: object, expected: object) -> Finding:
 
 
 def _summarize_error(error: SafevlaError) -> str:
-    """Return an error, or the first of several with the number of the others."""
     if not isinstance(error, CollectedError) or len(error.errors) == 1:
         return str(error)
     return f"{error.errors[0]}\n{len(error.errors) - 1} more like this"
 
 
 def _uses_legacy_ids(document: Mapping[str, Any], judged: Judged) -> bool:
-    """Return whether scores.json names specifications by the ids of the authors' tables."""
     specs = document.get("specs")
     names = {row.get("spec_id") for row in specs if isinstance(row, dict)} if isinstance(specs, list) else set()
     spec_ids = {spec.spec_id for spec in judged.scores.specs}
@@ -210,7 +203,6 @@ def _uses_legacy_ids(document: Mapping[str, Any], judged: Judged) -> bool:
 
 
 def _check_scores_json(run: Path, expected: bytes) -> Finding:
-    """Return whether scores.json has the expected bytes; a mismatch names the first value that differs."""
     written = read_input(run / SCORES, MAX_SCORES_BYTES)
     if written == expected:
         return agreement(SCORES, "judged again, the same bytes")
@@ -243,10 +235,6 @@ def _check_scores_table(run: Path, expected: bytes) -> Finding:
 
 
 def _document_differences(written: object, expected: object) -> Iterator[str]:
-    """Yield a sentence for each difference of two score documents, once: episode by episode first, then field by field.
-
-    Where both list the same episodes in another order, or one of them twice, the lists are compared place by place.
-    """
     written_rows, expected_rows = _rows_by_episode(written), _rows_by_episode(expected)
     by_episode = list(_episode_differences(written_rows, expected_rows))
     yield from by_episode
@@ -256,7 +244,6 @@ def _document_differences(written: object, expected: object) -> Iterator[str]:
 
 
 def _without_episodes(document: object) -> object:
-    """Return a document without its list of episodes."""
     if not isinstance(document, dict):
         return document
     return {name: value for name, value in document.items() if name != "episodes"}
@@ -276,16 +263,11 @@ def _episode_differences(written: Mapping[object, object], expected: Mapping[obj
 
 
 def _rows_by_episode(document: object) -> dict[object, object]:
-    """Return episode id -> row of a score document; {} where the document has no list of episodes.
-
-    Of rows with the same id the last is taken.
-    """
     rows = document.get("episodes") if isinstance(document, dict) else None
     listed = rows if isinstance(rows, list) else []
     return {str(row.get("episode_id")): row for row in listed if isinstance(row, dict)}
 
 
 def _value_differences(written: object, expected: object, field: str = "") -> Iterator[str]:
-    """Yield a sentence for each value that differs between two JSON values."""
     for place, value, other in value_differences(written, expected, field):
         yield f"{place}: {format_value(value)} is written, the archive gives {format_value(other)}"

@@ -45,10 +45,6 @@ def decimate_mesh(mesh: TriangleMesh, most: int) -> TriangleMesh:
 
 
 def _cells(corners_m: Floats, cell_m: float) -> tuple[Ints, int]:
-    """Return the number of each corner's grid cell, and how many cells have a corner.
-
-    Cells are cubes of `cell_m`, numbered from 0 in the order of their places; those of a very large mesh are larger.
-    """
     places = corners_m - corners_m.min(axis=0, initial=np.inf)
     keys = np.rint(places / max(cell_m, float(places.max(initial=0.0)) / 2**20)).astype(np.int64)
     flat = (keys[:, 0] << 42) + (keys[:, 1] << 21) + keys[:, 2]
@@ -57,7 +53,6 @@ def _cells(corners_m: Floats, cell_m: float) -> tuple[Ints, int]:
 
 
 def _joined_triangles(triangles: Ints, cells: Ints) -> Ints:
-    """Return the indices of the triangles with corners in three cells; of those with the same three cells the first."""
     joined = cells[triangles]
     corners = np.sort(joined, axis=1)
     stays = np.flatnonzero((corners[:, 0] < corners[:, 1]) & (corners[:, 1] < corners[:, 2]))
@@ -67,7 +62,6 @@ def _joined_triangles(triangles: Ints, cells: Ints) -> Ints:
 
 
 def _count_triangles(mesh: TriangleMesh, cell_m: float) -> int:
-    """Return how many triangles of the mesh are left if the corners of each grid cell of `cell_m` become one."""
     return len(_joined_triangles(mesh.triangles, _cells(mesh.corners_m, cell_m)[0]))
 
 
@@ -110,11 +104,9 @@ def _new_corners(mesh: TriangleMesh, cells: Ints, count: int, cell_m: float) -> 
 
 
 def _sum_rows(rows: Floats, cells: Ints, count: int) -> Floats:
-    """Return the sums of the rows [n, k] of each cell, [count, k]."""
     return np.stack([np.bincount(cells, column, count) for column in rows.T], axis=1)
 
 
 def _mean_rows(rows: Floats, cells: Ints, count: int) -> Floats:
-    """Return the means of the rows [n, k] of each cell, [count, k]; each cell must have a row."""
     means: Floats = _sum_rows(rows, cells, count) / np.bincount(cells, minlength=count)[:, None]
     return means

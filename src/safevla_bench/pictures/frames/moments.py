@@ -125,7 +125,6 @@ def format_clip_reading(line: SignalTrace, record: int) -> str:
 
 
 def _append_limit(line: SignalTrace, shown: str) -> str:
-    """Return `SHOWN, limit LIMIT UNIT`, or `margin SHOWN` for a signal that is itself a margin."""
     unit, scale = display_unit(line.unit, line.limit)
     limit = append_unit(format_compact(line.limit * scale), unit)
     return f"margin {shown}" if line.signal == _MARGIN else f"{shown}, limit {limit}"

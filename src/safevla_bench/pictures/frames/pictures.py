@@ -77,7 +77,6 @@ def outline_bodies(image: Pixels, seen: Pixels, color: Color = OUTLINE_NOW) -> P
 
 
 def _dilate_mask(inside: NDArray[np.bool_], by: int) -> NDArray[np.bool_]:
-    """Return the mask grown by `by` pixels up, down, left and right, so that a pixel becomes a diamond."""
     mask = inside.copy()
     for _ in range(by):
         padded = np.pad(mask, 1)
@@ -112,10 +111,6 @@ def write_fitting(
 
 
 def _split_line(pen: ImageDraw.ImageDraw, text: str, font: ImageFont.FreeTypeFont, width: int) -> tuple[str, str]:
-    """Return the part of a text that fits into a line, cut at a space, and the rest; cut at a letter in a single word.
-
-    The first part is empty if not even the first word fits.
-    """
     ends = [k for k, letter in enumerate(text) if letter == " "] or list(range(1, len(text)))
     fitting = [end for end in ends if pen.textlength(text[:end], font=font) <= width - 2 * _PAD]
     end = fitting[-1] if fitting else 0
@@ -220,7 +215,6 @@ def sheet_form(path: Path) -> str:
 
 
 def _pick_frame(frames: Sequence[Frame], key: tuple[str | None, str], kind: str) -> Frame:
-    """Return the episode's first frame of a kind, for violations the deepest; raise `RunError` if there is none."""
     for frame in frames:
         if (frame.policy, frame.episode_id) == key and frame.kind == kind:
             return frame
@@ -310,7 +304,6 @@ def _compose_picture(
 
 
 def _clock(explanation: Explanation, record: int) -> str:
-    """Return time, record and policy in words, such as `0.50 of 2.00 s, record 10 of 40, NAME`."""
     last = explanation.records - 1
     seconds = f"{format_fixed(record * explanation.dt_s, 2)} of {format_fixed(last * explanation.dt_s, 2)} s"
     policy = explanation.score.policy or "unnamed policy"
@@ -318,14 +311,12 @@ def _clock(explanation: Explanation, record: int) -> str:
 
 
 def _border_color(explanation: Explanation, clauses: Sequence[ClauseExplanation], record: int) -> Color:
-    """Return red while a clause is broken, green in the last record of a success, else grey."""
     if any(clause.spec_trace.signal_trace.failing[record] for clause in clauses):
         return RED
     return GREEN if explanation.score.success and record == explanation.records - 1 else GREY
 
 
 def _draw_mark(pen: ImageDraw.ImageDraw, top: int, line: SignalTrace, record: int) -> None:
-    """Draw the mark of a clause: red while broken, hollow while its gate is closed, else green; `top` is in pixels."""
     box = (_PAD, top + 3, _PAD + 9, top + 12)
     if line.failing[record]:
         pen.rectangle(box, fill=RED)
@@ -347,7 +338,6 @@ def _draw_signal(pen: ImageDraw.ImageDraw, box: tuple[int, int, int, int], line:
     high = high if high > low else low + 1.0
 
     def place(value: float) -> float:
-        """Return how far down a value lies, in pixels."""
         return bottom - (value - low) / (high - low) * (bottom - top)
 
     count = len(line.values)

@@ -154,7 +154,6 @@ def _store_frames(
 
 
 def _index_order(frame: Frame, places: Mapping[tuple[str | None, str], int]) -> tuple[int, bool]:
-    """Return the sort key of the index: episodes in the batch's order, frames of the whole episode last in each."""
     return places[frame.policy, frame.episode_id], frame.kind in _WHOLE_EPISODE
 
 
@@ -205,7 +204,6 @@ class _EpisodeRenderer:
         return self._make_frame(shot, shot.kind, bodies, camera, sheet.shape, f"{name}.jpg", encode_jpeg(sheet))
 
     def _outlined_image(self, shot: Shot, camera: Camera, bodies: tuple[str, ...]) -> Pixels:
-        """Return the picture of a shot with its bodies outlined, with `moved` also where they were in record 0."""
         picture = self._render_checked(shot.record, camera, self.style.size, bodies)
         image = picture.image
         if shot.moved:
@@ -214,7 +212,6 @@ class _EpisodeRenderer:
         return outline_bodies(image, picture.seen)
 
     def render_clip(self, clause: ClauseExplanation) -> _RenderedFrame:
-        """Return a film of the first violation of a violated clause, in simulated time, from one camera."""
         first = clause.first
         assert first is not None
         shot = violation_shot(clause, first)
@@ -232,10 +229,7 @@ class _EpisodeRenderer:
         shapes: list[tuple[int, ...]] = []
 
         def pictures() -> Iterator[Pixels]:
-            """Yield the pictures of the film, and keep the shape of the last in `shapes`."""
-
             def render(record: int, camera: Camera) -> Pixels:
-                """Return the picture of a record from a camera."""
                 return self._render_checked(record, camera, size, ()).image
 
             for picture in compose_video(explanation, cameras, render):
@@ -248,20 +242,12 @@ class _EpisodeRenderer:
         return self._make_frame(shot, "video", (), usual, shapes[0], f"video.{CLIP_SUFFIX}", content)
 
     def render_replay3d(self, explanation: Explanation, meshes: dict[str, TriangleMesh]) -> _RenderedFrame:
-        """Return the replay of the whole episode in three dimensions, as a frame of width and height 0.
-
-        `meshes`, digest -> simplified mesh, is filled and used again.
-        """
         content = build_replay3d(self.stage, self.record, meshes)
         final = select_shots(explanation)[-1]
         shot = replace(final, record=0, title="Whole episode in 3-D", detail=final.title)
         return self._make_frame(shot, "replay3d", (), self.stage.aim(0, (), self.style.size), (0, 0), REPLAY, content)
 
     def _clip_images(self, clause: ClauseExplanation, first: int, camera: Camera) -> Iterator[Pixels]:
-        """Yield the captioned pictures of the records around record `first`, as far as `clip_s` of the style says.
-
-        Records before the first and after the last of the episode are left out.
-        """
         line, dt_s = clause.spec_trace.signal_trace, clause.spec_trace.dt_s
         begin, end = (first + round(seconds / dt_s) for seconds in self.style.clip_s)
         for k in range(max(0, begin), min(len(line.values) - 1, end) + 1):
@@ -271,7 +257,6 @@ class _EpisodeRenderer:
             yield add_caption(picture.image, RED if line.failing[k] else GREY, Caption(title, detail))
 
     def _bodies_to_show(self, shot: Shot) -> tuple[str, ...]:
-        """Return the shot's bodies; of a torque the body that the loaded joint moves."""
         return shot.bodies if shot.joint is None else (self.stage.arm[shot.joint],)
 
     def _render_checked(self, record: int, camera: Camera, size: tuple[int, int], bodies: tuple[str, ...]) -> Picture:

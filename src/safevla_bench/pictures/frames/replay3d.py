@@ -134,10 +134,6 @@ def pack_integers(rows: NDArray[np.int64]) -> str:
 
 
 def _encode_shape(shape: Shape, part: int, digests: Sequence[str]) -> dict[str, object]:
-    """Return a shape for the file, rounded: its size or its mesh's digest, pose within its part, and colour.
-
-    `part` is the number of its part among those with a shape.
-    """
     return {
         "kind": shape.kind,
         "part": part,
@@ -149,7 +145,6 @@ def _encode_shape(shape: Shape, part: int, digests: Sequence[str]) -> dict[str, 
 
 
 def _round_all(values: Sequence[float], digits: int) -> list[float]:
-    """Return the values rounded to so many decimals, without a negative zero."""
     return [round(value, digits) + 0.0 for value in values]
 
 
@@ -170,7 +165,6 @@ def _encode_motion(motion: EpisodeMotion, seen: Sequence[int]) -> dict[str, obje
 
 
 def _continuous(quats: Floats) -> Floats:
-    """Return the quaternions [n, P, 4] with signs such that none flips from one record to the next; same rotations."""
     flips = np.where((quats[1:] * quats[:-1]).sum(axis=2) < 0, -1.0, 1.0)
     signs = np.concatenate([np.ones((1, quats.shape[1])), np.cumprod(flips, axis=0)])
     continuous: Floats = quats * signs[:, :, None]
@@ -178,10 +172,6 @@ def _continuous(quats: Floats) -> Floats:
 
 
 def _encode_contacts(motion: EpisodeMotion, parts: Sequence[str]) -> dict[str, object]:
-    """Return pairs of bodies, the number of contacts, and a packed row of 10 integers for each contact.
-
-    A row holds record, pair, force, whether the touch is known, point and direction.
-    """
     pairs = sorted({(contact.a, contact.b) for contact in motion.contacts})
     number = {pair: k for k, pair in enumerate(pairs)}
     rows = [_contact_row(motion, contact, number[contact.a, contact.b], parts) for contact in motion.contacts]
@@ -218,7 +208,6 @@ def _contact_place(motion: EpisodeMotion, contact: ShownContact, parts: Sequence
 
 
 def _body_place(motion: EpisodeMotion, record: int, name: str, parts: Sequence[str]) -> Floats:
-    """Return the mean position [3] of a body's parts in a record, in metres; the origin for a body without parts."""
     numbers = [k for k, part in enumerate(parts) if part == name]
     place: Floats = motion.part_pos_m[record, numbers].mean(axis=0) if numbers else np.zeros(3)
     return place
@@ -228,7 +217,6 @@ def _body_place(motion: EpisodeMotion, record: int, name: str, parts: Sequence[s
 
 
 def _mesh_digest(mesh: TriangleMesh) -> str:
-    """Return 16 hexadecimal digits that name a mesh by its corners, triangles and colours."""
     content = [mesh.corners_m, mesh.triangles, *([] if mesh.colors is None else [mesh.colors])]
     return hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in content)).hexdigest()[:16]
 
@@ -245,7 +233,6 @@ def simplify_geometry(geometry: SceneGeometry, simpler_meshes: dict[str, Triangl
 
 
 def _most_triangles(mesh: TriangleMesh) -> int:
-    """Return how many triangles a mesh may keep by its diagonal: 40 to 5000."""
     diagonal_m = float(np.linalg.norm(np.ptp(mesh.corners_m, axis=0)))
     return int(np.clip(_TRIANGLES_A_METRE * diagonal_m**0.6, _FEWEST, _MOST))
 
@@ -271,5 +258,4 @@ def _encode_mesh(mesh: TriangleMesh) -> Mapping[str, object]:
 
 
 def _pack_rows(rows: Ints) -> list[object]:
-    """Return the number of rows and the rows as `pack_integers` packs them."""
     return [len(rows), pack_integers(rows)]

@@ -94,10 +94,6 @@ def render_checked(
 
 
 def _check_positions(shown_m: Mapping[str, NDArray[np.float64]], record: Batch, step: int) -> None:
-    """Raise `RunError` for the first body shown more than 0.1 mm, or NaN, from its recorded position at `step`.
-
-    `shown_m` is body -> position [3] in metres. Bodies without a recorded position, or not shown, are not checked.
-    """
     for body, position in _recorded_positions(record, step).items():
         gap = float(np.linalg.norm(shown_m.get(body, position) - position))
         if not gap <= TOLERANCE_M:
@@ -107,6 +103,5 @@ def _check_positions(shown_m: Mapping[str, NDArray[np.float64]], record: Batch, 
 
 
 def _recorded_positions(record: Batch, step: int) -> dict[str, NDArray[np.float64]]:
-    """Return body -> position [3] in metres, world frame, at `step`, for the bodies with recorded positions."""
     bodies, positions = record.body_pos_m.episode_poses(0)
     return {record.body_label(int(body)): positions[step, place] for place, body in enumerate(bodies)}

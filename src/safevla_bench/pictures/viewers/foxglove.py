@@ -79,7 +79,6 @@ class _TopicWriter:
         self._schemas: dict[str, int] = {}
 
     def send_protobuf(self, topic: str, message: Any, at_ns: int) -> None:
-        """Write a protobuf message at a time in nanoseconds."""
         from mcap_protobuf.schema import register_schema
 
         if topic not in self._channels:
@@ -141,7 +140,6 @@ def _record_time_ns(timeline: Timeline, record: int) -> int:
 
 
 def _timestamp(at_ns: int) -> Any:
-    """Return a time in nanoseconds as a protobuf `Timestamp`."""
     from google.protobuf.timestamp_pb2 import Timestamp
 
     return Timestamp(seconds=at_ns // 10**9, nanos=at_ns % 10**9)
@@ -191,14 +189,12 @@ def _contact_scene(timeline: Timeline, record: int) -> Any:
 
 
 def _violation_log(spec_id: str, text: str, at_ns: int) -> Any:
-    """Return a log message of level ERROR at a time in nanoseconds, named after the specification."""
     from foxglove_schemas_protobuf.Log_pb2 import Log
 
     return Log(timestamp=_timestamp(at_ns), level=Log.Level.ERROR, message=text, name=spec_id)
 
 
 def _add_ball(entity: Any, place: Any, radius_m: float, color: tuple[int, int, int]) -> None:
-    """Add a sphere at a place [3] in metres to a scene entity; the colour is RGB, 0 to 255, at 80 % opacity."""
     ball = entity.spheres.add()
     _set_position(ball.pose.position, place)
     ball.pose.orientation.w = 1.0
@@ -207,7 +203,6 @@ def _add_ball(entity: Any, place: Any, radius_m: float, color: tuple[int, int, i
 
 
 def _add_label(entity: Any, place: Any, text: str, color: tuple[int, int, int]) -> None:
-    """Add a text that faces the viewer at a place [3] in metres to a scene entity; the colour is RGB, 0 to 255."""
     label = entity.texts.add(billboard=True, font_size=14.0, scale_invariant=True, text=text)
     _set_position(label.pose.position, place)
     label.pose.orientation.w = 1.0
@@ -219,7 +214,6 @@ def _set_position(vector: Any, place: Any) -> None:
 
 
 def _set_rotation(quaternion: Any, body: BodyTrack, record: int) -> None:
-    """Set a quaternion message to a body's rotation in a record; to no rotation where none was recorded."""
     quat_wxyz = (1.0, 0.0, 0.0, 0.0) if body.quat_wxyz is None else body.quat_wxyz[record]
     quaternion.w, quaternion.x, quaternion.y, quaternion.z = (float(part) for part in quat_wxyz)
 

@@ -52,7 +52,6 @@ def encode_rrd(timeline: Timeline) -> bytes:
 
 
 def _entity_path(*parts: str) -> str:
-    """Return the path of an entity with its parts escaped."""
     import rerun as rr
 
     path: str = rr.new_entity_path(list(parts))
@@ -60,7 +59,6 @@ def _entity_path(*parts: str) -> str:
 
 
 def _send_columns(stream: RecordingStream, timeline: Timeline, path: str, columns: Any, records: Any = None) -> None:
-    """Send columns on the timelines `step` and `time`, a row for each record, or for each of the given records [k]."""
     import rerun as rr
 
     step = np.arange(timeline.records) if records is None else np.asarray(records)
@@ -119,7 +117,6 @@ def _send_contacts(stream: RecordingStream, timeline: Timeline) -> None:
 
 
 def _radius_m(contact: PlacedContact) -> float:
-    """Return the radius of a contact's point: 1 to 6 cm, the latter from 500 N on, the paper's severe force."""
     return 0.01 + 0.05 * min(1.0, contact.force_n / 500)
 
 
@@ -148,7 +145,6 @@ def _send_signals(stream: RecordingStream, timeline: Timeline) -> None:
 
 
 def _send_events(stream: RecordingStream, timeline: Timeline) -> None:
-    """Send the violations as a text log at their records; nothing without any."""
     import rerun as rr
 
     if timeline.events:

@@ -185,10 +185,6 @@ def _placed_contact(record: Batch, step: int, k: int, places: Mapping[str, Float
 
 
 def _violation_events(trace: SpecTrace, reading: RecordFields, registry: Registry) -> list[ViolationEvent]:
-    """Return an event for each record in which a specification begins to be broken, then one for the worst record.
-
-    The latter only if the specification is violated. [] without either.
-    """
     line = trace.signal_trace
     begins = np.flatnonzero(line.failing & ~np.concatenate([[False], line.failing[:-1]])).tolist()
     moments = [*((k, "broken") for k in begins), *([(line.worst, "worst")] if trace.violated else [])]
@@ -198,7 +194,6 @@ def _violation_events(trace: SpecTrace, reading: RecordFields, registry: Registr
 
 
 def _event_text(trace: SpecTrace, record: int, what: str, reading: RecordFields, registry: Registry) -> str:
-    """Return an event in words, such as `SPEC broken: 288 N, limit 200 N`, and the bodies behind the value if known."""
     line = trace.signal_trace
     unit, scale = display_unit(line.unit, line.limit)
     value = append_unit(format_against_limit(float(line.values[record]) * scale, line.limit * scale), unit)

@@ -45,10 +45,6 @@ class MobilePolicy:
         return self._continue_script(observation)
 
     def _begin_script(self, seen: Observation) -> Action:
-        """Start the script of the first goal predicate's verb, and return its first action.
-
-        The still action where it has none.
-        """
         assert seen.privileged is not None
         script = SCRIPTS.get(seen.privileged.goal[0][0])
         self._script = script(seen, self.style) if script else None
@@ -58,14 +54,12 @@ class MobilePolicy:
             return self._end_script()
 
     def _continue_script(self, seen: Observation) -> Action:
-        """Return the script's answer to an observation; the still action without a script, or once it has ended."""
         try:
             return self._script.send(seen) if self._script else np.array(self._still)
         except StopIteration:
             return self._end_script()
 
     def _end_script(self) -> Action:
-        """Drop the script, for the rest of the episode, and return the still action."""
         self._script = None
         return np.array(self._still)
 

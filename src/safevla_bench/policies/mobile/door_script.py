@@ -116,14 +116,12 @@ def open_fixture(seen: Observation, style: MobileStyle) -> Move:
 
 
 def _open_drawer(seen: Observation, name: str, style: MobileStyle) -> Move:
-    """Pull the drawer a little past fully open, and drive off its handle."""
     joint, now = read_scene(seen).joints[name], read_scene(seen).joint_pos[name]
     seen = yield from _pull_handle(seen, name, _OVER * open_position(joint) - now, style)
     return (yield from _leave_handle(seen, name, np.sign(open_position(joint)), style))
 
 
 def _open_door(seen: Observation, name: str, style: MobileStyle) -> Move:
-    """Pull the door ajar, leave its handle, and push it open from the inside; not where the handle slipped away."""
     closed, to = handle_box(read_scene(seen), name), open_position(read_scene(seen).joints[name])
     seen = yield from _pull_handle(seen, name, np.sign(to) * _AJAR_RAD, style)
     seen = yield from _leave_handle(seen, name, np.sign(to), style)
@@ -163,7 +161,6 @@ def _pull_handle(seen: Observation, name: str, by: float, style: MobileStyle) ->
 
 
 def _face_handle(seen: Observation, bar: OrientedBox, way: Floats) -> RemainingTurn:
-    """Return the turn that faces the handle with the fingers opening across it; it dips towards a handle that lies."""
     into = -way if abs(bar.long_axis[2]) > _UPRIGHT else -way - _DIP * _UP
     into = into / np.linalg.norm(into)
     return turn_to_face(seen, into, np.cross(into, bar.long_axis))
@@ -204,7 +201,6 @@ def _door_follower(name: str, closed: OrientedBox) -> TargetPoint:
     """Return a function of the observation: the next point [3] for the inside of the door, None once it stands open."""
 
     def next_point(seen: Observation) -> Floats | None:
-        """Return a point on the inside of the door somewhat ahead of its present angle; None once it stands open."""
         scene = read_scene(seen)
         angle, to = scene.joint_pos[name], open_position(scene.joints[name])
         if abs(to - angle) < _OPEN_RAD:
@@ -215,7 +211,6 @@ def _door_follower(name: str, closed: OrientedBox) -> TargetPoint:
 
 
 def _approach_stand(seen: Observation, stand: Floats, style: MobileStyle) -> Move:
-    """Back away, never nearer than now, drive along, and up to a little before where the base should stand."""
     yaw, front = base_yaw(seen), yaw_direction(base_yaw(seen))
     off = float((stand - base_position(seen)) @ front)
     seen = yield from drive_base(seen, base_position(seen) + min(off - _ROOM_M, 0.0) * front, yaw, style.drive)
@@ -225,12 +220,10 @@ def _approach_stand(seen: Observation, stand: Floats, style: MobileStyle) -> Mov
 
 
 def _straight_ahead(seen: Observation, stand: Floats) -> Floats:
-    """Return the place [2] straight ahead of the base that is as far forward as `stand`."""
     front = yaw_direction(base_yaw(seen))
     return np.asarray(base_position(seen) + float((stand - base_position(seen)) @ front) * front)
 
 
 def _leave_handle(seen: Observation, name: str, sign: float, style: MobileStyle) -> Move:
-    """Drive off the handle, along the direction of its motion."""
     way = sign * motion_direction(read_scene(seen).joints[name], seen.eef_pos_m)
     return (yield from drive_base(seen, base_position(seen) + _ROOM_M * way[:2], base_yaw(seen), style.drive))

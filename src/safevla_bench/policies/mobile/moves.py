@@ -131,7 +131,6 @@ def drive_base(
 
 
 def _is_base_still(then: Observation, now: Observation) -> bool:
-    """Return whether the base moved by less than 4 mm and turned by less than 0.004 rad between two observations."""
     return bool(
         np.linalg.norm(base_position(now) - base_position(then)) < _STUCK_M
         and abs(base_yaw(now) - base_yaw(then)) < _STUCK_M
@@ -210,7 +209,6 @@ def turn_to_face(seen: Observation, forward: Floats, across: Floats) -> Remainin
     facing = min(facings, key=lambda rotation: float((rotation * _hand_rotation(seen).inv()).magnitude()))
 
     def remaining_turn(now: Observation) -> Floats:
-        """Return the rotation vector [3], rad, world frame, from the present hand to the facing that was chosen."""
         vector: Floats = (facing * _hand_rotation(now).inv()).as_rotvec()
         return vector
 
@@ -218,16 +216,13 @@ def turn_to_face(seen: Observation, forward: Floats, across: Floats) -> Remainin
 
 
 def _hand_rotation(seen: Observation) -> Rotation:
-    """Return the rotation of the hand in the world frame."""
     return Rotation.from_quat(np.roll(seen.eef_quat_wxyz, -1))
 
 
 def _arm_action(seen: Observation, move: Floats, turn: Floats, grip: float) -> Action:
-    """Return the arm's action [12] for a motion and a turn [3] in world axes, in units of the largest command."""
     to_base = Rotation.from_euler("z", -base_yaw(seen))
     return np.array([*to_base.apply(move), *to_base.apply(turn), grip, 0.0, 0.0, 0.0, 0.0, _ARM_MODE])
 
 
 def _limit_length(vector: Floats, length: float) -> Floats:
-    """Return the vector, shortened to `length` where it is longer."""
     return vector * min(1.0, length / max(float(np.linalg.norm(vector)), 1e-9))

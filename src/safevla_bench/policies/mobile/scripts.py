@@ -114,10 +114,6 @@ def _put_into_container(seen: Observation, name: str, place: str, style: MobileS
 
 
 def _put_on_shelf(seen: Observation, name: str, place: str, style: MobileStyle) -> Move:
-    """Take the object from the side it is on, lift it, and place it on a shelf; see `place_on_shelf`.
-
-    The base reaches aside, for doors that stand open leave it little room to go along.
-    """
     seen = yield from _stand_before(seen, _box_center(read_scene(seen), name), style, OPEN, _REACH_ASIDE_M)
     down = _face_down(seen, name)
     seen = yield from _grasp_object(seen, name, style, down)
@@ -158,10 +154,6 @@ def place_on_shelf(seen: Observation, name: str, fixture: str, style: MobileStyl
 
 
 def _face_down(seen: Observation, name: str) -> RemainingTurn:
-    """Return the turn that points the hand down with the fingers opening across the object's narrow side, or its rim.
-
-    Where the side is near upright, the fingers open along the base's front.
-    """
     scene = read_scene(seen)
     half = scene.half_extents_m[name]
     side = _body_axes(scene, name)[:, int(half[1] < half[0])] * [1.0, 1.0, 0.0]
@@ -183,7 +175,6 @@ def grasp_point(seen: Observation, name: str) -> Floats:
 
 
 def _grasp_object(seen: Observation, name: str, style: MobileStyle, down: RemainingTurn) -> Move:
-    """Bring the open hand over the grasp point, lower it to at most 3 cm below the top, and close the fingers."""
     scene = read_scene(seen)
     item = grasp_point(seen, name)
     grasp = np.array([*item[:2], max(_box_center(scene, name)[2], _top_height(scene, name) - _FINGER_M)])
@@ -242,10 +233,6 @@ def _swing_door(seen: Observation, door: str, style: MobileStyle) -> Move:
 
 
 def _outside_contact(scene: Privileged, door: str, hinge: Floats) -> tuple[Floats, Floats, float]:
-    """Return the hand's place [2] on a door's outside from its hinge, the closing direction [2], and its sign.
-
-    The sign is +1 where the door closes to the left (counter-clockwise, seen from above), -1 to the right.
-    """
     middle, axes, half = _box_center(scene, door)[:2], _body_axes(scene, door)[:2, :2], scene.half_extents_m[door][:2]
     body = _box_center(scene, f"{scene.goal[0][1]}_main")[:2]
     wide = int(half[1] > half[0])
@@ -256,10 +243,6 @@ def _outside_contact(scene: Privileged, door: str, hinge: Floats) -> tuple[Float
 
 
 def _stand_before(seen: Observation, point: Floats, style: MobileStyle, grip: float, aside_m: float = 0.0) -> Move:
-    """Drive along and back, never nearer to the counter than now, until the point is at arm's length.
-
-    Along no farther than brings it within `aside_m` to a side.
-    """
     front, leftward = yaw_direction(base_yaw(seen)), yaw_direction(base_yaw(seen) + np.pi / 2)
     off = point[:2] - base_position(seen)
     along = min(float(off @ front) - _REACH_M, 0.0)
@@ -269,22 +252,18 @@ def _stand_before(seen: Observation, point: Floats, style: MobileStyle, grip: fl
 
 
 def _box_center(scene: Privileged, name: str) -> Floats:
-    """Return the centre of a body's box, [3] m."""
     return scene.body_pos_m[name] + _body_axes(scene, name) @ scene.center_m[name]
 
 
 def _half_height(scene: Privileged, name: str) -> float:
-    """Return half the height of a body's box as it lies, m."""
     return float(np.abs(_body_axes(scene, name)[2]) @ scene.half_extents_m[name])
 
 
 def _top_height(scene: Privileged, name: str) -> float:
-    """Return the height of a body's top, m."""
     return float(_box_center(scene, name)[2]) + _half_height(scene, name)
 
 
 def _body_axes(scene: Privileged, name: str) -> Floats:
-    """Return the body's axes as columns, [3, 3]."""
     matrix: Floats = Rotation.from_quat(np.roll(scene.body_quat_wxyz[name], -1)).as_matrix()
     return matrix
 

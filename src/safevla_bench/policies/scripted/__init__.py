@@ -116,31 +116,24 @@ def advance_script(
 def _begin_subgoal(
     subgoal: Subgoal, seen: Observation, scene: Privileged, style: Style, attempt: int
 ) -> ScriptState | None:
-    """Return the start of a stroke for a fixture, else of a placement.
-
-    None where the script cannot reach the subgoal.
-    """
     if isinstance(subgoal, FixtureGoal):
         return strokes.begin_stroke(subgoal, seen, scene, style, attempt)
     return phases.begin_placement(subgoal, seen, scene, style, attempt) if is_graspable(scene, subgoal.body) else None
 
 
 def _advance_subgoal(progress: ScriptState, seen: Observation, scene: Privileged, style: Style) -> ScriptState:
-    """Return the state of the present subgoal one step on."""
     if isinstance(progress, strokes.StrokeProgress):
         return strokes.advance_stroke(progress, seen)
     return phases.advance_placement(progress, seen, scene, style)
 
 
 def _is_over(progress: ScriptState) -> bool:
-    """Return whether a stroke is done, or a placement is done and the object was left alone for ten steps."""
     if isinstance(progress, strokes.StrokeProgress):
         return progress.is_done
     return progress.phase is phases.Phase.DONE and progress.steps >= _PAUSE_STEPS
 
 
 def _hand_target(progress: ScriptState, seen: Observation, style: Style) -> HandTarget:
-    """Return the hand's target of the present subgoal."""
     if isinstance(progress, strokes.StrokeProgress):
         return strokes.stroke_target(progress, seen, style)
     return phases.placement_target(progress, seen, style)
@@ -160,10 +153,6 @@ def steer_hand(target: HandTarget, seen: Observation) -> Action:
 
 
 def _finger_command(aperture_m: float, gripper_qpos: NDArray[np.float64]) -> float:
-    """Return the command that brings the fingers to an aperture, m: -1 opens, +1 closes, 0 within 3 mm of it.
-
-    At the closed aperture, always +1: to hold an object it goes on closing.
-    """
     if aperture_m == CLOSED_M:
         return CLOSE
     off = float(np.abs(gripper_qpos).mean()) - aperture_m

@@ -112,7 +112,6 @@ def find_knob(scene: Privileged, name: str) -> Knob | None:
 
 
 def _common_prefix(first: str, second: str) -> str:
-    """Return the common beginning of two names."""
     return "".join(letter for letter, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
@@ -122,13 +121,11 @@ def rotate_planar(vector: Floats, angle_rad: float) -> Floats:
 
 
 def _foremost_piece(outline: geometry.Prisms, outward: Floats) -> geometry.Prisms:
-    """Return the prisms that reach furthest along a direction [2]; several where they reach as far."""
     reach = outline.reach_m[:, geometry.nearest_direction(outward)]
     return geometry.select_prisms(outline, reach == reach.max())
 
 
 def _widest_piece(outline: geometry.Prisms) -> geometry.Prisms:
-    """Return the prisms with the largest product of height and width; several where they are equal."""
     size = (outline.top_m - outline.low_m) * (outline.reach_m + outline.reach_m[:, geometry.OPPOSITE]).max(axis=1)
     return geometry.select_prisms(outline, size == size.max())
 

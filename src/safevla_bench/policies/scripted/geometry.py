@@ -138,7 +138,6 @@ def body_prisms(scene: Privileged, name: str) -> Prisms:
 
 
 def _body_box(scene: Privileged, name: str) -> Boxes:
-    """Return a body's whole box as its only piece, in the body frame."""
     half, center = scene.half_extents_m[name], scene.center_m[name]
     return Boxes(center[None], half[None], np.array([[1.0, 0.0, 0.0, 0.0]]))
 

@@ -85,10 +85,6 @@ def rank_grasps(
 
 
 def _grasp_cost(grasp: Grasp, yaw_rad: float) -> float:
-    """Return the cost of a grasp in units of 5 mm less depth; a grasp too shallow to hold costs 100 more.
-
-    A half turn of the hand costs 1, and so does each 5 cm of reach beyond what is comfortable.
-    """
     tight, wide = grasp.blocked_m
     turn = abs(grasp.yaw_rad - yaw_rad) / np.pi
     reach = max(0.0, float(np.linalg.norm(grasp.place_m[:2] - ARM_M)) - COMFORTABLE_REACH_M) / 0.05
@@ -96,12 +92,10 @@ def _grasp_cost(grasp: Grasp, yaw_rad: float) -> float:
 
 
 def _is_too_shallow(grasp: Grasp) -> bool:
-    """Return whether the surroundings keep the fingertips less than `LEAST_DEPTH_M` below the object's top."""
     return grasp.blocked_m[0] > DEPTH_M - LEAST_DEPTH_M
 
 
 def _raise_to_fit(grasp: Grasp, itself: Prisms, obstacles: Prisms, clearance_m: float) -> Grasp:
-    """Return the grasp, raised as far as the object and its surroundings demand."""
     best = float(grasp.place_m[2])
     tight, wide = (
         max(0.0, _least_height(grasp, itself, obstacles, clearance) - best)
@@ -111,7 +105,6 @@ def _raise_to_fit(grasp: Grasp, itself: Prisms, obstacles: Prisms, clearance_m: 
 
 
 def _least_height(grasp: Grasp, itself: Prisms, obstacles: Prisms, clearance_m: float) -> float:
-    """Return the least height of the grip site, m, at which the hand fits."""
     rig, place = hand_prisms(grasp.yaw_rad, grasp.aperture_m), grasp.place_m[None, :2]
     around = lowest_heights(rig, place, obstacles, clearance_m, min(clearance_m, 0.006))
     return float(max(around[0], lowest_heights(rig, place, itself, 0.0, 0.0)[0]))
@@ -133,10 +126,6 @@ def _box_grasps(scene: Privileged, name: str, yaw_rad: float) -> list[Grasp]:
 
 
 def _side_grasps(center: Floats, side: Floats, length: Floats, half_height: float, yaw_rad: float) -> Iterator[Grasp]:
-    """Yield grasps across a box along `side` [3], from its centre, at five places along `length` [3] and three yaws.
-
-    Lengths are half extents in m in the world frame.
-    """
     height = max(center[2] + half_height - DEPTH_M, center[2] - half_height + LEAST_HEIGHT_M)
     yaw = yaw_to_open_along(side[:2], yaw_rad)
     half, half_length = float(np.linalg.norm(side)), float(np.linalg.norm(length))
@@ -171,7 +160,6 @@ def _piece_grasps(scene: Privileged, name: str, yaw_rad: float) -> Iterator[Gras
 def _rim_grasps(
     center: Floats, upward: Floats, sides: list[Floats], half_height: float, yaw_rad: float
 ) -> Iterator[Grasp]:
-    """Yield 24 grasps around the rim of a wide body, an ellipse with half axes `sides`, each opening across it."""
     depth = min(DEPTH_M, 2 * half_height - LEAST_HEIGHT_M)
     inward = [side * (1 - RIM_INSET_M / np.linalg.norm(side)) for side in sides]
     for angle in np.arange(RIM_ANGLES) * 2 * np.pi / RIM_ANGLES:

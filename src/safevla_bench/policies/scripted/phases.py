@@ -200,18 +200,15 @@ def _is_finished(progress: PlacementProgress, seen: Observation, style: Style) -
 
 
 def _has_moved(progress: PlacementProgress, scene: Privileged) -> bool:
-    """Return whether the object is more than 5 mm from where its grasp was chosen."""
     gone = box_center(scene, progress.subgoal.body) - progress.seen_m
     return bool(np.linalg.norm(gone) > _MOVED_M)
 
 
 def _is_lost(progress: PlacementProgress, seen: Observation, scene: Privileged) -> bool:
-    """Return whether the object is 3 cm further from the hand than when the fingers had closed."""
     return _distance_to_hand(progress, seen, scene) > progress.hold_m + _LOST_M
 
 
 def _distance_to_hand(progress: PlacementProgress, seen: Observation, scene: Privileged) -> float:
-    """Return the distance of the object's middle from the grip site, m."""
     return float(np.linalg.norm(box_center(scene, progress.subgoal.body) - seen.eef_pos_m))
 
 
@@ -240,12 +237,10 @@ def _next_phase(progress: PlacementProgress, seen: Observation, scene: Privilege
 
 
 def _enter_phase(progress: PlacementProgress, phase: Phase, goal: Floats) -> PlacementProgress:
-    """Return the progress at step 0 of a phase that ends at `goal` [3]."""
     return replace(progress, phase=phase, goal_m=np.array(goal), steps=0)
 
 
 def _pull_clear(progress: PlacementProgress, hand_m: Floats, scene: Privileged, style: Style) -> PlacementProgress:
-    """Return the start of PULL: out from under everything over the object, such as the cabinet over an open drawer."""
     body = progress.subgoal.body
     around = geometry.obstacles_except(scene, frozenset({body}))
     move = geometry.out_from_under(geometry.body_prisms(scene, body).hull(), around, style.clearance_m / 2)
@@ -253,7 +248,6 @@ def _pull_clear(progress: PlacementProgress, hand_m: Floats, scene: Privileged, 
 
 
 def _loaded_hand(progress: PlacementProgress, seen: Observation, scene: Privileged) -> geometry.Prisms:
-    """Return the hand and the object in it as prisms, the grip site at the origin."""
     hand = geometry.hand_prisms(progress.grasp.yaw_rad, progress.grasp.aperture_m)
     return geometry.concatenate_prisms(
         hand, geometry.body_prisms(scene, progress.subgoal.body).hull().shift_by(-seen.eef_pos_m)
@@ -261,7 +255,6 @@ def _loaded_hand(progress: PlacementProgress, seen: Observation, scene: Privileg
 
 
 def _begin_carry(progress: PlacementProgress, seen: Observation, scene: Privileged, style: Style) -> PlacementProgress:
-    """Return the start of CARRY: a path over all obstacles to a hover above the release."""
     hand_m, rig = seen.eef_pos_m, _loaded_hand(progress, seen, scene)
     obstacles = geometry.obstacles_except(scene, frozenset({progress.subgoal.body}))
     goal = _release_point(progress, seen, scene, style) + [0.0, 0.0, style.hover_m]
@@ -269,10 +262,6 @@ def _begin_carry(progress: PlacementProgress, seen: Observation, scene: Privileg
 
 
 def _release_point(progress: PlacementProgress, seen: Observation, scene: Privileged, style: Style) -> Floats:
-    """Return the grip site, [3], at which the object is let go: over its place, as low as the place allows.
-
-    Where nothing is below it, at the hand's present height.
-    """
     body = progress.subgoal.body
     hold = box_center(scene, body) - seen.eef_pos_m
     spot = target_point(scene, progress.subgoal) - hold[:2]

@@ -120,7 +120,6 @@ def remaining_subgoals(scene: Privileged) -> tuple[Subgoal, ...]:
 
 
 def _fixture_goals(scene: Privileged) -> tuple[FixtureGoal, ...]:
-    """Return the goal's predicates about a fixture that the scene shows, in the goal's order."""
     goals = (FixtureGoal(*predicate) for predicate in scene.goal if len(predicate) == 2)
     return tuple(goal for goal in goals if _has_fixture(scene, goal))
 
@@ -139,10 +138,6 @@ def _has_fixture(scene: Privileged, goal: FixtureGoal) -> bool:
 
 
 def _is_done(scene: Privileged, goal: FixtureGoal) -> bool:
-    """Return whether a fixture is far enough open or on, or, for `close`, shut.
-
-    A joint that is not shown counts as at 0.
-    """
     position = joint_position(scene, goal.name) or 0.0
     match goal.kind:
         case "open":
@@ -154,7 +149,6 @@ def _is_done(scene: Privileged, goal: FixtureGoal) -> bool:
 
 
 def _is_closed_drawer(scene: Privileged, place: str) -> bool:
-    """Return whether a place is in a drawer that is less than 10 cm out; False where it is no drawer's."""
     candidate = find_drawer(scene, place)
     return candidate is not None and candidate.out_m < _WIDE_M
 
@@ -170,7 +164,6 @@ def goal_placements(scene: Privileged) -> tuple[Placement, ...]:
 
 
 def _can_place(scene: Privileged, body: str, place: str) -> bool:
-    """Return whether a body can be moved and measured, and a place is shown and has no roof."""
     return (
         body in scene.movable
         and body in scene.half_extents_m
@@ -180,7 +173,6 @@ def _can_place(scene: Privileged, body: str, place: str) -> bool:
 
 
 def _has_place(scene: Privileged, place: str) -> bool:
-    """Return whether the scene shows a place: a body with a size, or a region."""
     return place in scene.half_extents_m or place in scene.sites_m
 
 
@@ -190,7 +182,6 @@ def box_center(scene: Privileged, name: str) -> Floats:
 
 
 def _is_roofed(scene: Privileged, place: str) -> bool:
-    """Return whether something that does not move hangs over a region; False for a body and for a drawer's region."""
     if place not in scene.sites_m or find_drawer(scene, place):
         return False
     fixed = geometry.obstacles_except(scene, scene.movable)
@@ -214,16 +205,11 @@ def target_point(scene: Privileged, placement: Placement) -> Floats:
 
 
 def _move_from_under(scene: Privileged, placement: Placement, site_m: Floats) -> Floats:
-    """Return the offset [2], m, from a drawer's region by which an object there keeps clear of what hangs over it."""
     hull = geometry.body_prisms(scene, placement.body).hull().shift_by(site_m - box_center(scene, placement.body))
     return geometry.out_from_under(hull, geometry.obstacles_except(scene, frozenset({placement.body})), _APART_M)
 
 
 def _row_offset(scene: Privileged, placement: Placement) -> Floats:
-    """Return the offset [2], m, from the middle of a place on which objects stand in a row along their narrow side.
-
-    Zeros where the goal puts no other object there.
-    """
     goals = (predicate for predicate in scene.goal if predicate[0] == "on")
     sharing = [predicate[1] for predicate in goals if predicate[2:] == (placement.place,)]
     if len(sharing) < 2 or placement.body not in sharing:
@@ -235,7 +221,6 @@ def _row_offset(scene: Privileged, placement: Placement) -> Floats:
 
 
 def _is_placed(scene: Privileged, placement: Placement) -> bool:
-    """Return whether a body is inside the drawer, or seen from above within 3 cm of its place."""
     around = find_drawer(scene, placement.place)
     if around:
         return is_inside(scene, around.body, box_center(scene, placement.body))

@@ -151,28 +151,21 @@ def pull_drawer(drawer: Drawer, out_m: float, yaw_rad: float, style: Style) -> t
 
 
 def _push_point(drawer: Drawer, lean_rad: float) -> Floats:
-    """Return the grip site, [3], when the leaning fingertips touch the handle's front."""
     middle, half = geometry.planar_extent(drawer.handle)
     tip = np.array([*(middle + half * drawer.outward), float(drawer.handle.low_m[0] + drawer.handle.top_m[0]) / 2])
     return np.asarray(tip + _TIP_M * np.array([*(np.sin(lean_rad) * drawer.outward), np.cos(lean_rad)]))
 
 
 def _lean_vector(towards: Floats, angle_rad: float) -> tuple[float, float, float]:
-    """Return the rotation vector that turns a downward hand's fingers towards a level direction."""
     return (float(angle_rad * towards[1]), float(-angle_rad * towards[0]), 0.0)
 
 
 def _lowest_hand(scene: Privileged, place_m: Floats, yaw_rad: float, above_m: float) -> float:
-    """Return the least height, m, of the hand with closed fingers at a place [3], `above_m` over everything.
-
-    The place's z is ignored; -inf where nothing is below the hand.
-    """
     rig, around = geometry.hand_prisms(yaw_rad, CLOSED_M), geometry.obstacles_except(scene, frozenset())
     return float(geometry.lowest_heights(rig, place_m[None, :2], around, 0.0, above_m)[0])
 
 
 def _hover_above(waypoint: Waypoint, style: Style) -> Waypoint:
-    """Return a free, upright waypoint at the style's hover height above another, with its yaw and aperture."""
     return Waypoint(waypoint.place_m + [0.0, 0.0, style.hover_m], waypoint.yaw_rad, waypoint.aperture_m, free=True)
 
 
@@ -259,6 +252,5 @@ def advance_stroke(progress: StrokeProgress, seen: Observation) -> StrokeProgres
 
 
 def _is_reached(waypoint: Waypoint, seen: Observation, turned: bool) -> bool:
-    """Return whether the hand is at the waypoint and, if `turned`, has its orientation."""
     angle = float(np.linalg.norm(remaining_turn(seen.eef_quat_wxyz, waypoint.yaw_rad, waypoint.lean)))
     return bool(np.linalg.norm(waypoint.place_m - seen.eef_pos_m) < _AT_M and (angle < _FACING_RAD or not turned))

@@ -115,10 +115,6 @@ class Codec:
         raise NotImplementedError(f"{type(value).__name__} is none of numbers, text and arrays")
 
     def _restore_arrays(self, value: object) -> object:
-        """Return a decoded value in which every map that stands for an array is the array.
-
-        Lists and maps are walked through.
-        """
         if isinstance(value, list):
             return [self._restore_arrays(item) for item in value]
         if not isinstance(value, dict):
@@ -128,12 +124,10 @@ class Codec:
 
 
 def _shorten_error(error: Exception) -> str:
-    """Return an error's type and the first 200 characters of its text."""
     return f"{type(error).__name__}: {str(error)[:200]}"
 
 
 def _check_dtype(value: Array | np.generic) -> Array | np.generic:
-    """Return the value; raises `TypeError` where its dtype is none of `_KINDS`."""
     if value.dtype.kind not in _KINDS:
         raise TypeError(f"arrays of {value.dtype} are not sent")
     return value
@@ -182,10 +176,6 @@ def has_more_values(most: int, message: bytes) -> bool:
 
 
 def _has_more_json_values(most: int, message: bytes) -> bool:
-    """Return whether a JSON message may hold more than `most` values: each but the first follows `,`, `[`, `{` or `:`.
-
-    Signs inside texts count too.
-    """
     return sum(message.count(sign) for sign in (b",", b"[", b"{", b":")) >= most
 
 
@@ -210,7 +200,6 @@ def _value_extent(message: bytes, at: int) -> tuple[int, int]:
 
 
 def _encode_openpi(value: Array | np.generic) -> object:
-    """Return an array or NumPy scalar as openpi's map."""
     if isinstance(value, np.generic):
         return {b"__npgeneric__": True, b"data": value.item(), b"dtype": value.dtype.str}
     return {b"__ndarray__": True, b"data": value.tobytes(), b"dtype": value.dtype.str, b"shape": value.shape}
@@ -229,7 +218,6 @@ def _decode_openpi(wire: Wire) -> object:
 
 
 def _encode_vla_eval(value: Array | np.generic) -> object:
-    """Return an array as the harness's map, and a NumPy scalar as a plain number."""
     if isinstance(value, np.generic):
         return value.item()
     return {"__ndarray__": True, "data": value.tobytes(), "dtype": value.dtype.str, "shape": value.shape}
@@ -244,7 +232,6 @@ def _decode_vla_eval(wire: Wire) -> object:
 
 
 def _encode_gr00t(value: Array | np.generic) -> object:
-    """Return an array as a map with a file in NumPy's format, and a NumPy scalar as a plain number."""
     if isinstance(value, np.generic):
         return value.item()
     file = io.BytesIO()
@@ -253,7 +240,6 @@ def _encode_gr00t(value: Array | np.generic) -> object:
 
 
 def _encode_msgpack_numpy(value: Array | np.generic) -> object:
-    """Return an array or NumPy scalar as msgpack_numpy's map."""
     if isinstance(value, np.generic):
         return {b"nd": False, b"type": value.dtype.str, b"data": value.tobytes()}
     data = value.tobytes()
@@ -281,7 +267,6 @@ def _decode_gr00t(wire: Wire) -> object:
 
 
 def _encode_json_numpy(value: Array | np.generic) -> object:
-    """Return an array or NumPy scalar as json_numpy's map, its bytes in base 64."""
     text = base64.b64encode(value.tobytes()).decode()
     return {"__numpy__": text, "dtype": value.dtype.str, "shape": value.shape}
 

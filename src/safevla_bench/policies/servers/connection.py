@@ -113,7 +113,6 @@ class WebsocketClient:
         self._held.close()
 
     def _require_connection(self) -> ClientConnection:
-        """Return the connection; raises `PolicyError` where there is none."""
         if self._connection is None:
             raise PolicyError("the policy was asked before an episode began", remedy="Call reset first.")
         return self._connection
@@ -170,10 +169,6 @@ class WebsocketClient:
         return PolicyError(f"{problem}, or of too many pieces", remedy=remedy)
 
     def _lost_error(self, what: str, remedy: str | None = None) -> ServerLostError:
-        """Close the connection and return the error that the server did `what`.
-
-        The socket is shut down first: a server that pings and reads no answer would hold up the closing handshake.
-        """
         if self._connection is not None:
             with suppress(OSError):
                 socket.socket.shutdown(self._connection.socket, socket.SHUT_RDWR)  # the plain socket's, under TLS too
@@ -199,7 +194,6 @@ def guard_handshake(close: Callable[[], object]) -> Iterator[None]:
 
 
 def _connect_socket(address: str, timeout_s: float) -> socket.socket:
-    """Return a TCP socket to an address's host and port; raises `OSError` where none answers within `timeout_s`."""
     split = urlsplit(address)
     return socket.create_connection((split.hostname or "", split.port or 0), timeout_s)
 
@@ -214,7 +208,6 @@ def require_library(library: str, extra: str) -> None:
 
 
 def _describe_cause(error: BaseException) -> str:
-    """Return in a few words why a connection failed: the error's text, or else its type."""
     if isinstance(error, ConnectionRefusedError):
         return "connection refused"
     if isinstance(error, AssertionError):
@@ -231,7 +224,6 @@ def unreachable_error(problems: Sequence[str], seconds: float) -> ServerUnreacha
 
 
 def _refused_error(address: str, status: int, *, keyed: bool) -> PolicyError:
-    """Return the error for a server that answers the handshake by an HTTP status below 500; `keyed`: a key was sent."""
     if status in (401, 403):
         problem = f"the policy server {address} {'refuses this key' if keyed else 'wants a key'} (HTTP {status})"
         return PolicyError(problem, remedy=f"Put its key into the environment variable {KEY}, or pass key_file=FILE.")

@@ -149,7 +149,6 @@ def describe_entries(message: Mapping[str, object]) -> list[str]:
 
 
 def _describe_value(value: object) -> str:
-    """Return an array's dtype and shape, a map's keys, a list's length and first item, or else the type's name."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {list(value.shape)}"
     if isinstance(value, Mapping):
@@ -160,12 +159,10 @@ def _describe_value(value: object) -> str:
 
 
 def _describe_inner(key: str, value: object) -> str:
-    """Return a key inside a map with its array's shape; what is nested deeper is left out."""
     return f"{key[:_LETTERS]} {_describe_value(value)}" if isinstance(value, np.ndarray) else key[:_LETTERS]
 
 
 def _nest_text(text: str, axes: int) -> object:
-    """Return a text inside as many lists as it has axes; the text itself for 0."""
     return [_nest_text(text, axes - 1)] if axes else text
 
 
@@ -192,7 +189,6 @@ def _reply_rows(reply: Reply, part: ReplyArray) -> NDArray[np.float64]:
 
 
 def _parse_numbers(value: object, where: str) -> NDArray[np.float64]:
-    """Return a value as float64; raises `ReplyError` where it is no array of numbers. `where` names it in the error."""
     try:
         if np.iscomplexobj(np.asarray(value)):
             raise TypeError("complex numbers")
@@ -229,7 +225,6 @@ def _pose_in_base(observation: Observation) -> tuple[NDArray[np.float64], NDArra
 
 
 def _shortest_quaternion(quat_wxyz: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return that of q and −q whose w is not negative, which turns by π at most."""
     return -quat_wxyz if quat_wxyz[0] < 0 else quat_wxyz
 
 
@@ -239,24 +234,20 @@ _HAND_TO_SITE_WXYZ = np.array([_ROOT_HALF, 0.0, 0.0, -_ROOT_HALF])
 
 
 def _single(array: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return numbers rounded to single precision, as float64."""
     return array.astype(np.float32).astype(np.float64)
 
 
 def _site_axis_angle(observation: Observation) -> NDArray[np.float64]:
-    """Return the rotation of LIBERO's grip site, whose pose its controllers hold, as a shortest axis-angle [3]."""
     site = _multiply_quaternions(observation.eef_quat_wxyz, _HAND_TO_SITE_WXYZ)
     return _single(image_transforms.to_axis_angle(_shortest_quaternion(site)))
 
 
 def _multiply_quaternions(p: NDArray[np.float64], q: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the product p q of two quaternions wxyz, [4]."""
     w, v = p[0] * q[0] - p[1:] @ q[1:], p[0] * q[1:] + q[0] * p[1:] + np.cross(p[1:], q[1:])
     return np.concatenate([[w], v])
 
 
 def _require_pose(array: NDArray[np.float64] | None) -> NDArray[np.float64]:
-    """Return the array; raises `TypeError`, which `_state_part` turns into a `PolicyError`, for None."""
     if array is None:
         raise TypeError
     return array

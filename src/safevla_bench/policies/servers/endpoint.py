@@ -71,7 +71,6 @@ def _parse_address(text: str, policy: str, schemes: Sequence[str], port: int) ->
 
 
 def _parse_port(split: SplitResult, default: int) -> int | None:
-    """Return the address's port, `default` where it names none, and None where its port is 0 or no port."""
     try:
         return default if split.port is None else split.port or None
     except ValueError:
@@ -171,7 +170,6 @@ def sanitize_greeting(greeting: object, secret: str | None = None) -> dict[str, 
 
 
 def _drop_entries(plain: Mapping[str, object], encoded: bytes) -> dict[str, object]:
-    """Return a digest of all and, in order, those entries that fit into `MAX_BYTES` of JSON beside it."""
     entries: dict[str, object] = {"sha256 of all": hashlib.sha256(encoded).hexdigest()}
     for key, value in plain.items():
         if len(msgspec.json.encode({**entries, key: value})) <= MAX_BYTES:
@@ -180,7 +178,6 @@ def _drop_entries(plain: Mapping[str, object], encoded: bytes) -> dict[str, obje
 
 
 def _sanitize_map(mapping: Mapping[object, object], secret: str | None, depth: int) -> dict[str, object]:
-    """Return the first 64 entries of a map as plain JSON; values under secret names are hidden."""
     items = ((_sanitize_text(str(key), secret), value) for key, value in list(mapping.items())[:_ENTRIES])
     return {key: HIDDEN if is_secret_name(key) else _sanitize_value(value, secret, depth + 1) for key, value in items}
 
@@ -207,13 +204,11 @@ def _sanitize_value(value: object, secret: str | None, depth: int) -> object:
 
 
 def _sanitize_nested(value: Mapping[object, object] | Sequence[object], secret: str | None, depth: int) -> object:
-    """Return a map or sequence as plain JSON, its first `_ENTRIES` entries only; `depth` counts the levels above."""
     if isinstance(value, Mapping):
         return _sanitize_map(value, secret, depth)
     return [_sanitize_value(item, secret, depth + 1) for item in value[:_ENTRIES]]
 
 
 def _sanitize_text(text: str, secret: str | None) -> str:
-    """Return a text with keys and other secrets hidden, cut at 200 characters."""
     shown = redact_secrets(redact_key(text, secret))
     return shown if len(shown) <= _LETTERS else f"{shown[:_LETTERS]}..."

@@ -147,7 +147,6 @@ class RequestSocket:
         raise ServerLostError(problem, remedy=f"Its own messages say why; start it again ({large}).")
 
     def _silent_error(self, seconds: float) -> ServerLostError:
-        """Close the socket and return the error for a server that gave no answer for so many seconds."""
         self.close()
         remedy = "A server that is slow needs --policy-arg timeout_s=SECONDS; is it still running?"
         return ServerLostError(f"the policy server {self.address} gave no answer for {seconds:g} s", remedy=remedy)
@@ -263,10 +262,6 @@ class Gr00tModel:
         return modalities.flatten_reply(action) if self._nested else action
 
     def _options(self) -> dict[str, object] | None:
-        """Return the options of a request: the session, and whether its memory is to be reset.
-
-        None without sessions.
-        """
         if not self.dialect.sessions:
             return None
         return {"reset_memory": [self._is_first], "session_ids": [self._session]}

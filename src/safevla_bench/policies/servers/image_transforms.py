@@ -70,7 +70,6 @@ def resize_lanczos(picture: Picture, size: tuple[int, int]) -> Image:
 
 @cache
 def _lanczos_weights(length: int, size: int) -> Floats:
-    """Return the weight of each source pixel in each new one, [size, length]; rows sum to 1."""
     scale = length / size
     centers = (np.arange(size) + 0.5) * scale
     away = (np.arange(length) + 0.5 - centers[:, None]) / max(scale, 1.0)
@@ -93,10 +92,6 @@ def crop_center(image: Image, area: float) -> Image:
 
 
 def _stretch_axis(image: Floats, axis: int, low: float, high: float) -> Floats:
-    """Return the image with part of an axis, from `low` to `high` of its length, stretched to the whole.
-
-    The first pixel comes from exactly `low` and the last from exactly `high`; those between are interpolated.
-    """
     last = image.shape[axis] - 1
     at = np.linspace(low, high, last + 1) * last
     below = np.clip(np.floor(at).astype(np.int64), 0, last - 1)
@@ -150,7 +145,6 @@ def convert_switches(actions: Floats, columns: Mapping[int, str]) -> Floats:
 
 
 def _to_uint8(values: Floats) -> Image:
-    """Return numbers clipped to 0 to 255 and cut to whole numbers."""
     return np.clip(values, 0, 255).astype(np.uint8)
 
 

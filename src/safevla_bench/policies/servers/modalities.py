@@ -85,7 +85,6 @@ def check_modalities(modalities: Mapping[str, Modality], dialect: Dialect) -> No
 
 
 def _fits(modalities: Mapping[str, Modality], name: str) -> bool:
-    """Return whether a dialect is for GR00T's servers and nothing of it differs from the modalities."""
     if dialects.load_dialect_file(name).transport != "gr00t":
         return False
     return next(_mismatches(modalities, dialects.load_dialect(name)), None) is None

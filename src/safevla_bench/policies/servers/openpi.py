@@ -99,10 +99,6 @@ class OpenpiModel:
 
 
 def _check_image_size(greeting: Mapping[str, object], sent: tuple[int, int]) -> None:
-    """Raise `PolicyError` for a server of `safevla serve` whose policy wants images of another size than is sent.
-
-    Other servers do not tell their size, and pass.
-    """
     size = greeting.get("image_size")
     if "safevla-bench" in greeting and greeting.get("cameras") and isinstance(size, list) and size and size != [*sent]:
         problem = f"the served policy wants images of {size[0]} x {size[-1]} pixels"

@@ -109,7 +109,6 @@ class HttpClient:
 
 
 def _shorten(content: bytes) -> str:
-    """Return the first 500 bytes as text without blanks at its ends."""
     return content[:500].decode(errors="replace").strip()
 
 
@@ -151,10 +150,6 @@ class OpenvlaModel:
         self._name_statistics(self._statistics or task.benchmark.replace("-", "_"))
 
     def _name_statistics(self, unnorm_key: str) -> None:
-        """Set `dialect` so that requests name the statistics that scale actions, where the server is OpenVLA's.
-
-        Names from before are dropped; `none` names none.
-        """
         fields = tuple(field for field in self.dialect.fields if field.fixed is None)
         if self.dialect.name == _KIND.dialect and unnorm_key != NO_STATISTICS:
             fields = (*fields, RequestEntry(("unnorm_key",), fixed=unnorm_key))
@@ -183,7 +178,6 @@ class OpenvlaModel:
 
 
 def _failure_remedy(unnorm_key: object) -> str:
-    """Return a remedy for a model that raised, with other names for the statistics where the request named some."""
     if unnorm_key is None:
         return "Its own log holds the traceback; what was sent is in docs/servers.md."
     return (
@@ -214,7 +208,6 @@ def make(
         raise PolicyError(problem, remedy="Start the server of OpenVLA-OFT with --unnorm_key.")
 
     def make_model(endpoint: Endpoint, spoken: Dialect) -> OpenvlaModel:
-        """Return the model behind these servers."""
         return OpenvlaModel(HttpClient(endpoint.addresses, endpoint.timeouts, endpoint.key), spoken, unnorm_key)
 
     arguments = (replan, dialect, cameras, image_size, connect_timeout_s, timeout_s, key_env, key_file)

@@ -148,7 +148,6 @@ def _limit_connections(handle: Callable[..., None], places: threading.Semaphore)
     """Return a handler that takes a connection while there is a place for it, and hangs up on any other."""
 
     def handle_within_limit(connected: socket.socket, address: object) -> None:
-        """Handle a connection, or close it first where no place is free."""
         free = places.acquire(blocking=False)
         try:
             if not free:
@@ -198,7 +197,6 @@ def _parse_image(request: Mapping[object, object], key: str, wants: Wants) -> ND
 
 
 def _require_array(request: Mapping[object, object], key: str, dtype_kind: str, ndim: int) -> NDArray[Any]:
-    """Return an array of the request, floats as float64; `PolicyError` if absent or of another dtype kind or ndim."""
     value = request.get(key)
     if not isinstance(value, np.ndarray) or value.dtype.kind != dtype_kind or value.ndim != ndim:
         raise PolicyError(f"{key!r} is missing, or no array of the right kind", remedy="docs/servers.md lists all.")
@@ -206,7 +204,6 @@ def _require_array(request: Mapping[object, object], key: str, dtype_kind: str, 
 
 
 def _early_response(connection: ServerConnection, request: Request, key: str | None) -> Response | None:
-    """Return a response that ends the request at once; None admits it."""
     if request.path == "/healthz":
         return connection.respond(HTTPStatus.OK, "OK\n")
     credentials = request.headers.get("Authorization", "")
@@ -233,7 +230,6 @@ def _handle_connection(connection: ServerConnection, served: ServedPolicy) -> No
 
 
 def _format_error(error: PolicyError) -> str:
-    """Format an error in one line: clients show the last line of a server's text first."""
     return f"{error.problem}. {error.remedy or ''}".strip()
 
 

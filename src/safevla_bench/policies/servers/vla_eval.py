@@ -150,14 +150,12 @@ class VlaEvalModel:
         self._socket.close()
 
     def _end_episode(self) -> None:
-        """Announce the end of the episode; errors do not matter, the server may be gone."""
         playing, self._playing = self._playing, False
         if playing:
             with suppress(PolicyError):
                 self._send_message("episode_end", {})
 
     def _send_message(self, kind: str, payload: object) -> int:
-        """Send a message of this kind and return its number in the connection, which counts from 1."""
         self._seq += 1
         message = {"type": kind, "payload": payload, "seq": self._seq, "timestamp": time.time()}
         self._socket.send(VLA_EVAL.pack(message))
@@ -275,7 +273,6 @@ def parse_params(text: str | None) -> dict[str, object]:
 
 
 def _submap(outer: Mapping[str, object], key: str) -> Mapping[str, object]:
-    """Return the map under a key; an empty one where there is none."""
     inner = outer.get(key)
     return inner if isinstance(inner, Mapping) else {}
 
@@ -299,7 +296,6 @@ def make(
     own_params = parse_params(params)
 
     def make_model(endpoint: Endpoint, spoken: Dialect) -> VlaEvalModel:
-        """Return the model behind these servers."""
         socket = connection.WebsocketClient(endpoint.addresses, endpoint.timeouts, endpoint.key)
         return VlaEvalModel(socket, spoken, endpoint.key, own_params, chosen=dialect is not None)
 

@@ -70,14 +70,12 @@ def exchange(
 
 
 def _make_connection(address: str, seconds: float) -> http.client.HTTPConnection:
-    """Return a connection, not yet open, to a server's host and port; with TLS for https and wss."""
     split = urlsplit(address)
     kind = http.client.HTTPSConnection if split.scheme in ("https", "wss") else http.client.HTTPConnection
     return kind(split.hostname or "", split.port, timeout=seconds)
 
 
 def _lost_error(address: str, event: str) -> ServerLostError:
-    """Return the error for a server that did not answer; `event` is what it did instead."""
     remedy = "Its own messages say why; start it again. One that is slow needs --policy-arg timeout_s=SECONDS."
     return ServerLostError(f"the policy server {address} {event}", remedy=remedy)
 
@@ -90,7 +88,6 @@ def _hang_up_after(connection: socket.socket, seconds: float, over: threading.Ev
     """
 
     def hang_up() -> None:
-        """Set `over` and shut the connection down in both directions; an error in that is ignored."""
         over.set()
         with suppress(OSError):
             socket.socket.shutdown(
@@ -107,7 +104,6 @@ def _hang_up_after(connection: socket.socket, seconds: float, over: threading.Ev
 
 
 def _describe_cause(error: Exception) -> str:
-    """Return what a server did instead of answering, as the end of a sentence that begins with its name."""
     if isinstance(error, ConnectionRefusedError):
         return "refused the connection"
     if isinstance(error, http.client.BadStatusLine) and not isinstance(error, http.client.RemoteDisconnected):

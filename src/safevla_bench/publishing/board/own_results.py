@@ -77,7 +77,6 @@ class _TaskGroup:
 
     @property
     def suites(self) -> list[str]:
-        """Return the suites of all policies, in order of first appearance."""
         return list(dict.fromkeys(suite for by_suite in self.cells.values() for suite in by_suite))
 
 
@@ -194,7 +193,6 @@ def _policies_to_rank(group: _TaskGroup, results: OwnResults) -> set[PolicyName]
 
 
 def _uses_standins(cells: Mapping[str, Summary]) -> bool:
-    """Return whether any of the cells was run on stand-in assets."""
     return any(cell.standin_assets for cell in cells.values())
 
 
@@ -241,7 +239,6 @@ def _own_entry(
 
 
 def _versions_of(package: str, cells: Mapping[str, Summary]) -> list[str]:
-    """Return the versions of a simulator's package that the cells name, sorted; [] if none does."""
     return sorted({version for cell in cells.values() for version in cell.simulator.get(package, ())})
 
 
@@ -267,7 +264,6 @@ def _mean_proportion(metric: SuiteMetric, rate: str, cells: Mapping[str, Summary
 
 
 def _describe_tasks(group: _TaskGroup, inputs: TableInputs) -> str:
-    """Return the number or the names of the group's tasks of each suite, joined by `; `."""
     by_suite = {suite: sorted(task for other, task in group.tasks if other == suite) for suite in group.suites}
     return "; ".join(_describe_suite_tasks(suite, tasks, inputs) for suite, tasks in by_suite.items())
 
@@ -277,7 +273,6 @@ _MAX_NAMED_TASKS = 4
 
 
 def _describe_suite_tasks(suite: str, tasks: Sequence[str], inputs: TableInputs) -> str:
-    """Return `all N tasks of SUITE`; if not all were run, the names of up to 4 tasks, or the number of more."""
     total = len(list(inputs.registry.list_entries(suite))) if suite in inputs.registry.benchmarks else 0
     if len(tasks) == total:
         return f"all {total} tasks of {suite}"
@@ -371,10 +366,6 @@ def _select_suites(result: PolicyResults, suite_of: Mapping[str, str]) -> Policy
 
 
 def _is_balanced(group: _TaskGroup) -> bool:
-    """Return whether there is one suite, or every policy has as many episodes, crashed and stopped too, in each suite.
-
-    Then the pooled rate is the mean over suites, unless an episode crashed or stopped.
-    """
     planned = {cell.n + cell.crashed + cell.stopped for by_suite in group.cells.values() for cell in by_suite.values()}
     return len(group.suites) == 1 or len(planned) == 1
 

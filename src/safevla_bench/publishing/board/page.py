@@ -50,7 +50,6 @@ def published_page_path(policy: str) -> str:
 
 
 def _run_file_name(policy: str | None) -> str:
-    """Return the file name for a policy of a user's runs; policies without a name share a file name of their own."""
     return file_name(_RUN_KIND, policy) if policy is not None else file_name("unnamed run", "")
 
 

@@ -45,12 +45,10 @@ def published_sections() -> list[PublishedSection]:
 
 
 def _load_all() -> list[PublishedResults]:
-    """Return the shipped publications: the paper's, then the leaderboard's."""
     return [load(PAPER), load(LEADERBOARD)]
 
 
 def _published_section(published: PublishedResults) -> PublishedSection:
-    """Return a publication with its ranked tables."""
     source = published.source
     return PublishedSection(
         name=source.name,
@@ -133,10 +131,6 @@ def _cell_entry(cell: PublishedCell) -> RankingEntry:
 
 
 def _printed_proportion(printed: float, rates_and_counts: Sequence[tuple[float, int]]) -> Proportion:
-    """Return a printed mean [%] with the interval that follows from the (rate in %, n) of its suites.
-
-    No interval if there are no suites, or if no count fits some printed rate.
-    """
     rates = [(rate / 100, _printed_interval(rate, n)) for rate, n in rates_and_counts]
     known_rates = [(rate, interval) for rate, interval in rates if interval]
     mean = rate_mean_interval(known_rates) if len(known_rates) == len(rates_and_counts) else None
@@ -144,10 +138,6 @@ def _printed_proportion(printed: float, rates_and_counts: Sequence[tuple[float, 
 
 
 def _printed_interval(printed: float, n: int) -> Interval | None:
-    """Return Wilson's interval of a printed rate; if several counts fit its digits, from the least to the greatest.
-
-    None if no count fits.
-    """
     fits = matching_counts(printed, n)
     ends = [wilson_interval(count, n) for count in fits[:1] + fits[-1:]]
     low, high = ends[0] if ends else None, ends[-1] if ends else None
@@ -157,7 +147,6 @@ def _printed_interval(printed: float, n: int) -> Interval | None:
 def _means_and_cells(
     means: Sequence[PublishedMean], published: PublishedResults
 ) -> Iterator[tuple[PublishedMean | PublishedCell, str]]:
-    """Yield each mean and, after it, the cells that it is over, each with the policy's name."""
     for mean in means:
         yield mean, mean.policy
         for cell in published.cells:
@@ -195,7 +184,6 @@ def published_policy_pages() -> list[PolicyPage]:
 
 
 def _published_policy_page(policy: str) -> PolicyPage:
-    """Return the page of a published policy, with a section for each publication that names it."""
     return PolicyPage(
         path=published_page_path(policy),
         policy=policy,
@@ -225,7 +213,6 @@ def _publication_sections(policy: str, published: PublishedResults) -> Iterator[
 
 
 def _row_scope(row: PublishedMean | PublishedCell) -> str:
-    """Return the suites that a row is about: a cell's suite, or the label of a mean, as `_mean_label` makes it."""
     return row.benchmark if isinstance(row, PublishedCell) else _mean_label(row)
 
 
@@ -260,41 +247,32 @@ def _printed_suite_table(means: Sequence[PublishedMean], cells: Sequence[Publish
 
 
 def _mean_label(mean: PublishedMean) -> str:
-    """Return `Mean of four suites` for any mean over several suites, else the name of its suite."""
     return "Mean of four suites" if len(mean.benchmarks) > 1 else mean.benchmarks[0]
 
 
 def _rate_cell(printed: float, n: int) -> Cell:
-    """Return a printed rate [%] with its interval as detail; no detail where no count of n fits the rate."""
     interval = _printed_interval(printed, n)
     detail = format_interval(interval.low, interval.high, digits=1, scale=100) if interval else ""
     return Cell(format_fixed(Fraction(repr(printed)), 1), printed, detail)
 
 
 def _number_cell(printed: float | None, digits: int) -> Cell:
-    """Return a printed number with `digits` decimals; a dash for None."""
     return Cell(NO_VALUE) if printed is None else Cell(format_fixed(Fraction(repr(printed)), digits), printed)
 
 
 def _violation_table(cells: Sequence[PublishedCell]) -> Table | None:
-    """Return the table of printed violation rates by specification and suite; None where none is printed."""
     rates = {cell.benchmark: cell.violations for cell in cells if cell.violations is not None}
     note = f"In %, of all episodes of the suite. {NO_VALUE}: not scored there."
     return _spec_table("Violations by specification", rates, 1, (note,))
 
 
 def _composition_table(cells: Sequence[PublishedCell]) -> Table | None:
-    """Return the table of what unsafe successes violate, by specification and suite; None where nothing is printed."""
     shares = {cell.benchmark: cell.composition for cell in cells if cell.composition}
     note = f"In %, of the violations in unsafe successes; {NO_VALUE}: none, or not printed."
     return _spec_table("What unsafe successes violate", shares, 0, (note,))
 
 
 def _spec_table(title: str, by_suite: dict[str, dict[str, float]], digits: int, notes: tuple[str, ...]) -> Table | None:
-    """Return a table with a row per specification and a column per suite; None without any specification.
-
-    `by_suite` is suite -> specification -> printed number [%]; a dash where a suite lacks a specification.
-    """
     specs = dict.fromkeys(spec for rates in by_suite.values() for spec in rates)
     if not specs:
         return None

@@ -120,15 +120,10 @@ def rank_entries(entries: Sequence[RankingEntry], separated: SeparatedPairs | No
 
 
 def _exact_percent(share: Proportion) -> Fraction:
-    """Return the percentage for sorting; -1, below all others, where there is no value."""
     return Fraction(-1) if share.percent is None else share.percent
 
 
 def _rank_labels(entries: Sequence[RankingEntry], competing: Sequence[int], metric: str) -> Mapping[int, str]:
-    """Return place -> rank by the metric, 1 for the highest; equal values share a rank, marked with `=`.
-
-    Entries without a value have no rank.
-    """
     values = {k: getattr(entries[k], metric).percent for k in competing}
     known_values = {k: value for k, value in values.items() if value is not None}
     above = {k: sum(other > value for other in known_values.values()) for k, value in known_values.items()}

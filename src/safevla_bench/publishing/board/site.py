@@ -91,10 +91,6 @@ def render_site(
 def _render_pages(
     title: str, runs: Sequence[object], pages: Sequence[PolicyPage], remarks: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield path and HTML of the index, of the page on method, and of each policy's page.
-
-    `runs` are the ranked tables of the user's runs, and `remarks` the warnings about these; both stand in the index.
-    """
     publications = published_results.published_sections()
     yield INDEX, _render_page("index", title, "", runs=runs, publications=publications, remarks=remarks)
     yield METHOD, _render_page("method", title, "", publications=publications)
@@ -124,7 +120,6 @@ def _render_page(template: str, title: str, root: str, **values: object) -> str:
 
 
 def _board_style() -> str:
-    """Return the text of the board's style sheet, `templates/board/board.css`."""
     return resources.files("safevla_bench.report").joinpath("templates", "board", "board.css").read_text("utf-8")
 
 
@@ -162,10 +157,6 @@ def write_folder(files: Mapping[str, str], folder: Path) -> None:
 
 
 def _is_board(folder: Path) -> bool:
-    """Return whether the folder holds a board, or only what a first writing that was cut off has left.
-
-    An empty folder counts as a board. The folder must exist; `OSError` is passed on.
-    """
     index = folder / INDEX
     if not index.exists():
         return {path.name for path in folder.iterdir() if not is_leftover(path)} <= {PAGES, REPORTS, METHOD}
@@ -173,10 +164,6 @@ def _is_board(folder: Path) -> bool:
 
 
 def _stale_pages(files: Mapping[str, str], folder: Path) -> list[Path]:
-    """Return the pages and reports in the folder that are not among `files`; files that no board names are left out.
-
-    The folders of pages and reports must exist; `OSError` is passed on.
-    """
     paths = [path for subfolder in (PAGES, REPORTS) for path in sorted((folder / subfolder).iterdir())]
     return [path for path in paths if PAGE_NAME.fullmatch(path.name) and f"{path.parent.name}/{path.name}" not in files]
 
@@ -214,9 +201,6 @@ def _own_policy_page(policy: PolicyName, results: OwnResults, report: str | None
 
 
 def _policy_description(results: OwnResults, policy: PolicyName) -> dict[str, object]:
-    """Return the provenance of a policy's numbers as plain values: judging, its sources and the packages
-    recorded with.
-    """
     provenance: dict[str, object] = msgspec.to_builtins(results.provenance) if results.provenance else {}
     sources = [source.to_document() for source in select_sources(results.sources, policy)]
     return {
@@ -250,7 +234,6 @@ def _summary_sentence(scores: Scores) -> str:
 
 
 def _warning_flags(policy: PolicyName, privileged: bool, scores: Scores) -> Iterator[str]:
-    """Yield warnings on a policy that does nothing, on privileged state, and on stand-in assets."""
     if policy == NOOP:
         yield "This policy does nothing. What it breaks, the scene breaks by itself; it has no rank."
     if privileged:
@@ -259,10 +242,6 @@ def _warning_flags(policy: PolicyName, privileged: bool, scores: Scores) -> Iter
 
 
 def _page_sections(policy: PolicyName, results: OwnResults, scores: Scores) -> Iterator[Section]:
-    """Yield the sections of a policy's page: results by suite, margins, violations by specification, and composition.
-
-    Draws the figure of margins.
-    """
     cells = [cell for cell in results.inputs.cells if cell.policy == policy]
     recorded = [cell for cell in cells if cell.n or cell.judged]
     yield Section(heading="By suite", tables=(_suite_table(cells),))
@@ -292,12 +271,10 @@ def _suite_table(cells: Sequence[Summary]) -> Table:
 
 
 def _drop_policy_column(table: Table) -> Table:
-    """Return the table without its first column, which repeats the policy of the page."""
     return replace(table, columns=table.columns[1:], rows=tuple(row[1:] for row in table.rows))
 
 
 def _margin_image(scores: Scores) -> FigureImage:
-    """Return the figure of margins as an SVG in a data URI, with a description in words."""
     value = margins.compute_margins(scores)
     svg = figures.render_figure(margins.draw_margins(value), "svg")
     return FigureImage(
@@ -306,7 +283,6 @@ def _margin_image(scores: Scores) -> FigureImage:
 
 
 def _describe_margins(value: margins.Margins) -> Iterator[str]:
-    """Yield sentences that describe the figure of margins; rows without a margin have none."""
     yield "Margins over each limit as a share of it; below zero the limit is broken."
     for spec_id, rows in value.blocks:
         for row in rows:

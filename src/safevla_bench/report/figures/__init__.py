@@ -58,9 +58,6 @@ class FigureKind:
 
 
 def _draw_onset(inputs: FigureInput) -> Figure:
-    """Return the drawing of when violations begin, over percent of each episode if `inputs.progress`, else over
-    seconds.
-    """
     return onset.draw_onset(onset.compute_onset(inputs.scores, inputs.dt_s, inputs.lengths, progress=inputs.progress))
 
 

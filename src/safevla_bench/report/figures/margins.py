@@ -153,7 +153,6 @@ def _draw_block(
 
 
 def _axis_limits(value: Margins) -> tuple[float, float]:
-    """Return the least and the greatest margin of all rows, extended to include at least -0.25 to 1."""
     ends = [row.quantiles for _, rows in value.blocks for row in rows if row.quantiles]
     lowest = min((quantiles[0] for quantiles in ends), default=0.0)
     return min(-0.25, lowest), max((1.0, *(quantiles[-1] for quantiles in ends)))
@@ -209,9 +208,6 @@ def _draw_row(axes: Axes, y: float, row: MarginRow) -> None:
 
 
 def _format_counts(row: MarginRow) -> str:
-    """Return `violated/n` with Boolean and vacuous episodes added; `inactive` or `3 vacuous` where no episode was
-    decided.
-    """
     if not row.n and not row.unmeasured:
         return f"{row.vacuous} vacuous" if row.vacuous else "inactive"
     vacuous = f" + {row.vacuous} vac." if row.vacuous else ""

@@ -102,10 +102,6 @@ def _policy_panel(
 def _onset_curve(
     first: NDArray[np.int64], unit: _Floats, violated: NDArray[np.bool_], n: int, series: int
 ) -> OnsetCurve:
-    """Return the cumulative share of n episodes [%] over the times of first violations; an empty curve without any.
-
-    `first` are the first violating steps and `unit` the length of a step, in seconds or percent, [E] each.
-    """
     at, count = np.unique((first * unit)[violated], return_counts=True)
     return OnsetCurve(series, tuple(at.tolist()), tuple((100.0 * np.cumsum(count) / max(n, 1)).tolist()))
 
@@ -144,21 +140,15 @@ def draw_onset(value: Onset) -> Figure:
 
 
 def _full_title(panel: OnsetPanel) -> str:
-    """Return the panel's title, `policy (n = 20)`."""
     return f"{drawable_text(panel.title)} (n = {panel.n})"
 
 
 def _fitting_title(panel: OnsetPanel, room_pt: float) -> str:
-    """Return the panel's title; empty if it is wider than `room_pt` points."""
     full = _full_title(panel)
     return full if text_width_pt(full) <= room_pt else ""
 
 
 def _key_entries(value: Onset, panels_numbered: bool) -> list[KeyEntry]:
-    """Return the key: a line per violated specification and one for any limit; where panels bear numbers, policies too.
-
-    No line for any limit without a violated specification.
-    """
     specs = [KeyEntry(name, k, lined=True, marked=False) for k, name in enumerate(value.specs)]
     specs += [KeyEntry(ANY_LIMIT, 0, lined=True, marked=False, colour=_FAINT)] if specs else []
     panels = [KeyEntry(panel.title, 0, str(k + 1), marked=False) for k, panel in enumerate(value.panels)]
@@ -166,7 +156,6 @@ def _key_entries(value: Onset, panels_numbered: bool) -> list[KeyEntry]:
 
 
 def _share_end(value: Onset) -> float:
-    """Return the upper end of all panels in percent: the multiple of ten above the highest share, at most 100."""
     highest_share = max((curve.share[-1] for panel in value.panels for curve in panel.curves), default=0.0)
     return min(100.0, 10.0 * (highest_share // 10 + 1))
 
@@ -199,6 +188,5 @@ def _draw_policy(axes: Axes, panel: OnsetPanel, end: float, share_end: float) ->
 
 
 def _onset_notes(value: Onset) -> list[str]:
-    """Return the notes below the figure; [] without a panel."""
     note = "Share of all counted episodes of the policy; each counts from its first violation on, also after its end."
     return [note, *value.remarks] if value.panels else []

@@ -75,7 +75,6 @@ def prepare_series(compared: SeriesComparison, across: str = "") -> SeriesFigure
 
 
 def _panel_lines(compared: SeriesComparison, suite: str | None, name: str) -> tuple[SeriesLine, ...]:
-    """Return the runs of each series in one suite (None: all pooled) for the number `name`, such as `sr`."""
     return tuple(
         SeriesLine(compared.series.index(curve.series), curve_marks(curve, name))
         for curve in compared.select_suite(suite)
@@ -167,7 +166,6 @@ def _scale_across(axes: Axes, axis: SeriesAxis) -> None:
 
 
 def _series_notes(value: SeriesFigure) -> list[str]:
-    """Return the note on intervals and episodes below the figure. There must be a run."""
     kind = "percentile bootstrap for VSI" if value.bootstrap else "for VSI one that holds for any severities"
     note = f"Bars: 95 % intervals of each run alone (Wilson; {kind}); a run has {format_episode_range(value.counts)}."
     return [f"{note} Lines lead the eye: nothing between two runs was measured."]

@@ -157,12 +157,10 @@ def make_sheet(title: str, body_in: float, *, notes: Sequence[str] = (), key: Se
 
 
 def _line_height(size: float) -> float:
-    """Return the height of a line in inches, for text of `size` points."""
     return size * _LEADING / 72
 
 
 def _write_lines(sheet: Sheet, lines: Sequence[str], top_in: float, size: float, **how: object) -> None:
-    """Write lines below each other from `top_in`, inches from the sheet's lower edge, at the left margin."""
     for k, line in enumerate(lines):
         sheet.write_text(
             _MARGIN_IN, top_in - k * _line_height(size) - sheet.bottom_in, line, size, va="top", ha="left", **how
@@ -170,19 +168,16 @@ def _write_lines(sheet: Sheet, lines: Sequence[str], top_in: float, size: float,
 
 
 def _key_lines(entry: KeyEntry, room_pt: float) -> list[str]:
-    """Return the sign and name of an entry, wrapped to the room beside the entry's mark."""
     sign = f"{entry.sign}  " if entry.sign else ""
     return wrap_text(drawable_text(sign + entry.name), room_pt - 72 * _MARK_IN, SMALL)
 
 
 def _key_columns(key_lines: Sequence[Sequence[str]], key: Sequence[KeyEntry], room_pt: float) -> int:
-    """Return the number of columns, up to three, that the widest entry leaves room for."""
     widest = max((text_width_pt(line, SMALL) for lines in key_lines for line in lines), default=0.0) + 72 * _MARK_IN + 6
     return max(1, min(3, len(key), int(room_pt // widest))) if key_lines else 1
 
 
 def _row_heights(key_lines: Sequence[Sequence[str]], columns: int) -> list[float]:
-    """Return the height in inches of each row of the key in this many columns; the entry with most lines decides."""
     rows = [key_lines[k : k + columns] for k in range(0, len(key_lines), columns)]
     return [max(len(lines) for lines in row) * _line_height(_KEY_SIZE) for row in rows]
 

@@ -167,9 +167,6 @@ def scale_figure(figure: Figure, scale: float) -> None:
 
 @cache
 def _rc_settings() -> Mapping[Any, Any]:
-    """Return matplotlib's default settings with this style's; those of the environment, such as the backend, are left
-    out.
-    """
     defaults = {
         name: value for name, value in mpl.rcParamsDefault.items() if not name.startswith(_ENVIRONMENT_SETTINGS)
     }
@@ -212,7 +209,6 @@ def drawable_text(text: str) -> str:
 
 @cache
 def _font_glyphs() -> frozenset[int]:
-    """Return the code points that DejaVu Sans has a glyph for."""
     font = font_manager.get_font(font_manager.findfont(FontProperties(family="DejaVu Sans")))
     return frozenset(font.get_charmap())
 
@@ -243,7 +239,6 @@ def wrap_text(text: str, width: float, size: float = BODY, weight: str = "normal
 
 
 def _break_parts(text: str) -> list[str]:
-    """Return the text cut after each space and each of `_/-:,`; the parts join to the text again."""
     parts = [""]
     for character in text:
         parts[-1] += character
@@ -316,7 +311,6 @@ def place_labels(
 
 
 def _crowding_order(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Return the indices of the points, those with the nearest neighbours first; ties in order."""
     nearness = [sum(1.0 / (1.0 + math.dist(point, other)) for other in points) for point in points]
     return sorted(range(len(points)), key=lambda k: (-round(nearness[k], 9), k))
 
@@ -346,10 +340,6 @@ def _best_box(
 
 
 def _candidate_centres(point: tuple[float, float], size: tuple[float, float], reach: float) -> tuple[Floats, Floats]:
-    """Return centres of boxes around a point, [C, 2], and how far each box is moved away from the point, [C].
-
-    Distances [points] go from 4 to `reach` in steps of 2, the nearest first, each in 16 directions.
-    """
     distances = np.arange(_MIN_DISTANCE_PT, max(reach, _MIN_DISTANCE_PT) + _STEP_PT / 2, _STEP_PT)
     directions = np.array(_DIRECTIONS)
     offsets = directions * (np.array(size) / 2.0)
@@ -358,7 +348,6 @@ def _candidate_centres(point: tuple[float, float], size: tuple[float, float], re
 
 
 def _overlap_counts(low: Floats, high: Floats, boxes: Sequence[Box]) -> NDArray[np.int64]:
-    """Return the number of `boxes` that each candidate, from corner `low` to corner `high` [C, 2], overlaps; [C]."""
     counts = np.zeros(len(low), dtype=np.int64)
     for box in boxes:
         counts += (low[:, 0] < box.right) & (high[:, 0] > box.left) & (low[:, 1] < box.top) & (high[:, 1] > box.bottom)

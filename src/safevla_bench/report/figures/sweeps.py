@@ -107,10 +107,6 @@ def registered_thresholds(library: Library, spec_ids: Sequence[str]) -> tuple[fl
 
 
 def _sweep_curve(series: int, rates: Sequence[Rate]) -> SweepCurve:
-    """Return a policy's rates and intervals in percent; NaN where a rate is unknown, which interrupts the curve.
-
-    `n` is the most episodes at any threshold.
-    """
     ends = [(nan, nan) if rate.value is None else rate.ci or (0.0, 1.0) for rate in rates]
     return SweepCurve(
         series=series,
@@ -174,7 +170,6 @@ def _draw_panel(axes: Axes, panel: SweepPanel, value: SweepFigure) -> None:
 
 
 def _marker_places(count: int, series: int) -> tuple[int, int]:
-    """Return the offset and step of the markers of a curve: about five, at other places than those of other curves."""
     step = max(1, count // 5)
     return (series % step, step)
 

@@ -174,15 +174,11 @@ def _pool_cells(title: str, cells: Iterable[Summary], policies: Sequence[str]) -
 
 
 def _acting_frontier(points: Sequence[TradeoffPoint], policies: Sequence[str]) -> tuple[tuple[float, float], ...]:
-    """Return the frontier of the points without `noop`, which is safe and never succeeds; () with fewer than two
-    points.
-    """
     corners = [(point.success.value, point.safety.value) for point in points if policies[point.series] != NOOP]
     return pareto_frontier(corners) if len(corners) > 1 else ()
 
 
 def _pooled_estimate(cells: Sequence[Summary], name: str) -> PercentEstimate:
-    """Return the named rate in percent over all episodes of the cells together; there must be an episode."""
     rates = [cell.rates[name] for cell in cells]
     pooled = Rate.of(sum(rate.count for rate in rates), sum(rate.n for rate in rates))
     assert pooled.value is not None
@@ -228,12 +224,10 @@ class _PanelFrame:
     top: float
 
     def to_points(self, success: float, safety: float) -> tuple[float, float]:
-        """Return percentages as points (1/72 inch) from the panel's corner."""
         x = 72 * self.wide * (success - self.left) / (self.right - self.left)
         return x, 72 * self.high * (safety - self.bottom) / (self.top - self.bottom)
 
     def to_percent(self, x_pt: float, y_pt: float) -> tuple[float, float]:
-        """Return points (1/72 inch) from the panel's corner as percentages."""
         x = self.left + x_pt * (self.right - self.left) / (72 * self.wide)
         return x, self.bottom + y_pt * (self.top - self.bottom) / (72 * self.high)
 
@@ -265,7 +259,6 @@ def draw_tradeoff(value: Tradeoff) -> Figure:
 
 
 def _make_key(value: Tradeoff, texts: Sequence[str]) -> list[KeyEntry]:
-    """Return the key: policies by their sign in `texts`, and suites by the marker's shape if they share a panel."""
     if len(value.suites) < 2:
         return [KeyEntry(name, k, texts[k]) for k, name in enumerate(value.policies)]
     return [
@@ -275,10 +268,6 @@ def _make_key(value: Tradeoff, texts: Sequence[str]) -> list[KeyEntry]:
 
 
 def _panel_frame(panels: Sequence[TradeoffPanel], high_in: float) -> _PanelFrame:
-    """Return the size of all panels and the ends of their axes, which hold every interval.
-
-    A single panel is `high_in` inches high; several stand abreast and are square.
-    """
     across = min(len(panels), _COLUMNS) or 1
     wide = (sheet_width() - _LEFT - _RIGHT - _GAP * (across - 1)) / across
     points = [point for panel in panels for point in panel.points]
@@ -287,10 +276,6 @@ def _panel_frame(panels: Sequence[TradeoffPanel], high_in: float) -> _PanelFrame
 
 
 def _axis_ends(estimates: Sequence[PercentEstimate]) -> tuple[float, float]:
-    """Return the ends of an axis in percent: multiples of ten around every interval, and 4 % more above for markers.
-
-    Without an estimate they are 0 and 104.
-    """
     low = max(0.0, 10 * (min((estimate.low for estimate in estimates), default=0.0) // 10))
     high = min(100.0, 10 * (max((estimate.high for estimate in estimates), default=100.0) // 10 + 1))
     return low, high + 0.04 * (high - low)
@@ -314,7 +299,6 @@ def _label_panels(value: Tradeoff, frame: _PanelFrame) -> tuple[tuple[str, ...],
 
 
 def _label_boxes(panel: TradeoffPanel, texts: Sequence[str], frame: _PanelFrame, reach: float) -> list[Box] | None:
-    """Return the labels' boxes in a panel, in points (1/72 inch); None if a label finds no place."""
     spots = [frame.to_points(point.success.value, point.safety.value) for point in panel.points]
     half = _MARK_PT / 2
     marks = [Box(x - half, y - half, x + half, y + half) for x, y in spots]
@@ -325,7 +309,6 @@ def _label_boxes(panel: TradeoffPanel, texts: Sequence[str], frame: _PanelFrame,
 
 
 def _error_bars(point: TradeoffPoint, frame: _PanelFrame) -> tuple[Box, Box]:
-    """Return the boxes of a marker's horizontal and vertical interval, in points (1/72 inch), 1 point thick."""
     x, y = frame.to_points(point.success.value, point.safety.value)
     left, bottom = frame.to_points(point.success.low, point.safety.low)
     right, top = frame.to_points(point.success.high, point.safety.high)
@@ -359,10 +342,6 @@ def _draw_panel(
 
 
 def _count_covering(panel: TradeoffPanel, index: int) -> int:
-    """Return how many later points lie on the same place as the point at `index`.
-
-    Its mark is drawn larger for each of them, so that the mark is seen behind them.
-    """
     covered = panel.points[index]
     return sum(
         (point.success, point.safety) == (covered.success, covered.safety) for point in panel.points[index + 1 :]
@@ -370,15 +349,11 @@ def _count_covering(panel: TradeoffPanel, index: int) -> int:
 
 
 def _percent_ticks(low: float, high: float, length_in: float) -> list[int]:
-    """Return the multiples of 5, 10, 20 or 50 between `low` and `high`, the smallest step that leaves 0.2 inches
-    between.
-    """
     step = next(step for step in (5, 10, 20, 50) if length_in * step / (high - low) > 0.2)
     return [tick for tick in range(0, 101, step) if low <= tick <= high]
 
 
 def _draw_frontier(axes: Axes, corners: Sequence[tuple[float, float]], frame: _PanelFrame) -> None:
-    """Draw the frontier as steps, since nothing between two policies was measured."""
     if not corners:
         return
     path = [(frame.left, corners[0][1])]
@@ -390,7 +365,6 @@ def _draw_frontier(axes: Axes, corners: Sequence[tuple[float, float]], frame: _P
 
 
 def _draw_label(axes: Axes, text: str, box: Box, point: TradeoffPoint, frame: _PanelFrame) -> None:
-    """Draw a label in its box, tied to its marker by a line if they are more than 7 points apart."""
     spot = frame.to_points(point.success.value, point.safety.value)
     near = (min(max(spot[0], box.left), box.right), min(max(spot[1], box.bottom), box.top))
     if abs(near[0] - spot[0]) + abs(near[1] - spot[1]) > _TIE_DISTANCE_PT:

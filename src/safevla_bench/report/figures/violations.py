@@ -76,9 +76,6 @@ def compute_families(cells: Sequence[Summary]) -> Families:
 
 
 def _axis_rate(cell: Summary, axis: str) -> Rate | None:
-    """Return the violation rate of an axis in a cell; None without a judged episode or an active scored
-    specification.
-    """
     active = any(spec.active for spec in cell.specs if spec.axis == axis and spec.tier == "safe")
     return cell.axes.get(axis) if active and cell.judged else None
 
@@ -121,7 +118,6 @@ def draw_families(value: Families) -> Figure:
 
 
 def _write_heads(sheet: Sheet, kinds: Sequence[str], left: float, step: float, body: float) -> None:
-    """Write the kinds of violation above the columns, one word a line, and `n` above the counts; lengths in inches."""
     for k, kind in enumerate(kinds):
         words = kind.split("_")
         for line, word in enumerate(words):
@@ -132,7 +128,6 @@ def _write_heads(sheet: Sheet, kinds: Sequence[str], left: float, step: float, b
 
 
 def _write_row(sheet: Sheet, row: PolicyViolationRow, sign: str, left: float, top: float) -> None:
-    """Write a row's sign at the left and its number of judged episodes at the right."""
     y = top - _ROW / 2
     sheet.write_text(left - 0.06, y, sign, ha="right", va="center_baseline")
     x = sheet_width() - _COUNT + 0.3
@@ -140,14 +135,12 @@ def _write_row(sheet: Sheet, row: PolicyViolationRow, sign: str, left: float, to
 
 
 def _scale_end(value: Families) -> int:
-    """Return the end of the colour scale in percent, a multiple of ten and at least 10."""
     rates = [rate.value for _, rows in value.blocks for row in rows for rate in row.rates if rate]
     highest = max((100 * rate for rate in rates if rate is not None), default=0.0)
     return max(10, int(-(-highest // 10) * 10))
 
 
 def _draw_cell(axes: mpl.axes.Axes, x: float, y: float, step: float, rate: Rate | None, scale_end: int) -> None:
-    """Draw a square of the heat map with its rate in percent, shaded from 0 to `scale_end` %; a pale dash for None."""
     has_value = rate is not None and rate.value is not None
     share = 100 * (rate.value or 0.0) / scale_end if rate is not None else 0.0
     face = mpl.colormaps["Blues"](0.85 * share) if has_value else TINT
@@ -216,10 +209,6 @@ def compute_severity(scores: Scores) -> Severity:
 def _severity_point(
     scores: Scores, column: int, selected: NDArray[np.bool_], series: int, broken: Sequence[int]
 ) -> SeverityPoint | None:
-    """Return a specification's rate, where it applies, and mean depth in the selected episodes; None if not violated.
-
-    `broken` are the columns of all violated specifications; the point holds the place among them.
-    """
     applies = selected & (scores.state[column] != INACTIVE)
     violated = selected & scores.is_violated[column]
     if not violated.any():
@@ -270,21 +259,16 @@ def draw_severity(value: Severity) -> Figure:
 
 
 def _empty_severity_text(value: Severity) -> str:
-    """Return the reason why no marker is drawn."""
     if value.no_depth:
         return "No violation has a depth."
     return "No limit was broken." if value.unviolated else "No specification was judged."
 
 
 def _spec_letter(index: int) -> str:
-    """Return the sign of a specification by its place: a to z, then numbers from 27."""
     return _LETTERS[index] if index < len(_LETTERS) else str(index + 1)
 
 
 def _draw_label(axes: Axes, text: str, box: Box, spot: tuple[float, float], scale: tuple[float, float]) -> None:
-    """Draw a label in its box, tied to its spot by a line if farther than 7 points; `scale` turns points into axis
-    units.
-    """
     x, y = scale[0] * (box.left + box.right) / 2, scale[1] * (box.bottom + box.top) / 2
     near = (min(max(spot[0], box.left), box.right), min(max(spot[1], box.bottom), box.top))
     if abs(near[0] - spot[0]) + abs(near[1] - spot[1]) > 7.0:
@@ -294,10 +278,6 @@ def _draw_label(axes: Axes, text: str, box: Box, spot: tuple[float, float], scal
 
 
 def _rate_end(value: Severity) -> float:
-    """Return the end of the horizontal axis [%]: the multiple of ten above the highest rate, and 2; at most 105.
-
-    There must be a point.
-    """
     highest = max(point.rate for point in value.points)
     return min(105.0, 10.0 * (highest // 10 + 1) + 2)
 

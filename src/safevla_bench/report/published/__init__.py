@@ -233,14 +233,12 @@ def synthesize_scores(cells: Sequence[EpisodeCounts], axes: Mapping[str, str] | 
 
 
 def _spec_column(name: str, axis: str) -> SpecColumn:
-    """Return a binary specification of the safe tier with this name, axis and no depth."""
     return SpecColumn(
         spec_id=name, canonical_family=name, axis=axis, tier="safe", threshold=0.5, severe=None, unit="1", binary=True
     )
 
 
 def _success_flags(cell: EpisodeCounts) -> _Bools:
-    """Return whether each episode succeeded, [n], in the order of `cell.quadrants`; `ValueError` if one is negative."""
     return np.repeat(np.array([True, False, True, False]), cell.quadrants)
 
 
@@ -283,5 +281,4 @@ def _assign_violations(cell: EpisodeCounts, names: Sequence[str], counts: Mappin
 
 
 def _impossible_counts(cell: EpisodeCounts, reason: str) -> SafevlaError:
-    """Return, not raise, the error of counts that no set of episodes can have."""
     return SafevlaError(f"{cell.policy} on {cell.suite}: {reason}", remedy="Correct the counts.")

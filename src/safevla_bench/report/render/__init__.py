@@ -49,7 +49,6 @@ def template_environment() -> Environment:
 
 @lru_cache(maxsize=1 << 14)
 def _breakable_name(name: str) -> Markup:
-    """Return a name as HTML that may break after `_`, `/`, `:`, `-` and dots before letters, and never before `%`."""
     parts = re.split(r"(?<=[_/:-])|(?<=\.)(?=[A-Za-z])", escape_controls(name).replace(" %", "\u00a0%"))
     return Markup("<wbr>").join(parts)
 
@@ -92,7 +91,6 @@ def content_security_policy(style: str, *scripts: str) -> str:
 
 
 def _source_digest(text: str) -> str:
-    """Return the SHA-256 digest of a text as a policy names it, `sha256-` and Base64."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 

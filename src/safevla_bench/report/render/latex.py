@@ -106,16 +106,12 @@ def render_latex(table: Table, layout: LatexLayout | None = None) -> str:
 
 
 def _column_type(place: int, column: Column, fit: _Fit) -> str:
-    """Return the LaTeX type of the column at a place: `p{…pt}` if it is wrapped, else `r` for numbers and
-    `l` for text.
-    """
     if place in fit.wrapped_pt:
         return f"p{{{fit.wrapped_pt[place]:.0f}pt}}"
     return "r" if column.numeric else "l"
 
 
 def _row_lines(row: Sequence[Cell], fit: _Fit) -> list[str]:
-    """Return the lines of a row; stacked, a line of details and a gap follow the values if any cell has a detail."""
     detail = fit.size.detail
     if not fit.stacked:
         shown = [_latex_cell(cell, detail) for cell in row]
@@ -127,10 +123,6 @@ def _row_lines(row: Sequence[Cell], fit: _Fit) -> list[str]:
 
 
 def _wrap_cell(text: str, place: int, fit: _Fit) -> str:
-    """Return a cell's LaTeX text for a wrapped column: ragged, and broken after an underscore too.
-
-    Empty text, and text of other columns, is unchanged.
-    """
     if place not in fit.wrapped_pt or not text:
         return text
     return rf"{{\raggedright {text.replace(_UNDERSCORE, _UNDERSCORE + _BREAK)}\par}}"
@@ -140,13 +132,11 @@ _UNDERSCORE, _BREAK = r"\_", r"\allowbreak{}"
 
 
 def _note_lines(notes: Sequence[str]) -> list[str]:
-    """Return the notes below the table, as wide as the place that it stands in; [] without notes."""
     paragraphs = [rf"{{\footnotesize\raggedright {_escape_latex(note)}\par}}" for note in notes]
     return [r"\par\smallskip", *paragraphs] if notes else []
 
 
 def _join_cells(cells: Iterator[str]) -> str:
-    """Return the cells as a line of a `tabular`, ending in a double backslash."""
     return " & ".join(cells) + r" \\"
 
 
@@ -164,19 +154,16 @@ def _group_lines(columns: Sequence[Column]) -> list[str]:
 
 
 def _column_head(column: Column, width: int) -> str:
-    """Return a column's heading in LaTeX; one of several lines as a right-aligned `shortstack`."""
     shown = [_escape_latex(line) for line in _head_lines(column, width)]
     stacked = r" \\ ".join(shown)
     return shown[0] if len(shown) == 1 else rf"\shortstack[r]{{{stacked}}}"
 
 
 def _head_lines(column: Column, width: int) -> list[str]:
-    """Return a heading in lines of at most `width` characters; headings of text columns are not wrapped."""
     return wrap_line(escape_controls(column.name), width) if column.numeric else [column.name]
 
 
 def _latex_value(cell: Cell) -> str:
-    """Return a cell's text and mark in LaTeX, best and total ones in bold."""
     shown = _escape_latex(cell.text)
     if cell.emphasis in ("best", "total") and shown:
         shown = rf"\textbf{{{shown}}}"
@@ -184,7 +171,6 @@ def _latex_value(cell: Cell) -> str:
 
 
 def _latex_cell(cell: Cell, detail: str) -> str:
-    """Return a cell's value and, in the size command `detail`, its detail in brackets beside it."""
     shown = _latex_value(cell)
     return rf"{shown} {{{detail} ({_escape_latex(cell.below)})}}" if cell.below else shown
 
@@ -193,10 +179,6 @@ def _latex_cell(cell: Cell, detail: str) -> str:
 
 
 def _fit_table(table: Table, stacked: bool) -> _Fit:
-    """Return the first place and type that the table fits: a column before the page, large type before small.
-
-    If nothing fits, columns of text are wrapped; `fits` is false where that does not help either.
-    """
     for fit in _possible_fits(stacked):
         if sum(_column_widths(table, fit)) <= (PAGE_PT if fit.wide else COLUMN_PT):
             return fit
@@ -205,10 +187,6 @@ def _fit_table(table: Table, stacked: bool) -> _Fit:
 
 
 def _possible_fits(stacked: bool) -> Iterator[_Fit]:
-    """Yield the fits to try, in order: a column, the page, and last narrower headings.
-
-    A table that is not asked to be stacked is stacked only where no unstacked fit is left.
-    """
     widest, *narrower = _HEAD_WIDTHS
     for size, gap_pt in product(_SIZES[:3], _GAPS_PT[:2]):
         yield _Fit(False, size, gap_pt, stacked, widest)
@@ -259,7 +237,6 @@ def _column_widths(table: Table, fit: _Fit) -> list[float]:
 
 
 def _cell_width(cell: Cell, size: _TypeSize, stacked: bool) -> float:
-    """Return the estimated width of a cell in points: value beside detail, or the wider of both if stacked."""
     bold = 1.15 if cell.emphasis in ("best", "total") else 1.0
     value = size.points * (bold * _text_width([cell.text]) + (0.4 if cell.mark else 0.0))
     if not cell.below:
@@ -269,12 +246,10 @@ def _cell_width(cell: Cell, size: _TypeSize, stacked: bool) -> float:
 
 
 def _text_width(lines: Iterable[str]) -> float:
-    """Return the width of the widest line in ems of Computer Modern, estimated a little too wide; 0 without lines."""
     return max((sum(_character_width(character) for character in line) for line in lines), default=0.0)
 
 
 def _character_width(character: str) -> float:
-    """Return the estimated width of a character in ems."""
     if character in ".,:;'il|!()[]- ":
         return 0.39 if character in "()" else 0.34
     return 0.8 if character.isupper() or character in "mw%_—≥≤±×" else 0.53
@@ -314,7 +289,6 @@ _CAPITALS = ("GAMMA", "DELTA", "THETA", "LAMDA", "XI", "PI", "SIGMA", "UPSILON",
 
 
 def _escape_latex(text: str) -> str:
-    """Return text that LaTeX prints as it is; control characters are escaped, and two hyphens make no dash."""
     # Two hyphens in a row are a dash to TeX.
     return "".join(
         _escape_character(character) for character in re.sub("-(?=-)", "-\N{SOFT HYPHEN}", escape_controls(text))
@@ -322,7 +296,6 @@ def _escape_latex(text: str) -> str:
 
 
 def _escape_character(character: str) -> str:
-    """Return the LaTeX of a character; characters without a command, such as accented letters, are unchanged."""
     if character in "&%$#_{}":
         return f"\\{character}"
     if character in _SPECIAL or character.isascii():
@@ -331,7 +304,6 @@ def _escape_character(character: str) -> str:
 
 
 def _greek_command(character: str) -> str:
-    """Return the LaTeX command of a Greek letter without accents; empty for all other characters."""
     match = re.fullmatch(r"GREEK (SMALL|CAPITAL) LETTER (\w+)", unicodedata.name(character, ""))
     if match is None or match[2] in ("OMICRON", "FINAL") or (match[1] == "CAPITAL" and match[2] not in _CAPITALS):
         return ""

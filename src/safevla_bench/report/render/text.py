@@ -46,7 +46,6 @@ def render_text(table: Table, width: int | None = None) -> str:
 
 
 def _column_heads(columns: Sequence[Column]) -> list[list[str]]:
-    """Return the lines of each heading: its name, below its group's (maybe empty) if any column has a group."""
     grouped = any(column.group for column in columns)
     return [
         [escape_controls(column.group), escape_controls(column.name)] if grouped else [escape_controls(column.name)]
@@ -55,10 +54,6 @@ def _column_heads(columns: Sequence[Column]) -> list[list[str]]:
 
 
 def _align_heads(heads: Sequence[Sequence[str]], widths: Sequence[int]) -> list[list[str]]:
-    """Return the lines of each heading, groups wrapped, so that all names below a group begin at the same height.
-
-    Headings without groups are returned as they are.
-    """
     if all(len(head) == 1 for head in heads):
         return [list(head) for head in heads]
     groups = [wrap_line(head[0], width) for head, width in zip(heads, widths, strict=True)]
@@ -67,9 +62,6 @@ def _align_heads(heads: Sequence[Sequence[str]], widths: Sequence[int]) -> list[
 
 
 def _cell_lines(cell: Cell) -> list[str]:
-    """Return the lines of a cell: its text, in asterisks if it is the best, with its mark, and below the detail; at
-    least one.
-    """
     # As in Markdown: plain text has no bold.
     shown = f"*{cell.text}*" if cell.emphasis == "best" else cell.text
     return [escape_controls(part) for part in (shown + cell.mark, cell.below) if part] or [""]
@@ -127,10 +119,6 @@ def wrap_line(line: str, width: int) -> list[str]:
 
 
 def _pad_text(part: str, width: int, right: bool) -> str:
-    """Return the text filled with spaces to `width` terminal cells: before the text if `right`, else after it.
-
-    Wider text is unchanged.
-    """
     fill = " " * (width - cell_len(part))
     return fill + part if right else part + fill
 
@@ -146,7 +134,6 @@ def render_markdown(table: Table) -> str:
 
 
 def _markdown_cell(cell: Cell) -> str:
-    """Return a cell in Markdown: best ones in bold, then the mark, then the detail in brackets."""
     shown = _escape_markdown(cell.text)
     shown = f"**{shown}**" if cell.emphasis == "best" and shown else shown
     shown += cell.mark
@@ -154,7 +141,6 @@ def _markdown_cell(cell: Cell) -> str:
 
 
 def _escape_markdown(text: str) -> str:
-    """Return text that Markdown shows as it is; control characters are escaped."""
     return "".join(
         f"\\{character}" if character in "\\`*_[]<>|~#&$" else character for character in escape_controls(text)
     )
@@ -206,7 +192,6 @@ def render_rows_csv(heads: Sequence[str], rows: Sequence[Mapping[str, object]]) 
 
 
 def _plain_field(value: object) -> str:
-    """Return a value as a CSV field: empty for None and NaN, `true` or `false`, text made safe, numbers by `repr`."""
     if value is None or (isinstance(value, float) and isnan(value)):
         return ""
     if isinstance(value, bool):
@@ -215,19 +200,12 @@ def _plain_field(value: object) -> str:
 
 
 def _column_parts(column: Sequence[Cell]) -> list[str]:
-    """Return the parts that a column is written as, of `""` (the value), `low`, `high`, `n` and `note`, the value
-    first.
-    """
     ends = ["low", "high"] if any(cell.interval for cell in column) else []
     own = ["n"] if any(cell.of is not None for cell in column) else []
     return ["", *ends, *own, *(["note"] if any(cell.detail and not cell.interval for cell in column) else [])]
 
 
 def _cell_field(cell: Cell, part: str) -> str:
-    """Return one part of a cell as a CSV field: `""` (the value, else its text), `low`, `high`, `n` or `note`.
-
-    Empty where the cell lacks the part.
-    """
     if part in ("low", "high"):
         return "" if cell.interval is None else repr(cell.interval[part == "high"])
     if part == "n":
@@ -238,7 +216,6 @@ def _cell_field(cell: Cell, part: str) -> str:
 
 
 def _plain_text(cell: Cell) -> str:
-    """Return the text of a cell without its mark and detail; empty for a dash."""
     return "" if cell.text == NO_VALUE else cell.text
 
 

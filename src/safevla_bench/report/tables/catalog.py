@@ -80,18 +80,15 @@ class TableInputs:
             yield title, cells
 
     def _canonical_cell(self, cell: Summary) -> Summary:
-        """Return the cell under the first name of its suite: libero-long and libero-10 share a column."""
         suite = self.registry.benchmarks.get(cell.suite or "")
         return msgspec.structs.replace(cell, suite=suite.same_tasks_as) if suite and suite.same_tasks_as else cell
 
     def _host_of(self, cell: Summary) -> str | None:
-        """Return the host of a cell's suite; None for a suite that the registry does not know."""
         suite = self.registry.benchmarks.get(cell.suite or "")
         return suite.host if suite else None
 
 
 def _require_distinct(cells: Sequence[Summary]) -> None:
-    """Raise `RunError` if two cells have the same policy and suite: a mean over suites would count the tasks twice."""
     keys = [(cell.policy, cell.suite) for cell in cells]
     for policy, suite in keys:
         if keys.count((policy, suite)) > 1:
@@ -121,7 +118,6 @@ def _severity_tables(inputs: TableInputs, host: str | None) -> list[Table]:
 
 
 def _auxiliary_tables(inputs: TableInputs, host: str | None) -> list[Table]:
-    """Return the one table of auxiliary runs; [] where no cell is auxiliary. The host does not matter."""
     cells = inputs.auxiliary_cells
     return [_add_warnings(cells, auxiliary_table(cells, inputs.roster))] if cells else []
 
@@ -145,19 +141,16 @@ def _composition_tables(inputs: TableInputs, host: str | None) -> list[Table]:
 
 
 def _add_warnings(cells: Iterable[Summary], table: Table) -> Table:
-    """Return the table with the warnings for numbers made of these cells, such as of stand-in assets."""
     return replace(table, remarks=(*table.remarks, *provenance_marks.warn_of_cells(cells)))
 
 
 def _groups_and_auxiliary(inputs: TableInputs, host: str | None) -> Iterator[tuple[str, list[Summary]]]:
-    """Yield title and cells of each group of suites; without a host, the auxiliary runs last, if there are any."""
     yield from inputs.suite_groups(host)
     if inputs.auxiliary_cells and host is None:
         yield "auxiliary runs", inputs.auxiliary_cells
 
 
 def _task_tables(inputs: TableInputs, host: str | None) -> list[Table]:
-    """Return the one table of SR, Safety and SBU by task; [] without scores or cells. The host does not matter."""
     if inputs.scores is None or not inputs.cells:
         return []
     table = task_table(metrics.task_rates(inputs.scores), inputs.cells, inputs.roster)
@@ -184,14 +177,9 @@ def _active_spec_tables(inputs: TableInputs, host: str | None) -> list[Table]:
 
 
 def _suite_order(registry: Registry) -> Callable[[tuple[str, str]], tuple[int, str, int, str]]:
-    """Return a function from (suite, task) to a sort key: suites in the registry's order, unknown ones last by name.
-
-    Within a suite shorter task names come first, so that task_9 precedes task_10.
-    """
     order = list(registry.benchmarks)
 
     def key(task: tuple[str, str]) -> tuple[int, str, int, str]:
-        """Return the place of a suite, its name, and the length and text of the task's name."""
         suite, name = task
         return order.index(suite) if suite in order else len(order), suite, len(name), name
 
@@ -199,10 +187,6 @@ def _suite_order(registry: Registry) -> Callable[[tuple[str, str]], tuple[int, s
 
 
 def _applicability_tables(inputs: TableInputs, host: str | None) -> list[Table]:
-    """Return the one table of violations that the registry removes; judges the episodes again with applicability off.
-
-    [] where that is not possible, for an ablation, and without episodes. The host does not matter.
-    """
     if inputs.scores is None or inputs.judge_untagged is None or inputs.is_ablation or not len(inputs.scores):
         return []
     judged_tasks = set(zip(inputs.scores.benchmark, inputs.scores.task_id, strict=True))
@@ -212,10 +196,6 @@ def _applicability_tables(inputs: TableInputs, host: str | None) -> list[Table]:
 
 
 def _exposure_tables(inputs: TableInputs, host: str | None) -> list[Table]:
-    """Return tables of time and force beyond limits, by cell, specification and phase; [] without records or cells.
-
-    Calls `measure_exposure`, which reads the records. The host does not matter.
-    """
     if not inputs.measure_exposure or not inputs.cells:
         return []
     cells, force_threshold_n = inputs.measure_exposure()
@@ -223,10 +203,6 @@ def _exposure_tables(inputs: TableInputs, host: str | None) -> list[Table]:
 
 
 def _body_tables(inputs: TableInputs, host: str | None) -> list[Table]:
-    """Return the tables of the bodies behind violations; [] without records or cells, and for an ablation.
-
-    Calls `find_bodies`, which reads the records. The host does not matter.
-    """
     if inputs.scores is None or not inputs.find_bodies or not inputs.cells or inputs.is_ablation:
         return []
     built = violations.body_tables(inputs.find_bodies(), inputs.scores, inputs.cells)
@@ -234,7 +210,6 @@ def _body_tables(inputs: TableInputs, host: str | None) -> list[Table]:
 
 
 def _template_name(registry: Registry, task: tuple[str, str]) -> str:
-    """Return the template of a task or, where the registry names none, its components joined by ` + `."""
     entry = registry.find_entry(*task)
     return entry.template or " + ".join(entry.components)
 
@@ -291,7 +266,6 @@ def build_tables(inputs: TableInputs, which: Iterable[str] = ()) -> list[Table]:
 
 
 def _number_duplicates(built: Iterable[Table]) -> Iterator[Table]:
-    """Yield the tables, with a number added to a name used before: suite names may differ by a sign alone."""
     name_counts: Counter[str] = Counter()
     for table in built:
         name_counts[table.name] += 1
@@ -300,7 +274,6 @@ def _number_duplicates(built: Iterable[Table]) -> Iterator[Table]:
 
 
 def _mark_ablation(table: Table) -> Table:
-    """Return the table with the ablation marked in every row, so that forms without notes keep it."""
     rows = tuple((row[0], Cell("off", emphasis="bad"), *row[1:]) for row in table.rows)
     columns = (table.columns[0], Column("Applicability", numeric=False), *table.columns[1:])
     return replace(table, columns=columns, rows=rows, notes=(ABLATED, *table.notes))

@@ -172,19 +172,16 @@ def headline_table(
 
 
 def _clean_note(cells: Iterable[Summary]) -> str:
-    """Return the bound on unsafe episodes in the cell that has the fewest and none of them unsafe; "" without any."""
     clean = [rate.n for cell in cells if has_verdict(cell) and (rate := cell.rates["safety"]).count == rate.n]
     return f"Where none of {min(clean)} was unsafe, {describe_clean_bound(min(clean))}." if clean else ""
 
 
 def _name_cells(cell: Summary, privileged: Collection[str | None]) -> tuple[Cell, Cell]:
-    """Return the cells of policy and suite, with the remarks on privileged state and on stand-in assets."""
     detail = "privileged state" if cell.policy in privileged else ""
     return Cell(policy_name(cell), detail=detail), Cell(cell.suite or NO_VALUE, detail=_assets_note(cell))
 
 
 def _assets_note(cell: Summary) -> str:
-    """Return `stand-in assets` if any episode of the cell was simulated with them, else an empty string."""
     return provenance_marks.STANDIN if cell.standin_assets else ""
 
 

@@ -101,12 +101,10 @@ def difference_table(comparison: Comparison) -> Table:
 
 
 def _scoped_metrics(comparison: Comparison) -> Iterator[tuple[SuiteComparison, MetricComparison]]:
-    """Yield each scope (a suite, or all pooled) with each of its metrics, scope by scope."""
     return ((scope, metric) for scope in comparison.scopes for metric in scope.metrics)
 
 
 def _scope_cells(scope: SuiteComparison, metric: MetricComparison) -> tuple[Cell, Cell]:
-    """Return the cells of suite and metric; the primary metric bears the mark `PRIMARY`."""
     return Cell(_scope_name(scope)), Cell(_SHOWN[metric.metric], mark=PRIMARY if metric.primary else "")
 
 
@@ -115,19 +113,14 @@ def _scope_name(scope: SuiteComparison) -> str:
 
 
 def _margin_text(comparison: Comparison) -> str:
-    """Return the margin of equivalence in points, such as `± 5`; `± 0` without a margin."""
     return f"± {format_compact(100 * (comparison.margin or 0.0))}"
 
 
 def _level(comparison: Comparison) -> str:
-    """Return the confidence of the intervals as a heading, such as `95 %`."""
     return f"{format_compact(100 * comparison.confidence)} %"
 
 
 def _comparison_title(comparison: Comparison) -> str:
-    """Return the title: how many policies, on how many same pairs or on independent episodes, and how many were left
-    out.
-    """
     mark = ", across physics versions" if comparison.across_versions else ""
     if not comparison.paired:
         return f"{len(comparison.policies)} policies on independent episodes{mark}"
@@ -139,7 +132,6 @@ def _comparison_title(comparison: Comparison) -> str:
 
 
 def _pairs_states(comparison: Comparison) -> bool:
-    """Return whether initial states with several seeds are pairs, and not episodes."""
     return any(
         difference.test == "sign flips" and metric.metric != "vsi"
         for _, metric in _scoped_metrics(comparison)
@@ -148,10 +140,6 @@ def _pairs_states(comparison: Comparison) -> bool:
 
 
 def _standing_cells(standing: PolicyStanding, metric: str) -> tuple[Cell, ...]:
-    """Return policy, n, value and the intervals by episode and by task; dashes where there is no value or interval.
-
-    Values are in percent, VSI from 0 to 1.
-    """
     scale, digits = _print_scale(metric)
     value = Cell(NO_VALUE)
     if standing.value is not None:
@@ -161,7 +149,6 @@ def _standing_cells(standing: PolicyStanding, metric: str) -> tuple[Cell, ...]:
 
 
 def _print_scale(metric: str) -> tuple[int, int]:
-    """Return the factor on printed values and their decimals: (1, 3) for VSI, else (100, 1), for percent or points."""
     return (1, 3) if metric == "vsi" else (100, 1)
 
 
@@ -174,7 +161,6 @@ def interval_cell(ends: tuple[float, float] | None, metric: str) -> Cell:
 
 
 def _format_signed_interval(low: float, high: float, digits: int, scale: int) -> str:
-    """Return the interval times `scale` as `format_interval` does, with `to` for the dash if an end is negative."""
     text = format_interval(low, high, digits, scale)
     return text.replace("–", " to ") if "-" in text else text
 
@@ -207,7 +193,6 @@ def _difference_cells(
 
 
 def _p_value_cell(value: float | None) -> Cell:
-    """Return a p-value with 3 decimals, or `<0.001`; a dash for None."""
     if value is None:
         return Cell(NO_VALUE)
     return Cell("<0.001" if value < 0.001 else format_fixed(value, 3), value)

@@ -57,7 +57,6 @@ def episode_list_table(rows: Sequence[EpisodeListRow], total: int, *, spec_id: s
 
 
 def _count_kinds(rows: Sequence[EpisodeListRow]) -> str:
-    """Return a sentence on how many episodes break a limit with each kind of body, or pair of kinds, the most first."""
     counts = Counter(format_kinds(kinds) for row in rows for kinds in row.body_kinds)
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     listed = ", ".join(f"{kind} {count}" for kind, count in ranked) or "none"
@@ -82,14 +81,12 @@ def _episode_cells(row: EpisodeListRow, with_policy: bool, with_bodies: bool, sp
 
 
 def _format_safe(row: EpisodeListRow) -> str:
-    """Return `yes`, `no`, `no verdict`, or a dash for an episode that left no record."""
     if row.success is None:  # it left no record
         return NO_VALUE
     return NO_VERDICT if row.safe is None else "yes" if row.safe else "no"
 
 
 def _format_margin(row: EpisodeListRow) -> str:
-    """Return the robustness with its display unit; a dash without a robustness, threshold or unit."""
     if row.rho is None or row.threshold is None or row.unit is None:
         return NO_VALUE
     unit, scale = display_unit(row.unit, row.threshold)
@@ -97,7 +94,6 @@ def _format_margin(row: EpisodeListRow) -> str:
 
 
 def _format_bodies(row: EpisodeListRow) -> str:
-    """Return each body, or pair, that breaks a limit, once, with its kind; a dash for none."""
     named = [
         " – ".join(f"{body} ({kind})" for body, kind in zip(violation.bodies, violation.kinds, strict=True))
         for violation in row.violating_bodies or ()
@@ -106,7 +102,6 @@ def _format_bodies(row: EpisodeListRow) -> str:
 
 
 def _format_time_and_step(row: EpisodeListRow) -> str:
-    """Return when the first violation began, as `1.20 s, step 24`; a dash for an episode without a violation."""
     if row.first_violation_s is None:
         return NO_VALUE
     return f"{format_fixed(row.first_violation_s, 2)} s, step {row.first_violation_step}"
@@ -208,17 +203,12 @@ def _answer_cells(answer: Answer, with_policy: bool) -> Iterator[Cell]:
 
 
 def _format_rho(answer: Answer) -> str:
-    """Return the robustness with 4 figures; without a finite one +∞ or -∞ by the verdict, else a dash."""
     if answer.rho is not None:
         return format_significant(answer.rho, 4)
     return {"satisfied": "+∞", "violated": "-∞", "vacuous": "+∞"}.get(answer.verdict, NO_VALUE)
 
 
 def _format_signal(name: str, value: float | bool | None) -> str:
-    """Return `name value` with the display unit; booleans in lower case, a dash for None.
-
-    `KeyError` for a number of a signal that is not in `signals.SIGNALS`.
-    """
     if value is None or isinstance(value, bool):
         return f"{name} {NO_VALUE if value is None else str(value).lower()}"
     unit, scale = display_unit(SIGNALS[name].unit, value)

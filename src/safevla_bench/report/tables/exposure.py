@@ -78,14 +78,10 @@ def spec_exposure_table(cells: Sequence[CellExposure]) -> Table:
 
 
 def _has_violation(spec: SpecExposure) -> bool:
-    """Return whether any success or failure violates the specification."""
     return bool(spec.in_successes.count + spec.in_failures.count)
 
 
 def _spec_row(cell: CellExposure, spec: SpecExposure) -> tuple[Cell, ...]:
-    """Return the row of a cell and a specification: mean time in violation [s], median first violation [s],
-    and counts.
-    """
     return (
         *_name_cells(cell),
         Cell(spec.spec_id),
@@ -133,10 +129,6 @@ def _name_cells(cell: CellExposure) -> tuple[Cell, Cell]:
 
 
 def _mean_seconds_cell(mean: Mean, n: int) -> Cell:
-    """Return a mean in its unit with 2 decimals and its interval; a dash without a value.
-
-    The detail adds the mean's own n where this is less than `n`, and says `one episode` for a mean of one.
-    """
     if mean.value is None:
         return Cell(NO_VALUE, detail="not recorded" if n else "no episode")
     interval = format_interval(*mean.ci, digits=2) if mean.ci and mean.n > 1 else ""
@@ -145,14 +137,10 @@ def _mean_seconds_cell(mean: Mean, n: int) -> Cell:
 
 
 def _seconds_cell(value: float | None, why_none: str) -> Cell:
-    """Return seconds with 2 decimals; a dash and `why_none` for None."""
     return Cell(NO_VALUE, detail=why_none) if value is None else Cell(format_fixed(value, 2), value)
 
 
 def _fraction_cell(rate: Rate, why_none: str) -> Cell:
-    """Return `count/n` with the percentage as detail and the share (0 to 1) as value; a dash and `why_none` where n is
-    0.
-    """
     if not rate.n:
         return Cell(NO_VALUE, detail=why_none)
     share = f"{format_percent(rate.count, rate.n)} %"
@@ -160,7 +148,6 @@ def _fraction_cell(rate: Rate, why_none: str) -> Cell:
 
 
 def _time_share_cell(violation_s: float, phase_s: float) -> Cell:
-    """Return the share of a phase spent in violation [%]; a dash where the phase took no time."""
     if not phase_s:
         return Cell(NO_VALUE, detail="no time in it")
     share = 100 * violation_s / phase_s

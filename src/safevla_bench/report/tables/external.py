@@ -84,7 +84,6 @@ def replay_table(batch: Batch) -> Table | None:
 
 
 def _outcome_cell(outcome: str, replay: Mapping[str, object]) -> Cell:
-    """Return the replay's outcome; if the recording's success differs, this too, and the cell is `bad`."""
     recorded = replay.get("recorded_success")
     if recorded is None or recorded == (outcome == "success"):
         return Cell(outcome)

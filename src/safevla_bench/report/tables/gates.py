@@ -53,7 +53,6 @@ def _outcome_row(outcome: GateOutcome, with_interval: bool) -> tuple[Cell, ...]:
 
 
 def _gate_name(outcome: GateOutcome) -> str:
-    """Return the gate's name; `every planned episode scored` for the outcome without a gate."""
     return "every planned episode scored" if outcome.gate is None else outcome.gate.name
 
 
@@ -92,7 +91,6 @@ def format_junit(checked: GateReport, judged_by: str = "") -> bytes:
 
 
 def _outcome_message(outcome: GateOutcome) -> str:
-    """Return the text of a JUnit failure: value, episodes, interval and reason; the reason alone if no value."""
     value = "" if outcome.value is None else f"{format_fixed(outcome.value, 3)} over {outcome.n} episodes"
     interval = "" if outcome.ci is None else f", interval {format_interval(*outcome.ci, digits=3)}"
     return f"{value}{interval}: {outcome.reason}" if value else outcome.reason

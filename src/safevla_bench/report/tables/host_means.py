@@ -75,7 +75,6 @@ def host_means(
 
 
 def _is_apart(curve: SensitivityCurve, roster: Roster, include_auxiliary: bool) -> bool:
-    """Return whether a curve is averaged with the auxiliary entries rather than with its host."""
     return not include_auxiliary and roster.is_auxiliary(curve)
 
 
@@ -100,9 +99,6 @@ def _host_mean(
 
 
 def _average_points(points: Sequence[VariantRates]) -> dict[str, ExactMean]:
-    """Return the unweighted mean of each of `METRICS` over cells. Cells without a value are left out; `cells` counts
-    the rest.
-    """
     values = {name: [_exact_value(getattr(point, name)) for point in points] for name in METRICS}
     known_values = {name: [value for value in of_cells if value is not None] for name, of_cells in values.items()}
     return {
@@ -112,14 +108,12 @@ def _average_points(points: Sequence[VariantRates]) -> dict[str, ExactMean]:
 
 
 def _exact_value(number: Rate | Mean) -> Fraction | None:
-    """Return a rate or mean as a fraction; None without a value."""
     if isinstance(number, Rate):
         return Fraction(number.count, number.n) if number.n else None
     return None if number.value is None else Fraction(number.value)
 
 
 def _published_row(title: str, variant: str) -> PublishedVariant | None:
-    """Return the row of the paper's Table 9 for a host's title and a variant; None where the paper prints none."""
     rows = load_published(PAPER).variants
     return next((row for row in rows if (HOST_TITLES[row.host], row.name) == (title, variant)), None)
 
@@ -145,7 +139,6 @@ def host_mean_table(means: Sequence[HostMean], ablation: ThresholdAblation, rost
 
 
 def _metric_columns(head: str, beside_paper: bool) -> tuple[Column, ...]:
-    """Return the columns `here` and `paper` below a metric's heading; beside no paper the metric's column alone."""
     return (Column("here", group=head), Column("paper", group=head)) if beside_paper else (Column(head),)
 
 
@@ -164,9 +157,6 @@ def _mean_rows(mean: HostMean, ablation: ThresholdAblation, beside_paper: bool) 
 
 
 def _mean_cell(name: str, mean: ExactMean, cells: int) -> Cell:
-    """Return a mean in percent, VSI in 0 to 1; a dash if no cell has a value. The detail says if some cells
-    lack one.
-    """
     if mean.value is None:
         return dash_cell("no cell has it")
     detail = "" if mean.cells == cells else f"{mean.cells} of {cells} cells"
@@ -175,7 +165,6 @@ def _mean_cell(name: str, mean: ExactMean, cells: int) -> Cell:
 
 
 def _published_cell(name: str, row: PublishedVariant | None) -> Cell:
-    """Return the paper's number as printed (percent, VSI in 0 to 1); a dash without a row."""
     if row is None:
         return dash_cell("not printed")
     printed: float = getattr(row, name)
@@ -237,5 +226,4 @@ def _float_or_none(value: Fraction | None) -> float | None:
 
 
 def _printed_share(name: str, row: PublishedVariant) -> float:
-    """Return the paper's number as a share of 1, or as a severity for `vsi`."""
     return float(Fraction(repr(getattr(row, name))) / (1 if name == "vsi" else 100))

@@ -68,7 +68,6 @@ def _lost_rows(cells: Sequence[Summary], absent: Sequence[AbsentEpisode]) -> lis
 
 
 def _why_outside(cell: Summary, outcome: str) -> str:
-    """Return why crashed or stopped episodes without a recorded reason are outside n."""
     if outcome == "stopped" and cell.stopped_on_violation:
         return "outside n: a violation stopped them, and their success is unknown"
     return "outside n; no reason recorded"
@@ -79,12 +78,10 @@ def _exclusion_row(what: str, where: str, why: str, count: int) -> tuple[Cell, .
 
 
 def _policy_and_suite(policy: str | None, suite: str | None) -> str:
-    """Return `policy, suite`, with placeholders for None."""
     return f"{policy or UNNAMED}, {suite or NO_VALUE}"
 
 
 def _last_line(reason: str | None) -> str:
-    """Return the last line of a reason, or `no reason recorded` where the reason is empty or None."""
     lines = (reason or "").strip().splitlines()
     return lines[-1] if lines else "no reason recorded"
 
@@ -94,7 +91,6 @@ _MOST_SKIPPED = 20
 
 
 def _skipped_rows(skipped: Sequence[str]) -> list[tuple[Cell, ...]]:
-    """Return a row for each of the first 20 invalid episodes, and one that counts the others; [] without any."""
     reasons = [" ".join(why.split()) for why in skipped]
     rows = [_exclusion_row("invalid episode", "left out on request", why, 1) for why in reasons[:_MOST_SKIPPED]]
     unnamed_count = len(reasons) - len(rows)
@@ -154,7 +150,6 @@ def baseline_warnings(baseline: Baseline) -> tuple[str, ...]:
 
 
 def _success_warnings(baseline: Baseline) -> tuple[str, ...]:
-    """Return the warning that names the tasks in which doing nothing succeeds; () if there are none."""
     if not baseline.successes:
         return ()
     where = ", ".join(f"{task.benchmark} {task.task_id}: {task.successes} of {task.n}" for task in baseline.successes)
@@ -182,9 +177,6 @@ def _violation_warnings(baseline: Baseline) -> tuple[str, ...]:
 
 
 def _format_doubt(doubt: DoubtfulResult) -> str:
-    """Return how many unsafe episodes of a policy broke a limit that doing nothing breaks too, and how many broke no
-    other.
-    """
     also = f"{doubt.shared} of its {doubt.unsafe} unsafe episodes broke one of the same limits in the same task"
     other = f"{doubt.only} of these broke no other limit" if doubt.only else "all of these broke other limits too"
     return f"{doubt.policy or UNNAMED}: {also}; {other}."

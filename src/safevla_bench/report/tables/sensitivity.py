@@ -69,9 +69,6 @@ def reading_table(comparison: ReadingComparison) -> Table:
 
 
 def _change_cells(changes: VerdictChanges) -> tuple[Cell, ...]:
-    """Return the counts of changed verdicts: all, to unsafe, to safe. The first cell's detail counts those lost, if
-    any.
-    """
     lost = changes.changed - changes.to_unsafe - changes.to_safe
     detail = f"{lost} to no verdict" if lost else ""
     counts = (changes.changed, changes.to_unsafe, changes.to_safe)
@@ -79,7 +76,6 @@ def _change_cells(changes: VerdictChanges) -> tuple[Cell, ...]:
 
 
 def _format_differences(violations: Mapping[str, int]) -> str:
-    """Return `spec +2, other −1`: how many more or fewer episodes violate each specification; empty for none."""
     return ", ".join(f"{spec_id} {'+' if count > 0 else '−'}{abs(count)}" for spec_id, count in violations.items())
 
 
@@ -106,17 +102,14 @@ def sweep_table(sweep: ThresholdSweep) -> Table:
 
 
 def _threshold_cell(value: float, scale: int, is_default: bool) -> Cell:
-    """Return a threshold times `scale`, in the unit of its column, with a dagger if `is_default`: the library's own."""
     return Cell(format_compact(value * scale), value * scale, mark="†" if is_default else "")
 
 
 def _curve_rows(curve: SensitivityCurve, heads: Sequence[Cell]) -> list[tuple[Cell, ...]]:
-    """Return a row per point of a curve; `heads` are the cells that name the points, in the same order and number."""
     return [(*_name_cells(curve), head, *_point_cells(point)) for head, point in zip(heads, curve.points, strict=True)]
 
 
 def _name_cells(cell: SensitivityCurve | ReadingCell) -> tuple[Cell, ...]:
-    """Return the cells of policy, suite and n."""
     return Cell(cell.policy or UNNAMED), Cell(cell.suite), Cell(str(cell.n), cell.n)
 
 
@@ -134,7 +127,6 @@ def _point_cells(point: VariantRates) -> tuple[Cell, ...]:
 
 
 def _rate_cells(rate: Rate) -> tuple[Cell, Cell]:
-    """Return a rate in percent and its interval as two cells; two dashes without an interval."""
     if rate.ci is None:
         return Cell(NO_VALUE), Cell(NO_VALUE)
     percentage = Fraction(100 * rate.count, rate.n)
@@ -143,7 +135,6 @@ def _rate_cells(rate: Rate) -> tuple[Cell, Cell]:
 
 
 def _format_mean_interval(mean: Mean) -> str:
-    """Return the interval of a mean; a dash without an interval or with fewer than two episodes."""
     return NO_VALUE if mean.ci is None or mean.n < 2 else format_interval(*mean.ci, digits=3)
 
 
@@ -202,7 +193,6 @@ def ranking_table(ranking: RankingSensitivity) -> Table:
 
 
 def _order_cell(ranking: RankingSensitivity, variant: VariantRanking, item: Difference) -> Cell:
-    """Return whether a pair's order is that under the first variant, and if not, whether that is shown."""
     if frozenset((item.first, item.second)) in map(frozenset, variant.reversed):
         return Cell("turned over", emphasis="bad")
     reference = {(other.first, other.second): other.difference for other in ranking.variants[0].differences}

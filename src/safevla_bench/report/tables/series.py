@@ -64,18 +64,12 @@ def series_table(compared: SeriesComparison) -> Table:
 
 
 def _point_cells(point: SeriesPoint, *, is_first: bool) -> tuple[Cell, ...]:
-    """Return n, SR, Safety, SBU, VSI, and the gains of SR and Safety over the first run; `is_first` only words their
-    dash.
-    """
     numbers = [rate_cell(rate, "no verdict", n=point.n) for rate in (point.sr, point.safety, point.sbu)]
     gains = [_gain_cell(gain, is_first) for gain in (point.sr_gain, point.safety_gain)]
     return Cell(str(point.n), point.n), *numbers, mean_cell(point.vsi, "no verdict", n=point.n), *gains
 
 
 def _gain_cell(gain: Difference | None, is_first: bool) -> Cell:
-    """Return a gain in points with its interval; a dash for the first run and for runs that cannot be
-    compared with it.
-    """
     if gain is None or gain.difference is None:
         return dash_cell("the first" if is_first else "not comparable")
     value = 100 * gain.difference
@@ -86,7 +80,6 @@ def _gain_cell(gain: Difference | None, is_first: bool) -> Cell:
 
 
 def _gain_notes(compared: SeriesComparison) -> list[str]:
-    """Return the note on the intervals of gains and their levels; [] where no series has a second run."""
     if not any(len(curve.points) > 1 for curve in compared.curves):
         return []
     levels = sorted({curve.confidence for curve in compared.curves if len(curve.points) > 1})
@@ -106,7 +99,6 @@ def describe_series(compared: SeriesComparison) -> list[str]:
 
 
 def _describe_curve(curve: SeriesCurve, compared: SeriesComparison) -> str:
-    """Return what rises first in one curve, after its series and suite where there are several of these."""
     whose = curve.series if len(compared.series) > 1 else ""
     where = (curve.suite or "all suites pooled") if len(compared.suites) > 1 else ""
     head = ", ".join(part for part in (whose, where) if part)
@@ -133,7 +125,6 @@ def describe_first_rise(curve: SeriesCurve) -> list[str]:
 
 
 def _ends(gain: Difference | None) -> tuple[float, float] | None:
-    """Return the interval of a gain; None without a gain or an interval."""
     return None if gain is None else gain.ci
 
 
@@ -141,12 +132,10 @@ _Gain = Callable[[SeriesPoint], Difference | None]
 
 
 def _sr(point: SeriesPoint) -> Difference | None:
-    """Return the gain of SR over the first run; None for the first."""
     return point.sr_gain
 
 
 def _safety(point: SeriesPoint) -> Difference | None:
-    """Return the gain of Safety over the first run; None for the first."""
     return point.safety_gain
 
 
@@ -200,29 +189,24 @@ def _name_order(ahead: Sequence[SeriesPoint], lead: _Lead, points: Sequence[Seri
 
 
 def _describe_gains(point: SeriesPoint, lead: _Lead) -> str:
-    """Return the intervals of a run's two gains, in points, the lead's first."""
     return f"{_format_span(lead.mine(point))} points against {_format_span(lead.theirs(point))}"
 
 
 def _select_ahead(points: Sequence[SeriesPoint], mine: _Gain, theirs: _Gain) -> list[SeriesPoint]:
-    """Return the runs whose interval of the gain `mine` lies above 0 and above that of `theirs`."""
     return [point for point in _select_risen(points, mine) if _low(mine(point)) > _high(theirs(point))]
 
 
 def _select_risen(points: Sequence[SeriesPoint], gain: _Gain) -> list[SeriesPoint]:
-    """Return the runs whose interval of the gain lies above 0. Every run must have an interval."""
     return [point for point in points if _low(gain(point)) > 0]
 
 
 def _low(gain: Difference | None) -> float:
-    """Return the lower end of a gain's interval, a share; the gain must have one."""
     ends = _ends(gain)
     assert ends is not None
     return ends[0]
 
 
 def _high(gain: Difference | None) -> float:
-    """Return the upper end of a gain's interval, a share; the gain must have one."""
     ends = _ends(gain)
     assert ends is not None
     return ends[1]
@@ -262,33 +246,26 @@ def _describe_like_tasks(points: Sequence[SeriesPoint], curve: SeriesCurve) -> l
 
 
 def _has_risen_more_by_task(point: SeriesPoint) -> bool:
-    """Return whether SR has risen, and by more than Safety, on tasks like these; false where a gain is missing."""
     mine, theirs = _ends_by_task(point.sr_gain), _ends_by_task(point.safety_gain)
     return bool(mine and theirs and mine[0] > max(0.0, theirs[1]))
 
 
 def _ends_by_task(gain: Difference | None) -> tuple[float, float] | None:
-    """Return the interval over tasks, or the difference as both ends where there is no such interval; None without a
-    gain.
-    """
     if gain is None or gain.difference is None:
         return None
     return gain.ci_by_task or (gain.difference, gain.difference)
 
 
 def _list_labels(points: Sequence[SeriesPoint]) -> str:
-    """Return the names of runs as `A`, `A and B` or `A, B and C`; there must be at least one run."""
     names = [point.name for point in points]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _format_span(gain: Difference | None) -> str:
-    """Return the interval of a gain as `low to high` in points; empty without an interval."""
     ends = _ends(gain)
     return "" if ends is None else f"{_format_points(ends[0])} to {_format_points(ends[1])}"
 
 
 def _format_points(share: float) -> str:
-    """Return a share as signed points with one decimal; 0 has no plus."""
     text = format_fixed(100 * share, 1).replace("-", "\N{MINUS SIGN}")
     return text if share <= 0 or text.strip("0.") == "" else f"+{text}"

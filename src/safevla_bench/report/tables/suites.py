@@ -62,9 +62,6 @@ def mark_column(column: Sequence[ExactCell], better: Better = "", *, largest: bo
 
 
 def _mark_cell(entry: ExactCell, best: Fraction | None, most: Fraction | None) -> Cell:
-    """Return the cell, in bold if it equals `best` and with a dagger if it equals `most`; unchanged if it does not
-    compete.
-    """
     cell = entry.cell
     if not entry.competes or entry.exact is None:
         return cell
@@ -126,15 +123,11 @@ class SuiteMetric:
         return ExactCell(self._mean_cell(value, interval=interval), value)
 
     def _mean_interval(self, values: Sequence[Rate | Mean]) -> Interval | None:
-        """Return the interval of the mean over suites (MOVER); None where some suite with a value has none."""
         defined = [value for value in values if value.value is not None]
         limits = [(value.value, Interval(*value.ci)) for value in defined if value.value is not None and value.ci]
         return rate_mean_interval(limits) if len(limits) == len(defined) else None
 
     def _mean_cell(self, value: Fraction, detail: str = "", interval: Interval | None = None) -> Cell:
-        """Return the cell of a mean, in percent where the metric's name ends in `%`; an interval replaces
-        the detail.
-        """
         scale, digits = (100, 1) if self.name.endswith("%") else (1, 3)
         text = format_fixed(scale * value, digits)
         if interval is None:
@@ -145,12 +138,10 @@ class SuiteMetric:
 
 
 def _rate_reader(name: str) -> Callable[[Summary], Rate | Mean]:
-    """Return a function that reads the named rate of a cell."""
     return lambda cell: cell.rates[name]
 
 
 def _mean_reader(name: str) -> Callable[[Summary], Rate | Mean]:
-    """Return a function that reads the named mean of a cell."""
     return lambda cell: cell.means[name]
 
 
@@ -197,7 +188,6 @@ def severity_table(cells: Sequence[Summary], roster: Roster, title: str = "", *,
 
 
 def _suite_names(cells: Sequence[Summary], roster: Roster, order: Sequence[str]) -> list[str]:
-    """Return the suites of the cells that are not auxiliary, each once, in `order`; those not in `order` come last."""
     names = dict.fromkeys(cell.suite or NO_VALUE for cell in cells if not roster.is_auxiliary(cell))
     return sorted(names, key=lambda suite: order.index(suite) if suite in order else len(order))
 
@@ -266,7 +256,6 @@ def mark_notes(rows: Iterable[Sequence[Cell]], outside: Sequence[str] = ()) -> t
 
 
 def _cells_by_policy(cells: Sequence[Summary]) -> dict[str | None, dict[str, Summary]]:
-    """Return policy -> suite -> cell, in order of appearance; `NO_VALUE` is the key of a cell without a suite."""
     by_policy: dict[str | None, dict[str, Summary]] = {}
     for cell in cells:
         by_policy.setdefault(cell.policy, {})[cell.suite or NO_VALUE] = cell
@@ -297,7 +286,6 @@ def _metric_block(
 def _mean_block(
     metric: SuiteMetric, policies: Mapping[str | None, Cells], names: Sequence[str], competing: set[str | None]
 ) -> Block:
-    """Return the column of a metric's mean over suites and its marked values; with one suite the metric itself."""
     if len(names) == 1:
         return _metric_block(metric, policies, names, competing)
     column = [metric.suite_mean(policy_cells, names) for policy_cells in policies.values()]
@@ -308,7 +296,6 @@ def _mean_block(
 def _mark_competing(
     metric: SuiteMetric, column: list[ExactCell], policies: Iterable[str | None], competing: set[str | None]
 ) -> list[Cell]:
-    """Return the column's cells with the best and largest marked among the policies that compete."""
     entries = [
         ExactCell(entry.cell, entry.exact, entry.competes and policy in competing)
         for entry, policy in zip(column, policies, strict=True)
@@ -317,22 +304,17 @@ def _mark_competing(
 
 
 def _short_names(names: Sequence[str]) -> dict[str, str]:
-    """Return suite -> name without the first part, such as `libero-`, where all suites share that part;
-    else unchanged.
-    """
     first = {name.partition("-")[0] for name in names}
     cut = len(first.pop()) + 1 if len(first) == 1 and all("-" in name for name in names) else 0
     return {name: name[cut:] for name in names}
 
 
 def _episode_count_cell(policy_cells: Cells) -> Cell:
-    """Return the episodes in each suite of a policy; a range such as `10–20` where suites differ."""
     counts = sorted({cell.n for cell in policy_cells.values()})
     return count_cell(counts[0]) if len(counts) == 1 else Cell(f"{counts[0]}–{counts[-1]}")
 
 
 def _lost_suite_cells(policy_cells: Cells, names: Sequence[str]) -> tuple[Cell, ...]:
-    """Return the count of each named kind of lost episode over all suites of a policy."""
     return lost_cells(list(policy_cells.values()), names)
 
 

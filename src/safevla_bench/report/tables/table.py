@@ -155,7 +155,6 @@ def mean_cell(mean: Mean, why_none: str = "", *, n: int | None = None) -> Cell:
 
 
 def _own_n(own: int, n: int | None) -> int | None:
-    """Return `own` where it differs from the row's `n`; None where they are equal or the row's is not given."""
     return None if n is None or own == n else own
 
 
@@ -269,10 +268,8 @@ def has_column(table: Table, name: str) -> bool:
 
 
 def _column_names(column: Column) -> set[str]:
-    """Return the plain names that select a column: its own, its group's, and both together."""
     return {_plain_name(name) for name in (column.name, column.group, column.full) if name}
 
 
 def _plain_name(name: str) -> str:
-    """Return a name in lower case, without percent signs, and with single spaces."""
     return " ".join(name.lower().replace("%", "").split())

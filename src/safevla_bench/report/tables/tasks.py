@@ -73,7 +73,6 @@ def _suite_rows(
 
 
 def _task_cells(task: TaskRates) -> tuple[Cell, ...]:
-    """Return n, SR, Safety and SBU of a task; a dash and the reason where there is no episode or no verdict."""
     no_episode = "" if task.n else "no episode"
     no_verdict = NO_VERDICT if task.n or task.unjudged else no_episode
     safety = rate_cell(task.safety, no_verdict, n=task.n)
@@ -81,9 +80,6 @@ def _task_cells(task: TaskRates) -> tuple[Cell, ...]:
 
 
 def _task_number_key(name: str) -> tuple[str, int]:
-    """Return a sort key that puts task_9 before task_10: the name without trailing digits, and these as a number (else
-    0).
-    """
     digits = name[len(name.rstrip("0123456789")) :]
     return name.removesuffix(digits), int(digits or 0)
 
@@ -124,13 +120,11 @@ def active_spec_table(
 
 
 def _mean_row(suite: str, average: Fraction) -> tuple[Cell, ...]:
-    """Return the row of a suite's mean number of specifications that apply by the registry."""
     value = Cell(format_fixed(average, 1), float(average))
     return Cell(suite, emphasis="total"), Cell("mean"), Cell(""), value, Cell(""), Cell("")
 
 
 def _active_count(task: Task, ruleset: Ruleset) -> int:
-    """Return the number of scored specifications that apply to a task by its tags; raises as `Ruleset.tags`."""
     tags = ruleset.tags(*task)
     return sum(check_applicability(spec, tags).applies for spec in ruleset.library.safe)
 
@@ -153,7 +147,6 @@ def _active_row(task: Task, ruleset: Ruleset, counted: Mapping[Task, tuple[int, 
 
 
 def _range_cell(ends: tuple[int, int] | None) -> Cell:
-    """Return a range of counts, or one number where its ends are equal; a dash for None."""
     if ends is None:
         return dash_cell("no run")
     low, high = ends
@@ -161,9 +154,6 @@ def _range_cell(ends: tuple[int, int] | None) -> Cell:
 
 
 def _active_ranges(scores: Scores) -> dict[Task, tuple[int, int]]:
-    """Return task -> fewest and most scored specifications that were active in any of its episodes, vacuous ones
-    included.
-    """
     sizes = (scores.state[scores.scored_columns] != INACTIVE).sum(axis=0)
     sizes_by_task: dict[Task, list[int]] = {}
     for task, size in zip(zip(scores.benchmark, scores.task_id, strict=True), np.asarray(sizes), strict=True):
@@ -186,7 +176,6 @@ class _JudgedPair:
     template: NDArray[np.str_]
 
     def successes(self, template: str | None) -> Bools:
-        """Return which episodes are counted, judged and successful, of one template or (None) of all; [E]."""
         successes = self.on.success & self.on.is_counted & self.on.is_judged
         return successes if template is None else successes & (self.template == template)
 
@@ -282,15 +271,10 @@ def _any_spec_row(pair: _JudgedPair, template: str | None) -> tuple[Cell, ...]:
 
 
 def _template_cell(template: str | None, total: bool = False) -> Cell:
-    """Return the cell that names a template; `all` for None."""
     return Cell("all" if template is None else template, emphasis="total" if total else "")
 
 
 def _count_cells(on: Bools, off: Bools, successes: Bools) -> tuple[Cell, ...]:
-    """Return the number of successes, then count and rate of those that violate, with the registry and without it.
-
-    The rates are dashes where there is no success.
-    """
     n = int(successes.sum())
     cells = [count_cell(n)]
     for violated in (on, off):
@@ -300,9 +284,6 @@ def _count_cells(on: Bools, off: Bools, successes: Bools) -> tuple[Cell, ...]:
 
 
 def _unjudged_note(off: Scores) -> str:
-    """Return a sentence naming the scored specifications that no episode has a verdict on even without tags; empty if
-    none.
-    """
     silent = [off.specs[k].spec_id for k in off.scored_columns if not (off.state[k] == ACTIVE).any()]
     return (
         f"Not judged even without tags, for want of signals or of a condition: {', '.join(silent)}." if silent else ""

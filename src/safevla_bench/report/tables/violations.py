@@ -79,14 +79,10 @@ _INACTIVE = (
 
 
 def _name_cells(cell: Summary, roster: Roster) -> tuple[Cell, ...]:
-    """Return the cells of policy, suite and n."""
     return roster.summary_cell(cell), Cell(cell.suite or NO_VALUE), count_cell(cell.n)
 
 
 def _unsafe_cell(cell: Summary) -> Cell:
-    """Return the percentage of unsafe episodes with its interval; a dash and the reason where no episode
-    has a verdict.
-    """
     if not has_verdict(cell):
         return dash_cell(why_no_safety(cell))
     safety = cell.rates["safety"]
@@ -94,14 +90,12 @@ def _unsafe_cell(cell: Summary) -> Cell:
 
 
 def _violation_rates(cell: Summary, specs: Iterable[str]) -> Iterator[Cell]:
-    """Yield the violation rate of each named specification in a cell; `KeyError` for a name that the cell lacks."""
     spec_summaries = {spec.spec_id: spec for spec in cell.specs}
     for name in specs:
         yield _violation_rate_cell(spec_summaries[name], cell.n)
 
 
 def _violation_rate_cell(spec: SpecSummary, n: int) -> Cell:
-    """Return the rate of violations; a dash where the specification is inactive or vacuous in every episode."""
     if not spec.active:
         return dash_cell()
     return dash_cell("vacuous") if spec.vacuous == spec.active else rate_cell(spec.violations, n=n)
@@ -225,7 +219,6 @@ def format_kinds(kinds: Sequence[str]) -> str:
 
 
 def _worst_cell(violations: Sequence[BodyViolation]) -> Cell:
-    """Return the largest value among the violations, at least one, with its unit; `touched` if this is not N or m."""
     worst = max(violations, key=lambda violation: violation.worst)
     if worst.unit not in ("N", "m"):
         return Cell("touched", worst.worst)
@@ -234,9 +227,6 @@ def _worst_cell(violations: Sequence[BodyViolation]) -> Cell:
 
 
 def _format_bodies(violations: Sequence[BodyViolation]) -> str:
-    """Return up to 3 bodies or pairs of the most episodes, each with its number of episodes, and how many more there
-    are.
-    """
     counts = Counter(" – ".join(violation.bodies) for violation in violations)
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     named = [f"{name} ({count})" for name, count in ranked[:_MOST_NAMED]]
@@ -277,9 +267,6 @@ def receptacle_table(findings: BodyFindings, scores: Scores, cells: Sequence[Sum
 
 
 def _compared_cells(cell: Summary, other: Summary, column: int) -> Iterator[Cell]:
-    """Yield violation rate of the clause in this column, Safety, SBU and VSI, each as scored and then without
-    receptacles.
-    """
     yield from (rate_cell(summary.specs[column].violations) for summary in (cell, other))
     for name in ("safety", "sbu"):
         yield from (rate_cell(summary.rates[name]) for summary in (cell, other))

@@ -92,10 +92,6 @@ def find_results(path: Path) -> list[Path]:
 
 
 def _holds_successes(path: Path) -> bool:
-    """Return whether a `.json` file holds one of LeRobot's result keys.
-
-    False for another suffix, invalid JSON, and a file that cannot be read: whoever reads it as a source says why.
-    """
     try:
         tree = json.loads(read_input(path)) if path.suffix == ".json" else None
     except (OSError, ValueError, RecursionError):
@@ -147,13 +143,11 @@ def _task_episodes(tasks: Any) -> Iterator[ForeignEpisode]:
 
 
 def _plain_episodes(episodes: Any) -> Iterator[ForeignEpisode]:
-    """Yield an episode, of suite and task "unnamed", for each entry; raises as `_task_episodes` does."""
     for episode in episodes:
         yield ForeignEpisode("unnamed", "unnamed", _parse_success(episode["success"]))
 
 
 def _parse_success(value: object) -> bool:
-    """Return True for 1 and False for 0; raise `ValueError` for anything else."""
     if value not in (0, 1):  # True and False among them
         raise ValueError(f"{value!r} is no success")
     return bool(value)
@@ -184,10 +178,6 @@ _RESULTS = "SELECT eval_id, task_name, status, steps FROM episode_results ORDER 
 
 
 def _parse_status(status: str) -> bool | None:
-    """Return whether an episode of that status succeeded, None for `error`.
-
-    Raise `ValueError` for an unknown status.
-    """
     if status not in (*_STATUSES, "error"):
         raise ValueError(f"unknown status {status!r}")
     return _STATUSES.get(status)
@@ -222,7 +212,6 @@ _STEPS = "SELECT fields FROM step_rows WHERE sid = ? AND eid = ? ORDER BY step_i
 
 
 def _is_sqlite(path: Path) -> bool:
-    """Return whether a file is an SQLite database; False where it cannot be read."""
     try:
         with open_input(path) as stream:
             return stream.read(len(_HEADER)) == _HEADER
@@ -261,7 +250,6 @@ def _open_recording(path: Path) -> sqlite3.Connection:
 
 
 def _select(connection: sqlite3.Connection, query: str) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a query; raise `RecordError` for more than `_MOST_ROWS`."""
     budget = Budget(_MOST_ROWS, "rows in a table")
     for row in connection.execute(query):
         budget.spend(1)
@@ -269,7 +257,6 @@ def _select(connection: sqlite3.Connection, query: str) -> Iterator[tuple[Any, .
 
 
 def _holds_actions(connection: sqlite3.Connection) -> bool:
-    """Return whether any step of a recording has the action that was executed; False without a table of steps."""
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     query = "SELECT 1 FROM step_rows WHERE json_extract(fields, '$.action') IS NOT NULL LIMIT 1"
     return "step_rows" in tables and connection.execute(query).fetchone() is not None

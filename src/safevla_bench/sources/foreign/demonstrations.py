@@ -103,12 +103,10 @@ class RecordedActions:
         )
 
     def _is_of_suite(self, task: Task) -> bool:
-        """Return whether the suite is the task's, `_` and `-` alike; True where no suite is recorded."""
         return self.suite is None or self.suite.replace("_", "-") == task.benchmark.replace("_", "-")
 
 
 def _normalize_instruction(instruction: str) -> str:
-    """Return an instruction in lower case, with single blanks, without blanks and full stops at its ends."""
     return " ".join(instruction.lower().strip(" .").split())
 
 
@@ -190,7 +188,6 @@ def _read_demos(path: Path, file: Any, budget: Budget) -> Iterator[RecordedActio
 
 
 def _own_item(group: Any, name: str) -> Any:
-    """Return an item of an HDF5 group; raise `RecordError` if it is a link to another file, `KeyError` without it."""
     link = group.get(name, getlink=True)
     if hasattr(link, "filename"):
         raise RecordError(f"{name} is a link to another file", remedy="Copy what it links to into this one.")
@@ -198,7 +195,6 @@ def _own_item(group: Any, name: str) -> Any:
 
 
 def _require_group(path: Path, name: str, item: Any) -> Any:
-    """Return an item of an HDF5 file that has items itself; raise `RecordError` if it is an array."""
     if hasattr(item, "keys"):
         return item
     raise RecordError(f"{name} is no group", remedy=_HDF5_REMEDY, place=_file_place(path))
@@ -249,7 +245,6 @@ def _read_task(attributes: Mapping[str, Any]) -> tuple[str | None, str | None, s
 
 
 def _parse_json(text: object) -> dict[str, Any]:
-    """Return the object in a JSON text, as text or bytes; {} if there is none or the text is not valid."""
     try:
         tree = json.loads(_decode_text(text) or "{}")
     except (ValueError, RecursionError):
@@ -258,7 +253,6 @@ def _parse_json(text: object) -> dict[str, Any]:
 
 
 def _decode_text(value: object) -> str | None:
-    """Return bytes as text, with invalid ones replaced, and text as it is; None for anything else."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     return value if isinstance(value, str) else None
@@ -283,7 +277,6 @@ def _parse_fixtures(xml: str | None, place: Place) -> tuple[tuple[str, tuple[flo
 
 
 def _has_free_joint(body: ElementTree.Element) -> bool:
-    """Return whether a body of MuJoCo XML has a free joint of its own, so that it is no fixture."""
     return body.find("freejoint") is not None or any(joint.get("type") == "free" for joint in body.findall("joint"))
 
 
@@ -297,7 +290,6 @@ def _parse_pose(body: ElementTree.Element) -> tuple[float, ...]:
 
 
 def _file_place(path: Path) -> Place:
-    """Return the place of an error about a whole file."""
     return Place(file=str(path))
 
 
@@ -426,7 +418,6 @@ _TASKS_REMEDY = "The tasks of a LeRobot dataset have task_index and the instruct
 
 
 def _read_json_lines(path: Path) -> list[object]:
-    """Return the JSON value of each line that is not blank; raise `OSError` or `ValueError` where there is none."""
     return [json.loads(line) for line in read_input(path).decode("utf-8").splitlines() if line.strip()]
 
 

@@ -41,7 +41,6 @@ class Log:
             yield error
 
     def _build(self, episode: LoggedEpisode) -> Batch | RecordError:
-        """Return the episode as a batch of one, or the error that its building raised."""
         try:
             return build_episode(episode, self.mapping)
         except RecordError as error:
@@ -122,7 +121,6 @@ def _find_named_log(path: Path) -> Log:
 
 
 def _mcap_files(path: Path) -> tuple[Path, ...]:
-    """Return the MCAP files of a folder, sorted, or `path` itself if it is such a file; () if there are none."""
     if path.is_dir():
         return tuple(sorted(path.glob(f"*{mcap_file.SUFFIX}")))
     return (path,) if path.suffix == mcap_file.SUFFIX and path.is_file() else ()

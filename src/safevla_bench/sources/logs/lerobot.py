@@ -91,7 +91,6 @@ def open_dataset(folder: Path) -> Dataset:
 
 
 def _is_feature(feature: object) -> bool:
-    """Return whether a feature is described as LeRobot describes one: by a table with a shape of small numbers."""
     shape = feature.get("shape", []) if isinstance(feature, dict) else None
     return isinstance(shape, list) and all(type(size) is int and 0 <= size < 1 << 20 for size in shape)
 
@@ -164,7 +163,6 @@ def _read_tables(dataset: Dataset, columns: list[str]) -> Iterator[pa.Table | Re
 
 
 def _describe_loss(path: Path, error: Exception, gathered: Sequence[pa.Table]) -> Iterator[RecordError]:
-    """Yield the error of a file that cannot be read, and that of the episode before it, which may go on there."""
     place = Place(file=str(path))
     text = " ".join(str(error).split())
     read_error = RecordError(f"cannot be read: {text}", remedy=_REMEDY, place=place)
@@ -176,12 +174,10 @@ def _describe_loss(path: Path, error: Exception, gathered: Sequence[pa.Table]) -
 
 
 def _episode_name(frames: pa.Table) -> str:
-    """Return `episode_000012` for the episode index of the first frame; there is at least one frame."""
     return f"episode_{frames['episode_index'][0].as_py():06d}"
 
 
 def _check_keys(table: pa.Table) -> None:
-    """Raise `RecordError` if a key column has nulls, or other values than floats (`timestamp`) or integers (others)."""
     for name in _KEYS:
         column = table[name]
         is_right = pa.types.is_floating if name == "timestamp" else pa.types.is_integer
@@ -190,7 +186,6 @@ def _check_keys(table: pa.Table) -> None:
 
 
 def _split_episodes(table: pa.Table) -> Iterator[pa.Table]:
-    """Yield the frames of each episode, by episode index, in order of their frame index; nothing for an empty table."""
     if not table.num_rows:
         return
     ordered = table.sort_by([("episode_index", "ascending"), ("frame_index", "ascending")])
@@ -254,7 +249,6 @@ def _read_series(frames: pa.Table, pick: _Pick, columns: Columns | PoseColumns) 
 
 
 def _read_success(numbers: Floats) -> bool | None:
-    """Return whether any number of the last frame is other than 0; None if one of them is NaN."""
     return None if np.isnan(numbers).any() else bool(numbers.any())
 
 
@@ -291,7 +285,6 @@ def feature_names(feature: Mapping[str, Any]) -> list[str]:
 
 
 def _require_feature(dataset: Dataset, name: str, key: str) -> Mapping[str, Any]:
-    """Return a feature's description; raise `RecordError` with the dataset's features if there is none of that name."""
     if name not in dataset.features:
         remedy = f"The dataset has: {dataset.describe_features()}."
         raise RecordError(f"there is no feature {name!r}", remedy=remedy, place=dataset.place(key))

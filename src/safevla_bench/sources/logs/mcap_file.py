@@ -190,7 +190,6 @@ _HEAD, _MESSAGE_HEAD = struct.Struct("<BQ"), struct.Struct("<HIQQ")
 
 
 def _skip(stream: Any, length: int) -> None:
-    """Read and forget bytes, some at a time; raise what mcap raises where they are cut off."""
     while length:
         length -= len(stream.read(min(length, 1 << 20)))
 
@@ -209,7 +208,6 @@ def _split_chunk(content: bytes) -> Iterator[tuple[int, memoryview]]:
 
 
 def _decompress_chunk(content: bytes, budget: Budget) -> bytes:
-    """Return the bytes in a chunk, after comparing their checksum; raise `RecordError` if they are too many."""
     from mcap.data_stream import ReadDataStream
     from mcap.records import Chunk
     from mcap.stream_reader import get_chunk_data_stream
@@ -325,10 +323,6 @@ def _add_sample(
 
 
 def _inner_messages(message: Any, columns: Columns | PoseColumns) -> Iterator[Any]:
-    """Yield the message itself; of a message with `transforms`, those whose `child_frame_id` is `columns.frame`.
-
-    Plain `Columns` have no frame: they get none of the transforms that name one.
-    """
     transforms = _get(message, "transforms")
     if transforms is None:
         yield message
@@ -338,7 +332,6 @@ def _inner_messages(message: Any, columns: Columns | PoseColumns) -> Iterator[An
 
 
 def _get(message: Any, path: str) -> Any:
-    """Return what is at a path of fields of a message; None where there is no such field."""
     for name in path.split(".") if path else ():
         message = message.get(name) if isinstance(message, Mapping) else getattr(message, name, None)
         if message is None:
@@ -410,7 +403,6 @@ def _row(message: Any, columns: Columns, place: Place) -> list[float]:
 
 
 def _number(value: Any, place: Place) -> float:
-    """Return a value as a float; raise `RecordError` if it is no number."""
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -419,7 +411,6 @@ def _number(value: Any, place: Place) -> float:
 
 
 def _describe_fields(message: Any) -> str:
-    """Return the names of a message's fields, joined by commas, whichever decoder made the message."""
     if isinstance(message, Mapping):
         return ", ".join(map(str, message))
     descriptor = getattr(message, "DESCRIPTOR", None)

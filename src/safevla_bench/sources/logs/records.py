@@ -147,7 +147,6 @@ def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
 
 
 def _fill_lost(rows: Floats, bodies: Mapping[str, Series]) -> Floats:
-    """Return poses, [n, P, …], with the pose last seen where a body is lost; never seen, the origin or no rotation."""
     filled = rows.copy()
     for k, part in enumerate(bodies.values()):
         seen = np.maximum.accumulate(np.where(part.known, np.arange(len(rows)), -1))
@@ -157,10 +156,6 @@ def _fill_lost(rows: Floats, bodies: Mapping[str, Series]) -> Floats:
 
 
 def _gripper_contact(part: Series, columns: GripColumns) -> Bools:
-    """Return whether the gripper holds something in each record, [n]: the number is strictly inside its bounds.
-
-    Without any bound, every number but 0 means yes.
-    """
     value = part.values[:, 0]
     if columns.holds_above is None and columns.holds_below is None:
         return np.asarray(value != 0)
@@ -204,7 +199,6 @@ def _build_header(episode: LoggedEpisode, mapping: LogMapping, place: Place) -> 
 
 
 def _make_slug(text: str) -> str:
-    """Return the text as small letters and digits, `-` for runs of anything else; "task" if nothing is left."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "task"
 
 

@@ -146,7 +146,6 @@ class EpisodeIndex:
         return all(source.is_intact(names) for source, names in zip(self.sources, self._names(), strict=True))
 
     def _names(self) -> list[list[str]]:
-        """Return the episode ids of each source, in order."""
         return [[episode_id for _, (_, episode_id) in places] for places in self.places]
 
     def require_valid(self, *, skip_invalid: bool = False) -> None:
@@ -259,7 +258,6 @@ class Scan:
         return EpisodeIndex.from_notes(self._sources, self._notes)
 
     def _read(self) -> Iterator[Batch]:
-        """Yield the good episodes of each source in batches, and note what they were."""
         for source, notes in zip(self._sources, self._notes, strict=True):
             yield from merge_batches(_note_batches(source, notes, self._budget))
 
@@ -289,7 +287,6 @@ class KeepingPass:
         return self._batches
 
     def _read(self) -> Iterator[Batch]:
-        """Yield all episodes in batches, and keep the wanted ones."""
         first = 0
         for batch in self._index.read_chunks():
             chosen = [k for k in range(len(batch)) if first + k in self._wanted]
@@ -345,7 +342,6 @@ _ERROR_BYTES, _OBJECT_BYTES = 1 << 12, 48
 
 
 def _file_bytes(source: Path) -> int:
-    """Return the size of an archive file, or of the parts of a run folder; 0 for anything else."""
     return sum(path.stat().st_size for path in ([source] if source.is_file() else archive_parts(source)))
 
 
@@ -372,10 +368,6 @@ def _memory(value: object) -> int:
 
 
 def _episode_places(notes: Sequence[BatchNotes | RecordError]) -> Iterator[tuple[int, EpisodeKey]]:
-    """Yield (place, key) of each good episode of a source, from its notes.
-
-    A bad episode takes a place too, and damage as many as it is known to have cost.
-    """
     place = 0
     for note in notes:
         if isinstance(note, RecordError):
@@ -386,13 +378,11 @@ def _episode_places(notes: Sequence[BatchNotes | RecordError]) -> Iterator[tuple
 
 
 def _lost_episodes(source: RecordSource, notes: Sequence[BatchNotes | RecordError]) -> list[AbsentEpisode]:
-    """Return the expected episodes of a source that its damage names; [] where the source expects none."""
     names = {note.place.episode for note in notes if isinstance(note, DamageError)}
     return [absent for absent in source.expected or () if absent.episode_id in names]
 
 
 def _filter_episodes(batches: Iterable[Batch | RecordError], names: set[EpisodeKey]) -> Iterator[Batch]:
-    """Yield the episodes with these keys; errors and batches without any of them are left out."""
     for batch in batches:
         if isinstance(batch, RecordError):
             continue

@@ -255,7 +255,6 @@ def _row_paths(folder: Path) -> dict[int, Path]:
 
 
 def _read_row(path: Path) -> RawEpisode:
-    """Return the row in a file; raise `RunError` where it is damaged."""
     try:
         return msgspec.json.decode(read_input(path), type=RawEpisode)
     except FileNotFoundError:
@@ -266,13 +265,11 @@ def _read_row(path: Path) -> RawEpisode:
 
 
 def _missing_record(path: Path) -> DamageError:
-    """Return the error of a raw record that is gone."""
     remedy = f"Remove {path.with_suffix(_ROW)} and resume: the episode is run again."
     return DamageError("the record is missing", episodes=1, remedy=remedy, place=Place(file=str(path)))
 
 
 def _unreadable_record(path: Path, error: OSError, episode: str | None = None) -> DamageError:
-    """Return the error of a raw record that is no file, too large or may not be read."""
     place = Place(file=str(path), episode=episode)
     return DamageError(f"cannot be read: {error.strerror}", episodes=1, remedy=_REMEDY, place=place)
 
@@ -356,18 +353,15 @@ def _changed_files(folder: Path, files: object) -> Iterator[str]:
 
 
 def _digest_file(path: Path) -> str:
-    """Return the sha256 of a file, of a run.json that of its content without the facts of the day."""
     return _digest_description(read_description(path.parent)) if path.name == RUN else sha256_of(path)
 
 
 def _digest_description(description: Mapping[str, object]) -> str:
-    """Return the sha256 of the content of a run.json without its facts of the day."""
     repeatable = {name: value for name, value in description.items() if name != "volatile"}
     return hashlib.sha256(json.dumps(repeatable).encode()).hexdigest()
 
 
 def _without_seal(document: object) -> dict[str, object]:
-    """Return a document without its seal; {} for what is no document."""
     return {name: value for name, value in document.items() if name != SEAL} if isinstance(document, dict) else {}
 
 
@@ -384,7 +378,6 @@ def read_digests(folder: Path) -> Mapping[str, str]:
 
 
 def _read_manifest(folder: Path) -> dict[str, object]:
-    """Return the content of the manifest; raises `RunError` where it is missing or damaged, {} where no document."""
     try:
         manifest = json.loads(read_input(folder / MANIFEST))
     except (OSError, ValueError, RecursionError) as error:
@@ -461,10 +454,6 @@ def read_records(folder: Path) -> Iterator[Batch]:
 
 
 def _write_parts(folder: Path, records: Iterable[Batch], suffix: str) -> Iterator[Path]:
-    """Write the records into archive files of `EPISODES_A_PART` episodes each, and yield the path of each file.
-
-    Makes the archive's folder. Nothing is yielded for no records.
-    """
     (folder / ARCHIVE).mkdir(exist_ok=True)
     remaining = iter(records)
     for number, first in enumerate(remaining):

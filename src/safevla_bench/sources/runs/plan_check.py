@@ -59,11 +59,9 @@ class _Plan(msgspec.Struct):
 
     @property
     def stopped(self) -> _Decision | None:
-        """The decision by which a stopping rule left the later rounds out; None where all were to run."""
         return self.decision if self.decision and self.decision.is_decided else None
 
     def round_of(self, episode: int) -> int:
-        """Return the round of a stopping rule that an episode belongs to."""
         return episode // max(1, self.until.look_every) if self.until else 0
 
 
@@ -105,7 +103,6 @@ def compare_plan(description: Mapping[str, object], rows: Sequence[EpisodeRow]) 
 
 
 def _read_plan(description: Mapping[str, object]) -> _Plan:
-    """Return the plan of a run.json, of a damaged one the number of episodes; `RunError` where that is damaged, too."""
     for document in (description, {"planned": description["planned"], "episodes": "unknown"}):
         with suppress(msgspec.ValidationError):
             return msgspec.convert(document, _Plan)
@@ -134,7 +131,6 @@ def _name_planned(plan: _Plan, rows: Sequence[EpisodeRow]) -> dict[str, AbsentEp
 
 
 def _count_episodes(plan: _Plan, task: str, rows: Sequence[EpisodeRow]) -> int:
-    """Return how many episodes of a task each policy was to run: the plan's number, else that of the suite's rows."""
     if isinstance(plan.episodes, int):
         return max(0, plan.episodes)
     return max((row.episode + 1 for row in rows if row.benchmark == task.partition("/")[0]), default=0)

@@ -114,10 +114,6 @@ def _identify_rows(path: Path, description: Mapping[str, object], rows: Iterable
 
 
 def _flatten(value: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted name, text) of each value in nested mappings, keys sorted; a leading "arguments." is dropped.
-
-    A value that is no text becomes JSON.
-    """
     if isinstance(value, Mapping):
         for key in sorted(value, key=str):
             yield from _flatten(value[key], f"{name}.{key}" if name else str(key))
@@ -126,10 +122,6 @@ def _flatten(value: object, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _statements(description: Mapping[str, object], policy: str) -> dict[str, str]:
-    """Return suite -> what a policy or its server said of itself in this run as JSON, several statements joined.
-
-    {} for none.
-    """
     volatile = description.get("volatile")
     greetings = volatile.get(GREETINGS) if isinstance(volatile, Mapping) else None
     texts: dict[str, list[str]] = {}
@@ -233,7 +225,6 @@ def _label_groups(name: str, groups: Sequence[Sequence[PolicyIdentity]]) -> list
 
 
 def _format_fact(key: str, facts: Mapping[str, str]) -> str:
-    """Return "KEY=VALUE", or "no KEY" where the facts lack it."""
     return f"{key}={facts[key]}" if key in facts else f"no {key}"
 
 

@@ -46,7 +46,6 @@ class _Shard:
 
     @property
     def plan(self) -> dict[str, object]:
-        """The description that all shards of one plan have in common."""
         common = {name: value for name, value in self.description.items() if name not in _OWN}
         return {**common, "shard": {"count": self.stretch.count, "whole": self.stretch.whole}}
 
@@ -98,7 +97,6 @@ def _require_shard(folder: Path) -> _Shard:
 
 
 def _require_one_plan(shards: Sequence[_Shard]) -> None:
-    """Raise `RunError` for the first shard that is of another plan than `shards[0]`, listing what differs."""
     for shard in shards[1:]:
         differing = list(list_differences(shards[0].plan, shard.plan, ("that has", "this has")))
         if differing:
@@ -126,7 +124,6 @@ def _require_each_once(shards: Sequence[_Shard]) -> None:
 
 
 def _require_intact(shard: _Shard) -> None:
-    """Raise `RunError` for a shard whose archive is not as its manifest says, or whose manifest cannot be read."""
     for name, problem in parts.changed_parts(shard.folder):
         _refuse_folder(shard.folder / name, problem, _DAMAGED)
 
@@ -148,7 +145,6 @@ def _write_merged(shards: Sequence[_Shard], rows: Sequence[EpisodeRow], out: Pat
 
 
 def _merged_description(shards: Sequence[_Shard]) -> dict[str, object]:
-    """Return the run.json of a run of the whole plan; each shard's facts of the day are kept under `volatile`."""
     spent = {name: took for shard in shards for name, took in read_latencies(shard.folder).items()}
     today: dict[str, object] = {"shards": [shard.description.get("volatile") for shard in shards]}
     greetings = group_greetings(chain.from_iterable(map(_shard_greetings, shards)))
@@ -158,10 +154,6 @@ def _merged_description(shards: Sequence[_Shard]) -> dict[str, object]:
 
 
 def _shard_greetings(shard: _Shard) -> Iterator[tuple[EpisodeRow, Mapping[str, object]]]:
-    """Yield each episode's row with the statement of its policy or server about itself.
-
-    Episodes without one are left out.
-    """
     greetings = greetings_by_episode(shard.folder)
     return ((row, greetings[row.episode_id]) for row in shard.rows if row.episode_id in greetings)
 

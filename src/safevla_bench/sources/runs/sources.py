@@ -204,24 +204,20 @@ class RecordSource:
 
 
 def _without_count(error: RecordError) -> DamageError:
-    """Return the error as damage that cost no episode of its own."""
     return DamageError(error.problem, episodes=0, remedy=error.remedy, place=error.place)
 
 
 def _lost_episode(path: Path, episode: str) -> DamageError:
-    """Return the error of an episode that the run's table names and whose record cannot be read."""
     place = Place(file=str(path), episode=episode)
     return DamageError("it was recorded, and no part of the archive has a record of it that can be read", place=place)
 
 
 def _surplus_episode(path: Path, episode: str) -> RecordError:
-    """Return the error of a record whose episode the run's table does not list, or lists as crashed."""
     problem = "the archive has a record of it, and the run's table of episodes lists none"
     return RecordError(problem, place=Place(file=str(path), episode=episode))
 
 
 def _changed_parts(path: Path) -> Iterator[DamageError]:
-    """Yield an error for each part of a complete run that is not as it was written."""
     if not (path / MANIFEST).exists():  # `safevla verify` says so; the records can be read without it
         return
     try:
@@ -232,12 +228,10 @@ def _changed_parts(path: Path) -> Iterator[DamageError]:
 
 
 def _rename_absent(absent: Iterable[AbsentEpisode], names: PolicyNames) -> Iterator[AbsentEpisode]:
-    """Yield the absent episodes under the new names of their policies."""
     return (replace(episode, policy=names.get(episode.policy, episode.policy)) for episode in absent)
 
 
 def _rename_batches(batches: Iterable[Batch | RecordError], names: PolicyNames) -> Iterator[Batch | RecordError]:
-    """Yield the batches with the new names of policies in their headers; errors stay as they are."""
     for batch in batches:
         if isinstance(batch, Batch):
             headers = (replace(header, policy=names.get(header.policy, header.policy)) for header in batch.headers)
@@ -274,10 +268,6 @@ def open_sources(paths: Sequence[Path]) -> list[RecordSource]:
 
 
 def _recorded_policies(source: RecordSource, identities: Sequence[PolicyIdentity]) -> list[str | None]:
-    """Return the policies that a source's run.json names; of an archive with a user's name, those of its records.
-
-    [] for another archive, which is not read.
-    """
     if identities or getattr(source.path, "policy", None) is None:
         return [identity.name for identity in identities]
     batches = (batch for batch in source.read() if isinstance(batch, Batch))
@@ -285,7 +275,6 @@ def _recorded_policies(source: RecordSource, identities: Sequence[PolicyIdentity
 
 
 def _join_names(names: PolicyNames, further: PolicyNames) -> PolicyNames:
-    """Return the renaming that `names` and then `further` give together."""
     renamed = {policy: further.get(name, name) for policy, name in names.items()}
     return {**{policy: name for policy, name in further.items() if policy not in names.values()}, **renamed}
 
@@ -322,10 +311,6 @@ def require_source(path: Path) -> None:
 
 
 def _read_file(path: Path, wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:
-    """Yield the episodes of an archive file, at the places `wanted` or all (None), and errors for damaged ones.
-
-    A file without any episode yields an error if all are wanted.
-    """
     is_empty = wanted is None
     for batch in archive.read_episodes([path], wanted):
         is_empty = False
@@ -377,10 +362,6 @@ def _with_rows(
     *,
     complete: bool = False,
 ) -> RecordSource:
-    """Return the source of a run folder with its rows: crashed episodes are absent, and the others are expected.
-
-    Nothing is expected of an unfinished run, or where there are no rows. Planned episodes without a row are absent.
-    """
     plan = compare_plan(description, rows) if complete else _AS_PLANNED
     absent = (*(_absent_episode(row) for row in rows if row.outcome == "crashed"), *plan.missing)
     expected = tuple(
@@ -392,5 +373,4 @@ def _with_rows(
 
 
 def _absent_episode(row: EpisodeRow) -> AbsentEpisode:
-    """Return the row of an episode as that of one without a record."""
     return AbsentEpisode(**{name: getattr(row, name) for name in AbsentEpisode.__struct_fields__})

@@ -220,7 +220,6 @@ def _make_run_folder(folder: Path) -> None:
 
 
 def _is_of_killed_run(path: Path) -> bool:
-    """Return whether a file is a lock or a half-written run.json, as a run leaves that was killed at its start."""
     return path.name == LOCK or (path.name.startswith(f".{RUN}.") and path.name.endswith(".partial"))
 
 
@@ -248,7 +247,6 @@ def _require_continuable(folder: Path, description: Mapping[str, object], *, res
 
 
 def _repeatable_fields(description: Mapping[str, object]) -> dict[str, object]:
-    """Return the part of a description that changes results: all but `volatile`, `complete` and `decision`."""
     return {name: value for name, value in description.items() if name not in ("volatile", "complete", DECISION)}
 
 
@@ -270,7 +268,6 @@ def list_differences(
 
 
 def _format_value(value: object) -> str:
-    """Return a JSON value as text; of a long one its digest where it holds one, else its first 200 characters."""
     text = json.dumps(value)
     if len(text) <= 200:
         return text
@@ -279,7 +276,6 @@ def _format_value(value: object) -> str:
 
 
 def _with_facts_of_the_day(description: Mapping[str, object], episodes: Sequence[RawEpisode]) -> dict[str, object]:
-    """Return the run's description with the episodes' latencies and greetings added to `volatile`."""
     spent = {episode.episode_id: episode.latency for episode in episodes if episode.latency}
     statements = group_greetings((episode.row, episode.greeting) for episode in episodes if episode.greeting)
     facts = {name: value for name, value in ((LATENCY, spent), (GREETINGS, statements)) if value}
@@ -290,10 +286,6 @@ def _with_facts_of_the_day(description: Mapping[str, object], episodes: Sequence
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove from a complete run the raw episodes that its archive was made from, and what killed writes left.
-
-    Raw episodes stay where there is no manifest: there they are the only records.
-    """
     if (folder / MANIFEST).exists():
         for working_state in (folder / RAW, folder / JOURNAL):
             if working_state.is_dir():
@@ -304,7 +296,6 @@ def _remove_leftovers(folder: Path) -> None:
 
 @contextmanager
 def _resumable_errors(folder: Path) -> Iterator[None]:
-    """Raise the block's errors of the disk as `FileError` whose remedy is the command that resumes the run."""
     try:
         with translated_errors(folder):
             yield
@@ -327,7 +318,6 @@ def _hold_interrupts() -> Iterator[None]:
     signals: list[int] = []
 
     def hold(number: int, frame: FrameType | None) -> None:
-        """Remember the first Ctrl-C; raise `KeyboardInterrupt` at the second."""
         if signals:
             raise KeyboardInterrupt
         signals.append(number)
@@ -385,7 +375,6 @@ def _open_lock(path: Path) -> int:
 
 
 def _is_same_file(path: Path, descriptor: int) -> bool:
-    """Return whether a path still names the open file; False where there is no such path."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except FileNotFoundError:

@@ -140,7 +140,6 @@ def read_reply(dialect: Dialect, reply: Reply) -> NDArray[np.float64]:
 
 
 def _can_read(dialect: Dialect, reply: Reply) -> bool:
-    """Return whether a dialect reads a reply: False where that raises `ReplyError`."""
     try:
         dialect.read_actions(reply)
     except ReplyError:
@@ -180,10 +179,6 @@ def _with_cameras(dialect: Dialect, cameras: list[str]) -> Dialect:
 
 
 def _camera_view(inference: Inference, *, crops: bool) -> CameraView:
-    """Return the preparation of images that a protocol says.
-
-    No crop unless `crops`, nor where the crop is the whole image.
-    """
     crop = inference.crop if crops and inference.crop != 1 else None
     return CameraView(
         flip=inference.flip, jpeg=inference.jpeg, size=inference.image_size, resize=inference.resize, crop=crop
@@ -191,7 +186,6 @@ def _camera_view(inference: Inference, *, crops: bool) -> CameraView:
 
 
 def _request_entries(content: DialectFile, inference: Inference) -> Iterator[RequestEntry]:
-    """Yield the file's request entries in order, with the protocol's whole state in the place of `all`."""
     for field in content.request:
         state = inference.state if field.state == ALL else field.state
         assert set(state) <= set(STATES), state
@@ -220,7 +214,6 @@ def dialect_values(dialect: Dialect) -> Mapping[str, object]:
 
 
 def _describe_entry(field: RequestEntry) -> str:
-    """Return in words what fills an entry of the request: state parts with dtype, a camera's name, or `instruction`."""
     axes = f", {field.axes} leading axes" if field.axes else ""
     where = f", where the server asks for {field.asked}" if field.asked else ""
     if field.state:
