@@ -78,11 +78,11 @@ test-recorder: $(VENV)/.dev-stamp ## run the tests of safevla-recorder under eve
 
 .PHONY: measure
 measure: check $(VENV)/.libero-stamp ## measure the built-in policies on 40 tasks (hours), write docs/measured.md; KEEP=--keep goes on
-	nice -n 5 $(BIN)/python -W ignore docs/measure.py $(KEEP)
+	nice -n 5 $(BIN)/python -W ignore docs/tools/measure.py $(KEEP)
 
 .PHONY: drift
 drift: check $(VENV)/.libero-stamp ## measure LIBERO under several MuJoCos (hours), write docs/simulator-versions.md; goes on where it stopped
-	nice -n 5 $(BIN)/python -W ignore docs/drift.py
+	nice -n 5 $(BIN)/python -W ignore docs/tools/drift.py
 
 .PHONY: docs
 docs: $(VENV)/.dev-stamp ## build the documentation site, build/docs/index.html; warnings are errors
@@ -91,8 +91,8 @@ docs: $(VENV)/.dev-stamp ## build the documentation site, build/docs/index.html;
 
 .PHONY: docs-full
 docs-full: check $(VENV)/.dev-stamp ## make again what the site stores of LIBERO: a tutorial's outputs, the gallery (minutes); then build it
-	$(BIN)/python docs/run_libero_cells.py
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python docs/gallery/record.py
+	$(BIN)/python docs/tools/run_libero_cells.py
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python docs/tools/record_gallery.py
 	@$(MAKE) --no-print-directory docs
 
 .PHONY: golden

@@ -19,7 +19,7 @@ DOCS = Path(__file__).parent
 BUILD = DOCS.parent / "build"
 STATIC = BUILD / "docs-static"  # what site_pages.py makes
 STATIC.mkdir(parents=True, exist_ok=True)
-sys.path.insert(0, str(DOCS))
+sys.path.insert(0, str(DOCS / "tools"))
 
 from site_pages import source_digest, write_ipython_profile  # noqa: E402
 

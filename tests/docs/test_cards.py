@@ -20,20 +20,20 @@ SPECS = [spec for spec in sb.load_library() if spec.tier != "alternate"]
 
 @pytest.fixture(scope="module")
 def gallery() -> ModuleType:
-    sys.path.insert(0, str(DOCS))
+    sys.path.insert(0, str(DOCS / "tools"))
     try:
         return importlib.import_module("site_gallery")
     finally:
-        sys.path.remove(str(DOCS))
+        sys.path.remove(str(DOCS / "tools"))
 
 
 def test_every_specification_has_notes_on_what_does_not_count_and_no_note_is_lost():
-    notes = tomllib.loads((DOCS / "cards.toml").read_text(encoding="utf-8"))
+    notes = tomllib.loads((DOCS / "tools" / "cards.toml").read_text(encoding="utf-8"))
     assert {spec.canonical_family for spec in SPECS} == set(notes)
 
 
 def test_every_specification_is_counted_for_each_policy_that_was_run():
-    measured = json.loads((DOCS / "card_episodes.json").read_text(encoding="utf-8"))
+    measured = json.loads((DOCS / "tools" / "card_episodes.json").read_text(encoding="utf-8"))
     assert set(measured["counts"]) == {spec.spec_id for spec in SPECS}
     assert {"noop", "random", "scripted:careful", "scripted:hasty"} == set(measured["policies"])
     for counts in measured["counts"].values():

@@ -16,7 +16,7 @@ import pytest
 @pytest.fixture(scope="module")
 def dependencies(request) -> ModuleType:
     module_spec = importlib.util.spec_from_file_location(
-        "dependencies", request.config.rootpath / "docs" / "dependencies.py"
+        "dependencies", request.config.rootpath / "docs" / "tools" / "dependencies.py"
     )
     assert module_spec is not None
     assert module_spec.loader is not None
@@ -28,7 +28,7 @@ def dependencies(request) -> ModuleType:
 
 def test_the_page_is_up_to_date(dependencies):
     assert dependencies.PAGE.read_text(encoding="utf-8") == dependencies.build_page(), (
-        "run python docs/dependencies.py --update"
+        "run python docs/tools/dependencies.py --update"
     )
 
 
@@ -47,7 +47,7 @@ def test_all_that_we_ask_for_is_pinned_dated_and_has_a_reason(dependencies):
         mine = [pin for pin in pinned if pin.name == name]
         assert mine, f"{name} is pinned in no file of constraints/"
         assert all(re.fullmatch(r"\d{4}-\d{2}-\d{2}", facts[pin.key]["released"]) for pin in mine)
-        assert facts["why"][name] != "?", f"say in docs/dependencies.toml what {name} is for"
+        assert facts["why"][name] != "?", f"say in docs/tools/dependencies.toml what {name} is for"
     assert set(facts["why"]) == set(dependencies.direct_dependencies())
 
 

@@ -22,7 +22,7 @@ OLDER, NEWER = "3.2.3", "3.9.0"
 
 @pytest.fixture
 def drift(request, monkeypatch) -> ModuleType:
-    monkeypatch.syspath_prepend(request.config.rootpath / "docs")
+    monkeypatch.syspath_prepend(request.config.rootpath / "docs" / "tools")
     return importlib.import_module("drift")
 
 
@@ -72,8 +72,8 @@ def verdicts(drift, *versions) -> dict[str, str]:
 
 def test_the_page_and_the_file_that_doctor_reads_agree(drift):
     measurements = drift.load_measurements()
-    assert drift.PAGE.read_text(encoding="utf-8") == drift.build_page(measurements), "run python docs/drift.py --page"
-    assert drift.TABLE.read_text(encoding="utf-8") == drift.encode_toml(measurements), "it is written by docs/drift.py"
+    assert drift.PAGE.read_text(encoding="utf-8") == drift.build_page(measurements), "run docs/tools/drift.py --page"
+    assert drift.TABLE.read_text(encoding="utf-8") == drift.encode_toml(measurements), "docs/tools/drift.py writes it"
 
 
 def test_every_environment_pins_the_mujoco_it_is_named_after_and_one_is_the_reference(drift):

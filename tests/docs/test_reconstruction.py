@@ -19,7 +19,7 @@ V1 = load_published(PAPER)
 
 @pytest.fixture(scope="module")
 def page(request) -> ModuleType:
-    path = request.config.rootpath / "docs" / "reconstruct.py"
+    path = request.config.rootpath / "docs" / "tools" / "reconstruct.py"
     module_spec = importlib.util.spec_from_file_location("reconstruct", path)
     assert module_spec is not None
     assert module_spec.loader is not None
@@ -30,7 +30,7 @@ def page(request) -> ModuleType:
 
 
 def test_the_page_is_up_to_date(page):
-    assert page.PAGE.read_text(encoding="utf-8") == page.build_page(), "run python docs/reconstruct.py"
+    assert page.PAGE.read_text(encoding="utf-8") == page.build_page(), "run python docs/tools/reconstruct.py"
 
 
 def test_the_check_tells_an_outdated_page(page, tmp_path, monkeypatch):

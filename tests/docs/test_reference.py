@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def reference() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("site_reference", ROOT / "docs" / "site_reference.py")
+    spec = importlib.util.spec_from_file_location("site_reference", ROOT / "docs" / "tools" / "site_reference.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -33,7 +33,7 @@ def reference() -> ModuleType:
 
 def test_every_key_of_a_file_is_explained(reference):
     pages = reference.build_pages()
-    assert set() == reference.UNEXPLAINED, "say in docs/reference_keys.toml what they mean"
+    assert set() == reference.UNEXPLAINED, "say in docs/tools/reference_keys.toml what they mean"
     assert "`contacts`" in pages["record"]
     assert "`requires_all`" in pages["files"]
 

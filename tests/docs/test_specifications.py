@@ -14,7 +14,9 @@ from safevla_bench.tasks import loader
 
 @pytest.fixture(scope="module")
 def generate(request) -> ModuleType:
-    module_spec = importlib.util.spec_from_file_location("generate", request.config.rootpath / "docs" / "generate.py")
+    module_spec = importlib.util.spec_from_file_location(
+        "generate", request.config.rootpath / "docs" / "tools" / "generate.py"
+    )
     assert module_spec is not None
     assert module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
@@ -23,7 +25,7 @@ def generate(request) -> ModuleType:
 
 
 def test_the_page_is_up_to_date(generate):
-    assert generate.PAGE.read_text(encoding="utf-8") == generate.build_page(), "run python docs/generate.py"
+    assert generate.PAGE.read_text(encoding="utf-8") == generate.build_page(), "run python docs/tools/generate.py"
 
 
 def test_the_check_tells_an_outdated_page(generate, tmp_path, monkeypatch, capsys):

@@ -29,9 +29,9 @@ from safevla_bench.trajectory.batch import Batch, select_episodes
 from safevla_bench.trajectory.header import Header
 
 Kind = Literal["broken", "kept"]
-DOCS = Path(__file__).parent
+DOCS = Path(__file__).parents[1]
 CASES = tomllib.loads((DOCS.parent / "tests" / "specs" / "cases" / "default.toml").read_text(encoding="utf-8"))
-MEASURED = DOCS / "card_episodes.json"
+MEASURED = DOCS / "tools" / "card_episodes.json"
 """What card_episodes.py measured: how often policies break each specification, and signals that the archive lacks."""
 RULES: Sequence[tuple[Mapping[str, object], str]] = (
     ({}, ""),

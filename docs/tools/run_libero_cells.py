@@ -1,4 +1,4 @@
-"""Runs the cells of pages that need LIBERO, and stores their outputs in them: python docs/run_libero_cells.py"""
+"""Runs the cells of pages that need LIBERO, and stores their outputs in them: python docs/tools/run_libero_cells.py"""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
-DOCS = Path(__file__).parent
-sys.path.insert(0, str(DOCS))
+DOCS = Path(__file__).parents[1]
+sys.path.insert(0, str(DOCS / "tools"))
 PAGES = (DOCS / "tutorials" / "record.ipynb",)
 
 

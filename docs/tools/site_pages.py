@@ -21,7 +21,7 @@ import site_reference
 from docutils import nodes
 from sphinx.application import Sphinx
 
-DOCS, ROOT = Path(__file__).parent, Path(__file__).parents[1]
+DOCS, ROOT = Path(__file__).parents[1], Path(__file__).parents[2]
 STATIC = ROOT / "build" / "docs-static"
 OUTSIDE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "README.md": "index.md"}
 """Pages that lie in the repository's root -> the page of the site that shows them."""

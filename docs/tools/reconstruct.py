@@ -1,4 +1,4 @@
-"""Writes docs/reconstruction.md from the published tables and the task registry: python docs/reconstruct.py
+"""Writes docs/reconstruction.md from the published tables and the task registry: python docs/tools/reconstruct.py
 
 With --check nothing is written: the exit code is 1 where the page is out of date.
 """
@@ -19,7 +19,7 @@ from safevla_bench.tasks import loader
 from safevla_bench.text import format_fixed
 from safevla_bench.trajectory.header import TORQUE_LIMIT_NM
 
-PAGE = Path(__file__).with_name("reconstruction.md")
+PAGE = Path(__file__).parents[1] / "reconstruction.md"
 V1 = load_published(PAPER)
 LIBERO = [cell for cell in V1.cells if cell.benchmark.startswith("libero") and cell.violations]
 ROBOCASA = [cell for cell in V1.cells if cell.benchmark == "robocasa-365"]
@@ -192,8 +192,8 @@ that the text does not say. This page lists these numbers. Each section has four
 from it by counting, what would have to be true of the code, and what that means for a comparison with numbers from
 here. The page does not say that a published number is wrong.
 
-It is made by `python docs/reconstruct.py` from the published tables (`src/safevla_bench/report/published/`) and this
-project's registry; do not edit it. The paper prints percentages; this page uses counts of
+It is made by `python docs/tools/reconstruct.py` from the published tables (`src/safevla_bench/report/published/`) and
+this project's registry; do not edit it. The paper prints percentages; this page uses counts of
 episodes. Each count is the only whole number whose percentage, rounded as in the paper, is the printed one. Our own
 choices are in [fidelity.md](fidelity.md); `safevla sensitivity --readings` judges your runs by the readings named on
 this page.

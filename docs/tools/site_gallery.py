@@ -17,12 +17,12 @@ from safevla_bench.text import append_unit, display_unit, format_compact
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import standin_benchmarks
 
-FOLDER = Path(__file__).parent / "gallery"
-PICTURES = Path(__file__).parent / "images" / "gallery"
+FOLDER = Path(__file__).parents[1] / "gallery"
+PICTURES = Path(__file__).parents[1] / "images" / "gallery"
 INTRODUCTION = """\
 Each of these episodes is a success by the simulator's own rule. Each broke a limit. All were recorded here, with the
-pinned versions, by `docs/gallery/record.py`. Their numbers are computed when this page is built. Pictures show how the
-episode began, where the limit was broken worst, and how it ended."""
+pinned versions, by `docs/tools/record_gallery.py`. Their numbers are computed when this page is built. Pictures show
+how the episode began, where the limit was broken worst, and how it ended."""
 STANDIN = """\
 **Stand-in assets.** This kitchen was simulated with placeholders for RoboCasa's own objects and fixtures. The episode
 shows what the judge finds. It is no result on RoboCasa-365, and there is no picture of it."""

@@ -1,9 +1,9 @@
-"""Measures what the cards of specifications show: python docs/card_episodes.py [FOLDER OF RUNS]
+"""Measures what the cards of specifications show: python docs/tools/card_episodes.py [FOLDER OF RUNS]
 
 Rolls out the built-in policies on LIBERO (an hour on one core) and the episodes of the shipped archive, which has no
 states to render from, into runs/cards or the folder; runs that are there are taken as they are. Writes
-docs/card_episodes.json (how many episodes of each policy break each specification, and the signals of episodes that
-break what none of the archive breaks) and the pictures in docs/images/cards.
+docs/tools/card_episodes.json (how many episodes of each policy break each specification, and the signals of episodes
+that break what none of the archive breaks) and the pictures in docs/images/cards.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes the outputs that docs/comparing.md shows, by running the commands it shows: python docs/compare.py
+"""Writes the outputs that docs/comparing.md shows, by running the commands it shows: python docs/tools/compare.py
 
 With --check nothing is written: the exit code is 1 where the page is out of date.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from safevla_bench import cli
 
-PAGE = Path(__file__).with_name("comparing.md")
+PAGE = Path(__file__).parents[1] / "comparing.md"
 SHOWN = re.compile(r"(```sh\n(safevla [^\n]*)\n```\n```text\n)(.*?)(\n```)", re.DOTALL)
 WIDTH = "100"
 """Columns of the terminal that the page shows."""

@@ -1,6 +1,6 @@
 """Makes the pages of docs/reference from the code: commands, the Python API, the record, files, folders, exit codes.
 
-docs/reference_keys.toml says what each key of a file means.
+docs/tools/reference_keys.toml says what each key of a file means.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import msgspec
 from safevla_bench.cli import GROUPS, safevla
 from safevla_bench.cli.sections import Command
 
-DOCS = Path(__file__).parent
+DOCS = Path(__file__).parents[1]
 UNEXPLAINED: set[str] = set()
-"""Keys of files that docs/reference_keys.toml does not explain; a test holds that there are none."""
-KEYS = tomllib.loads((DOCS / "reference_keys.toml").read_text(encoding="utf-8"))
+"""Keys of files that docs/tools/reference_keys.toml does not explain; a test holds that there are none."""
+KEYS = tomllib.loads((DOCS / "tools" / "reference_keys.toml").read_text(encoding="utf-8"))
 
 
 def build_pages() -> dict[str, str]:

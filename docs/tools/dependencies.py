@@ -1,6 +1,6 @@
-"""Writes docs/dependencies.md from pyproject.toml, constraints/ and docs/dependencies.toml: python docs/dependencies.py
+"""Writes dependencies.md from pyproject.toml, constraints/ and dependencies.toml: python docs/tools/dependencies.py
 
---update first adds to docs/dependencies.toml what it lacks of a pin: the licence as the installed package states it (or
+--update first adds to dependencies.toml what it lacks of a pin: the licence as the installed package states it (or
 the package index, where it is not installed) and, for what we ask for ourselves, the release date from the index that
 pip is configured for; the index is asked for nothing else. --check writes nothing: the exit code is 1 where the page is
 out of date.
@@ -22,15 +22,16 @@ from html import unescape
 from importlib import metadata
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-PAGE, FACTS = ROOT / "docs" / "dependencies.md", ROOT / "docs" / "dependencies.toml"
+ROOT = Path(__file__).parents[2]
+PAGE, FACTS = ROOT / "docs" / "dependencies.md", ROOT / "docs" / "tools" / "dependencies.toml"
 PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;]+)", re.M)
 INTRODUCTION = """\
 # Dependencies
 
-This page is made by `python docs/dependencies.py`; do not edit it. Versions are those that the project is tested with,
-in `constraints/`. Licences are as each package states them, release dates are the package index's. After a pin has
-moved, `python docs/dependencies.py --update` looks up what is new. None of them is bundled: installing fetches them.
+This page is made by `python docs/tools/dependencies.py`; do not edit it. Versions are those that the project is tested
+with, in `constraints/`. Licences are as each package states them, release dates are the package index's. After a pin
+has moved, `python docs/tools/dependencies.py --update` looks up what is new. None is
+bundled: installing fetches them.
 The 3-D player of the report holds a part of three.js 0.170.0 (MIT, its licence at the head of the file).
 """
 
@@ -221,7 +222,11 @@ def is_file_of(file: str, pin: Pin) -> bool:
 
 
 def _toml(whys: Mapping[str, str], known: Mapping[str, Mapping[str, str]]) -> str:
-    lines = ["# Facts that docs/dependencies.py collects, and what each of our own dependencies is for.", "", "[why]"]
+    lines = [
+        "# Facts that dependencies.py collects, and what each of our own dependencies is for.",
+        "",
+        "[why]",
+    ]
     lines += _lines(whys)
     for key, facts in known.items():
         lines += ["", f'["{key}"]', *_lines(facts)]
@@ -237,10 +242,10 @@ def main(arguments: Sequence[str]) -> int:
     if list(arguments) == ["--check"]:
         if PAGE.exists() and PAGE.read_text(encoding="utf-8") == build_page():
             return 0
-        print(f"{PAGE.name} is out of date: run python docs/dependencies.py --update", file=sys.stderr)
+        print(f"{PAGE.name} is out of date: run python docs/tools/dependencies.py --update", file=sys.stderr)
         return 1
     if list(arguments) not in ([], ["--update"]):
-        print("usage: python docs/dependencies.py [--update | --check]", file=sys.stderr)
+        print("usage: python docs/tools/dependencies.py [--update | --check]", file=sys.stderr)
         return 2
     if arguments:
         update_facts()

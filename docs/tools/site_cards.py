@@ -21,8 +21,8 @@ from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.specs.spec import Library, Spec
 from safevla_bench.text import append_unit, display_unit, format_compact
 
-DOCS = Path(__file__).parent
-NOTES = tomllib.loads((DOCS / "cards.toml").read_text(encoding="utf-8"))
+DOCS = Path(__file__).parents[1]
+NOTES = tomllib.loads((DOCS / "tools" / "cards.toml").read_text(encoding="utf-8"))
 PICTURES = DOCS / "images" / "cards"
 PINNED_MUJOCO = load_protocol().simulator["libero"]["mujoco"]
 TASKS = 40
@@ -116,7 +116,7 @@ def _strip(spec: Spec, kind: Kind, example: Example) -> str:
     name = f"{spec.spec_id}-{kind}"
     stored = _picture_index().get(name, {})
     if (stored.get("episode_id"), stored.get("record")) != (example.episode_id, int(example.trace.worst)):
-        raise ValueError(f"docs/images/cards: {name}.webp shows another episode or record. Run docs/card_episodes.py.")
+        raise ValueError(f"docs/images/cards: {name}.webp shows another episode or record: run card_episodes.py")
     what = "where it breaks the limit worst" if kind == "broken" else "where it comes nearest to the limit"
     alt = f"The start of the episode, {what}, and its end"
     return f"```{{image}} ../../images/cards/{name}.webp\n:alt: {alt}\n```\n\nStart; {what}; end."

@@ -1,4 +1,4 @@
-"""Records the gallery anew (minutes): python docs/gallery/record.py [FOLDER OF RUNS]
+"""Records the gallery anew (minutes): python docs/tools/record_gallery.py [FOLDER OF RUNS]
 
 For each episode of gallery.toml: a run of its task, its frames, a strip of three of them in docs/images/gallery, and
 its record here. Runs that the folder has already are taken as they are; without a folder they go to runs/gallery.
@@ -22,7 +22,7 @@ from safevla_bench.archive import write_archive
 from safevla_bench.trajectory.batch import select_episodes
 from safevla_bench.trajectory.marks import standin_benchmarks
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1] / "gallery"
 PICTURES = HERE.parent / "images" / "gallery"
 WIDTH = 480
 

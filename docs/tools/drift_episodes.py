@@ -1,6 +1,6 @@
-"""Measures LIBERO under the MuJoCo that is installed; `docs/drift.py` runs it in each environment.
+"""Measures LIBERO under the MuJoCo that is installed; `docs/tools/drift.py` runs it in each environment.
 
-    python docs/drift_episodes.py FOLDER [--suite libero-spatial] [--task 5] [--states 5]
+    python docs/tools/drift_episodes.py FOLDER [--suite libero-spatial] [--task 5] [--states 5]
 
 One JSON file and one picture a task in FOLDER; what is there is not measured again, so that an interrupted run goes on.
 Every episode has the ten settling steps of LIBERO's own evaluation and nothing after them.

@@ -1,6 +1,6 @@
 """Makes docs/images/policy-contract.png: one initial state of LIBERO as each `orientation` shows it. Needs LIBERO.
 
-.venv/bin/python docs/policy_contract.py
+.venv/bin/python docs/tools/policy_contract.py
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from safevla_bench import hosts
 from safevla_bench.interface import EpisodeSeed, Observation, Wants
 from safevla_bench.policies.python import ORIENTATIONS, orient_images
 
-TARGET = Path(__file__).parent / "images" / "policy-contract.png"
+TARGET = Path(__file__).parents[1] / "images" / "policy-contract.png"
 CAMERAS = ("agentview", "robot0_eye_in_hand")
 SUITE, TASK, SHOWN_PX, LABEL_PX, COLORS = "libero-goal", 2, 170, 16, 128
 
