@@ -29,7 +29,7 @@ os.environ |= {  # of cells
     "COLUMNS": "88",
     "IPYTHONDIR": str(IPYTHON),
     "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    "PYTHONPATH": f"{DOCS}:{os.environ.get('PYTHONPATH', '')}",
+    "PYTHONPATH": f"{DOCS / 'tools'}:{os.environ.get('PYTHONPATH', '')}",
 }
 logging.getLogger("traitlets").setLevel(logging.ERROR)
 
