@@ -20,17 +20,18 @@ PATHS = sorted({text for text in CODE if re.fullmatch(r"[\w.*-]+/[\w./*-]*|\w+\.
 MADE_BY_RUNS = ("raw/", "archive/part-")
 
 
-def tree_folders() -> Iterator[tuple[Path, list[str]]]:
-    """Folder -> the modules that the tree lists in it."""
-    root, folder = ROOT, ROOT
+def tree_folders() -> Iterator[Path]:
+    """Yield the packages that the page names, with the two roots."""
+    root = folder = ROOT
     for line in TREE.splitlines():
-        words = [word for word in line.partition(" and ")[0].split() if word != "·"]
         if not line.startswith(" "):
-            root = ROOT / words[0]
-        elif words and not words[0].isupper():
-            if line[2] != " ":
-                folder = root / words.pop(0)
-            yield folder, words
+            root = folder = ROOT / line.strip()
+            yield root
+            continue
+        for word in re.findall(r"([\w-]+(?:/[\w-]+)*)/", line):
+            top = root / word
+            folder = top if top.is_dir() else folder
+            yield top if top.is_dir() else folder / word
 
 
 def has_name(name: str) -> bool:
@@ -46,10 +47,6 @@ def has_name(name: str) -> bool:
             value = getattr(value, part)
         return True
     return False
-
-
-def module_exists(folder: Path, name: str) -> bool:
-    return (folder / f"{name}.py").is_file() or (folder / name / "__init__.py").is_file()
 
 
 def test_the_page_names_something():
@@ -69,22 +66,9 @@ def test_every_path_exists(path):
     assert any(any(folder.glob(path.rstrip("/"))) for folder in folders)
 
 
-def test_every_module_of_the_tree_exists():
-    missing = [
-        str(folder / name) for folder, names in tree_folders() for name in names if not module_exists(folder, name)
-    ]
-    assert missing == []
-
-
-def test_every_module_is_in_the_tree():
-    listed = {(folder.resolve(), name) for folder, names in tree_folders() for name in names}
-    modules = {
-        (path.parent.resolve(), path.stem)
-        for package in PACKAGES
-        for path in package.rglob("*.py")
-        if not path.name.startswith("__")
-    }
-    assert sorted(map(str, modules - listed)) == []
+def test_the_rooms_of_the_tree_are_those_of_the_packages():
+    packages = {path.parent for package in PACKAGES for path in package.rglob("__init__.py")}
+    assert set(tree_folders()) == packages
 
 
 def test_the_layers_are_those_of_the_import_contract():
