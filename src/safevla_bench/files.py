@@ -45,10 +45,9 @@ def _require_regular(status: os.stat_result, path: Path) -> None:
 def read_input(path: Path, most_bytes: int = MAX_DOCUMENT_BYTES, within: Path | None = None) -> bytes:
     """Return the bytes of a regular file, as `open_input` opens it; `OSError` too for more than `most_bytes`."""
     with open_input(path, within) as stream:
-        content = stream.read(most_bytes + 1)
-    if len(content) > most_bytes:
-        raise OSError(errno.EFBIG, f"has more than {most_bytes >> 20} MiB", str(path))
-    return content
+        if os.fstat(stream.fileno()).st_size > most_bytes:
+            raise OSError(errno.EFBIG, f"has more than {most_bytes >> 20} MiB", str(path))
+        return stream.read()  # with a limit, it would ask for that much memory first
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:

@@ -261,7 +261,7 @@ def installed(place: Path) -> Iterator[None]:
 @contextmanager
 def served(port: int) -> Iterator[None]:
     """The same policy behind a server in which nothing strikes."""
-    held = serve.ServedPolicy("fragile", lambda: make_policy("fragile"), copies=2)
+    held = serve.ServedPolicy("fragile", lambda: make_policy("fragile"), copies=4)
     server = serve.start_server(held, "127.0.0.1", port)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -275,7 +275,7 @@ def served(port: int) -> Iterator[None]:
 @contextmanager
 def fragile_server(cell: Cell) -> Iterator[int]:
     """A server that is a process of its own, in which the fault strikes; its port."""
-    process = cell.start("serve", "--policy", "fragile", "--copies", "2", "--port", "0", log="server")
+    process = cell.start("serve", "--policy", "fragile", "--copies", "4", "--port", "0", log="server")
     try:
         until = time.monotonic() + WATCHDOG_S
         while "\n" not in cell.said("server"):
