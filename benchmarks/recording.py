@@ -21,7 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from safevla_bench.hosts.libero.host import CAMERAS, LiberoHost
-from safevla_bench.interface import EpisodeSeed, Wants
+from safevla_bench.interface.policy import Wants
+from safevla_bench.interface.task import EpisodeSeed
 from safevla_recorder import episode_log
 from safevla_recorder.mujoco import recorder as recording
 

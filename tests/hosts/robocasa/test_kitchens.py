@@ -10,7 +10,7 @@ import pytest
 from safevla_bench.errors import HostError
 from safevla_bench.hosts import check_start, make_host
 from safevla_bench.hosts.robocasa import install, kitchens
-from safevla_bench.interface import EpisodeSeed
+from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.rollout.plan import load_protocol, plan_episodes
 from safevla_bench.tasks.loader import registry
 from safevla_recorder.robocasa.attachment import is_standin

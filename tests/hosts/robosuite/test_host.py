@@ -11,7 +11,8 @@ import pytest
 from safevla_bench.errors import HostError
 from safevla_bench.hosts.robosuite import host
 from safevla_bench.hosts.robosuite.host import RobosuiteHost
-from safevla_bench.interface import EpisodeSeed, RecordedEpisode, Wants
+from safevla_bench.interface.policy import Wants
+from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode
 from safevla_bench.tasks.loader import registry
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

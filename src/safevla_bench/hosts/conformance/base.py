@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from safevla_bench.interface import Action, Camera, EpisodeSeed, Host, HostEnv, StagingHost, Task, Wants
+from safevla_bench.interface.environment import Host, HostEnv
+from safevla_bench.interface.policy import Action, Wants
+from safevla_bench.interface.stage import Camera, StagingHost
+from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.trajectory.batch import Batch
 
 Floats = NDArray[np.float64]

@@ -22,7 +22,8 @@ from types import ModuleType
 from typing import Any
 
 from safevla_bench.errors import HostError
-from safevla_bench.interface import EpisodeSeed, Task, Wants
+from safevla_bench.interface.policy import Wants
+from safevla_bench.interface.task import EpisodeSeed, Task
 
 TIMEOUT_S = 120
 

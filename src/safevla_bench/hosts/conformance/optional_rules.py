@@ -22,19 +22,10 @@ from safevla_bench.hosts.conformance.base import (
     skip_unless_repeatable,
 )
 from safevla_bench.hosts.conformance.missing_dependency import run_without
-from safevla_bench.interface import (
-    Action,
-    Coordinate,
-    Coordinated,
-    EpisodeSeed,
-    HostEnv,
-    Observation,
-    SelectiveEnv,
-    Stage,
-    StagingHost,
-    Wants,
-    Watchable,
-)
+from safevla_bench.interface.environment import Coordinated, HostEnv, SelectiveEnv, Watchable
+from safevla_bench.interface.policy import Action, Observation, Wants
+from safevla_bench.interface.stage import Stage, StagingHost
+from safevla_bench.interface.task import Coordinate, EpisodeSeed
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import select_record
 

@@ -23,7 +23,8 @@ from safevla_bench.hosts.conformance.base import (
     run_actions,
     skip_unless_repeatable,
 )
-from safevla_bench.interface import Action, EpisodeSeed, Wants
+from safevla_bench.interface.policy import Action, Wants
+from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.trajectory.batch import Batch

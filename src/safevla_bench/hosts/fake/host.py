@@ -21,18 +21,16 @@ from safevla_bench.hosts import check_start
 from safevla_bench.hosts.fake.viewer import DOWNWARD_WXYZ, FakeStage, finger_positions
 from safevla_bench.hosts.mujoco.privileged import read_only
 from safevla_bench.hosts.mujoco.robosuite_env import flat_state
-from safevla_bench.interface import (
+from safevla_bench.interface.policy import (
     Action,
-    Coordinate,
-    EpisodeSeed,
     Observation,
     Privileged,
-    Task,
     UnrenderedImages,
     Wants,
     check_action,
     check_extra,
 )
+from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
 from safevla_bench.trajectory.marks import mark_drawn

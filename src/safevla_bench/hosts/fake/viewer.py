@@ -8,16 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.hosts.mujoco.viewer import read_states
-from safevla_bench.interface import (
-    CLOSE_UP,
-    Camera,
-    Observation,
-    Picture,
-    SceneGeometry,
-    ScenePose,
-    Shape,
-    Viewpoint,
-)
+from safevla_bench.interface.policy import Observation
+from safevla_bench.interface.stage import CLOSE_UP, Camera, Picture, SceneGeometry, ScenePose, Shape, Viewpoint
 from safevla_bench.trajectory.batch import Batch
 from safevla_recorder.episode import Floats
 

@@ -19,7 +19,8 @@ from safevla_bench.hosts.libero.tasks import coordinates, restore_controllers, s
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.hosts.mujoco.robosuite_env import RawObservation, RobosuiteEnv, drawn_reset_seed
 from safevla_bench.hosts.mujoco.viewer import MujocoStage, open_stage
-from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, Task, Wants
+from safevla_bench.interface.policy import Action, Observation, Wants
+from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import mark_absolute, mark_drawn
 from safevla_recorder.attachment import TaskLabel

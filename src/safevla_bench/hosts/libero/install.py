@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts.mujoco.renderer import graphics_error, wanted_depths
-from safevla_bench.interface import Wants
+from safevla_bench.interface.policy import Wants
 from safevla_bench.plugins import install_command
 from safevla_recorder.libero.installation import DISTRIBUTION, require_robosuite
 

@@ -17,7 +17,7 @@ import numpy as np
 from safevla_bench.errors import HostError, RegistryError
 from safevla_bench.hosts.libero import install
 from safevla_bench.hosts.mujoco.robosuite_env import flat_state, model_coordinates
-from safevla_bench.interface import Coordinate, RecordedEpisode, Task
+from safevla_bench.interface.task import Coordinate, RecordedEpisode, Task
 from safevla_bench.tasks import bddl
 from safevla_bench.tasks.entries import spell_suite
 from safevla_recorder.episode import Floats

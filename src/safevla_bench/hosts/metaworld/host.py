@@ -23,20 +23,18 @@ from safevla_bench.hosts.mujoco.robosuite_env import (
     model_coordinates,
 )
 from safevla_bench.hosts.mujoco.viewer import MujocoStage, open_stage
-from safevla_bench.interface import (
+from safevla_bench.interface.policy import (
     Action,
-    Camera,
-    Coordinate,
-    EpisodeSeed,
     Observation,
     PartialReadings,
     Reading,
-    Task,
     UnrenderedImages,
     Wants,
     check_action,
     check_extra,
 )
+from safevla_bench.interface.stage import Camera
+from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import mark_drawn
 from safevla_bench.trajectory.single_episode import from_recording

@@ -17,7 +17,7 @@ import numpy as np
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts.mujoco.renderer import graphics_error
-from safevla_bench.interface import Task
+from safevla_bench.interface.task import Task
 from safevla_recorder.mujoco.scene import Scene, moving_links, roles_in_use, subtree_bodies
 
 if TYPE_CHECKING:

@@ -13,7 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.hosts.mujoco.renderer import Appearance
-from safevla_bench.interface import CLOSE_UP, Camera, SceneGeometry, Shape, ShapeKind, Touch, TriangleMesh, Viewpoint
+from safevla_bench.interface.stage import (
+    CLOSE_UP,
+    Camera,
+    SceneGeometry,
+    Shape,
+    ShapeKind,
+    Touch,
+    TriangleMesh,
+    Viewpoint,
+)
 from safevla_recorder.episode import Floats
 from safevla_recorder.mujoco.scene import Scene
 

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.interface import Camera, Wants
+from safevla_bench.interface.policy import Wants
+from safevla_bench.interface.stage import Camera
 
 if TYPE_CHECKING:
     import mujoco

@@ -25,20 +25,18 @@ from safevla_bench.hosts.mujoco.renderer import (
     wanted_depths,
 )
 from safevla_bench.hosts.mujoco.viewer import MujocoStage
-from safevla_bench.interface import (
+from safevla_bench.interface.policy import (
     Action,
-    Coordinate,
-    EpisodeSeed,
     Observation,
     PartialReadings,
     Privileged,
     Reading,
-    Task,
     UnrenderedImages,
     Wants,
     check_action,
     check_extra,
 )
+from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import from_recording
 from safevla_recorder.episode import Floats

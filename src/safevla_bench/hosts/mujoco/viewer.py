@@ -23,15 +23,9 @@ from safevla_bench.hosts.mujoco.geometry import (
     shares,
 )
 from safevla_bench.hosts.mujoco.renderer import ROBOSUITE, Appearance, Renderer
-from safevla_bench.interface import (
-    Camera,
-    EpisodeSeed,
-    Observation,
-    Picture,
-    RecordedEpisode,
-    SceneGeometry,
-    ScenePose,
-)
+from safevla_bench.interface.policy import Observation
+from safevla_bench.interface.stage import Camera, Picture, SceneGeometry, ScenePose
+from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import DRAWN, mark_flags, read_earlier_resets, replay_fields
 from safevla_recorder.episode import FIXTURES, Floats

@@ -19,7 +19,8 @@ from safevla_bench.hosts.mujoco.robosuite_env import RawObservation, RobosuiteEn
 from safevla_bench.hosts.mujoco.viewer import MujocoStage, open_stage, read_told_scene, recorded_fixtures
 from safevla_bench.hosts.robocasa import install, kitchens
 from safevla_bench.hosts.robocasa.kitchens import RobocasaPrivileged
-from safevla_bench.interface import Action, EpisodeSeed, Observation, RecordedEpisode, Task, Wants
+from safevla_bench.interface.policy import Action, Observation, Wants
+from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode, Task
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import mark_standin
 from safevla_recorder.attachment import TaskLabel

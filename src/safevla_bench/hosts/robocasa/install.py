@@ -20,7 +20,8 @@ from safevla_bench.errors import HostError
 from safevla_bench.hosts.mujoco.renderer import graphics_error
 from safevla_bench.hosts.mujoco.robosuite_env import env_options, quieten_log
 from safevla_bench.hosts.robocasa.kitchens import KitchenStart
-from safevla_bench.interface import Task, Wants
+from safevla_bench.interface.policy import Wants
+from safevla_bench.interface.task import Task
 from safevla_recorder.robocasa.attachment import ASSETS_ENTRY, OFFICIAL, STANDIN, is_standin
 
 if TYPE_CHECKING:

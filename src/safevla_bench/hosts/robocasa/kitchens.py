@@ -24,7 +24,8 @@ import numpy as np
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts.mujoco.privileged import measure_shapes, read_only
-from safevla_bench.interface import EpisodeSeed, Joint, Privileged, Task
+from safevla_bench.interface.policy import Joint, Privileged
+from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.tasks.loader import registry
 from safevla_recorder.episode import Floats
 from safevla_recorder.mujoco.scene import Scene, subtree_bodies

@@ -27,7 +27,8 @@ from safevla_bench.hosts.mujoco.robosuite_env import (
     quieten_log,
 )
 from safevla_bench.hosts.mujoco.viewer import MujocoStage, open_stage
-from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, Task, Wants
+from safevla_bench.interface.policy import Action, Observation, Wants
+from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
 from safevla_bench.tasks.loader import registry
 from safevla_bench.trajectory.batch import Batch
 from safevla_recorder.mujoco.recorder import Recorder
