@@ -8,12 +8,11 @@ from __future__ import annotations
 import importlib.metadata
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Callable, Iterable, Iterator, Mapping, Protocol, Sequence, TypeVar
+from typing import Any, Callable, Iterable, Iterator, Protocol, TypeVar
 
 from numpy.typing import ArrayLike
 
 from safevla_recorder.episode import Action
-from safevla_recorder.errors import HostError
 from safevla_recorder.mujoco.hook import Undo, wrap_method
 from safevla_recorder.mujoco.recorder import Recorder
 
@@ -108,42 +107,12 @@ class RecordableEnv(Protocol):
         ...
 
 
-def find_recordable(env: object, goal: Sequence[str] | None = None) -> RecordableEnv:
-    """Return the environment in the form in which it can be recorded; `goal` as `find_robocasa` takes it.
-
-    LIBERO is looked for before RoboCasa, in `env` itself and in what `env` wraps.
-
-    Raises:
-        HostError: the environment is of no known simulator, or cannot be recorded; the message says why.
-    """
-    from safevla_recorder.libero.attachment import find_libero
-    from safevla_recorder.robocasa.attachment import find_robocasa
-
-    recordable = find_libero(env) or find_robocasa(env, goal)
-    if recordable is None:
-        problem = f"an environment of type {type(env).__module__}.{type(env).__qualname__} cannot be recorded"
-        remedy = (
-            "Pass the simulator's own environment, or a wrapper that holds it by now: some make theirs at the first "
-            "reset. Hosts that can record one: libero, robocasa."
-        )
-        raise HostError(problem, remedy=remedy)
-    return recordable
-
-
 def episode_header(
-    task: TaskLabel,
-    recorder: Recorder,
-    versions: Mapping[str, str],
-    *,
-    dt: float,
-    success: bool,
-    env_seed: int | None,
-    index: int | None,
-    target_object: str | None,
-    embodiment: str,
+    task: TaskLabel, *, success: bool, env_seed: int | None, index: int | None, **fields: object
 ) -> dict[str, object]:
-    """Return an episode's header; `dt` in seconds, `index` that of the initial state, None = unknown.
+    """Return an episode's header; `index` is that of the initial state, None = unknown.
 
+    `fields` are the other `HEADER_FIELDS`: `dt` [s], `target_object`, `embodiment`, `versions`, `dropped_pairs`.
     `episode_id` is benchmark/task_id/init_NNN, or `init_unknown` without an index.
     """
     start = "unknown" if index is None else f"{index:03d}"
@@ -151,15 +120,11 @@ def episode_header(
         "episode_id": f"{task.benchmark}/{task.task_id}/init_{start}",
         "benchmark": task.benchmark,
         "task_id": task.task_id,
-        "success": success,
-        "dt": dt,
-        "target_object": target_object,
         "instruction": task.instruction,
+        "success": success,
         "env_seed": env_seed,
         "init_state_index": index,
-        "embodiment": embodiment,
-        "versions": dict(versions),
-        "dropped_pairs": recorder.dropped_pairs(),
+        **fields,
     }
 
 

@@ -5,8 +5,9 @@ Resting and mechanical contacts are left out (docs/fidelity.md, static contacts)
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol, Sequence
+from typing import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,46 +21,27 @@ _NEVER = -1
 """Fate of a pair that never counts."""
 
 
-class SubstepContacts(Protocol):
-    """Geom pairs that touch in some substeps, [C] each, in the simulator's order."""
-
-    @property
-    def substeps(self) -> int:
-        """Number of substeps."""
-        ...
-
-    @property
-    def substep(self) -> Ints:
-        """Substep of each contact, ascending."""
-        ...
-
-    @property
-    def geom1(self) -> Ints:
-        """One geom of each contact."""
-        ...
-
-    @property
-    def geom2(self) -> Ints:
-        """The other geom of each contact."""
-        ...
-
-    def force_norms(self, which: Bools | Ints) -> Floats:
-        """Return the norm of the 3-D force of the chosen contacts [N], normal and both tangents, no torques, [K]."""
-        ...
-
-
 @dataclass(frozen=True)
-class MeasuredContacts:
-    """Contacts whose forces the simulator tells as norms, newton; see `SubstepContacts`."""
+class SubstepContacts(ABC):
+    """Geom pairs that touch in some substeps, [C] each, in the simulator's order; `substep` is ascending."""
 
     substeps: int
     substep: Ints
     geom1: Ints
     geom2: Ints
+
+    @abstractmethod
+    def force_norms(self, which: Bools | Ints) -> Floats:
+        """Return the norm of the 3-D force of the chosen contacts [N], normal and both tangents, no torques, [K]."""
+
+
+@dataclass(frozen=True)
+class MeasuredContacts(SubstepContacts):
+    """Contacts whose forces the simulator tells as norms, newton."""
+
     force_n: Floats
 
     def force_norms(self, which: Bools | Ints) -> Floats:
-        """Return the forces of the chosen contacts [N], [K]."""
         return self.force_n[which]
 
 
@@ -206,13 +188,10 @@ class ContactFilter:
         since = np.concatenate([[-1], gone, [contacts.substeps]])
         counted: Bools = contacts.substep > since[fate]
         self._away = away[-1]
-        self._release_pairs(apart)
-        return counted
-
-    def _release_pairs(self, apart: Bools) -> None:
         self._fate[self._resting[:, apart]] = 0
         self._resting, self._away = self._resting[:, ~apart], self._away[~apart]
         self._fate[self._resting] = np.arange(1, self._resting.shape[1] + 1)
+        return counted
 
 
 def _dropped_pairs(

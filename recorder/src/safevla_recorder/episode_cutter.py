@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Callable, Optional
 
 import numpy as np
@@ -20,7 +20,6 @@ from safevla_recorder.episode import (
     Action,
     Recording,
     add_header_field,
-    add_header_mark,
     check_recorded_numbers,
 )
 from safevla_recorder.errors import RunError, SafevlaError
@@ -28,7 +27,6 @@ from safevla_recorder.mujoco.hook import Undo
 from safevla_recorder.mujoco.recorder import Recorder
 from safevla_recorder.npz import encode_episode
 
-_PRIVILEGED = "privileged"
 _log = logging.getLogger(__name__)
 
 
@@ -62,10 +60,6 @@ class RecordedRow:
     outcome: str
     steps: int
     reason: str | None = None
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the row as plain values."""
-        return asdict(self)
 
 
 KeepEpisode = Callable[[RecordedRow, Optional[bytes]], None]
@@ -160,9 +154,11 @@ class EpisodeCutter:
             return
         if self._running is None:
             self._begin_episode(numbers)
-        problem = self._find_action_problem(numbers)
-        if problem is not None:
-            self._end_episode("invalid_action", problem)
+        size = self._env.action_size
+        if numbers.shape != (size,):
+            self._end_episode("invalid_action", f"an action of shape {numbers.shape}; it takes {size} numbers")
+        elif not np.isfinite(numbers).all():
+            self._end_episode("invalid_action", f"the action {numbers.tolist()} is not finite")
         self._action = numbers
 
     def after_step(self, success: bool) -> None:
@@ -217,20 +213,13 @@ class EpisodeCutter:
             _log.warning(problem + remedy, self._env.task.task_id, self._rules.wait_steps)
         recorder, detach = self._env.start_recorder()
         fixtures = self._env.fixture_poses() if self._env_seed is None or self._index is None else {}
+        earlier_seed = {}
+        if self._env_seed is None and self._last_seed is not None and self._resets:
+            earlier_seed = {"seed": self._last_seed, "earlier_resets": self._resets - 1}
         self._running = _RunningEpisode(
-            recorder, detach, self._next_number(), self._env_seed, self._index, fixtures, self._find_earlier_seed()
+            recorder, detach, self._next_number(), self._env_seed, self._index, fixtures, earlier_seed
         )
         self._env_seed = None  # another state set without a reset would not start from this seed
-
-    def _find_earlier_seed(self) -> dict[str, int]:
-        if self._env_seed is not None or self._last_seed is None or not self._resets:
-            return {}
-        return {"seed": self._last_seed, "earlier_resets": self._resets - 1}
-
-    def _find_action_problem(self, action: Action) -> str | None:
-        if action.shape != (self._env.action_size,):
-            return f"an action of shape {action.shape}; it takes {self._env.action_size} numbers"
-        return None if np.isfinite(action).all() else f"the action {action.tolist()} is not finite"
 
     def _end_episode(self, outcome: str, reason: str | None = None) -> None:
         """Detach the recorder and hand the episode's row and `.npz` bytes to `keep`.
@@ -263,12 +252,10 @@ class EpisodeCutter:
         }
         recording = running.recorder.build_recording(header)
         check_recorded_numbers(recording)
-        start = {FIXTURES: running.fixtures, EARLIER_SEED: running.earlier_seed}
-        fields = {**self._env.header_fields(), **{name: value for name, value in start.items() if value}}
+        marks = {FIXTURES: running.fixtures, EARLIER_SEED: running.earlier_seed, "privileged": rules.privileged}
+        fields = {**self._env.header_fields(), **{name: value for name, value in marks.items() if value}}
         for name, value in fields.items():
             recording = replace(recording, extra=add_header_field(recording.extra, name, value))
-        if rules.privileged:
-            return replace(recording, extra=add_header_mark(recording.extra, _PRIVILEGED))
         return recording
 
     def _crash_episode(self, reason: str) -> None:
@@ -288,19 +275,18 @@ class EpisodeCutter:
         return f"{self._rules.policy}/{task.benchmark}/{task.task_id}/{place}ep_{running.number:03d}"
 
     def _build_row(self, running: _RunningEpisode, outcome: str, reason: str | None) -> RecordedRow:
-        """Return the episode's row of the table of episodes; the policy's own seed is unknown (None) in an own loop."""
-        task = self._env.task
+        task, rules = self._env.task, self._rules
         return RecordedRow(
             episode_id=self._episode_id(running),
-            policy=self._rules.policy,
+            policy=rules.policy,
             benchmark=task.benchmark,
             task_id=task.task_id,
             episode=running.number,
             init_state_index=running.index,
             env_seed=running.env_seed,
-            seed=self._rules.seed,
+            seed=rules.seed,
             policy_seed=None,
-            horizon=self._rules.horizon,
+            horizon=rules.horizon,
             outcome=outcome,
             steps=running.steps,
             reason=reason,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Callable, Generic, Mapping, Protocol, Sequence, TypeVar
+from typing import Any, Callable, Generic, Hashable, Iterable, Mapping, Protocol, Sequence, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +50,12 @@ class GeomMap:
     fixtures: Ints
     substep_s: float
     apart_substeps: int = 1
+
+
+def group_numbers(members: Iterable[Hashable], groups: Iterable[Iterable[Hashable]]) -> NDArray[np.int64]:
+    """Return the number, from 1, of the group that each member is in, 0 = none, [M]."""
+    number = {member: place for place, group in enumerate(groups, start=1) for member in group}
+    return np.array([number.get(member, 0) for member in members], dtype=np.int64)
 
 
 class EpisodeLog(Generic[Row]):
@@ -112,7 +119,7 @@ class EpisodeLog(Generic[Row]):
         """Return the body pairs whose resting or mechanical contacts were left out; sorted, each pair too."""
         names = tuple(self._geoms.roles)
         dropped = self._filter.dropped if self._filter else ()
-        return tuple(sorted({_sorted_pair(names[a], names[b]) for a, b in dropped}))
+        return tuple(sorted({(min(names[a], names[b]), max(names[a], names[b])) for a, b in dropped}))
 
     def build_recording(self, header: Mapping[str, object]) -> Recording:
         """Return the records so far as one episode under that header, whose fields are `HEADER_FIELDS`.
@@ -191,5 +198,27 @@ class EpisodeLog(Generic[Row]):
             self._gripped.append(gripped_bodies(contacts, ends - 1, geoms.fingers, geoms.place, self._robot))
 
 
-def _sorted_pair(a: str, b: str) -> tuple[str, str]:
-    return (a, b) if a <= b else (b, a)
+class LogReader(ABC):
+    """What every recorder tells of its episode so far; each method raises `HostError` where none has begun."""
+
+    @abstractmethod
+    def require_episode(self) -> EpisodeLog[Any]:
+        """Return the records so far."""
+
+    def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
+        """Return the body pairs whose resting or mechanical contacts were left out; sorted, each pair too."""
+        return self.require_episode().dropped_pairs()
+
+    def build_recording(self, header: Mapping[str, object]) -> Recording:
+        """Return the records so far as one episode under that header, whose fields are `HEADER_FIELDS`.
+
+        Recording can go on if this is called between control steps.
+        """
+        return self.require_episode().build_recording(header)
+
+    def latest_record(self, header: Mapping[str, object]) -> Recording:
+        """Return the newest record alone, as an episode of one record without action; all records are kept.
+
+        To be called between control steps.
+        """
+        return self.require_episode().latest_record(header)

@@ -15,6 +15,7 @@ import os
 import shutil
 from collections import Counter
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Callable, Mapping
 
@@ -96,7 +97,7 @@ class RunFolder:
         stem = self.path / RAW / f"{sum(self._outcomes.values()):06d}"
         if content is not None:
             _write_file(stem.with_suffix(".npz"), content)
-        _write_file(stem.with_suffix(".json"), _encode_json(row.to_dict()))
+        _write_file(stem.with_suffix(".json"), _encode_json(asdict(row)))
         self._outcomes[row.outcome] += 1
 
     def close_block(self, *, complete: bool) -> None:
@@ -153,15 +154,11 @@ def _make_empty_folder(path: Path) -> None:
 
     Raises `RunError` if something other than partial files is there, and `FileError` if the folder cannot be made.
     """
-    require_free_folder(path, _is_partial)
+    require_free_folder(path, lambda file: file.name.startswith(".") and file.name.endswith(_PARTIAL))
     try:
         (path / RAW).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileError.from_os_error(error, Place(file=str(path))) from None
-
-
-def _is_partial(path: Path) -> bool:
-    return path.name.startswith(".") and path.name.endswith(_PARTIAL)
 
 
 def _write_file(path: Path, content: bytes) -> None:

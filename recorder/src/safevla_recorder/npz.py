@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_recorder.channels import CHANNELS, CONTACT_COLUMNS, NUMERIC, PLACE, POSES, REAL
-from safevla_recorder.episode import HEADER_FIELDS, SCHEMA_VERSION, ContactList, Recording
+from safevla_recorder.episode import HEADER_FIELDS, SCHEMA_VERSION, Recording
 from safevla_recorder.errors import Place, RecordError
 
 MAX_EPISODE_BYTES = 1 << 29
@@ -62,13 +62,9 @@ def encode_episode(recording: Recording, most_bytes: int = MAX_EPISODE_BYTES) ->
             if name in arrays:
                 member = zipfile.ZipInfo(f"{name}.npy", _MIDNIGHT)
                 member.compress_type = zipfile.ZIP_DEFLATED
-                archive.writestr(member, _encode_array(np.ascontiguousarray(arrays[name], dtype=dtype)))
-    return stream.getvalue()
-
-
-def _encode_array(array: NDArray[Any]) -> bytes:
-    stream = io.BytesIO()
-    np.lib.format.write_array(stream, array, version=(1, 0), allow_pickle=False)
+                content, array = io.BytesIO(), np.ascontiguousarray(arrays[name], dtype=dtype)
+                np.lib.format.write_array(content, array, version=(1, 0), allow_pickle=False)
+                archive.writestr(member, content.getvalue())
     return stream.getvalue()
 
 
@@ -81,31 +77,17 @@ def _collect_arrays(recording: Recording) -> dict[str, NDArray[Any]]:
     if recording.records == 1:
         values.update((spec.name, None) for spec in NUMERIC if spec.is_per_action)
     values.update((spec.bodies, getattr(recording, spec.bodies)) for spec in POSES if values[spec.name] is not None)
-    values.update(_contact_columns(recording.contacts))
+    if (contacts := recording.contacts) is not None:
+        columns = {column: getattr(contacts, "record" if column == "step" else column) for column in CONTACT_COLUMNS}
+        values.update((f"contacts.{column}", array) for column, array in columns.items())
     values["gripper_contact"] = recording.gripper_contact
     values["gripped_body"] = recording.gripped
     values["extra"] = _encode_json(recording.extra) if recording.extra else None
     arrays = {name: np.asarray(value) for name, value in values.items() if value is not None}
-    return {"header": _encode_json(_header_tree(recording, sorted(arrays))), **arrays}
-
-
-def _contact_columns(contacts: ContactList | None) -> Mapping[str, object]:
-    """Return the columns of contacts by the file's names, `contacts.step` and so on; {} if not recorded."""
-    if contacts is None:
-        return {}
-    return {
-        "contacts.step": contacts.record,
-        "contacts.a": contacts.a,
-        "contacts.b": contacts.b,
-        "contacts.force_n": contacts.force_n,
-        "contacts.impulse_ns": contacts.impulse_ns,
-    }
-
-
-def _header_tree(recording: Recording, arrays: list[str]) -> dict[str, object]:
     header = {"schema_version": SCHEMA_VERSION, **recording.header}
     fields = {name: header[name] for name in HEADER_FIELDS if header.get(name) is not None or name == "target_object"}
-    return {**fields, "body_roles": dict(recording.roles), "records": recording.records, "arrays": arrays}
+    about = {"body_roles": dict(recording.roles), "records": recording.records, "arrays": sorted(arrays)}
+    return {"header": _encode_json({**fields, **about}), **arrays}
 
 
 def _encode_json(tree: Mapping[str, object]) -> NDArray[np.uint8]:

@@ -21,9 +21,9 @@ from typing import Collection, Hashable, Iterable, Mapping, Sequence, Tuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from safevla_recorder.contacts import Ints, MeasuredContacts
-from safevla_recorder.episode import Floats, Recording
-from safevla_recorder.episode_log import EpisodeLog, GeomMap
+from safevla_recorder.contacts import MeasuredContacts
+from safevla_recorder.episode import Floats
+from safevla_recorder.episode_log import EpisodeLog, GeomMap, LogReader, group_numbers
 from safevla_recorder.errors import HostError
 
 Shape = Hashable
@@ -83,25 +83,14 @@ class SceneMap:
         """Return the scene by numbers: bodies by place among the sorted names, shapes by place in `shapes`."""
         roles = {name: self.roles[name] for name in sorted(self.roles)}
         body = {name: place for place, name in enumerate(roles)}
-        fixture = {name: number for number, names in enumerate(self.fixtures, start=1) for name in names}
         return GeomMap(
             roles=roles,
             place=np.array([body[name] for name in self.shapes.values()], dtype=np.int64),
-            fingers=None if self.fingers is None else self._finger_groups(self.fingers),
-            fixtures=np.array([fixture.get(name, 0) for name in self.shapes.values()], dtype=np.int64),
+            fingers=None if self.fingers is None else group_numbers(self.shapes, self.fingers),
+            fixtures=group_numbers(self.shapes.values(), self.fixtures),
             substep_s=self.substep_s,
             apart_substeps=self.apart_substeps,
         )
-
-    def _finger_groups(self, fingers: tuple[Sequence[Shape], Sequence[Shape]]) -> Ints:
-        """Return 0 for each shape, or 1 and 2 for those of the two finger groups, [G].
-
-        Raises `HostError` for a finger that is no shape of the scene.
-        """
-        groups = np.zeros(len(self.shapes), dtype=np.int64)
-        for side, shapes in enumerate(fingers, start=1):
-            groups[[self.place_of(shape) for shape in shapes]] = side
-        return groups
 
 
 @dataclass(frozen=True)
@@ -121,7 +110,7 @@ class _Reading:
         return {**poses, **eef, **{name: np.shape(values) for name, values in rest.items() if values is not None}}
 
 
-class EpisodeRecorder:
+class EpisodeRecorder(LogReader):
     """Records one episode in a simulator of any kind: `begin`, then `substep` and `step`."""
 
     def __init__(self, scene: SceneMap) -> None:
@@ -235,27 +224,6 @@ class EpisodeRecorder:
         if differs is not None:
             problem = f"{differs} after control step {step}: not as in record 0"
             raise HostError(problem, remedy="Every record holds the same bodies and families, of the same sizes.")
-
-    def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
-        """Return the body pairs whose resting or mechanical contacts were left out; sorted, each pair too.
-
-        Raises `HostError` where no episode has begun.
-        """
-        return self.require_episode().dropped_pairs()
-
-    def build_recording(self, header: Mapping[str, object]) -> Recording:
-        """Return the records so far as one episode under that header, whose fields are `HEADER_FIELDS`.
-
-        Recording can go on if this is called between control steps. Raises `HostError` where no episode has begun.
-        """
-        return self.require_episode().build_recording(header)
-
-    def latest_record(self, header: Mapping[str, object]) -> Recording:
-        """Return the newest record alone, as an episode of one record without action; all records are kept.
-
-        To be called between control steps, as `build_recording`. Raises `HostError` where no episode has begun.
-        """
-        return self.require_episode().latest_record(header)
 
     def _build_channels(self, readings: Sequence[_Reading]) -> dict[str, object]:
         """Return the fields of a `Recording` that hold what was read, one row for each reading; None = not told."""

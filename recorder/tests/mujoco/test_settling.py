@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import mujoco
-from safevla_recorder.mujoco.settling import SettleDetector, settling_steps, warn_if_moving
+from safevla_recorder.mujoco.recorder import SettleDetector, settling_steps, warn_if_moving
 
 BALL = """<mujoco><option timestep="0.01"/><worldbody><geom type="plane" size="5 5 1"/>
 <body name="ball" pos="0 0 0.1"><freejoint/><geom size="0.1" mass="1"/></body></worldbody></mujoco>"""

@@ -8,17 +8,20 @@ An entry point of the same name in the group ``safevla_bench.registries`` names 
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from safevla_bench.errors import HostError, InvalidActionError, PluginError
 from safevla_bench.interface.environment import Host
-from safevla_bench.interface.policy import check_action
+from safevla_bench.interface.policy import Wants, check_action
 from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.plugins import NO_ARGUMENTS, PluginGroup, format_call, require_trust
+from safevla_recorder import attachment
+from safevla_recorder.attachment import TaskLabel
 
 GROUP = "safevla_bench.hosts"
 REGISTRIES = "safevla_bench.registries"
@@ -125,16 +128,38 @@ def episode_header(
     `further` are other fields of `safevla_bench.trajectory.Header`, such as `joint_torque_limit_nm`, `embodiment` and
     `dropped_pairs`.
     """
-    return {
-        "episode_id": f"{task.benchmark}/{task.task_id}/init_{seed.init_state_index:03d}",
-        "benchmark": task.benchmark,
-        "task_id": task.task_id,
-        "instruction": task.instruction,
-        "success": success,
-        "dt": dt,
-        "target_object": target_object,
-        "env_seed": seed.env_seed,
-        "init_state_index": seed.init_state_index,
-        "versions": dict(versions),
+    return attachment.episode_header(
+        TaskLabel(task.benchmark, task.task_id, task.instruction),
+        success=success,
+        env_seed=seed.env_seed,
+        index=seed.init_state_index,
+        dt=dt,
+        target_object=target_object,
+        versions=dict(versions),
         **further,
-    }
+    )
+
+
+def check_wants(
+    wants: Wants,
+    cameras: Sequence[str],
+    host: str,
+    *,
+    changes: str = "pose",
+    remedy: str = "Run it on LIBERO, or serve a model of the former.",
+) -> None:
+    """Raise `HostError` if a policy wants another camera, or gives poses where the host takes `changes` of them."""
+    unknown = sorted(set(wants.cameras) - set(cameras))
+    if unknown:
+        raise HostError(f"{host} has no camera {unknown[0]!r}", remedy=f"Cameras: {', '.join(cameras)}.")
+    if wants.absolute and changes:
+        raise HostError(f"{host} takes changes of {changes}, and this policy gives poses", remedy=remedy)
+
+
+def read_versions(names: Iterable[str], simulator: str, remedy: str) -> dict[str, str]:
+    """Return the versions of installed distributions; raises `HostError` if one is missing. Imports none of them."""
+    try:
+        return {name: importlib.metadata.version(name) for name in names}
+    except importlib.metadata.PackageNotFoundError as error:
+        problem = f"{simulator} is not installed: there is no distribution {error.name!r}"
+        raise HostError(problem, remedy=remedy) from error

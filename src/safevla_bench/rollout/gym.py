@@ -34,7 +34,7 @@ from safevla_bench.judging.monitor import EpisodeStanding, Monitor, newest_recor
 from safevla_bench.judging.ruleset import RuleFile, choose_library, load_ruleset
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import from_recording
-from safevla_recorder.attachment import find_recordable
+from safevla_recorder.loop import find_recordable
 from safevla_recorder.mujoco.hook import Undo
 from safevla_recorder.mujoco.recorder import Recorder
 

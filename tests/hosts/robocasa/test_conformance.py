@@ -18,7 +18,7 @@ from safevla_bench.policies.mobile.moves import (
     turn_to_face,
     yaw_direction,
 )
-from safevla_recorder.mujoco.state import copy_state
+from safevla_recorder.mujoco.scene import copy_state
 
 pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 

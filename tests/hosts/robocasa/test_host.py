@@ -27,7 +27,7 @@ from safevla_bench.policies.mobile.door_script import move_point
 from safevla_bench.rollout.episode import run_episode
 from safevla_bench.rollout.plan import load_protocol, plan_episodes
 from safevla_bench.trajectory.marks import standin_benchmarks
-from safevla_recorder.mujoco.state import copy_state
+from safevla_recorder.mujoco.scene import copy_state
 from safevla_recorder.robocasa.attachment import is_standin
 
 pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]

@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from safevla_recorder.attachment import EnvListener, find_layer, subscribe_steps
+from safevla_recorder.attachment import EnvListener, episode_header, find_layer, subscribe_steps
 from safevla_recorder.episode import Action, Floats
 from safevla_recorder.errors import HostError
 from safevla_recorder.libero import installation
-from safevla_recorder.libero.scene import build_header, read_scene
 from safevla_recorder.mujoco.hook import Undo, wrap_method
 from safevla_recorder.mujoco.recorder import Recorder, attach_recorder
+from safevla_recorder.mujoco.scene import Scene, geom_ids, moving_links, name_bodies, roles_in_use, subtree_bodies
 
 if TYPE_CHECKING:
     from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
     from libero.libero.envs.env_wrapper import ControlEnv
+
+    import mujoco
 
 _ARM_JOINTS = 7
 
@@ -143,10 +145,17 @@ class RecordableLibero:
     def build_header(
         self, recorder: Recorder, *, success: bool, env_seed: int | None, index: int | None
     ) -> dict[str, object]:
-        """Return the header as the host's own rollouts write it."""
-        domain, dt_s = self._domain, float(self._domain.control_timestep)
-        return build_header(
-            domain, recorder, self.task, self.versions, dt=dt_s, success=success, env_seed=env_seed, index=index
+        domain = self._domain
+        return episode_header(
+            self.task,
+            success=success,
+            env_seed=env_seed,
+            index=index,
+            dt=float(domain.control_timestep),
+            target_object=next(iter(goal_targets(domain)), None),
+            embodiment="Panda",
+            versions=dict(self.versions),
+            dropped_pairs=recorder.dropped_pairs(),
         )
 
 
@@ -167,3 +176,71 @@ def _require_domain(control: ControlEnv) -> BDDLBaseDomain:
         remedy = "Make the environment with one Panda, LIBERO's default."
         raise HostError(f"the robot {names} is not LIBERO's Panda, whose torque limits records have", remedy=remedy)
     return domain
+
+
+# The scene, from the model and the BDDL goal
+
+
+_JOINT_GOALS = ("open", "close", "turnon", "turnoff")
+"""Goal predicates that name a fixture's joint."""
+
+
+def goal_predicates(domain: BDDLBaseDomain) -> tuple[tuple[str, ...], ...]:
+    """Return the goal's predicates, such as `("on", "akita_black_bowl_1", "plate_1")`; all of them must hold."""
+    return tuple(tuple(predicate) for predicate in domain.parsed_problem["goal_state"])
+
+
+def goal_targets(domain: BDDLBaseDomain) -> tuple[str, ...]:
+    """Return the first movable argument of each goal predicate, each once, in goal order; the first is primary."""
+    movable = ([name for name in arguments if name in domain.objects_dict] for _, *arguments in goal_predicates(domain))
+    return tuple(dict.fromkeys(names[0] for names in movable if names))
+
+
+def _goal_moved_fixtures(domain: BDDLBaseDomain) -> frozenset[str]:
+    predicates = goal_predicates(domain)
+    names = [argument for kind, *arguments in predicates if kind in _JOINT_GOALS for argument in arguments]
+    owners = {name: getattr(domain.object_sites_dict.get(name), "parent_name", None) for name in names}
+    return frozenset(str(owner or name) for name, owner in owners.items())
+
+
+def read_scene(domain: BDDLBaseDomain) -> Scene:
+    """Return names and roles of the domain's present model; every reset makes a new one.
+
+    The robot is the subtree of its base, arm, gripper and mount. Movable objects go by their BDDL name with all
+    their bodies, everything else by MuJoCo's body names. Links of articulated fixtures are tracked unless the goal
+    moves the fixture (docs/fidelity.md, bystanders).
+    """
+    model = domain.sim.model._model
+    objects = _object_roots(domain)
+    body_name = name_bodies(model, objects)
+    links = {
+        body_name[body]: body
+        for fixture in domain.fixtures_dict
+        if fixture not in _goal_moved_fixtures(domain)
+        for body in moving_links(model, int(domain.obj_body_id[fixture]))
+    }
+    robot = domain.robots[0]
+    geoms = robot.gripper.important_geoms
+    return Scene(
+        body_name=body_name,
+        roles=roles_in_use(model, body_name, _body_roles(domain, model, body_name), frozenset({**objects, **links})),
+        objects=objects,
+        links=links,
+        fingers=(geom_ids(model, geoms["left_finger"]), geom_ids(model, geoms["right_finger"])),
+        eef_site=int(model.site(robot.gripper.important_sites["grip_site"]).id),
+        arm_dofs=tuple(int(dof) for dof in robot._ref_joint_vel_indexes),
+    )
+
+
+def _object_roots(domain: BDDLBaseDomain) -> dict[str, int]:
+    return {name: int(domain.obj_body_id[name]) for name in domain.objects_dict}
+
+
+def _body_roles(domain: BDDLBaseDomain, model: mujoco.MjModel, body_name: tuple[str, ...]) -> dict[str, str]:
+    base = int(model.body(domain.robots[0].robot_model.root_body).id)
+    return {
+        **dict.fromkeys(body_name, "furniture"),
+        **dict.fromkeys(domain.objects_dict, "bystander"),
+        **dict.fromkeys(goal_targets(domain), "target"),
+        **{body_name[body]: "robot" for body in subtree_bodies(model, base)},
+    }

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_recorder.contacts import Ints
+from safevla_recorder.contacts import Ints, SubstepContacts
 from safevla_recorder.episode import Bools, Floats
 from safevla_recorder.errors import HostError
 
@@ -22,24 +22,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ConstraintContacts:
-    """Contacts by the forces of their constraints; see `SubstepContacts`.
+class ConstraintContacts(SubstepContacts):
+    """Contacts by the forces of their constraints.
 
     `row` is the place of a contact's first constraint force in `efc`, newton; `friction` [C, 5] is there for
     pyramidal cones only.
     """
 
-    substeps: int
-    substep: Ints
-    geom1: Ints
-    geom2: Ints
     row: Ints
     dim: Ints
     friction: Floats | None
     efc: Floats
 
     def force_norms(self, which: Bools | Ints) -> Floats:
-        """Return the norm of the 3-D force of the chosen contacts [N], normal and both tangents, no torques, [K]."""
         if self.friction is None:
             return _elliptic_norms(self.efc, self.row[which], self.dim[which])
         return _pyramidal_norms(self.efc, self.row[which], self.dim[which], self.friction[which])
@@ -89,13 +84,14 @@ class _ContactView:
         """
         fields = [getattr(data.contact, name) for name in _FIELDS]
         self._data, stride = data, fields[0].strides[0]  # `data` owns the memory
-        starts = [_memory_address(field) for field in fields]
+        starts = [int(field.__array_interface__["data"][0]) for field in fields]
         base = min(starts)
         width = max(starts) - base + 4
         self.layout = np.dtype(
             {"names": _FIELDS, "formats": ["i4"] * 4, "offsets": [start - base for start in starts], "itemsize": width}
         )
-        room = _arena_bytes(data) // stride
+        arena_bytes = int(data.narena) if hasattr(data, "narena") else 8 * int(data.nstack)
+        room = arena_bytes // stride
         memory = (ctypes.c_char * ((room - 1) * stride + width)).from_address(base)
         self.contacts = np.ndarray((room,), dtype=f"V{width}", buffer=memory, strides=(stride,))
         self.check_layout()
@@ -106,14 +102,6 @@ class _ContactView:
         if not all(np.array_equal(copied[name], getattr(contacts, name)) for name in _FIELDS):
             remedy = "Use the version of MuJoCo that the project is tested with: see safevla doctor."
             raise HostError("MuJoCo's contact list is not where it was", remedy=remedy)
-
-
-def _arena_bytes(data: mujoco.MjData) -> int:
-    return int(data.narena) if hasattr(data, "narena") else 8 * int(data.nstack)
-
-
-def _memory_address(array: Ints) -> int:
-    return int(array.__array_interface__["data"][0])
 
 
 class ContactLog:
@@ -177,7 +165,10 @@ class ContactLog:
             efc=self._efc,
         )
         touching = address >= 0
-        return contacts if touching.all() else _select_contacts(contacts, touching)
+        if touching.all():
+            return contacts
+        columns = ("substep", "geom1", "geom2", "row", "dim", *(["friction"] if self._pyramidal else []))
+        return replace(contacts, **{name: getattr(contacts, name)[touching] for name in columns})
 
     def _view_contacts(self, used: int) -> NDArray[np.void]:
         """Return a view of the log's first `used` contacts, with named fields; the next `add_substep` may overwrite it.
@@ -204,9 +195,3 @@ def _grow_array(array: NDArray[Any], wanted: int) -> NDArray[Any]:
     longer = np.empty((2 * wanted, *array.shape[1:]), dtype=array.dtype)
     longer[: len(array)] = array
     return longer
-
-
-def _select_contacts(contacts: ConstraintContacts, which: Bools) -> ConstraintContacts:
-    columns = ("substep", "geom1", "geom2", "row", "dim")
-    friction = None if contacts.friction is None else contacts.friction[which]
-    return replace(contacts, friction=friction, **{name: getattr(contacts, name)[which] for name in columns})

@@ -9,22 +9,24 @@ control step, and at record 0, before which no substep is recorded, the magnitud
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from safevla_recorder.episode import Action, Floats, Recording
-from safevla_recorder.episode_log import EpisodeLog
+from safevla_recorder.episode import Action, Floats
+from safevla_recorder.episode_log import EpisodeLog, LogReader
 from safevla_recorder.errors import HostError
 from safevla_recorder.mujoco.contacts import ContactLog
 from safevla_recorder.mujoco.hook import Undo, hook_after
-from safevla_recorder.mujoco.scene import Scene
-from safevla_recorder.mujoco.settling import warn_if_moving
-from safevla_recorder.mujoco.state import state_views
+from safevla_recorder.mujoco.scene import Scene, state_views
 
 if TYPE_CHECKING:
     import mujoco
+
+RESTING_M_S = 0.05
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class _StateViews:
         )
 
 
-class Recorder:
+class Recorder(LogReader):
     """Records one episode from the moment it is made: the settled state is record 0.
 
     Call `record_substep` after every physics substep and `record_step` at the end of every control step.
@@ -128,23 +130,8 @@ class Recorder:
             remedy = "Call record_substep after each, once; hook_substeps splits calls of mj_step(model, data, nstep)."
             raise HostError(problem, remedy=remedy)
 
-    def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
-        """Return the body pairs whose resting or mechanical contacts were left out; sorted, each pair too."""
-        return self._log.dropped_pairs()
-
-    def build_recording(self, header: Mapping[str, object]) -> Recording:
-        """Return the records so far as one episode under that header, whose fields are `HEADER_FIELDS`.
-
-        Recording can go on if this is called between control steps.
-        """
-        return self._log.build_recording(header)
-
-    def latest_record(self, header: Mapping[str, object]) -> Recording:
-        """Return the newest record alone, as an episode of one record without action; all records are kept.
-
-        To be called between control steps, as `build_recording`.
-        """
-        return self._log.latest_record(header)
+    def require_episode(self) -> EpisodeLog[_State]:
+        return self._log
 
     def _build_channels(self, states: Sequence[_State]) -> dict[str, object]:
         """Return the fields of a `Recording` that hold the copied arrays, one row each; None = not in the scene."""
@@ -191,3 +178,63 @@ def _to_quaternion(matrix: Floats) -> Floats:
     quat = np.empty(4)
     mujoco.mju_mat2Quat(quat, matrix)
     return quat
+
+
+# Settling: objects come to rest before an episode begins
+
+
+class SettleDetector:
+    """Detects that no object has moved faster than 0.05 m/s after the last two control steps.
+
+    One step is not enough: a thrown object is slow too at the top of its flight.
+    """
+
+    def __init__(self, model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int]) -> None:
+        """Watch `objects`, name -> body that flies free or slides."""
+        self._model, self._data, self._objects = model, data, objects
+        self._steps = 0
+
+    def observe_step(self) -> None:
+        """Read the speeds after a control step; one object above 0.05 m/s starts the count of slow steps again."""
+        slow = _fastest_object(self._model, self._data, self._objects)[1] <= RESTING_M_S
+        self._steps = self._steps + 1 if slow else 0
+
+    @property
+    def is_settled(self) -> bool:
+        """True if all objects were slow after each of the last two steps."""
+        return self._steps > 1
+
+
+def settling_steps(
+    model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int], wait_steps: int, rest_steps: int
+) -> Iterator[None]:
+    """Yield once for each settling step, a control step, that the caller is to make in the simulation of `data`.
+
+    These are `wait_steps`, then up to `rest_steps` until all `objects`, name -> body that flies free or slides, are at
+    rest.
+    """
+    detector = SettleDetector(model, data, objects)
+    for step in range(wait_steps + rest_steps):
+        if step >= wait_steps and detector.is_settled:
+            return
+        yield
+        detector.observe_step()
+
+
+def warn_if_moving(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int], task_id: str) -> None:
+    """Log a warning with the fastest object if its speed is above 0.05 m/s, as its way would count as displacement.
+
+    LIBERO's initial states put some things into the table's top; how high that throws them depends on MuJoCo's
+    version.
+    """
+    name, speed_m_s = _fastest_object(model, data, objects)
+    if speed_m_s > RESTING_M_S:
+        message = "%s still moves at %.2f m/s when the episode begins: it needs more settling steps (%s)"
+        _log.warning(message, name, speed_m_s, task_id)
+
+
+def _fastest_object(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int]) -> tuple[str, float]:
+    first, count = model.body_dofadr, model.body_dofnum
+    own = {name: slice(first[body], first[body] + min(count[body], 3)) for name, body in objects.items()}
+    speeds = {name: float(np.linalg.norm(data.qvel[dofs])) for name, dofs in own.items()}
+    return max(speeds.items(), key=lambda item: item[1], default=("", 0.0))

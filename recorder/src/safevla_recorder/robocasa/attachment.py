@@ -134,7 +134,10 @@ class RecordableKitchen:
             return observation
 
         watch_states()
-        undo_all = [wrap_method(kitchen, "reset", reset), *subscribe_steps(kitchen, listener, _is_success)]
+        undo_all = [
+            wrap_method(kitchen, "reset", reset),
+            *subscribe_steps(kitchen, listener, lambda result: bool(result[1])),
+        ]
 
         def unsubscribe() -> None:
             for undo in [*undo_all, *of_simulation]:
@@ -169,12 +172,18 @@ class RecordableKitchen:
     def build_header(
         self, recorder: Recorder, *, success: bool, env_seed: int | None, index: int | None
     ) -> dict[str, object]:
-        """Return the header as the host's own rollouts write it, without what only they know of the start."""
         kitchen: Any = self._kitchen
-        return build_header(
-            self.task, recorder, self.versions, self._goal, meta=episode_meta(kitchen),
-            dt=float(kitchen.control_timestep), success=success, env_seed=env_seed, index=index,
-        )  # fmt: skip
+        return episode_header(
+            replace(self.task, instruction=episode_meta(kitchen)["lang"] or self.task.instruction),
+            success=success,
+            env_seed=env_seed,
+            index=index,
+            dt=float(kitchen.control_timestep),
+            target_object=goal_target(self._goal),
+            embodiment=EMBODIMENT,
+            versions=dict(self.versions),
+            dropped_pairs=recorder.dropped_pairs(),
+        )
 
     def header_fields(self) -> dict[str, object]:
         """Return the header's host-specific fields: what rebuilds the kitchen, and a mark if assets are stand-ins."""
@@ -207,30 +216,6 @@ def read_memory(kitchen: Any) -> dict[str, object]:
         "arm": {name: to_plain(getattr(controller, name)) for name in ARM_MEMORY},
         "gripper": to_plain(robot.gripper[arm].current_action),
     }
-
-
-def build_header(
-    task: TaskLabel,
-    recorder: Recorder,
-    versions: Mapping[str, str],
-    goal: Goal,
-    *,
-    meta: Mapping[str, Any],
-    dt: float,
-    success: bool,
-    env_seed: int | None,
-    index: int | None,
-) -> dict[str, object]:
-    """Return an episode's header; `dt` in seconds, `meta` RoboCasa's description of the episode.
-
-    The instruction is that of `meta`, or the task's where `meta` has an empty one. `env_seed` and `index` None =
-    unknown.
-    """
-    labelled = replace(task, instruction=meta["lang"] or task.instruction)
-    return episode_header(
-        labelled, recorder, versions, dt=dt, success=success, env_seed=env_seed, index=index,
-        target_object=goal_target(goal), embodiment=EMBODIMENT,
-    )  # fmt: skip
 
 
 def installed_versions() -> dict[str, str]:
@@ -280,10 +265,6 @@ def _find_goal(task: str, goal: Sequence[str] | None) -> Goal:
         )
         raise HostError(problem, remedy=f"{remedy} Known: {', '.join(goals)}.")
     return goals[task]
-
-
-def _is_success(result: Any) -> bool:
-    return bool(result[1])
 
 
 def _plain_id(value: object) -> object:

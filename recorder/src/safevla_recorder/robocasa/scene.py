@@ -8,16 +8,6 @@ What is put `in`, `on` or `under` something is the target. With every other verb
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from safevla_recorder.mujoco.scene import Scene, geom_ids, moving_links, name_bodies, roles_in_use, subtree_bodies
-
-if TYPE_CHECKING:
-    from robocasa.environments.kitchen.kitchen import Kitchen
-
-    import mujoco
-
-
 import json
 import pkgutil
 from functools import lru_cache
@@ -25,8 +15,12 @@ from typing import TYPE_CHECKING, Any, Mapping, Tuple, cast
 
 import numpy as np
 
+from safevla_recorder.mujoco.scene import Scene, geom_ids, moving_links, name_bodies, roles_in_use, subtree_bodies
+
 if TYPE_CHECKING:
     from robocasa.environments.kitchen.kitchen import Kitchen
+
+    import mujoco
 
 Goal = Tuple[str, ...]
 AT = "at"

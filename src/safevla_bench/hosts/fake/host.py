@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts import check_start
+from safevla_bench.hosts import check_start, check_wants
 from safevla_bench.hosts.fake.viewer import DOWNWARD_WXYZ, FakeStage, finger_positions
+from safevla_bench.hosts.mujoco.environment import flat_state
 from safevla_bench.hosts.mujoco.privileged import read_only
-from safevla_bench.hosts.mujoco.robosuite_env import flat_state
 from safevla_bench.interface.policy import (
     Action,
     Observation,
@@ -87,12 +87,7 @@ class FakeHost:
             HostError: the policy wants another camera than `agentview`, another reading, or gives poses
                 (`wants.absolute`).
         """
-        unknown = sorted(set(wants.cameras) - {CAMERA})
-        if unknown:
-            raise HostError(f"the fake host has no camera {unknown[0]!r}", remedy=f"Cameras: {CAMERA}.")
-        if wants.absolute:
-            problem = "the fake host takes changes of pose, and this policy gives poses"
-            raise HostError(problem, remedy="Run it on LIBERO, or serve a model of the former.")
+        check_wants(wants, (CAMERA,), "the fake host")
         check_extra(wants, (STATE_READING,), "the fake host")
         return FakeEnv(task, wants, self.versions())
 
@@ -357,7 +352,8 @@ def _advance_world(world: _World, action: Action) -> None:
         world.contacts[(world.held_body, "gripper")] = PUSH_N
     if world.closed:
         _push_objects(world)
-    _drop_objects(world)
+    for name in set(_MOVABLE) - {world.held_body}:
+        world.objects[name] = np.maximum(world.objects[name] - [0, 0, 0.05], [-np.inf, -np.inf, HALF_M])
 
 
 def _update_grip(world: _World, *, closing: bool) -> None:
@@ -384,13 +380,7 @@ def _push_objects(world: _World) -> None:
             length = float(np.linalg.norm(flat))
             direction = flat / length if length else np.array([0.0, 1.0, 0.0])
             world.objects[name] = world.objects[name] + direction * (REACH_M - gap)
-            world.contacts[_sorted_pair(pusher, name)] = PUSH_N
-
-
-def _drop_objects(world: _World) -> None:
-    for name in _MOVABLE:
-        if name != world.held_body:
-            world.objects[name] = np.maximum(world.objects[name] - [0, 0, 0.05], [-np.inf, -np.inf, HALF_M])
+            world.contacts[min(pusher, name), max(pusher, name)] = PUSH_N
 
 
 def _joint_torque(action: Action) -> Floats:
@@ -399,10 +389,6 @@ def _joint_torque(action: Action) -> Floats:
 
 def _body_index(name: str | None) -> int:
     return -1 if name is None else _PLACES[name]
-
-
-def _sorted_pair(first: str, second: str) -> tuple[str, str]:
-    return (first, second) if first <= second else (second, first)
 
 
 def _contact_list(records: list[dict[tuple[str, str], float]]) -> ContactList:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
-import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -15,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts.mujoco.renderer import graphics_error, wanted_depths
+from safevla_bench.hosts import read_versions
+from safevla_bench.hosts.mujoco.environment import camera_options, quieten_log
+from safevla_bench.hosts.mujoco.renderer import graphics_error
 from safevla_bench.interface.policy import Wants
 from safevla_bench.plugins import install_command
 from safevla_recorder.libero.installation import DISTRIBUTION, require_robosuite
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
     from libero.libero.envs.env_wrapper import ControlEnv
 
-_MACRO_LINES = ("No private macro file found", "It is recommended to use a private macro", "To setup, run: python")
 _LIBRARIES = (("libGL.so.1", "libgl1"), ("libEGL.so.1", "libegl1"))
 """Shared libraries that LIBERO's imports need even where nothing is rendered, and their Debian packages."""
 
@@ -41,15 +41,8 @@ def versions() -> dict[str, str]:
 
 
 def require() -> None:
-    """Raise `HostError` with the remedy unless LIBERO is installed here, with a robosuite that fits.
-
-    Imports nothing.
-    """
-    try:
-        installed = {name: importlib.metadata.version(name) for name in (DISTRIBUTION, "robosuite", "mujoco")}
-    except importlib.metadata.PackageNotFoundError as error:
-        problem = f"LIBERO is not installed: there is no distribution {error.name!r}"
-        raise HostError(problem, remedy=install_command("libero")) from error
+    """Raise `HostError` unless LIBERO is installed here, with a robosuite that fits. Imports nothing."""
+    installed = read_versions((DISTRIBUTION, "robosuite", "mujoco"), "LIBERO", install_command("libero"))
     require_robosuite(installed["robosuite"])
 
 
@@ -62,25 +55,12 @@ def make_control_env(bddl_file: str, wants: Wants) -> ControlEnv:
         HostError: LIBERO cannot be imported here, or nothing can be rendered.
     """
     make = _import_control_env()
-    height, width = wants.image_size
-    rendered = bool(wants.cameras)
     try:
-        control = make(
-            bddl_file,
-            has_renderer=False,
-            has_offscreen_renderer=rendered,
-            use_camera_obs=rendered,
-            camera_names=list(wants.cameras),
-            camera_heights=height,
-            camera_widths=width,
-            camera_depths=wanted_depths(wants),
-            # The rollout decides when an episode ends; robosuite would refuse the 1001st step, settling included.
-            ignore_done=True,
-        )
+        control = make(bddl_file, **camera_options(wants))
     except ImportError as error:  # robosuite's way to say that EGL has no device
         remedy = "Without a GPU: apt-get install libegl-mesa0   (its name on Debian and Ubuntu)"
         raise HostError(f"no camera image can be rendered: {error}", remedy=remedy) from error
-    if not rendered:
+    if not wants.cameras:
         forward_as_rendered(control.env)
     return control
 
@@ -129,7 +109,7 @@ def _import_control_env() -> type[ControlEnv]:
     Raises `HostError` where a shared library or a package is missing, or the graphics are not there.
     """
     _require_libraries()
-    logging.getLogger("robosuite_logs").addFilter(_is_not_about_macros)
+    quieten_log()
     try:
         from libero.libero.envs.env_wrapper import ControlEnv
     except ImportError as error:
@@ -138,10 +118,6 @@ def _import_control_env() -> type[ControlEnv]:
     except Exception as error:  # MuJoCo and PyOpenGL each have their own for a MUJOCO_GL that they cannot serve
         raise graphics_error("LIBERO", error) from error
     return ControlEnv  # type: ignore[no-any-return]
-
-
-def _is_not_about_macros(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith(_MACRO_LINES)
 
 
 def _require_libraries() -> None:

@@ -16,8 +16,8 @@ import numpy as np
 
 from safevla_bench.errors import HostError, RegistryError
 from safevla_bench.hosts.libero import install
-from safevla_bench.hosts.mujoco.robosuite_env import flat_state, model_coordinates
-from safevla_bench.interface.task import Coordinate, RecordedEpisode, Task
+from safevla_bench.hosts.mujoco.environment import flat_state
+from safevla_bench.interface.task import RecordedEpisode, Task
 from safevla_bench.tasks import bddl
 from safevla_bench.tasks.entries import spell_suite
 from safevla_recorder.episode import Floats
@@ -31,10 +31,10 @@ from safevla_recorder.libero.installation import (
     read_own_states,
     suite_entries,
 )
-from safevla_recorder.libero.scene import body_names
 
 if TYPE_CHECKING:
     from libero.libero.benchmark import Task as LiberoTask
+    from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
 
 ALIASES: Mapping[str, str] = {"libero-long": "libero-10"}
 SUITE_LIST = f"{', '.join(SUITES)}; and of LIBERO-PRO the first four with -swap, -object, -lan or -task"
@@ -188,9 +188,6 @@ def _load_suite_states(entry: LiberoTask) -> Floats:
 # Flat simulator states: the meaning of their numbers, and what they leave out
 
 
-if TYPE_CHECKING:
-    from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
-
 _TIME = 1
 _LIMIT = 0.93
 """Of the gripper's range: fingers that rest beyond it are told to open, or to close, for good."""
@@ -250,9 +247,3 @@ def _restore_gripper(domain: BDDLBaseDomain) -> None:
 def _fingers_touch(domain: BDDLBaseDomain) -> bool:
     parts = domain.robots[0].gripper.important_geoms
     return bool(domain.check_contact([*parts["left_finger"], *parts["right_finger"]]))
-
-
-def coordinates(domain: BDDLBaseDomain) -> tuple[Coordinate, ...]:
-    """Return every joint of the present model: free ones as pose of their body, others by their own name."""
-    model = domain.sim.model._model
-    return model_coordinates(model, body_names(domain, model))

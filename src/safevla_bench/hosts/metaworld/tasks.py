@@ -5,7 +5,6 @@ Importing it imports no simulator.
 
 from __future__ import annotations
 
-import importlib.metadata
 import warnings
 from collections.abc import Mapping
 from functools import cache, lru_cache
@@ -16,6 +15,7 @@ import msgspec
 import numpy as np
 
 from safevla_bench.errors import HostError
+from safevla_bench.hosts import read_versions
 from safevla_bench.hosts.mujoco.renderer import graphics_error
 from safevla_bench.interface.task import Task
 from safevla_recorder.mujoco.scene import Scene, moving_links, roles_in_use, subtree_bodies
@@ -90,14 +90,7 @@ def versions() -> dict[str, str]:
     Raises:
         HostError: Meta-World is not installed.
     """
-    installed = {}
-    for name in (*_SIMULATOR, "numpy", "safevla-bench"):
-        try:
-            installed[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError as error:
-            problem = f"Meta-World is not installed: there is no distribution {name!r}"
-            raise HostError(problem, remedy=_INSTALL) from error
-    return installed
+    return read_versions((*_SIMULATOR, "numpy", "safevla-bench"), "Meta-World", _INSTALL)
 
 
 def import_metaworld() -> Any:
@@ -144,8 +137,9 @@ def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> Scene:
     names = _body_names(model)
     robot = {body for root in _ROBOT_ROOTS for body in subtree_bodies(model, int(model.body(root).id))}
     moving = [body for body in moving_links(model, 0) if body not in robot]
+    kinds = {body: int(model.jnt_type[model.body_jntadr[body]]) for body in moving}
     moved = subtree_bodies(model, int(model.body(rules.moves).id)) if rules.moves else ()
-    objects = {names[body]: body for body in moving if names[body] in rules.targets or _is_free(model, body)}
+    objects = {names[body]: body for body in moving if names[body] in rules.targets or kinds[body] == _FREE}
     links = {names[body]: body for body in moving if names[body] not in objects and body not in moved}
     roles = {
         **dict.fromkeys(names, "furniture"),
@@ -179,10 +173,6 @@ def _body_names(model: mujoco.MjModel) -> tuple[str, ...]:
         fallback = moving_part_names().get(names[parent], names[parent]) if model.body_jntnum[body] else names[parent]
         names.append((own if stands_alone else "") or fallback)
     return tuple(names)
-
-
-def _is_free(model: mujoco.MjModel, body: int) -> bool:
-    return int(model.jnt_type[model.body_jntadr[body]]) == _FREE
 
 
 def _finger_geoms(model: mujoco.MjModel, bodies: tuple[str, ...]) -> tuple[int, ...]:

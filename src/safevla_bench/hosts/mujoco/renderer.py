@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.stage import Camera
 
 if TYPE_CHECKING:
@@ -206,11 +205,6 @@ def graphics_error(simulator: str, error: Exception) -> HostError:
 def camera_readings(cameras: Sequence[str]) -> list[str]:
     """Return the names of the readings of some cameras, as `Wants.extra` has them."""
     return [f"{kind}/{camera}" for camera in cameras for kind in (DEPTH, *MATRICES)]
-
-
-def wanted_depths(wants: Wants) -> list[bool]:
-    """Return for each wanted camera, in order, whether its depth is wanted too: robosuite's `camera_depths`."""
-    return [f"{DEPTH}/{camera}" in wants.extra for camera in wants.cameras]
 
 
 _Sensor = Callable[[Mapping[str, Any]], Any]

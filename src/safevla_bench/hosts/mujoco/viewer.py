@@ -6,7 +6,7 @@ Each picture is set from the record's `sim_state`. Nothing is simulated.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +29,7 @@ from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import DRAWN, mark_flags, read_earlier_resets, replay_fields
 from safevla_recorder.episode import FIXTURES, Floats
-from safevla_recorder.mujoco.scene import Scene
-from safevla_recorder.mujoco.state import set_state, state_size
+from safevla_recorder.mujoco.scene import Scene, set_state, state_size
 
 if TYPE_CHECKING:
     import mujoco
@@ -216,42 +215,6 @@ class MujocoStage:
     def _has_visual(self, bodies: Sequence[int]) -> bool:
         geoms = np.isin(self._model.geom_bodyid, bodies)
         return bool((geoms & np.isin(self._model.geom_group, list(self._appearance.groups))).any())
-
-
-class StageableEnv(Protocol):
-    """What `open_stage` needs of a host's environment."""
-
-    def reset(self, seed: EpisodeSeed) -> Observation:
-        """Start an episode."""
-        ...
-
-    def make_stage(self, episode: Batch) -> MujocoStage:
-        """Return the scene of the last reset as a stage, which owns this environment."""
-        ...
-
-    def close(self) -> None:
-        """Free the simulator."""
-        ...
-
-
-def open_stage(env: StageableEnv, episode: Batch, rebuild: Callable[[], object] | None = None) -> MujocoStage:
-    """Return a recorded episode, a batch of one with its `sim_state`, as a stage that owns a new environment.
-
-    The scene is made by a reset from the record's seed, or by `rebuild` where that is given. The environment is closed
-    where either fails.
-
-    Raises:
-        HostError: the scene cannot be made again here, or the record lacks its start, or states of this model.
-    """
-    try:
-        if rebuild is None:
-            env.reset(episode_seed(episode))
-        else:
-            rebuild()
-        return env.make_stage(episode)
-    except BaseException:
-        env.close()
-        raise
 
 
 def read_states(episode: Batch, width: int) -> Floats:

@@ -14,20 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts import check_start
-from safevla_bench.hosts.mujoco.robosuite_env import RawObservation, RobosuiteEnv, flat_state, to_wxyz
-from safevla_bench.hosts.mujoco.viewer import MujocoStage, open_stage, read_told_scene, recorded_fixtures
+from safevla_bench.hosts import check_start, check_wants
+from safevla_bench.hosts.mujoco.environment import RawObservation, RobosuiteEnv, flat_state, to_wxyz
+from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
+from safevla_bench.hosts.mujoco.viewer import MujocoStage, read_told_scene, recorded_fixtures
 from safevla_bench.hosts.robocasa import install, kitchens
-from safevla_bench.hosts.robocasa.kitchens import RobocasaPrivileged
 from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode, Task
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import mark_standin
-from safevla_recorder.attachment import TaskLabel
-from safevla_recorder.mujoco.recorder import Recorder
-from safevla_recorder.mujoco.scene import Scene
-from safevla_recorder.mujoco.state import set_state, state_size
-from safevla_recorder.robocasa.attachment import ASSETS_ENTRY, OFFICIAL, build_header
+from safevla_recorder.mujoco.scene import Scene, set_state, state_size
+from safevla_recorder.robocasa.attachment import ASSETS_ENTRY, EMBODIMENT, OFFICIAL
 from safevla_recorder.robocasa.scene import episode_meta, read_scene
 
 if TYPE_CHECKING:
@@ -71,12 +68,7 @@ class RobocasaHost:
             HostError: RoboCasa or its assets are missing, it has no such task, camera or reading, or the policy gives
                 poses.
         """
-        unknown = sorted(set(wants.cameras) - set(CAMERAS))
-        if unknown:
-            raise HostError(f"RoboCasa has no camera {unknown[0]!r}", remedy=f"Cameras: {', '.join(CAMERAS)}.")
-        if wants.absolute:
-            problem = "RoboCasa takes changes of pose, and this policy gives poses"
-            raise HostError(problem, remedy="Run it on LIBERO, or serve a model of the former.")
+        check_wants(wants, CAMERAS, "RoboCasa")
         return RobocasaEnv(task, wants, self.versions(), self._split, self._horizons)
 
     def stage(self, task: Task, episode: Batch) -> MujocoStage:
@@ -92,9 +84,9 @@ class RobocasaHost:
         split = _require_one_of("split", str(scene.get("split", kitchens.SPLITS[0])), kitchens.SPLITS)
         env = RobocasaEnv(task, Wants(), self.versions(), split, self._horizons)
         if "split" in scene:
-            return open_stage(env, episode)
+            return env.open_stage(episode)
         # An episode of a loop of somebody's own names no seed of this host's.
-        return open_stage(env, episode, lambda: env.rebuild(scene, recorded_fixtures(episode)))
+        return env.open_stage(episode, lambda: env.rebuild(scene, recorded_fixtures(episode)))
 
     def versions(self) -> dict[str, str]:
         """Return the versions of all that a trajectory depends on, by distribution, and whose assets they are.
@@ -123,14 +115,15 @@ class RobocasaEnv(RobosuiteEnv):
     substep_method = "step2"
     # With its `lite_physics` robosuite advances a substep in two halves; forces are there after the second.
     stage_camera = "robot0_agentview_center"
+    embodiment = EMBODIMENT
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str], split: str, horizons: str) -> None:
         """Look up the task and import RoboCasa; its kitchen is made by the first reset.
 
         Raises `HostError` where that fails.
         """
-        super().__init__(task, wants, len(kitchens.STILL))
-        self._versions, self._split, self._horizons = versions, split, horizons
+        super().__init__(task, wants, versions, len(kitchens.STILL))
+        self._split, self._horizons = split, horizons
         self._rules = kitchens.kitchen_task(task)
         self._class = install.task_class(task)
         self._kitchen: Kitchen | None = None
@@ -250,9 +243,6 @@ class RobocasaEnv(RobosuiteEnv):
     def _robosuite(self) -> Any:
         return self._require_kitchen()
 
-    def _simulation(self) -> Any:
-        return self._require_kitchen().sim
-
     def _advance(self, action: Action) -> tuple[RawObservation, bool]:
         raw, reward, _, _ = self._require_kitchen().step(action)
         return raw, bool(reward)
@@ -260,23 +250,11 @@ class RobocasaEnv(RobosuiteEnv):
     def _read_scene(self) -> Scene:
         return read_scene(self._require_kitchen(), self._rules.target, self._rules.moves)
 
-    def _view_privileged(self, scene: Scene) -> RobocasaPrivileged:
-        return RobocasaPrivileged(self._require_kitchen(), scene, self._rules)
+    def _view_privileged(self, scene: Scene) -> ScenePrivileged:
+        return kitchens.view_privileged(self._require_kitchen(), scene, self._rules)
 
-    def _build_header(self, recorder: Recorder) -> dict[str, object]:
-        """Return the header with the success of the present moment and RoboCasa's description of the episode."""
-        assert self._seed is not None
-        return build_header(
-            TaskLabel(self.task.benchmark, self.task.task_id, self.task.instruction),
-            recorder,
-            self._versions,
-            self._rules.goal,
-            meta=self._meta,
-            dt=self.dt_s,
-            success=self._success,
-            env_seed=self._seed.env_seed,
-            index=self._seed.init_state_index,
-        )
+    def _target_object(self) -> str | None:
+        return self._rules.target
 
     def _extra_fields(self) -> dict[str, object]:
         assert self._start is not None

@@ -17,8 +17,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from safevla_bench.errors import HostError
+from safevla_bench.hosts import read_versions
+from safevla_bench.hosts.mujoco.environment import env_options, quieten_log
 from safevla_bench.hosts.mujoco.renderer import graphics_error
-from safevla_bench.hosts.mujoco.robosuite_env import env_options, quieten_log
 from safevla_bench.hosts.robocasa.kitchens import KitchenStart
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import Task
@@ -54,11 +55,7 @@ def versions() -> dict[str, str]:
 
 def require() -> None:
     """Raise `HostError` unless RoboCasa is installed here, without the distribution `robosuite`; imports nothing."""
-    for name in _SIMULATOR:
-        try:
-            importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError as error:
-            raise HostError(f"RoboCasa is not installed: there is no distribution {name!r}", remedy=INSTALL) from error
+    read_versions(_SIMULATOR, "RoboCasa", INSTALL)
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         other = importlib.metadata.version(_OTHER_ROBOSUITE)
         problem = f"robosuite {other} is installed beside {_ROBOSUITE}: both are the package 'robosuite'"
@@ -79,18 +76,14 @@ def assets() -> Path:
         where = f"{ASSETS}={named}" if named else str(root)
         problem = f"RoboCasa's assets are missing: {where} has no {lacking[0]}"
         raise HostError(problem, remedy=f"{DOWNLOAD}, or set {ASSETS} to a folder that holds them.")
-    if _is_mistakable(root):
+    is_own = root.parts[-3:] == ("robocasa", "models", "assets")
+    if not is_own and ("models/assets/" in f"{root.as_posix()}/" or "robosuite" in root.parts):
         problem = f"RoboCasa would mistake the paths under {ASSETS}={named} for its own"
         raise HostError(problem, remedy="Move it to a path without models/assets and without a folder robosuite.")
     if not os.access(root / "objects", os.W_OK):
         problem = f"{root / 'objects'} cannot be written to; RoboCasa keeps a temporary file beside each object"
         raise HostError(problem, remedy="Make it writable, or use a copy that is.")
     return root
-
-
-def _is_mistakable(root: Path) -> bool:
-    own = root.parts[-3:] == ("robocasa", "models", "assets")
-    return not own and ("models/assets/" in f"{root.as_posix()}/" or "robosuite" in root.parts)
 
 
 def _own_assets() -> Path:
@@ -144,7 +137,11 @@ def _import_robocasa(root: Path) -> None:
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # it prints that mimicgen is not there
             import robocasa  # noqa: F401
-        _order_counter_tops()
+        # RoboCasa puts the tops of a counter through a set of XML elements, which Python orders by address, and then
+        # draws a top by its place in that order: models/fixtures/counter.py of robocasa 1.0.0, line 813. With the same
+        # seed, a process that had built other kitchens placed a stand mixer elsewhere. Here they keep the order of the
+        # model; the name `set` occurs in that module nowhere else.
+        importlib.import_module("robocasa.models.fixtures.counter").set = dict.fromkeys  # type: ignore[attr-defined]
     except (ImportError, AssertionError) as error:  # it asserts the versions of its dependencies
         raise HostError(f"RoboCasa cannot be imported: {error}", remedy=INSTALL) from error
     except Exception as error:  # MuJoCo and PyOpenGL each have their own for a MUJOCO_GL that they cannot serve
@@ -152,16 +149,6 @@ def _import_robocasa(root: Path) -> None:
     finally:
         with contextlib.suppress(ValueError):
             sys.meta_path.remove(finder)
-
-
-def _order_counter_tops() -> None:
-    """Have RoboCasa go through the tops of a counter in its model's order; changes RoboCasa's module for good.
-
-    RoboCasa puts them through a set of XML elements, which Python orders by address, and then draws a top by its place
-    in that order: models/fixtures/counter.py of robocasa 1.0.0, line 813. With the same seed, a process that had built
-    other kitchens placed a stand mixer elsewhere. The name `set` occurs in that module nowhere else.
-    """
-    importlib.import_module("robocasa.models.fixtures.counter").set = dict.fromkeys  # type: ignore[attr-defined]
 
 
 class _AssetsFinder(importlib.abc.MetaPathFinder):

@@ -17,20 +17,23 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts.mujoco.privileged import measure_shapes, read_only
-from safevla_bench.interface.policy import Joint, Privileged
+from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.tasks.loader import registry
 from safevla_recorder.episode import Floats
-from safevla_recorder.mujoco.scene import Scene, subtree_bodies
+from safevla_recorder.mujoco.scene import Scene
 from safevla_recorder.robocasa.attachment import ARM_MEMORY, DRAWING_OPTIONS
 from safevla_recorder.robocasa.scene import AT, LID, Goal, goal_target, known_goals, moved_fixture
+
+if TYPE_CHECKING:
+    import mujoco
+    from robocasa.environments.kitchen.kitchen import Kitchen
 
 SPLITS = ("target", "pretrain")
 HORIZONS = ("v1.0.1", "v1.0.0")
@@ -44,9 +47,8 @@ _SEEDS = 1000
 
 @dataclass(frozen=True, slots=True)
 class KitchenTask:
-    """Facts about one of RoboCasa's tasks that the host needs: horizons by release, and the goal."""
+    """The goal of one of RoboCasa's tasks, and what it puts somewhere or moves."""
 
-    horizon: Mapping[str, int]
     goal: Goal
 
     @property
@@ -60,14 +62,10 @@ class KitchenTask:
         return moved_fixture(self.goal)
 
 
-class _Horizons(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    horizon: dict[str, int]
-
-
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     episodes: int
     suites: dict[str, tuple[str, ...]]
-    tasks: dict[str, _Horizons]
+    tasks: dict[str, dict[Literal["horizon"], dict[str, int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +106,7 @@ def tasks(suite: str, horizons: str) -> tuple[Task, ...]:
             index=index,
             name=name,
             instruction=entries[suite, name].instruction or name,
-            horizon=table.tasks[name].horizon[horizons],
+            horizon=table.tasks[name]["horizon"][horizons],
             episodes=table.episodes,
             still=STILL,
         )
@@ -126,7 +124,7 @@ def kitchen_task(task: Task) -> KitchenTask:
     if task.task_id not in table.suites.get(task.benchmark, ()):
         problem = f"RoboCasa has no task {task.task_id!r} in {task.benchmark!r}"
         raise HostError(problem, remedy=f"Suites: {', '.join(table.suites)}; ask tasks(suite) for their tasks.")
-    return KitchenTask(table.tasks[task.task_id].horizon, known_goals()[task.task_id])
+    return KitchenTask(known_goals()[task.task_id])
 
 
 def start(split: str, seed: EpisodeSeed, no_layouts: Collection[int], no_styles: Collection[int]) -> KitchenStart:
@@ -153,13 +151,7 @@ def _scenes(split: str) -> tuple[tuple[int, int], ...]:
 # A kitchen as its task describes it
 
 
-if TYPE_CHECKING:
-    import mujoco
-    from robocasa.environments.kitchen.kitchen import Kitchen
-
 _BUTTONS = ("_start_button", "_stop_button")
-_HINGE = 3
-"""Of mjtJoint."""
 
 
 def set_options(kitchen: Kitchen, options: object) -> None:
@@ -270,72 +262,21 @@ def _resolve_name(kitchen: Kitchen, name: str) -> str:
     return thing if isinstance(thing, str) else str(thing.name)
 
 
-class RobocasaPrivileged:
-    """Ground truth of the kitchen, step by step; sizes are measured once, in the pose at making.
+def view_privileged(kitchen: Kitchen, scene: Scene, rules: KitchenTask) -> ScenePrivileged:
+    """Return a reader of the kitchen's ground truth.
 
-    Bodies are everything with collision geometry but the robot. `sites_m` has the centres of the buttons that RoboCasa
-    names, the anchors of the joints of the fixture that the goal moves (`joints` says more of these), and for a task of
-    going somewhere `goal` and `goal_ahead`: where the base should stand, and 1 m in front of it.
+    `sites_m` has the centres of the buttons that RoboCasa names, the anchors of the joints of the fixture that the goal
+    moves, and for a task of going somewhere `goal` and `goal_ahead`: where the base should stand, and 1 m in front.
     """
-
-    def __init__(self, kitchen: Kitchen, scene: Scene, rules: KitchenTask) -> None:
-        """Measure sizes in the kitchen's present pose, and find its buttons, joints and the goal's places."""
-        self._kitchen = kitchen
-        self._model, self._data = kitchen.sim.model._model, kitchen.sim.data._data
-        self._goal, self._movable = (read_goal(kitchen, rules),), frozenset(scene.objects)
-        self._shapes = measure_shapes(self._model, self._data, scene)
-        geoms = ((str(self._model.geom(geom).name), geom) for geom in range(self._model.ngeom))
-        self._buttons = {name: geom for name, geom in geoms if name.endswith(_BUTTONS)}
-        self._goal_sites = _goal_positions(kitchen) if rules.goal[0] == AT else {}
-        self._hinges = _goal_joints(kitchen, rules)
-        moved = ((name, self._model.jnt_bodyid[joint]) for name, joint in self._hinges.items())
-        self._moved = {
-            name: tuple(scene.body_name[part] for part in subtree_bodies(self._model, body)) for name, body in moved
-        }
-        joints = (joint for fixture in kitchen.fixtures.values() for joint in fixture.joints)
-        self._joints = {name: int(self._model.joint(name).qposadr[0]) for name in joints}
-
-    def read_now(self) -> Privileged:
-        """Return the kitchen as it is, in read-only copies."""
-        data, shapes = self._data, self._shapes
-        return Privileged(
-            body_pos_m={name: read_only(data.xpos[body]) for name, body in shapes.root.items()},
-            body_quat_wxyz={name: read_only(data.xquat[body]) for name, body in shapes.root.items()},
-            half_extents_m=shapes.half_extents_m,
-            center_m=shapes.center_m,
-            joint_pos={name: float(data.qpos[place]) for name, place in self._joints.items()},
-            sites_m=self._site_positions(),
-            goal=self._goal,
-            movable=self._movable,
-            pieces=shapes.pieces,
-            joints={name: self._read_joint(name) for name in self._hinges},
-        )
-
-    def _read_joint(self, name: str) -> Joint:
-        """Return a joint of the goal's fixture as it is now, with read-only copies of axis and anchor."""
-        joint = self._hinges[name]
-        low, high = self._model.jnt_range[joint]
-        return Joint(
-            kind="hinge" if self._model.jnt_type[joint] == _HINGE else "slide",
-            axis=read_only(self._data.xaxis[joint]),
-            anchor_m=read_only(self._data.xanchor[joint]),
-            low=float(low),
-            high=float(high),
-            bodies=self._moved[name],
-        )
-
-    def _site_positions(self) -> dict[str, Floats]:
-        buttons = {name: read_only(self._data.geom_xpos[geom]) for name, geom in self._buttons.items()}
-        hinges = {name: read_only(self._data.xanchor[joint]) for name, joint in self._hinges.items()}
-        return {**self._goal_sites, **buttons, **hinges}
-
-
-def _goal_joints(kitchen: Kitchen, rules: KitchenTask) -> dict[str, int]:
-    model = kitchen.sim.model._model
-    names = getattr(kitchen, rules.moves).joints if rules.moves else ()
-    return {str(name): int(model.joint(name).id) for name in names}
-
-
-def _goal_positions(kitchen: Kitchen) -> dict[str, Floats]:
-    place, yaw = np.array(kitchen.target_pos, dtype=np.float64), float(kitchen.target_ori[2])
-    return {"goal": read_only(place), "goal_ahead": read_only(place + [np.cos(yaw), np.sin(yaw), 0.0])}
+    model, data = kitchen.sim.model._model, kitchen.sim.data._data
+    sites: dict[str, Floats] = {}
+    if rules.goal[0] == AT:
+        place, yaw = np.array(kitchen.target_pos, dtype=np.float64), float(kitchen.target_ori[2])
+        sites = {"goal": place, "goal_ahead": place + [np.cos(yaw), np.sin(yaw), 0.0]}
+    names = {str(model.geom(geom).name): geom for geom in range(model.ngeom)}
+    sites |= {name: data.geom_xpos[geom] for name, geom in names.items() if name.endswith(_BUTTONS)}
+    moved = getattr(kitchen, rules.moves).joints if rules.moves else ()
+    hinges = {str(name): int(model.joint(name).id) for name in moved}
+    sites |= {name: data.xanchor[joint] for name, joint in hinges.items()}
+    joints = [joint for fixture in kitchen.fixtures.values() for joint in fixture.joints]
+    return ScenePrivileged(model, data, scene, (read_goal(kitchen, rules),), joints, sites, hinges)

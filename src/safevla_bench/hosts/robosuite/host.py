@@ -15,10 +15,8 @@ import msgspec
 import numpy as np
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts import check_start, episode_header
-from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
-from safevla_bench.hosts.mujoco.renderer import graphics_error
-from safevla_bench.hosts.mujoco.robosuite_env import (
+from safevla_bench.hosts import check_start, check_wants
+from safevla_bench.hosts.mujoco.environment import (
     RawObservation,
     RobosuiteEnv,
     drawn_reset_seed,
@@ -26,12 +24,13 @@ from safevla_bench.hosts.mujoco.robosuite_env import (
     model_coordinates,
     quieten_log,
 )
-from safevla_bench.hosts.mujoco.viewer import MujocoStage, open_stage
+from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
+from safevla_bench.hosts.mujoco.renderer import graphics_error
+from safevla_bench.hosts.mujoco.viewer import MujocoStage
 from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
 from safevla_bench.tasks.loader import registry
 from safevla_bench.trajectory.batch import Batch
-from safevla_recorder.mujoco.recorder import Recorder
 from safevla_recorder.mujoco.scene import Scene, geom_ids, name_bodies, roles_in_use, subtree_bodies
 
 SUITE = "robosuite"
@@ -67,12 +66,7 @@ class RobosuiteHost:
         Raises:
             HostError: robosuite is missing or has no such task, camera or reading, or the policy gives poses.
         """
-        unknown = sorted(set(wants.cameras) - set(CAMERAS))
-        if unknown:
-            raise HostError(f"robosuite has no camera {unknown[0]!r} here", remedy=f"Cameras: {', '.join(CAMERAS)}.")
-        if wants.absolute:
-            problem = "the host robosuite takes changes of pose, and this policy gives poses"
-            raise HostError(problem, remedy="Run it on LIBERO, or serve a model of the former.")
+        check_wants(wants, CAMERAS, "the host robosuite")
         return RobosuiteTaskEnv(task, wants, self.versions())
 
     def stage(self, task: Task, episode: Batch) -> MujocoStage:
@@ -81,7 +75,7 @@ class RobosuiteHost:
         Raises:
             HostError: robosuite cannot be used here or lacks the task, or the record lacks its states or its start.
         """
-        return open_stage(self.make(task, Wants()), episode)
+        return self.make(task, Wants()).open_stage(episode)
 
     def versions(self) -> dict[str, str]:
         """Return the versions of all that a trajectory depends on, by distribution.
@@ -102,14 +96,15 @@ class RobosuiteTaskEnv(RobosuiteEnv):
     substep_method = "step2"
     # With its `lite_physics` robosuite advances a substep in two halves; forces are there after the second.
     stage_camera = CAMERAS[0]
+    embodiment = "Panda"
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
         """Keep the task's goal; robosuite's environment is made by the first reset.
 
         Raises `HostError` for an unknown task.
         """
-        super().__init__(task, wants, len(STILL))
-        self._versions, self._goal = versions, task_goal(task.name)
+        super().__init__(task, wants, versions, len(STILL))
+        self._goal = task_goal(task.name)
         self._env: Any = None
 
     def reset(self, seed: EpisodeSeed) -> Observation:
@@ -138,7 +133,7 @@ class RobosuiteTaskEnv(RobosuiteEnv):
 
     def coordinates(self) -> tuple[Coordinate, ...]:
         """Return the coordinates of the present `sim_state`; raises `HostError` before a reset."""
-        return model_coordinates(self._simulation().model._model, self._read_scene().body_name)
+        return model_coordinates(self._mujoco()[0], self._read_scene().body_name)
 
     def close(self) -> None:
         """Free the simulator; a reset makes another. Closing twice is harmless."""
@@ -152,9 +147,6 @@ class RobosuiteTaskEnv(RobosuiteEnv):
             raise HostError("no episode has begun", remedy="Call reset first.")
         return self._env
 
-    def _simulation(self) -> Any:
-        return self._robosuite().sim
-
     def _advance(self, action: Action) -> tuple[RawObservation, bool]:
         env = self._robosuite()
         raw = env.step(action)[0]
@@ -164,27 +156,15 @@ class RobosuiteTaskEnv(RobosuiteEnv):
         return read_scene(self._robosuite(), self._goal)
 
     def _view_privileged(self, scene: Scene) -> ScenePrivileged:
-        env = self._robosuite()
-        model, data = env.sim.model._model, env.sim.data._data
+        env, (model, data) = self._robosuite(), self._mujoco()
         things = {thing.name: thing.joints for thing in env.model.mujoco_objects}
         joints = [joint for name in opened_fixtures(self._goal) for joint in things[name]]
         marks = [name for _, _, *names in self._goal for name in names if name not in things]
         places = {name: data.body(name).xpos for name in marks}
         return ScenePrivileged(model, data, scene, self._goal, joints, places)
 
-    def _build_header(self, recorder: Recorder) -> dict[str, object]:
-        """Return the header with the success of the present moment; the target object is the goal's first, or None."""
-        assert self._seed is not None
-        return episode_header(
-            self.task,
-            self._seed,
-            success=self._success,
-            dt=self.dt_s,
-            target_object=next(iter(goal_targets(self._goal)), None),
-            versions=self._versions,
-            embodiment="Panda",
-            dropped_pairs=recorder.dropped_pairs(),
-        )
+    def _target_object(self) -> str | None:
+        return next(iter(goal_targets(self._goal)), None)
 
 
 class _TaskFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,35 +1,32 @@
-"""The life cycle of a robosuite environment, which its hosts share: make, reset, step, record, observe and close.
-
-robosuite's log goes without chatter.
-"""
+"""The life cycle that environments in MuJoCo share: record, observe, be looked at; and robosuite's share of it."""
 
 from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
+from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.hosts.mujoco.renderer import (
     DEPTH,
     MATRICES,
+    ROBOSUITE,
     CameraGate,
     camera_matrices,
     camera_readings,
     to_metres,
-    wanted_depths,
 )
-from safevla_bench.hosts.mujoco.viewer import MujocoStage
+from safevla_bench.hosts.mujoco.viewer import MujocoStage, episode_seed
 from safevla_bench.interface.policy import (
     Action,
     Observation,
     PartialReadings,
-    Privileged,
     Reading,
     UnrenderedImages,
     Wants,
@@ -39,11 +36,14 @@ from safevla_bench.interface.policy import (
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import from_recording
+from safevla_recorder.attachment import TaskLabel, episode_header
 from safevla_recorder.episode import Floats
 from safevla_recorder.mujoco.hook import Undo
-from safevla_recorder.mujoco.recorder import Recorder, attach_recorder
+from safevla_recorder.mujoco.recorder import Recorder, attach_recorder, settling_steps
 from safevla_recorder.mujoco.scene import Scene
-from safevla_recorder.mujoco.settling import settling_steps
+
+if TYPE_CHECKING:
+    import mujoco
 
 CONTROL_STEP_S = 0.05
 _CHATTER = (
@@ -61,40 +61,28 @@ RawObservation = Mapping[str, NDArray[np.generic]]
 """An observation as robosuite returns it, by its own names."""
 
 
-class PrivilegedView(Protocol):
-    """Reader of the scene's ground truth."""
+class MujocoEnv(ABC):
+    """One task in MuJoCo with its recorder.
 
-    def read_now(self) -> Privileged:
-        """Return the scene as it is, in read-only copies."""
-        ...
-
-
-class RobosuiteEnv(ABC):
-    """One task in a robosuite environment with its recorder.
-
-    A subclass makes the environment, starts episodes in it by `reset` and `_start_recording`, and says what differs.
-    Its `reset` opens the gate of the cameras for the observation that it returns, and for no other.
+    A subclass makes the simulation, starts episodes in it by `reset`, steps it, and says what differs.
     """
 
-    dt_s = CONTROL_STEP_S
+    dt_s: float
     action_meaning: str
     """The parts of an action, for error messages."""
-    substep_method: str
-    """The method of robosuite's `MjSim` after which the forces of one physics substep are there."""
+    embodiment: str
     stage_camera: str
     """The camera that shows a recorded episode best."""
+    appearance = ROBOSUITE
 
-    def __init__(self, task: Task, wants: Wants, action_size: int) -> None:
-        """Set bounds [A] of ±1; nothing is simulated. Raises `HostError` for a reading that the host has not."""
-        check_extra(wants, (*_JOINT_READINGS, *camera_readings(wants.cameras)), task.benchmark)
+    def __init__(self, task: Task, wants: Wants, versions: dict[str, str], action_size: int) -> None:
+        """Set bounds [A] of ±1; nothing is simulated."""
         self.task = task
         self.action_low, self.action_high = np.full(action_size, -1.0), np.full(action_size, 1.0)
-        self._wants, self._size = wants, action_size
-        self._gate = CameraGate(wants.image_size)
+        self._wants, self._versions, self._size = wants, versions, action_size
         self._renders_next = True
         self._detach: Undo | None = None
         self._recorder: Recorder | None = None
-        self._privileged: PrivilegedView | None = None
         self._seed: EpisodeSeed | None = None
         self._success = False
 
@@ -106,9 +94,116 @@ class RobosuiteEnv(ABC):
     def close(self) -> None:
         """Free the simulator. Closing twice is harmless."""
 
+    @abstractmethod
+    def _mujoco(self) -> tuple[mujoco.MjModel, mujoco.MjData]:
+        """Return the present simulation."""
+
+    @abstractmethod
+    def _read_scene(self) -> Scene:
+        """Return names and roles of the present model."""
+
+    @abstractmethod
+    def _target_object(self) -> str | None:
+        """Return the goal's first target."""
+
+    def _extra_fields(self) -> dict[str, object]:
+        return {}
+
+    def _instruction(self) -> str:
+        return self.task.instruction
+
+    def _init_state_index(self, seed: EpisodeSeed) -> int | None:
+        return seed.init_state_index
+
+    @abstractmethod
+    def _observe_pose(self) -> Callable[[Floats, Floats], Observation] | None:
+        """Return what observes a pose, given as qpos and qvel; None = the host cannot say."""
+
     def render_next(self, wanted: bool) -> None:
-        """Say whether the observation of the next step is to hold images; see `SelectiveEnv`."""
         self._renders_next = wanted
+
+    def recorded(self) -> Batch:
+        """Return the episode so far as a validated batch of one; raises `HostError` before a reset."""
+        recorder = self._require_recorder()
+        recording = recorder.build_recording(self._build_header(recorder))
+        return from_recording(replace(recording, extra=self._extra_fields()))
+
+    def latest(self) -> Batch:
+        """Return the newest record alone, without the host's own fields; raises `HostError` before a reset."""
+        recorder = self._require_recorder()
+        return from_recording(recorder.latest_record(self._build_header(recorder)))
+
+    def open_stage(self, episode: Batch, rebuild: Callable[[], object] | None = None) -> MujocoStage:
+        """Return a recorded episode, a batch of one with its `sim_state`, as a stage that owns this environment.
+
+        The scene is made by a reset from the record's seed, or by `rebuild`. The environment is closed if either fails.
+
+        Raises:
+            HostError: the scene cannot be made again here, or the record lacks its start, or states of this model.
+        """
+        try:
+            if rebuild is None:
+                self.reset(episode_seed(episode))
+            else:
+                rebuild()
+            scene, observe = self._read_scene(), self._observe_pose()
+            model = self._mujoco()[0]
+            return MujocoStage(model, scene, episode, self.stage_camera, self.close, observe, self.appearance)
+        except BaseException:
+            self.close()
+            raise
+
+    def _build_header(self, recorder: Recorder) -> dict[str, object]:
+        """Return the header of the running episode, with the success of the present moment."""
+        assert self._seed is not None
+        return episode_header(
+            TaskLabel(self.task.benchmark, self.task.task_id, self._instruction()),
+            success=self._success,
+            env_seed=self._seed.env_seed,
+            index=self._init_state_index(self._seed),
+            dt=self.dt_s,
+            target_object=self._target_object(),
+            embodiment=self.embodiment,
+            versions=dict(self._versions),
+            dropped_pairs=recorder.dropped_pairs(),
+        )
+
+    def _stop_recording(self) -> None:
+        if self._detach is not None:
+            self._detach()
+        self._detach, self._recorder = None, None
+
+    def _require_recorder(self) -> Recorder:
+        if self._recorder is None:
+            raise HostError("no episode has begun", remedy="Call reset first.")
+        return self._recorder
+
+    def _read_extras(
+        self, own: Mapping[str, Reading], read: Callable[[str], Reading], *, renders: bool
+    ) -> Mapping[str, Reading]:
+        """Return `own` readings and the wanted ones, each by `read`; depths only if `renders`."""
+        depths = [name for name in self._wants.extra if name.startswith(f"{DEPTH}/")]
+        unrendered = [] if renders else depths
+        read_now = {name: read(name) for name in self._wants.extra if name not in (*own, *unrendered)}
+        return PartialReadings({**own, **read_now}, unrendered) if unrendered else {**own, **read_now}
+
+
+class RobosuiteEnv(MujocoEnv):
+    """One task in a robosuite environment with its recorder.
+
+    `reset` opens the gate of the cameras for the observation that it returns, and for no other.
+    """
+
+    dt_s = CONTROL_STEP_S
+    substep_method: str
+    """The method of robosuite's `MjSim` after which the forces of one physics substep are there."""
+
+    def __init__(self, task: Task, wants: Wants, versions: dict[str, str], action_size: int) -> None:
+        """Set bounds [A] of ±1; nothing is simulated. Raises `HostError` for a reading that the host does not have."""
+        check_extra(wants, (*_JOINT_READINGS, *camera_readings(wants.cameras)), task.benchmark)
+        super().__init__(task, wants, versions, action_size)
+        self._gate = CameraGate(wants.image_size)
+        self._privileged: ScenePrivileged | None = None
 
     def step(self, action: Action) -> tuple[Observation, bool]:
         """Apply one action, record it, and return the observation and the benchmark's own success.
@@ -126,84 +221,44 @@ class RobosuiteEnv(ABC):
         self._success = success
         return self._observe(raw), success
 
-    def recorded(self) -> Batch:
-        """Return the episode so far as a validated batch of one, with the host's own fields.
-
-        Raises `HostError` before a reset.
-        """
-        recorder = self._require_recorder()
-        recording = recorder.build_recording(self._build_header(recorder))
-        return from_recording(replace(recording, extra=self._extra_fields()))
-
-    def latest(self) -> Batch:
-        """Return the newest record alone, as a validated batch of one record without the host's own fields.
-
-        Raises `HostError` before a reset.
-        """
-        recorder = self._require_recorder()
-        return from_recording(recorder.latest_record(self._build_header(recorder)))
-
-    def make_stage(self, episode: Batch) -> MujocoStage:
-        """Return the scene of the last reset as a stage for an episode of the same seed; the stage owns this env.
-
-        Raises `HostError` where the episode holds no states, or those of another model.
-        """
-        model = self._simulation().model._model
-        return MujocoStage(model, self._read_scene(), episode, self.stage_camera, self.close, self._observe_pose)
-
-    def _observe_pose(self, qpos: Floats, qvel: Floats) -> Observation:
+    def _observe_pose(self) -> Callable[[Floats, Floats], Observation]:
         import mujoco
 
-        simulation = self._simulation()
-        model, data = simulation.model._model, simulation.data._data
-        data.qpos[:], data.qvel[:] = qpos, qvel
-        mujoco.mj_forward(model, data)
-        return self._observe(self._robosuite()._get_observations(force_update=True))
+        def observe(qpos: Floats, qvel: Floats) -> Observation:
+            model, data = self._mujoco()
+            data.qpos[:], data.qvel[:] = qpos, qvel
+            mujoco.mj_forward(model, data)
+            return self._observe(self._robosuite()._get_observations(force_update=True))
+
+        return observe
 
     @abstractmethod
     def _robosuite(self) -> Any:
         """Return robosuite's own environment."""
 
     @abstractmethod
-    def _simulation(self) -> Any:
-        """Return robosuite's `MjSim` of the last reset."""
-
-    @abstractmethod
     def _advance(self, action: Action) -> tuple[RawObservation, bool]:
         """Apply one action, and return the observation and the benchmark's own success."""
 
     @abstractmethod
-    def _read_scene(self) -> Scene:
-        """Return names and roles of the present model."""
-
-    @abstractmethod
-    def _view_privileged(self, scene: Scene) -> PrivilegedView:
+    def _view_privileged(self, scene: Scene) -> ScenePrivileged:
         """Return a reader of the present scene's ground truth."""
 
-    @abstractmethod
-    def _build_header(self, recorder: Recorder) -> dict[str, object]:
-        """Return the header of the running episode, with the success as it stands now."""
+    def _simulation(self) -> Any:
+        return self._robosuite().sim
 
-    def _extra_fields(self) -> dict[str, object]:
-        return {}
+    def _mujoco(self) -> tuple[mujoco.MjModel, mujoco.MjData]:
+        simulation = self._simulation()
+        return simulation.model._model, simulation.data._data
 
-    def _instruction(self) -> str:
-        return self.task.instruction
-
-    def _base_pose(self, raw: RawObservation) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
-        return None
+    def _base_pose(self, raw: RawObservation) -> tuple[Floats, Floats] | tuple[None, None]:
+        return None, None
 
     def _settle(
         self, seed: EpisodeSeed, still: Action, raw: RawObservation, success: bool
     ) -> tuple[RawObservation, bool]:
-        """Make the still steps that `seed` asks for; return what is observed after them, and the success.
-
-        Both are `raw` and `success` as given where there are no steps. Cameras render in those steps only that may be
-        the last.
-        """
-        simulation, objects = self._simulation(), self._read_scene().objects
-        model, data = simulation.model._model, simulation.data._data
-        steps = settling_steps(model, data, objects, seed.wait_steps, seed.rest_steps)
+        """Make the still steps that `seed` asks for; return the last observation and success, or those given."""
+        steps = settling_steps(*self._mujoco(), self._read_scene().objects, seed.wait_steps, seed.rest_steps)
         for step, _ in enumerate(steps):
             self._gate.set_open(step >= seed.wait_steps - 1)  # any of the steps until things rest may be the last
             raw, success = self._advance(still.copy())
@@ -211,24 +266,13 @@ class RobosuiteEnv(ABC):
 
     def _start_recording(self, seed: EpisodeSeed, *, success: bool) -> None:
         self._seed, self._success = seed, success
-        scene = self._read_scene()
-        simulation = self._simulation()
+        scene, simulation = self._read_scene(), self._simulation()
         self._recorder, self._detach = attach_recorder(simulation, self.substep_method, scene, self.task.task_id)
         self._privileged = self._view_privileged(scene) if self._wants.privileged else None
 
-    def _stop_recording(self) -> None:
-        if self._detach is not None:
-            self._detach()
-        self._detach, self._recorder, self._privileged = None, None, None
-
-    def _require_recorder(self) -> Recorder:
-        if self._recorder is None:
-            raise HostError("no episode has begun", remedy="Call reset first.")
-        return self._recorder
-
     def _observe(self, raw: RawObservation) -> Observation:
         """Return robosuite's observation as ours, quaternions with w first; raises what `_read_images` raises."""
-        base = self._base_pose(raw)
+        base_pos_m, base_quat_wxyz = self._base_pose(raw)
         return Observation(
             instruction=self._instruction(),
             eef_pos_m=np.array(raw["robot0_eef_pos"], dtype=np.float64),
@@ -236,23 +280,16 @@ class RobosuiteEnv(ABC):
             gripper_qpos=np.array(raw["robot0_gripper_qpos"], dtype=np.float64),
             images=self._read_images(raw),
             privileged=self._privileged.read_now() if self._privileged else None,
-            base_pos_m=base[0] if base else None,
-            base_quat_wxyz=base[1] if base else None,
-            extra=self._read_extras(raw),
+            base_pos_m=base_pos_m,
+            base_quat_wxyz=base_quat_wxyz,
+            extra=self._read_extras({}, lambda name: self._read_extra(name, raw), renders=self._gate.is_open),
         )
-
-    def _read_extras(self, raw: RawObservation) -> Mapping[str, Reading]:
-        depths = [name for name in self._wants.extra if name.startswith(f"{DEPTH}/")]
-        unrendered = [] if self._gate.is_open else depths
-        made = {name: self._read_extra(name, raw) for name in self._wants.extra if name not in unrendered}
-        return PartialReadings(made, unrendered) if unrendered else made
 
     def _read_extra(self, name: str, raw: RawObservation) -> Reading:
         kind, _, camera = name.partition("/")
         if not camera:
             return np.array(raw[_JOINT_READINGS[name]], dtype=np.float64)
-        simulation = self._simulation()
-        model, data = simulation.model._model, simulation.data._data
+        model, data = self._mujoco()
         if kind == DEPTH:
             return to_metres(raw[f"{camera}_depth"][::-1, :, 0].astype(np.float32), model)
         return camera_matrices(model, data, camera, self._wants.image_size)[MATRICES.index(kind)]
@@ -260,7 +297,7 @@ class RobosuiteEnv(ABC):
     def _read_images(self, raw: RawObservation) -> Mapping[str, NDArray[np.uint8]]:
         """Return copies of the wanted cameras' images, upright; `UnrenderedImages` while the gate is closed.
 
-        Raises `HostError` where no picture was rendered since the gate was opened.
+        Raises `HostError` if no picture was rendered since the gate was opened.
         """
         if not self._gate.is_open:
             return UnrenderedImages(self._wants.cameras)
@@ -270,37 +307,34 @@ class RobosuiteEnv(ABC):
         return {camera: np.array(raw[f"{camera}_image"][::-1], dtype=np.uint8) for camera in self._wants.cameras}
 
 
-def env_options(robot: str, wants: Wants) -> dict[str, object]:
-    """Return the keyword arguments of an environment of one robot under its own controller; imports robosuite.
-
-    Nothing is rendered where no camera is wanted.
-    """
-    from robosuite.controllers import load_composite_controller_config
-
+def camera_options(wants: Wants) -> dict[str, object]:
+    """Return robosuite's options of an environment's cameras; nothing is rendered if none is wanted."""
     height, width = wants.image_size
     rendered = bool(wants.cameras)
     return {
-        "robots": robot,
-        "controller_configs": load_composite_controller_config(controller=None, robot=robot),
         "has_renderer": False,
         "has_offscreen_renderer": rendered,
         "use_camera_obs": rendered,
         "camera_names": list(wants.cameras),
         "camera_heights": height,
         "camera_widths": width,
-        "camera_depths": wanted_depths(wants),
-        # The rollout decides when an episode ends.
+        "camera_depths": [f"{DEPTH}/{camera}" in wants.extra for camera in wants.cameras],
+        # The rollout decides when an episode ends; robosuite would refuse the 1001st step, settling included.
         "ignore_done": True,
     }
 
 
+def env_options(robot: str, wants: Wants) -> dict[str, object]:
+    """Return the keyword arguments of an environment of one robot under its own controller; imports robosuite."""
+    from robosuite.controllers import load_composite_controller_config
+
+    controller = load_composite_controller_config(controller=None, robot=robot)
+    return {"robots": robot, "controller_configs": controller, **camera_options(wants)}
+
+
 def quieten_log() -> None:
     """Keep from robosuite's log, from now on, what no part of this package needs."""
-    logging.getLogger("robosuite_logs").addFilter(_is_no_chatter)
-
-
-def _is_no_chatter(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith(_CHATTER)
+    logging.getLogger("robosuite_logs").addFilter(lambda record: not record.getMessage().startswith(_CHATTER))
 
 
 def drawn_reset_seed(seed: EpisodeSeed) -> int:
