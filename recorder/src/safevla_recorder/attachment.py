@@ -1,7 +1,4 @@
-"""Attaching to an environment of somebody else's making: the protocols between it and the loop's recording.
-
-A `RecordableEnv` reports what happens to its environment to an `EnvListener`, by hooks on that one instance.
-"""
+"""The protocols between an environment of somebody else's making and the recording of its loop."""
 
 from __future__ import annotations
 
@@ -82,10 +79,7 @@ class RecordableEnv(Protocol):
         ...
 
     def start_recorder(self) -> tuple[Recorder, Undo]:
-        """Return a recorder of the present model, attached, with record 0 taken; and what detaches it.
-
-        Raises `HostError` if the model cannot be recorded.
-        """
+        """Return a recorder of the present model, with record 0 taken, and what detaches it; may raise `HostError`."""
         ...
 
     def fixture_poses(self) -> dict[str, list[float]]:
@@ -129,10 +123,8 @@ def episode_header(
 
 
 def package_versions(names: Iterable[str]) -> dict[str, str]:
-    """Return distribution -> version of the named distributions and of the recorder; those not installed are left out.
-
-    The recorder goes by safevla-bench, whose version equals its own, and by safevla-recorder where that is not
-    installed.
+    """Return the versions of the named distributions that are installed, and of the recorder. It goes by safevla-bench,
+    whose version equals its own, or by safevla-recorder if that is not installed.
     """
     versions: dict[str, str] = {}
     for name in (*names, "safevla-bench"):
@@ -150,10 +142,7 @@ def find_layer(env: object, kind: type[Layer]) -> Layer | None:
 
 
 def _env_layers(env: object, kind: type) -> Iterator[object]:
-    """Yield `env`, then what it wraps, outside in: attributes named in `_INNER`, and any attribute of type `kind`.
-
-    No object comes twice, and no more than 16 objects come at all. Not every object yielded is of that type.
-    """
+    """Yield `env`, then what it wraps, outside in: attributes of `_INNER`, and any of type `kind`; at most 16 objects."""
     seen: list[object] = []
     waiting = [env]
     while waiting and len(seen) < _MAX_LAYERS:
@@ -167,10 +156,8 @@ def _env_layers(env: object, kind: type) -> Iterator[object]:
 
 
 def subscribe_steps(env: Any, listener: EnvListener, is_success: Callable[[Any], bool]) -> list[Undo]:
-    """Report steps and the close of robosuite's environment to `listener`; return two functions that end this.
-
-    `is_success` reads the native success from a step's result. A close is reported before it happens, as an
-    interruption. An exception of a step is reported and raised again.
+    """Report steps, their exceptions and the close of robosuite's environment to `listener`; return what ends this.
+    `is_success` reads the native success from a step's result.
     """
 
     def step(original: Any, action: object) -> object:

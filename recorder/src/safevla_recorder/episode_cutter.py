@@ -1,8 +1,4 @@
-"""Episodes cut from what happens to an environment in somebody's own loop, as `safevla rollout` would record them.
-
-An episode starts at the first step after settling; record 0 is the state just before it. It ends at the native
-success, at the horizon if one is given, or at the next reset, state set from outside, close, or end of recording.
-"""
+"""Episodes cut from what happens to an environment in somebody's own loop, as `safevla rollout` would record them."""
 
 from __future__ import annotations
 
@@ -81,15 +77,11 @@ class _RunningEpisode:
 
 
 class EpisodeCutter:
-    """An `EnvListener` of one environment that hands each episode to `keep` as soon as it has ended.
-
-    `next_number` gives the number of the next episode of this task. What `keep` raises goes on to the loop.
-    """
+    """An `EnvListener` of one environment that hands each episode to `keep` as soon as it has ended."""
 
     def __init__(self, env: RecordableEnv, rules: LoopRules, next_number: Callable[[], int], keep: KeepEpisode) -> None:
-        """Begin as after a reset without a seed: the first steps settle.
-
-        `refusal` is the error of a loop that moved the arm while it should settle; None = there was none.
+        """Begin as after a reset without a seed. `refusal` becomes the error of a loop that moved the arm while it
+        should settle.
         """
         self._env, self._rules, self._next_number, self._keep = env, rules, next_number, keep
         self._running: _RunningEpisode | None = None
@@ -135,14 +127,8 @@ class EpisodeCutter:
 
     def before_step(self, action: object) -> None:
         """Take record 0 before the first step after settling; end the episode (`invalid_action`) at an unusable action.
-
-        Does nothing between an episode's end and the next reset or state set. An unusable action has another shape than
-        the environment takes, or a number that is not finite.
-
-        Raises:
-            RunError: a settling step's action moves the arm; the error stays in `refusal` too.
-            HostError: the model cannot be recorded.
-            ValueError, TypeError: the action is no array of real numbers.
+        Raises `RunError` if a settling step moves the arm, `HostError` if the model cannot be recorded, `ValueError`
+        or `TypeError` if the action is not an array of real numbers.
         """
         if self._is_over:
             return
@@ -162,9 +148,8 @@ class EpisodeCutter:
         self._action = numbers
 
     def after_step(self, success: bool) -> None:
-        """Count a settling step, or record the control step; success and the horizon (`timeout`) end the episode.
-
-        A simulation that cannot be recorded any further ends the episode as crashed and raises nothing.
+        """Count a settling step, or record the control step. Success and the horizon end the episode, and so does a
+        simulation that cannot be recorded any further, as crashed.
         """
         if self._is_over:
             return
@@ -203,10 +188,6 @@ class EpisodeCutter:
         raise self.refusal
 
     def _begin_episode(self, action: Action) -> None:
-        """Start a recorder, which takes record 0, and take the next episode number; warn if the first action is still.
-
-        The seed of the reset goes into this episode only: another one begun without a reset has none.
-        """
         if self._env.is_still(action):
             problem = "%s: the first step after %d settling steps is a still one too and counts as the policy's; "
             remedy = "if your loop settles for longer, pass record(..., wait_steps=N)"
@@ -222,11 +203,7 @@ class EpisodeCutter:
         self._env_seed = None  # another state set without a reset would not start from this seed
 
     def _end_episode(self, outcome: str, reason: str | None = None) -> None:
-        """Detach the recorder and hand the episode's row and `.npz` bytes to `keep`.
-
-        If the records cannot be trusted or encoded, the row says `crashed`, with the error as reason, and has no
-        bytes.
-        """
+        """Hand over the episode's row and bytes; `crashed` without bytes if the records cannot be trusted or encoded."""
         running = self._detach_recorder()
         try:
             content = encode_episode(self._build_recording(running, outcome))
@@ -236,9 +213,7 @@ class EpisodeCutter:
         self._keep(self._build_row(running, outcome, reason), content)
 
     def _build_recording(self, running: _RunningEpisode, outcome: str) -> Recording:
-        """Return the records under a full header, with the host-specific fields that apply.
-
-        Raises `RecordError` if a recorded number is not finite or not plausible, `HostError` if contacts cannot be
+        """Return the records under a full header; raises `RecordError` or `HostError` if they cannot be trusted or
         decoded.
         """
         rules, success = self._rules, outcome == "success"

@@ -61,8 +61,7 @@ def group_numbers(members: Iterable[Hashable], groups: Iterable[Iterable[Hashabl
 class EpisodeLog(Generic[Row]):
     """Records of one episode: a row each, whose channels are made when they are asked for.
 
-    `source` holds the contacts of record 0 when the log is made, and those of each control step when it ends; None =
-    the simulator tells no contacts. `build_channels` turns rows into the fields of a `Recording`.
+    `source` holds the contacts of each record when it is added; None = the simulator tells none.
     """
 
     def __init__(
@@ -97,11 +96,8 @@ class EpisodeLog(Generic[Row]):
         self._decode_contacts(self._filter, contacts, np.array([1]), substep_s=None)
 
     def add_step(self, action: Action, row: Row) -> None:
-        """Add the record of the control step that `action` [A] drove; decode contacts every `BLOCK` steps.
-
-        Raises:
-            HostError: the action is of complex numbers; contacts were decoded in the middle of this control step, so
-                that some of them are lost; or the source cannot tell its contacts.
+        """Add the record of the control step that `action` [A] drove; decode contacts every `BLOCK` steps. Raises
+        `HostError` if the action is complex, or records were read in the middle of this control step.
         """
         if np.iscomplexobj(action):
             raise HostError("an action of complex numbers", remedy="Mend the policy's output.")
@@ -122,10 +118,8 @@ class EpisodeLog(Generic[Row]):
         return tuple(sorted({(min(names[a], names[b]), max(names[a], names[b])) for a, b in dropped}))
 
     def build_recording(self, header: Mapping[str, object]) -> Recording:
-        """Return the records so far as one episode under that header, whose fields are `HEADER_FIELDS`.
-
-        Contacts not decoded yet are decoded, as `decode_pending` does. Recording can go on, but a control step in the
-        middle of which this was called may be lost: `add_step` then raises.
+        """Return the records so far as one episode, see `LogReader`; a control step in the middle of which this was
+        called may be lost: `add_step` then raises.
         """
         self.decode_pending()
         action = np.stack(self._actions) if self._actions else np.empty((0, 0))
@@ -134,10 +128,7 @@ class EpisodeLog(Generic[Row]):
         return self._assemble(header, self._rows, join_contacts(self._contacts), np.concatenate(self._gripped), action)
 
     def latest_record(self, header: Mapping[str, object]) -> Recording:
-        """Return the newest record alone, as an episode of one record without action; the log keeps its records.
-
-        To be called between control steps, as `build_recording`.
-        """
+        """Return the newest record alone, see `LogReader`."""
         self.decode_pending()
         if self._source is None:
             return self._assemble(header, self._rows[-1:], None, None, None)
@@ -181,9 +172,8 @@ class EpisodeLog(Generic[Row]):
     ) -> None:
         """Append the counted contacts and gripped bodies of some records to those decoded so far.
 
-        `ends` [R] is the number of substeps in `contacts` up to the end of each record. Substeps after the last end
-        are left out; the control step that they belong to can then not be added any more. `substep_s` is in seconds,
-        None = an instant.
+        `ends` [R] is the number of substeps up to the end of each record; later ones are left out. `substep_s` None =
+        an instant.
         """
         geoms, decoded = self._geoms, sum(len(block) for block in self._gripped)
         owner = decoded + np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))

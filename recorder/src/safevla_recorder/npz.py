@@ -1,16 +1,8 @@
-"""The file of one raw episode (`.npz`): plain arrays, nothing pickled.
+"""The file of one raw episode (`.npz`): the arrays of `CHANNELS` by name, nothing pickled; same episode, same bytes.
 
 `header` and `extra` are JSON texts as UTF-8 bytes. `header` holds the fields of the episode's header, `body_roles`, the
 number of `records` and the names of the other `arrays`, so that a lost array is not taken for one that was never
-recorded. Arrays have the names, shapes and units of the record; bodies are places in `body_roles`:
-
-    eef_pos_m [n,3]  eef_quat_wxyz [n,4]  joint_torque_nm [n,J]  joint_torque_peak_nm [n,J]
-    gripper_contact [n]  action [n-1,A]  sim_state [n,S]
-    body_pos_m [n,P,3] of pos_bodies [P]    body_quat_wxyz [n,Q,4] of quat_bodies [Q]
-    pose_valid [n,V] of valid_bodies [V]    time_s [n]
-    gripped_body [n], -1 = nothing    contacts.step, .a, .b, .force_n, .impulse_ns [C], impulse_ns NaN = not recorded
-
-A family that was not recorded has no array. The zip holds no time of day: same episode, same bytes.
+recorded. Bodies are places in `body_roles`; a family that was not recorded has no array.
 """
 
 from __future__ import annotations
@@ -45,11 +37,8 @@ DTYPES = {
 
 
 def encode_episode(recording: Recording, most_bytes: int = MAX_EPISODE_BYTES) -> bytes:
-    """Return one episode as the bytes of an `.npz` file.
-
-    Raises:
-        RecordError: its arrays have more than `most_bytes`, so that readers would refuse it.
-        ValueError: `header` or `extra` holds a number that is not finite, or text with a lone surrogate.
+    """Return one episode as the bytes of an `.npz` file. Raises `RecordError` if its arrays have more than
+    `most_bytes`, `ValueError` if `header` or `extra` holds a number that is not finite, or a lone surrogate.
     """
     arrays = _collect_arrays(recording)
     if sum(array.nbytes for array in arrays.values()) + _NPY_HEADERS > most_bytes:
@@ -69,10 +58,6 @@ def encode_episode(recording: Recording, most_bytes: int = MAX_EPISODE_BYTES) ->
 
 
 def _collect_arrays(recording: Recording) -> dict[str, NDArray[Any]]:
-    """Return the arrays of the file by name, the header first; families that were not recorded are left out.
-
-    An episode of one record has no array of actions.
-    """
     values: dict[str, object] = {spec.name: recording.channel(spec.name) for spec in NUMERIC}
     if recording.records == 1:
         values.update((spec.name, None) for spec in NUMERIC if spec.is_per_action)

@@ -42,8 +42,7 @@ ROLES = ("robot", "target", "bystander", "furniture")
 class SceneMap:
     """The names and roles of what a simulator's collision shapes belong to; constant over an episode.
 
-    `shapes` maps each shape that can touch to the recorded body that owns it; shapes of one name are one body. `roles`
-    has the role of every recorded body: robot, target, bystander or furniture.
+    `shapes` maps each shape that can touch to the recorded body that owns it, `roles` every body to one of `ROLES`.
     """
 
     shapes: Mapping[Shape, str]
@@ -135,17 +134,9 @@ class EpisodeRecorder(LogReader):
     ) -> None:
         """Take record 0, the settled state; what is None here is not recorded in this episode.
 
-        An episode that has begun before is dropped, even if this raises for a shape.
-
-        Args:
-            contacts: of this instant; None = the simulator tells none.
-            poses: of the tracked bodies by name.
-            eef: of the end effector.
-            torques_nm: of the arm's joints [J], base first [N·m]; then every substep tells them.
-            state: whatever fixes the simulator's state, flat, [S].
-
-        Raises:
-            HostError: a shape or body is not in the scene.
+        `contacts` of this instant, `poses` of the tracked bodies by name, `torques_nm` of the arm's joints [J], base
+        first; `state` [S] is whatever fixes the simulator's state. Raises `HostError` for a shape or body that is not
+        in the scene.
         """
         unknown = sorted(set(poses) - set(self.scene.roles))
         if unknown:
@@ -165,10 +156,8 @@ class EpisodeRecorder(LogReader):
     def substep(self, contacts: Iterable[Contact] | None = None, torques_nm: ArrayLike | None = None) -> None:
         """Take the contacts and the arm's torques [J] of the substep that has just ended.
 
-        Raises:
-            HostError: no episode has begun, a shape is not in the scene, or contacts or torques are told here and not
-                in record 0, or the other way round, or of other joints. What the substep did is then lost, so that
-                this and every later call raises until `begin`.
+        Raises `HostError` if no episode has begun, a shape is not in the scene, or other families are told than in
+        record 0; what the substep did is then lost, so that this and every later call raises until `begin`.
         """
         self._require_whole()
         self._is_whole = False  # until this substep is taken
@@ -188,13 +177,10 @@ class EpisodeRecorder(LogReader):
     def step(
         self, action: ArrayLike, *, poses: Mapping[str, Pose], eef: Pose | None = None, state: ArrayLike | None = None
     ) -> None:
-        """Add the record of the control step that `action` [A] drove; its torques are those of the last substep.
+        """Add the record of the control step that `action` [A] drove, read right after its last physics step.
 
-        Read everything right after the last physics step of the control step.
-
-        Raises:
-            HostError: no episode has begun; no substep was recorded since the last record, or one was refused; bodies,
-                families or their sizes differ from record 0's; or records were read in the middle of this control step.
+        Raises `HostError` if no substep was recorded since the last record, or one was refused, or bodies, families or
+        their sizes differ from record 0's.
         """
         log = self._require_whole()
         if not self._substeps:
@@ -208,10 +194,6 @@ class EpisodeRecorder(LogReader):
         self._torques, self._substeps = [], 0
 
     def _require_whole(self) -> EpisodeLog[_Reading]:
-        """Return the records so far.
-
-        Raises `HostError` where no episode has begun, or one of its substeps was refused.
-        """
         log = self.require_episode()
         if not self._is_whole:
             problem = f"a physics substep of control step {len(log)} was refused, and its contacts are lost"

@@ -1,7 +1,7 @@
-"""A LIBERO environment that somebody else made and steps: hooks, task, initial state.
+"""A LIBERO environment that somebody else made and steps: hooks, task, initial state, scene.
 
-The hooks sit on `ControlEnv` (and so on `OffScreenRenderEnv`) where LIBERO's robosuite environment inside it does not
-see the call, else on that one, so that scripts which reach through `env.env` are seen too.
+The hooks sit on `ControlEnv` where LIBERO's robosuite environment inside it does not see the call, else on that one, so
+that scripts which reach through `env.env` are seen too.
 """
 
 from __future__ import annotations
@@ -31,11 +31,8 @@ _ARM_JOINTS = 7
 
 
 def find_libero(env: object) -> RecordableLibero | None:
-    """Return the LIBERO environment in `env`, which may be a wrapper that holds it; None if there is none.
-
-    Raises:
-        HostError: it is a vector of environments, is closed or being recorded already, has another robot or robosuite
-            than records are for, or its file of initial states cannot be read.
+    """Return the LIBERO environment in `env`, which may be a wrapper that holds it; None if there is none. Raises
+    `HostError` if it is a vector of environments, or cannot be recorded.
     """
     wrappers = sys.modules.get("libero.libero.envs.env_wrapper")
     if wrappers is None:  # nobody has made one
@@ -55,11 +52,7 @@ class RecordableLibero:
     wait_steps = 10
 
     def __init__(self, control: ControlEnv) -> None:
-        """Read the task, versions and initial states of an environment; nothing is hooked yet.
-
-        Raises:
-            HostError: the environment cannot be recorded, robosuite is not 1.4, or initial states cannot be read.
-        """
+        """Read the task, versions and initial states of an environment; raises `HostError` if it cannot be recorded."""
         domain = _require_domain(control)
         installation.require_robosuite(str(sys.modules["robosuite"].__version__))
         bddl_file = Path(domain.bddl_file_name)
@@ -70,14 +63,9 @@ class RecordableLibero:
         self._init_states: Floats | None = installation.find_init_states(bddl_file)
 
     def set_init_states(self, init_states: ArrayLike) -> None:
-        """Take these as the task's initial states, [count, 1 + nq + nv], or a single one; unchecked.
-
-        States of another width never match.
-        """
         self._init_states = np.atleast_2d(np.asarray(init_states, dtype=np.float64))
 
     def subscribe(self, listener: EnvListener) -> Undo:
-        """Report what happens from now on to `listener`; returns what takes the hooks off."""
         control, domain = self._control, self._domain
 
         def interrupt(original: Any, *args: object, **kwargs: object) -> object:
@@ -122,24 +110,17 @@ class RecordableLibero:
         return next(iter(np.flatnonzero((states == numbers).all(axis=1)).tolist()), None)
 
     def start_recorder(self) -> tuple[Recorder, Undo]:
-        """Return a recorder of the present model, attached, with record 0 taken; and what detaches it.
-
-        Warns of the fastest object if one still moves. Raises `HostError` if the model cannot be recorded.
-        """
         return attach_recorder(self._domain.sim, "step", read_scene(self._domain), self.task.task_id)
 
     def fixture_poses(self) -> dict[str, list[float]]:
-        """Return where a reset has put the fixtures: root body -> position [3] in m, quaternion [4] wxyz."""
         model = self._domain.sim.model._model
         bodies = {fixture.root_body: model.body(fixture.root_body) for fixture in self._domain.fixtures_dict.values()}
         return {name: [*body.pos.tolist(), *body.quat.tolist()] for name, body in bodies.items()}
 
     def header_fields(self) -> dict[str, object]:
-        """Return {}: a LIBERO episode's header has all."""
         return {}
 
     def is_still(self, action: Action) -> bool:
-        """Return whether all numbers of the action are 0 but the last, the gripper's, which may be any."""
         return not np.any(action[:-1])
 
     def build_header(
@@ -160,11 +141,6 @@ class RecordableLibero:
 
 
 def _require_domain(control: ControlEnv) -> BDDLBaseDomain:
-    """Return LIBERO's robosuite environment inside `control`.
-
-    Raises:
-        HostError: `control` is closed, is being recorded already, or has another robot than one Panda.
-    """
     domain = getattr(control, "env", None)
     if domain is None:
         raise HostError("the environment is closed", remedy="Make a new one before recording.")
@@ -206,9 +182,8 @@ def _goal_moved_fixtures(domain: BDDLBaseDomain) -> frozenset[str]:
 def read_scene(domain: BDDLBaseDomain) -> Scene:
     """Return names and roles of the domain's present model; every reset makes a new one.
 
-    The robot is the subtree of its base, arm, gripper and mount. Movable objects go by their BDDL name with all
-    their bodies, everything else by MuJoCo's body names. Links of articulated fixtures are tracked unless the goal
-    moves the fixture (docs/fidelity.md, bystanders).
+    Movable objects go by their BDDL name with all their bodies, everything else by MuJoCo's body names. Links of
+    articulated fixtures are tracked unless the goal moves the fixture (docs/fidelity.md, bystanders).
     """
     model = domain.sim.model._model
     objects = _object_roots(domain)

@@ -46,10 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of all that a trajectory depends on, by distribution, as far as they are installed.
-
-    A checkout of LIBERO that was never installed has none.
-    """
+    """Return the versions of all that a trajectory depends on, as far as they are installed."""
     return package_versions(("mujoco", "robosuite", DISTRIBUTION, *_OTHER_DISTRIBUTIONS, "numpy"))
 
 
@@ -62,10 +59,7 @@ def require_robosuite(version: str) -> None:
 
 
 def label_task(bddl_file: Path, language: str) -> TaskLabel:
-    """Return the names of the task in a BDDL file, by its suite if it is of one, else by its folder and file name.
-
-    The instruction is `language`, or LIBERO's own in suites whose wording is not changed.
-    """
+    """Return the names of the task in a BDDL file, by its suite if it is of one, else by its folder and file name."""
     suite_task = find_suite_task(bddl_file)
     if suite_task is None:
         return TaskLabel(*name_own_task(bddl_file), language)
@@ -75,9 +69,8 @@ def label_task(bddl_file: Path, language: str) -> TaskLabel:
 
 
 def is_reworded(benchmark: str) -> bool:
-    """Return whether a suite's prompts are those of its task files, and not LIBERO's own, made of the files' names.
-
-    In LIBERO-PRO's `-lan` and `-task` the names are still those of the tasks before the change.
+    """Return whether a suite's prompts are those of its task files, and not LIBERO's own, made of the files' names. In
+    LIBERO-PRO's `-lan` and `-task` the names are still those of the tasks before the change.
     """
     return benchmark in PERTURBED_SUITES and benchmark.endswith(_REWORDED)
 
@@ -88,9 +81,8 @@ def name_own_task(bddl_file: Path) -> tuple[str, str]:
 
 
 def find_suite_task(bddl_file: Path) -> tuple[str, int] | None:
-    """Return benchmark and index of a BDDL file of the suites installed here; None for any other file.
-
-    Imports LIBERO if the file's folder has a suite's name.
+    """Return benchmark and index of a BDDL file of the suites installed here; None for any other file. May import
+    LIBERO.
     """
     folder = bddl_file.resolve().parent
     suite = next((name for name, own_name in ALL_SUITES.items() if own_name == folder.name), None)
@@ -102,10 +94,7 @@ def find_suite_task(bddl_file: Path) -> tuple[str, int] | None:
 
 @lru_cache(maxsize=None)
 def suite_entries(benchmark: str) -> tuple[LiberoTask, ...]:
-    """Return LIBERO's own entries of a suite's tasks, in its order; () if this LIBERO lacks the suite. Cached.
-
-    Raises `KeyError` if `benchmark` is not in `ALL_SUITES`.
-    """
+    """Return LIBERO's own entries of a suite's tasks, in its order; () if this LIBERO lacks the suite."""
     # LIBERO's Benchmark classes hold the same tasks in the same order, but print two lines each time one is made.
     from libero.libero.benchmark import task_maps
 
@@ -121,11 +110,7 @@ def installed_folder(kind: str) -> Path:
 
 def find_init_states(bddl_file: Path) -> Floats | None:
     """Return the task's initial states from the LIBERO that is installed, [count, 1 + nq + nv]; None if there are none.
-
-    States of a suite's task that cannot be read are None too, and logged.
-
-    Raises:
-        HostError: the file is of no suite, and its own file of states cannot be read or has no rows.
+    Unreadable states of a suite's task are None too, and logged; those of any other file raise `HostError`.
     """
     suite_task = find_suite_task(bddl_file)
     if suite_task is None:
@@ -143,10 +128,8 @@ def find_init_states(bddl_file: Path) -> Floats | None:
 
 
 def read_own_states(bddl_file: Path) -> Floats | None:
-    """Return the states beside a BDDL file, or where the installation keeps those of its folder; None if none.
-
-    Raises:
-        HostError: the file of states cannot be read, or its array `states` is not one row a state or has no rows.
+    """Return the states beside a BDDL file, or where the installation keeps those of its folder; None if there are
+    none. Raises `HostError` if the file cannot be read or its array `states` is not one row a state.
     """
     name = f"{bddl_file.stem}{_STATES_SUFFIX}.npz"
     candidates = [bddl_file.with_name(name)]

@@ -1,7 +1,6 @@
 """MuJoCo's contact lists, copied substep by substep and decoded later, many substeps at once.
 
-Only copying happens between two substeps, because a small NumPy call in the middle of a simulation costs several times
-what it costs in a row.
+A small NumPy call in the middle of a simulation costs several times what it costs in a row.
 """
 
 from __future__ import annotations
@@ -23,10 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ConstraintContacts(SubstepContacts):
-    """Contacts by the forces of their constraints.
-
-    `row` is the place of a contact's first constraint force in `efc`, newton; `friction` [C, 5] is there for
-    pyramidal cones only.
+    """Contacts by the forces of their constraints: `row` is the place of a contact's first force in `efc` [N].
+    `friction` [C, 5] is there for pyramidal cones only.
     """
 
     row: Ints
@@ -71,17 +68,13 @@ _FIELDS = ("geom1", "geom2", "dim", "efc_address")
 
 
 class _ContactView:
-    """View of four integers of each contact in the simulator's own memory.
+    """View of four integers of each contact in the simulator's own memory, valid while `data` lives.
 
-    MuJoCo's bindings give a strided view of one field at a time. The fields lie side by side in each contact, and the
-    list begins where the arena does, so that one view serves a whole episode and one copy takes all four.
+    The fields lie side by side in each contact, and the list begins where the arena does, so that one view serves a
+    whole episode and one copy takes all four.
     """
 
     def __init__(self, data: mujoco.MjData) -> None:
-        """Make the view, which is valid while `data` lives.
-
-        Raises `HostError` if the memory is not laid out as supposed.
-        """
         fields = [getattr(data.contact, name) for name in _FIELDS]
         self._data, stride = data, fields[0].strides[0]  # `data` owns the memory
         starts = [int(field.__array_interface__["data"][0]) for field in fields]
@@ -122,10 +115,7 @@ class ContactLog:
         return len(self._counts)
 
     def add_substep(self, data: mujoco.MjData) -> None:
-        """Copy the contact list as it stands, without writing to the simulator.
-
-        Raises `HostError` at the first contact if the simulator's memory is not laid out as supposed.
-        """
+        """Copy the contact list as it stands; raises `HostError` if the simulator's memory is not laid out as supposed."""
         count, efc = data.ncon, data.efc_force
         start, row = self._contacts_used, self._rows_used
         end, last = start + count, row + len(efc)
@@ -142,13 +132,8 @@ class ContactLog:
         self._contacts_used, self._rows_used = end, last
 
     def take_contacts(self) -> ConstraintContacts:
-        """Return the contacts of the substeps copied since the last call, and empty the log.
-
-        The result is valid until the next `add_substep`. A contact without constraint (`efc_address` below zero) does
-        not touch and is left out.
-
-        Raises:
-            HostError: the simulator's memory is not laid out as it was when the log began.
+        """Return the contacts copied since the last call, valid until the next `add_substep`, and empty the log. A
+        contact without constraint (`efc_address` below zero) does not touch and is left out.
         """
         counts, rows, used = self._counts, self._rows, self._contacts_used
         self._counts, self._rows, self._contacts_used, self._rows_used = [], [], 0, 0
@@ -171,10 +156,6 @@ class ContactLog:
         return replace(contacts, **{name: getattr(contacts, name)[touching] for name in columns})
 
     def _view_contacts(self, used: int) -> NDArray[np.void]:
-        """Return a view of the log's first `used` contacts, with named fields; the next `add_substep` may overwrite it.
-
-        No contacts if none was ever copied. Raises `HostError` as `take_contacts` does.
-        """
         if self._window is None:  # no contact yet
             return np.empty(0, dtype=[(name, "i4") for name in _FIELDS])
         self._window.check_layout()

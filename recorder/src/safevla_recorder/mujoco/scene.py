@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class Scene:
     """One model's naming and roles, resolved to ids of that model; constant over an episode.
 
-    `body_name` has a recorded name for each MuJoCo body, [nbody]; bodies of one name are one body in the record.
-    `roles` maps every name that a contact or pose may carry to its role, sorted by name. `objects` and `links` are
-    tracked: an object by its root body's frame and quaternion, a fixture's link by its centre of mass.
+    `body_name` [nbody] has the recorded name of each body. `roles` maps every name that a contact or pose may carry to
+    its role, sorted by name. `objects` are tracked by their root body's frame, `links` of fixtures by their centre of
+    mass.
     """
 
     body_name: tuple[str, ...]
@@ -40,10 +40,8 @@ class Scene:
     """Recorded bodies of each fixture whose parts touch each other by design, such as a door and its frame."""
 
     def map_geoms(self, model: mujoco.MjModel) -> GeomMap:
-        """Return the recorded body, finger group and fixture of each geom.
-
-        Raises:
-            HostError: a body with a geom, or a tracked one, has no role; or a part of a fixture is no recorded body.
+        """Return the recorded body, finger group and fixture of each geom; raises `HostError` for a body without a
+        role.
         """
         owners = {self.body_name[body] for body in model.geom_bodyid}
         nameless = sorted({*owners, *self.objects, *self.links} - set(self.roles))
@@ -75,9 +73,8 @@ def subtree_bodies(model: mujoco.MjModel, root: int) -> tuple[int, ...]:
 
 
 def name_bodies(model: mujoco.MjModel, objects: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the recorded name of each body: that of the object it is part of, else MuJoCo's own, [nbody].
-
-    `objects` has the root body of each object by name.
+    """Return the recorded name of each body, [nbody]: that of the object (name -> root body) it is part of, else
+    MuJoCo's own.
     """
     names = [str(model.body(body).name) for body in range(model.nbody)]
     for name, root in objects.items():
@@ -99,9 +96,8 @@ def moving_links(model: mujoco.MjModel, root: int) -> tuple[int, ...]:
 def roles_in_use(
     model: mujoco.MjModel, body_name: tuple[str, ...], role_of: Mapping[str, str], tracked: frozenset[str]
 ) -> dict[str, str]:
-    """Return the role of each body that owns a geom or is tracked, by name and sorted by it.
-
-    Raises `KeyError` if `role_of` lacks such a body.
+    """Return the role of each body that owns a geom or is tracked, sorted by name; raises `KeyError` if `role_of` lacks
+    one.
     """
     with_geom = {body_name[body] for body in model.geom_bodyid}
     return {name: role_of[name] for name in sorted(with_geom | tracked)}
@@ -125,9 +121,8 @@ def state_views(model: mujoco.MjModel, data: mujoco.MjData) -> tuple[Floats, ...
 
 
 def copy_state(model: mujoco.MjModel, data: mujoco.MjData) -> Floats:
-    """Return a copy of the flat state, [S]: time, qpos, qvel, act, mocap_pos, mocap_quat; S is `state_size(model)`.
-
-    This is neither mjSTATE_FULLPHYSICS nor mjSTATE_INTEGRATION. `set_state` reads it back.
+    """Return a copy of the flat state [S]; neither mjSTATE_FULLPHYSICS nor mjSTATE_INTEGRATION. `set_state` reads it
+    back.
     """
     return np.concatenate(((data.time,), *state_views(model, data)))
 

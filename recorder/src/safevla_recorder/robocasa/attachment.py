@@ -1,7 +1,4 @@
-"""A RoboCasa kitchen that somebody else made and steps: hooks, task, the seed of each reset.
-
-The hooks sit on RoboCasa's robosuite environment, whatever holds it, such as RoboCasa's own Gymnasium environment.
-"""
+"""A RoboCasa kitchen that somebody else made and steps: hooks, task, the seed of each reset."""
 
 from __future__ import annotations
 
@@ -61,14 +58,8 @@ _log = logging.getLogger(__name__)
 
 
 def find_robocasa(env: object, goal: Sequence[str] | None = None) -> RecordableKitchen | None:
-    """Return the RoboCasa kitchen in `env`, which may be a wrapper that holds it; None if there is none.
-
-    Args:
-        env: the environment.
-        goal: what the task's success asks for, as `goals.json` has it; replaces the known goal of the task.
-
-    Raises:
-        HostError: the kitchen is being recorded already, has another robot, or a task whose goal is not known.
+    """Return the RoboCasa kitchen in `env`, which may be a wrapper that holds it; None if there is none. `goal`
+    replaces the known goal of the task. Raises `HostError` if the kitchen cannot be recorded.
     """
     module = sys.modules.get("robocasa.environments.kitchen.kitchen")
     kitchen = None if module is None else find_layer(env, module.Kitchen)
@@ -84,11 +75,7 @@ class RecordableKitchen:
     action_size = 12
 
     def __init__(self, kitchen: Any, goal: Sequence[str] | None = None) -> None:
-        """Read the task, its goal and the versions of a kitchen; nothing is hooked yet.
-
-        Raises:
-            HostError: the kitchen is being recorded already or has another robot, or the goal of its task is not known.
-        """
+        """Read the task, its goal and the versions of a kitchen; raises `HostError` if it cannot be recorded."""
         _require_recordable(kitchen)
         name = type(kitchen).__name__
         self.task = TaskLabel(BENCHMARK, name, name)
@@ -98,11 +85,9 @@ class RecordableKitchen:
         self._memory: Mapping[str, object] = {}
 
     def set_init_states(self, init_states: ArrayLike) -> None:
-        """Raise `HostError`: RoboCasa has no list of initial states."""
         raise HostError("RoboCasa draws where episodes start", remedy="Leave init_states out; the seed tells.")
 
     def subscribe(self, listener: EnvListener) -> Undo:
-        """Report what happens from now on to `listener`; returns what takes the hooks off."""
         kitchen: Any = self._kitchen
         of_simulation: list[Undo] = []
 
@@ -146,11 +131,6 @@ class RecordableKitchen:
         return unsubscribe
 
     def start_recorder(self) -> tuple[Recorder, Undo]:
-        """Return a recorder of the present model, attached, with record 0 taken; and what detaches it.
-
-        Also keeps what `header_fields` tells of the controller's and solver's memory at this moment.
-        Warns of the fastest object if one still moves. Raises `HostError` if the model cannot be recorded.
-        """
         kitchen: Any = self._kitchen
         self._memory = read_memory(kitchen)
         scene = read_scene(kitchen, goal_target(self._goal), moved_fixture(self._goal))
@@ -158,7 +138,6 @@ class RecordableKitchen:
         return attach_recorder(kitchen.sim, method, scene, self.task.task_id)
 
     def fixture_poses(self) -> dict[str, list[float]]:
-        """Return where a reset has put the fixtures: root body -> position [3] in m, quaternion [4] wxyz."""
         kitchen: Any = self._kitchen
         model = kitchen.sim.model._model
         roots = {fixture.root_body for fixture in kitchen.fixtures.values()}
@@ -166,7 +145,6 @@ class RecordableKitchen:
         return {name: [*body.pos.tolist(), *body.quat.tolist()] for name, body in bodies.items()}
 
     def is_still(self, action: Action) -> bool:
-        """Return whether all numbers of the action are 0 but the gripper's and the mode's, which may be any."""
         return not np.any(np.delete(action, [_GRIPPER, _MODE]))
 
     def build_header(
@@ -204,10 +182,7 @@ class RecordableKitchen:
 
 
 def read_memory(kitchen: Any) -> dict[str, object]:
-    """Return what no simulator state holds and the next step depends on: the solver's, the arm's, the gripper's.
-
-    The solver starts from the last accelerations (`qacc_warmstart`), the gripper moves from `current_action`.
-    """
+    """Return what no simulator state holds and the next step depends on: the solver's, the arm's, the gripper's."""
     (robot,) = kitchen.robots
     (arm,) = robot.arms
     controller = robot.composite_controller.part_controllers[arm]
@@ -247,10 +222,6 @@ def fresh_seed(generator: np.random.Generator) -> int | None:
 
 
 def _find_goal(task: str, goal: Sequence[str] | None) -> Goal:
-    """Return `goal` if it is given, else the task's goal.
-
-    Raises `HostError` where `goal` is no verb with one name or more, and where the task's is not known.
-    """
     goals = known_goals()
     if goal is not None:
         words = () if isinstance(goal, str) else tuple(goal)

@@ -1,9 +1,8 @@
 """The scene of a RoboCasa model in robosuite 1.5: names, roles and tracked bodies, the task's goal, the episode's meta.
 
-A goal (`goals.json`) is what the task's success asks for: a verb, then names of the episode's objects (`obj`,
-`container`, `plate`, the blender's `lid`) or attributes of RoboCasa's task that hold a fixture or name a part of it.
-What is put `in`, `on` or `under` something is the target. With every other verb the goal moves the fixture itself, or
-(`at`) the robot: nothing is the target, though objects may stand about.
+A goal (`goals.json`) is a verb, then names of the episode's objects or attributes of RoboCasa's task that hold a
+fixture. What is put `in`, `on` or `under` something is the target. With every other verb the goal moves the fixture
+itself, or (`at`) the robot.
 """
 
 from __future__ import annotations
@@ -46,18 +45,13 @@ def moved_fixture(goal: Goal) -> str | None:
 
 
 def episode_meta(kitchen: Kitchen) -> dict[str, Any]:
-    """Return RoboCasa's own description of the episode, as plain values: `set_ep_meta` rebuilds the kitchen from it.
-
-    Paths of objects are relative to the assets' folder `objects`, which is how RoboCasa takes them on any machine.
-    """
+    """Return RoboCasa's own description of the episode, as plain values: `set_ep_meta` rebuilds the kitchen from it."""
     return {str(key): to_plain(value) for key, value in kitchen.get_ep_meta().items()}
 
 
 def to_plain(value: object) -> Any:
-    """Return a value in the types of JSON, recursively: mappings as dicts with text keys, arrays and sets as lists.
-
-    A text is cut to what follows its last `/objects/`; a text without it stays. Other values become their `name`, else
-    their text.
+    """Return a value in the types of JSON; a text is cut to what follows its last `/objects/`, as RoboCasa takes paths
+    on any machine.
     """
     if isinstance(value, Mapping):
         return {str(key): to_plain(inner) for key, inner in value.items()}
@@ -79,12 +73,8 @@ _ROBOT = "robot0_base"
 def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) -> Scene:
     """Return names and roles of the kitchen's present model.
 
-    `target` is the object that the goal puts somewhere, `moved_fixture` the kitchen's attribute with the fixture that
-    the goal moves.
-
-    The robot is the subtree of its mobile base, arm and gripper. Objects go by RoboCasa's names (`obj`, `container`,
-    `distr_counter`) with all their bodies, whatever else by MuJoCo's body names, as furniture. Links of articulated
-    fixtures are tracked unless the goal moves the fixture (docs/fidelity.md, bystanders).
+    Objects go by RoboCasa's names with all their bodies, whatever else by MuJoCo's body names, as furniture. Links of
+    articulated fixtures are tracked unless the goal moves the fixture (docs/fidelity.md, bystanders).
     """
     model = kitchen.sim.model._model
     objects = _find_objects(kitchen, target)
