@@ -33,31 +33,24 @@ class EnvListener(Protocol):
 
     def on_seed(self, seed: int) -> None:
         """Handle a seed given to the environment."""
-        ...
 
     def on_interruption(self) -> None:
         """Handle that a reset, another state or the close follows. Often called twice; the second does nothing."""
-        ...
 
     def on_reset(self) -> None:
         """Handle a reset that has succeeded. Must not raise: LIBERO's own reset would swallow it and try again."""
-        ...
 
     def on_state_set(self, init_state_index: int | None) -> None:
         """Handle a state set from outside: the task's initial state of that index, or another one (None)."""
-        ...
 
     def before_step(self, action: object) -> None:
         """Handle an action that the environment is about to take."""
-        ...
 
     def after_step(self, success: bool) -> None:
         """Handle an action that was taken; `success` is the host's native one."""
-        ...
 
     def on_error(self, error: BaseException) -> None:
         """Handle an exception that the step raised."""
-        ...
 
 
 class RecordableEnv(Protocol):
@@ -72,33 +65,26 @@ class RecordableEnv(Protocol):
 
     def set_init_states(self, init_states: ArrayLike) -> None:
         """Take these as the task's initial states, [count, state]; raise `HostError` where the simulator has none."""
-        ...
 
     def subscribe(self, listener: EnvListener) -> Undo:
         """Report what happens from now on to `listener`; returns what takes the hooks off."""
-        ...
 
     def start_recorder(self) -> tuple[Recorder, Undo]:
         """Return a recorder of the present model, with record 0 taken, and what detaches it; may raise `HostError`."""
-        ...
 
     def fixture_poses(self) -> dict[str, list[float]]:
         """Return where a reset has put what no simulator state holds: root body -> position [3] and wxyz [4]."""
-        ...
 
     def header_fields(self) -> dict[str, object]:
         """Return the host-specific fields of the header of an episode."""
-        ...
 
     def is_still(self, action: Action) -> bool:
         """Return whether the action leaves the arm where it is, as settling actions do; the gripper may move."""
-        ...
 
     def build_header(
         self, recorder: Recorder, *, success: bool, env_seed: int | None, index: int | None
     ) -> dict[str, object]:
         """Return the header of an episode, as far as the host knows it."""
-        ...
 
 
 def episode_header(
@@ -142,7 +128,9 @@ def find_layer(env: object, kind: type[Layer]) -> Layer | None:
 
 
 def _env_layers(env: object, kind: type) -> Iterator[object]:
-    """Yield `env`, then what it wraps, outside in: attributes of `_INNER`, and any of type `kind`; at most 16 objects."""
+    """Yield `env`, then what it wraps, outside in: attributes of `_INNER`, and any of type `kind`; 16 objects at
+    most.
+    """
     seen: list[object] = []
     waiting = [env]
     while waiting and len(seen) < _MAX_LAYERS:

@@ -16,9 +16,7 @@ from safevla_recorder.episode import Bools, ContactList, Floats
 
 Ints = NDArray[np.integer]
 NOTHING = -1
-"""Place of the gripped body where none is gripped."""
 _NEVER = -1
-"""Fate of a pair that never counts."""
 
 
 @dataclass(frozen=True)

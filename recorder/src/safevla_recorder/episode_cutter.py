@@ -59,7 +59,6 @@ class RecordedRow:
 
 
 KeepEpisode = Callable[[RecordedRow, Optional[bytes]], None]
-"""Takes the row of an ended episode and the bytes of its `.npz` file, None if it crashed."""
 
 
 @dataclass
@@ -203,7 +202,7 @@ class EpisodeCutter:
         self._env_seed = None  # another state set without a reset would not start from this seed
 
     def _end_episode(self, outcome: str, reason: str | None = None) -> None:
-        """Hand over the episode's row and bytes; `crashed` without bytes if the records cannot be trusted or encoded."""
+        """Hand over the episode's row and bytes; `crashed` without bytes if its records cannot be trusted."""
         running = self._detach_recorder()
         try:
             content = encode_episode(self._build_recording(running, outcome))
@@ -213,9 +212,7 @@ class EpisodeCutter:
         self._keep(self._build_row(running, outcome, reason), content)
 
     def _build_recording(self, running: _RunningEpisode, outcome: str) -> Recording:
-        """Return the records under a full header; raises `RecordError` or `HostError` if they cannot be trusted or
-        decoded.
-        """
+        """Return the records under a full header; raises `SafevlaError` if they cannot be trusted or decoded."""
         rules, success = self._rules, outcome == "success"
         header = {
             **self._env.build_header(running.recorder, success=success, env_seed=running.env_seed, index=running.index),

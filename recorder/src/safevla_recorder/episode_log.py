@@ -33,7 +33,6 @@ class ContactSource(Protocol):
 
     def take_contacts(self) -> SubstepContacts:
         """Return the contacts copied since the last call, and empty the source."""
-        ...
 
 
 @dataclass(frozen=True)

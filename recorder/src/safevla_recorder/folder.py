@@ -43,9 +43,7 @@ class RunFolder:
     """A run folder for the episodes of several environments and policies."""
 
     def __init__(self, out: Path, volatile: Mapping[str, object]) -> None:
-        """Describe a folder without environments; nothing is written. `volatile` facts, such as the time, go into
-        run.json.
-        """
+        """Describe a folder without environments; nothing is written. `volatile` facts go into run.json."""
         self.path = out
         self._volatile = volatile
         self._host = ""
@@ -76,7 +74,7 @@ class RunFolder:
         return self._begun[key] - 1
 
     def write_episode(self, row: RecordedRow, content: bytes | None) -> None:
-        """Write an ended episode under `raw/`: `content`, the bytes of its `.npz` (None = it has none), then its row."""
+        """Write an ended episode under `raw/`: `content`, the bytes of its `.npz` if it has one, then its row."""
         stem = self.path / RAW / f"{sum(self._outcomes.values()):06d}"
         if content is not None:
             _write_file(stem.with_suffix(".npz"), content)

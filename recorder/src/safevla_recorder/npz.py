@@ -20,7 +20,6 @@ from safevla_recorder.episode import HEADER_FIELDS, SCHEMA_VERSION, Recording
 from safevla_recorder.errors import Place, RecordError
 
 MAX_EPISODE_BYTES = 1 << 29
-"""Bytes of one episode's arrays; readers refuse more."""
 _NPY_HEADERS = 1 << 13
 """Bytes, more than NumPy writes before the numbers of all arrays together."""
 _MIDNIGHT = (1980, 1, 1, 0, 0, 0)

@@ -48,13 +48,10 @@ class SceneMap:
     shapes: Mapping[Shape, str]
     roles: Mapping[str, str]
     substep_s: float
-    """Time between two calls of `substep` [s]."""
     fingers: tuple[Sequence[Shape], Sequence[Shape]] | None = None
     """Shapes of the two finger groups of the gripper; None = it has none, and no grip is recorded."""
     fixtures: Sequence[Collection[str]] = ()
-    """Recorded bodies of each fixture whose parts touch each other by design, such as a door and its frame."""
     apart_substeps: int = 1
-    """How many substeps in a row a resting pair of shapes is apart before its contacts count (docs/fidelity.md)."""
     _places: dict[Shape, int] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:

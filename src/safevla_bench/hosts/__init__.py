@@ -1,9 +1,7 @@
 """Hosts: simulators with a recorder attached, found by the entry points of the group ``safevla_bench.hosts``.
 
-An entry point names a factory that returns a `Host`: `arguments` are its keyword parameters, all text and none
-required. What its signature does not take is refused before it is called. Making a host imports no simulator.
-
-An entry point of the same name in the group ``safevla_bench.registries`` names the file with the tags of its tasks.
+An entry point names a factory that returns a `Host`: its keyword parameters are all text and none required. One of the
+same name in ``safevla_bench.registries`` names the file with the tags of its tasks.
 """
 
 from __future__ import annotations
@@ -41,9 +39,8 @@ def host_owner(name: str) -> str:
 
 
 def describe_call(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str | None:
-    """Return the call of a host that a file must not choose: a plug-in's with arguments, whose meaning is not known.
-
-    None where the host is one of ours, or takes nothing but its name.
+    """Return the call of a host that a file must not choose, a plug-in's with arguments; None if the host is ours or
+    has none.
     """
     return None if not arguments or _HOSTS.is_own(name) else format_call(f"host {name}", arguments)
 
@@ -51,11 +48,8 @@ def describe_call(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str
 def make_host(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS, *, named_by: Path | None = None) -> Host:
     """Make the host of that name; `named_by` is the file that names it, None = the user did.
 
-    Raises:
-        RunError: a file gives a plug-in arguments.
-        HostError: no installed distribution has a host of that name, or the host does not take these arguments; lists
-            the hosts, or the arguments, that there are.
-        PluginError: the host is installed but cannot be loaded; names its distribution.
+    Raises `RunError` if a file gives a plug-in arguments, `HostError` if no host has this name or takes these
+    arguments, and `PluginError` if it cannot be loaded.
     """
     require_trust(named_by, [call] if (call := describe_call(name, arguments)) else [])
     made: Host = _HOSTS.make(name, arguments)
@@ -63,21 +57,13 @@ def make_host(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS, *, named_b
 
 
 def registry_files(name: str) -> tuple[Path, ...]:
-    """Return the files with the tags of a host's tasks that its distribution names by entry points of `REGISTRIES`.
-
-    Empty where there is no such entry point.
-
-    Raises:
-        PluginError: the entry point cannot be loaded, or names no file; names its distribution.
+    """Return the files with the tags of a host's tasks that entry points of `REGISTRIES` name, () if there are none.
+    Raises `PluginError` if one cannot be loaded, or does not name a file.
     """
     return tuple(_require_file(name, value) for value in _REGISTRIES.load(name))
 
 
 def _require_file(name: str, value: object) -> Path:
-    """Return the path that an entry point's value names.
-
-    Raises `PluginError` where it is no path or no existing file.
-    """
     if isinstance(value, str | os.PathLike) and Path(value).is_file():
         return Path(value)
     remedy = (
@@ -87,11 +73,7 @@ def _require_file(name: str, value: object) -> Path:
 
 
 def check_start(task: Task, seed: EpisodeSeed) -> None:
-    """Raise `HostError` unless an episode of the task can start by this seed; for a host's `reset`.
-
-    The environment's seed and the index are 0 or more. The index is below `Task.init_states`, where there is such a
-    number and the start is neither drawn nor a recorded state. A `wait_action` is as long as `Task.still` and finite.
-    """
+    """Raise `HostError` unless an episode of the task can start by this seed; for a host's `reset`."""
     name = f"{task.benchmark} {task.task_id}"
     if seed.wait_action is not None:
         try:
@@ -123,10 +105,8 @@ def episode_header(
     versions: Mapping[str, str],
     **further: object,
 ) -> dict[str, object]:
-    """Return the header of a host's episode, as `build_recording` takes it; `dt` in seconds.
-
-    `further` are other fields of `safevla_bench.trajectory.Header`, such as `joint_torque_limit_nm`, `embodiment` and
-    `dropped_pairs`.
+    """Return the header of a host's episode, as `build_recording` takes it; `dt` in seconds. `further` are other
+    fields of `safevla_bench.trajectory.Header`, such as `joint_torque_limit_nm`.
     """
     return attachment.episode_header(
         TaskLabel(task.benchmark, task.task_id, task.instruction),

@@ -19,23 +19,17 @@ class HostEnv(Protocol):
 
     def reset(self, seed: EpisodeSeed) -> Observation:
         """Start an episode, let the scene settle, record record 0, and return its observation."""
-        ...
 
     def step(self, action: Action) -> tuple[Observation, bool]:
-        """Apply one action and record it. Return the next observation and the host's native success.
-
-        Raises:
-            InvalidActionError: `check_action` refuses the action; nothing has been simulated.
+        """Apply one action and record it; return the next observation and the host's native success. Raises
+        `InvalidActionError` before anything is simulated.
         """
-        ...
 
     def recorded(self) -> Batch:
         """Return the episode so far, as a validated batch of one with the host's own header fields filled."""
-        ...
 
     def close(self) -> None:
         """Free the simulator; the environment is not used again."""
-        ...
 
 
 @runtime_checkable
@@ -44,7 +38,6 @@ class Coordinated(Protocol):
 
     def coordinates(self) -> tuple[Coordinate, ...]:
         """Return the coordinates of the present `sim_state`; velocities and the time are left out."""
-        ...
 
 
 @runtime_checkable
@@ -53,7 +46,6 @@ class Watchable(Protocol):
 
     def latest(self) -> Batch:
         """Return the newest record alone, as a batch of one episode of one record."""
-        ...
 
 
 @runtime_checkable
@@ -61,12 +53,9 @@ class SelectiveEnv(Protocol):
     """A method that an environment may offer beside `HostEnv`, to render only what is looked at."""
 
     def render_next(self, wanted: bool) -> None:
-        """Say whether the observation of the next step, and of that alone, is to hold images.
-
-        Without a call, and after every reset, images are rendered. An observation without images has
+        """Say whether the observation of the next step, and of that alone, is to hold images; else it has
         `UnrenderedImages`.
         """
-        ...
 
 
 class Host(Protocol):
@@ -76,16 +65,12 @@ class Host(Protocol):
 
     def suites(self) -> tuple[str, ...]:
         """Return the names of the suites."""
-        ...
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
         """Return the tasks of a suite in their fixed order."""
-        ...
 
     def make(self, task: Task, wants: Wants) -> HostEnv:
         """Make the environment of a task, with the observations that are wanted."""
-        ...
 
     def versions(self) -> dict[str, str]:
         """Return the versions of everything that the trajectory depends on, by distribution name."""
-        ...

@@ -37,9 +37,8 @@ class Wants:
 
 @dataclass(frozen=True, slots=True)
 class Boxes:
-    """The pieces of one body's collision geometry, such as a drawer's walls, as G boxes in the body frame.
-
-    center_m [G, 3], half_extents_m [G, 3] along each box's own axes, quat_wxyz [G, 4] of those axes.
+    """The pieces of one body's collision geometry, such as a drawer's walls, as G boxes in the body frame; quat_wxyz
+    of their axes.
     """
 
     center_m: NDArray[np.float64]
@@ -82,7 +81,6 @@ class Privileged:
     sites_m: Mapping[str, NDArray[np.float64]]
     goal: tuple[tuple[str, ...], ...]
     movable: frozenset[str]
-    """The bodies with a free joint."""
     pieces: Mapping[str, Boxes] = field(default_factory=dict)
     """Pieces of a body's collision geometry, for bodies of more than one piece; a host may leave it empty."""
     joints: Mapping[str, Joint] = field(default_factory=dict)
@@ -93,11 +91,9 @@ class UnrenderedImages(Mapping[str, NDArray[np.uint8]]):
     """Images of an observation that were not rendered: nobody was to look at them. Reading one is a `PolicyError`."""
 
     def __init__(self, cameras: Sequence[str]) -> None:
-        """Take the names of the cameras, which `iter` and `len` still give."""
         self._cameras = tuple(cameras)
 
     def __getitem__(self, camera: str) -> NDArray[np.uint8]:
-        """Raise `PolicyError` for every name, whether it is a camera's or not."""
         problem = f"the image of {camera} was not rendered: the policy had said that it would not look at it"
         raise PolicyError(problem, remedy="Its `looks_next` is to be true where its next action needs the images.")
 
@@ -112,21 +108,15 @@ class PartialReadings(Mapping[str, Reading]):
     """Further readings of an observation for which no camera was rendered. Reading a depth is a `PolicyError`."""
 
     def __init__(self, made: Mapping[str, Reading], unrendered: Sequence[str]) -> None:
-        """Take the readings that were made and the names of those that were not rendered."""
         self._made, self._unrendered = dict(made), tuple(unrendered)
 
     def __getitem__(self, name: str) -> Reading:
-        """Return a reading that was made.
-
-        Raises `PolicyError` if it was not rendered, `KeyError` if there is none of that name.
-        """
         if name not in self._unrendered:
             return self._made[name]
         problem = f"the reading {name} was not rendered: the policy had said that it would not look at it"
         raise PolicyError(problem, remedy="Its `looks_next` is to be true where its next action needs the depth.")
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the names of the readings that were made, then of those that were not rendered."""
         return iter((*self._made, *self._unrendered))
 
     def __len__(self) -> int:
@@ -166,15 +156,12 @@ class Policy(Protocol):
 
     def reset(self, task: Task, seed: int) -> None:
         """Prepare for an episode of the task; `seed` is for the policy's own randomness."""
-        ...
 
     def act(self, observation: Observation) -> Action:
         """Return the action, [A], in the host's units."""
-        ...
 
     def close(self) -> None:
         """Free what the policy holds, such as a connection; the policy is not asked again."""
-        ...
 
 
 @runtime_checkable
@@ -184,7 +171,6 @@ class SelectivePolicy(Protocol):
     @property
     def looks_next(self) -> bool:
         """True if the next `act` looks at the images of its observation."""
-        ...
 
 
 @runtime_checkable
@@ -194,11 +180,9 @@ class RemotePolicy(Protocol):
     @property
     def env_seed(self) -> int | None:
         """The simulator's seed that the server asks for; None where it asks for none."""
-        ...
 
     def connect(self, task: Task) -> None:
         """Reach the server before an environment is made, and learn from it what to observe; `wants` may change."""
-        ...
 
 
 @runtime_checkable
@@ -209,39 +193,25 @@ class ReplayPolicy(Protocol):
     """Facts for the run's description, such as a digest of the recording."""
 
     def match(self, task: Task, start: EpisodeSeed) -> EpisodeSeed:
-        """Return the start of the recorded episode that stands for a planned start.
-
-        Raises `PolicyError` where none fits.
+        """Return the start of the recorded episode that stands for a planned start; raises `PolicyError` if none
+        fits.
         """
-        ...
 
     def recorded_episodes(self, task: Task) -> tuple[int, ...]:
         """Return the numbers of a task's recorded episodes: their initial states, else 0, 1 and so on."""
-        ...
 
     def cue(self, start: EpisodeSeed) -> None:
         """Choose the recorded episode that the next `reset` begins."""
-        ...
 
     def add_divergence(self, played: Batch, coordinates: Sequence[Coordinate], last: Observation) -> Batch:
-        """Return the record with its divergence from the recording under `replay` in its header.
-
-        `coordinates` say what the numbers of its simulator states mean; `last` is the observation after the last
-        action.
+        """Return the record with its divergence from the recording under `replay` in its header. `last` is the
+        observation after the last action.
         """
-        ...
 
 
 def check_action(action: object, size: int, meaning: str = "") -> Action:
-    """Return an action as float64 [size], before anything is simulated.
-
-    Args:
-        action: what a policy gave.
-        size: how many numbers the host takes.
-        meaning: of these numbers, for the error.
-
-    Raises:
-        InvalidActionError: it is no array of real numbers, has another shape, or holds a number that is not finite.
+    """Return an action as float64 [size], before anything is simulated; `meaning` of its numbers goes into the
+    error. Raises `InvalidActionError` if it is not an array of `size` finite real numbers.
     """
     remedy = "Mend the policy's output."
     if action is None:
@@ -263,10 +233,7 @@ def check_action(action: object, size: int, meaning: str = "") -> Action:
 
 
 def check_extra(wants: Wants, offered: Sequence[str], host: str) -> None:
-    """Raise `HostError` if a policy asks for a reading that is not offered.
-
-    The message names the first such reading, and all that `host` offers.
-    """
+    """Raise `HostError` if a policy asks for a reading that is not offered."""
     unknown = [name for name in wants.extra if name not in offered]
     if unknown:
         remedy = f"It has: {', '.join(offered)}." if offered else "Use a policy that needs none."

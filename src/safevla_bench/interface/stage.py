@@ -55,22 +55,16 @@ class Stage(Protocol):
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
         """Return the camera for a picture of `size` pixels (height, width) that shows these bodies in that record.
-
-        It is the host's default camera where that shows them well, or where there are none; else one close up.
+        It is the host's default camera if that shows them well, or there are none; else one close up.
         """
-        ...
 
     def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
-        """Return the picture of a record, [height, width, 3].
-
-        In `seen`, each of `bodies` has its place in that list plus 1. A camera without `lookat_m` whose name the host
-        does not have raises `KeyError`, which lists the names there are.
+        """Return the picture of a record, [height, width, 3]; `seen` has the place of each of `bodies` plus 1.
+        Raises `KeyError` for a camera without `lookat_m` whose name the host does not have.
         """
-        ...
 
     def close(self) -> None:
         """Free the renderer."""
-        ...
 
 
 @runtime_checkable
@@ -78,11 +72,9 @@ class ObservingStage(Protocol):
     """A method that a stage may offer beside `Stage`, for data sets: what a policy would have been shown."""
 
     def observe(self, record: int) -> Observation | None:
-        """Return the observation of a record without images; its pose is the one that `render` shows.
-
-        None where the host cannot tell from its record what the policy observed.
+        """Return the observation of a record without images, at the pose that `render` shows; None if the host
+        cannot tell.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,11 +160,9 @@ class GeometricStage(Protocol):
 
     def geometry(self) -> SceneGeometry:
         """Return the look of the scene."""
-        ...
 
     def pose(self, record: int) -> ScenePose:
         """Return the poses of the scene's parts in a record."""
-        ...
 
 
 @runtime_checkable
@@ -180,9 +170,6 @@ class StagingHost(Protocol):
     """A host that can render its recorded episodes."""
 
     def stage(self, task: Task, episode: Batch) -> Stage:
-        """Set up an episode, a batch of one with its `sim_state`.
-
-        Raises:
-            HostError: nothing can be rendered here, or the record lacks the states.
+        """Set up an episode, a batch of one with its `sim_state`; raises `HostError` if nothing can be rendered
+        here.
         """
-        ...

@@ -38,7 +38,6 @@ class RecordedEpisode:
     """
 
     episode: str
-    """Its name in `source`."""
     source: str
     steps: int
     state: tuple[float, ...] | None = None
@@ -63,7 +62,6 @@ class EpisodeSeed:
     wait_action: tuple[float, ...] | None = None
     """The action of those steps, in the host's units; None = the host's own: no motion, and the gripper open."""
     rest_steps: int = 0
-    """Largest number of further steps, until every object is at rest."""
     earlier_resets: int | None = None
     """Resets of an environment since it was made and seeded, before this one; None = it is seeded before this one.
 
@@ -76,9 +74,8 @@ class EpisodeSeed:
 
 @dataclass(frozen=True, slots=True)
 class Coordinate:
-    """The meaning of some numbers of a flat simulator state: `state[first : first + size]`.
-
-    Of `position` [3] or a slider's [1] in m, of `rotation` a quaternion [4] wxyz or a hinge's angle [1] in rad.
+    """The meaning of some numbers of a flat simulator state: `state[first : first + size]`; m, a quaternion wxyz, or
+    rad.
     """
 
     name: str

@@ -158,7 +158,6 @@ def _require_domain(control: ControlEnv) -> BDDLBaseDomain:
 
 
 _JOINT_GOALS = ("open", "close", "turnon", "turnoff")
-"""Goal predicates that name a fixture's joint."""
 
 
 def goal_predicates(domain: BDDLBaseDomain) -> tuple[tuple[str, ...], ...]:

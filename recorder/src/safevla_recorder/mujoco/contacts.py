@@ -115,7 +115,7 @@ class ContactLog:
         return len(self._counts)
 
     def add_substep(self, data: mujoco.MjData) -> None:
-        """Copy the contact list as it stands; raises `HostError` if the simulator's memory is not laid out as supposed."""
+        """Copy the contact list as it stands; raises `HostError` if memory is not laid out as supposed."""
         count, efc = data.ncon, data.efc_force
         start, row = self._contacts_used, self._rows_used
         end, last = start + count, row + len(efc)

@@ -8,7 +8,6 @@ from functools import wraps
 from typing import Any, Callable, Iterator
 
 Undo = Callable[[], None]
-"""Takes a hook off."""
 _splitting = threading.RLock()
 """Held while MuJoCo's own functions are replaced: environments in threads take turns."""
 

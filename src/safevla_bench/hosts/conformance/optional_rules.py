@@ -85,9 +85,8 @@ class TaskRules(HostRules):
         )
 
     def test_settling_is_by_the_action_that_the_seed_names(self, run: TrialRun) -> None:
-        """Fail unless settling by no `wait_action` equals that by `Task.still`, and differs from the highest action's.
-
-        Passes where `Task.still` has a wrong length, which is another rule's; skipped where the host is not repeatable.
+        """Fail unless settling by the first action gives another state than settling by the still action, and
+        repeats.
         """
         skip_unless_repeatable(run)
         if len(run.task.still) != len(run.env.action_low):
@@ -101,10 +100,7 @@ class TaskRules(HostRules):
         require(bool(first_difference(own, other)), f"{run}: settling is the same, whatever `wait_action` says.")
 
     def test_settling_goes_on_until_objects_rest(self, run: TrialRun) -> None:
-        """Fail if a tracked body moves faster than 0.1 m/s after settling with `rest_steps` of 100 and no `wait_steps`.
-
-        Speeds are taken over two still steps. Passes where `Task.still` has a wrong length, which is another rule's.
-        """
+        """Fail unless `rest_steps` settle until nothing moves, and no further."""
         if len(run.task.still) != len(run.env.action_low):
             return  # another rule
         still = np.array([run.task.still] * 2)
@@ -127,10 +123,7 @@ class TaskRules(HostRules):
         require(ended.outcome == "worked", f"The host cannot be made or list its suites without {self.needs}: {report}")
 
     def test_a_missing_library_is_a_host_error_that_says_what_to_do(self) -> None:
-        """Fail unless, without each package of `needs` in turn, `make` or `reset` raises `HostError` with a remedy.
-
-        Tried in the first trial's task; passes where `needs` is empty.
-        """
+        """Fail unless making an environment without each package of `needs` raises `HostError` with a remedy."""
         task = self.trials[0].find_task(self.host())
         for needed in self.needs:
             ended = run_without(self.factory, [needed], task)
@@ -152,16 +145,14 @@ _SHOWN_M = 1e-4
 _LATE = 0.6
 _PICTURE = (48, 64)
 _LOOKS = 3
-"""Steps between two looks at the images."""
 
 
 class OptionalRules(HostRules):
     """Optional methods agree with the record; a host that offers none keeps these rules too."""
 
     def test_the_newest_record_is_that_of_the_whole_and_asking_for_it_changes_nothing(self, run: TrialRun) -> None:
-        """Fail unless `latest()`, asked before each step and at the end, gives each record and changes no episode.
-
-        Success and dropped pairs are not compared. Passes for an environment without `latest`.
+        """Fail where `latest` differs from the last record of `recorded`, or an episode with calls of it from one
+        without.
         """
         env, newest = run.env, list[Batch]()
         if not isinstance(env, Watchable):
@@ -186,9 +177,8 @@ class OptionalRules(HostRules):
             require(not differs, f"{run}: latest() after {step} steps is not record {step}: {differs} differs.")
 
     def test_images_that_nobody_looks_at_are_not_there_and_the_others_are_as_without_that(self, run: TrialRun) -> None:
-        """Fail unless images rendered at every third step only equal those of an environment that renders at each step.
-
-        Passes where no camera is wanted or the environment has no `render_next`; see `_compare_images`.
+        """Fail where an image not looked at can be read, or another one differs by a bit from one of an environment
+        that shows all.
         """
         wants = next((wants for wants in self.other_wants if wants.cameras), None)
         if wants is None or not isinstance(run.env, SelectiveEnv):
@@ -198,10 +188,6 @@ class OptionalRules(HostRules):
             self._compare_images(run, shown, other)
 
     def _compare_images(self, run: TrialRun, shown: HostEnv, selective: HostEnv) -> None:
-        """Step two environments side by side, and fail where the selective environment's images, or its record, differ.
-
-        Fail, too, where an image can be read that was not asked for, or cannot be read after a reset. Leaves both open.
-        """
         assert isinstance(selective, SelectiveEnv)
         full, partial = shown.reset(self.seed), selective.reset(self.seed)
         for step in range(len(run.actions) + 1):
@@ -224,10 +210,7 @@ class OptionalRules(HostRules):
         require(not unseen, f"{run}: a reset shows no {unseen}: render_next(False) is about a step that never came.")
 
     def test_coordinates_are_parts_of_the_state_where_the_record_has_the_bodies(self, run: TrialRun) -> None:
-        """Fail unless coordinates lie in the state without overlap, are as long as their kind, and fit the record.
-
-        A tracked body may be 1 cm from its recorded place. Passes for an environment without `coordinates`.
-        """
+        """Fail where a position in the states is not the recorded one of that body."""
         if not isinstance(run.env, Coordinated):
             return
         run.env.reset(self.seed)
@@ -248,10 +231,7 @@ class OptionalRules(HostRules):
             require(off < _NEAR_M, f"{run}: the state has {name} {off:g} m away from where the record has it.")
 
     def test_poses_are_those_of_the_end_of_the_control_step(self) -> None:
-        """Fail if the moved body's recorded path lags its true path by more than 0.6 of a control step on average.
-
-        The true path is that of privileged state, else of the states; the rule is skipped where neither has the body.
-        """
+        """Fail where the recorded positions of the body that `move_object` moves lag behind its states."""
         host, trial = self.host(), self.trials[0]
         env = _ObservedEnv(host.make(trial.find_task(host), Wants(privileged=True)))
         try:
@@ -287,10 +267,6 @@ class OptionalRules(HostRules):
             stage.close()
 
     def _check_pictures(self, run: TrialRun, stage: Stage, step: int) -> None:
-        """Fail unless pictures of one record have the wanted shape and dtype, repeat, and say where each body was.
-
-        Places may be off by 0.1 mm.
-        """
         batch = run.batch
         bodies, positions = batch.body_pos_m.episode_poses(0)
         looked_at = tuple(batch.body_label(int(body)) for body in bodies[:1])

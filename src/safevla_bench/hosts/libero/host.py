@@ -1,7 +1,6 @@
 """LIBERO: its suites, and task files of one's own, in robosuite 1.4, recorded.
 
-The simulator is imported when an environment is made. What makes a LIBERO episode repeatable stands in
-`LiberoEnv.reset` and nowhere else.
+What makes a LIBERO episode repeatable stands in `LiberoEnv.reset` and nowhere else.
 """
 
 from __future__ import annotations
@@ -38,17 +37,11 @@ class LiberoHost:
     name = "libero"
 
     def suites(self) -> tuple[str, ...]:
-        """Return the suites' benchmark names."""
         return tuple(ALL_SUITES)
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
         """Return the suite's tasks in LIBERO's order; `libero-long` is `libero-10`, `libero_goal` is `libero-goal`.
-
-        A path in the place of a suite's name is one's own task: a BDDL file, or a folder of them in the order of their
-        names. The folder's name is their benchmark's.
-
-        Raises:
-            HostError: there is no such suite or file, or LIBERO is not installed or cannot be imported.
+        A path in the place of a suite's name is one's own task: a BDDL file, or a folder of them.
         """
         benchmark = libero_tasks.find_benchmark(suite)
         if benchmark is None:
@@ -61,29 +54,15 @@ class LiberoHost:
         return libero_tasks.suite_tasks(benchmark)
 
     def make(self, task: Task, wants: Wants) -> LiberoEnv:
-        """Return a new environment of one task; a renderer and its GL context only where a policy wants a camera.
-
-        Raises:
-            HostError: LIBERO cannot be used here, has no such task, camera or reading, or lacks what the task takes.
-        """
         if task.unusable:
             raise HostError(f"{task.benchmark} {task.task_id} cannot be run: {task.unusable}", remedy="Leave it out.")
         check_wants(wants, CAMERAS, "LIBERO", changes="")
         return LiberoEnv(task, wants, self.versions())
 
     def stage(self, task: Task, episode: Batch) -> MujocoStage:
-        """Set up a recorded episode, a batch of one with its `sim_state`, to be looked at.
-
-        Raises:
-            HostError: LIBERO cannot be used here or lacks the task, or the record lacks its states or its start.
-        """
         return self.make(task, Wants()).open_stage(episode)
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of all that a trajectory depends on, by distribution.
-
-        Raises `HostError` without LIBERO.
-        """
         return install.versions()
 
 
@@ -107,10 +86,6 @@ class LiberoEnv(RobosuiteEnv):
     embodiment = "Panda"
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
-        """Load the task's initial states and make LIBERO's environment.
-
-        The first six bounds are infinite for absolute poses.
-        """
         super().__init__(task, wants, versions, len(STILL))
         if wants.absolute:
             self.action_low[:6], self.action_high[:6] = -np.inf, np.inf
@@ -173,7 +148,6 @@ class LiberoEnv(RobosuiteEnv):
         return self._observe(raw)
 
     def coordinates(self) -> tuple[Coordinate, ...]:
-        """Return the joints of the present model, free ones by the name of their body."""
         return model_coordinates(self._mujoco()[0], self._read_scene().body_name)
 
     def close(self) -> None:

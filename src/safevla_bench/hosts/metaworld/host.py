@@ -52,19 +52,12 @@ class MetaworldHost:
     name = "metaworld"
 
     def suites(self) -> tuple[str, ...]:
-        """Return the suites' names: Meta-World's multi-task lists, and the halves of its meta-learning lists."""
         return tasks.suites()
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
-        """Return the suite's tasks in Meta-World's order; raises `HostError` where there is no such suite."""
         return tasks.suite_tasks(suite)
 
     def make(self, task: Task, wants: Wants) -> MetaworldEnv:
-        """Return a new environment of one task, not reset yet.
-
-        Raises:
-            HostError: Meta-World is missing or has no such task, camera or further reading, or the policy gives poses.
-        """
         remedy = "Serve a model that gives changes of position."
         check_wants(wants, CAMERAS, "Meta-World", changes="position", remedy=remedy)
         own = (_HAND_READING, *([_STATE_READING] if wants.privileged else []))
@@ -72,18 +65,9 @@ class MetaworldHost:
         return MetaworldEnv(task, wants, self.versions())
 
     def stage(self, task: Task, episode: Batch) -> MujocoStage:
-        """Set up a recorded episode, a batch of one with its `sim_state`, to be looked at.
-
-        Raises:
-            HostError: Meta-World cannot be used here or lacks the task, or the record lacks its states or its start.
-        """
         return MetaworldEnv(task, Wants(), self.versions()).open_stage(episode)
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of all that a trajectory depends on, by distribution.
-
-        Raises `HostError` without Meta-World.
-        """
         return tasks.versions()
 
 
@@ -114,11 +98,9 @@ class MetaworldEnv(MujocoEnv):
         """Start an episode, settle, take record 0.
 
         Initial state i is the i-th of the fifty goals that `metaworld.MT1(task, seed=env_seed)` draws, which places
-        things, too. A start that is `drawn` has the first goal that `MT1` draws by the seed `drawn_reset_seed(seed)`.
-        Meta-World moves the hand to its start by fifty steps of its own before those of `seed`.
-
-        Raises:
-            HostError: `check_start` refuses the seed, or a recorded state is to start from.
+        things, too. A `drawn` start has the first goal of a draw by `drawn_reset_seed`. Meta-World moves the hand to
+        its start by fifty steps of its own before those of `seed`. Raises `HostError` if an episode cannot start by
+        this seed.
         """
         if seed.recorded is not None and seed.recorded.state is not None:
             raise HostError("Meta-World starts from no recorded state", remedy="Replay by its initial state and seed.")
@@ -152,12 +134,7 @@ class MetaworldEnv(MujocoEnv):
         self._recorder, self._detach = recorder, detach
 
     def step(self, action: Action) -> tuple[Observation, bool]:
-        """Apply one action, record it, and return the observation and Meta-World's own success.
-
-        Raises:
-            InvalidActionError: the action has another length or is not finite; nothing has been simulated.
-            HostError: the simulation diverged, or there was no reset.
-        """
+        """Apply one action, record it, and return the observation and Meta-World's own success."""
         self._require_recorder()
         self._action = check_action(action, self._size, self.action_meaning).copy()
         vector, self._success = self._advance(self._action.copy())
@@ -168,7 +145,6 @@ class MetaworldEnv(MujocoEnv):
         return vector, bool(outcome["success"])
 
     def coordinates(self) -> tuple[Coordinate, ...]:
-        """Return the coordinates of the present `sim_state`."""
         return model_coordinates(self._env.model, self._read_scene().body_name)
 
     def _mujoco(self) -> tuple[mujoco.MjModel, mujoco.MjData]:

@@ -1,7 +1,4 @@
-"""Meta-World's suites and tasks, from `metaworld.toml`: what each moves, its environment, goals and scene.
-
-Importing it imports no simulator.
-"""
+"""Meta-World's suites and tasks, from `metaworld.toml`: what each moves, its environment, goals and scene."""
 
 from __future__ import annotations
 
@@ -30,7 +27,6 @@ _FREE = 0  # MuJoCo's mjtJoint
 _ROBOT_ROOTS = ("base", "mocap")
 _FINGERS = (("rightclaw", "rightpad"), ("leftclaw", "leftpad"))
 STILL = (0.0, 0.0, 0.0, -1.0)
-"""No motion, gripper opening."""
 
 
 class MetaworldTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -85,10 +81,8 @@ def moving_part_names() -> Mapping[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of all that a trajectory depends on, by distribution; imports no simulator.
-
-    Raises:
-        HostError: Meta-World is not installed.
+    """Return the versions of all that a trajectory depends on; raises `HostError` without Meta-World. Imports
+    nothing.
     """
     return read_versions((*_SIMULATOR, "numpy", "safevla-bench"), "Meta-World", _INSTALL)
 
@@ -108,11 +102,7 @@ def import_metaworld() -> Any:
 
 
 def make_env(name: str) -> SawyerXYZEnv:
-    """Return Meta-World's environment of a task, without a renderer and without a limit on its steps.
-
-    Meta-World's own environment refuses the step after its horizon; here the rollout counts. Raises `HostError` where
-    Meta-World is missing or cannot be imported.
-    """
+    """Return Meta-World's environment of a task, without a renderer and without a limit on its steps."""
     env = import_metaworld().env_dict.ALL_V3_ENVIRONMENTS[name]()
     env.max_path_length = 2**31
     return env
@@ -120,19 +110,16 @@ def make_env(name: str) -> SawyerXYZEnv:
 
 @lru_cache(maxsize=64)
 def draw_goals(name: str, seed: int) -> tuple[Any, ...]:
-    """Return Meta-World's own tasks, fifty goals and places of things, as `metaworld.MT1(name, seed)` draws them.
-
-    The last 64 draws are kept. Raises `HostError` as `import_metaworld` does.
-    """
+    """Return Meta-World's own tasks, fifty goals and places of things, as `metaworld.MT1(name, seed)` draws them."""
     return tuple(import_metaworld().MT1(name, seed=seed).train_tasks)
 
 
 def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> Scene:
     """Return names and roles of a task's model.
 
-    The robot is the arm and the mocap body that drags it; it has no driven joints, so that none are listed. A rigid
-    piece is one body, whatever it is made of. Pieces that fly free, and the task's targets, are objects; other moving
-    pieces are links of furniture, tracked unless the goal moves their fixture. A fixture's parts touch by design.
+    The robot is the arm and the mocap body that drags it. A rigid piece is one body. Pieces that fly free, and the
+    task's targets, are objects; other moving pieces are links of furniture, tracked unless the goal moves their
+    fixture.
     """
     names = _body_names(model)
     robot = {body for root in _ROBOT_ROOTS for body in subtree_bodies(model, int(model.body(root).id))}
@@ -160,10 +147,8 @@ def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> Scene:
 
 
 def _body_names(model: mujoco.MjModel) -> tuple[str, ...]:
-    """Return the recorded name of each MuJoCo body, by id.
-
-    A named body that moves by itself, stands on the world, or is the robot's has its own name, any other its parent's;
-    an unnamed body that moves has the name that `moving_part_names` gives for its parent, if any.
+    """Return the recorded name of each MuJoCo body: its own if it moves, stands on the world or is the robot's, else
+    its parent's. An unnamed body that moves has the name that `moving_part_names` gives for its parent, if any.
     """
     names = ["world"]
     robot = subtree_bodies(model, int(model.body("base").id))

@@ -54,11 +54,8 @@ _CHATTER = (
     "Could not load the mink-based whole-body IK",
     "Loading controller configuration from",
 )
-"""Log records about what no part of this package needs."""
 _JOINT_READINGS = {"joint_pos": "robot0_joint_pos", "joint_vel": "robot0_joint_vel"}
-"""robosuite's names of the arm's readings that policies may ask for."""
 RawObservation = Mapping[str, NDArray[np.generic]]
-"""An observation as robosuite returns it, by its own names."""
 
 
 class MujocoEnv(ABC):
@@ -136,10 +133,8 @@ class MujocoEnv(ABC):
     def open_stage(self, episode: Batch, rebuild: Callable[[], object] | None = None) -> MujocoStage:
         """Return a recorded episode, a batch of one with its `sim_state`, as a stage that owns this environment.
 
-        The scene is made by a reset from the record's seed, or by `rebuild`. The environment is closed if either fails.
-
-        Raises:
-            HostError: the scene cannot be made again here, or the record lacks its start, or states of this model.
+        The scene is made by a reset from the record's seed, or by `rebuild`. Raises `HostError`, and closes the
+        environment, if it cannot be made again here, or the record lacks its start, or states of this model.
         """
         try:
             if rebuild is None:
@@ -206,11 +201,8 @@ class RobosuiteEnv(MujocoEnv):
         self._privileged: ScenePrivileged | None = None
 
     def step(self, action: Action) -> tuple[Observation, bool]:
-        """Apply one action, record it, and return the observation and the benchmark's own success.
-
-        Raises:
-            InvalidActionError: the action has another length or is not finite; nothing has been simulated.
-            HostError: the simulation diverged, there was no reset, or the simulator sampled no picture to show.
+        """Apply one action, record it, and return the observation and the benchmark's own success. Raises
+        `HostError` if the simulation diverged, there was no reset, or no picture was sampled.
         """
         recorder = self._require_recorder()
         checked = check_action(action, self._size, self.action_meaning)
@@ -271,7 +263,6 @@ class RobosuiteEnv(MujocoEnv):
         self._privileged = self._view_privileged(scene) if self._wants.privileged else None
 
     def _observe(self, raw: RawObservation) -> Observation:
-        """Return robosuite's observation as ours, quaternions with w first; raises what `_read_images` raises."""
         base_pos_m, base_quat_wxyz = self._base_pose(raw)
         return Observation(
             instruction=self._instruction(),
@@ -295,10 +286,6 @@ class RobosuiteEnv(MujocoEnv):
         return camera_matrices(model, data, camera, self._wants.image_size)[MATRICES.index(kind)]
 
     def _read_images(self, raw: RawObservation) -> Mapping[str, NDArray[np.uint8]]:
-        """Return copies of the wanted cameras' images, upright; `UnrenderedImages` while the gate is closed.
-
-        Raises `HostError` if no picture was rendered since the gate was opened.
-        """
         if not self._gate.is_open:
             return UnrenderedImages(self._wants.cameras)
         if self._wants.cameras and not self._gate.is_fresh:
@@ -338,10 +325,7 @@ def quieten_log() -> None:
 
 
 def drawn_reset_seed(seed: EpisodeSeed) -> int:
-    """Return the 32-bit seed of a reset that places everything itself, made of `env_seed` and the index.
-
-    Such resets are those of episodes that are `drawn`, and of tasks without initial states.
-    """
+    """Return the 32-bit seed of a reset that places everything itself, made of `env_seed` and the index."""
     return int(np.random.SeedSequence([seed.env_seed, seed.init_state_index]).generate_state(1)[0])
 
 
@@ -351,11 +335,7 @@ def to_wxyz(quat_xyzw: NDArray[np.generic]) -> NDArray[np.float64]:
 
 
 def flat_state(recorded: Sequence[float], size: int) -> Floats:
-    """Return a recorded flat state as an array, [size].
-
-    Raises:
-        HostError: the state is of another size, so of another scene or version, or not finite.
-    """
+    """Return a recorded flat state as an array, [size]; raises `HostError` if it is of another size or not finite."""
     state = np.array(recorded, dtype=np.float64)
     if state.shape != (size,):
         problem = f"the recorded state has {state.size} numbers, this simulation has {size}"
@@ -366,18 +346,13 @@ def flat_state(recorded: Sequence[float], size: int) -> Floats:
 
 
 def model_coordinates(model: Any, body_name: Sequence[str]) -> tuple[Coordinate, ...]:
-    """Return every joint of a MuJoCo model as parts of its flat state, which begins with the time.
-
-    Free joints are the pose of their body, by its recorded name; others have their own name, or else the body's.
+    """Return every joint of a MuJoCo model as parts of its flat state, which begins with the time. Free joints are
+    the pose of their body, by its recorded name; others have their own name, or else the body's.
     """
     return tuple(part for joint in range(model.njnt) for part in _joint_coordinates(model, joint, body_name))
 
 
 def _joint_coordinates(model: Any, joint: int, body_name: Sequence[str]) -> Iterator[Coordinate]:
-    """Yield the coordinates of one joint: position and rotation of a free joint, one coordinate of any other.
-
-    That is a position for a slide, a rotation for a ball or hinge.
-    """
     first, kind = 1 + int(model.jnt_qposadr[joint]), int(model.jnt_type[joint])
     body = body_name[int(model.jnt_bodyid[joint])]
     name = str(model.joint(joint).name) or body

@@ -47,10 +47,8 @@ class ScenePrivileged:
         sites: Mapping[str, Floats],
         moved: Mapping[str, int] = NOTHING,
     ) -> None:
-        """Measure sizes in the pose of `data`.
-
-        `joints` are names of fixtures' joints, `sites` views [3] of the goal's places, `moved` the ids of the joints of
-        the fixture that the goal moves.
+        """Measure sizes in the pose of `data`. `joints` are names of fixtures' joints, `sites` views [3] of the
+        goal's places, `moved` the joints (name -> id) of the fixture that the goal moves.
         """
         self._model, self._data, self._goal, self._sites = model, data, goal, sites
         self._movable, self._moved = frozenset(scene.objects), moved
@@ -88,10 +86,7 @@ class ScenePrivileged:
 
 
 def measure_shapes(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> Shapes:
-    """Return all sizes in the present pose; of several MuJoCo bodies under one name the first is the root.
-
-    Bodies without bounded collision geometry are left out.
-    """
+    """Return all sizes in the present pose; of several MuJoCo bodies under one name the first is the root."""
     made_of: dict[str, tuple[int, ...]] = {}
     for body, name in enumerate(scene.body_name):
         if scene.roles.get(name) != "robot":
@@ -122,9 +117,8 @@ def _mesh_corners(model: mujoco.MjModel, geom: int) -> NDArray[np.float32]:
 def bounding_box(
     model: mujoco.MjModel, data: mujoco.MjData, root: int, bodies: tuple[int, ...]
 ) -> tuple[Floats, Floats] | None:
-    """Return half extents [3] and centre [3], m, of the collision geometry of `bodies` along the axes of body `root`.
-
-    The bodies are taken in their present pose. None where they have no bounded collision geometry.
+    """Return half extents [3] and centre [3], m, of the present collision geometry of `bodies` along the axes of
+    body `root`.
     """
     geoms = _collision_geoms(model, bodies)
     if not len(geoms):
@@ -137,10 +131,7 @@ def bounding_box(
 
 
 def piece_boxes(model: mujoco.MjModel, data: mujoco.MjData, root: int, bodies: tuple[int, ...]) -> Boxes | None:
-    """Return a box around each geom of the collision geometry of `bodies`, in the frame of body `root`.
-
-    The bodies are taken in their present pose. None where they have no bounded collision geometry.
-    """
+    """Return a box around each geom of the present collision geometry of `bodies`, in the frame of body `root`."""
     geoms = _collision_geoms(model, bodies)
     if not len(geoms):
         return None
@@ -176,10 +167,7 @@ def _geom_span(
 
 
 def _half_extents(kind: int, size: Floats, axes: Floats) -> Floats:
-    """Return half the extent of a primitive along each frame axis, [3]; the columns of `axes` [3, 3] are the geom's.
-
-    A `kind` other than sphere, box, ellipsoid and capsule counts as a cylinder.
-    """
+    """Return half the extent of a primitive along each frame axis, [3]; the columns of `axes` [3, 3] are the geom's."""
     if kind == _SPHERE:
         return np.full(3, size[0])
     if kind == _BOX:

@@ -1,7 +1,4 @@
-"""A recorded MuJoCo episode to be looked at, the recorder's counterpart, and how its scene is begun again.
-
-Each picture is set from the record's `sim_state`. Nothing is simulated.
-"""
+"""A recorded MuJoCo episode to be looked at, set from the record's `sim_state`, and how its scene is begun again."""
 
 from __future__ import annotations
 
@@ -35,22 +32,12 @@ if TYPE_CHECKING:
     import mujoco
 
 HAND_CAMERA = "robot0_eye_in_hand"
-"""robosuite's camera on the hand."""
 _SKETCH = (120, 160)
-"""Size at which cameras are compared."""
 
 
 class MujocoStage:
-    """One episode of a MuJoCo host.
-
-    Args:
-        model: the episode's model, as the host's reset made it.
-        scene: its naming.
-        episode: the record, a batch of one with `sim_state`.
-        camera: the name of the default camera.
-        on_close: what frees the host's environment.
-        observe: what the host's environment observes at a pose, given as qpos and qvel; None = it cannot say.
-        appearance: what the model shows.
+    """One episode of a MuJoCo host. `observe` gives the host's observation at a pose (qpos, qvel); `on_close` frees
+    the host's environment.
     """
 
     def __init__(
@@ -63,9 +50,8 @@ class MujocoStage:
         observe: Callable[[Floats, Floats], Observation] | None = None,
         appearance: Appearance = ROBOSUITE,
     ) -> None:
-        """Keep the episode's states and a simulation of its model; no renderer is made yet.
-
-        Raises `HostError` where the record holds no states, or those of another model.
+        """Make a simulation of the model; raises `HostError` if the record holds no states, or those of another
+        model.
         """
         import mujoco
 
@@ -78,10 +64,8 @@ class MujocoStage:
         self.arm = tuple(scene.body_name[body] for body in model.dof_bodyid[list(scene.arm_dofs)])
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
-        """Return the default camera where it shows every body well, or `bodies` is empty.
-
-        Else a close-up that shows them nearly best. Renders sketches to find out; `size` is that of the picture to
-        come. Raises `HostError` where the model has no such body or nothing can be rendered.
+        """Return the default camera if it shows every body well, else a close-up that shows them nearly best.
+        Renders sketches to find out.
         """
         usual = Camera(self._camera)
         if not bodies:
@@ -96,10 +80,8 @@ class MujocoStage:
         return choose_camera(cameras, [shares(self._render_sketch(camera, bodies), len(bodies)) for camera in cameras])
 
     def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
-        """Return the picture of one record from one camera.
-
-        `seen` has 1 and on for the places in `bodies`, 0 for all else. Raises `HostError` where the model has no such
-        body or nothing can be rendered, and `KeyError` where it has no camera of that name.
+        """Return the picture of one record; raises `HostError` for an unknown body, `KeyError` for an unknown
+        camera.
         """
         self._set(record)
         eye = self._open_renderer(size)
@@ -108,10 +90,6 @@ class MujocoStage:
         return Picture(eye.image(size), seen, self._current_positions())
 
     def observe(self, record: int) -> Observation | None:
-        """Return the host's own observation of a record, without images.
-
-        None where the stage was made without `observe`.
-        """
         if self._observe is None:
             return None
         self._set(record)
@@ -172,10 +150,8 @@ class MujocoStage:
         return objects | {name: self._data.xipos[body].copy() for name, body in self._scene.links.items()}
 
     def _open_renderer(self, size: tuple[int, int]) -> Renderer:
-        """Return a renderer for pictures of that size.
-
-        A larger one replaces the smaller, since each holds every texture again. There is one at a time; renderers
-        returned before may be closed.
+        """Return a renderer for pictures of that size; a larger one replaces the smaller, since each holds every
+        texture again.
         """
         if self._eye is None or (np.array(self._eye.size) < size).any():
             least = self._eye.size if self._eye else _SKETCH
@@ -218,10 +194,8 @@ class MujocoStage:
 
 
 def read_states(episode: Batch, width: int) -> Floats:
-    """Return the states of a batch of one, [n, width].
-
-    Raises:
-        HostError: the record holds none, or those of another model.
+    """Return the states of a batch of one, [n, width]; raises `HostError` if it holds none, or those of another
+    model.
     """
     states = episode.sim_state.episode_rows(0)
     if not len(states):
@@ -237,12 +211,8 @@ def episode_seed(episode: Batch, host: str = "") -> EpisodeSeed:
     """Return the seed that makes the episode's scene again; nothing settles, since states are set.
 
     A replay that began at a recorded state is begun there again; so is an episode of somebody's own loop that names no
-    seed or initial state, with the fixtures where its record has them and what the header's field `host` says of its
-    scene.
-
-    Raises:
-        HostError: the record names no seed or no initial state, and no start of either kind; or its fixtures are no
-            poses.
+    seed or initial state, by its fixtures and what the header's field `host` says of its scene. Raises `HostError` if
+    the record names no start.
     """
     header = episode.headers[0]
     if header.env_seed is None or header.init_state_index is None:
@@ -260,14 +230,6 @@ def episode_seed(episode: Batch, host: str = "") -> EpisodeSeed:
 
 
 def _read_recorded_start(episode: Batch, host: str) -> RecordedEpisode | None:
-    """Return record 0 as a start, with the fixtures that the record names.
-
-    None where the record has no states, or is no replay and names no fixtures. What the header's field `host` says of
-    the scene goes along.
-
-    Raises:
-        HostError: what the record says of fixtures are no poses.
-    """
     (replay,) = replay_fields(episode)
     poses, states = recorded_fixtures(episode), episode.sim_state.episode_rows(0)
     if not len(states) or (not replay and not poses):
@@ -286,12 +248,8 @@ def read_told_scene(episode: Batch, host: str) -> Mapping[str, object]:
 
 
 def recorded_fixtures(episode: Batch) -> dict[str, Floats]:
-    """Return where the record says that fixtures stand: root body -> position [3] in m, quaternion [4] wxyz.
-
-    Empty where the record says nothing of them.
-
-    Raises:
-        HostError: what it says of them are no poses.
+    """Return where the record says that fixtures stand: root body -> position [3] in m, quaternion [4] wxyz. Raises
+    `HostError` if what it says of them is not poses.
     """
     (replay,), (extra,) = replay_fields(episode), episode.extra
     header_extra = extra.get("header")

@@ -1,7 +1,6 @@
 """RoboCasa-365: the 18 atomic-seen tasks on the mobile manipulator PandaOmron in robosuite 1.5, recorded.
 
-The simulator is imported when an environment is made. What makes a RoboCasa episode repeatable stands in
-`RobocasaEnv.reset` and `safevla_bench.hosts.robocasa.kitchens`.
+What makes an episode repeatable stands in `RobocasaEnv.reset` and `safevla_bench.hosts.robocasa.kitchens`.
 """
 
 from __future__ import annotations
@@ -45,38 +44,20 @@ class RobocasaHost:
     name = "robocasa"
 
     def __init__(self, split: str = kitchens.SPLITS[0], horizons: str = kitchens.HORIZONS[0]) -> None:
-        """Raise `HostError` where there is no such split or release."""
         self._split = _require_one_of("split", split, kitchens.SPLITS)
         self._horizons = _require_one_of("horizons", horizons, kitchens.HORIZONS)
 
     def suites(self) -> tuple[str, ...]:
-        """Return the suites' benchmark names."""
         return kitchens.suites()
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
-        """Return the suite's tasks in alphabetical order.
-
-        Raises:
-            HostError: there is no such suite.
-        """
         return kitchens.tasks(suite, self._horizons)
 
     def make(self, task: Task, wants: Wants) -> RobocasaEnv:
-        """Return a new environment of one task; a renderer and its GL context only where a policy wants a camera.
-
-        Raises:
-            HostError: RoboCasa or its assets are missing, it has no such task, camera or reading, or the policy gives
-                poses.
-        """
         check_wants(wants, CAMERAS, "RoboCasa")
         return RobocasaEnv(task, wants, self.versions(), self._split, self._horizons)
 
     def stage(self, task: Task, episode: Batch) -> MujocoStage:
-        """Set up a recorded episode, a batch of one with its `sim_state`, to be looked at, in the kitchen it names.
-
-        Raises:
-            HostError: RoboCasa cannot be used here or lacks the task, or the record lacks its states or its kitchen.
-        """
         scene = read_told_scene(episode, self.name)
         if not scene:
             remedy = "Only records of this host, or of safevla_recorder.record, can be shown."
@@ -89,10 +70,6 @@ class RobocasaHost:
         return env.open_stage(episode, lambda: env.rebuild(scene, recorded_fixtures(episode)))
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of all that a trajectory depends on, by distribution, and whose assets they are.
-
-        Raises `HostError` where RoboCasa or its assets are missing.
-        """
         return install.versions()
 
 
@@ -118,10 +95,6 @@ class RobocasaEnv(RobosuiteEnv):
     embodiment = EMBODIMENT
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str], split: str, horizons: str) -> None:
-        """Look up the task and import RoboCasa; its kitchen is made by the first reset.
-
-        Raises `HostError` where that fails.
-        """
         super().__init__(task, wants, versions, len(kitchens.STILL))
         self._split, self._horizons = split, horizons
         self._rules = kitchens.kitchen_task(task)
@@ -133,20 +106,11 @@ class RobocasaEnv(RobosuiteEnv):
     def reset(self, seed: EpisodeSeed) -> Observation:
         """Start an episode in a kitchen built anew, settle, take record 0.
 
-        The same seed gives the same bytes, in this environment or another: RoboCasa rebuilds its model at each reset,
-        and a kitchen that was used before remembers its last fixtures and where its generator stood, so a new one is
-        made for each episode. What RoboCasa draws by the order of a set has one order here (`install`). The kitchen's
-        own reset settles for ten control steps before those of `seed`.
-
-        An episode of somebody's own kitchen, which `seed.recorded.told` describes, is begun in one of the same options:
-        at its recorded state where one is given, else from `seed.env_seed` as the generator's own seed, after as many
-        resets of one kitchen as the loop had made.
-
-        Every other start is drawn, whether `seed.drawn` says so or not: RoboCasa's tasks have no initial states.
-
-        Raises:
-            HostError: `check_start` refuses the seed, RoboCasa cannot build this kitchen, or the recorded state is not
-                one of it.
+        A kitchen that was used before remembers its last fixtures and where its generator stood, so a new one is made
+        for each episode. Its own reset settles for ten control steps before those of `seed`. An episode of somebody's
+        own kitchen, which `seed.recorded.told` describes, is begun in one of the same options: at its recorded state if
+        one is given, else from `seed.env_seed` as the generator's own seed, after as many resets as the loop had made.
+        Every start is drawn. Raises `HostError` if an episode cannot start by this seed.
         """
         check_start(self.task, seed)
         if seed.recorded is not None and seed.recorded.state is not None:
@@ -163,10 +127,8 @@ class RobocasaEnv(RobosuiteEnv):
         """Make the kitchen that a record describes by its header field `robocasa`, and return its model.
 
         RoboCasa's description does not say where on a counter it drew the place of a toaster or a knife block;
-        `fixtures` does, root body -> position [3] in m and quaternion [4] wxyz.
-
-        Raises:
-            HostError: the field does not describe a kitchen, or the kitchen made here has other joints.
+        `fixtures` does, root body -> position [3] in m and quaternion [4] wxyz. Raises `HostError` if the field
+        describes no kitchen, or the kitchen made here has other joints.
         """
         meta = told.get("ep_meta")
         if not isinstance(meta, Mapping):
@@ -194,10 +156,6 @@ class RobocasaEnv(RobosuiteEnv):
         return kitchen
 
     def _begin_from_seed(self, seed: EpisodeSeed) -> RawObservation:
-        """Make and reset a kitchen by the seed, or by what a record tells of somebody's own kitchen.
-
-        Return the observation. Keeps RoboCasa's description of the episode.
-        """
         told = seed.recorded.told if seed.recorded is not None else {}
         start = (
             kitchens.told_start(told, seed.env_seed)
@@ -213,10 +171,6 @@ class RobocasaEnv(RobosuiteEnv):
         return raw
 
     def _begin_at_state(self, recorded: RecordedEpisode, state: Sequence[float], *, is_seen: bool) -> RawObservation:
-        """Rebuild the recorded kitchen, set a recorded state and the controllers' memory, and return the observation.
-
-        Raises `HostError` where the record does not describe the kitchen, or the state is not one of it.
-        """
         fixtures = {name: np.array(pose) for name, pose in recorded.fixtures}
         model = self.rebuild(recorded.told, fixtures)
         kitchen: Any = self._require_kitchen()

@@ -40,13 +40,8 @@ _NEEDED = ("scenes", "textures", "fixtures/microwaves", "objects/objaverse", "ob
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of all that a trajectory depends on, by distribution; imports no simulator.
-
-    `robocasa-assets` says whose assets they are: `official`, or `stand-in` for placeholders that a tree declares in its
-    README.txt.
-
-    Raises:
-        HostError: RoboCasa is not installed, shares its environment with another robosuite, or has no assets.
+    """Return the versions of all that a trajectory depends on; `robocasa-assets` is `official`, or `stand-in` for
+    placeholders. Raises `HostError` without RoboCasa or its assets. Imports no simulator.
     """
     require()
     installed = {name: importlib.metadata.version(name) for name in (*_SIMULATOR, "numpy", "safevla-bench")}
@@ -63,11 +58,8 @@ def require() -> None:
 
 
 def assets() -> Path:
-    """Return the folder of assets: what `SAFEVLA_ROBOCASA_ASSETS` names, else the package's own.
-
-    Raises:
-        HostError: RoboCasa is not installed, the folder lacks assets, its `objects` cannot be written to, or RoboCasa
-            would mistake its paths for those of its own package.
+    """Return the folder of assets: what `SAFEVLA_ROBOCASA_ASSETS` names, else the package's own. Raises `HostError`
+    if they are missing, cannot be written to, or RoboCasa would mistake their paths for its own.
     """
     named = os.environ.get(ASSETS)
     root = Path(named).resolve() if named else _own_assets()
@@ -94,11 +86,7 @@ def _own_assets() -> Path:
 
 
 def kitchen(task: Task, start: KitchenStart, wants: Wants) -> Kitchen:
-    """Return RoboCasa's environment of one episode, before its reset; a renderer only where cameras are wanted.
-
-    Raises:
-        HostError: RoboCasa or its assets are missing, or it cannot be imported here.
-    """
+    """Return RoboCasa's environment of one episode, before its reset."""
     return task_class(task)(
         **env_options("PandaOmron", wants),
         layout_and_style_ids=[(start.layout, start.style)],
@@ -108,12 +96,7 @@ def kitchen(task: Task, start: KitchenStart, wants: Wants) -> Kitchen:
 
 
 def task_class(task: Task) -> type[Kitchen]:
-    """Return RoboCasa's class of a task; imports RoboCasa.
-
-    Raises:
-        HostError: RoboCasa or its assets are missing, or it cannot be imported here.
-        KeyError: RoboCasa has no such task.
-    """
+    """Return RoboCasa's class of a task; imports RoboCasa, and raises `HostError` if that or its assets fail."""
     require()
     _import_robocasa(assets())
     from robocasa.environments.kitchen.kitchen import REGISTERED_KITCHEN_ENVS
@@ -123,10 +106,6 @@ def task_class(task: Task) -> type[Kitchen]:
 
 @cache
 def _import_robocasa(root: Path) -> None:
-    """Import RoboCasa with its assets at `root`, quietly; they are catalogued while it is imported, once a process.
-
-    Raises `HostError` where that fails, or it was imported before with other assets.
-    """
     quieten_log()
     imported = sys.modules.get("robocasa.models")
     if imported is not None and Path(imported.assets_root).resolve() != root:
@@ -160,10 +139,6 @@ class _AssetsFinder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return the spec of `robocasa.models` with a loader that sets its `assets_root`.
-
-        None for every other module.
-        """
         if fullname != "robocasa.models":
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path)

@@ -90,10 +90,8 @@ def suites() -> tuple[str, ...]:
 
 
 def tasks(suite: str, horizons: str) -> tuple[Task, ...]:
-    """Return the suite's tasks in alphabetical order, with the horizons of that release of RoboCasa.
-
-    Raises:
-        HostError: there is no such suite.
+    """Return the suite's tasks in alphabetical order, with the horizons of that release; raises `HostError` for
+    another suite.
     """
     table = _table()
     if suite not in table.suites:
@@ -115,11 +113,7 @@ def tasks(suite: str, horizons: str) -> tuple[Task, ...]:
 
 
 def kitchen_task(task: Task) -> KitchenTask:
-    """Return the facts about a task.
-
-    Raises:
-        HostError: there is no such task.
-    """
+    """Return the facts about a task; raises `HostError` if there is no such task."""
     table = _table()
     if task.task_id not in table.suites.get(task.benchmark, ()):
         problem = f"RoboCasa has no task {task.task_id!r} in {task.benchmark!r}"
@@ -128,9 +122,8 @@ def kitchen_task(task: Task) -> KitchenTask:
 
 
 def start(split: str, seed: EpisodeSeed, no_layouts: Collection[int], no_styles: Collection[int]) -> KitchenStart:
-    """Return the start of the episode with that index, 0 or more, past the layouts and styles that the task bars.
-
-    After the last allowed scene of the split comes the first again.
+    """Return the start of the episode with that index, past the layouts and styles that the task bars, over and
+    over.
     """
     index = seed.init_state_index
     allowed = [pair for pair in _scenes(split) if pair[0] not in no_layouts and pair[1] not in no_styles]
@@ -155,10 +148,7 @@ _BUTTONS = ("_start_button", "_stop_button")
 
 
 def set_options(kitchen: Kitchen, options: object) -> None:
-    """Set in a kitchen, before its reset, the recorded options that decide what it draws.
-
-    Other names are ignored, and `options` that are no mapping.
-    """
+    """Set in a kitchen, before its reset, the recorded options that decide what it draws."""
     for name, value in options.items() if isinstance(options, Mapping) else ():
         if name in DRAWING_OPTIONS:
             setattr(kitchen, name, tuple(value) if name == "obj_registries" else value)
@@ -169,8 +159,6 @@ def describe_kitchen(kitchen: Kitchen, meta: Mapping[str, object], joints: objec
 
     RoboCasa makes an object and then the container drawn for it, and describes them the other way round: the container
     must be placed first. So objects are made here in the order of their joints, and placed in that of the description.
-
-    Raises `HostError` where the description lists no objects, or `joints` is no list.
     """
     described = meta.get("object_cfgs")
     if not isinstance(described, list) or not isinstance(joints, list):
@@ -195,10 +183,8 @@ def require_joints(model: mujoco.MjModel, joints: object) -> None:
 
 
 def restore_memory(kitchen: Any, memory: object) -> None:
-    """Give back to a kitchen what the solver, the arm's controller and the gripper remembered, as its record has it.
-
-    Raises:
-        HostError: the record says nothing of it, or not for this kitchen.
+    """Give back to a kitchen what the solver, the arm's controller and the gripper remembered; raises `HostError` if
+    the record does not say.
     """
     (robot,) = kitchen.robots
     (arm,) = robot.arms
@@ -224,12 +210,8 @@ class _Memory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def told_start(told: Mapping[str, object], seed: int) -> KitchenStart:
-    """Return the start of an episode of somebody's own kitchen, whose generator had that seed.
-
-    `told` is what its record says of the kitchen; without a split there, the split is `target`.
-
-    Raises:
-        HostError: its record's `robocasa` names no layout and style.
+    """Return the start of an episode of somebody's own kitchen, whose generator had that seed; raises `HostError` if
+    `told` names none.
     """
     layout, style, options = (told.get(name) for name in ("layout", "style", "options"))
     split = options.get("obj_instance_split") if isinstance(options, Mapping) else None
@@ -245,9 +227,8 @@ def no_kitchen_error() -> HostError:
 
 
 def read_goal(kitchen: Kitchen, rules: KitchenTask) -> tuple[str, ...]:
-    """Return the goal with names of this episode's bodies and fixtures, such as `("close", "fridge_main_group")`.
-
-    The verb `slide` becomes `slide_out` or `slide_in`.
+    """Return the goal with names of this episode's bodies and fixtures; the verb `slide` becomes `slide_out` or
+    `slide_in`.
     """
     verb, *names = rules.goal
     if verb == SLIDE:

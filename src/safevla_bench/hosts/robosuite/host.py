@@ -35,7 +35,6 @@ from safevla_recorder.mujoco.scene import Scene, geom_ids, name_bodies, roles_in
 
 SUITE = "robosuite"
 STILL = (*[0.0] * 6, -1.0)
-"""No motion, gripper opening."""
 _INSTALL = (
     "pip install 'safevla-bench[robosuite]' in an environment of its own, or make robocasa, whose robosuite this is"
 )
@@ -53,35 +52,19 @@ class RobosuiteHost:
     name = "robosuite"
 
     def suites(self) -> tuple[str, ...]:
-        """Return the name of the one suite."""
         return (SUITE,)
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
-        """Return the suite's tasks; raises `HostError` where there is no such suite."""
         return suite_tasks(suite)
 
     def make(self, task: Task, wants: Wants) -> RobosuiteTaskEnv:
-        """Return a new environment of one task, not reset yet.
-
-        Raises:
-            HostError: robosuite is missing or has no such task, camera or reading, or the policy gives poses.
-        """
         check_wants(wants, CAMERAS, "the host robosuite")
         return RobosuiteTaskEnv(task, wants, self.versions())
 
     def stage(self, task: Task, episode: Batch) -> MujocoStage:
-        """Set up a recorded episode, a batch of one with its `sim_state`, to be looked at.
-
-        Raises:
-            HostError: robosuite cannot be used here or lacks the task, or the record lacks its states or its start.
-        """
         return self.make(task, Wants()).open_stage(episode)
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of all that a trajectory depends on, by distribution.
-
-        Raises `HostError` unless robosuite 1.5 is installed.
-        """
         return versions()
 
 
@@ -99,22 +82,14 @@ class RobosuiteTaskEnv(RobosuiteEnv):
     embodiment = "Panda"
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
-        """Keep the task's goal; robosuite's environment is made by the first reset.
-
-        Raises `HostError` for an unknown task.
-        """
         super().__init__(task, wants, versions, len(STILL))
         self._goal = task_goal(task.name)
         self._env: Any = None
 
     def reset(self, seed: EpisodeSeed) -> Observation:
         """Start an episode in an environment made anew, whose generator is seeded by `seed`; settle, take record 0.
-
-        Every start is drawn, whether `seed.drawn` says so or not: robosuite's tasks have no initial states.
-
-        Raises:
-            HostError: `check_start` refuses the seed, a recorded state is to start from, or robosuite cannot be
-                imported.
+        Every start is drawn: robosuite's tasks have no initial states. Raises `HostError` if an episode cannot
+        start by this seed.
         """
         if seed.recorded is not None and seed.recorded.state is not None:
             problem = "the host robosuite starts from no recorded state"
@@ -132,7 +107,6 @@ class RobosuiteTaskEnv(RobosuiteEnv):
         return self._observe(raw)
 
     def coordinates(self) -> tuple[Coordinate, ...]:
-        """Return the coordinates of the present `sim_state`; raises `HostError` before a reset."""
         return model_coordinates(self._mujoco()[0], self._read_scene().body_name)
 
     def close(self) -> None:
@@ -208,11 +182,7 @@ def opened_fixtures(goal: Goal) -> tuple[str, ...]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of all that a trajectory depends on, by distribution; imports no simulator.
-
-    Raises:
-        HostError: robosuite is not installed, or not in version 1.5.
-    """
+    """Return the versions of all that a trajectory depends on; raises `HostError` unless robosuite 1.5 is installed."""
     present = {}
     for name in ("mujoco", *_DISTRIBUTIONS, "numpy", "safevla-bench"):
         try:
@@ -229,12 +199,8 @@ def versions() -> dict[str, str]:
 
 
 def make_env(name: str, wants: Wants, seed: int) -> Any:
-    """Return robosuite's environment of a task, whose generator has that seed, before its reset.
-
-    From then on robosuite's log lacks what `quieten_log` names.
-
-    Raises:
-        HostError: robosuite is not installed, is not version 1.5, or cannot be imported here.
+    """Return robosuite's environment of a task, whose generator has that seed, before its reset; raises `HostError`
+    without robosuite.
     """
     versions()
     quieten_log()
@@ -248,9 +214,8 @@ def make_env(name: str, wants: Wants, seed: int) -> Any:
 
 
 def find_env_class(name: str) -> Any:
-    """Return robosuite's own class of one of its tasks; raises `StopIteration` where it has none of that name.
-
-    `robosuite.make` goes by the name alone, and RoboCasa defines another `PickPlace`: whoever is imported last has it.
+    """Return robosuite's own class of one of its tasks. `robosuite.make` goes by the name alone, and RoboCasa
+    defines another `PickPlace`: whoever is imported last has it.
     """
     from robosuite.environments.manipulation.manipulation_env import ManipulationEnv
 
@@ -263,11 +228,10 @@ def find_env_class(name: str) -> Any:
 def read_scene(env: Any, goal: Goal) -> Scene:
     """Return names and roles of the present model of robosuite's environment.
 
-    The robot is the subtree of its base. Objects are those of robosuite's that move freely, under its names with all
-    their bodies: targets if the goal names them, else bystanders. Whatever else, fixed objects too, is furniture under
-    MuJoCo's body names. Tasks of one object throw the others out of reach, where they fall to the floor:
-    those are furniture, untracked, and what they do to the floor is left out. So is what parts of a door that is to be
-    opened do to each other.
+    Objects are those that move freely, under robosuite's names with all their bodies; whatever else, fixed objects too,
+    is furniture under MuJoCo's body names. Tasks of one object throw the others out of reach: those are furniture,
+    untracked, and what they do to the floor is left out, as is what parts of a door that is to be opened do to each
+    other.
     """
     model, robot = env.sim.model._model, env.robots[0]
     things = {str(thing.name): int(model.body(thing.root_body).id) for thing in env.model.mujoco_objects}
