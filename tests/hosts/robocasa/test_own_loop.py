@@ -22,6 +22,7 @@ from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.jobs.verify import verify_run
 from safevla_bench.sources.runs.episode_index import read_sources
+from safevla_bench.trajectory.batch import select_episodes
 from safevla_recorder.robocasa.attachment import read_memory
 
 pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -143,7 +144,7 @@ def test_an_episode_without_a_seed_can_be_shown_from_what_the_kitchen_says_of_it
         run_loop(env, 2, 3)
     env.close()
     batch = read_sources([tmp_path / "run"])[0]
-    second = sb.trajectory.select_episodes(batch, [1])
+    second = select_episodes(batch, [1])
     assert second.headers[0].env_seed is None
     stage = make_host("robocasa").stage(task_of(), second)
     try:

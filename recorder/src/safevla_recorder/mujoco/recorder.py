@@ -10,8 +10,7 @@ control step, and at record 0, before which no substep is recorded, the magnitud
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Dict, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -25,51 +24,10 @@ from safevla_recorder.mujoco.scene import Scene, state_views
 if TYPE_CHECKING:
     import mujoco
 
+_State = Dict[str, Floats]
+"""Copies of the simulator's arrays at the end of one control step, by the names of `_views`."""
 RESTING_M_S = 0.05
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _State:
-    """Copies of the simulator's arrays at the end of one control step."""
-
-    site_pos: Floats
-    site_mat: Floats
-    pos: Floats
-    com: Floats
-    quat: Floats
-    actuator: Floats
-    torque_peak_nm: Floats
-    sim_state: Floats
-
-
-_NO_SITE: Floats = np.empty(0)
-
-
-class _StateViews:
-    """Views of the simulator's own arrays, which stay where they are as long as its `MjData` lives."""
-
-    def __init__(self, model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> None:
-        site = scene.eef_site
-        self._data = data
-        self._site_pos = data.site_xpos[site] if site is not None else _NO_SITE
-        self._site_mat = data.site_xmat[site] if site is not None else _NO_SITE
-        self._pos, self._com, self._quat = data.xpos, data.xipos, data.xquat
-        self._actuator = data.qfrc_actuator
-        self._state = state_views(model, data)
-
-    def copy(self, torque_peak_nm: Floats) -> _State:
-        """Return copies of everything that a record holds."""
-        return _State(
-            site_pos=self._site_pos.copy(),
-            site_mat=self._site_mat.copy(),
-            pos=self._pos.copy(),
-            com=self._com.copy(),
-            quat=self._quat.copy(),
-            actuator=self._actuator.copy(),
-            torque_peak_nm=torque_peak_nm,
-            sim_state=np.concatenate(((self._data.time,), *self._state)),
-        )
 
 
 class Recorder(LogReader):
@@ -90,10 +48,14 @@ class Recorder(LogReader):
         self._arm = list(scene.arm_dofs)
         self._actuator = data.qfrc_actuator  # a view of the simulator's own array
         self._torques: list[Floats] = []  # of every substep since the last record
-        self._views = _StateViews(model, data, scene)
+        # Views of the simulator's own arrays, which stay where they are as long as its `MjData` lives.
+        self._state_views = state_views(model, data)
+        self._views = {"pos": data.xpos, "com": data.xipos, "quat": data.xquat, "actuator": data.qfrc_actuator}
+        if scene.eef_site is not None:
+            self._views.update(site_pos=data.site_xpos[scene.eef_site], site_mat=data.site_xmat[scene.eef_site])
         self._contacts = ContactLog(model)
         self._contacts.add_substep(data)
-        first = self._views.copy(np.abs(self._actuator[self._arm]))
+        first = self._copy_state(np.abs(self._actuator[self._arm]))
         self._log = EpisodeLog(scene.map_geoms(model), self._contacts, first, self._build_channels)
 
     def record_substep(self) -> None:
@@ -111,7 +73,12 @@ class Recorder(LogReader):
         self._check_substeps()
         peak = np.abs(np.array(self._torques)[:, self._arm]).max(axis=0)
         self._torques.clear()
-        self._log.add_step(action, self._views.copy(peak))
+        self._log.add_step(action, self._copy_state(peak))
+
+    def _copy_state(self, torque_peak_nm: Floats) -> _State:
+        sim_state = np.concatenate(((self._data.time,), *self._state_views))
+        copies = {name: view.copy() for name, view in self._views.items()}
+        return {**copies, "torque_peak_nm": torque_peak_nm, "sim_state": sim_state}
 
     def _check_substeps(self) -> None:
         recorded, time_s = len(self._torques), self._data.time
@@ -132,15 +99,15 @@ class Recorder(LogReader):
         quat_bodies = [places[name] for name in scene.objects]
         has_eef = scene.eef_site is not None
         return {
-            "eef_pos_m": np.stack([state.site_pos for state in states]) if has_eef else None,
-            "eef_quat_wxyz": np.stack([_to_quaternion(state.site_mat) for state in states]) if has_eef else None,
+            "eef_pos_m": np.stack([state["site_pos"] for state in states]) if has_eef else None,
+            "eef_quat_wxyz": np.stack([_to_quaternion(state["site_mat"]) for state in states]) if has_eef else None,
             "pos_bodies": [*quat_bodies, *(places[name] for name in scene.links)],
-            "body_pos_m": np.stack([np.concatenate([state.pos[objects], state.com[links]]) for state in states]),
+            "body_pos_m": np.stack([np.concatenate([state["pos"][objects], state["com"][links]]) for state in states]),
             "quat_bodies": quat_bodies,
-            "body_quat_wxyz": np.stack([state.quat[objects] for state in states]),
-            "joint_torque_nm": np.stack([state.actuator[arm] for state in states]) if arm else None,
-            "sim_state": np.stack([state.sim_state for state in states]),
-            "further": {"joint_torque_peak_nm": np.stack([state.torque_peak_nm for state in states])} if arm else {},
+            "body_quat_wxyz": np.stack([state["quat"][objects] for state in states]),
+            "joint_torque_nm": np.stack([state["actuator"][arm] for state in states]) if arm else None,
+            "sim_state": np.stack([state["sim_state"] for state in states]),
+            "further": {"joint_torque_peak_nm": np.stack([state["torque_peak_nm"] for state in states])} if arm else {},
         }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from pkgutil import resolve_name
@@ -176,11 +177,8 @@ class HostRules:
         host = self.host()
         if not isinstance(host, StagingHost):
             raise NotImplementedError
-        stage = host.stage(task, episode)
-        try:
+        with closing(host.stage(task, episode)) as stage:
             return stage.render(0, Camera(camera), size).image
-        finally:
-            stage.close()
 
     def __init_subclass__(cls) -> None:
         """Set to None the rules of hooks set to None, and the rules of images if no `other_wants` has a camera. A
@@ -209,22 +207,16 @@ class HostRules:
         conform, trial = cls(), request.param
         host = conform.host()
         task = trial.find_task(host)
-        env = host.make(task, Wants())
-        try:
+        with closing(host.make(task, Wants())) as env:
             actions = conform.actions(env)
             batch, again = run_actions(env, conform.seed, actions), run_actions(env, conform.seed, actions)
             elsewhere = conform.run_elsewhere(task, Wants(), actions)
             yield TrialRun(trial, task, env, actions, batch, again, elsewhere)
-        finally:
-            env.close()
 
     def run_elsewhere(self, task: Task, wants: Wants, actions: Floats) -> Batch:
         """Return the record of the episode by `self.seed` in a new environment of a new host, and close that."""
-        env = self.host().make(task, wants)
-        try:
+        with closing(self.host().make(task, wants)) as env:
             return run_actions(env, self.seed, actions)
-        finally:
-            env.close()
 
 
 def require(holds: bool, failure: str) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -28,6 +29,7 @@ from safevla_bench.interface.stage import Stage, StagingHost
 from safevla_bench.interface.task import Coordinate, EpisodeSeed
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import select_record
+from safevla_recorder.mujoco.hook import wrap_method
 
 
 class TaskRules(HostRules):
@@ -171,9 +173,8 @@ class OptionalRules(HostRules):
         newest.append(env.latest())
         for step, alone in enumerate(newest[: int(batch.lengths[0])]):
             states = batch.sim_state.episode_rows(0)[step : step + 1], alone.sim_state.episode_rows(0)
-            differs = first_difference(
-                _comparable_record(batch, step), _comparable_record(alone, 0)
-            ) or first_difference(*states, "sim_state")
+            records = _comparable_record(batch, step), _comparable_record(alone, 0)
+            differs = first_difference(*records) or first_difference(*states, "sim_state")
             require(not differs, f"{run}: latest() after {step} steps is not record {step}: {differs} differs.")
 
     def test_images_that_nobody_looks_at_are_not_there_and_the_others_are_as_without_that(self, run: TrialRun) -> None:
@@ -217,9 +218,7 @@ class OptionalRules(HostRules):
         batch, coordinates = run.batch, run.env.coordinates()
         width = batch.sim_state.episode_rows(0).shape[1]
         require(bool(coordinates), f"{run}: coordinates() names none.")
-        numbers = [
-            place for coordinate in coordinates for place in range(coordinate.first, coordinate.first + coordinate.size)
-        ]
+        numbers = [each.first + place for each in coordinates for place in range(each.size)]
         require(len(set(numbers)) == len(numbers), f"{run}: two coordinates share a number of the state.")
         require(min(numbers) >= 0 and max(numbers) < width, f"{run}: a coordinate lies outside the {width} numbers.")
         for coordinate in coordinates:
@@ -233,13 +232,24 @@ class OptionalRules(HostRules):
     def test_poses_are_those_of_the_end_of_the_control_step(self) -> None:
         """Fail where the recorded positions of the body that `move_object` moves lag behind its states."""
         host, trial = self.host(), self.trials[0]
-        env = _ObservedEnv(host.make(trial.find_task(host), Wants(privileged=True)))
+        env, observations = host.make(trial.find_task(host), Wants(privileged=True)), list[Observation]()
+
+        def keep_observation(call: Callable[[object], Any], argument: object) -> Any:
+            answer = call(argument)
+            if isinstance(argument, EpisodeSeed):
+                observations[:] = [answer]
+            else:
+                observations.append(answer[0])
+            return answer
+
+        for method in ("reset", "step"):
+            wrap_method(env, method, keep_observation)
         try:
             body = call_hook(lambda: self.move_object(env, self.seed), "move_object")
             batch = env.recorded()
-            places = np.array([seen.privileged.body_pos_m[body] for seen in env.seen if seen.privileged])
+            places = np.array([seen.privileged.body_pos_m[body] for seen in observations if seen.privileged])
             if not len(places):
-                places = _state_positions(batch, env.inner, body)
+                places = _state_positions(batch, env, body)
         finally:
             env.close()
         recorded = {batch.body_label(int(k)): place for place, k in enumerate(batch.body_pos_m.episode_poses(0)[0])}
@@ -259,12 +269,9 @@ class OptionalRules(HostRules):
         host, batch = self.host(), run.batch
         if not isinstance(host, StagingHost):
             return
-        stage = host.stage(run.task, batch)
-        try:
+        with closing(host.stage(run.task, batch)) as stage:
             for step in (0, int(batch.lengths[0]) - 1):
                 self._check_pictures(run, stage, step)
-        finally:
-            stage.close()
 
     def _check_pictures(self, run: TrialRun, stage: Stage, step: int) -> None:
         batch = run.batch
@@ -283,30 +290,6 @@ class OptionalRules(HostRules):
             require(at is not None, f"{run}: a picture of record {step} does not say where {name} is.")
             off = float(np.linalg.norm(at - positions[step, place]))
             require(off < _SHOWN_M, f"{run}: record {step} is shown with {name} {off:g} m from where it was recorded.")
-
-
-class _ObservedEnv:
-    """An environment that keeps the observations since the last reset."""
-
-    def __init__(self, inner: HostEnv) -> None:
-        self.inner, self.seen = inner, list[Observation]()
-        self.task, self.dt_s = inner.task, inner.dt_s
-        self.action_low, self.action_high = inner.action_low, inner.action_high
-
-    def reset(self, seed: EpisodeSeed) -> Observation:
-        self.seen = [self.inner.reset(seed)]
-        return self.seen[0]
-
-    def step(self, action: Action) -> tuple[Observation, bool]:
-        seen, success = self.inner.step(action)
-        self.seen.append(seen)
-        return seen, success
-
-    def recorded(self) -> Batch:
-        return self.inner.recorded()
-
-    def close(self) -> None:
-        self.inner.close()
 
 
 def _state_positions(batch: Batch, env: HostEnv, body: str) -> Floats:
@@ -336,9 +319,5 @@ def _position_gaps(batch: Batch, coordinates: tuple[Coordinate, ...]) -> Iterato
     for coordinate in coordinates:
         if coordinate.kind == "position" and coordinate.size == 3 and coordinate.name in places:
             positions_by_state = states[:, coordinate.first : coordinate.first + 3]
-            yield (
-                coordinate.name,
-                float(
-                    np.linalg.norm(positions_by_state - positions[:, places[coordinate.name]], axis=1).max(initial=0)
-                ),
-            )
+            off = np.linalg.norm(positions_by_state - positions[:, places[coordinate.name]], axis=1)
+            yield coordinate.name, float(off.max(initial=0))

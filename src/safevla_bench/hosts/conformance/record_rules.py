@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
@@ -245,7 +246,7 @@ class RepeatRules(HostRules):
         same = [bare_state.tobytes() == state.tobytes() for bare_state, state in zip(bare, states, strict=False)]
         require(
             all(same),
-            f"{run}: with the recorder the simulator's state differs from record {_first_false(same)} on.",
+            f"{run}: with the recorder the simulator's state differs from record {[*same, False].index(False)} on.",
         )
 
     def test_asking_for_the_record_midway_changes_nothing(self, run: TrialRun) -> None:
@@ -272,11 +273,8 @@ class RepeatRules(HostRules):
         """Fail unless a reset shows just the wanted cameras, uint8 [H, W, 3] of `image_size`, for all `other_wants`."""
         for wants in self.other_wants:
             host = self.host()
-            env = host.make(self.trials[0].find_task(host), wants)
-            try:
+            with closing(host.make(self.trials[0].find_task(host), wants)) as env:
                 images = env.reset(self.seed).images
-            finally:
-                env.close()
             require(set(images) == set(wants.cameras), f"There are images of {set(images)}, wanted are {wants}.")
             for camera, image in images.items():
                 fits = image.dtype == np.uint8 and image.shape == (*wants.image_size, 3)
@@ -287,11 +285,8 @@ class RepeatRules(HostRules):
         wants = next(wants for wants in self.other_wants if wants.cameras)
         host = self.host()
         task = self.trials[0].find_task(host)
-        env = host.make(task, wants)
-        try:
+        with closing(host.make(task, wants)) as env:
             images, episode = env.reset(self.seed).images, env.recorded()
-        finally:
-            env.close()
         for camera, image in images.items():
             expected = call_hook(partial(self.upright, task, episode, camera, wants.image_size), "upright")
             if image.shape != expected.shape:
@@ -352,12 +347,9 @@ class RepeatRules(HostRules):
 
     def test_there_is_no_step_and_no_record_before_a_reset(self, run: TrialRun) -> None:
         """Fail unless `recorded` and `step` raise `HostError` in a new environment."""
-        env = self.host().make(run.task, Wants())
-        try:
+        with closing(self.host().make(run.task, Wants())) as env:
             self._require_refusal(run, env.recorded)
             self._require_refusal(run, lambda: env.step(run.actions[0]))
-        finally:
-            env.close()
 
     def _require_refusal(self, run: TrialRun, call: Callable[[], object]) -> None:
         try:
@@ -371,7 +363,3 @@ class RepeatRules(HostRules):
 
 def _mean_difference(image: NDArray[np.uint8], expected: NDArray[np.uint8]) -> float:
     return float(np.abs(image.astype(np.float64) - expected).mean())
-
-
-def _first_false(same: Sequence[bool]) -> int:
-    return list(same).index(False) if False in same else -1

@@ -208,11 +208,7 @@ def _restore_gripper(domain: BDDLBaseDomain) -> None:
     low, high = model.actuator_ctrlrange[servos].T
     target = 2.0 * (state.qpos[fingers] + lag_s * state.qvel[speeds] - low) / (high - low) - 1.0
     closed = np.where(np.abs(low) < np.abs(high), -1.0, 1.0)
-    if (closed * target).max() > -_LIMIT and _fingers_touch(domain):
+    parts = robot.gripper.important_geoms
+    if (closed * target).max() > -_LIMIT and domain.check_contact([*parts["left_finger"], *parts["right_finger"]]):
         target = closed
     robot.gripper.current_action = np.where(np.abs(target) > _LIMIT, np.sign(target), target)
-
-
-def _fingers_touch(domain: BDDLBaseDomain) -> bool:
-    parts = domain.robots[0].gripper.important_geoms
-    return bool(domain.check_contact([*parts["left_finger"], *parts["right_finger"]]))

@@ -57,7 +57,9 @@ class MujocoStage:
 
         self._model, self._data, self._scene = model, mujoco.MjData(model), scene
         self._states, self._camera, self._on_close = read_states(episode, state_size(model)), camera, on_close
-        self._recorded, self._observe, self._appearance = _recorded_positions(episode), observe, appearance
+        self._observe, self._appearance = observe, appearance
+        tracked, positions = episode.body_pos_m.episode_poses(0)
+        self._recorded = {episode.body_label(int(body)): positions[:, place] for place, body in enumerate(tracked)}
         self._eye: Renderer | None = None
         names = {str(model.camera(number).name) for number in range(model.ncam)}
         self.further_cameras = (HAND_CAMERA,) if HAND_CAMERA in names - {camera} else ()
@@ -74,7 +76,8 @@ class MujocoStage:
         self._open_renderer(size)  # at once as large as the picture will be
         if (shares(self._render_sketch(usual, bodies), len(bodies)) >= WELL_SHOWN).all():
             return usual
-        groups = [self._geom_ids(name) for name in bodies]
+        owners = self._model.geom_bodyid
+        groups = [np.flatnonzero(np.isin(owners, self._body_ids(name))) for name in bodies]
         where, radius = focus(self._model, self._data, groups)
         cameras = list(close_ups(where, radius, azimuth_deg(self._model, self._data, self._camera)))
         return choose_camera(cameras, [shares(self._render_sketch(camera, bodies), len(bodies)) for camera in cameras])
@@ -179,18 +182,12 @@ class MujocoStage:
             raise HostError(problem, remedy="Render with the versions that run.json names.")
         return bodies
 
-    def _geom_ids(self, name: str) -> NDArray[np.intp]:
-        return np.flatnonzero(np.isin(self._model.geom_bodyid, self._body_ids(name)))
-
     def _visible_body_ids(self, name: str) -> list[int]:
-        bodies = self._body_ids(name)
-        while not self._has_visual(bodies) and bodies != [0]:
+        bodies, owners = self._body_ids(name), self._model.geom_bodyid
+        is_visual = np.isin(self._model.geom_group, list(self._appearance.groups))
+        while not (np.isin(owners, bodies) & is_visual).any() and bodies != [0]:
             bodies = [int(self._model.body_parentid[bodies[0]])]
         return bodies
-
-    def _has_visual(self, bodies: Sequence[int]) -> bool:
-        geoms = np.isin(self._model.geom_bodyid, bodies)
-        return bool((geoms & np.isin(self._model.geom_group, list(self._appearance.groups))).any())
 
 
 def read_states(episode: Batch, width: int) -> Floats:
@@ -265,8 +262,3 @@ def recorded_fixtures(episode: Batch) -> dict[str, Floats]:
         remedy = "Seven numbers each: position and quaternion, w first."
         raise HostError("the record's `fixtures` are no poses", remedy=remedy) from None
     return poses
-
-
-def _recorded_positions(episode: Batch) -> dict[str, Floats]:
-    bodies, positions = episode.body_pos_m.episode_poses(0)
-    return {episode.body_label(int(body)): positions[:, place] for place, body in enumerate(bodies)}

@@ -12,7 +12,6 @@ Pairs that RoboCasa's task bars are left out before counting. The kitchen's gene
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -81,7 +80,7 @@ class KitchenStart:
 @cache
 def _table() -> _Table:
     text = resources.files(__package__).joinpath("robocasa.toml").read_text(encoding="utf-8")
-    return msgspec.convert(tomllib.loads(text), _Table)
+    return msgspec.toml.decode(text, type=_Table)
 
 
 def suites() -> tuple[str, ...]:
