@@ -19,13 +19,12 @@ from safevla_recorder.errors import HostError
 from safevla_recorder.libero import installation
 from safevla_recorder.mujoco.hook import Undo, wrap_method
 from safevla_recorder.mujoco.recorder import Recorder, attach_recorder
-from safevla_recorder.mujoco.scene import Scene, geom_ids, moving_links, name_bodies, roles_in_use, subtree_bodies
+from safevla_recorder.mujoco.scene import Scene, assign_roles, geom_ids, moving_links, name_bodies, subtree_bodies
 
 if TYPE_CHECKING:
     from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
     from libero.libero.envs.env_wrapper import ControlEnv
 
-    import mujoco
 
 _ARM_JOINTS = 7
 
@@ -185,7 +184,7 @@ def read_scene(domain: BDDLBaseDomain) -> Scene:
     articulated fixtures are tracked unless the goal moves the fixture (docs/fidelity.md, bystanders).
     """
     model = domain.sim.model._model
-    objects = _object_roots(domain)
+    objects = {name: int(domain.obj_body_id[name]) for name in domain.objects_dict}
     body_name = name_bodies(model, objects)
     links = {
         body_name[body]: body
@@ -195,26 +194,14 @@ def read_scene(domain: BDDLBaseDomain) -> Scene:
     }
     robot = domain.robots[0]
     geoms = robot.gripper.important_geoms
+    robot_bodies = subtree_bodies(model, int(model.body(robot.robot_model.root_body).id))
+    targets = goal_targets(domain)
     return Scene(
         body_name=body_name,
-        roles=roles_in_use(model, body_name, _body_roles(domain, model, body_name), frozenset({**objects, **links})),
+        roles=assign_roles(model, body_name, objects=objects, links=links, targets=targets, robot=robot_bodies),
         objects=objects,
         links=links,
         fingers=(geom_ids(model, geoms["left_finger"]), geom_ids(model, geoms["right_finger"])),
         eef_site=int(model.site(robot.gripper.important_sites["grip_site"]).id),
         arm_dofs=tuple(int(dof) for dof in robot._ref_joint_vel_indexes),
     )
-
-
-def _object_roots(domain: BDDLBaseDomain) -> dict[str, int]:
-    return {name: int(domain.obj_body_id[name]) for name in domain.objects_dict}
-
-
-def _body_roles(domain: BDDLBaseDomain, model: mujoco.MjModel, body_name: tuple[str, ...]) -> dict[str, str]:
-    base = int(model.body(domain.robots[0].robot_model.root_body).id)
-    return {
-        **dict.fromkeys(body_name, "furniture"),
-        **dict.fromkeys(domain.objects_dict, "bystander"),
-        **dict.fromkeys(goal_targets(domain), "target"),
-        **{body_name[body]: "robot" for body in subtree_bodies(model, base)},
-    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Iterable, Mapping
+from typing import TYPE_CHECKING, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -93,14 +93,26 @@ def moving_links(model: mujoco.MjModel, root: int) -> tuple[int, ...]:
     return tuple(body for body in subtree_bodies(model, root) if model.body_jntnum[body] > 0)
 
 
-def roles_in_use(
-    model: mujoco.MjModel, body_name: tuple[str, ...], role_of: Mapping[str, str], tracked: frozenset[str]
+def assign_roles(
+    model: mujoco.MjModel,
+    body_name: Sequence[str],
+    *,
+    objects: Iterable[str],
+    links: Iterable[str] = (),
+    targets: Iterable[str] = (),
+    robot: Iterable[int],
 ) -> dict[str, str]:
-    """Return the role of each body that owns a geom or is tracked, sorted by name; raises `KeyError` if `role_of` lacks
-    one.
+    """Return the role of each body that owns a geom or is tracked, sorted by name; `robot` are ids of bodies.
+
+    Objects are bystanders unless they are targets; what is none of these is furniture.
     """
+    role_of = {
+        **dict.fromkeys(objects, "bystander"),
+        **dict.fromkeys(targets, "target"),
+        **{body_name[body]: "robot" for body in robot},
+    }
     with_geom = {body_name[body] for body in model.geom_bodyid}
-    return {name: role_of[name] for name in sorted(with_geom | tracked)}
+    return {name: role_of.get(name, "furniture") for name in sorted({*with_geom, *objects, *links})}
 
 
 # The flat state, `sim_state`: all that the next step depends on beside the actuators' inputs, as `mjtState`:

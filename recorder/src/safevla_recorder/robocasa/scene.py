@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Mapping, Tuple, cast
 
 import numpy as np
 
-from safevla_recorder.mujoco.scene import Scene, geom_ids, moving_links, name_bodies, roles_in_use, subtree_bodies
+from safevla_recorder.mujoco.scene import Scene, assign_roles, geom_ids, moving_links, name_bodies, subtree_bodies
 
 if TYPE_CHECKING:
     from robocasa.environments.kitchen.kitchen import Kitchen
@@ -83,16 +83,11 @@ def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) 
     moved = _moved_bodies(kitchen, moved_fixture, model)
     fixtures = (body for body in moving_links(model, 0) if body not in {*robot, *moved})
     links = {body_name[body]: body for body in fixtures if body_name[body] not in objects}
-    roles = {
-        **dict.fromkeys(body_name, "furniture"),
-        **dict.fromkeys(objects, "bystander"),
-        **({target: "target"} if target else {}),
-        **{body_name[body]: "robot" for body in robot},
-    }
+    targets = [target] if target else []
     fingers = kitchen.robots[0].gripper["right"].important_geoms
     return Scene(
         body_name=body_name,
-        roles=roles_in_use(model, body_name, roles, frozenset({**objects, **links})),
+        roles=assign_roles(model, body_name, objects=objects, links=links, targets=targets, robot=robot),
         objects=objects,
         links=links,
         fingers=(geom_ids(model, fingers["left_finger"]), geom_ids(model, fingers["right_finger"])),

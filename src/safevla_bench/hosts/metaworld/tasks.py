@@ -15,7 +15,7 @@ from safevla_bench.errors import HostError
 from safevla_bench.hosts import read_versions
 from safevla_bench.hosts.mujoco.renderer import graphics_error
 from safevla_bench.interface.task import Task
-from safevla_recorder.mujoco.scene import Scene, moving_links, roles_in_use, subtree_bodies
+from safevla_recorder.mujoco.scene import Scene, assign_roles, moving_links, subtree_bodies
 
 if TYPE_CHECKING:
     import mujoco
@@ -128,15 +128,10 @@ def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> Scene:
     moved = subtree_bodies(model, int(model.body(rules.moves).id)) if rules.moves else ()
     objects = {names[body]: body for body in moving if names[body] in rules.targets or kinds[body] == _FREE}
     links = {names[body]: body for body in moving if names[body] not in objects and body not in moved}
-    roles = {
-        **dict.fromkeys(names, "furniture"),
-        **dict.fromkeys(objects, "bystander"),
-        **dict.fromkeys(rules.targets, "target"),
-        **{names[body]: "robot" for body in robot},
-    }
+    roles = assign_roles(model, names, objects=objects, links=links, targets=rules.targets, robot=robot)
     return Scene(
         body_name=names,
-        roles=roles_in_use(model, names, roles, frozenset({*objects, *links})),
+        roles=roles,
         objects=objects,
         links=links,
         fingers=(_finger_geoms(model, _FINGERS[0]), _finger_geoms(model, _FINGERS[1])),
@@ -168,5 +163,5 @@ def _finger_geoms(model: mujoco.MjModel, bodies: tuple[str, ...]) -> tuple[int, 
 def _fixtures(model: mujoco.MjModel, names: tuple[str, ...], roles: dict[str, str]) -> list[frozenset[str]]:
     roots = [body for body in range(1, model.nbody) if int(model.body_parentid[body]) == 0]
     parts = [{names[body] for body in subtree_bodies(model, root)} for root in roots]
-    fixed = [frozenset(name for name in group if roles[name] == "furniture") for group in parts]
+    fixed = [frozenset(name for name in group if roles.get(name) == "furniture") for group in parts]
     return [group for group in fixed if len(group) > 1]

@@ -31,7 +31,7 @@ from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
 from safevla_bench.tasks.loader import registry
 from safevla_bench.trajectory.batch import Batch
-from safevla_recorder.mujoco.scene import Scene, geom_ids, name_bodies, roles_in_use, subtree_bodies
+from safevla_recorder.mujoco.scene import Scene, assign_roles, geom_ids, name_bodies, subtree_bodies
 
 SUITE = "robosuite"
 STILL = (*[0.0] * 6, -1.0)
@@ -239,16 +239,11 @@ def read_scene(env: Any, goal: Goal) -> Scene:
     only = getattr(env, "obj_to_use", None)
     objects = {name: body for name, body in free.items() if only in (None, name)}
     names = name_bodies(model, free)
-    roles = {
-        **dict.fromkeys(names, "furniture"),
-        **dict.fromkeys(objects, "bystander"),
-        **dict.fromkeys(goal_targets(goal), "target"),
-        **{names[body]: "robot" for body in subtree_bodies(model, int(model.body(robot.robot_model.root_body).id))},
-    }
+    robot_bodies = subtree_bodies(model, int(model.body(robot.robot_model.root_body).id))
     fingers = robot.gripper["right"].important_geoms
     return Scene(
         body_name=names,
-        roles=roles_in_use(model, names, roles, frozenset(objects)),
+        roles=assign_roles(model, names, objects=objects, targets=goal_targets(goal), robot=robot_bodies),
         objects=objects,
         links={},
         fingers=(geom_ids(model, fingers["left_finger"]), geom_ids(model, fingers["right_finger"])),
