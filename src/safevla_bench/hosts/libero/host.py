@@ -23,8 +23,7 @@ from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import mark_absolute, mark_drawn
 from safevla_recorder.episode import Floats
-from safevla_recorder.libero.attachment import goal_predicates, goal_targets, read_scene
-from safevla_recorder.libero.installation import ALL_SUITES
+from safevla_recorder.libero.attachment import ALL_SUITES, goal_predicates, goal_targets, read_scene
 from safevla_recorder.mujoco.scene import Scene
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")

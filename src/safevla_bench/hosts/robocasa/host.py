@@ -23,8 +23,7 @@ from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode, Task
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import mark_standin
 from safevla_recorder.mujoco.scene import Scene, set_state, state_size
-from safevla_recorder.robocasa.attachment import ASSETS_ENTRY, EMBODIMENT, OFFICIAL
-from safevla_recorder.robocasa.scene import episode_meta, read_scene
+from safevla_recorder.robocasa.attachment import ASSETS_ENTRY, EMBODIMENT, OFFICIAL, episode_meta, read_scene
 
 if TYPE_CHECKING:
     import mujoco

@@ -27,8 +27,16 @@ from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.tasks.loader import registry
 from safevla_recorder.episode import Floats
 from safevla_recorder.mujoco.scene import Scene
-from safevla_recorder.robocasa.attachment import ARM_MEMORY, DRAWING_OPTIONS
-from safevla_recorder.robocasa.scene import AT, LID, Goal, goal_target, known_goals, moved_fixture
+from safevla_recorder.robocasa.attachment import (
+    ARM_MEMORY,
+    AT,
+    DRAWING_OPTIONS,
+    LID,
+    Goal,
+    goal_target,
+    known_goals,
+    moved_fixture,
+)
 
 if TYPE_CHECKING:
     import mujoco
