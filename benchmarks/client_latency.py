@@ -23,7 +23,8 @@ from pathlib import Path
 
 import numpy as np
 
-from safevla_bench.interface import Observation, Task
+from safevla_bench.interface.policy import Observation
+from safevla_bench.interface.task import Task
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers.codecs import OPENPI
 

@@ -42,7 +42,8 @@ def measure_task(suite: str, index: int, cameras: tuple[str, ...], clock: Clock)
 
     from safevla_bench.archive.npz import encode_npz
     from safevla_bench.hosts.libero.host import LiberoHost
-    from safevla_bench.interface import EpisodeSeed, Wants
+    from safevla_bench.interface.policy import Wants
+    from safevla_bench.interface.task import EpisodeSeed
 
     host, seed = LiberoHost(), EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=10)
     actions = np.random.default_rng(0).uniform(-0.2, 0.2, (STEPS, 7))

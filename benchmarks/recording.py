@@ -21,7 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from safevla_bench.hosts.libero.host import CAMERAS, LiberoHost
-from safevla_bench.interface import EpisodeSeed, Wants
+from safevla_bench.interface.policy import Wants
+from safevla_bench.interface.task import EpisodeSeed
 from safevla_recorder import episode_log
 from safevla_recorder.mujoco import recorder as recording
 
@@ -32,7 +33,7 @@ BLOCK = episode_log.BLOCK
 SEED = EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=10)
 PARTS = (
     (recording.ContactLog, "add_substep", "copy the contact lists, each substep"),
-    (recording._StateViews, "copy", "copy poses, torques and state, each step"),
+    (recording.Recorder, "_copy_state", "copy poses, torques and state, each step"),
     (recording.ContactLog, "take_contacts", "lay out the contacts"),
     (episode_log.ContactFilter, "mark_counted", "leave out what rests"),
     (episode_log, "contact_peaks", "forces, peaks and impulses"),

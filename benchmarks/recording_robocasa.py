@@ -15,7 +15,8 @@ from collections.abc import Callable
 import numpy as np
 
 from safevla_bench.hosts.robocasa.host import RobocasaHost
-from safevla_bench.interface import EpisodeSeed, Wants
+from safevla_bench.interface.policy import Wants
+from safevla_bench.interface.task import EpisodeSeed
 from safevla_recorder.episode_log import BLOCK
 
 TASKS = (("PickPlaceCounterToStove", 0), ("OpenDrawer", 1))

@@ -7,7 +7,7 @@ import numpy as np
 from safevla_bench.hosts.conformance import HostConformance
 from safevla_bench.hosts.conformance.base import Trial
 from safevla_bench.hosts.fake import host
-from safevla_bench.interface import Wants
+from safevla_bench.interface.policy import Wants
 
 ROLES = {"gripper": "robot", "cup": "bystander"}
 

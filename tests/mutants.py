@@ -15,7 +15,7 @@ import numpy as np
 from safevla_bench.errors import HostError, InvalidActionError
 from safevla_bench.hosts.fake.host import CAMERA, FakeEnv, FakeHost
 from safevla_bench.hosts.fake.viewer import FakeStage
-from safevla_bench.interface import UnrenderedImages, Wants
+from safevla_bench.interface.policy import UnrenderedImages, Wants
 
 _counter = itertools.count()
 

@@ -25,7 +25,7 @@ import safevla_bench as sb
 from safevla_bench import hosts
 from safevla_bench.explain.contributors import find_contributors
 from safevla_bench.explain.trace import trace_formula
-from safevla_bench.interface import StagingHost
+from safevla_bench.interface.stage import StagingHost
 from safevla_bench.jobs import demo
 from safevla_bench.pictures.frames.pictures import outline_bodies
 from safevla_bench.signals.signal import SIGNALS, RecordFields

@@ -23,7 +23,9 @@ from safevla_bench import policies
 from safevla_bench.files import write_atomically
 from safevla_bench.hosts.libero.host import LiberoEnv, LiberoHost
 from safevla_bench.hosts.protocols import EvaluationProtocol, load_protocol
-from safevla_bench.interface import Action, HostEnv, Observation, Policy, Task, Wants
+from safevla_bench.interface.environment import HostEnv
+from safevla_bench.interface.policy import Action, Observation, Policy, Wants
+from safevla_bench.interface.task import Task
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.policies.builtin import Noop

@@ -11,7 +11,8 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from safevla_bench import hosts
-from safevla_bench.interface import EpisodeSeed, Observation, Wants
+from safevla_bench.interface.policy import Observation, Wants
+from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.policies.python import ORIENTATIONS, orient_images
 
 TARGET = Path(__file__).parents[1] / "images" / "policy-contract.png"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from safevla_recorder.mujoco.recorder import attach_recorder
-from safevla_recorder.mujoco.scene import Scene, roles_in_use, subtree_bodies
+from safevla_recorder.mujoco.scene import Scene, assign_roles, subtree_bodies
 from safevla_recorder.npz import encode_episode
 
 robosuite = pytest.importorskip("robosuite")
@@ -29,13 +29,12 @@ def read_scene(env):
     model, robot = env.sim.model._model, env.robots[0]
     names = tuple(str(model.body(body).name) for body in range(model.nbody))
     links = subtree_bodies(model, model.body(robot.robot_model.root_body).id)
-    roles = dict.fromkeys(names, "furniture")
-    roles.update({names[body]: "robot" for body in links}, cube_main="target")
+    roles = assign_roles(model, names, objects=["cube_main"], targets=["cube_main"], robot=links)
     geoms = robot.gripper.important_geoms
     fingers = tuple(tuple(model.geom(name).id for name in geoms[side]) for side in ("left_finger", "right_finger"))
     return Scene(
         body_name=names,
-        roles=roles_in_use(model, names, roles, frozenset(["cube_main"])),
+        roles=roles,
         objects={"cube_main": model.body("cube_main").id},
         links={},
         fingers=fingers,

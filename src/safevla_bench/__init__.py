@@ -27,9 +27,9 @@ if TYPE_CHECKING:  # for type checkers and editors, which cannot follow `_HOMES`
     from safevla_bench.errors import SafevlaError as SafevlaError
     from safevla_bench.explain.exposure import summarize_exposure as summarize_exposure
     from safevla_bench.explain.exposure.episodes import measure_exposure as measure_exposure
-    from safevla_bench.interface import Observation as Observation
-    from safevla_bench.interface import Policy as Policy
-    from safevla_bench.interface import Wants as Wants
+    from safevla_bench.interface.policy import Observation as Observation
+    from safevla_bench.interface.policy import Policy as Policy
+    from safevla_bench.interface.policy import Wants as Wants
     from safevla_bench.jobs.evaluation.judgement import judge as judge
     from safevla_bench.jobs.evaluation.request import Request as Request
     from safevla_bench.jobs.evaluation.results import Evaluation as Evaluation
@@ -66,7 +66,7 @@ _HOMES = {
     "safevla_bench.jobs.evaluation.rollouts": ("roll_out",),
     "safevla_bench.explain.exposure": ("summarize_exposure",),
     "safevla_bench.explain.exposure.episodes": ("measure_exposure",),
-    "safevla_bench.interface": ("Observation", "Policy", "Wants"),
+    "safevla_bench.interface.policy": ("Observation", "Policy", "Wants"),
     "safevla_bench.judging.metrics": ("Summary", "aggregate", "cells"),
     "safevla_bench.judging.monitor": ("Monitor",),
     "safevla_bench.judging.ruleset": ("Ruleset", "load_ruleset"),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from safevla_bench.errors import PolicyError
-from safevla_bench.interface import Observation, UnrenderedImages, Wants
+from safevla_bench.interface.policy import Observation, UnrenderedImages, Wants
 from safevla_bench.policies.python import ORIENTATIONS, adopt_object, libero_state, orient_images
 from safevla_bench.policies.servers.dialects import load_dialect
 from safevla_bench.policies.servers.image_transforms import SWITCHES

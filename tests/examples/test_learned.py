@@ -15,7 +15,8 @@ import pytest
 
 from safevla_bench.cli import safevla
 from safevla_bench.errors import PolicyError
-from safevla_bench.interface import Observation, Privileged, Task, UnrenderedImages, Wants
+from safevla_bench.interface.policy import Observation, Privileged, UnrenderedImages, Wants
+from safevla_bench.interface.task import Task
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "learned"
 sys.path.insert(0, str(EXAMPLE))

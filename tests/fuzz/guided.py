@@ -41,7 +41,7 @@ with atheris.instrument_imports(include=["safevla_bench", "lark", "zipfile", "to
     from safevla_bench import archive, specs
     from safevla_bench.archive import parquet_rows
     from safevla_bench.errors import PolicyError, SafevlaError
-    from safevla_bench.interface import Wants
+    from safevla_bench.interface.policy import Wants
     from safevla_bench.policies.servers.codecs import GR00T, OPENPI, OPENVLA, VLA_EVAL
     from safevla_bench.policies.servers.dialect import Dialect
     from safevla_bench.policies.servers.dialects import choose_dialect

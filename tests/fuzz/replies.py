@@ -14,7 +14,8 @@ import numpy as np
 
 from fuzz.grammar import damaged, mutated
 from safevla_bench.errors import PolicyError
-from safevla_bench.interface import Observation, Task, Wants
+from safevla_bench.interface.policy import Observation, Wants
+from safevla_bench.interface.task import Task
 from safevla_bench.policies.servers import dialects, endpoint, gr00t, openpi, vla_eval
 from safevla_bench.policies.servers.codecs import OPENPI
 from safevla_bench.policies.servers.dialect import Dialect

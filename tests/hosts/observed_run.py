@@ -17,7 +17,8 @@ import numpy as np
 
 from safevla_bench.hosts.libero import tasks as libero_tasks
 from safevla_bench.hosts.libero.host import STILL, LiberoHost
-from safevla_bench.interface import EpisodeSeed, Wants
+from safevla_bench.interface.policy import Wants
+from safevla_bench.interface.task import EpisodeSeed
 from safevla_recorder.mujoco.recorder import Recorder
 
 SEED = EpisodeSeed(init_state_index=3, env_seed=7, wait_steps=10)

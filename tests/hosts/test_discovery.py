@@ -12,7 +12,7 @@ import pytest
 import safevla_bench.hosts as found
 from safevla_bench import plugins
 from safevla_bench.errors import HostError, PluginError
-from safevla_bench.interface import EpisodeSeed, RecordedEpisode, Task
+from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode, Task
 
 
 class Distribution:

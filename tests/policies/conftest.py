@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from safevla_bench.interface import Observation, Privileged, Task
+from safevla_bench.interface.policy import Observation, Privileged
+from safevla_bench.interface.task import Task
 
 UPRIGHT = np.array([1.0, 0.0, 0.0, 0.0])
 TASK = Task("fake", "task_0", 0, "place", "put it there", (0.0,) * 6 + (-1.0,), 1)

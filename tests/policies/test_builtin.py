@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from safevla_bench.errors import PolicyError
-from safevla_bench.interface import Wants
+from safevla_bench.interface.policy import Wants
 from safevla_bench.policies import make_policy
 
 

@@ -9,7 +9,7 @@ import pytest
 import safevla_bench.policies as found
 from safevla_bench import plugins
 from safevla_bench.errors import PluginError, PolicyError
-from safevla_bench.interface import Policy, Wants
+from safevla_bench.interface.policy import Policy, Wants
 
 
 class Distribution:

@@ -11,14 +11,14 @@ import pytest
 import safevla_bench as sb
 from policies.servers.test_openpi import TASK, seen
 from safevla_bench.errors import InvalidActionError, PolicyError
-from safevla_bench.interface import Wants
+from safevla_bench.interface.policy import Wants
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.python import adopt_object
 from safevla_bench.sources.runs.parts import episode_rows
 
 MODULE = """
 import numpy as np
-from safevla_bench.interface import Wants
+from safevla_bench.interface.policy import Wants
 from .deep import GAIN
 
 class Bare:

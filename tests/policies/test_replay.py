@@ -14,7 +14,8 @@ from safevla_bench import archive, policies
 from safevla_bench.archive.json_text import encode_json
 from safevla_bench.errors import HostError, PolicyError, RunError
 from safevla_bench.hosts.fake.host import FakeHost
-from safevla_bench.interface import Coordinate, EpisodeSeed, Observation
+from safevla_bench.interface.policy import Observation
+from safevla_bench.interface.task import Coordinate, EpisodeSeed
 from safevla_bench.jobs.evaluation.preparation import prepare_run
 from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
 from safevla_bench.jobs.evaluation.results import evaluate_request

@@ -13,7 +13,8 @@ import pytest
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.mujoco.viewer import episode_seed
 from safevla_bench.hosts.protocols import load_protocol
-from safevla_bench.interface import EpisodeSeed, RecordedEpisode, Wants
+from safevla_bench.interface.policy import Wants
+from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.jobs.verify.replay_check import _episode_starts

@@ -17,7 +17,7 @@ from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.errors import HostError, RunError
 from safevla_bench.hosts.libero.host import LiberoHost
 from safevla_bench.hosts.libero.tasks import bddl_file, load_init_states
-from safevla_bench.interface import Wants
+from safevla_bench.interface.policy import Wants
 from safevla_bench.jobs.evaluation.judgement import load_policy_results
 from safevla_bench.jobs.evaluation.request import RECORDED, Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
@@ -61,6 +61,15 @@ def run_loop(env, task, episodes, steps=12, env_seed=7):
             said.append(env.step(action))
             said.append(env.get_sim_state())
     return said
+
+
+def run_unseeded(env, steps, state=None):
+    """A reset whose seed nobody gave, perhaps another state, settling, and these actions."""
+    env.reset()
+    if state is not None:
+        env.set_init_state(state)
+    for action in [*[STILL] * 10, *steps]:
+        env.step(action)
 
 
 def rows(folder) -> list[dict[str, object]]:
@@ -145,10 +154,7 @@ def test_the_environment_returns_the_same_bytes_with_and_without_recording(tmp_p
 def test_records_tell_the_task_the_initial_state_and_the_seed_of_their_reset(tmp_path, env):
     with sb.record(env, policy="mine", out=tmp_path / "run", seed=3):
         run_loop(env, task_of(), [4, 9], steps=2)
-        env.reset()  # not seeded anew: the generator has gone on
-        env.set_init_state(load_init_states(task_of())[0] + 1e-9)
-        for action in [*[STILL] * 10, *actions(2)]:
-            env.step(action)
+        run_unseeded(env, actions(2), load_init_states(task_of())[0] + 1e-9)
     first, second, third = read_sources([tmp_path / "run"])[0].headers
     assert (first.benchmark, first.task_id, first.instruction) == ("libero-goal", "task_8", "put the bowl on the plate")
     assert [one.init_state_index for one in (first, second, third)] == [4, 9, None]
@@ -162,10 +168,7 @@ def test_an_episode_without_a_seed_can_be_shown_where_it_was_from_its_fixtures_a
     """openpi and OpenVLA seed once: the record then holds where fixtures stand, which no state does."""
     with sb.record(env, policy="mine", out=tmp_path / "run"):
         run_loop(env, task_of(), [4], steps=2)
-        env.reset()
-        env.set_init_state(load_init_states(task_of())[9])
-        for action in [*[STILL] * 10, *actions(2)]:
-            env.step(action)
+        run_unseeded(env, actions(2), load_init_states(task_of())[9])
     batch = read_sources([tmp_path / "run"])[0]
     assert [header.env_seed for header in batch.headers] == [7, None]
     seeded, unseeded = (extra.get("header", {}) for extra in batch.extra)
@@ -196,10 +199,7 @@ def test_initial_states_of_ones_own_give_the_index_and_names_of_ones_own_are_kep
     mine = load_init_states(task_of())[:3] + 1e-9
     names = {"benchmark": "my-goal", "task_id": "bowl"}
     with sb.record(env, policy="mine", out=tmp_path / "run", init_states=mine, **names):
-        env.reset()
-        env.set_init_state(list(mine[2]))
-        for action in [*[STILL] * 10, *actions(2)]:
-            env.step(action)
+        run_unseeded(env, actions(2), list(mine[2]))
     (header,) = read_sources([tmp_path / "run"])[0].headers
     assert (header.benchmark, header.task_id, header.init_state_index) == ("my-goal", "bowl", 2)
 
@@ -280,9 +280,7 @@ def test_an_action_that_is_not_finite_ends_the_episode_as_in_a_rollout(tmp_path,
     monkeypatch.chdir(tmp_path)  # MuJoCo logs what is unstable into the working directory
     env = control()
     with sb.record(env, policy="mine", out=tmp_path / "run"):
-        env.reset()
-        for action in [*[STILL] * 10, *actions(2), np.full(7, np.nan)]:
-            env.step(action)
+        run_unseeded(env, [*actions(2), np.full(7, np.nan)])
     env.close()
     (row,) = rows(tmp_path / "run")
     assert (row["outcome"], row["steps"]) == ("invalid_action", 2)
@@ -349,10 +347,7 @@ def run_seeded_once(env, task, episodes, steps=8):
     """As openpi and OpenVLA do it."""
     env.seed(7)
     for index in episodes:
-        env.reset()
-        env.set_init_state(load_init_states(task)[index])
-        for action in [*[STILL] * 10, *actions(steps, seed=index)]:
-            env.step(action)
+        run_unseeded(env, actions(steps, seed=index), load_init_states(task)[index])
 
 
 def replayed(run):
@@ -379,10 +374,7 @@ def test_a_recorded_loop_is_played_again_bit_for_bit_though_it_seeded_once(tmp_p
 def test_where_no_seed_and_initial_state_tell_the_first_state_serves(tmp_path):
     env = control()
     with sb.record(env, policy="mine", out=tmp_path / "run"):
-        env.reset()
-        env.set_init_state(load_init_states(task_of())[0] + 1e-9)
-        for action in [*[STILL] * 10, *actions(8)]:
-            env.step(action)
+        run_unseeded(env, actions(8), load_init_states(task_of())[0] + 1e-9)
     env.close()
     (finding,) = replayed(tmp_path / "run")
     assert finding.verdict == "agrees"

@@ -18,7 +18,9 @@ from report.browser import Browser
 from safevla_bench import cli
 from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.hosts.libero.host import LiberoHost
-from safevla_bench.interface import Camera, EpisodeSeed, Wants
+from safevla_bench.interface.policy import Wants
+from safevla_bench.interface.stage import Camera
+from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from safevla_bench.interface import Wants
+from safevla_bench.interface.policy import Wants
 
 
 class Lethal:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from safevla_bench.hosts.fake.host import FakeHost
-from safevla_bench.interface import Wants
+from safevla_bench.interface.policy import Wants
 
 DOOMED, AT_STEP = ("task_0", 1), 3
 """The task and initial state of the episode that is struck, and its step."""

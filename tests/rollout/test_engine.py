@@ -11,7 +11,8 @@ from safevla_bench.archive.json_text import decode_json, encode_json
 from safevla_bench.errors import HostError
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.fake.host import FakeEnv, FakeHost
-from safevla_bench.interface import Observation, Task, Wants
+from safevla_bench.interface.policy import Observation, Wants
+from safevla_bench.interface.task import Task
 from safevla_bench.policies.chunking import ChunkedPolicy
 from safevla_bench.rollout.engine import run_serially
 from safevla_bench.rollout.plan import load_protocol, plan_episodes

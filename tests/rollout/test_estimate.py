@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from safevla_bench.hosts import host_names, make_host
-from safevla_bench.interface import Task
+from safevla_bench.interface.task import Task
 from safevla_bench.jobs.evaluation.preparation import estimate_run as estimate_planned
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.rollout import estimate

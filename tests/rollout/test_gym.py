@@ -15,7 +15,8 @@ from gymnasium.utils.env_checker import check_env
 from safevla_bench.errors import HostError
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.fake.host import FakeHost
-from safevla_bench.interface import EpisodeSeed, Wants
+from safevla_bench.interface.policy import Wants
+from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.judging.monitor import Monitor
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score

@@ -9,7 +9,7 @@ import pytest
 from safevla_bench.errors import RunError
 from safevla_bench.hosts import make_host, protocols
 from safevla_bench.hosts.fake.host import INIT_STATES, FakeEnv
-from safevla_bench.interface import Wants
+from safevla_bench.interface.policy import Wants
 from safevla_bench.policies import make_policy
 from safevla_bench.rollout.engine import run_serially
 from safevla_bench.rollout.episode import run_episode

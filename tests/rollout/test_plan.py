@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from safevla_bench.errors import RunError
 from safevla_bench.hosts import make_host
-from safevla_bench.interface import Task
+from safevla_bench.interface.task import Task
 from safevla_bench.rollout.plan import (
     EpisodeQueue,
     Shard,

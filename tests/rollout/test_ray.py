@@ -48,7 +48,7 @@ from pathlib import Path
 
 import numpy as np
 
-from safevla_bench.interface import Wants
+from safevla_bench.interface.policy import Wants
 
 
 class Held:

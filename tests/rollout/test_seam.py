@@ -14,7 +14,7 @@ from safevla_bench import rollout
 from safevla_bench.archive import jsonl
 from safevla_bench.errors import PolicyError, ServerLostError, ServerUnreachableError
 from safevla_bench.hosts import make_host
-from safevla_bench.interface import Wants
+from safevla_bench.interface.policy import Wants
 from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.policies.servers.codecs import OPENPI

@@ -11,7 +11,7 @@ from folders import contents
 from safevla_bench.archive.json_text import encode_json
 from safevla_bench.errors import RunError, UnknownTaskError
 from safevla_bench.hosts import make_host
-from safevla_bench.interface import Wants
+from safevla_bench.interface.policy import Wants
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
 from safevla_bench.jobs.evaluation.results import evaluate_request

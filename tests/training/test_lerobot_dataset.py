@@ -16,7 +16,7 @@ from pictures.viewers.builders import judged as rough_episodes
 from safevla_bench.archive import write_archive
 from safevla_bench.errors import FileError, HostError, RunError
 from safevla_bench.hosts import make_host
-from safevla_bench.interface import Camera
+from safevla_bench.interface.stage import Camera
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from safevla_bench.hosts import make_host
-from safevla_bench.interface import Camera, EpisodeSeed, Wants
+from safevla_bench.interface.policy import Wants
+from safevla_bench.interface.stage import Camera
+from safevla_bench.interface.task import EpisodeSeed
 
 pytestmark = [pytest.mark.libero, pytest.mark.long]
 

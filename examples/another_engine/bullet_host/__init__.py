@@ -7,7 +7,8 @@ import numpy as np
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts import episode_header
-from safevla_bench.interface import Coordinate, Observation, Task, check_action
+from safevla_bench.interface.policy import Observation, check_action
+from safevla_bench.interface.task import Coordinate, Task
 from safevla_bench.trajectory.single_episode import from_recording
 from safevla_recorder.recorder import EpisodeRecorder, SceneMap
 
@@ -30,8 +31,7 @@ def make_world(p, seed):
     p.resetSimulation()
     p.setPhysicsEngineParameter(fixedTimeStep=SUBSTEP_S, deterministicOverlappingPairs=1)
     p.setGravity(0, 0, -9.81)
-    halves = (0.5, 0.5, 0.02), (0.02, 0.02, 0.03)
-    table, box = (p.createCollisionShape(p.GEOM_BOX, halfExtents=half) for half in halves)
+    table, box = (p.createCollisionShape(p.GEOM_BOX, halfExtents=(x, x, z)) for x, z in ((0.5, 0.02), (0.02, 0.03)))
     x, y = np.random.default_rng([seed.env_seed, seed.init_state_index]).uniform(-0.008, 0.008, 2)
     p.createMultiBody(0, table, basePosition=(0, 0, -0.02))
     p.createMultiBody(0.05, box, basePosition=(x, y, 0.03))

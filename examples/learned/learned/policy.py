@@ -10,7 +10,8 @@ from learned.network import ChunkNetwork
 from learned.plan import CAMERAS, IMAGE_SIZE, REPLAN
 from learned.senses import read_state
 from safevla_bench.errors import PolicyError
-from safevla_bench.interface import Observation, Task, Wants
+from safevla_bench.interface.policy import Observation, Wants
+from safevla_bench.interface.task import Task
 
 
 class Policy:

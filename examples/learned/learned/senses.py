@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.interface import Observation
+from safevla_bench.interface.policy import Observation
 
 Floats = NDArray[np.float64]
 

@@ -1,8 +1,4 @@
-"""Records robot episodes inside a simulator environment.
-
-`record` is the whole interface for an evaluation loop of one's own, and `record_until_closed` for the environments of a
-vector's workers. They are imported on first use, so that importing a module of this package imports no other.
-"""
+"""Records robot episodes inside a simulator environment; its names are imported on first use."""
 
 from __future__ import annotations
 

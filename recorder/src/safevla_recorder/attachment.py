@@ -1,19 +1,15 @@
-"""Attaching to an environment of somebody else's making: the protocols between it and the loop's recording.
-
-A `RecordableEnv` reports what happens to its environment to an `EnvListener`, by hooks on that one instance.
-"""
+"""The protocols between an environment of somebody else's making and the recording of its loop."""
 
 from __future__ import annotations
 
 import importlib.metadata
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Callable, Iterable, Iterator, Mapping, Protocol, Sequence, TypeVar
+from typing import Any, Callable, Iterable, Iterator, Protocol, TypeVar
 
 from numpy.typing import ArrayLike
 
 from safevla_recorder.episode import Action
-from safevla_recorder.errors import HostError
 from safevla_recorder.mujoco.hook import Undo, wrap_method
 from safevla_recorder.mujoco.recorder import Recorder
 
@@ -37,31 +33,24 @@ class EnvListener(Protocol):
 
     def on_seed(self, seed: int) -> None:
         """Handle a seed given to the environment."""
-        ...
 
     def on_interruption(self) -> None:
         """Handle that a reset, another state or the close follows. Often called twice; the second does nothing."""
-        ...
 
     def on_reset(self) -> None:
         """Handle a reset that has succeeded. Must not raise: LIBERO's own reset would swallow it and try again."""
-        ...
 
     def on_state_set(self, init_state_index: int | None) -> None:
         """Handle a state set from outside: the task's initial state of that index, or another one (None)."""
-        ...
 
     def before_step(self, action: object) -> None:
         """Handle an action that the environment is about to take."""
-        ...
 
     def after_step(self, success: bool) -> None:
         """Handle an action that was taken; `success` is the host's native one."""
-        ...
 
     def on_error(self, error: BaseException) -> None:
         """Handle an exception that the step raised."""
-        ...
 
 
 class RecordableEnv(Protocol):
@@ -76,74 +65,34 @@ class RecordableEnv(Protocol):
 
     def set_init_states(self, init_states: ArrayLike) -> None:
         """Take these as the task's initial states, [count, state]; raise `HostError` where the simulator has none."""
-        ...
 
     def subscribe(self, listener: EnvListener) -> Undo:
         """Report what happens from now on to `listener`; returns what takes the hooks off."""
-        ...
 
     def start_recorder(self) -> tuple[Recorder, Undo]:
-        """Return a recorder of the present model, attached, with record 0 taken; and what detaches it.
-
-        Raises `HostError` if the model cannot be recorded.
-        """
-        ...
+        """Return a recorder of the present model, with record 0 taken, and what detaches it; may raise `HostError`."""
 
     def fixture_poses(self) -> dict[str, list[float]]:
         """Return where a reset has put what no simulator state holds: root body -> position [3] and wxyz [4]."""
-        ...
 
     def header_fields(self) -> dict[str, object]:
         """Return the host-specific fields of the header of an episode."""
-        ...
 
     def is_still(self, action: Action) -> bool:
         """Return whether the action leaves the arm where it is, as settling actions do; the gripper may move."""
-        ...
 
     def build_header(
         self, recorder: Recorder, *, success: bool, env_seed: int | None, index: int | None
     ) -> dict[str, object]:
         """Return the header of an episode, as far as the host knows it."""
-        ...
-
-
-def find_recordable(env: object, goal: Sequence[str] | None = None) -> RecordableEnv:
-    """Return the environment in the form in which it can be recorded; `goal` as `find_robocasa` takes it.
-
-    LIBERO is looked for before RoboCasa, in `env` itself and in what `env` wraps.
-
-    Raises:
-        HostError: the environment is of no known simulator, or cannot be recorded; the message says why.
-    """
-    from safevla_recorder.libero.attachment import find_libero
-    from safevla_recorder.robocasa.attachment import find_robocasa
-
-    recordable = find_libero(env) or find_robocasa(env, goal)
-    if recordable is None:
-        problem = f"an environment of type {type(env).__module__}.{type(env).__qualname__} cannot be recorded"
-        remedy = (
-            "Pass the simulator's own environment, or a wrapper that holds it by now: some make theirs at the first "
-            "reset. Hosts that can record one: libero, robocasa."
-        )
-        raise HostError(problem, remedy=remedy)
-    return recordable
 
 
 def episode_header(
-    task: TaskLabel,
-    recorder: Recorder,
-    versions: Mapping[str, str],
-    *,
-    dt: float,
-    success: bool,
-    env_seed: int | None,
-    index: int | None,
-    target_object: str | None,
-    embodiment: str,
+    task: TaskLabel, *, success: bool, env_seed: int | None, index: int | None, **fields: object
 ) -> dict[str, object]:
-    """Return an episode's header; `dt` in seconds, `index` that of the initial state, None = unknown.
+    """Return an episode's header; `index` is that of the initial state, None = unknown.
 
+    `fields` are the other `HEADER_FIELDS`: `dt` [s], `target_object`, `embodiment`, `versions`, `dropped_pairs`.
     `episode_id` is benchmark/task_id/init_NNN, or `init_unknown` without an index.
     """
     start = "unknown" if index is None else f"{index:03d}"
@@ -151,23 +100,17 @@ def episode_header(
         "episode_id": f"{task.benchmark}/{task.task_id}/init_{start}",
         "benchmark": task.benchmark,
         "task_id": task.task_id,
-        "success": success,
-        "dt": dt,
-        "target_object": target_object,
         "instruction": task.instruction,
+        "success": success,
         "env_seed": env_seed,
         "init_state_index": index,
-        "embodiment": embodiment,
-        "versions": dict(versions),
-        "dropped_pairs": recorder.dropped_pairs(),
+        **fields,
     }
 
 
 def package_versions(names: Iterable[str]) -> dict[str, str]:
-    """Return distribution -> version of the named distributions and of the recorder; those not installed are left out.
-
-    The recorder goes by safevla-bench, whose version equals its own, and by safevla-recorder where that is not
-    installed.
+    """Return the versions of the named distributions that are installed, and of the recorder. It goes by safevla-bench,
+    whose version equals its own, or by safevla-recorder if that is not installed.
     """
     versions: dict[str, str] = {}
     for name in (*names, "safevla-bench"):
@@ -185,9 +128,8 @@ def find_layer(env: object, kind: type[Layer]) -> Layer | None:
 
 
 def _env_layers(env: object, kind: type) -> Iterator[object]:
-    """Yield `env`, then what it wraps, outside in: attributes named in `_INNER`, and any attribute of type `kind`.
-
-    No object comes twice, and no more than 16 objects come at all. Not every object yielded is of that type.
+    """Yield `env`, then what it wraps, outside in: attributes of `_INNER`, and any of type `kind`; 16 objects at
+    most.
     """
     seen: list[object] = []
     waiting = [env]
@@ -202,10 +144,8 @@ def _env_layers(env: object, kind: type) -> Iterator[object]:
 
 
 def subscribe_steps(env: Any, listener: EnvListener, is_success: Callable[[Any], bool]) -> list[Undo]:
-    """Report steps and the close of robosuite's environment to `listener`; return two functions that end this.
-
-    `is_success` reads the native success from a step's result. A close is reported before it happens, as an
-    interruption. An exception of a step is reported and raised again.
+    """Report steps, their exceptions and the close of robosuite's environment to `listener`; return what ends this.
+    `is_success` reads the native success from a step's result.
     """
 
     def step(original: Any, action: object) -> object:

@@ -11,17 +11,13 @@ from dataclasses import dataclass, fields
 from typing import Any, Mapping
 
 REAL, PLACE, TRUTH = "<f8", "<i8", "|b1"
-"""Dtypes: a number, the place of a body in `roles`, and true or false."""
 LARGEST = 1e100
 """Largest magnitude of a number that is judged. No simulator means more, and squares of such numbers are finite."""
 
 
 @dataclass(frozen=True)
 class ChannelSpec:
-    """One channel: name, shape of its array, dtype, unit, and the checks on its numbers.
-
-    No channel is required: one that was not recorded has no array, and what needs it is not judged.
-    """
+    """One channel. None is required: one that was not recorded has no array, and what needs it is not judged."""
 
     name: str
     shape: tuple[str | int, ...]
@@ -88,22 +84,17 @@ CHANNELS = (
     ChannelSpec("pose_valid", ("n", "V"), dtype=TRUTH, bodies="valid_bodies", is_rare=True),
     ChannelSpec("time_s", ("n",), unit="s", is_bounded=True, is_rare=True),
 )
-"""Every channel, in the order of the JSON schema."""
 CONTACT_COLUMNS = {"step": PLACE, "a": PLACE, "b": PLACE, "force_n": REAL, "impulse_ns": REAL}
 """Dtype of each column of `contacts`; `step` is the record, impulse_ns NaN = not recorded."""
 
 
 NUMERIC = tuple(channel for channel in CHANNELS if channel.is_numeric)
-"""The channels of numbers, those of bodies among them."""
 ROWS = tuple(channel for channel in NUMERIC if not channel.is_pose)
 POSES = tuple(channel for channel in NUMERIC if channel.is_pose)
 
 
 def as_fields(owner: type, channels: Mapping[str, Any]) -> dict[str, Any]:
-    """Return channels as keyword arguments of the dataclass `owner`, by name.
-
-    Those that `owner` has no field for stand together under `further`, without those that are None.
-    """
+    """Return channels as keyword arguments of the dataclass `owner`; those without a field of it go into `further`."""
     declared = {field.name for field in fields(owner)}
     named = {name: values for name, values in channels.items() if name in declared}
     further = {name: values for name, values in channels.items() if name not in declared and values is not None}

@@ -5,8 +5,9 @@ Resting and mechanical contacts are left out (docs/fidelity.md, static contacts)
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol, Sequence
+from typing import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,62 +16,42 @@ from safevla_recorder.episode import Bools, ContactList, Floats
 
 Ints = NDArray[np.integer]
 NOTHING = -1
-"""Place of the gripped body where none is gripped."""
 _NEVER = -1
-"""Fate of a pair that never counts."""
-
-
-class SubstepContacts(Protocol):
-    """Geom pairs that touch in some substeps, [C] each, in the simulator's order."""
-
-    @property
-    def substeps(self) -> int:
-        """Number of substeps."""
-        ...
-
-    @property
-    def substep(self) -> Ints:
-        """Substep of each contact, ascending."""
-        ...
-
-    @property
-    def geom1(self) -> Ints:
-        """One geom of each contact."""
-        ...
-
-    @property
-    def geom2(self) -> Ints:
-        """The other geom of each contact."""
-        ...
-
-    def force_norms(self, which: Bools | Ints) -> Floats:
-        """Return the norm of the 3-D force of the chosen contacts [N], normal and both tangents, no torques, [K]."""
-        ...
 
 
 @dataclass(frozen=True)
-class MeasuredContacts:
-    """Contacts whose forces the simulator tells as norms, newton; see `SubstepContacts`."""
+class SubstepContacts(ABC):
+    """Geom pairs that touch in some substeps, [C] each, in the simulator's order; `substep` is ascending."""
 
     substeps: int
     substep: Ints
     geom1: Ints
     geom2: Ints
+
+    @abstractmethod
+    def force_norms(self, which: Bools | Ints) -> Floats:
+        """Return the norm of the 3-D force of the chosen contacts [N], normal and both tangents, no torques, [K]."""
+
+
+@dataclass(frozen=True)
+class MeasuredContacts(SubstepContacts):
+    """Contacts whose forces the simulator tells as norms, newton."""
+
     force_n: Floats
 
     def force_norms(self, which: Bools | Ints) -> Floats:
-        """Return the forces of the chosen contacts [N], [K]."""
         return self.force_n[which]
 
 
 def contact_peaks(
     contacts: SubstepContacts, which: Ints, owner: Ints, place: Ints, substep_s: float | None
 ) -> ContactList:
-    """Return the peak force [N] and impulse [N·s] of the contacts `which`, one row for each record and body pair.
+    """Return peak force [N] and impulse [N·s] of the contacts `which`, one row for each record and body pair (a < b),
+    sorted.
 
     `owner` [substeps] is the record of each substep, `place` [G] the body of each geom. The peak is the largest single
-    contact's force. The impulse is the sum over substeps and contacts of force times `substep_s`; NaN if `substep_s`
-    is None, as for an instant. Rows are ordered by record, then by body pair with a < b; no contacts give no rows.
+    contact's force; the impulse is Σ force · `substep_s` over substeps and contacts, NaN if `substep_s` is None, as for
+    an instant.
     """
     a, b = place[contacts.geom1[which]], place[contacts.geom2[which]]
     bodies = int(place.max()) + 1
@@ -96,9 +77,8 @@ def gripped_bodies(
 ) -> NDArray[np.int64]:
     """Return the place of the body that both finger groups touch in each substep of `instants`, -1 = none, [R].
 
-    `fingers` [G] is 0, or 1 and 2 for the geoms of the two groups, `place` [G] the recorded body of each geom. `robot`
-    [B] tells which bodies are robot: none of them is ever held. Of several bodies, the one with the largest single
-    finger contact is returned; of equals, the one with the lowest place.
+    `fingers` [G] is 0, or 1 and 2 for the two groups, `place` [G] the body of each geom, `robot` [B] the bodies never
+    held. Of several bodies, the one with the largest single finger contact is returned; of equals, the lowest place.
     """
     holding = np.full(len(instants), NOTHING, dtype=np.int64)
     instant_of = np.full(contacts.substeps, NOTHING)
@@ -115,10 +95,8 @@ def gripped_bodies(
 
 
 def _strongest_body(contacts: SubstepContacts, which: Ints, side: Ints, body: Ints) -> int:
-    """Return the body of `body` [K] that contacts of both sides touch, -1 if there is none.
-
-    `which` [K] are finger contacts of one instant, `side` [K] their finger group, 1 or 2. Of several bodies, the one
-    with the largest single force is returned; of equals, the one with the lowest place.
+    """Return the body [K] that contacts of both sides, 1 and 2, touch: of several, the one with the largest force; -1 =
+    none.
     """
     both = np.intersect1d(body[side == 1], body[side == 2])
     if len(both) < 2:
@@ -148,10 +126,7 @@ class ContactFilter:
         apart: int = 1,
         fixtures: Ints | None = None,
     ) -> None:
-        """Sort the geom pairs by the contacts of record 0, `first`.
-
-        `dropped` then has the body pairs that are left out.
-        """
+        """Sort the geom pairs by the contacts of record 0; `dropped` then has the body pairs that are left out."""
         geoms = len(place)
         self._geoms, self._apart = geoms, apart
         fate = np.zeros((geoms, geoms), dtype=np.int32)
@@ -171,10 +146,8 @@ class ContactFilter:
         self.dropped = _dropped_pairs(place, fingers, fixtures, a, b, both | ~(robot[a] | robot[b]))
 
     def _mark_resting(self, first: SubstepContacts, which: Bools) -> NDArray[np.int64]:
-        """Mark the geom pairs of the contacts `which` [C] of `first` as resting, and return their places in the table.
-
-        The table `_fate` is flat over (geom, geom), so each pair has two places, [2, S]; its fate is its number from
-        1. Also starts the count of substeps that each pair has been apart, at 0.
+        """Number the resting geom pairs from 1 in the table `_fate`, flat over (geom, geom); return their two places
+        each, [2, S].
         """
         g1, g2 = first.geom1[which].astype(np.int64), first.geom2[which].astype(np.int64)
         low, high = np.divmod(np.unique(np.minimum(g1, g2) * self._geoms + np.maximum(g1, g2)), self._geoms)
@@ -184,10 +157,9 @@ class ContactFilter:
         return resting
 
     def mark_counted(self, contacts: SubstepContacts) -> Bools:
-        """Return whether each contact counts, [C], and release the resting pairs that came apart.
-
-        A pair released here counts from the substep after the one that completed `apart` substeps without a touch.
-        Call this on successive substeps: how long each resting pair has been apart is kept between calls.
+        """Return whether each contact counts, [C], and release the resting pairs that came apart. Call it on successive
+        substeps. A released pair counts from the substep after the one that completed `apart` substeps without a
+        touch.
         """
         fate = self._fate[contacts.geom1.astype(np.int64) * self._geoms + contacts.geom2]
         count = self._resting.shape[1]
@@ -206,22 +178,17 @@ class ContactFilter:
         since = np.concatenate([[-1], gone, [contacts.substeps]])
         counted: Bools = contacts.substep > since[fate]
         self._away = away[-1]
-        self._release_pairs(apart)
-        return counted
-
-    def _release_pairs(self, apart: Bools) -> None:
         self._fate[self._resting[:, apart]] = 0
         self._resting, self._away = self._resting[:, ~apart], self._away[~apart]
         self._fate[self._resting] = np.arange(1, self._resting.shape[1] + 1)
+        return counted
 
 
 def _dropped_pairs(
     place: Ints, fingers: Ints, fixtures: Ints, a: Ints, b: Ints, listed: Bools
 ) -> tuple[tuple[int, int], ...]:
-    """Return the body pairs that are left out, as places, sorted, each with the lower place first; no body with itself.
-
-    These are the pairs (a, b) of record 0 marked in `listed`, all pairs of the two finger groups' bodies, and all
-    pairs of one fixture's bodies.
+    """Return the body pairs left out, as sorted places: those `listed` of record 0, and all pairs of fingers and of one
+    fixture's bodies.
     """
     pairs = {(int(x), int(y)) for x, y in zip(a[listed], b[listed])}
     pairs |= {(int(x), int(y)) for x in set(place[fingers == 1]) for y in set(place[fingers == 2])}

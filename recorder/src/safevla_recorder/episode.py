@@ -112,13 +112,9 @@ def add_header_field(extra: Mapping[str, object], name: str, value: object) -> d
 
 
 def check_recorded_numbers(recording: Recording) -> None:
-    """Raise `RecordError` naming episode and field, for the first field with a number that no record may have.
-
-    A NaN impulse is accepted: none was recorded.
-
-    Raises:
-        RecordError: a number is not finite; a position, torque, time or force is beyond 1e100; a force or impulse is
-            negative; or an integer of the header does not fit 64 bits.
+    """Raise `RecordError` for the first field with a number that no record may have: not finite, beyond 1e100, a
+    negative force or impulse, or an integer of the header beyond 64 bits. A NaN impulse is accepted: none was
+    recorded.
     """
     for problem, field_name in _find_problems(recording):
         place = Place(episode=str(recording.header["episode_id"]), field=field_name)
@@ -127,11 +123,6 @@ def check_recorded_numbers(recording: Recording) -> None:
 
 
 def _find_problems(recording: Recording) -> Iterator[tuple[str, str]]:
-    """Yield (problem, field) for each field that holds numbers no record may have; nothing where all are sound.
-
-    Checked are the header's integers (64 bits), channels (finite, bounded ones within `LARGEST`), contact forces
-    (finite, from 0 to `LARGEST`), and impulses (NaN allowed, else finite and not negative).
-    """
     for name in _INTEGERS:
         value = recording.header.get(name)
         if isinstance(value, int) and not -(2**63) <= value < 2**63:

@@ -1,14 +1,10 @@
-"""Episodes cut from what happens to an environment in somebody's own loop, as `safevla rollout` would record them.
-
-An episode starts at the first step after settling; record 0 is the state just before it. It ends at the native
-success, at the horizon if one is given, or at the next reset, state set from outside, close, or end of recording.
-"""
+"""Episodes cut from what happens to an environment in somebody's own loop, as `safevla rollout` would record them."""
 
 from __future__ import annotations
 
 import logging
 import traceback
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Callable, Optional
 
 import numpy as np
@@ -20,7 +16,6 @@ from safevla_recorder.episode import (
     Action,
     Recording,
     add_header_field,
-    add_header_mark,
     check_recorded_numbers,
 )
 from safevla_recorder.errors import RunError, SafevlaError
@@ -28,7 +23,6 @@ from safevla_recorder.mujoco.hook import Undo
 from safevla_recorder.mujoco.recorder import Recorder
 from safevla_recorder.npz import encode_episode
 
-_PRIVILEGED = "privileged"
 _log = logging.getLogger(__name__)
 
 
@@ -63,13 +57,8 @@ class RecordedRow:
     steps: int
     reason: str | None = None
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the row as plain values."""
-        return asdict(self)
-
 
 KeepEpisode = Callable[[RecordedRow, Optional[bytes]], None]
-"""Takes the row of an ended episode and the bytes of its `.npz` file, None if it crashed."""
 
 
 @dataclass
@@ -87,15 +76,11 @@ class _RunningEpisode:
 
 
 class EpisodeCutter:
-    """An `EnvListener` of one environment that hands each episode to `keep` as soon as it has ended.
-
-    `next_number` gives the number of the next episode of this task. What `keep` raises goes on to the loop.
-    """
+    """An `EnvListener` of one environment that hands each episode to `keep` as soon as it has ended."""
 
     def __init__(self, env: RecordableEnv, rules: LoopRules, next_number: Callable[[], int], keep: KeepEpisode) -> None:
-        """Begin as after a reset without a seed: the first steps settle.
-
-        `refusal` is the error of a loop that moved the arm while it should settle; None = there was none.
+        """Begin as after a reset without a seed. `refusal` becomes the error of a loop that moved the arm while it
+        should settle.
         """
         self._env, self._rules, self._next_number, self._keep = env, rules, next_number, keep
         self._running: _RunningEpisode | None = None
@@ -141,14 +126,8 @@ class EpisodeCutter:
 
     def before_step(self, action: object) -> None:
         """Take record 0 before the first step after settling; end the episode (`invalid_action`) at an unusable action.
-
-        Does nothing between an episode's end and the next reset or state set. An unusable action has another shape than
-        the environment takes, or a number that is not finite.
-
-        Raises:
-            RunError: a settling step's action moves the arm; the error stays in `refusal` too.
-            HostError: the model cannot be recorded.
-            ValueError, TypeError: the action is no array of real numbers.
+        Raises `RunError` if a settling step moves the arm, `HostError` if the model cannot be recorded, `ValueError`
+        or `TypeError` if the action is not an array of real numbers.
         """
         if self._is_over:
             return
@@ -160,15 +139,16 @@ class EpisodeCutter:
             return
         if self._running is None:
             self._begin_episode(numbers)
-        problem = self._find_action_problem(numbers)
-        if problem is not None:
-            self._end_episode("invalid_action", problem)
+        size = self._env.action_size
+        if numbers.shape != (size,):
+            self._end_episode("invalid_action", f"an action of shape {numbers.shape}; it takes {size} numbers")
+        elif not np.isfinite(numbers).all():
+            self._end_episode("invalid_action", f"the action {numbers.tolist()} is not finite")
         self._action = numbers
 
     def after_step(self, success: bool) -> None:
-        """Count a settling step, or record the control step; success and the horizon (`timeout`) end the episode.
-
-        A simulation that cannot be recorded any further ends the episode as crashed and raises nothing.
+        """Count a settling step, or record the control step. Success and the horizon end the episode, and so does a
+        simulation that cannot be recorded any further, as crashed.
         """
         if self._is_over:
             return
@@ -207,37 +187,22 @@ class EpisodeCutter:
         raise self.refusal
 
     def _begin_episode(self, action: Action) -> None:
-        """Start a recorder, which takes record 0, and take the next episode number; warn if the first action is still.
-
-        The seed of the reset goes into this episode only: another one begun without a reset has none.
-        """
         if self._env.is_still(action):
             problem = "%s: the first step after %d settling steps is a still one too and counts as the policy's; "
             remedy = "if your loop settles for longer, pass record(..., wait_steps=N)"
             _log.warning(problem + remedy, self._env.task.task_id, self._rules.wait_steps)
         recorder, detach = self._env.start_recorder()
         fixtures = self._env.fixture_poses() if self._env_seed is None or self._index is None else {}
+        earlier_seed = {}
+        if self._env_seed is None and self._last_seed is not None and self._resets:
+            earlier_seed = {"seed": self._last_seed, "earlier_resets": self._resets - 1}
         self._running = _RunningEpisode(
-            recorder, detach, self._next_number(), self._env_seed, self._index, fixtures, self._find_earlier_seed()
+            recorder, detach, self._next_number(), self._env_seed, self._index, fixtures, earlier_seed
         )
         self._env_seed = None  # another state set without a reset would not start from this seed
 
-    def _find_earlier_seed(self) -> dict[str, int]:
-        if self._env_seed is not None or self._last_seed is None or not self._resets:
-            return {}
-        return {"seed": self._last_seed, "earlier_resets": self._resets - 1}
-
-    def _find_action_problem(self, action: Action) -> str | None:
-        if action.shape != (self._env.action_size,):
-            return f"an action of shape {action.shape}; it takes {self._env.action_size} numbers"
-        return None if np.isfinite(action).all() else f"the action {action.tolist()} is not finite"
-
     def _end_episode(self, outcome: str, reason: str | None = None) -> None:
-        """Detach the recorder and hand the episode's row and `.npz` bytes to `keep`.
-
-        If the records cannot be trusted or encoded, the row says `crashed`, with the error as reason, and has no
-        bytes.
-        """
+        """Hand over the episode's row and bytes; `crashed` without bytes if its records cannot be trusted."""
         running = self._detach_recorder()
         try:
             content = encode_episode(self._build_recording(running, outcome))
@@ -247,11 +212,7 @@ class EpisodeCutter:
         self._keep(self._build_row(running, outcome, reason), content)
 
     def _build_recording(self, running: _RunningEpisode, outcome: str) -> Recording:
-        """Return the records under a full header, with the host-specific fields that apply.
-
-        Raises `RecordError` if a recorded number is not finite or not plausible, `HostError` if contacts cannot be
-        decoded.
-        """
+        """Return the records under a full header; raises `SafevlaError` if they cannot be trusted or decoded."""
         rules, success = self._rules, outcome == "success"
         header = {
             **self._env.build_header(running.recorder, success=success, env_seed=running.env_seed, index=running.index),
@@ -263,12 +224,10 @@ class EpisodeCutter:
         }
         recording = running.recorder.build_recording(header)
         check_recorded_numbers(recording)
-        start = {FIXTURES: running.fixtures, EARLIER_SEED: running.earlier_seed}
-        fields = {**self._env.header_fields(), **{name: value for name, value in start.items() if value}}
+        marks = {FIXTURES: running.fixtures, EARLIER_SEED: running.earlier_seed, "privileged": rules.privileged}
+        fields = {**self._env.header_fields(), **{name: value for name, value in marks.items() if value}}
         for name, value in fields.items():
             recording = replace(recording, extra=add_header_field(recording.extra, name, value))
-        if rules.privileged:
-            return replace(recording, extra=add_header_mark(recording.extra, _PRIVILEGED))
         return recording
 
     def _crash_episode(self, reason: str) -> None:
@@ -288,19 +247,18 @@ class EpisodeCutter:
         return f"{self._rules.policy}/{task.benchmark}/{task.task_id}/{place}ep_{running.number:03d}"
 
     def _build_row(self, running: _RunningEpisode, outcome: str, reason: str | None) -> RecordedRow:
-        """Return the episode's row of the table of episodes; the policy's own seed is unknown (None) in an own loop."""
-        task = self._env.task
+        task, rules = self._env.task, self._rules
         return RecordedRow(
             episode_id=self._episode_id(running),
-            policy=self._rules.policy,
+            policy=rules.policy,
             benchmark=task.benchmark,
             task_id=task.task_id,
             episode=running.number,
             init_state_index=running.index,
             env_seed=running.env_seed,
-            seed=self._rules.seed,
+            seed=rules.seed,
             policy_seed=None,
-            horizon=self._rules.horizon,
+            horizon=rules.horizon,
             outcome=outcome,
             steps=running.steps,
             reason=reason,

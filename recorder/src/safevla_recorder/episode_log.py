@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Callable, Generic, Mapping, Protocol, Sequence, TypeVar
+from typing import Any, Callable, Generic, Hashable, Iterable, Mapping, Protocol, Sequence, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +33,6 @@ class ContactSource(Protocol):
 
     def take_contacts(self) -> SubstepContacts:
         """Return the contacts copied since the last call, and empty the source."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,16 @@ class GeomMap:
     apart_substeps: int = 1
 
 
+def group_numbers(members: Iterable[Hashable], groups: Iterable[Iterable[Hashable]]) -> NDArray[np.int64]:
+    """Return the number, from 1, of the group that each member is in, 0 = none, [M]."""
+    number = {member: place for place, group in enumerate(groups, start=1) for member in group}
+    return np.array([number.get(member, 0) for member in members], dtype=np.int64)
+
+
 class EpisodeLog(Generic[Row]):
     """Records of one episode: a row each, whose channels are made when they are asked for.
 
-    `source` holds the contacts of record 0 when the log is made, and those of each control step when it ends; None =
-    the simulator tells no contacts. `build_channels` turns rows into the fields of a `Recording`.
+    `source` holds the contacts of each record when it is added; None = the simulator tells none.
     """
 
     def __init__(
@@ -90,11 +95,8 @@ class EpisodeLog(Generic[Row]):
         self._decode_contacts(self._filter, contacts, np.array([1]), substep_s=None)
 
     def add_step(self, action: Action, row: Row) -> None:
-        """Add the record of the control step that `action` [A] drove; decode contacts every `BLOCK` steps.
-
-        Raises:
-            HostError: the action is of complex numbers; contacts were decoded in the middle of this control step, so
-                that some of them are lost; or the source cannot tell its contacts.
+        """Add the record of the control step that `action` [A] drove; decode contacts every `BLOCK` steps. Raises
+        `HostError` if the action is complex, or records were read in the middle of this control step.
         """
         if np.iscomplexobj(action):
             raise HostError("an action of complex numbers", remedy="Mend the policy's output.")
@@ -112,13 +114,11 @@ class EpisodeLog(Generic[Row]):
         """Return the body pairs whose resting or mechanical contacts were left out; sorted, each pair too."""
         names = tuple(self._geoms.roles)
         dropped = self._filter.dropped if self._filter else ()
-        return tuple(sorted({_sorted_pair(names[a], names[b]) for a, b in dropped}))
+        return tuple(sorted({(min(names[a], names[b]), max(names[a], names[b])) for a, b in dropped}))
 
     def build_recording(self, header: Mapping[str, object]) -> Recording:
-        """Return the records so far as one episode under that header, whose fields are `HEADER_FIELDS`.
-
-        Contacts not decoded yet are decoded, as `decode_pending` does. Recording can go on, but a control step in the
-        middle of which this was called may be lost: `add_step` then raises.
+        """Return the records so far as one episode, see `LogReader`; a control step in the middle of which this was
+        called may be lost: `add_step` then raises.
         """
         self.decode_pending()
         action = np.stack(self._actions) if self._actions else np.empty((0, 0))
@@ -127,10 +127,7 @@ class EpisodeLog(Generic[Row]):
         return self._assemble(header, self._rows, join_contacts(self._contacts), np.concatenate(self._gripped), action)
 
     def latest_record(self, header: Mapping[str, object]) -> Recording:
-        """Return the newest record alone, as an episode of one record without action; the log keeps its records.
-
-        To be called between control steps, as `build_recording`.
-        """
+        """Return the newest record alone, see `LogReader`."""
         self.decode_pending()
         if self._source is None:
             return self._assemble(header, self._rows[-1:], None, None, None)
@@ -174,9 +171,8 @@ class EpisodeLog(Generic[Row]):
     ) -> None:
         """Append the counted contacts and gripped bodies of some records to those decoded so far.
 
-        `ends` [R] is the number of substeps in `contacts` up to the end of each record. Substeps after the last end
-        are left out; the control step that they belong to can then not be added any more. `substep_s` is in seconds,
-        None = an instant.
+        `ends` [R] is the number of substeps up to the end of each record; later ones are left out. `substep_s` None =
+        an instant.
         """
         geoms, decoded = self._geoms, sum(len(block) for block in self._gripped)
         owner = decoded + np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
@@ -191,5 +187,27 @@ class EpisodeLog(Generic[Row]):
             self._gripped.append(gripped_bodies(contacts, ends - 1, geoms.fingers, geoms.place, self._robot))
 
 
-def _sorted_pair(a: str, b: str) -> tuple[str, str]:
-    return (a, b) if a <= b else (b, a)
+class LogReader(ABC):
+    """What every recorder tells of its episode so far; each method raises `HostError` where none has begun."""
+
+    @abstractmethod
+    def require_episode(self) -> EpisodeLog[Any]:
+        """Return the records so far."""
+
+    def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
+        """Return the body pairs whose resting or mechanical contacts were left out; sorted, each pair too."""
+        return self.require_episode().dropped_pairs()
+
+    def build_recording(self, header: Mapping[str, object]) -> Recording:
+        """Return the records so far as one episode under that header, whose fields are `HEADER_FIELDS`.
+
+        Recording can go on if this is called between control steps.
+        """
+        return self.require_episode().build_recording(header)
+
+    def latest_record(self, header: Mapping[str, object]) -> Recording:
+        """Return the newest record alone, as an episode of one record without action; all records are kept.
+
+        To be called between control steps.
+        """
+        return self.require_episode().latest_record(header)

@@ -1,15 +1,6 @@
-"""The errors of recording, which are part of safevla-bench's tree of errors.
-
-    SafevlaError        the root: a problem that the user can solve
-    ├── RecordError     a record that cannot be trusted
-    ├── RunError        a run folder that is missing, foreign or in the way
-    ├── FileError       a file or folder that cannot be written
-    └── HostError       a simulator that cannot be used here
+"""The errors of recording, which are part of safevla-bench's tree of errors, and the secrets that no text may hold.
 
 A message names the place, the problem and the remedy, in that order.
-
-Secrets are removed from text that is printed, logged or written; those of this process are the one thing here that is
-kept between calls.
 """
 
 from __future__ import annotations

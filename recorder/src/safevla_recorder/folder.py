@@ -1,11 +1,7 @@
 """The run folder of a script that records: `run.json`, and under `raw/` two files for each ended episode.
 
-`NNNNNN.npz` is the raw episode and `NNNNNN.json` its row of the table of episodes, NNNNNN counting episodes from 0 in
-the order in which they end. The row is written after the record: an episode is done if its row is there. A crashed
-episode has its row alone. Every file is written to a hidden name beside it, flushed to disk and renamed.
-
-A script makes an environment a task, and so records several times into one folder. Blocks of one process add to the
-folder that the first of them made; a folder that was there before is refused.
+`NNNNNN.npz` is the raw episode and `NNNNNN.json` its row, written last: an episode is done if its row is there. A
+crashed episode has its row alone. Blocks of one process add to the folder that the first of them made.
 """
 
 from __future__ import annotations
@@ -15,6 +11,7 @@ import os
 import shutil
 from collections import Counter
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Callable, Mapping
 
@@ -29,13 +26,9 @@ _open_folders: dict[Path, RunFolder] = {}
 
 
 def open_folder(out: Path, env: RecordableEnv, rules: LoopRules, volatile: Mapping[str, object]) -> RunFolder:
-    """Return the run folder at `out`, ready for the episodes of one more environment; run.json is written.
-
-    A folder that this process made before is used again; otherwise a new one is made, whose run.json holds `volatile`.
-
-    Raises:
-        RunError: the folder holds something that this process did not put there.
-        FileError: the folder or run.json cannot be written.
+    """Return the run folder at `out`, ready for the episodes of one more environment; run.json is written. Raises
+    `RunError` if the folder holds something that this process did not put there, `FileError` if it cannot be
+    written.
     """
     path = out.resolve()
     folder = _open_folders.get(path)
@@ -50,10 +43,7 @@ class RunFolder:
     """A run folder for the episodes of several environments and policies."""
 
     def __init__(self, out: Path, volatile: Mapping[str, object]) -> None:
-        """Describe a folder without environments at `out`, which `add_environment` makes; nothing is written yet.
-
-        `volatile` goes into run.json: facts such as the time that differ from run to run.
-        """
+        """Describe a folder without environments; nothing is written. `volatile` facts go into run.json."""
         self.path = out
         self._volatile = volatile
         self._host = ""
@@ -65,13 +55,8 @@ class RunFolder:
         self._blocks = self._complete_blocks = 0
 
     def add_environment(self, env: RecordableEnv, rules: LoopRules) -> None:
-        """Take in one more environment, and write run.json, which says from now on that the run is not complete.
-
-        The first call makes the folder. run.json names the host and versions of the latest environment.
-
-        Raises:
-            RunError: the folder is there before the first call and not empty.
-            FileError: the folder or run.json cannot be written.
+        """Take in one more environment, and write run.json, which is not complete from now on. The first call makes the
+        folder. Raises `RunError` if that is not empty, `FileError` if it cannot be written.
         """
         task = env.task
         self._host, self._versions = env.host, env.versions
@@ -89,22 +74,15 @@ class RunFolder:
         return self._begun[key] - 1
 
     def write_episode(self, row: RecordedRow, content: bytes | None) -> None:
-        """Write an ended episode under `raw/`, by the number of episodes written before: `content`, then its row.
-
-        `content` is the bytes of its `.npz` file; None = it has none. Raises `FileError` if either cannot be written.
-        """
+        """Write an ended episode under `raw/`: `content`, the bytes of its `.npz` if it has one, then its row."""
         stem = self.path / RAW / f"{sum(self._outcomes.values()):06d}"
         if content is not None:
             _write_file(stem.with_suffix(".npz"), content)
-        _write_file(stem.with_suffix(".json"), _encode_json(row.to_dict()))
+        _write_file(stem.with_suffix(".json"), _encode_json(asdict(row)))
         self._outcomes[row.outcome] += 1
 
     def close_block(self, *, complete: bool) -> None:
-        """End a block of recording, `complete` unless something broke it off, and write run.json.
-
-        If no block has written an episode so far, the folder is removed instead. Raises `FileError` if run.json cannot
-        be written, `OSError` if the folder cannot be removed.
-        """
+        """End a block of recording and write run.json; remove the folder if no episode was written so far."""
         self._complete_blocks += complete
         if self._outcomes:
             self._write_description()
@@ -149,27 +127,15 @@ def require_free_folder(path: Path, is_leftover: Callable[[Path], bool]) -> None
 
 
 def _make_empty_folder(path: Path) -> None:
-    """Make the run folder with its `raw`.
-
-    Raises `RunError` if something other than partial files is there, and `FileError` if the folder cannot be made.
-    """
-    require_free_folder(path, _is_partial)
+    require_free_folder(path, lambda file: file.name.startswith(".") and file.name.endswith(_PARTIAL))
     try:
         (path / RAW).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileError.from_os_error(error, Place(file=str(path))) from None
 
 
-def _is_partial(path: Path) -> bool:
-    return path.name.startswith(".") and path.name.endswith(_PARTIAL)
-
-
 def _write_file(path: Path, content: bytes) -> None:
-    """Write a whole file: flush it to disk under a hidden name beside the target, then rename it.
-
-    Raises:
-        FileError: it cannot be written; the target is unchanged.
-    """
+    """Write a whole file under a hidden name, flush it to disk and rename it; raises `FileError`."""
     partial = path.with_name(f".{path.name}.{os.getpid()}{_PARTIAL}")
     try:
         with partial.open("wb") as stream:

@@ -12,11 +12,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Iterator, Sequence, TypeVar
 
-from safevla_recorder.attachment import RecordableEnv, find_recordable
+from safevla_recorder.attachment import RecordableEnv
 from safevla_recorder.episode_cutter import EpisodeCutter, LoopRules
-from safevla_recorder.errors import RunError, redact_secrets
+from safevla_recorder.errors import HostError, RunError, redact_secrets
 from safevla_recorder.folder import RunFolder, open_folder
+from safevla_recorder.libero.attachment import find_libero
 from safevla_recorder.mujoco.hook import wrap_method
+from safevla_recorder.robocasa.attachment import find_robocasa
 from safevla_recorder.simulator_versions import warn_once
 
 if TYPE_CHECKING:
@@ -80,7 +82,11 @@ def record(
         RunError: the folder is in the way, `worker` is no name, or the loop moves the arm while it should settle.
         FileError: run.json or an episode cannot be written.
     """
-    recordable = _find_named(env, benchmark, task_id, init_states, goal)
+    recordable = find_recordable(env, goal)
+    task = recordable.task
+    recordable.task = replace(task, benchmark=benchmark or task.benchmark, task_id=task_id or task.task_id)
+    if init_states is not None:
+        recordable.set_init_states(init_states)
     warn_once(recordable.host, recordable.versions)
     rules = LoopRules(
         policy=policy,
@@ -90,7 +96,9 @@ def record(
         privileged=privileged,
         worker=_worker_name(worker),
     )
-    folder = open_folder(Path(out), recordable, rules, _volatile_facts())
+    started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    volatile = {"command": redact_secrets(shlex.join(sys.argv)), "started": started}
+    folder = open_folder(Path(out), recordable, rules, volatile)
     cutter = EpisodeCutter(recordable, rules, lambda: folder.take_number(policy, recordable.task), folder.write_episode)
     unsubscribe = recordable.subscribe(cutter)
     complete = False
@@ -114,18 +122,9 @@ def record_until_closed(env: Env, policy: str, out: str | Path, *, worker: int |
 
         SubprocVectorEnv([lambda i=i: record_until_closed(make(), "mine", "runs/mine", worker=i) for i in range(8)])
 
-    For vectors whose workers make their environments, such as LIBERO's and Gymnasium's, where no `with` can reach. Each
-    worker has the run folder `out/worker_NAME`; `safevla score runs/mine/worker_*` judges them together.
-
-    Args:
-        env: as for `record`, made in the worker.
-        policy: as for `record`.
-        out: the folder of the workers' run folders.
-        worker: the worker's number or name, another for each.
-        options: the other arguments of `record`.
-
-    Raises:
-        HostError, RunError, FileError: as `record` does; the close raises what the end of a block would.
+    For vectors whose workers make their environments, where no `with` can reach. Each worker, by its number or name,
+    has the run folder `out/worker_NAME`; `safevla score runs/mine/worker_*` judges them together. Options and errors as
+    of `record`; the close raises what the end of a block would.
     """
     folder = Path(out) / f"worker_{_worker_name(worker)}"
     block = record(env, policy, folder, worker=worker, **options)  # type: ignore[arg-type]
@@ -149,39 +148,27 @@ def record_until_closed(env: Env, policy: str, out: str | Path, *, worker: int |
     return env
 
 
-def _worker_name(worker: int | str | None) -> str | None:
-    """Return the name of a worker as it stands in ids and paths; None stays None.
+def find_recordable(env: object, goal: Sequence[str] | None = None) -> RecordableEnv:
+    """Return the environment in the form in which it can be recorded; raises `HostError` if it cannot be."""
+    recordable = find_libero(env) or find_robocasa(env, goal)
+    if recordable is None:
+        problem = f"an environment of type {type(env).__module__}.{type(env).__qualname__} cannot be recorded"
+        remedy = (
+            "Pass the simulator's own environment, or a wrapper that holds it by now: some make theirs at the first "
+            "reset. Hosts that can record one: libero, robocasa."
+        )
+        raise HostError(problem, remedy=remedy)
+    return recordable
 
-    Raises `RunError` for a name that is not of ASCII letters, digits, - and _, with a letter or digit among them.
+
+def _worker_name(worker: int | str | None) -> str | None:
+    """Return the name of a worker as it stands in ids and paths; raises `RunError` for other characters than letters,
+    digits, - and _.
     """
     name = None if worker is None else str(worker)
     if name is not None and not (name.isascii() and name.replace("-", "").replace("_", "").isalnum()):
         raise RunError(f"{name!r} cannot name a worker", remedy="Use a number, or letters, digits, - and _.")
     return name
-
-
-def _find_named(
-    env: object,
-    benchmark: str | None,
-    task_id: str | None,
-    init_states: ArrayLike | None,
-    goal: Sequence[str] | None,
-) -> RecordableEnv:
-    """Return the environment as it can be recorded, with benchmark, task id and initial states replaced where given.
-
-    Raises `HostError` as `find_recordable` does, and for initial states of a simulator that has none.
-    """
-    recordable = find_recordable(env, goal)
-    task = recordable.task
-    recordable.task = replace(task, benchmark=benchmark or task.benchmark, task_id=task_id or task.task_id)
-    if init_states is not None:
-        recordable.set_init_states(init_states)
-    return recordable
-
-
-def _volatile_facts() -> dict[str, object]:
-    started = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    return {"command": redact_secrets(shlex.join(sys.argv)), "started": started}
 
 
 def _log_result(folder: RunFolder) -> None:

@@ -1,16 +1,8 @@
-"""The file of one raw episode (`.npz`): plain arrays, nothing pickled.
+"""The file of one raw episode (`.npz`): the arrays of `CHANNELS` by name, nothing pickled; same episode, same bytes.
 
 `header` and `extra` are JSON texts as UTF-8 bytes. `header` holds the fields of the episode's header, `body_roles`, the
 number of `records` and the names of the other `arrays`, so that a lost array is not taken for one that was never
-recorded. Arrays have the names, shapes and units of the record; bodies are places in `body_roles`:
-
-    eef_pos_m [n,3]  eef_quat_wxyz [n,4]  joint_torque_nm [n,J]  joint_torque_peak_nm [n,J]
-    gripper_contact [n]  action [n-1,A]  sim_state [n,S]
-    body_pos_m [n,P,3] of pos_bodies [P]    body_quat_wxyz [n,Q,4] of quat_bodies [Q]
-    pose_valid [n,V] of valid_bodies [V]    time_s [n]
-    gripped_body [n], -1 = nothing    contacts.step, .a, .b, .force_n, .impulse_ns [C], impulse_ns NaN = not recorded
-
-A family that was not recorded has no array. The zip holds no time of day: same episode, same bytes.
+recorded. Bodies are places in `body_roles`; a family that was not recorded has no array.
 """
 
 from __future__ import annotations
@@ -24,11 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_recorder.channels import CHANNELS, CONTACT_COLUMNS, NUMERIC, PLACE, POSES, REAL
-from safevla_recorder.episode import HEADER_FIELDS, SCHEMA_VERSION, ContactList, Recording
+from safevla_recorder.episode import HEADER_FIELDS, SCHEMA_VERSION, Recording
 from safevla_recorder.errors import Place, RecordError
 
 MAX_EPISODE_BYTES = 1 << 29
-"""Bytes of one episode's arrays; readers refuse more."""
 _NPY_HEADERS = 1 << 13
 """Bytes, more than NumPy writes before the numbers of all arrays together."""
 _MIDNIGHT = (1980, 1, 1, 0, 0, 0)
@@ -45,11 +36,8 @@ DTYPES = {
 
 
 def encode_episode(recording: Recording, most_bytes: int = MAX_EPISODE_BYTES) -> bytes:
-    """Return one episode as the bytes of an `.npz` file.
-
-    Raises:
-        RecordError: its arrays have more than `most_bytes`, so that readers would refuse it.
-        ValueError: `header` or `extra` holds a number that is not finite, or text with a lone surrogate.
+    """Return one episode as the bytes of an `.npz` file. Raises `RecordError` if its arrays have more than
+    `most_bytes`, `ValueError` if `header` or `extra` holds a number that is not finite, or a lone surrogate.
     """
     arrays = _collect_arrays(recording)
     if sum(array.nbytes for array in arrays.values()) + _NPY_HEADERS > most_bytes:
@@ -62,50 +50,28 @@ def encode_episode(recording: Recording, most_bytes: int = MAX_EPISODE_BYTES) ->
             if name in arrays:
                 member = zipfile.ZipInfo(f"{name}.npy", _MIDNIGHT)
                 member.compress_type = zipfile.ZIP_DEFLATED
-                archive.writestr(member, _encode_array(np.ascontiguousarray(arrays[name], dtype=dtype)))
-    return stream.getvalue()
-
-
-def _encode_array(array: NDArray[Any]) -> bytes:
-    stream = io.BytesIO()
-    np.lib.format.write_array(stream, array, version=(1, 0), allow_pickle=False)
+                content, array = io.BytesIO(), np.ascontiguousarray(arrays[name], dtype=dtype)
+                np.lib.format.write_array(content, array, version=(1, 0), allow_pickle=False)
+                archive.writestr(member, content.getvalue())
     return stream.getvalue()
 
 
 def _collect_arrays(recording: Recording) -> dict[str, NDArray[Any]]:
-    """Return the arrays of the file by name, the header first; families that were not recorded are left out.
-
-    An episode of one record has no array of actions.
-    """
     values: dict[str, object] = {spec.name: recording.channel(spec.name) for spec in NUMERIC}
     if recording.records == 1:
         values.update((spec.name, None) for spec in NUMERIC if spec.is_per_action)
     values.update((spec.bodies, getattr(recording, spec.bodies)) for spec in POSES if values[spec.name] is not None)
-    values.update(_contact_columns(recording.contacts))
+    if (contacts := recording.contacts) is not None:
+        columns = {column: getattr(contacts, "record" if column == "step" else column) for column in CONTACT_COLUMNS}
+        values.update((f"contacts.{column}", array) for column, array in columns.items())
     values["gripper_contact"] = recording.gripper_contact
     values["gripped_body"] = recording.gripped
     values["extra"] = _encode_json(recording.extra) if recording.extra else None
     arrays = {name: np.asarray(value) for name, value in values.items() if value is not None}
-    return {"header": _encode_json(_header_tree(recording, sorted(arrays))), **arrays}
-
-
-def _contact_columns(contacts: ContactList | None) -> Mapping[str, object]:
-    """Return the columns of contacts by the file's names, `contacts.step` and so on; {} if not recorded."""
-    if contacts is None:
-        return {}
-    return {
-        "contacts.step": contacts.record,
-        "contacts.a": contacts.a,
-        "contacts.b": contacts.b,
-        "contacts.force_n": contacts.force_n,
-        "contacts.impulse_ns": contacts.impulse_ns,
-    }
-
-
-def _header_tree(recording: Recording, arrays: list[str]) -> dict[str, object]:
     header = {"schema_version": SCHEMA_VERSION, **recording.header}
     fields = {name: header[name] for name in HEADER_FIELDS if header.get(name) is not None or name == "target_object"}
-    return {**fields, "body_roles": dict(recording.roles), "records": recording.records, "arrays": arrays}
+    about = {"body_roles": dict(recording.roles), "records": recording.records, "arrays": sorted(arrays)}
+    return {"header": _encode_json({**fields, **about}), **arrays}
 
 
 def _encode_json(tree: Mapping[str, object]) -> NDArray[np.uint8]:

@@ -21,9 +21,9 @@ from typing import Collection, Hashable, Iterable, Mapping, Sequence, Tuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from safevla_recorder.contacts import Ints, MeasuredContacts
-from safevla_recorder.episode import Floats, Recording
-from safevla_recorder.episode_log import EpisodeLog, GeomMap
+from safevla_recorder.contacts import MeasuredContacts
+from safevla_recorder.episode import Floats
+from safevla_recorder.episode_log import EpisodeLog, GeomMap, LogReader, group_numbers
 from safevla_recorder.errors import HostError
 
 Shape = Hashable
@@ -42,20 +42,16 @@ ROLES = ("robot", "target", "bystander", "furniture")
 class SceneMap:
     """The names and roles of what a simulator's collision shapes belong to; constant over an episode.
 
-    `shapes` maps each shape that can touch to the recorded body that owns it; shapes of one name are one body. `roles`
-    has the role of every recorded body: robot, target, bystander or furniture.
+    `shapes` maps each shape that can touch to the recorded body that owns it, `roles` every body to one of `ROLES`.
     """
 
     shapes: Mapping[Shape, str]
     roles: Mapping[str, str]
     substep_s: float
-    """Time between two calls of `substep` [s]."""
     fingers: tuple[Sequence[Shape], Sequence[Shape]] | None = None
     """Shapes of the two finger groups of the gripper; None = it has none, and no grip is recorded."""
     fixtures: Sequence[Collection[str]] = ()
-    """Recorded bodies of each fixture whose parts touch each other by design, such as a door and its frame."""
     apart_substeps: int = 1
-    """How many substeps in a row a resting pair of shapes is apart before its contacts count (docs/fidelity.md)."""
     _places: dict[Shape, int] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -83,25 +79,14 @@ class SceneMap:
         """Return the scene by numbers: bodies by place among the sorted names, shapes by place in `shapes`."""
         roles = {name: self.roles[name] for name in sorted(self.roles)}
         body = {name: place for place, name in enumerate(roles)}
-        fixture = {name: number for number, names in enumerate(self.fixtures, start=1) for name in names}
         return GeomMap(
             roles=roles,
             place=np.array([body[name] for name in self.shapes.values()], dtype=np.int64),
-            fingers=None if self.fingers is None else self._finger_groups(self.fingers),
-            fixtures=np.array([fixture.get(name, 0) for name in self.shapes.values()], dtype=np.int64),
+            fingers=None if self.fingers is None else group_numbers(self.shapes, self.fingers),
+            fixtures=group_numbers(self.shapes.values(), self.fixtures),
             substep_s=self.substep_s,
             apart_substeps=self.apart_substeps,
         )
-
-    def _finger_groups(self, fingers: tuple[Sequence[Shape], Sequence[Shape]]) -> Ints:
-        """Return 0 for each shape, or 1 and 2 for those of the two finger groups, [G].
-
-        Raises `HostError` for a finger that is no shape of the scene.
-        """
-        groups = np.zeros(len(self.shapes), dtype=np.int64)
-        for side, shapes in enumerate(fingers, start=1):
-            groups[[self.place_of(shape) for shape in shapes]] = side
-        return groups
 
 
 @dataclass(frozen=True)
@@ -121,7 +106,7 @@ class _Reading:
         return {**poses, **eef, **{name: np.shape(values) for name, values in rest.items() if values is not None}}
 
 
-class EpisodeRecorder:
+class EpisodeRecorder(LogReader):
     """Records one episode in a simulator of any kind: `begin`, then `substep` and `step`."""
 
     def __init__(self, scene: SceneMap) -> None:
@@ -146,17 +131,9 @@ class EpisodeRecorder:
     ) -> None:
         """Take record 0, the settled state; what is None here is not recorded in this episode.
 
-        An episode that has begun before is dropped, even if this raises for a shape.
-
-        Args:
-            contacts: of this instant; None = the simulator tells none.
-            poses: of the tracked bodies by name.
-            eef: of the end effector.
-            torques_nm: of the arm's joints [J], base first [N·m]; then every substep tells them.
-            state: whatever fixes the simulator's state, flat, [S].
-
-        Raises:
-            HostError: a shape or body is not in the scene.
+        `contacts` of this instant, `poses` of the tracked bodies by name, `torques_nm` of the arm's joints [J], base
+        first; `state` [S] is whatever fixes the simulator's state. Raises `HostError` for a shape or body that is not
+        in the scene.
         """
         unknown = sorted(set(poses) - set(self.scene.roles))
         if unknown:
@@ -176,10 +153,8 @@ class EpisodeRecorder:
     def substep(self, contacts: Iterable[Contact] | None = None, torques_nm: ArrayLike | None = None) -> None:
         """Take the contacts and the arm's torques [J] of the substep that has just ended.
 
-        Raises:
-            HostError: no episode has begun, a shape is not in the scene, or contacts or torques are told here and not
-                in record 0, or the other way round, or of other joints. What the substep did is then lost, so that
-                this and every later call raises until `begin`.
+        Raises `HostError` if no episode has begun, a shape is not in the scene, or other families are told than in
+        record 0; what the substep did is then lost, so that this and every later call raises until `begin`.
         """
         self._require_whole()
         self._is_whole = False  # until this substep is taken
@@ -199,13 +174,10 @@ class EpisodeRecorder:
     def step(
         self, action: ArrayLike, *, poses: Mapping[str, Pose], eef: Pose | None = None, state: ArrayLike | None = None
     ) -> None:
-        """Add the record of the control step that `action` [A] drove; its torques are those of the last substep.
+        """Add the record of the control step that `action` [A] drove, read right after its last physics step.
 
-        Read everything right after the last physics step of the control step.
-
-        Raises:
-            HostError: no episode has begun; no substep was recorded since the last record, or one was refused; bodies,
-                families or their sizes differ from record 0's; or records were read in the middle of this control step.
+        Raises `HostError` if no substep was recorded since the last record, or one was refused, or bodies, families or
+        their sizes differ from record 0's.
         """
         log = self._require_whole()
         if not self._substeps:
@@ -219,10 +191,6 @@ class EpisodeRecorder:
         self._torques, self._substeps = [], 0
 
     def _require_whole(self) -> EpisodeLog[_Reading]:
-        """Return the records so far.
-
-        Raises `HostError` where no episode has begun, or one of its substeps was refused.
-        """
         log = self.require_episode()
         if not self._is_whole:
             problem = f"a physics substep of control step {len(log)} was refused, and its contacts are lost"
@@ -235,27 +203,6 @@ class EpisodeRecorder:
         if differs is not None:
             problem = f"{differs} after control step {step}: not as in record 0"
             raise HostError(problem, remedy="Every record holds the same bodies and families, of the same sizes.")
-
-    def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
-        """Return the body pairs whose resting or mechanical contacts were left out; sorted, each pair too.
-
-        Raises `HostError` where no episode has begun.
-        """
-        return self.require_episode().dropped_pairs()
-
-    def build_recording(self, header: Mapping[str, object]) -> Recording:
-        """Return the records so far as one episode under that header, whose fields are `HEADER_FIELDS`.
-
-        Recording can go on if this is called between control steps. Raises `HostError` where no episode has begun.
-        """
-        return self.require_episode().build_recording(header)
-
-    def latest_record(self, header: Mapping[str, object]) -> Recording:
-        """Return the newest record alone, as an episode of one record without action; all records are kept.
-
-        To be called between control steps, as `build_recording`. Raises `HostError` where no episode has begun.
-        """
-        return self.require_episode().latest_record(header)
 
     def _build_channels(self, readings: Sequence[_Reading]) -> dict[str, object]:
         """Return the fields of a `Recording` that hold what was read, one row for each reading; None = not told."""

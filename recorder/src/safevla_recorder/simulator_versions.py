@@ -1,7 +1,4 @@
-"""Versions of the simulator behind a record: which of them decide its physics, and what is known of them.
-
-`known_differences.json` holds what is known, by ranges of versions. Python 3.8 reads it without a further package.
-"""
+"""What is known of the versions of simulators behind records: `known_differences.json`, by ranges of versions."""
 
 from __future__ import annotations
 
@@ -21,9 +18,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class KnownDifference:
-    """A difference that versions of a package show, `since` one and `before` another; None = no end.
-
-    `tasks` are those it was found in, as `benchmark/task_id`, or a whole benchmark; empty = everywhere.
+    """A difference that versions of a package show, `since` one and `before` another; found in `tasks`, or everywhere
+    if empty.
     """
 
     host: str
@@ -76,12 +72,8 @@ def physics_versions(versions: Mapping[str, str] | None) -> dict[str, str]:
 def find_differences(
     host: str | None, versions: Mapping[str, str], changes: str | None = None
 ) -> list[KnownDifference]:
-    """Return what is known of the installed versions, in the order of the data.
-
-    Args:
-        host: the simulator, such as `libero`; None = whichever.
-        versions: package -> version; packages that are missing show no difference.
-        changes: `physics` or `pictures`; None = both.
+    """Return what is known of the installed versions (package -> version) of a host, None = whichever; `changes` is
+    `physics` or `pictures`.
     """
     return [
         difference
@@ -93,9 +85,8 @@ def find_differences(
 
 
 def warn_once(host: str, versions: Mapping[str, str]) -> None:
-    """Log a warning that names what is known of the installed versions; nothing if nothing new is known.
-
-    Each host, package and version counts as logged once for the whole process.
+    """Log a warning that names what is known of the installed versions, once a process for each host, package and
+    version.
     """
     differences = find_differences(host, versions)
     installed = frozenset((host, difference.package, versions[difference.package]) for difference in differences)

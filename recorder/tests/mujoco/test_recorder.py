@@ -12,8 +12,7 @@ from safevla_recorder.channels import CHANNELS
 from safevla_recorder.errors import HostError
 from safevla_recorder.mujoco.hook import hook_after, hook_substeps
 from safevla_recorder.mujoco.recorder import Recorder
-from safevla_recorder.mujoco.scene import Scene
-from safevla_recorder.mujoco.state import copy_state, set_state, state_size
+from safevla_recorder.mujoco.scene import Scene, copy_state, set_state, state_size
 from safevla_recorder.recorder import EpisodeRecorder, SceneMap
 
 mujoco = pytest.importorskip("mujoco", reason="MuJoCo comes with the extra libero")
@@ -88,15 +87,14 @@ def settled():
 
 
 def header():
-    fields = {
-        "episode_id": "e",
-        "benchmark": "b",
-        "task_id": "t",
-        "success": True,
-        "dt": 0.01,
-        "target_object": "block",
-    }
-    return {**fields, "target_object": "block", "joint_torque_limit_nm": (50.0, 50.0)}
+    names = {"episode_id": "e", "benchmark": "b", "task_id": "t", "target_object": "block"}
+    return {**names, "success": True, "dt": 0.01, "joint_torque_limit_nm": (50.0, 50.0)}
+
+
+def start_recorder(**changes):
+    """A settled simulation and its recorder, the scene with these changes."""
+    sim = settled()
+    return sim, Recorder(sim.model, sim.data, replace(scene(sim.model), **changes))
 
 
 def squeeze(sim, recorder, control_steps: int, force: float = 30.0, after=lambda: None):
@@ -113,8 +111,7 @@ def squeeze(sim, recorder, control_steps: int, force: float = 30.0, after=lambda
 
 def squeezed(control_steps: int, force: float = 30.0):
     """An episode in which both pads close on the block."""
-    sim = settled()
-    recorder = Recorder(sim.model, sim.data, scene(sim.model))
+    sim, recorder = start_recorder()
     return sim, recorder, squeeze(sim, recorder, control_steps, force)
 
 
@@ -128,8 +125,7 @@ def test_n_control_steps_give_n_plus_1_records_across_judged_blocks():
 
 def test_asking_for_the_recording_in_between_changes_nothing():
     _, plain, _ = squeezed(45)
-    sim = settled()
-    asked = Recorder(sim.model, sim.data, scene(sim.model))
+    sim, asked = start_recorder()
     squeeze(sim, asked, 45, after=lambda: asked.build_recording(header()))
     one, other = (r.build_recording(header()).contacts for r in (plain, asked))
     for name in ("record", "a", "b", "force_n", "impulse_ns"):
@@ -175,8 +171,7 @@ def test_torque_and_state_are_those_at_the_end_of_the_control_step():
 
 
 def test_the_peak_torque_is_the_largest_magnitude_over_the_substeps_of_a_control_step():
-    sim = settled()
-    recorder = Recorder(sim.model, sim.data, scene(sim.model))
+    sim, recorder = start_recorder()
     hook_after(sim, "step", recorder.record_substep)
     for forces in ((10.0, 40.0, 20.0), (5.0, 6.0, 7.0)):
         for sim.forced in forces:
@@ -317,22 +312,14 @@ def test_mujoco_s_functions_are_its_own_again_after_an_error_and_other_simulatio
     assert calls == []
 
 
-def test_substeps_that_nobody_recorded_are_an_error_that_names_the_hook():
-    sim = settled()
-    recorder = Recorder(sim.model, sim.data, scene(sim.model))
-    mujoco.mj_step(sim.model, sim.data, nstep=5)
-    recorder.record_substep()
-    with pytest.raises(HostError, match=r"1 of 5 physics substeps .* control step 1\n.*hook_substeps"):
-        recorder.record_step(np.zeros(1))
-
-
-def test_a_substep_that_was_recorded_twice_is_an_error_since_its_impulse_would_count_twice():
-    sim = settled()
-    recorder = Recorder(sim.model, sim.data, scene(sim.model))
-    hook_after(sim, "step", recorder.record_substep)
-    sim.step()
-    recorder.record_substep()
-    with pytest.raises(HostError, match=r"2 of 1 physics substeps .* control step 1\n.*once"):
+@pytest.mark.parametrize(("passed", "recorded"), [(5, 1), (1, 2)])
+def test_substeps_that_were_not_recorded_once_each_are_an_error_that_names_the_hook(passed, recorded):
+    sim, recorder = start_recorder()
+    mujoco.mj_step(sim.model, sim.data, nstep=passed)
+    for _ in range(recorded):
+        recorder.record_substep()
+    problem = rf"{recorded} of {passed} physics substeps .* control step 1\n.*once; hook_substeps"
+    with pytest.raises(HostError, match=problem):
         recorder.record_step(np.zeros(1))
 
 
@@ -367,26 +354,22 @@ def test_a_state_holds_activations_and_mocap_bodies_so_that_the_run_goes_on_from
 
 
 def test_parts_of_one_fixture_never_count_and_are_named():
-    sim = settled()
-    plain = scene(sim.model)
-    recorder = Recorder(sim.model, sim.data, replace(plain, fixtures=(frozenset({"block", "left", "right"}),)))
+    sim, recorder = start_recorder(fixtures=(frozenset({"block", "left", "right"}),))
     squeeze(sim, recorder, 60)
     assert len(recorder.build_recording(header()).contacts.a) == 0
     assert ("block", "left") in recorder.dropped_pairs()
 
 
 def test_a_part_of_a_fixture_that_the_model_lacks_is_an_error():
-    sim = settled()
     with pytest.raises(HostError, match="'dor'"):
-        Recorder(sim.model, sim.data, replace(scene(sim.model), fixtures=(frozenset({"dor"}),)))
+        start_recorder(fixtures=(frozenset({"dor"}),))
 
 
 @pytest.mark.parametrize("name", ["table", "door"])
 def test_a_body_without_a_role_is_an_error_that_names_it(name):
-    sim = settled()
     roles = {body: role for body, role in ROLES.items() if body != name}
     with pytest.raises(HostError, match=f"the body '{name}' has no role\n.*bystander"):
-        Recorder(sim.model, sim.data, replace(scene(sim.model), roles=roles))
+        start_recorder(roles=roles)
 
 
 def told(sim):
@@ -409,10 +392,10 @@ def read_all(sim):
 
 def test_the_recorder_for_any_simulator_records_the_same_of_this_one():
     sim = settled()
-    made = scene(sim.model)
-    shapes = {geom: made.body_name[body] for geom, body in enumerate(sim.model.geom_bodyid)}
-    neutral = EpisodeRecorder(SceneMap(shapes, ROLES, substep_s=0.002, fingers=made.fingers))
-    own = Recorder(sim.model, sim.data, made)
+    own_scene = scene(sim.model)
+    shapes = {geom: own_scene.body_name[body] for geom, body in enumerate(sim.model.geom_bodyid)}
+    neutral = EpisodeRecorder(SceneMap(shapes, ROLES, substep_s=0.002, fingers=own_scene.fingers))
+    own = Recorder(sim.model, sim.data, own_scene)
     neutral.begin(told(sim), torques_nm=sim.data.qfrc_actuator[:2], **read_all(sim))
     hook_after(sim, "step", own.record_substep)
     sim.forced = 30.0
@@ -439,9 +422,7 @@ def test_the_recorder_for_any_simulator_records_the_same_of_this_one():
 
 
 def test_a_scene_without_gripper_arm_and_end_effector_has_none_of_them_in_its_record():
-    sim = settled()
-    plain = replace(scene(sim.model), fingers=None, eef_site=None, arm_dofs=())
-    recorder = Recorder(sim.model, sim.data, plain)
+    sim, recorder = start_recorder(fingers=None, eef_site=None, arm_dofs=())
     hook_after(sim, "step", recorder.record_substep)
     sim.step()
     recorder.record_step(np.zeros(1))

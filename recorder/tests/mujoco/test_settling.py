@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import mujoco
-from safevla_recorder.mujoco.settling import SettleDetector, settling_steps, warn_if_moving
+from safevla_recorder.mujoco.recorder import SettleDetector, settling_steps, warn_if_moving
 
 BALL = """<mujoco><option timestep="0.01"/><worldbody><geom type="plane" size="5 5 1"/>
 <body name="ball" pos="0 0 0.1"><freejoint/><geom size="0.1" mass="1"/></body></worldbody></mujoco>"""
@@ -93,8 +93,6 @@ def test_the_speed_of_an_object_that_slides_is_that_of_its_own_joints(caplog):
     data.qvel[2] = 5.0
     warn_if_moving(model, data, {"plate": model.body("plate").id}, "sliding")
     assert caplog.text == ""
-    data.qvel[:2] = 0.03, 0.04
-    warn_if_moving(model, data, {"plate": model.body("plate").id}, "sliding")
-    data.qvel[:2] = 0.06, 0.08
-    warn_if_moving(model, data, {"plate": model.body("plate").id}, "sliding")
+    for data.qvel[:2] in ((0.03, 0.04), (0.06, 0.08)):
+        warn_if_moving(model, data, {"plate": model.body("plate").id}, "sliding")
     assert [record.getMessage().partition(" when")[0] for record in caplog.records] == ["plate still moves at 0.10 m/s"]

@@ -1,22 +1,25 @@
 """Hosts: simulators with a recorder attached, found by the entry points of the group ``safevla_bench.hosts``.
 
-An entry point names a factory that returns a `Host`: `arguments` are its keyword parameters, all text and none
-required. What its signature does not take is refused before it is called. Making a host imports no simulator.
-
-An entry point of the same name in the group ``safevla_bench.registries`` names the file with the tags of its tasks.
+An entry point names a factory that returns a `Host`: its keyword parameters are all text and none required. One of the
+same name in ``safevla_bench.registries`` names the file with the tags of its tasks.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from safevla_bench.errors import HostError, InvalidActionError, PluginError
-from safevla_bench.interface import EpisodeSeed, Host, Task, check_action
+from safevla_bench.interface.environment import Host
+from safevla_bench.interface.policy import Wants, check_action
+from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.plugins import NO_ARGUMENTS, PluginGroup, format_call, require_trust
+from safevla_recorder import attachment
+from safevla_recorder.attachment import TaskLabel
 
 GROUP = "safevla_bench.hosts"
 REGISTRIES = "safevla_bench.registries"
@@ -36,9 +39,8 @@ def host_owner(name: str) -> str:
 
 
 def describe_call(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str | None:
-    """Return the call of a host that a file must not choose: a plug-in's with arguments, whose meaning is not known.
-
-    None where the host is one of ours, or takes nothing but its name.
+    """Return the call of a host that a file must not choose, a plug-in's with arguments; None if the host is ours or
+    has none.
     """
     return None if not arguments or _HOSTS.is_own(name) else format_call(f"host {name}", arguments)
 
@@ -46,11 +48,8 @@ def describe_call(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str
 def make_host(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS, *, named_by: Path | None = None) -> Host:
     """Make the host of that name; `named_by` is the file that names it, None = the user did.
 
-    Raises:
-        RunError: a file gives a plug-in arguments.
-        HostError: no installed distribution has a host of that name, or the host does not take these arguments; lists
-            the hosts, or the arguments, that there are.
-        PluginError: the host is installed but cannot be loaded; names its distribution.
+    Raises `RunError` if a file gives a plug-in arguments, `HostError` if no host has this name or takes these
+    arguments, and `PluginError` if it cannot be loaded.
     """
     require_trust(named_by, [call] if (call := describe_call(name, arguments)) else [])
     made: Host = _HOSTS.make(name, arguments)
@@ -58,21 +57,13 @@ def make_host(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS, *, named_b
 
 
 def registry_files(name: str) -> tuple[Path, ...]:
-    """Return the files with the tags of a host's tasks that its distribution names by entry points of `REGISTRIES`.
-
-    Empty where there is no such entry point.
-
-    Raises:
-        PluginError: the entry point cannot be loaded, or names no file; names its distribution.
+    """Return the files with the tags of a host's tasks that entry points of `REGISTRIES` name, () if there are none.
+    Raises `PluginError` if one cannot be loaded, or does not name a file.
     """
     return tuple(_require_file(name, value) for value in _REGISTRIES.load(name))
 
 
 def _require_file(name: str, value: object) -> Path:
-    """Return the path that an entry point's value names.
-
-    Raises `PluginError` where it is no path or no existing file.
-    """
     if isinstance(value, str | os.PathLike) and Path(value).is_file():
         return Path(value)
     remedy = (
@@ -82,11 +73,7 @@ def _require_file(name: str, value: object) -> Path:
 
 
 def check_start(task: Task, seed: EpisodeSeed) -> None:
-    """Raise `HostError` unless an episode of the task can start by this seed; for a host's `reset`.
-
-    The environment's seed and the index are 0 or more. The index is below `Task.init_states`, where there is such a
-    number and the start is neither drawn nor a recorded state. A `wait_action` is as long as `Task.still` and finite.
-    """
+    """Raise `HostError` unless an episode of the task can start by this seed; for a host's `reset`."""
     name = f"{task.benchmark} {task.task_id}"
     if seed.wait_action is not None:
         try:
@@ -118,21 +105,41 @@ def episode_header(
     versions: Mapping[str, str],
     **further: object,
 ) -> dict[str, object]:
-    """Return the header of a host's episode, as `build_recording` takes it; `dt` in seconds.
-
-    `further` are other fields of `safevla_bench.trajectory.Header`, such as `joint_torque_limit_nm`, `embodiment` and
-    `dropped_pairs`.
+    """Return the header of a host's episode, as `build_recording` takes it; `dt` in seconds. `further` are other
+    fields of `safevla_bench.trajectory.Header`, such as `joint_torque_limit_nm`.
     """
-    return {
-        "episode_id": f"{task.benchmark}/{task.task_id}/init_{seed.init_state_index:03d}",
-        "benchmark": task.benchmark,
-        "task_id": task.task_id,
-        "instruction": task.instruction,
-        "success": success,
-        "dt": dt,
-        "target_object": target_object,
-        "env_seed": seed.env_seed,
-        "init_state_index": seed.init_state_index,
-        "versions": dict(versions),
+    return attachment.episode_header(
+        TaskLabel(task.benchmark, task.task_id, task.instruction),
+        success=success,
+        env_seed=seed.env_seed,
+        index=seed.init_state_index,
+        dt=dt,
+        target_object=target_object,
+        versions=dict(versions),
         **further,
-    }
+    )
+
+
+def check_wants(
+    wants: Wants,
+    cameras: Sequence[str],
+    host: str,
+    *,
+    changes: str = "pose",
+    remedy: str = "Run it on LIBERO, or serve a model of the former.",
+) -> None:
+    """Raise `HostError` if a policy wants another camera, or gives poses where the host takes `changes` of them."""
+    unknown = sorted(set(wants.cameras) - set(cameras))
+    if unknown:
+        raise HostError(f"{host} has no camera {unknown[0]!r}", remedy=f"Cameras: {', '.join(cameras)}.")
+    if wants.absolute and changes:
+        raise HostError(f"{host} takes changes of {changes}, and this policy gives poses", remedy=remedy)
+
+
+def read_versions(names: Iterable[str], simulator: str, remedy: str) -> dict[str, str]:
+    """Return the versions of installed distributions; raises `HostError` if one is missing. Imports none of them."""
+    try:
+        return {name: importlib.metadata.version(name) for name in names}
+    except importlib.metadata.PackageNotFoundError as error:
+        problem = f"{simulator} is not installed: there is no distribution {error.name!r}"
+        raise HostError(problem, remedy=remedy) from error

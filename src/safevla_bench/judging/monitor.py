@@ -16,7 +16,7 @@ import numpy as np
 
 from safevla_bench import signals
 from safevla_bench.errors import Place, RecordError, SignalError
-from safevla_bench.interface import HostEnv, Watchable
+from safevla_bench.interface.environment import HostEnv, Watchable
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.judging.scores import ACTIVE, INACTIVE, STATES, VACUOUS, Scores, finite_or_none, nan_to_none
 from safevla_bench.judging.scoring import score

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 
 from safevla_bench.errors import PolicyError
-from safevla_bench.interface import Policy
+from safevla_bench.interface.policy import Policy
 from safevla_bench.plugins import NO_ARGUMENTS, PluginGroup, format_call
 from safevla_bench.policies.servers import entries
 from safevla_bench.policies.servers.endpoint import KEY

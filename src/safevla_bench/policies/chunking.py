@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import InvalidActionError, PolicyError, ReplyError, ServerRefusedError
-from safevla_bench.interface import Action, Observation, Task, Wants
+from safevla_bench.interface.policy import Action, Observation, Wants
+from safevla_bench.interface.task import Task
 from safevla_bench.policies.servers.dialect import Dialect
 from safevla_bench.policies.servers.endpoint import Greeting
 

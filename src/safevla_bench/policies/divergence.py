@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from safevla_bench.interface import Coordinate, Observation
+from safevla_bench.interface.policy import Observation
+from safevla_bench.interface.task import Coordinate
 from safevla_bench.sources.foreign.demonstrations import Floats, RecordedActions
 from safevla_bench.trajectory.batch import Batch
 

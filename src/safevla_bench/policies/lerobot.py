@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import PolicyError, truncate_text
-from safevla_bench.interface import Observation, Task
+from safevla_bench.interface.policy import Observation
+from safevla_bench.interface.task import Task
 from safevla_bench.policies.chunking import ChunkedPolicy
 from safevla_bench.policies.servers.dialect import Dialect
 from safevla_bench.policies.servers.dialects import choose_dialect, read_reply

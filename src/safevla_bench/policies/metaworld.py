@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from safevla_bench.errors import PolicyError
-from safevla_bench.interface import Action, Observation, Task, Wants
+from safevla_bench.interface.policy import Action, Observation, Wants
+from safevla_bench.interface.task import Task
 
 if TYPE_CHECKING:
     from metaworld.policies.policy import Policy as Script

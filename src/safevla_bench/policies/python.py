@@ -23,17 +23,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import InvalidActionError, PolicyError
-from safevla_bench.interface import (
+from safevla_bench.interface.policy import (
     Action,
     Observation,
     Policy,
     RemotePolicy,
     ReplayPolicy,
     SelectivePolicy,
-    Task,
     UnrenderedImages,
     Wants,
 )
+from safevla_bench.interface.task import Task
 from safevla_bench.policies.servers.endpoint import Greeting
 from safevla_bench.policies.servers.image_transforms import flip_image, to_axis_angle
 
@@ -65,7 +65,7 @@ class InProcessPolicy:
         self.wants = getattr(policy, "wants", Wants())
         if not isinstance(self.wants, Wants):
             problem = f"wants of the policy of {owner} is a {type(self.wants).__name__}"
-            raise PolicyError(problem, remedy="Make it a safevla_bench.interface.Wants(cameras=..., image_size=...).")
+            raise PolicyError(problem, remedy="Make it a safevla_bench.Wants(cameras=..., image_size=...).")
         self.orientation: str = getattr(policy, "orientation", UPRIGHT)
         if self.orientation not in ORIENTATIONS:
             problem = f"{owner} wants images with orientation {self.orientation!r}"

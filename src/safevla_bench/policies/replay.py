@@ -18,7 +18,8 @@ from typing import Any
 
 from safevla_bench.errors import CollectedError, PolicyError, RecordError, RunError
 from safevla_bench.files import sha256_of
-from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, RecordedEpisode, Task, Wants
+from safevla_bench.interface.policy import Action, Observation, Wants
+from safevla_bench.interface.task import Coordinate, EpisodeSeed, RecordedEpisode, Task
 from safevla_bench.policies.divergence import has_diverged, measure_divergence
 from safevla_bench.sources import foreign
 from safevla_bench.sources.foreign.demonstrations import RecordedActions

@@ -15,7 +15,9 @@ from typing import Protocol
 
 from safevla_bench.archive import npz
 from safevla_bench.errors import HostError, SafevlaError, ServerLostError, ServerUnreachableError
-from safevla_bench.interface import Coordinated, Host, HostEnv, Policy, RemotePolicy, Task
+from safevla_bench.interface.environment import Coordinated, Host, HostEnv
+from safevla_bench.interface.policy import Policy, RemotePolicy
+from safevla_bench.interface.task import Task
 from safevla_bench.judging.monitor import Monitor
 from safevla_bench.policies.servers.endpoint import Greeting
 from safevla_bench.rollout.episode import EpisodeOutcome, OnStep, run_episode

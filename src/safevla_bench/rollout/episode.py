@@ -11,17 +11,8 @@ import msgspec
 import numpy as np
 
 from safevla_bench.errors import InvalidActionError, PolicyError, ServerLostError, ServerRefusedError
-from safevla_bench.interface import (
-    Action,
-    Coordinated,
-    HostEnv,
-    Observation,
-    Policy,
-    ReplayPolicy,
-    SelectiveEnv,
-    SelectivePolicy,
-    check_action,
-)
+from safevla_bench.interface.environment import Coordinated, HostEnv, SelectiveEnv
+from safevla_bench.interface.policy import Action, Observation, Policy, ReplayPolicy, SelectivePolicy, check_action
 from safevla_bench.judging.monitor import EpisodeStanding, Monitor, newest_record
 from safevla_bench.policies.servers.endpoint import Greeting, sanitize_greeting
 from safevla_bench.rollout.plan import PlannedEpisode

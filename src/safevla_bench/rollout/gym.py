@@ -27,12 +27,14 @@ except ModuleNotFoundError:
     ) from None
 
 from safevla_bench.hosts import make_host, registry_files
-from safevla_bench.interface import Action, EpisodeSeed, Host, Observation, Task, Wants
+from safevla_bench.interface.environment import Host
+from safevla_bench.interface.policy import Action, Observation, Wants
+from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.judging.monitor import EpisodeStanding, Monitor, newest_record
 from safevla_bench.judging.ruleset import RuleFile, choose_library, load_ruleset
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import from_recording
-from safevla_recorder.attachment import find_recordable
+from safevla_recorder.loop import find_recordable
 from safevla_recorder.mujoco.hook import Undo
 from safevla_recorder.mujoco.recorder import Recorder
 

@@ -18,7 +18,8 @@ import numpy as np
 
 from safevla_bench.errors import RunError
 from safevla_bench.hosts.protocols import PRESET, SERVER_SEED, EvaluationProtocol, load_protocol
-from safevla_bench.interface import EpisodeSeed, Policy, RemotePolicy, ReplayPolicy, Task
+from safevla_bench.interface.policy import Policy, RemotePolicy, ReplayPolicy
+from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.sources.runs.plan_check import name_episode
 
 __all__ = [

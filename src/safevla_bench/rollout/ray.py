@@ -16,7 +16,8 @@ from typing import Any
 
 from safevla_bench import hosts
 from safevla_bench.errors import HostError, SafevlaError
-from safevla_bench.interface import Host, Policy
+from safevla_bench.interface.environment import Host
+from safevla_bench.interface.policy import Policy
 from safevla_bench.judging.monitor import Monitor
 from safevla_bench.rollout import ray_cluster as clusters
 from safevla_bench.rollout.engine import EnvRunner, FinishedEpisode, Observer

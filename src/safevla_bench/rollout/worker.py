@@ -21,7 +21,8 @@ from queue import SimpleQueue
 
 from safevla_bench import hosts, policies
 from safevla_bench.errors import SafevlaError
-from safevla_bench.interface import Host, Policy
+from safevla_bench.interface.environment import Host
+from safevla_bench.interface.policy import Policy
 from safevla_bench.judging.monitor import Monitor
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.rollout.engine import EnvRunner, FinishedEpisode

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from safevla_bench import hosts
 from safevla_bench.errors import HostError, Place, RecordError, RunError, SafevlaError
-from safevla_bench.interface import Host
+from safevla_bench.interface.environment import Host
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.scores import EpisodeScore
 from safevla_bench.judging.verdicts import has_uneven_stamps

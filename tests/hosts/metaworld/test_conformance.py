@@ -8,9 +8,9 @@ import pytest
 from safevla_bench.hosts.conformance import HostConformance
 from safevla_bench.hosts.conformance.base import Trial
 from safevla_bench.hosts.metaworld import tasks
-from safevla_bench.interface import Wants
+from safevla_bench.interface.policy import Wants
 from safevla_bench.policies import make_policy
-from safevla_recorder.mujoco.state import copy_state
+from safevla_recorder.mujoco.scene import copy_state
 
 pytestmark = [pytest.mark.metaworld, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 

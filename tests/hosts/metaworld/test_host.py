@@ -10,8 +10,9 @@ from safevla_bench.archive.npz import encode_npz
 from safevla_bench.errors import HostError, PolicyError
 from safevla_bench.hosts.metaworld import tasks
 from safevla_bench.hosts.metaworld.host import CAMERAS, MetaworldHost
-from safevla_bench.hosts.mujoco.robosuite_env import drawn_reset_seed
-from safevla_bench.interface import EpisodeSeed, RecordedEpisode, Wants
+from safevla_bench.hosts.mujoco.environment import drawn_reset_seed
+from safevla_bench.interface.policy import Wants
+from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode
 from safevla_bench.policies import make_policy
 from safevla_bench.tasks.loader import registry
 

@@ -8,7 +8,7 @@ import pytest
 mujoco = pytest.importorskip("mujoco", reason="MuJoCo comes with the extra libero")
 
 from safevla_bench.hosts.mujoco.renderer import Renderer, camera_matrices  # noqa: E402
-from safevla_bench.interface import Camera  # noqa: E402
+from safevla_bench.interface.stage import Camera  # noqa: E402
 
 SIZE = (60, 80)
 MODEL = """

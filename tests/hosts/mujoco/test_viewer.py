@@ -15,7 +15,9 @@ from safevla_bench.errors import HostError
 from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.hosts.libero.host import LiberoHost
 from safevla_bench.hosts.robocasa.host import RobocasaHost
-from safevla_bench.interface import CLOSE_UP, Camera, EpisodeSeed, StagingHost, Wants
+from safevla_bench.interface.policy import Wants
+from safevla_bench.interface.stage import CLOSE_UP, Camera, StagingHost
+from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.trajectory.batch import Channel
 
 SIZE = (48, 64)

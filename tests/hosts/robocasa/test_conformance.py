@@ -8,7 +8,7 @@ import pytest
 from safevla_bench.hosts.conformance import HostConformance
 from safevla_bench.hosts.conformance.base import Trial
 from safevla_bench.hosts.robocasa import install, kitchens
-from safevla_bench.interface import Wants
+from safevla_bench.interface.policy import Wants
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.mobile.moves import (
     base_position,
@@ -18,7 +18,7 @@ from safevla_bench.policies.mobile.moves import (
     turn_to_face,
     yaw_direction,
 )
-from safevla_recorder.mujoco.state import copy_state
+from safevla_recorder.mujoco.scene import copy_state
 
 pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 

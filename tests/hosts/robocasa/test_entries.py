@@ -8,7 +8,7 @@ import pytest
 from expected import refusal, reply
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.protocols import load_protocol
-from safevla_bench.interface import EpisodeSeed
+from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.jobs.evaluation.request import entry_fields
 from safevla_bench.policies.servers import dialects, entries
 from safevla_bench.rollout.episode import run_episode

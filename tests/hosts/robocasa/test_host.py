@@ -18,7 +18,8 @@ from depth_rays import agreeing_share, depth_readings
 from safevla_bench.archive.npz import encode_npz
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.robocasa import install, kitchens
-from safevla_bench.interface import EpisodeSeed, Wants
+from safevla_bench.interface.policy import Wants
+from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.policies import make_policy
@@ -26,7 +27,7 @@ from safevla_bench.policies.mobile.door_script import move_point
 from safevla_bench.rollout.episode import run_episode
 from safevla_bench.rollout.plan import load_protocol, plan_episodes
 from safevla_bench.trajectory.marks import standin_benchmarks
-from safevla_recorder.mujoco.state import copy_state
+from safevla_recorder.mujoco.scene import copy_state
 from safevla_recorder.robocasa.attachment import is_standin
 
 pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]

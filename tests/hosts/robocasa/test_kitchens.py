@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from pathlib import Path
 
 import pytest
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts import check_start, make_host
+from safevla_bench.hosts import make_host
 from safevla_bench.hosts.robocasa import install, kitchens
-from safevla_bench.interface import EpisodeSeed
+from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.rollout.plan import load_protocol, plan_episodes
 from safevla_bench.tasks.loader import registry
 from safevla_recorder.robocasa.attachment import is_standin
@@ -66,12 +65,6 @@ def test_scenes_that_a_task_bars_are_left_out_before_counting():
     assert (start("target", 1, no_layouts=[2]).layout, start("target", 1, no_styles=[1, 2]).layout) == (3, 4)
 
 
-def test_a_negative_episode_is_an_error():
-    task = make_host("robocasa").tasks("robocasa-365")[0]
-    with pytest.raises(HostError, match="no episode -1"):
-        check_start(task, EpisodeSeed(-1, env_seed=7, wait_steps=10))
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -98,24 +91,15 @@ def test_a_goal_that_puts_something_has_a_target_and_any_other_moves_a_fixture_o
     assert {name for name, rules in tasks.items() if not rules.target and not rules.moves} == {"NavigateKitchen"}
 
 
-def distributions(monkeypatch, found: dict[str, str]) -> None:
-    def version(name: str) -> str:
-        if name not in found:
-            raise importlib.metadata.PackageNotFoundError(name)
-        return found[name]
-
-    monkeypatch.setattr(importlib.metadata, "version", version)
-
-
-def test_without_robocasa_the_error_says_how_to_install_it(monkeypatch):
-    distributions(monkeypatch, {})
+def test_without_robocasa_the_error_says_how_to_install_it(install_only):
+    install_only({})
     with pytest.raises(HostError, match="not installed") as caught:
         install.require()
     assert "make robocasa" in str(caught.value)
 
 
-def test_another_robosuite_in_the_same_environment_is_an_error(monkeypatch):
-    distributions(monkeypatch, dict.fromkeys(("mujoco", "praxis-robocasa", "praxis-robosuite", "robosuite"), "1.4.0"))
+def test_another_robosuite_in_the_same_environment_is_an_error(install_only):
+    install_only(dict.fromkeys(("mujoco", "praxis-robocasa", "praxis-robosuite", "robosuite"), "1.4.0"))
     with pytest.raises(HostError, match=r"robosuite 1\.4\.0 is installed beside praxis-robosuite"):
         install.require()
 

@@ -15,12 +15,14 @@ from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.errors import HostError, RunError
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.robocasa import install, kitchens
-from safevla_bench.interface import EpisodeSeed, Wants
+from safevla_bench.interface.policy import Wants
+from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.jobs.evaluation.judgement import load_policy_results
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.jobs.verify import verify_run
 from safevla_bench.sources.runs.episode_index import read_sources
+from safevla_bench.trajectory.batch import select_episodes
 from safevla_recorder.robocasa.attachment import read_memory
 
 pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -142,7 +144,7 @@ def test_an_episode_without_a_seed_can_be_shown_from_what_the_kitchen_says_of_it
         run_loop(env, 2, 3)
     env.close()
     batch = read_sources([tmp_path / "run"])[0]
-    second = sb.trajectory.select_episodes(batch, [1])
+    second = select_episodes(batch, [1])
     assert second.headers[0].env_seed is None
     stage = make_host("robocasa").stage(task_of(), second)
     try:

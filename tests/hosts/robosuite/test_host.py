@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import inspect
 
 import numpy as np
@@ -11,7 +10,8 @@ import pytest
 from safevla_bench.errors import HostError
 from safevla_bench.hosts.robosuite import host
 from safevla_bench.hosts.robosuite.host import RobosuiteHost
-from safevla_bench.interface import EpisodeSeed, RecordedEpisode, Wants
+from safevla_bench.interface.policy import Wants
+from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode
 from safevla_bench.tasks.loader import registry
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -32,17 +32,6 @@ def of_role(batch, role: str) -> set[str]:
     return {name for name, found in batch.body_roles(0).items() if found == role}
 
 
-def install(monkeypatch, **versions: str) -> None:
-    found = {name.replace("_", "-"): version for name, version in versions.items()}
-
-    def version(name: str) -> str:
-        if name not in found:
-            raise importlib.metadata.PackageNotFoundError(name)
-        return found[name]
-
-    monkeypatch.setattr(importlib.metadata, "version", version)
-
-
 def test_the_suite_holds_the_tasks_of_the_registry_with_its_instructions():
     suite = RobosuiteHost().tasks("robosuite")
     assert {task.task_id for task in suite} == {name for found, name in registry().tasks if found == "robosuite"}
@@ -59,15 +48,15 @@ def test_tags_follow_from_the_goal(task):
     assert ("goal_moves_articulated_fixture" in tags) == bool(host.opened_fixtures(goal))
 
 
-def test_robosuite_under_either_name_will_do_in_version_1_5_alone(monkeypatch):
-    install(monkeypatch, mujoco="3.3.1", praxis_robosuite="1.5.2.post1")
+def test_robosuite_under_either_name_will_do_in_version_1_5_alone(install_only):
+    install_only({"mujoco": "3.3.1", "praxis-robosuite": "1.5.2.post1"})
     assert host.versions() == {"mujoco": "3.3.1", "praxis-robosuite": "1.5.2.post1"}
-    install(monkeypatch, robosuite="1.5.1")
+    install_only({"robosuite": "1.5.1"})
     assert host.versions() == {"robosuite": "1.5.1"}
-    install(monkeypatch, robosuite="1.4.0")
+    install_only({"robosuite": "1.4.0"})
     with pytest.raises(HostError, match=r"robosuite 1\.4\.0 is installed, this host runs on 1\.5 only"):
         host.versions()
-    install(monkeypatch)
+    install_only({})
     with pytest.raises(HostError, match="robosuite is not installed"):
         host.versions()
 

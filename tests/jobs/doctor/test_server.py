@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from safevla_bench import plugins
-from safevla_bench.interface import Wants
+from safevla_bench.interface.policy import Wants
 from safevla_bench.jobs.doctor import server as examined
 from safevla_bench.jobs.doctor.machine import Diagnosis
 from safevla_bench.jobs.doctor.server import examine_server

@@ -16,7 +16,7 @@ import pytest
 from folders import reseal, rewrite_archive
 from safevla_bench import archive
 from safevla_bench.errors import CollectedError, HostError, RunError
-from safevla_bench.interface import EpisodeSeed
+from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.jobs.evaluation.judgement import RULES, judge
 from safevla_bench.jobs.evaluation.outputs import write_outputs
 from safevla_bench.jobs.evaluation.request import Request

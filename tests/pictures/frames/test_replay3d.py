@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as arrays
 from scipy.spatial.transform import Rotation
 
 from safevla_bench.errors import HostError
-from safevla_bench.interface import SceneGeometry, Shape, Touch, TriangleMesh, Viewpoint
+from safevla_bench.interface.stage import SceneGeometry, Shape, Touch, TriangleMesh, Viewpoint
 from safevla_bench.pictures.frames import replay3d
 from safevla_bench.pictures.frames.decimation import decimate_mesh
 from safevla_bench.pictures.frames.replay3d import (

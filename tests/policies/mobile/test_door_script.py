@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.spatial.transform import Rotation
 
-from safevla_bench.interface import Boxes, Joint, Observation, Privileged
+from safevla_bench.interface.policy import Boxes, Joint, Observation, Privileged
 from safevla_bench.policies.mobile.door_script import (
     body_boxes,
     handle_box,

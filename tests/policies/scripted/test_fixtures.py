@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from safevla_bench.interface import Boxes
+from safevla_bench.interface.policy import Boxes
 from safevla_bench.policies.scripted import fixtures, strokes
 from safevla_bench.policies.scripted.plan import (
     CAREFUL,

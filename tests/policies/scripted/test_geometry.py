@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.spatial.transform import Rotation
 
-from safevla_bench.interface import Boxes
+from safevla_bench.interface.policy import Boxes
 from safevla_bench.policies.scripted import TURN_GAIN, geometry
 from safevla_bench.policies.scripted.geometry import (
     downward_hand,

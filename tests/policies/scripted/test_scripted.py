@@ -10,7 +10,7 @@ import pytest
 
 from safevla_bench.errors import PolicyError
 from safevla_bench.hosts.fake.host import FakeHost
-from safevla_bench.interface import EpisodeSeed
+from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.scripted import ScriptedPolicy
 from safevla_bench.policies.scripted.phases import Phase

@@ -10,7 +10,8 @@ import pytest
 from expected import EXPECTED, leaves, refusal, reply
 from safevla_bench.errors import PolicyError, ReplyError
 from safevla_bench.hosts import protocols
-from safevla_bench.interface import Observation, Task
+from safevla_bench.interface.policy import Observation
+from safevla_bench.interface.task import Task
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers import dialects, entries
 from safevla_bench.policies.servers.dialect import Dialect

@@ -19,7 +19,8 @@ from safevla_bench.errors import (
     ServerRefusedError,
     ServerUnreachableError,
 )
-from safevla_bench.interface import Observation, Task, check_action
+from safevla_bench.interface.policy import Observation, check_action
+from safevla_bench.interface.task import Task
 from safevla_bench.plugins import install_command
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers.codecs import OPENPI

@@ -19,7 +19,7 @@ from websockets.sync.client import connect
 from policies.servers.test_openpi import TASK, client, seen
 from safevla_bench import cli
 from safevla_bench.errors import PolicyError, ServerRefusedError, ServerUnreachableError
-from safevla_bench.interface import Wants
+from safevla_bench.interface.policy import Wants
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers import dialects, serve
 from safevla_bench.policies.servers.codecs import OPENPI

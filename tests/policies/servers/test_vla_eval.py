@@ -11,7 +11,8 @@ import pytest
 from policies.servers.test_codecs import same
 from policies.servers.test_openpi import TASK, seen
 from safevla_bench.errors import PolicyError, ServerLostError, ServerRefusedError
-from safevla_bench.interface import Task, Wants
+from safevla_bench.interface.policy import Wants
+from safevla_bench.interface.task import Task
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers import dialects
 from safevla_bench.policies.servers.codecs import VLA_EVAL

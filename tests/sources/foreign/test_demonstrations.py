@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from safevla_bench.errors import RecordError
-from safevla_bench.interface import Task
+from safevla_bench.interface.task import Task
 from safevla_bench.sources.foreign.demonstrations import RecordedActions, read_demonstrations
 
 RNG = np.random.default_rng(0)

@@ -1,7 +1,6 @@
 """MuJoCo's contact lists, copied substep by substep and decoded later, many substeps at once.
 
-Only copying happens between two substeps, because a small NumPy call in the middle of a simulation costs several times
-what it costs in a row.
+A small NumPy call in the middle of a simulation costs several times what it costs in a row.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_recorder.contacts import Ints
+from safevla_recorder.contacts import Ints, SubstepContacts
 from safevla_recorder.episode import Bools, Floats
 from safevla_recorder.errors import HostError
 
@@ -22,24 +21,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ConstraintContacts:
-    """Contacts by the forces of their constraints; see `SubstepContacts`.
-
-    `row` is the place of a contact's first constraint force in `efc`, newton; `friction` [C, 5] is there for
-    pyramidal cones only.
+class ConstraintContacts(SubstepContacts):
+    """Contacts by the forces of their constraints: `row` is the place of a contact's first force in `efc` [N].
+    `friction` [C, 5] is there for pyramidal cones only.
     """
 
-    substeps: int
-    substep: Ints
-    geom1: Ints
-    geom2: Ints
     row: Ints
     dim: Ints
     friction: Floats | None
     efc: Floats
 
     def force_norms(self, which: Bools | Ints) -> Floats:
-        """Return the norm of the 3-D force of the chosen contacts [N], normal and both tangents, no torques, [K]."""
         if self.friction is None:
             return _elliptic_norms(self.efc, self.row[which], self.dim[which])
         return _pyramidal_norms(self.efc, self.row[which], self.dim[which], self.friction[which])
@@ -76,26 +68,23 @@ _FIELDS = ("geom1", "geom2", "dim", "efc_address")
 
 
 class _ContactView:
-    """View of four integers of each contact in the simulator's own memory.
+    """View of four integers of each contact in the simulator's own memory, valid while `data` lives.
 
-    MuJoCo's bindings give a strided view of one field at a time. The fields lie side by side in each contact, and the
-    list begins where the arena does, so that one view serves a whole episode and one copy takes all four.
+    The fields lie side by side in each contact, and the list begins where the arena does, so that one view serves a
+    whole episode and one copy takes all four.
     """
 
     def __init__(self, data: mujoco.MjData) -> None:
-        """Make the view, which is valid while `data` lives.
-
-        Raises `HostError` if the memory is not laid out as supposed.
-        """
         fields = [getattr(data.contact, name) for name in _FIELDS]
         self._data, stride = data, fields[0].strides[0]  # `data` owns the memory
-        starts = [_memory_address(field) for field in fields]
+        starts = [int(field.__array_interface__["data"][0]) for field in fields]
         base = min(starts)
         width = max(starts) - base + 4
         self.layout = np.dtype(
             {"names": _FIELDS, "formats": ["i4"] * 4, "offsets": [start - base for start in starts], "itemsize": width}
         )
-        room = _arena_bytes(data) // stride
+        arena_bytes = int(data.narena) if hasattr(data, "narena") else 8 * int(data.nstack)
+        room = arena_bytes // stride
         memory = (ctypes.c_char * ((room - 1) * stride + width)).from_address(base)
         self.contacts = np.ndarray((room,), dtype=f"V{width}", buffer=memory, strides=(stride,))
         self.check_layout()
@@ -106,14 +95,6 @@ class _ContactView:
         if not all(np.array_equal(copied[name], getattr(contacts, name)) for name in _FIELDS):
             remedy = "Use the version of MuJoCo that the project is tested with: see safevla doctor."
             raise HostError("MuJoCo's contact list is not where it was", remedy=remedy)
-
-
-def _arena_bytes(data: mujoco.MjData) -> int:
-    return int(data.narena) if hasattr(data, "narena") else 8 * int(data.nstack)
-
-
-def _memory_address(array: Ints) -> int:
-    return int(array.__array_interface__["data"][0])
 
 
 class ContactLog:
@@ -134,10 +115,7 @@ class ContactLog:
         return len(self._counts)
 
     def add_substep(self, data: mujoco.MjData) -> None:
-        """Copy the contact list as it stands, without writing to the simulator.
-
-        Raises `HostError` at the first contact if the simulator's memory is not laid out as supposed.
-        """
+        """Copy the contact list as it stands; raises `HostError` if memory is not laid out as supposed."""
         count, efc = data.ncon, data.efc_force
         start, row = self._contacts_used, self._rows_used
         end, last = start + count, row + len(efc)
@@ -154,13 +132,8 @@ class ContactLog:
         self._contacts_used, self._rows_used = end, last
 
     def take_contacts(self) -> ConstraintContacts:
-        """Return the contacts of the substeps copied since the last call, and empty the log.
-
-        The result is valid until the next `add_substep`. A contact without constraint (`efc_address` below zero) does
-        not touch and is left out.
-
-        Raises:
-            HostError: the simulator's memory is not laid out as it was when the log began.
+        """Return the contacts copied since the last call, valid until the next `add_substep`, and empty the log. A
+        contact without constraint (`efc_address` below zero) does not touch and is left out.
         """
         counts, rows, used = self._counts, self._rows, self._contacts_used
         self._counts, self._rows, self._contacts_used, self._rows_used = [], [], 0, 0
@@ -177,13 +150,12 @@ class ContactLog:
             efc=self._efc,
         )
         touching = address >= 0
-        return contacts if touching.all() else _select_contacts(contacts, touching)
+        if touching.all():
+            return contacts
+        columns = ("substep", "geom1", "geom2", "row", "dim", *(["friction"] if self._pyramidal else []))
+        return replace(contacts, **{name: getattr(contacts, name)[touching] for name in columns})
 
     def _view_contacts(self, used: int) -> NDArray[np.void]:
-        """Return a view of the log's first `used` contacts, with named fields; the next `add_substep` may overwrite it.
-
-        No contacts if none was ever copied. Raises `HostError` as `take_contacts` does.
-        """
         if self._window is None:  # no contact yet
             return np.empty(0, dtype=[(name, "i4") for name in _FIELDS])
         self._window.check_layout()
@@ -204,9 +176,3 @@ def _grow_array(array: NDArray[Any], wanted: int) -> NDArray[Any]:
     longer = np.empty((2 * wanted, *array.shape[1:]), dtype=array.dtype)
     longer[: len(array)] = array
     return longer
-
-
-def _select_contacts(contacts: ConstraintContacts, which: Bools) -> ConstraintContacts:
-    columns = ("substep", "geom1", "geom2", "row", "dim")
-    friction = None if contacts.friction is None else contacts.friction[which]
-    return replace(contacts, friction=friction, **{name: getattr(contacts, name)[which] for name in columns})

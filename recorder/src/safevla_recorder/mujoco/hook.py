@@ -8,17 +8,13 @@ from functools import wraps
 from typing import Any, Callable, Iterator
 
 Undo = Callable[[], None]
-"""Takes a hook off."""
 _splitting = threading.RLock()
 """Held while MuJoCo's own functions are replaced: environments in threads take turns."""
 
 
 def hook_after(owner: object, method: str, after: Callable[[], None]) -> Undo:
-    """Call `after` after every call of `owner.method`, on this one instance; returns the function that undoes it.
-
-    `after` is not called if the method raises. `owner` is whatever advances physics by one substep in that method,
-    such as robosuite's `MjSim`. robosuite makes a new one at each reset, so the hook goes with the old one and is set
-    again.
+    """Call `after` after every call of `owner.method` that does not raise, on this one instance; return what undoes it.
+    robosuite makes a new `MjSim` at each reset, so the hook goes with the old one and is set again.
     """
 
     def call_both(original: Callable[..., object], *args: object, **kwargs: object) -> object:
@@ -30,10 +26,8 @@ def hook_after(owner: object, method: str, after: Callable[[], None]) -> Undo:
 
 
 def wrap_method(owner: object, method: str, wrapper: Callable[..., object]) -> Undo:
-    """Call `wrapper(original, *args, **kwargs)` for each `owner.method(...)`, on this one instance.
-
-    Returns what undoes this: then the instance has the method that it had before. If somebody has replaced the method
-    since, their replacement stays, and our wrapper inside it only passes calls on. Undoing twice does nothing.
+    """Call `wrapper(original, *args, **kwargs)` for each `owner.method(...)`, on this one instance; return what undoes
+    it. If somebody has replaced the method since, their replacement stays, and ours only passes calls on.
     """
     original, was_replaced = getattr(owner, method), method in vars(owner)
     is_on = True
@@ -57,10 +51,8 @@ def wrap_method(owner: object, method: str, wrapper: Callable[..., object]) -> U
 
 
 def hook_substeps(owner: object, method: str, data: object, after: Callable[[], None]) -> Undo:
-    """Call `after` behind every physics substep of `owner.method`, on this one instance; returns what undoes it.
-
-    For environments that make all substeps of a control step by one `mujoco.mj_step(model, data, nstep=...)`, as
-    gymnasium's `do_simulation` and dm_control's `Physics.step` do. `data` is the simulator's own `mujoco.MjData`.
+    """Call `after` behind every physics substep of `owner.method`, on this one instance; return what undoes it. For
+    environments that make all substeps of a control step by one `mujoco.mj_step(model, data, nstep=...)`.
     """
 
     def split(original: Callable[..., object], *args: object, **kwargs: object) -> object:
@@ -73,11 +65,8 @@ def hook_substeps(owner: object, method: str, data: object, after: Callable[[], 
 @contextmanager
 def _split_steps(data: object, after: Callable[[], None]) -> Iterator[None]:
     """Make `mujoco.mj_step(model, data, nstep)` of that `data` step one by one, and call `after` after each substep.
-
-    `after` is called after each `mj_step2` of that `data` too: environments that step in two halves, as dm_control's
-    do, end a substep by it. The simulation goes through the same states as without. Code that holds a reference to the
-    function itself, by `from mujoco import mj_step`, is not seen. At the block's end MuJoCo has its own functions
-    back.
+    `after` is called after each `mj_step2` too. The states are the same as without. Code that holds a reference to
+    the function itself, by `from mujoco import mj_step`, is not seen.
     """
     import mujoco
 

@@ -9,80 +9,35 @@ control step, and at record 0, before which no substep is recorded, the magnitud
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+import logging
+from typing import TYPE_CHECKING, Any, Dict, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from safevla_recorder.episode import Action, Floats, Recording
-from safevla_recorder.episode_log import EpisodeLog
+from safevla_recorder.episode import Action, Floats
+from safevla_recorder.episode_log import EpisodeLog, LogReader
 from safevla_recorder.errors import HostError
 from safevla_recorder.mujoco.contacts import ContactLog
 from safevla_recorder.mujoco.hook import Undo, hook_after
-from safevla_recorder.mujoco.scene import Scene
-from safevla_recorder.mujoco.settling import warn_if_moving
-from safevla_recorder.mujoco.state import state_views
+from safevla_recorder.mujoco.scene import Scene, state_views
 
 if TYPE_CHECKING:
     import mujoco
 
-
-@dataclass(frozen=True)
-class _State:
-    """Copies of the simulator's arrays at the end of one control step."""
-
-    site_pos: Floats
-    site_mat: Floats
-    pos: Floats
-    com: Floats
-    quat: Floats
-    actuator: Floats
-    torque_peak_nm: Floats
-    sim_state: Floats
+_State = Dict[str, Floats]
+"""Copies of the simulator's arrays at the end of one control step, by the names of `_views`."""
+RESTING_M_S = 0.05
+_log = logging.getLogger(__name__)
 
 
-_NO_SITE: Floats = np.empty(0)
-
-
-class _StateViews:
-    """Views of the simulator's own arrays, which stay where they are as long as its `MjData` lives."""
-
-    def __init__(self, model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> None:
-        site = scene.eef_site
-        self._data = data
-        self._site_pos = data.site_xpos[site] if site is not None else _NO_SITE
-        self._site_mat = data.site_xmat[site] if site is not None else _NO_SITE
-        self._pos, self._com, self._quat = data.xpos, data.xipos, data.xquat
-        self._actuator = data.qfrc_actuator
-        self._state = state_views(model, data)
-
-    def copy(self, torque_peak_nm: Floats) -> _State:
-        """Return copies of everything that a record holds."""
-        return _State(
-            site_pos=self._site_pos.copy(),
-            site_mat=self._site_mat.copy(),
-            pos=self._pos.copy(),
-            com=self._com.copy(),
-            quat=self._quat.copy(),
-            actuator=self._actuator.copy(),
-            torque_peak_nm=torque_peak_nm,
-            sim_state=np.concatenate(((self._data.time,), *self._state)),
-        )
-
-
-class Recorder:
+class Recorder(LogReader):
     """Records one episode from the moment it is made: the settled state is record 0.
 
     Call `record_substep` after every physics substep and `record_step` at the end of every control step.
     """
 
     def __init__(self, model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> None:
-        """Take record 0.
-
-        Raises:
-            HostError: the model has soft bodies, whose contacts belong to no geom; `scene` lacks a body's role or names
-                a fixture part that the model lacks; or MuJoCo's contact list is not laid out as supposed.
-        """
+        """Take record 0; raises `HostError` if the model has soft bodies, or lacks what `scene` names."""
         if getattr(model, "nflex", 0):
             raise HostError("the model has flexible bodies", remedy="Only contacts between geoms can be recorded.")
         self.scene = scene
@@ -93,10 +48,14 @@ class Recorder:
         self._arm = list(scene.arm_dofs)
         self._actuator = data.qfrc_actuator  # a view of the simulator's own array
         self._torques: list[Floats] = []  # of every substep since the last record
-        self._views = _StateViews(model, data, scene)
+        # Views of the simulator's own arrays, which stay where they are as long as its `MjData` lives.
+        self._state_views = state_views(model, data)
+        self._views = {"pos": data.xpos, "com": data.xipos, "quat": data.xquat, "actuator": data.qfrc_actuator}
+        if scene.eef_site is not None:
+            self._views.update(site_pos=data.site_xpos[scene.eef_site], site_mat=data.site_xmat[scene.eef_site])
         self._contacts = ContactLog(model)
         self._contacts.add_substep(data)
-        first = self._views.copy(np.abs(self._actuator[self._arm]))
+        first = self._copy_state(np.abs(self._actuator[self._arm]))
         self._log = EpisodeLog(scene.map_geoms(model), self._contacts, first, self._build_channels)
 
     def record_substep(self) -> None:
@@ -105,12 +64,8 @@ class Recorder:
         self._torques.append(self._actuator.copy())
 
     def record_step(self, action: Action) -> None:
-        """Add the record of the control step that `action` [A] drove, of which at least one substep was recorded.
-
-        Raises:
-            HostError: the simulation diverged during the step; MuJoCo has then reset its state by itself. Or more
-                substeps passed than were recorded, whose forces nobody saw; or fewer, whose impulse counted twice; or
-                none. Or records were read in the middle of this control step, or contacts cannot be decoded.
+        """Add the record of the control step that `action` [A] drove. Raises `HostError` if the simulation diverged
+        during the step (MuJoCo has then reset its state by itself), or substeps were not recorded once each.
         """
         if self._warnings.tobytes() != self._warned and _unstable_steps(self._data) != self._unstable:
             problem = f"the simulation became unstable in control step {len(self._log)}"
@@ -118,7 +73,12 @@ class Recorder:
         self._check_substeps()
         peak = np.abs(np.array(self._torques)[:, self._arm]).max(axis=0)
         self._torques.clear()
-        self._log.add_step(action, self._views.copy(peak))
+        self._log.add_step(action, self._copy_state(peak))
+
+    def _copy_state(self, torque_peak_nm: Floats) -> _State:
+        sim_state = np.concatenate(((self._data.time,), *self._state_views))
+        copies = {name: view.copy() for name, view in self._views.items()}
+        return {**copies, "torque_peak_nm": torque_peak_nm, "sim_state": sim_state}
 
     def _check_substeps(self) -> None:
         recorded, time_s = len(self._torques), self._data.time
@@ -128,23 +88,8 @@ class Recorder:
             remedy = "Call record_substep after each, once; hook_substeps splits calls of mj_step(model, data, nstep)."
             raise HostError(problem, remedy=remedy)
 
-    def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
-        """Return the body pairs whose resting or mechanical contacts were left out; sorted, each pair too."""
-        return self._log.dropped_pairs()
-
-    def build_recording(self, header: Mapping[str, object]) -> Recording:
-        """Return the records so far as one episode under that header, whose fields are `HEADER_FIELDS`.
-
-        Recording can go on if this is called between control steps.
-        """
-        return self._log.build_recording(header)
-
-    def latest_record(self, header: Mapping[str, object]) -> Recording:
-        """Return the newest record alone, as an episode of one record without action; all records are kept.
-
-        To be called between control steps, as `build_recording`.
-        """
-        return self._log.latest_record(header)
+    def require_episode(self) -> EpisodeLog[_State]:
+        return self._log
 
     def _build_channels(self, states: Sequence[_State]) -> dict[str, object]:
         """Return the fields of a `Recording` that hold the copied arrays, one row each; None = not in the scene."""
@@ -154,22 +99,21 @@ class Recorder:
         quat_bodies = [places[name] for name in scene.objects]
         has_eef = scene.eef_site is not None
         return {
-            "eef_pos_m": np.stack([state.site_pos for state in states]) if has_eef else None,
-            "eef_quat_wxyz": np.stack([_to_quaternion(state.site_mat) for state in states]) if has_eef else None,
+            "eef_pos_m": np.stack([state["site_pos"] for state in states]) if has_eef else None,
+            "eef_quat_wxyz": np.stack([_to_quaternion(state["site_mat"]) for state in states]) if has_eef else None,
             "pos_bodies": [*quat_bodies, *(places[name] for name in scene.links)],
-            "body_pos_m": np.stack([np.concatenate([state.pos[objects], state.com[links]]) for state in states]),
+            "body_pos_m": np.stack([np.concatenate([state["pos"][objects], state["com"][links]]) for state in states]),
             "quat_bodies": quat_bodies,
-            "body_quat_wxyz": np.stack([state.quat[objects] for state in states]),
-            "joint_torque_nm": np.stack([state.actuator[arm] for state in states]) if arm else None,
-            "sim_state": np.stack([state.sim_state for state in states]),
-            "further": {"joint_torque_peak_nm": np.stack([state.torque_peak_nm for state in states])} if arm else {},
+            "body_quat_wxyz": np.stack([state["quat"][objects] for state in states]),
+            "joint_torque_nm": np.stack([state["actuator"][arm] for state in states]) if arm else None,
+            "sim_state": np.stack([state["sim_state"] for state in states]),
+            "further": {"joint_torque_peak_nm": np.stack([state["torque_peak_nm"] for state in states])} if arm else {},
         }
 
 
 def attach_recorder(simulation: Any, method: str, scene: Scene, task_id: str) -> tuple[Recorder, Undo]:
-    """Return a recorder of robosuite's `MjSim`, called after each `method`, and what takes the hook off.
-
-    Record 0 is taken. A warning names the fastest object if it moves above 0.05 m/s. Raises `HostError` as `Recorder`.
+    """Return a recorder of robosuite's `MjSim`, called after each `method`, and what takes the hook off. Record 0 is
+    taken.
     """
     model, data = simulation.model._model, simulation.data._data
     warn_if_moving(model, data, scene.objects, task_id)
@@ -191,3 +135,56 @@ def _to_quaternion(matrix: Floats) -> Floats:
     quat = np.empty(4)
     mujoco.mju_mat2Quat(quat, matrix)
     return quat
+
+
+# Settling: objects come to rest before an episode begins
+
+
+class SettleDetector:
+    """Detects that no object has moved faster than 0.05 m/s after the last two control steps; thrown ones are slow at
+    the top.
+    """
+
+    def __init__(self, model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int]) -> None:
+        """Watch `objects`, name -> body that flies free or slides."""
+        self._model, self._data, self._objects = model, data, objects
+        self._steps = 0
+
+    def observe_step(self) -> None:
+        """Read the speeds after a control step; one object above 0.05 m/s starts the count of slow steps again."""
+        slow = _fastest_object(self._model, self._data, self._objects)[1] <= RESTING_M_S
+        self._steps = self._steps + 1 if slow else 0
+
+    @property
+    def is_settled(self) -> bool:
+        """True if all objects were slow after each of the last two steps."""
+        return self._steps > 1
+
+
+def settling_steps(
+    model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int], wait_steps: int, rest_steps: int
+) -> Iterator[None]:
+    """Yield once for each settling step that the caller is to make: `wait_steps`, then up to `rest_steps` until all
+    objects are at rest.
+    """
+    detector = SettleDetector(model, data, objects)
+    for step in range(wait_steps + rest_steps):
+        if step >= wait_steps and detector.is_settled:
+            return
+        yield
+        detector.observe_step()
+
+
+def warn_if_moving(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int], task_id: str) -> None:
+    """Log a warning with the fastest object if its speed is above 0.05 m/s, as its way would count as displacement."""
+    name, speed_m_s = _fastest_object(model, data, objects)
+    if speed_m_s > RESTING_M_S:
+        message = "%s still moves at %.2f m/s when the episode begins: it needs more settling steps (%s)"
+        _log.warning(message, name, speed_m_s, task_id)
+
+
+def _fastest_object(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int]) -> tuple[str, float]:
+    first, count = model.body_dofadr, model.body_dofnum
+    own = {name: slice(first[body], first[body] + min(count[body], 3)) for name, body in objects.items()}
+    speeds = {name: float(np.linalg.norm(data.qvel[dofs])) for name, dofs in own.items()}
+    return max(speeds.items(), key=lambda item: item[1], default=("", 0.0))

@@ -1,15 +1,20 @@
 """A RoboCasa kitchen that somebody else made and steps: hooks, task, the seed of each reset.
 
-The hooks sit on RoboCasa's robosuite environment, whatever holds it, such as RoboCasa's own Gymnasium environment.
+A goal (`goals.json`) is a verb, then names of the episode's objects or attributes of RoboCasa's task that hold a
+fixture. What is put `in`, `on` or `under` something is the target. With every other verb the goal moves the fixture
+itself, or (`at`) the robot.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import pkgutil
 import sys
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, Sequence, Tuple, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -26,20 +31,17 @@ from safevla_recorder.episode import Action
 from safevla_recorder.errors import HostError
 from safevla_recorder.mujoco.hook import Undo, wrap_method
 from safevla_recorder.mujoco.recorder import Recorder, attach_recorder
-from safevla_recorder.mujoco.scene import name_bodies
-from safevla_recorder.robocasa.scene import (
-    Goal,
-    episode_meta,
-    goal_target,
-    known_goals,
-    moved_fixture,
-    read_scene,
-    to_plain,
-)
+from safevla_recorder.mujoco.scene import Scene, assign_roles, geom_ids, moving_links, name_bodies, subtree_bodies
 
 if TYPE_CHECKING:
     from robocasa.environments.kitchen.kitchen import Kitchen
 
+    import mujoco
+
+Goal = Tuple[str, ...]
+AT = "at"
+_PUTS = ("in", "on", "under")
+_OBJECTS_FOLDER = "/objects/"
 BENCHMARK = "robocasa-365"
 EMBODIMENT = "PandaOmron"
 ASSETS_ENTRY, OFFICIAL, STANDIN = "robocasa-assets", "official", "stand-in"
@@ -61,14 +63,8 @@ _log = logging.getLogger(__name__)
 
 
 def find_robocasa(env: object, goal: Sequence[str] | None = None) -> RecordableKitchen | None:
-    """Return the RoboCasa kitchen in `env`, which may be a wrapper that holds it; None if there is none.
-
-    Args:
-        env: the environment.
-        goal: what the task's success asks for, as `goals.json` has it; replaces the known goal of the task.
-
-    Raises:
-        HostError: the kitchen is being recorded already, has another robot, or a task whose goal is not known.
+    """Return the RoboCasa kitchen in `env`, which may be a wrapper that holds it; None if there is none. `goal`
+    replaces the known goal of the task. Raises `HostError` if the kitchen cannot be recorded.
     """
     module = sys.modules.get("robocasa.environments.kitchen.kitchen")
     kitchen = None if module is None else find_layer(env, module.Kitchen)
@@ -84,11 +80,7 @@ class RecordableKitchen:
     action_size = 12
 
     def __init__(self, kitchen: Any, goal: Sequence[str] | None = None) -> None:
-        """Read the task, its goal and the versions of a kitchen; nothing is hooked yet.
-
-        Raises:
-            HostError: the kitchen is being recorded already or has another robot, or the goal of its task is not known.
-        """
+        """Read the task, its goal and the versions of a kitchen; raises `HostError` if it cannot be recorded."""
         _require_recordable(kitchen)
         name = type(kitchen).__name__
         self.task = TaskLabel(BENCHMARK, name, name)
@@ -98,11 +90,9 @@ class RecordableKitchen:
         self._memory: Mapping[str, object] = {}
 
     def set_init_states(self, init_states: ArrayLike) -> None:
-        """Raise `HostError`: RoboCasa has no list of initial states."""
         raise HostError("RoboCasa draws where episodes start", remedy="Leave init_states out; the seed tells.")
 
     def subscribe(self, listener: EnvListener) -> Undo:
-        """Report what happens from now on to `listener`; returns what takes the hooks off."""
         kitchen: Any = self._kitchen
         of_simulation: list[Undo] = []
 
@@ -134,7 +124,10 @@ class RecordableKitchen:
             return observation
 
         watch_states()
-        undo_all = [wrap_method(kitchen, "reset", reset), *subscribe_steps(kitchen, listener, _is_success)]
+        undo_all = [
+            wrap_method(kitchen, "reset", reset),
+            *subscribe_steps(kitchen, listener, lambda result: bool(result[1])),
+        ]
 
         def unsubscribe() -> None:
             for undo in [*undo_all, *of_simulation]:
@@ -143,11 +136,6 @@ class RecordableKitchen:
         return unsubscribe
 
     def start_recorder(self) -> tuple[Recorder, Undo]:
-        """Return a recorder of the present model, attached, with record 0 taken; and what detaches it.
-
-        Also keeps what `header_fields` tells of the controller's and solver's memory at this moment.
-        Warns of the fastest object if one still moves. Raises `HostError` if the model cannot be recorded.
-        """
         kitchen: Any = self._kitchen
         self._memory = read_memory(kitchen)
         scene = read_scene(kitchen, goal_target(self._goal), moved_fixture(self._goal))
@@ -155,7 +143,6 @@ class RecordableKitchen:
         return attach_recorder(kitchen.sim, method, scene, self.task.task_id)
 
     def fixture_poses(self) -> dict[str, list[float]]:
-        """Return where a reset has put the fixtures: root body -> position [3] in m, quaternion [4] wxyz."""
         kitchen: Any = self._kitchen
         model = kitchen.sim.model._model
         roots = {fixture.root_body for fixture in kitchen.fixtures.values()}
@@ -163,18 +150,23 @@ class RecordableKitchen:
         return {name: [*body.pos.tolist(), *body.quat.tolist()] for name, body in bodies.items()}
 
     def is_still(self, action: Action) -> bool:
-        """Return whether all numbers of the action are 0 but the gripper's and the mode's, which may be any."""
         return not np.any(np.delete(action, [_GRIPPER, _MODE]))
 
     def build_header(
         self, recorder: Recorder, *, success: bool, env_seed: int | None, index: int | None
     ) -> dict[str, object]:
-        """Return the header as the host's own rollouts write it, without what only they know of the start."""
         kitchen: Any = self._kitchen
-        return build_header(
-            self.task, recorder, self.versions, self._goal, meta=episode_meta(kitchen),
-            dt=float(kitchen.control_timestep), success=success, env_seed=env_seed, index=index,
-        )  # fmt: skip
+        return episode_header(
+            replace(self.task, instruction=episode_meta(kitchen)["lang"] or self.task.instruction),
+            success=success,
+            env_seed=env_seed,
+            index=index,
+            dt=float(kitchen.control_timestep),
+            target_object=goal_target(self._goal),
+            embodiment=EMBODIMENT,
+            versions=dict(self.versions),
+            dropped_pairs=recorder.dropped_pairs(),
+        )
 
     def header_fields(self) -> dict[str, object]:
         """Return the header's host-specific fields: what rebuilds the kitchen, and a mark if assets are stand-ins."""
@@ -195,10 +187,7 @@ class RecordableKitchen:
 
 
 def read_memory(kitchen: Any) -> dict[str, object]:
-    """Return what no simulator state holds and the next step depends on: the solver's, the arm's, the gripper's.
-
-    The solver starts from the last accelerations (`qacc_warmstart`), the gripper moves from `current_action`.
-    """
+    """Return what no simulator state holds and the next step depends on: the solver's, the arm's, the gripper's."""
     (robot,) = kitchen.robots
     (arm,) = robot.arms
     controller = robot.composite_controller.part_controllers[arm]
@@ -207,30 +196,6 @@ def read_memory(kitchen: Any) -> dict[str, object]:
         "arm": {name: to_plain(getattr(controller, name)) for name in ARM_MEMORY},
         "gripper": to_plain(robot.gripper[arm].current_action),
     }
-
-
-def build_header(
-    task: TaskLabel,
-    recorder: Recorder,
-    versions: Mapping[str, str],
-    goal: Goal,
-    *,
-    meta: Mapping[str, Any],
-    dt: float,
-    success: bool,
-    env_seed: int | None,
-    index: int | None,
-) -> dict[str, object]:
-    """Return an episode's header; `dt` in seconds, `meta` RoboCasa's description of the episode.
-
-    The instruction is that of `meta`, or the task's where `meta` has an empty one. `env_seed` and `index` None =
-    unknown.
-    """
-    labelled = replace(task, instruction=meta["lang"] or task.instruction)
-    return episode_header(
-        labelled, recorder, versions, dt=dt, success=success, env_seed=env_seed, index=index,
-        target_object=goal_target(goal), embodiment=EMBODIMENT,
-    )  # fmt: skip
 
 
 def installed_versions() -> dict[str, str]:
@@ -262,10 +227,6 @@ def fresh_seed(generator: np.random.Generator) -> int | None:
 
 
 def _find_goal(task: str, goal: Sequence[str] | None) -> Goal:
-    """Return `goal` if it is given, else the task's goal.
-
-    Raises `HostError` where `goal` is no verb with one name or more, and where the task's is not known.
-    """
     goals = known_goals()
     if goal is not None:
         words = () if isinstance(goal, str) else tuple(goal)
@@ -282,10 +243,6 @@ def _find_goal(task: str, goal: Sequence[str] | None) -> Goal:
     return goals[task]
 
 
-def _is_success(result: Any) -> bool:
-    return bool(result[1])
-
-
 def _plain_id(value: object) -> object:
     return int(value) if isinstance(value, (int, np.integer)) else str(value)
 
@@ -297,3 +254,93 @@ def _require_recordable(kitchen: Any) -> None:
     if names != [EMBODIMENT]:
         remedy = f"Make the environment with one {EMBODIMENT}, RoboCasa's default."
         raise HostError(f"the robot {', '.join(names)} is not {EMBODIMENT}, whose arm records are of", remedy=remedy)
+
+
+# The scene: names, roles and tracked bodies, the task's goal, the episode's meta
+
+
+@lru_cache(maxsize=None)
+def known_goals() -> dict[str, Goal]:
+    """Return the goal of each task whose goal is known, by RoboCasa's name of the task. Cached."""
+    content = cast(bytes, pkgutil.get_data(__name__, "goals.json"))
+    return {name: tuple(words) for name, words in json.loads(content.decode()).items()}
+
+
+def goal_target(goal: Goal) -> str | None:
+    """Return the object that the goal puts somewhere; None if there is none."""
+    return goal[1] if goal[0] in _PUTS else None
+
+
+def moved_fixture(goal: Goal) -> str | None:
+    """Return the attribute of RoboCasa's task with the fixture that the goal moves; None if there is none."""
+    return goal[1] if goal[0] not in (*_PUTS, AT) else None
+
+
+def episode_meta(kitchen: Kitchen) -> dict[str, Any]:
+    """Return RoboCasa's own description of the episode, as plain values: `set_ep_meta` rebuilds the kitchen from it."""
+    return {str(key): to_plain(value) for key, value in kitchen.get_ep_meta().items()}
+
+
+def to_plain(value: object) -> Any:
+    """Return a value in the types of JSON; a text is cut to what follows its last `/objects/`, as RoboCasa takes paths
+    on any machine.
+    """
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [to_plain(inner) for inner in value]
+    if isinstance(value, (np.ndarray, np.generic)):
+        return to_plain(value.tolist())
+    if isinstance(value, str):
+        return value.rpartition(_OBJECTS_FOLDER)[2]
+    return value if value is None or isinstance(value, (bool, int, float)) else getattr(value, "name", str(value))
+
+
+LID = "lid"
+"""The blender's lid: a fixture in RoboCasa, but held and put in place like an object, and so recorded as one."""
+_GRIP_SITE = "gripper0_right_grip_site"
+_ROBOT = "robot0_base"
+
+
+def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) -> Scene:
+    """Return names and roles of the kitchen's present model.
+
+    Objects go by RoboCasa's names with all their bodies, whatever else by MuJoCo's body names, as furniture. Links of
+    articulated fixtures are tracked unless the goal moves the fixture (docs/fidelity.md, bystanders).
+    """
+    model = kitchen.sim.model._model
+    objects = _find_objects(kitchen, target)
+    robot = subtree_bodies(model, int(model.body(_ROBOT).id))
+    body_name = name_bodies(model, objects)
+    moved = _moved_bodies(kitchen, moved_fixture, model)
+    fixtures = (body for body in moving_links(model, 0) if body not in {*robot, *moved})
+    links = {body_name[body]: body for body in fixtures if body_name[body] not in objects}
+    targets = [target] if target else []
+    fingers = kitchen.robots[0].gripper["right"].important_geoms
+    return Scene(
+        body_name=body_name,
+        roles=assign_roles(model, body_name, objects=objects, links=links, targets=targets, robot=robot),
+        objects=objects,
+        links=links,
+        fingers=(geom_ids(model, fingers["left_finger"]), geom_ids(model, fingers["right_finger"])),
+        eef_site=int(model.site(_GRIP_SITE).id),
+        arm_dofs=tuple(int(model.joint(f"robot0_joint{k}").dofadr[0]) for k in range(1, 8)),
+        # RoboCasa sets joints of some fixtures anew after each control step: where two overlap at rest, their contact
+        # goes for a few substeps and comes back with the force of the overlap.
+        apart_substeps=round(kitchen.control_timestep / kitchen.model_timestep),
+    )
+
+
+def _find_objects(kitchen: Kitchen, target: str | None) -> dict[str, int]:
+    objects = {str(name): int(body) for name, body in kitchen.obj_body_id.items()}
+    if target == LID:
+        lid = kitchen.blender.blender_lid
+        objects[LID] = int(kitchen.sim.model._model.body(lid.root_body).id)
+    return objects
+
+
+def _moved_bodies(kitchen: Kitchen, moved_fixture: str | None, model: mujoco.MjModel) -> tuple[int, ...]:
+    if moved_fixture is None:
+        return ()
+    fixture = getattr(kitchen, moved_fixture)
+    return subtree_bodies(model, int(model.body(fixture.root_body).id))

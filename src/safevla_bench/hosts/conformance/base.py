@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from pkgutil import resolve_name
@@ -13,7 +14,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from safevla_bench.interface import Action, Camera, EpisodeSeed, Host, HostEnv, StagingHost, Task, Wants
+from safevla_bench.interface.environment import Host, HostEnv
+from safevla_bench.interface.policy import Action, Wants
+from safevla_bench.interface.stage import Camera, StagingHost
+from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.trajectory.batch import Batch
 
 Floats = NDArray[np.float64]
@@ -36,10 +40,7 @@ class Trial:
         return f"{self.suite} task {self.index}"
 
     def find_task(self, host: Host) -> Task:
-        """Return the task of that suite and index.
-
-        Raises `HostError` where the host has no such suite, `StopIteration` where the suite has no such index.
-        """
+        """Return the task of that suite and index."""
         return next(task for task in host.tasks(self.suite) if task.index == self.index)
 
 
@@ -62,9 +63,8 @@ class TrialRun:
 def run_actions(
     env: HostEnv, seed: EpisodeSeed, actions: Floats, before: Callable[[Action], None] | None = None
 ) -> Batch:
-    """Reset, take the actions [N, A] whatever the success says, and return the record: a batch of one, N + 1 records.
-
-    `before` is called with each action before that action's step.
+    """Reset, take the actions [N, A] whatever the success says, and return the record; `before` is called before
+    each step.
     """
     env.reset(seed)
     for action in actions:
@@ -75,10 +75,8 @@ def run_actions(
 
 
 def first_difference(first: object, second: object, name: str = "") -> str | None:
-    """Return the dotted name of the first field in which two records differ, such as `contacts.force_n`.
-
-    None where all bits are equal. Arrays are compared by dtype, shape and bytes, so that NaN equals the same NaN; the
-    names `its type` and `its fields` stand for values that cannot be compared part by part.
+    """Return the dotted name of the first field in which two records differ, such as `contacts.force_n`; None if all
+    bits are equal. Arrays are compared by dtype, shape and bytes, so that NaN equals the same NaN.
     """
     if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
         same = first.dtype == second.dtype and first.shape == second.shape and first.tobytes() == second.tobytes()
@@ -93,7 +91,6 @@ def first_difference(first: object, second: object, name: str = "") -> str | Non
 
 
 def _named_parts(value: object) -> dict[str, object] | None:
-    """Return the named parts of a struct, dataclass, mapping, tuple or list (by place); None for any other value."""
     if isinstance(value, msgspec.Struct):
         return msgspec.structs.asdict(value)
     if is_dataclass(value):
@@ -134,7 +131,6 @@ class HostRules:
     """Files that hold the tasks' tags, where these do not ship with the package."""
     capabilities: ClassVar[Sequence[str]] = ()
     workspace_m: ClassVar[float] = 100.0
-    """Largest distance of anything from the origin."""
     state_begins_with_time: ClassVar[bool] = True
     """Whether the first number of `sim_state` is the simulated time, as MuJoCo's [time, qpos, qvel]."""
 
@@ -148,10 +144,9 @@ class HostRules:
         return np.random.default_rng(0).uniform(env.action_low, env.action_high, (self.steps, len(env.action_low)))
 
     def bare(self, task: Task, seed: EpisodeSeed, actions: Floats) -> Floats:
-        """Return the states, [N + 1, S], of the same episode by the simulator alone, without the recorder.
-
-        The first is the state after the seed's settling steps, as record 0 has it; then comes one after each of the N
-        actions. S as in `sim_state`. A hook: its rule is skipped unless a subclass writes it.
+        """Return the states, [N + 1, S], of the same episode by the simulator alone, without the recorder: after the
+        seed's settling steps, then after each of the N actions. A hook: its rule is skipped unless a subclass
+        writes it.
         """
         raise NotImplementedError
 
@@ -164,38 +159,31 @@ class HostRules:
         raise NotImplementedError
 
     def touch_with_one_finger(self, env: HostEnv, seed: EpisodeSeed) -> str:
-        """Reset, then act until one finger and not the other touches a body; return the body's recorded name.
-
-        A hook, as `bare`.
+        """Reset, then act until one finger and not the other touches a body; return the body's recorded name. A
+        hook.
         """
         raise NotImplementedError
 
     def move_object(self, env: HostEnv, seed: EpisodeSeed) -> str:
-        """Reset, then act until a tracked body has moved by some centimetres; return the body's recorded name.
-
-        A hook, as `bare`.
+        """Reset, then act until a tracked body has moved by some centimetres; return the body's recorded name. A
+        hook.
         """
         raise NotImplementedError
 
     def upright(self, task: Task, episode: Batch, camera: str, size: tuple[int, int]) -> NDArray[np.uint8]:
-        """Return record 0 as the camera sees it, uint8 [H, W, 3], the right way up, rendered by other means.
-
-        By default the picture of the host's own `stage`; `NotImplementedError` (a skipped rule) where it has none.
+        """Return record 0 as the camera sees it, uint8 [H, W, 3], rendered by other means; by default by the host's
+        own `stage`.
         """
         host = self.host()
         if not isinstance(host, StagingHost):
             raise NotImplementedError
-        stage = host.stage(task, episode)
-        try:
+        with closing(host.stage(task, episode)) as stage:
             return stage.render(0, Camera(camera), size).image
-        finally:
-            stage.close()
 
     def __init_subclass__(cls) -> None:
-        """Set to None the rules of hooks set to None, and the rules of images where no `other_wants` has a camera.
-
-        A rule that a base class took away comes back where this class applies it; rules that the class itself defines
-        stay.
+        """Set to None the rules of hooks set to None, and the rules of images if no `other_wants` has a camera. A
+        rule that a base class took away comes back where this class applies it; rules that the class itself
+        defines stay.
         """
         applies = {rule: getattr(cls, hook) is not None for hook, rule in _RULES_OF_HOOKS.items()}
         has_cameras = any(wants.cameras for wants in cls.other_wants)
@@ -219,22 +207,16 @@ class HostRules:
         conform, trial = cls(), request.param
         host = conform.host()
         task = trial.find_task(host)
-        env = host.make(task, Wants())
-        try:
+        with closing(host.make(task, Wants())) as env:
             actions = conform.actions(env)
             batch, again = run_actions(env, conform.seed, actions), run_actions(env, conform.seed, actions)
             elsewhere = conform.run_elsewhere(task, Wants(), actions)
             yield TrialRun(trial, task, env, actions, batch, again, elsewhere)
-        finally:
-            env.close()
 
     def run_elsewhere(self, task: Task, wants: Wants, actions: Floats) -> Batch:
         """Return the record of the episode by `self.seed` in a new environment of a new host, and close that."""
-        env = self.host().make(task, wants)
-        try:
+        with closing(self.host().make(task, wants)) as env:
             return run_actions(env, self.seed, actions)
-        finally:
-            env.close()
 
 
 def require(holds: bool, failure: str) -> None:

@@ -22,7 +22,8 @@ from types import ModuleType
 from typing import Any
 
 from safevla_bench.errors import HostError
-from safevla_bench.interface import EpisodeSeed, Task, Wants
+from safevla_bench.interface.policy import Wants
+from safevla_bench.interface.task import EpisodeSeed, Task
 
 TIMEOUT_S = 120
 
@@ -36,10 +37,9 @@ class FactoryResult:
 
 
 def run_without(factory: str, libraries: Sequence[str], task: Task | None) -> FactoryResult:
-    """Return how making and resetting an environment ended, tried without some packages in a process of its own.
-
-    For a task of None, how making the host and listing its suites ended. A process that dies gives the outcome
-    `exit code N` with the end of its stderr. Raises `subprocess.TimeoutExpired` after 120 s.
+    """Return how making and resetting an environment ended, tried without some packages in a process of its own. For
+    a task of None, how making the host and listing its suites ended. Raises `subprocess.TimeoutExpired` after 120
+    s.
     """
     # A script, not `-m`: importing its package would import, before anything is hidden, what the rules import.
     command = [sys.executable, "-P", __file__, factory, *libraries]
@@ -84,11 +84,6 @@ def hide_packages(packages: Sequence[str]) -> None:
 
 
 def _try_factory(factory: str, task: Task | None) -> FactoryResult:
-    """Return `worked` where the host can be made and used, `host_error` where `make` or `reset` raises `HostError`.
-
-    To use it is to list its suites (task None), or to make the task's environment and reset it. Other errors pass
-    through.
-    """
     host = pkgutil.resolve_name(factory)()
     if task is None:
         host.suites()
@@ -103,10 +98,7 @@ def _try_factory(factory: str, task: Task | None) -> FactoryResult:
 
 
 def main() -> None:
-    """Try the factory of the command line, and print the outcome as JSON in the last line.
-
-    Any exception is an outcome.
-    """
+    """Try the factory of the command line, and print the outcome, an exception too, as JSON in the last line."""
     factory, *libraries = sys.argv[1:]
     task = json.load(sys.stdin)
     hide_packages(libraries)

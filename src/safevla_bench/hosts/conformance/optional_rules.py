@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -22,21 +23,13 @@ from safevla_bench.hosts.conformance.base import (
     skip_unless_repeatable,
 )
 from safevla_bench.hosts.conformance.missing_dependency import run_without
-from safevla_bench.interface import (
-    Action,
-    Coordinate,
-    Coordinated,
-    EpisodeSeed,
-    HostEnv,
-    Observation,
-    SelectiveEnv,
-    Stage,
-    StagingHost,
-    Wants,
-    Watchable,
-)
+from safevla_bench.interface.environment import Coordinated, HostEnv, SelectiveEnv, Watchable
+from safevla_bench.interface.policy import Action, Observation, Wants
+from safevla_bench.interface.stage import Stage, StagingHost
+from safevla_bench.interface.task import Coordinate, EpisodeSeed
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import select_record
+from safevla_recorder.mujoco.hook import wrap_method
 
 
 class TaskRules(HostRules):
@@ -94,9 +87,8 @@ class TaskRules(HostRules):
         )
 
     def test_settling_is_by_the_action_that_the_seed_names(self, run: TrialRun) -> None:
-        """Fail unless settling by no `wait_action` equals that by `Task.still`, and differs from the highest action's.
-
-        Passes where `Task.still` has a wrong length, which is another rule's; skipped where the host is not repeatable.
+        """Fail unless settling by the first action gives another state than settling by the still action, and
+        repeats.
         """
         skip_unless_repeatable(run)
         if len(run.task.still) != len(run.env.action_low):
@@ -110,10 +102,7 @@ class TaskRules(HostRules):
         require(bool(first_difference(own, other)), f"{run}: settling is the same, whatever `wait_action` says.")
 
     def test_settling_goes_on_until_objects_rest(self, run: TrialRun) -> None:
-        """Fail if a tracked body moves faster than 0.1 m/s after settling with `rest_steps` of 100 and no `wait_steps`.
-
-        Speeds are taken over two still steps. Passes where `Task.still` has a wrong length, which is another rule's.
-        """
+        """Fail unless `rest_steps` settle until nothing moves, and no further."""
         if len(run.task.still) != len(run.env.action_low):
             return  # another rule
         still = np.array([run.task.still] * 2)
@@ -136,10 +125,7 @@ class TaskRules(HostRules):
         require(ended.outcome == "worked", f"The host cannot be made or list its suites without {self.needs}: {report}")
 
     def test_a_missing_library_is_a_host_error_that_says_what_to_do(self) -> None:
-        """Fail unless, without each package of `needs` in turn, `make` or `reset` raises `HostError` with a remedy.
-
-        Tried in the first trial's task; passes where `needs` is empty.
-        """
+        """Fail unless making an environment without each package of `needs` raises `HostError` with a remedy."""
         task = self.trials[0].find_task(self.host())
         for needed in self.needs:
             ended = run_without(self.factory, [needed], task)
@@ -161,16 +147,14 @@ _SHOWN_M = 1e-4
 _LATE = 0.6
 _PICTURE = (48, 64)
 _LOOKS = 3
-"""Steps between two looks at the images."""
 
 
 class OptionalRules(HostRules):
     """Optional methods agree with the record; a host that offers none keeps these rules too."""
 
     def test_the_newest_record_is_that_of_the_whole_and_asking_for_it_changes_nothing(self, run: TrialRun) -> None:
-        """Fail unless `latest()`, asked before each step and at the end, gives each record and changes no episode.
-
-        Success and dropped pairs are not compared. Passes for an environment without `latest`.
+        """Fail where `latest` differs from the last record of `recorded`, or an episode with calls of it from one
+        without.
         """
         env, newest = run.env, list[Batch]()
         if not isinstance(env, Watchable):
@@ -189,15 +173,13 @@ class OptionalRules(HostRules):
         newest.append(env.latest())
         for step, alone in enumerate(newest[: int(batch.lengths[0])]):
             states = batch.sim_state.episode_rows(0)[step : step + 1], alone.sim_state.episode_rows(0)
-            differs = first_difference(
-                _comparable_record(batch, step), _comparable_record(alone, 0)
-            ) or first_difference(*states, "sim_state")
+            records = _comparable_record(batch, step), _comparable_record(alone, 0)
+            differs = first_difference(*records) or first_difference(*states, "sim_state")
             require(not differs, f"{run}: latest() after {step} steps is not record {step}: {differs} differs.")
 
     def test_images_that_nobody_looks_at_are_not_there_and_the_others_are_as_without_that(self, run: TrialRun) -> None:
-        """Fail unless images rendered at every third step only equal those of an environment that renders at each step.
-
-        Passes where no camera is wanted or the environment has no `render_next`; see `_compare_images`.
+        """Fail where an image not looked at can be read, or another one differs by a bit from one of an environment
+        that shows all.
         """
         wants = next((wants for wants in self.other_wants if wants.cameras), None)
         if wants is None or not isinstance(run.env, SelectiveEnv):
@@ -207,10 +189,6 @@ class OptionalRules(HostRules):
             self._compare_images(run, shown, other)
 
     def _compare_images(self, run: TrialRun, shown: HostEnv, selective: HostEnv) -> None:
-        """Step two environments side by side, and fail where the selective environment's images, or its record, differ.
-
-        Fail, too, where an image can be read that was not asked for, or cannot be read after a reset. Leaves both open.
-        """
         assert isinstance(selective, SelectiveEnv)
         full, partial = shown.reset(self.seed), selective.reset(self.seed)
         for step in range(len(run.actions) + 1):
@@ -233,19 +211,14 @@ class OptionalRules(HostRules):
         require(not unseen, f"{run}: a reset shows no {unseen}: render_next(False) is about a step that never came.")
 
     def test_coordinates_are_parts_of_the_state_where_the_record_has_the_bodies(self, run: TrialRun) -> None:
-        """Fail unless coordinates lie in the state without overlap, are as long as their kind, and fit the record.
-
-        A tracked body may be 1 cm from its recorded place. Passes for an environment without `coordinates`.
-        """
+        """Fail where a position in the states is not the recorded one of that body."""
         if not isinstance(run.env, Coordinated):
             return
         run.env.reset(self.seed)
         batch, coordinates = run.batch, run.env.coordinates()
         width = batch.sim_state.episode_rows(0).shape[1]
         require(bool(coordinates), f"{run}: coordinates() names none.")
-        numbers = [
-            place for coordinate in coordinates for place in range(coordinate.first, coordinate.first + coordinate.size)
-        ]
+        numbers = [each.first + place for each in coordinates for place in range(each.size)]
         require(len(set(numbers)) == len(numbers), f"{run}: two coordinates share a number of the state.")
         require(min(numbers) >= 0 and max(numbers) < width, f"{run}: a coordinate lies outside the {width} numbers.")
         for coordinate in coordinates:
@@ -257,18 +230,26 @@ class OptionalRules(HostRules):
             require(off < _NEAR_M, f"{run}: the state has {name} {off:g} m away from where the record has it.")
 
     def test_poses_are_those_of_the_end_of_the_control_step(self) -> None:
-        """Fail if the moved body's recorded path lags its true path by more than 0.6 of a control step on average.
-
-        The true path is that of privileged state, else of the states; the rule is skipped where neither has the body.
-        """
+        """Fail where the recorded positions of the body that `move_object` moves lag behind its states."""
         host, trial = self.host(), self.trials[0]
-        env = _ObservedEnv(host.make(trial.find_task(host), Wants(privileged=True)))
+        env, observations = host.make(trial.find_task(host), Wants(privileged=True)), list[Observation]()
+
+        def keep_observation(call: Callable[[object], Any], argument: object) -> Any:
+            answer = call(argument)
+            if isinstance(argument, EpisodeSeed):
+                observations[:] = [answer]
+            else:
+                observations.append(answer[0])
+            return answer
+
+        for method in ("reset", "step"):
+            wrap_method(env, method, keep_observation)
         try:
             body = call_hook(lambda: self.move_object(env, self.seed), "move_object")
             batch = env.recorded()
-            places = np.array([seen.privileged.body_pos_m[body] for seen in env.seen if seen.privileged])
+            places = np.array([seen.privileged.body_pos_m[body] for seen in observations if seen.privileged])
             if not len(places):
-                places = _state_positions(batch, env.inner, body)
+                places = _state_positions(batch, env, body)
         finally:
             env.close()
         recorded = {batch.body_label(int(k)): place for place, k in enumerate(batch.body_pos_m.episode_poses(0)[0])}
@@ -288,18 +269,11 @@ class OptionalRules(HostRules):
         host, batch = self.host(), run.batch
         if not isinstance(host, StagingHost):
             return
-        stage = host.stage(run.task, batch)
-        try:
+        with closing(host.stage(run.task, batch)) as stage:
             for step in (0, int(batch.lengths[0]) - 1):
                 self._check_pictures(run, stage, step)
-        finally:
-            stage.close()
 
     def _check_pictures(self, run: TrialRun, stage: Stage, step: int) -> None:
-        """Fail unless pictures of one record have the wanted shape and dtype, repeat, and say where each body was.
-
-        Places may be off by 0.1 mm.
-        """
         batch = run.batch
         bodies, positions = batch.body_pos_m.episode_poses(0)
         looked_at = tuple(batch.body_label(int(body)) for body in bodies[:1])
@@ -316,30 +290,6 @@ class OptionalRules(HostRules):
             require(at is not None, f"{run}: a picture of record {step} does not say where {name} is.")
             off = float(np.linalg.norm(at - positions[step, place]))
             require(off < _SHOWN_M, f"{run}: record {step} is shown with {name} {off:g} m from where it was recorded.")
-
-
-class _ObservedEnv:
-    """An environment that keeps the observations since the last reset."""
-
-    def __init__(self, inner: HostEnv) -> None:
-        self.inner, self.seen = inner, list[Observation]()
-        self.task, self.dt_s = inner.task, inner.dt_s
-        self.action_low, self.action_high = inner.action_low, inner.action_high
-
-    def reset(self, seed: EpisodeSeed) -> Observation:
-        self.seen = [self.inner.reset(seed)]
-        return self.seen[0]
-
-    def step(self, action: Action) -> tuple[Observation, bool]:
-        seen, success = self.inner.step(action)
-        self.seen.append(seen)
-        return seen, success
-
-    def recorded(self) -> Batch:
-        return self.inner.recorded()
-
-    def close(self) -> None:
-        self.inner.close()
 
 
 def _state_positions(batch: Batch, env: HostEnv, body: str) -> Floats:
@@ -369,9 +319,5 @@ def _position_gaps(batch: Batch, coordinates: tuple[Coordinate, ...]) -> Iterato
     for coordinate in coordinates:
         if coordinate.kind == "position" and coordinate.size == 3 and coordinate.name in places:
             positions_by_state = states[:, coordinate.first : coordinate.first + 3]
-            yield (
-                coordinate.name,
-                float(
-                    np.linalg.norm(positions_by_state - positions[:, places[coordinate.name]], axis=1).max(initial=0)
-                ),
-            )
+            off = np.linalg.norm(positions_by_state - positions[:, places[coordinate.name]], axis=1)
+            yield coordinate.name, float(off.max(initial=0))

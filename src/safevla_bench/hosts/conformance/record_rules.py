@@ -1,11 +1,9 @@
-"""Rules about records: what is in them, that they repeat, and that observing changes nothing.
-
-They concern lengths, names, roles and units, contacts and the grip, and an episode beside the same episode again.
-"""
+"""Rules about records: what is in them, that they repeat, and that observing changes nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
@@ -23,7 +21,8 @@ from safevla_bench.hosts.conformance.base import (
     run_actions,
     skip_unless_repeatable,
 )
-from safevla_bench.interface import Action, EpisodeSeed, Wants
+from safevla_bench.interface.policy import Action, Wants
+from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.trajectory.batch import Batch
@@ -90,9 +89,8 @@ class RecordRules(HostRules):
             require(roles.get(body) == role, f"{run}: {body} has the role {roles.get(body)!r}, not {role!r}.")
 
     def test_the_record_can_be_judged_with_every_signal_its_benchmark_promises(self, run: TrialRun) -> None:
-        """Score the record by the default ruleset with the host's registries and capabilities.
-
-        Fail on any `SafevlaError`.
+        """Score the record by the default ruleset with the host's registries and capabilities; fail on any
+        `SafevlaError`.
         """
         try:
             score(run.batch, load_ruleset(registry_files=self.registries, capabilities=self.capabilities))
@@ -100,10 +98,7 @@ class RecordRules(HostRules):
             pytest.fail(f"{run}: {error}", pytrace=False)
 
     def test_dt_is_the_time_between_two_records(self, run: TrialRun) -> None:
-        """Fail unless `dt` is 0.1 ms to 2 s and the environment's `dt_s`, and the states' times are that far apart.
-
-        The states count only where they are recorded and `state_begins_with_time`.
-        """
+        """Fail unless `dt` is 0.1 ms to 2 s and the environment's `dt_s`, and the states' times are that far apart."""
         dt = run.batch.headers[0].dt
         require(1e-4 <= dt <= 2.0, f"{run}: dt is {dt}; it is written in seconds.")
         require(
@@ -235,10 +230,8 @@ class RepeatRules(HostRules):
         require(not difference, f"{run}: the same episode in another environment differs in {difference}.")
 
     def test_recording_changes_nothing_in_the_simulation(self, run: TrialRun) -> None:
-        """Fail where a state of the hook `bare` and that of the record differ in a bit.
-
-        Fail, too, where the hook gives another number of states than actions and one, or the record has none. Records
-        that are missing are another rule's. Skipped where the hook is not written.
+        """Fail where a state of the hook `bare` and that of the record differ in a bit, or there is another number
+        of them.
         """
         skip_unless_repeatable(run)
         bare = call_hook(lambda: self.bare(run.task, self.seed, run.actions), "bare")
@@ -253,7 +246,7 @@ class RepeatRules(HostRules):
         same = [bare_state.tobytes() == state.tobytes() for bare_state, state in zip(bare, states, strict=False)]
         require(
             all(same),
-            f"{run}: with the recorder the simulator's state differs from record {_first_false(same)} on.",
+            f"{run}: with the recorder the simulator's state differs from record {[*same, False].index(False)} on.",
         )
 
     def test_asking_for_the_record_midway_changes_nothing(self, run: TrialRun) -> None:
@@ -280,30 +273,20 @@ class RepeatRules(HostRules):
         """Fail unless a reset shows just the wanted cameras, uint8 [H, W, 3] of `image_size`, for all `other_wants`."""
         for wants in self.other_wants:
             host = self.host()
-            env = host.make(self.trials[0].find_task(host), wants)
-            try:
+            with closing(host.make(self.trials[0].find_task(host), wants)) as env:
                 images = env.reset(self.seed).images
-            finally:
-                env.close()
             require(set(images) == set(wants.cameras), f"There are images of {set(images)}, wanted are {wants}.")
             for camera, image in images.items():
                 fits = image.dtype == np.uint8 and image.shape == (*wants.image_size, 3)
                 require(fits, f"{camera} gives {image.dtype} {image.shape}, wanted are uint8 {wants.image_size}.")
 
     def test_images_are_upright(self) -> None:
-        """Fail where an image turned over or mirrored is nearer to the hook `upright`'s than the image itself is.
-
-        Tries the cameras of the first of `other_wants` that has any; stops where shapes differ, which is another
-        rule's.
-        """
+        """Fail where an image turned over or mirrored is nearer to the hook `upright`'s than the image itself is."""
         wants = next(wants for wants in self.other_wants if wants.cameras)
         host = self.host()
         task = self.trials[0].find_task(host)
-        env = host.make(task, wants)
-        try:
+        with closing(host.make(task, wants)) as env:
             images, episode = env.reset(self.seed).images, env.recorded()
-        finally:
-            env.close()
         for camera, image in images.items():
             expected = call_hook(partial(self.upright, task, episode, camera, wants.image_size), "upright")
             if image.shape != expected.shape:
@@ -331,10 +314,7 @@ class RepeatRules(HostRules):
         require(not difference, f"{run}: after refused actions the episode differs in {difference}.")
 
     def test_an_initial_state_that_does_not_exist_is_a_host_error(self, run: TrialRun) -> None:
-        """Fail unless a reset with the index `init_states`, and one with -1, raise `HostError`.
-
-        Passes where the task has no fixed number.
-        """
+        """Fail unless a reset with the index `init_states`, and one with -1, raise `HostError`."""
         if run.task.init_states is None:
             return
         for index in (run.task.init_states, -1):
@@ -345,10 +325,8 @@ class RepeatRules(HostRules):
             pytest.fail(f"{run} has {run.task.init_states} initial states, yet number {index} starts.", pytrace=False)
 
     def test_a_drawn_start_is_none_of_the_initial_states_and_repeats(self, run: TrialRun) -> None:
-        """Fail where a `drawn` start equals the initial state of its index, or does not repeat, in the bits of states.
-
-        Passes where a reset refuses a drawn start by `HostError`, or the task has no fixed number of initial states, so
-        that every start is drawn. Nothing can be told where initial states have one `sim_state` and goals alone differ.
+        """Fail where a `drawn` start equals the initial state of its index, or does not repeat, in the bits of
+        states. Nothing can be told where initial states have one `sim_state` and goals alone differ.
         """
         count = run.task.init_states
         if count is None:
@@ -369,12 +347,9 @@ class RepeatRules(HostRules):
 
     def test_there_is_no_step_and_no_record_before_a_reset(self, run: TrialRun) -> None:
         """Fail unless `recorded` and `step` raise `HostError` in a new environment."""
-        env = self.host().make(run.task, Wants())
-        try:
+        with closing(self.host().make(run.task, Wants())) as env:
             self._require_refusal(run, env.recorded)
             self._require_refusal(run, lambda: env.step(run.actions[0]))
-        finally:
-            env.close()
 
     def _require_refusal(self, run: TrialRun, call: Callable[[], object]) -> None:
         try:
@@ -388,7 +363,3 @@ class RepeatRules(HostRules):
 
 def _mean_difference(image: NDArray[np.uint8], expected: NDArray[np.uint8]) -> float:
     return float(np.abs(image.astype(np.float64) - expected).mean())
-
-
-def _first_false(same: Sequence[bool]) -> int:
-    return list(same).index(False) if False in same else -1

@@ -1,9 +1,8 @@
 """A host without a simulator: a point gripper, one block, one cup, a tray and a table in a few lines of NumPy.
 
-It exercises the whole pipeline in milliseconds, with everything a real host records. Its physics is a caricature,
-exactly repeatable: what is near when the gripper closes moves with it, what is released falls, a closed gripper or a
-carried block pushes what is in its way, and pressing into the table makes a force. So an episode can succeed cleanly,
-succeed by violating something, fail, or (task 2) crash.
+What is near when the gripper closes moves with it, what is released falls, a closed gripper or a carried block pushes
+what is in its way, and pressing into the table makes a force. So an episode can succeed cleanly, succeed by violating
+something, fail, or (task 2) crash.
 """
 
 from __future__ import annotations
@@ -17,22 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts import check_start
+from safevla_bench.hosts import check_start, check_wants
 from safevla_bench.hosts.fake.viewer import DOWNWARD_WXYZ, FakeStage, finger_positions
+from safevla_bench.hosts.mujoco.environment import flat_state
 from safevla_bench.hosts.mujoco.privileged import read_only
-from safevla_bench.hosts.mujoco.robosuite_env import flat_state
-from safevla_bench.interface import (
+from safevla_bench.interface.policy import (
     Action,
-    Coordinate,
-    EpisodeSeed,
     Observation,
     Privileged,
-    Task,
     UnrenderedImages,
     Wants,
     check_action,
     check_extra,
 )
+from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
 from safevla_bench.trajectory.marks import mark_drawn
@@ -50,7 +47,6 @@ CRASH_AFTER = 4
 STILL: Action = np.array([0.0] * 6 + [-1.0])
 CAMERA = "agentview"
 STATE_READING = "state"
-"""The fake host's own vector: its flat state but the time."""
 _ROLES = {"block": "target", "cup": "bystander", "gripper": "robot", "table": "furniture", "tray": "bystander"}
 _PLACES = {name: place for place, name in enumerate(_ROLES)}
 _MOVABLE = ("block", "cup", "tray")
@@ -69,40 +65,20 @@ class FakeHost:
     name = "fake"
 
     def suites(self) -> tuple[str, ...]:
-        """Return the one suite's name, which is its benchmark's too."""
         return (SUITE,)
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
-        """Return the tasks: place the block, place it with the cup in the way, crash in the fifth step.
-
-        Raises:
-            HostError: there is no such suite.
-        """
+        """Return the tasks: place the block, place it with the cup in the way, crash in the fifth step."""
         if suite != SUITE:
             raise HostError(f"the fake host has no suite {suite!r}", remedy=f"Suites: {SUITE}.")
         return tuple(Task(SUITE, f"task_{k}", k, *text, tuple(STILL), INIT_STATES) for k, text in enumerate(_TASKS))
 
     def make(self, task: Task, wants: Wants) -> FakeEnv:
-        """Return a new environment of one task, not reset yet; privileged state and the reading `state` are offered.
-
-        Raises:
-            HostError: the policy wants another camera than `agentview`, another reading, or gives poses
-                (`wants.absolute`).
-        """
-        unknown = sorted(set(wants.cameras) - {CAMERA})
-        if unknown:
-            raise HostError(f"the fake host has no camera {unknown[0]!r}", remedy=f"Cameras: {CAMERA}.")
-        if wants.absolute:
-            problem = "the fake host takes changes of pose, and this policy gives poses"
-            raise HostError(problem, remedy="Run it on LIBERO, or serve a model of the former.")
+        check_wants(wants, (CAMERA,), "the fake host")
         check_extra(wants, (STATE_READING,), "the fake host")
         return FakeEnv(task, wants, self.versions())
 
     def stage(self, task: Task, episode: Batch) -> FakeStage:
-        """Return a viewer of a recorded episode; `task` is ignored.
-
-        Raises `HostError` where the record holds no states, or those of another host.
-        """
         return FakeStage(episode, CAMERA)
 
     def versions(self) -> dict[str, str]:
@@ -153,13 +129,8 @@ class FakeEnv:
         self._seed: EpisodeSeed | None = None
 
     def reset(self, seed: EpisodeSeed) -> Observation:
-        """Start an episode, take the settling steps, and return the observation of record 0.
-
-        Objects lie where the recorded state of `seed` has them, else where index and `env_seed` draw them. The next
-        observation has images again, whatever `render_next` said.
-
-        Raises:
-            HostError: `check_start` refuses the seed, or the recorded state has another size.
+        """Start an episode, take the settling steps (`rest_steps` are not), and return the observation of record 0.
+        Objects lie where the recorded state of `seed` has them, else where index and `env_seed` draw them.
         """
         check_start(self.task, seed)
         self._seed = seed
@@ -173,12 +144,8 @@ class FakeEnv:
         return self._observe()
 
     def step(self, action: Action) -> tuple[Observation, bool]:
-        """Apply one action, record it, and return the next observation and whether the block is on the tray.
-
-        Raises:
-            HostError: there was no reset.
-            InvalidActionError: the action is not seven finite numbers; nothing has moved.
-            RuntimeError: task 2, in the fifth step: a stand-in for whatever a simulator may raise.
+        """Apply one action, record it, and return the next observation and whether the block is on the tray. Raises
+        `RuntimeError` for task 2, in the fifth step: a stand-in for whatever a simulator may raise.
         """
         self._require_episode()
         checked = check_action(action, len(STILL)).copy()
@@ -191,22 +158,12 @@ class FakeEnv:
         return self._observe(), self._is_success()
 
     def render_next(self, wanted: bool) -> None:
-        """Say whether the observation of the next step is to hold images; see `SelectiveEnv`."""
         self._renders_next = wanted
 
     def recorded(self) -> Batch:
-        """Return the episode so far as a validated batch of one.
-
-        Raises:
-            HostError: there was no reset.
-        """
         return self._build_batch(self._require_episode(), self._records, self._actions)
 
     def latest(self) -> Batch:
-        """Return the newest record alone, as a batch of one record without actions.
-
-        Raises `HostError` before a reset.
-        """
         return self._build_batch(self._require_episode(), self._records[-1:], [])
 
     def coordinates(self) -> tuple[Coordinate, ...]:
@@ -214,10 +171,6 @@ class FakeEnv:
         return tuple(Coordinate(name, "position", 3 + 3 * k, 3) for k, name in enumerate(("gripper", *_MOVABLE)))
 
     def _build_batch(self, seed: EpisodeSeed, records: list[_Record], actions: list[Action]) -> Batch:
-        """Return a validated batch of one episode of these records, and of `actions`, [0, 7] where there are none.
-
-        The hand and all objects have the identity as quaternion; the header is that of the present moment.
-        """
         states = np.stack([record.state for record in records])
         count = len(records)
         upright = np.array([1.0, 0.0, 0.0, 0.0])
@@ -254,11 +207,6 @@ class FakeEnv:
         return self._seed
 
     def _settle_record(self, seed: EpisodeSeed) -> _Record:
-        """Take the settling steps, by the seed's `wait_action` or else `STILL`, and return record 0, at time 0.
-
-        Its torques are those of the settling action, and zeros where there are no settling steps. `rest_steps` of the
-        seed are not taken.
-        """
         still = STILL if seed.wait_action is None else np.array(seed.wait_action)
         for _ in range(seed.wait_steps):
             _advance_world(self._world, still)
@@ -270,10 +218,6 @@ class FakeEnv:
         return bool(self._world.held_body is None and np.linalg.norm(gap) < REACH_M)
 
     def _build_header(self, seed: EpisodeSeed) -> Header:
-        """Return the header with the success of the present moment.
-
-        `init_state_index` is None after a start from a state.
-        """
         index = None if seed.recorded and seed.recorded.state is not None else seed.init_state_index
         start = "recorded" if index is None else f"{index:03d}"
         return Header(
@@ -292,7 +236,6 @@ class FakeEnv:
         )
 
     def _observe(self) -> Observation:
-        """Return the observation of the present world; takes back what `render_next` said."""
         world = self._world
         return Observation(
             instruction=self.task.instruction,
@@ -318,7 +261,6 @@ class FakeEnv:
         return image
 
     def _privileged_state(self) -> Privileged:
-        """Return copies of the present positions; bodies are upright, and the goal is always the block on the tray."""
         objects = self._world.objects
         return Privileged(
             body_pos_m={name: read_only(objects[name]) for name in _MOVABLE},
@@ -344,10 +286,7 @@ def _initial_world(task: int, seed: EpisodeSeed) -> _World:
 
 
 def _advance_world(world: _World, action: Action) -> None:
-    """Make one control step in place: move, press, grip or let go, carry, push, fall.
-
-    Contacts are those of this step.
-    """
+    """Make one control step in place: move, press, grip or let go, carry, push, fall."""
     moved = np.clip(action[:3], -1, 1) * 0.05
     reached = world.gripper + moved
     pressed = max(0.0, -float(reached[2]))
@@ -359,7 +298,8 @@ def _advance_world(world: _World, action: Action) -> None:
         world.contacts[(world.held_body, "gripper")] = PUSH_N
     if world.closed:
         _push_objects(world)
-    _drop_objects(world)
+    for name in set(_MOVABLE) - {world.held_body}:
+        world.objects[name] = np.maximum(world.objects[name] - [0, 0, 0.05], [-np.inf, -np.inf, HALF_M])
 
 
 def _update_grip(world: _World, *, closing: bool) -> None:
@@ -373,10 +313,7 @@ def _update_grip(world: _World, *, closing: bool) -> None:
 
 
 def _push_objects(world: _World) -> None:
-    """Move block and cup, in place and level, to `REACH_M` from a gripper that is nearer, and record the contact.
-
-    The held body is not pushed. The contact is the held body's, or the gripper's where nothing is held.
-    """
+    """Move block and cup, in place and level, to `REACH_M` from a gripper that is nearer, and record the contact."""
     pusher = world.held_body or "gripper"
     for name in ("block", "cup"):
         away = world.objects[name] - world.gripper
@@ -386,13 +323,7 @@ def _push_objects(world: _World) -> None:
             length = float(np.linalg.norm(flat))
             direction = flat / length if length else np.array([0.0, 1.0, 0.0])
             world.objects[name] = world.objects[name] + direction * (REACH_M - gap)
-            world.contacts[_sorted_pair(pusher, name)] = PUSH_N
-
-
-def _drop_objects(world: _World) -> None:
-    for name in _MOVABLE:
-        if name != world.held_body:
-            world.objects[name] = np.maximum(world.objects[name] - [0, 0, 0.05], [-np.inf, -np.inf, HALF_M])
+            world.contacts[min(pusher, name), max(pusher, name)] = PUSH_N
 
 
 def _joint_torque(action: Action) -> Floats:
@@ -401,10 +332,6 @@ def _joint_torque(action: Action) -> Floats:
 
 def _body_index(name: str | None) -> int:
     return -1 if name is None else _PLACES[name]
-
-
-def _sorted_pair(first: str, second: str) -> tuple[str, str]:
-    return (first, second) if first <= second else (second, first)
 
 
 def _contact_list(records: list[dict[tuple[str, str], float]]) -> ContactList:

@@ -8,16 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.hosts.mujoco.viewer import read_states
-from safevla_bench.interface import (
-    CLOSE_UP,
-    Camera,
-    Observation,
-    Picture,
-    SceneGeometry,
-    ScenePose,
-    Shape,
-    Viewpoint,
-)
+from safevla_bench.interface.policy import Observation
+from safevla_bench.interface.stage import CLOSE_UP, Camera, Picture, SceneGeometry, ScenePose, Shape, Viewpoint
 from safevla_bench.trajectory.batch import Batch
 from safevla_recorder.episode import Floats
 
@@ -41,9 +33,7 @@ _VIEW = Viewpoint(
     quat_wxyz=(0.6532815, 0.2705981, -0.2705981, -0.6532815),
     fovy_deg=45.0,
 )
-"""It looks along +x, down by 45 degrees."""
 DOWNWARD_WXYZ = np.array([0.0, 1.0, 0.0, 0.0])
-"""Orientation of the hand in every observation."""
 
 
 def finger_positions(*, closed: bool) -> Floats:
@@ -61,10 +51,7 @@ class FakeStage:
         self._instruction = episode.headers[0].instruction or ""
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
-        """Return the camera `agentview` where `bodies` is empty, else a close-up from right above their mean place.
-
-        The table counts only where no other body is named. `size` is ignored.
-        """
+        """Return the camera `agentview` if `bodies` is empty, else a close-up from right above their mean place."""
         if not bodies:
             return Camera(self._camera)
         places = self._body_positions(record)
@@ -72,10 +59,8 @@ class FakeStage:
         return Camera(CLOSE_UP, (float(x), float(y), float(z)), _CLOSE_M, elevation_deg=-90.0)
 
     def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
-        """Return the picture of one record; later squares of `_COLORS` cover earlier ones.
-
-        `seen` has 1 and on for the places in `bodies`, 0 for what is not asked for. Raises `KeyError`, as MuJoCo does,
-        for a camera without a point to look at whose name is not the stage's own.
+        """Return the picture of one record; later squares of `_COLORS` cover earlier ones. Raises `KeyError`, as
+        MuJoCo does.
         """
         if camera.lookat_m is None and camera.name != self._camera:
             raise KeyError(f"Invalid name {camera.name!r}. Valid names: {[self._camera]}")
@@ -100,7 +85,6 @@ class FakeStage:
         return ScenePose(np.array([places[name] for name in _COLORS]), upright, (), tracked)
 
     def observe(self, record: int) -> Observation:
-        """Return what a policy is shown of a record, without images."""
         numbers = self._states[record]
         return Observation(
             instruction=self._instruction,

@@ -1,7 +1,6 @@
 """LIBERO: its suites, and task files of one's own, in robosuite 1.4, recorded.
 
-The simulator is imported when an environment is made. What makes a LIBERO episode repeatable stands in
-`LiberoEnv.reset` and nowhere else.
+What makes a LIBERO episode repeatable stands in `LiberoEnv.reset` and nowhere else.
 """
 
 from __future__ import annotations
@@ -12,21 +11,19 @@ from typing import Any
 import numpy as np
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts import check_start
+from safevla_bench.hosts import check_start, check_wants
 from safevla_bench.hosts.libero import install
 from safevla_bench.hosts.libero import tasks as libero_tasks
-from safevla_bench.hosts.libero.tasks import coordinates, restore_controllers, starting_state
+from safevla_bench.hosts.libero.tasks import restore_controllers, starting_state
+from safevla_bench.hosts.mujoco.environment import RawObservation, RobosuiteEnv, drawn_reset_seed, model_coordinates
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
-from safevla_bench.hosts.mujoco.robosuite_env import RawObservation, RobosuiteEnv, drawn_reset_seed
-from safevla_bench.hosts.mujoco.viewer import MujocoStage, open_stage
-from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, Task, Wants
+from safevla_bench.hosts.mujoco.viewer import MujocoStage
+from safevla_bench.interface.policy import Action, Observation, Wants
+from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import mark_absolute, mark_drawn
-from safevla_recorder.attachment import TaskLabel
 from safevla_recorder.episode import Floats
-from safevla_recorder.libero.installation import ALL_SUITES
-from safevla_recorder.libero.scene import build_header, goal_predicates, read_scene
-from safevla_recorder.mujoco.recorder import Recorder
+from safevla_recorder.libero.attachment import ALL_SUITES, goal_predicates, goal_targets, read_scene
 from safevla_recorder.mujoco.scene import Scene
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")
@@ -39,17 +36,11 @@ class LiberoHost:
     name = "libero"
 
     def suites(self) -> tuple[str, ...]:
-        """Return the suites' benchmark names."""
         return tuple(ALL_SUITES)
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
         """Return the suite's tasks in LIBERO's order; `libero-long` is `libero-10`, `libero_goal` is `libero-goal`.
-
-        A path in the place of a suite's name is one's own task: a BDDL file, or a folder of them in the order of their
-        names. The folder's name is their benchmark's.
-
-        Raises:
-            HostError: there is no such suite or file, or LIBERO is not installed or cannot be imported.
+        A path in the place of a suite's name is one's own task: a BDDL file, or a folder of them.
         """
         benchmark = libero_tasks.find_benchmark(suite)
         if benchmark is None:
@@ -62,31 +53,15 @@ class LiberoHost:
         return libero_tasks.suite_tasks(benchmark)
 
     def make(self, task: Task, wants: Wants) -> LiberoEnv:
-        """Return a new environment of one task; a renderer and its GL context only where a policy wants a camera.
-
-        Raises:
-            HostError: LIBERO cannot be used here, has no such task, camera or reading, or lacks what the task takes.
-        """
         if task.unusable:
             raise HostError(f"{task.benchmark} {task.task_id} cannot be run: {task.unusable}", remedy="Leave it out.")
-        unknown = sorted(set(wants.cameras) - set(CAMERAS))
-        if unknown:
-            raise HostError(f"LIBERO has no camera {unknown[0]!r}", remedy=f"Cameras: {', '.join(CAMERAS)}.")
+        check_wants(wants, CAMERAS, "LIBERO", changes="")
         return LiberoEnv(task, wants, self.versions())
 
     def stage(self, task: Task, episode: Batch) -> MujocoStage:
-        """Set up a recorded episode, a batch of one with its `sim_state`, to be looked at.
-
-        Raises:
-            HostError: LIBERO cannot be used here or lacks the task, or the record lacks its states or its start.
-        """
-        return open_stage(self.make(task, Wants()), episode)
+        return self.make(task, Wants()).open_stage(episode)
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of all that a trajectory depends on, by distribution.
-
-        Raises `HostError` without LIBERO.
-        """
         return install.versions()
 
 
@@ -107,16 +82,12 @@ class LiberoEnv(RobosuiteEnv):
     action_meaning = "position [3], rotation [3], gripper"
     substep_method = "step"
     stage_camera = CAMERAS[0]
+    embodiment = "Panda"
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
-        """Load the task's initial states and make LIBERO's environment.
-
-        The first six bounds are infinite for absolute poses.
-        """
-        super().__init__(task, wants, len(STILL))
+        super().__init__(task, wants, versions, len(STILL))
         if wants.absolute:
             self.action_low[:6], self.action_high[:6] = -np.inf, np.inf
-        self._versions = versions
         self._init_states = libero_tasks.load_init_states(task)
         self._env = install.make_control_env(str(libero_tasks.bddl_file(task)), wants)
         self._scene = install.KeptScene(self._env.env)
@@ -146,7 +117,8 @@ class LiberoEnv(RobosuiteEnv):
         """
         replayed = seed.recorded if seed.recorded and seed.recorded.state is not None else None
         check_start(self.task, seed)
-        state = None if seed.drawn or replayed else self._initial_state(seed.init_state_index)
+        states = None if seed.drawn or replayed else self._init_states
+        state: Floats | None = None if states is None else states[seed.init_state_index]
         still = STILL if seed.wait_action is None else np.array(seed.wait_action)
         self._stop_recording()
         domain = self._env.env
@@ -175,8 +147,7 @@ class LiberoEnv(RobosuiteEnv):
         return self._observe(raw)
 
     def coordinates(self) -> tuple[Coordinate, ...]:
-        """Return the joints of the present model, free ones by the name of their body."""
-        return coordinates(self._env.env)
+        return model_coordinates(self._mujoco()[0], self._read_scene().body_name)
 
     def close(self) -> None:
         """Free the simulator; the environment cannot be used afterwards. Closing twice is harmless."""
@@ -185,17 +156,8 @@ class LiberoEnv(RobosuiteEnv):
         if hasattr(self._env, "env"):  # LIBERO's close deletes it
             self._env.close()
 
-    def _initial_state(self, index: int) -> Floats | None:
-        if self._init_states is None:
-            return None
-        state: Floats = self._init_states[index]
-        return state
-
     def _robosuite(self) -> Any:
         return self._env.env
-
-    def _simulation(self) -> Any:
-        return self._env.env.sim
 
     def _advance(self, action: Action) -> tuple[RawObservation, bool]:
         raw, _, success, _ = self._env.step(action)
@@ -205,8 +167,7 @@ class LiberoEnv(RobosuiteEnv):
         return read_scene(self._env.env)
 
     def _view_privileged(self, scene: Scene) -> ScenePrivileged:
-        domain = self._env.env
-        model, data = domain.sim.model._model, domain.sim.data._data
+        domain, (model, data) = self._env.env, self._mujoco()
         joints = [joint for fixture in domain.fixtures_dict.values() for joint in fixture.joints]
         sites = {name: data.site(name).xpos for name in domain.object_sites_dict}
         return ScenePrivileged(model, data, scene, goal_predicates(domain), joints, sites)
@@ -216,20 +177,8 @@ class LiberoEnv(RobosuiteEnv):
         extra = mark_absolute({}) if self._wants.absolute else {}
         return mark_drawn(extra) if self._seed.drawn else extra
 
-    def _build_header(self, recorder: Recorder) -> dict[str, object]:
-        """Return the header with the success of the present moment.
+    def _target_object(self) -> str | None:
+        return next(iter(goal_targets(self._env.env)), None)
 
-        No index where the episode began at a recorded state.
-        """
-        assert self._seed is not None
-        is_replayed = self._seed.recorded is not None and self._seed.recorded.state is not None
-        return build_header(
-            self._env.env,
-            recorder,
-            TaskLabel(self.task.benchmark, self.task.task_id, self.task.instruction),
-            self._versions,
-            dt=self.dt_s,
-            success=self._success,
-            env_seed=self._seed.env_seed,
-            index=None if is_replayed else self._seed.init_state_index,
-        )
+    def _init_state_index(self, seed: EpisodeSeed) -> int | None:
+        return None if seed.recorded is not None and seed.recorded.state is not None else seed.init_state_index

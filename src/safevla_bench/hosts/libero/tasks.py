@@ -1,4 +1,4 @@
-"""LIBERO's tasks and initial states: its suites, and BDDL files of one's own; where each one's file and states are.
+"""LIBERO's tasks and initial states: its suites, and BDDL files of one's own.
 
 A state is the time, then MuJoCo's qpos, then qvel. The poses of fixtures are no part of it: a reset draws them into the
 model, so that to start from a recorded state they have to be put back from the recording.
@@ -16,12 +16,12 @@ import numpy as np
 
 from safevla_bench.errors import HostError, RegistryError
 from safevla_bench.hosts.libero import install
-from safevla_bench.hosts.mujoco.robosuite_env import flat_state, model_coordinates
-from safevla_bench.interface import Coordinate, RecordedEpisode, Task
+from safevla_bench.hosts.mujoco.environment import flat_state
+from safevla_bench.interface.task import RecordedEpisode, Task
 from safevla_bench.tasks import bddl
 from safevla_bench.tasks.entries import spell_suite
 from safevla_recorder.episode import Floats
-from safevla_recorder.libero.installation import (
+from safevla_recorder.libero.attachment import (
     ALL_SUITES,
     SUITES,
     find_suite_task,
@@ -31,22 +31,20 @@ from safevla_recorder.libero.installation import (
     read_own_states,
     suite_entries,
 )
-from safevla_recorder.libero.scene import body_names
 
 if TYPE_CHECKING:
     from libero.libero.benchmark import Task as LiberoTask
+    from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
 
 ALIASES: Mapping[str, str] = {"libero-long": "libero-10"}
 SUITE_LIST = f"{', '.join(SUITES)}; and of LIBERO-PRO the first four with -swap, -object, -lan or -task"
 SUFFIX = ".bddl"
 STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
-"""No motion, gripper opening: LIBERO's own settling action."""
 
 
 def find_benchmark(suite: str) -> str | None:
-    """Return the benchmark that a suite's name means, in LIBERO's spelling (`libero_goal`), ours, or an alias.
-
-    None if the name means none.
+    """Return the benchmark that a suite's name means, in LIBERO's spelling (`libero_goal`), ours, or an alias; else
+    None.
     """
     benchmark = spell_suite(suite)
     benchmark = ALIASES.get(benchmark, benchmark)
@@ -55,11 +53,7 @@ def find_benchmark(suite: str) -> str | None:
 
 @cache
 def suite_tasks(benchmark: str) -> tuple[Task, ...]:
-    """Return the tasks of a benchmark that `ALL_SUITES` names, in LIBERO's order.
-
-    Prompts are LIBERO's own, made of the files' names, except where LIBERO-PRO's change is one of language. () where
-    the installed LIBERO lacks the suite. Raises `RegistryError` for a task file that cannot be read.
-    """
+    """Return the tasks of a benchmark in LIBERO's order; () if the installed LIBERO lacks the suite."""
     return tuple(_read_suite_task(benchmark, index, entry) for index, entry in enumerate(suite_entries(benchmark)))
 
 
@@ -77,13 +71,9 @@ def is_task_path(suite: str) -> bool:
 def tasks_at_path(path: Path) -> tuple[Task, ...]:
     """Return the task of a BDDL file, or those of a folder of them in the order of their names.
 
-    Where all files are of LIBERO's own suites, these are the suites' tasks; else the folder's name is the benchmark and
-    the file's the task, and `Task.name` is the path, so that whoever has the task can make its environment. A file that
-    is no BDDL problem, whose initial states cannot be read, or whose objects lack their assets, is a task that is
-    `unusable`.
-
-    Raises:
-        HostError: there is no such file, or LIBERO cannot be imported.
+    Files of LIBERO's own suites give the suites' tasks. Else the folder's name is the benchmark and the file's the
+    task; `Task.name` is the path. A file that cannot be run is a task that is `unusable`. Raises `HostError` if there
+    is no such file, or LIBERO cannot be imported.
     """
     files = list_bddl_files(path)
     suite_places = [find_suite_task(file) for file in files]
@@ -93,10 +83,8 @@ def tasks_at_path(path: Path) -> tuple[Task, ...]:
 
 
 def list_bddl_files(path: Path) -> list[Path]:
-    """Return the BDDL file `path`, or those of the folder `path` in the order of their names; imports nothing.
-
-    Raises:
-        HostError: `path` is no BDDL file that exists, and no folder that holds one.
+    """Return the BDDL file `path`, or those of the folder, sorted; raises `HostError` if there is none. Imports
+    nothing.
     """
     if path.is_dir():
         files = sorted(path.glob(f"*{SUFFIX}"))
@@ -109,9 +97,8 @@ def list_bddl_files(path: Path) -> list[Path]:
 
 
 def name_task(path: Path) -> tuple[str, str]:
-    """Return benchmark and task id of a BDDL file's episodes: a suite's where the file is a suite's, else its own.
-
-    Without LIBERO the file counts as one's own.
+    """Return benchmark and task id of a BDDL file's episodes: a suite's if the file is a suite's, else (or without
+    LIBERO) its own.
     """
     try:
         install.require()
@@ -122,11 +109,6 @@ def name_task(path: Path) -> tuple[str, str]:
 
 
 def _read_own_task(path: Path, index: int) -> Task:
-    """Return the task of a BDDL file of one's own.
-
-    `unusable` says why it cannot be run, and nothing is raised for the file. Raises `HostError` where LIBERO cannot be
-    imported to look for missing assets.
-    """
     benchmark, task_id = name_own_task(path)
     try:
         problem, states = bddl.read_bddl(path), read_own_states(path)
@@ -148,11 +130,6 @@ def _read_own_task(path: Path, index: int) -> Task:
 
 
 def _suite_entry(task: Task) -> LiberoTask:
-    """Return LIBERO's own entry of a suite's task.
-
-    Raises:
-        HostError: there is no such task.
-    """
     entries = suite_entries(task.benchmark) if task.benchmark in ALL_SUITES else ()
     if not 0 <= task.index < len(entries):
         problem = f"LIBERO has no task {task.task_id!r} in {task.benchmark!r}"
@@ -169,10 +146,7 @@ def bddl_file(task: Task) -> Path:
 
 
 def load_init_states(task: Task) -> Floats | None:
-    """Return flat simulator states [count, 1 + nq + nv]; None if the task has none and is placed by chance.
-
-    Raises `HostError` where LIBERO has no such task, or the states beside a task's own file cannot be read.
-    """
+    """Return flat simulator states [count, 1 + nq + nv]; None if the task has none and is placed by chance."""
     return read_own_states(Path(task.name)) if task.name.endswith(SUFFIX) else _load_suite_states(_suite_entry(task))
 
 
@@ -188,9 +162,6 @@ def _load_suite_states(entry: LiberoTask) -> Floats:
 # Flat simulator states: the meaning of their numbers, and what they leave out
 
 
-if TYPE_CHECKING:
-    from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
-
 _TIME = 1
 _LIMIT = 0.93
 """Of the gripper's range: fingers that rest beyond it are told to open, or to close, for good."""
@@ -198,11 +169,7 @@ _LIMIT = 0.93
 
 def starting_state(domain: BDDLBaseDomain, recorded: RecordedEpisode) -> Floats:
     """Return the recorded state, [1 + nq + nv], and put the recorded poses of fixtures into the model just reset.
-
-    Fixtures that the record does not name stay where the reset drew them.
-
-    Raises:
-        HostError: the state is not one of this model.
+    Raises `HostError` if the state is not one of this model.
     """
     model = domain.sim.model._model
     assert recorded.state is not None
@@ -217,9 +184,8 @@ def starting_state(domain: BDDLBaseDomain, recorded: RecordedEpisode) -> Floats:
 
 
 def restore_controllers(domain: BDDLBaseDomain) -> None:
-    """Put what robosuite's controllers remember in accord with the state that has been set.
-
-    The arm's would count its first motion from the pose after the reset, and turn the hand back to it.
+    """Put what robosuite's controllers remember in accord with the state that has been set. The arm's would count
+    its first motion from the pose after the reset, and turn the hand back to it.
     """
     arm = domain.robots[0].controller
     arm.update(force=True)
@@ -242,17 +208,7 @@ def _restore_gripper(domain: BDDLBaseDomain) -> None:
     low, high = model.actuator_ctrlrange[servos].T
     target = 2.0 * (state.qpos[fingers] + lag_s * state.qvel[speeds] - low) / (high - low) - 1.0
     closed = np.where(np.abs(low) < np.abs(high), -1.0, 1.0)
-    if (closed * target).max() > -_LIMIT and _fingers_touch(domain):
+    parts = robot.gripper.important_geoms
+    if (closed * target).max() > -_LIMIT and domain.check_contact([*parts["left_finger"], *parts["right_finger"]]):
         target = closed
     robot.gripper.current_action = np.where(np.abs(target) > _LIMIT, np.sign(target), target)
-
-
-def _fingers_touch(domain: BDDLBaseDomain) -> bool:
-    parts = domain.robots[0].gripper.important_geoms
-    return bool(domain.check_contact([*parts["left_finger"], *parts["right_finger"]]))
-
-
-def coordinates(domain: BDDLBaseDomain) -> tuple[Coordinate, ...]:
-    """Return every joint of the present model: free ones as pose of their body, others by their own name."""
-    model = domain.sim.model._model
-    return model_coordinates(model, body_names(domain, model))

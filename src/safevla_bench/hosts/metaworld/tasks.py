@@ -1,11 +1,7 @@
-"""Meta-World's suites and tasks, from `metaworld.toml`: what each moves, its environment, goals and scene.
-
-Importing it imports no simulator.
-"""
+"""Meta-World's suites and tasks, from `metaworld.toml`: what each moves, its environment, goals and scene."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import warnings
 from collections.abc import Mapping
 from functools import cache, lru_cache
@@ -16,9 +12,10 @@ import msgspec
 import numpy as np
 
 from safevla_bench.errors import HostError
+from safevla_bench.hosts import read_versions
 from safevla_bench.hosts.mujoco.renderer import graphics_error
-from safevla_bench.interface import Task
-from safevla_recorder.mujoco.scene import Scene, moving_links, roles_in_use, subtree_bodies
+from safevla_bench.interface.task import Task
+from safevla_recorder.mujoco.scene import Scene, assign_roles, moving_links, subtree_bodies
 
 if TYPE_CHECKING:
     import mujoco
@@ -30,7 +27,6 @@ _FREE = 0  # MuJoCo's mjtJoint
 _ROBOT_ROOTS = ("base", "mocap")
 _FINGERS = (("rightclaw", "rightpad"), ("leftclaw", "leftpad"))
 STILL = (0.0, 0.0, 0.0, -1.0)
-"""No motion, gripper opening."""
 
 
 class MetaworldTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -85,19 +81,10 @@ def moving_part_names() -> Mapping[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of all that a trajectory depends on, by distribution; imports no simulator.
-
-    Raises:
-        HostError: Meta-World is not installed.
+    """Return the versions of all that a trajectory depends on; raises `HostError` without Meta-World. Imports
+    nothing.
     """
-    installed = {}
-    for name in (*_SIMULATOR, "numpy", "safevla-bench"):
-        try:
-            installed[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError as error:
-            problem = f"Meta-World is not installed: there is no distribution {name!r}"
-            raise HostError(problem, remedy=_INSTALL) from error
-    return installed
+    return read_versions((*_SIMULATOR, "numpy", "safevla-bench"), "Meta-World", _INSTALL)
 
 
 def import_metaworld() -> Any:
@@ -115,11 +102,7 @@ def import_metaworld() -> Any:
 
 
 def make_env(name: str) -> SawyerXYZEnv:
-    """Return Meta-World's environment of a task, without a renderer and without a limit on its steps.
-
-    Meta-World's own environment refuses the step after its horizon; here the rollout counts. Raises `HostError` where
-    Meta-World is missing or cannot be imported.
-    """
+    """Return Meta-World's environment of a task, without a renderer and without a limit on its steps."""
     env = import_metaworld().env_dict.ALL_V3_ENVIRONMENTS[name]()
     env.max_path_length = 2**31
     return env
@@ -127,35 +110,28 @@ def make_env(name: str) -> SawyerXYZEnv:
 
 @lru_cache(maxsize=64)
 def draw_goals(name: str, seed: int) -> tuple[Any, ...]:
-    """Return Meta-World's own tasks, fifty goals and places of things, as `metaworld.MT1(name, seed)` draws them.
-
-    The last 64 draws are kept. Raises `HostError` as `import_metaworld` does.
-    """
+    """Return Meta-World's own tasks, fifty goals and places of things, as `metaworld.MT1(name, seed)` draws them."""
     return tuple(import_metaworld().MT1(name, seed=seed).train_tasks)
 
 
 def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> Scene:
     """Return names and roles of a task's model.
 
-    The robot is the arm and the mocap body that drags it; it has no driven joints, so that none are listed. A rigid
-    piece is one body, whatever it is made of. Pieces that fly free, and the task's targets, are objects; other moving
-    pieces are links of furniture, tracked unless the goal moves their fixture. A fixture's parts touch by design.
+    The robot is the arm and the mocap body that drags it. A rigid piece is one body. Pieces that fly free, and the
+    task's targets, are objects; other moving pieces are links of furniture, tracked unless the goal moves their
+    fixture.
     """
     names = _body_names(model)
     robot = {body for root in _ROBOT_ROOTS for body in subtree_bodies(model, int(model.body(root).id))}
     moving = [body for body in moving_links(model, 0) if body not in robot]
+    kinds = {body: int(model.jnt_type[model.body_jntadr[body]]) for body in moving}
     moved = subtree_bodies(model, int(model.body(rules.moves).id)) if rules.moves else ()
-    objects = {names[body]: body for body in moving if names[body] in rules.targets or _is_free(model, body)}
+    objects = {names[body]: body for body in moving if names[body] in rules.targets or kinds[body] == _FREE}
     links = {names[body]: body for body in moving if names[body] not in objects and body not in moved}
-    roles = {
-        **dict.fromkeys(names, "furniture"),
-        **dict.fromkeys(objects, "bystander"),
-        **dict.fromkeys(rules.targets, "target"),
-        **{names[body]: "robot" for body in robot},
-    }
+    roles = assign_roles(model, names, objects=objects, links=links, targets=rules.targets, robot=robot)
     return Scene(
         body_name=names,
-        roles=roles_in_use(model, names, roles, frozenset({*objects, *links})),
+        roles=roles,
         objects=objects,
         links=links,
         fingers=(_finger_geoms(model, _FINGERS[0]), _finger_geoms(model, _FINGERS[1])),
@@ -166,10 +142,8 @@ def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> Scene:
 
 
 def _body_names(model: mujoco.MjModel) -> tuple[str, ...]:
-    """Return the recorded name of each MuJoCo body, by id.
-
-    A named body that moves by itself, stands on the world, or is the robot's has its own name, any other its parent's;
-    an unnamed body that moves has the name that `moving_part_names` gives for its parent, if any.
+    """Return the recorded name of each MuJoCo body: its own if it moves, stands on the world or is the robot's, else
+    its parent's. An unnamed body that moves has the name that `moving_part_names` gives for its parent, if any.
     """
     names = ["world"]
     robot = subtree_bodies(model, int(model.body("base").id))
@@ -181,10 +155,6 @@ def _body_names(model: mujoco.MjModel) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _is_free(model: mujoco.MjModel, body: int) -> bool:
-    return int(model.jnt_type[model.body_jntadr[body]]) == _FREE
-
-
 def _finger_geoms(model: mujoco.MjModel, bodies: tuple[str, ...]) -> tuple[int, ...]:
     inside = np.isin(model.geom_bodyid, [int(model.body(name).id) for name in bodies])
     return tuple(int(geom) for geom in np.flatnonzero(inside & (model.geom_contype > 0)))
@@ -193,5 +163,5 @@ def _finger_geoms(model: mujoco.MjModel, bodies: tuple[str, ...]) -> tuple[int, 
 def _fixtures(model: mujoco.MjModel, names: tuple[str, ...], roles: dict[str, str]) -> list[frozenset[str]]:
     roots = [body for body in range(1, model.nbody) if int(model.body_parentid[body]) == 0]
     parts = [{names[body] for body in subtree_bodies(model, root)} for root in roots]
-    fixed = [frozenset(name for name in group if roles[name] == "furniture") for group in parts]
+    fixed = [frozenset(name for name in group if roles.get(name) == "furniture") for group in parts]
     return [group for group in fixed if len(group) > 1]

@@ -1,7 +1,6 @@
 """The geometry of a MuJoCo model: visible geoms and sites as values, where bodies touch, and cameras that show them.
 
-Textures become colours of corners (of a mesh with texture coordinates), or one mean colour. A camera is chosen by the
-point of interest, the cameras to try, and how well each shows the bodies.
+Textures become colours of corners (of a mesh with texture coordinates), or one mean colour.
 """
 
 from __future__ import annotations
@@ -13,7 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.hosts.mujoco.renderer import Appearance
-from safevla_bench.interface import CLOSE_UP, Camera, SceneGeometry, Shape, ShapeKind, Touch, TriangleMesh, Viewpoint
+from safevla_bench.interface.stage import (
+    CLOSE_UP,
+    Camera,
+    SceneGeometry,
+    Shape,
+    ShapeKind,
+    Touch,
+    TriangleMesh,
+    Viewpoint,
+)
 from safevla_recorder.episode import Floats
 from safevla_recorder.mujoco.scene import Scene
 
@@ -32,9 +40,7 @@ _DISTANCE_M = (0.4, 1.4)
 _UNSET_RGBA = (0.5, 0.5, 0.5, 1.0)
 """A geom of this colour has its material's (MuJoCo 3.2.3, engine_vis_visualize.c, setMaterial)."""
 _ENDLESS_M = 10.0
-"""Half the side of a plane without end."""
 _VISIBLE_SITES = 3
-"""MuJoCo shows sites of groups 0 to 2."""
 
 
 def extract_geometry(
@@ -45,10 +51,8 @@ def extract_geometry(
     appearance: Appearance,
     stand_ins: Mapping[str, tuple[int, ...]],
 ) -> SceneGeometry:
-    """Return the visible shapes of a model; the parts are its bodies, and the camera is where `data` has it.
-
-    `stand_ins` stays as it is: the parts shown for a body with no shape of its own. Raises `KeyError` for a `camera`
-    that the model lacks.
+    """Return the visible shapes of a model; the parts are its bodies, `stand_ins` those shown for a body without a
+    shape.
     """
     meshes: dict[tuple[int, int], TriangleMesh] = {}
     shapes = tuple(_visible_shapes(model, appearance, meshes))
@@ -66,9 +70,8 @@ def _viewpoint(model: mujoco.MjModel, data: mujoco.MjData, camera: str) -> Viewp
 def _visible_shapes(
     model: mujoco.MjModel, appearance: Appearance, meshes: dict[tuple[int, int], TriangleMesh]
 ) -> Iterator[Shape]:
-    """Yield the shapes of visible geoms, then sites; a mesh is added to `meshes` when the first shape has it.
-
-    `meshes` goes by mesh and texture. Without a colour of its own a mesh is tinted by its texture's mean.
+    """Yield the shapes of visible geoms, then sites; a mesh is added to `meshes`, by mesh and texture, when first
+    met.
     """
     for geom in np.flatnonzero(np.isin(model.geom_group, list(appearance.groups))):
         kind = _kind_of(model.geom_type[geom])
@@ -158,10 +161,8 @@ def _mesh(model: mujoco.MjModel, mesh: int, texture: int) -> TriangleMesh:
 def _corner_colors(
     model: mujoco.MjModel, texture: int, triangles: NDArray[np.int64], coordinates: NDArray[np.int64], count: int
 ) -> NDArray[np.uint8]:
-    """Return the colour of the texture at each of a mesh's `count` corners, [count, 3].
-
-    The mean where triangles differ there. `triangles` and `coordinates`, [T, 3], are numbers of corners and of texture
-    coordinates.
+    """Return the colour of the texture at each of a mesh's `count` corners, [count, 3]; the mean where triangles
+    differ there.
     """
     image = _texture_image(model, texture)
     height, width = image.shape[:2]
@@ -173,10 +174,7 @@ def _corner_colors(
 
 
 def find_touches(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> tuple[Touch, ...]:
-    """Return one touch for each pair of recorded bodies that touch in `data`: the mean point and direction.
-
-    Sorted by names; a direction points from the lower name's body to the other.
-    """
+    """Return one touch for each pair of recorded bodies that touch in `data`, sorted: the mean point and direction."""
     points: dict[tuple[str, str], list[tuple[Floats, Floats]]] = {}
     for contact in data.contact:
         if contact.dist > 0 or contact.geom1 < 0 or contact.geom2 < 0:
@@ -209,10 +207,11 @@ def _four(values: NDArray[np.floating]) -> tuple[float, float, float, float]:
 
 
 def focus(model: mujoco.MjModel, data: mujoco.MjData, groups: Sequence[NDArray[np.intp]]) -> tuple[Floats, float]:
-    """Return the point to look at, [3], and the radius of the smallest body, in m.
+    """Return the point to look at, [3], and the radius of the smallest body, in m; `groups` holds the geoms of each
+    body.
 
-    `groups` holds the geoms of each body. Where two bodies touch, the point is the middle of their contacts, else the
-    centre of the smallest body: that shows where a contact was that has ended by the end of the control step.
+    Where two bodies touch, the point is the middle of their contacts, else the centre of the smallest body: that shows
+    where a contact was that has ended by the end of the control step.
     """
     balls = [_bounding_ball(model, data, geoms) for geoms in groups]
     center, radius = min(balls, key=lambda ball: ball[1])
@@ -256,9 +255,8 @@ def shares(seen: NDArray[np.uint8], bodies: int) -> Floats:
 
 
 def choose_camera(cameras: Sequence[Camera], shown: Sequence[Floats]) -> Camera:
-    """Return the first camera whose score is at least 0.85 of the best score; see `_score`.
-
-    `shown` has for each camera the share of the picture that each body takes, [B].
+    """Return the first camera whose score is at least 0.85 of the best; `shown` has the shares of each body's
+    picture, [B].
     """
     scores = np.array([_score(seen) for seen in shown])
     return cameras[int(np.flatnonzero(scores >= _NEARLY_BEST * scores.max())[0])]

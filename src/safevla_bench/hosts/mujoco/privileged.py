@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
-from safevla_bench.interface import Boxes, Privileged
+from safevla_bench.interface.policy import Boxes, Joint, Privileged
 from safevla_recorder.episode import Floats
-from safevla_recorder.mujoco.scene import Scene
+from safevla_recorder.mujoco.scene import Scene, subtree_bodies
 
 if TYPE_CHECKING:
     import mujoco
 
 # mjtGeom; a plane has no size, and height fields occur in no host.
 _SPHERE, _CAPSULE, _ELLIPSOID, _CYLINDER, _BOX, _MESH = 2, 3, 4, 5, 6, 7
+_HINGE = 3  # of mjtJoint
+NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +35,7 @@ class Shapes:
 
 
 class ScenePrivileged:
-    """Ground truth of a scene, step by step; sizes are measured once, in the pose at making.
-
-    Bodies are everything with collision geometry but the robot, by their recorded names.
-    """
+    """Ground truth of a scene, step by step; sizes are measured once, in the pose at making."""
 
     def __init__(
         self,
@@ -43,16 +43,19 @@ class ScenePrivileged:
         data: mujoco.MjData,
         scene: Scene,
         goal: tuple[tuple[str, ...], ...],
-        joints: Sequence[str],
+        joints: Iterable[str],
         sites: Mapping[str, Floats],
+        moved: Mapping[str, int] = NOTHING,
     ) -> None:
-        """Measure sizes in the pose of `data`.
-
-        `joints` are names of fixtures' joints, `sites` views [3] of the goal's places.
+        """Measure sizes in the pose of `data`. `joints` are names of fixtures' joints, `sites` views [3] of the
+        goal's places, `moved` the joints (name -> id) of the fixture that the goal moves.
         """
-        self._data, self._goal, self._movable = data, goal, frozenset(scene.objects)
-        self._joints, self._sites = tuple(joints), sites
+        self._model, self._data, self._goal, self._sites = model, data, goal, sites
+        self._movable, self._moved = frozenset(scene.objects), moved
+        self._joints = {name: int(model.joint(name).qposadr[0]) for name in joints}
         self._shapes = measure_shapes(model, data, scene)
+        below = {name: subtree_bodies(model, int(model.jnt_bodyid[joint])) for name, joint in moved.items()}
+        self._below = {name: tuple(scene.body_name[body] for body in bodies) for name, bodies in below.items()}
 
     def read_now(self) -> Privileged:
         """Return the scene as it is, in read-only copies."""
@@ -62,19 +65,28 @@ class ScenePrivileged:
             body_quat_wxyz={name: read_only(data.xquat[body]) for name, body in shapes.root.items()},
             half_extents_m=shapes.half_extents_m,
             center_m=shapes.center_m,
-            joint_pos={name: float(data.joint(name).qpos[0]) for name in self._joints},
+            joint_pos={name: float(data.qpos[place]) for name, place in self._joints.items()},
             sites_m={name: read_only(position) for name, position in self._sites.items()},
             goal=self._goal,
             movable=self._movable,
             pieces=shapes.pieces,
+            joints={name: self._read_joint(name, joint) for name, joint in self._moved.items()},
+        )
+
+    def _read_joint(self, name: str, joint: int) -> Joint:
+        low, high = self._model.jnt_range[joint]
+        return Joint(
+            kind="hinge" if self._model.jnt_type[joint] == _HINGE else "slide",
+            axis=read_only(self._data.xaxis[joint]),
+            anchor_m=read_only(self._data.xanchor[joint]),
+            low=float(low),
+            high=float(high),
+            bodies=self._below[name],
         )
 
 
 def measure_shapes(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> Shapes:
-    """Return all sizes in the present pose; of several MuJoCo bodies under one name the first is the root.
-
-    Bodies without bounded collision geometry are left out.
-    """
+    """Return all sizes in the present pose; of several MuJoCo bodies under one name the first is the root."""
     made_of: dict[str, tuple[int, ...]] = {}
     for body, name in enumerate(scene.body_name):
         if scene.roles.get(name) != "robot":
@@ -89,31 +101,38 @@ def measure_shapes(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> 
     )
 
 
+def _collision_geoms(model: mujoco.MjModel, bodies: tuple[int, ...]) -> NDArray[np.intp]:
+    inside = np.isin(model.geom_bodyid, bodies) & ((model.geom_contype | model.geom_conaffinity) != 0)
+    sized = np.isin(model.geom_type, (_SPHERE, _CAPSULE, _ELLIPSOID, _CYLINDER, _BOX, _MESH))
+    return np.flatnonzero(inside & sized)
+
+
+def _mesh_corners(model: mujoco.MjModel, geom: int) -> NDArray[np.float32]:
+    mesh = model.geom_dataid[geom]
+    first = model.mesh_vertadr[mesh]
+    corners: NDArray[np.float32] = model.mesh_vert[first : first + model.mesh_vertnum[mesh]]
+    return corners
+
+
 def bounding_box(
     model: mujoco.MjModel, data: mujoco.MjData, root: int, bodies: tuple[int, ...]
 ) -> tuple[Floats, Floats] | None:
-    """Return half extents [3] and centre [3], m, of the collision geometry of `bodies` along the axes of body `root`.
-
-    The bodies are taken in their present pose. None where they have no bounded collision geometry.
+    """Return half extents [3] and centre [3], m, of the present collision geometry of `bodies` along the axes of
+    body `root`.
     """
-    inside = np.isin(model.geom_bodyid, bodies) & ((model.geom_contype | model.geom_conaffinity) != 0)
-    sized = inside & np.isin(model.geom_type, (_SPHERE, _CAPSULE, _ELLIPSOID, _CYLINDER, _BOX, _MESH))
-    if not sized.any():
+    geoms = _collision_geoms(model, bodies)
+    if not len(geoms):
         return None
     turn = data.xmat[root].reshape(3, 3)
-    spans = [_geom_span(model, data, int(geom), data.xpos[root], turn) for geom in np.flatnonzero(sized)]
+    spans = [_geom_span(model, data, int(geom), data.xpos[root], turn) for geom in geoms]
     low = np.min([span[0] for span in spans], axis=0)
     high = np.max([span[1] for span in spans], axis=0)
     return read_only((high - low) / 2), read_only((high + low) / 2)
 
 
 def piece_boxes(model: mujoco.MjModel, data: mujoco.MjData, root: int, bodies: tuple[int, ...]) -> Boxes | None:
-    """Return a box around each geom of the collision geometry of `bodies`, in the frame of body `root`.
-
-    The bodies are taken in their present pose. None where they have no bounded collision geometry.
-    """
-    inside = np.isin(model.geom_bodyid, bodies) & ((model.geom_contype | model.geom_conaffinity) != 0)
-    geoms = np.flatnonzero(inside & np.isin(model.geom_type, (_SPHERE, _CAPSULE, _ELLIPSOID, _CYLINDER, _BOX, _MESH)))
+    """Return a box around each geom of the present collision geometry of `bodies`, in the frame of body `root`."""
+    geoms = _collision_geoms(model, bodies)
     if not len(geoms):
         return None
     frame = Rotation.from_matrix(data.xmat[root].reshape(3, 3)).inv()
@@ -141,19 +160,14 @@ def _geom_span(
     axes = turn.T @ data.geom_xmat[geom].reshape(3, 3)
     centre = turn.T @ (data.geom_xpos[geom] - origin)
     if model.geom_type[geom] == _MESH:
-        mesh = model.geom_dataid[geom]
-        first = model.mesh_vertadr[mesh]
-        points = model.mesh_vert[first : first + model.mesh_vertnum[mesh]] @ axes.T
+        points = _mesh_corners(model, geom) @ axes.T
         return centre + points.min(axis=0), centre + points.max(axis=0)
     reach = _half_extents(int(model.geom_type[geom]), model.geom_size[geom], axes)
     return centre - reach, centre + reach
 
 
 def _half_extents(kind: int, size: Floats, axes: Floats) -> Floats:
-    """Return half the extent of a primitive along each frame axis, [3]; the columns of `axes` [3, 3] are the geom's.
-
-    A `kind` other than sphere, box, ellipsoid and capsule counts as a cylinder.
-    """
+    """Return half the extent of a primitive along each frame axis, [3]; the columns of `axes` [3, 3] are the geom's."""
     if kind == _SPHERE:
         return np.full(3, size[0])
     if kind == _BOX:
@@ -169,8 +183,6 @@ def _half_extents(kind: int, size: Floats, axes: Floats) -> Floats:
 def _geom_box(model: mujoco.MjModel, geom: int) -> tuple[Floats, Floats]:
     kind, size = int(model.geom_type[geom]), model.geom_size[geom]
     if kind == _MESH:
-        mesh = model.geom_dataid[geom]
-        first = model.mesh_vertadr[mesh]
-        points = model.mesh_vert[first : first + model.mesh_vertnum[mesh]]
+        points = _mesh_corners(model, geom)
         return (points.min(axis=0) + points.max(axis=0)) / 2, (points.max(axis=0) - points.min(axis=0)) / 2
     return np.zeros(3), _half_extents(kind, size, np.eye(3))

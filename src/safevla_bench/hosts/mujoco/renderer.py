@@ -19,13 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.interface import Camera, Wants
+from safevla_bench.interface.stage import Camera
 
 if TYPE_CHECKING:
     import mujoco
 
 DEPTH, MATRICES = "depth", ("intrinsics", "extrinsics")
-"""Kinds of readings of a camera."""
 VISUAL_GROUPS = frozenset({1, 2})
 """robosuite's models: group 0 holds the collision geometry, 1 what is to be seen; 2 is MuJoCo's other visible one."""
 
@@ -38,7 +37,6 @@ class Appearance:
     sites: bool = False
     """Marks such as goals, of MuJoCo's visible groups."""
     turned: frozenset[str] = frozenset()
-    """Pictures of these cameras are turned by half."""
 
 
 ROBOSUITE = Appearance()
@@ -49,16 +47,12 @@ _NOTHING = -1
 class Renderer:
     """Renders one model off screen, up to one size (height, width).
 
-    It has an OpenGL context of its own, by EGL unless MUJOCO_GL names osmesa or glfw, so that it does not matter in
-    which order MuJoCo and robosuite were imported.
+    Its OpenGL context is its own, by EGL unless MUJOCO_GL names osmesa or glfw, so that it does not matter in which
+    order MuJoCo and robosuite were imported.
     """
 
     def __init__(self, model: mujoco.MjModel, size: tuple[int, int], appearance: Appearance = ROBOSUITE) -> None:
-        """Make a context and its buffers for pictures up to `size`; sets the model's offscreen size and shadows.
-
-        Raises:
-            HostError: nothing can be rendered here.
-        """
+        """Make a context for pictures up to `size`; raises `HostError` if nothing can be rendered here."""
         import mujoco
 
         self.size = size
@@ -135,10 +129,7 @@ class Renderer:
 
 
 def mjv_camera(model: mujoco.MjModel, camera: Camera) -> mujoco.MjvCamera:
-    """Return MuJoCo's own value for a camera: a free camera where it has `lookat_m`, else the model's of its name.
-
-    Raises `KeyError` where the model has no camera of that name.
-    """
+    """Return MuJoCo's own value for a camera; raises `KeyError` if the model has none of that name."""
     import mujoco
 
     made = mujoco.MjvCamera()
@@ -155,11 +146,11 @@ def mjv_camera(model: mujoco.MjModel, camera: Camera) -> mujoco.MjvCamera:
 def camera_matrices(
     model: mujoco.MjModel, data: mujoco.MjData, camera: str, size: tuple[int, int], *, is_turned: bool = False
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the intrinsics [3, 3] in pixels of an upright image of `size` (height, width), and the extrinsics [4, 4].
+    """Return the intrinsics [3, 3] in pixels of an upright image (height, width), and the extrinsics [4, 4], camera
+    to world.
 
-    The extrinsics turn the camera's frame (x right, y down, z forward) into the world's, as the camera stands in
-    `data`. MuJoCo's own camera looks along -z, with y up. `is_turned`: the camera hangs upside down, and its image is
-    turned by half.
+    The camera's frame has x right, y down, z forward; MuJoCo's own looks along -z, with y up. `is_turned`: the camera
+    hangs upside down, and its image is turned by half.
     """
     height, width = size
     number = model.camera(camera).id
@@ -207,32 +198,22 @@ def camera_readings(cameras: Sequence[str]) -> list[str]:
     return [f"{kind}/{camera}" for camera in cameras for kind in (DEPTH, *MATRICES)]
 
 
-def wanted_depths(wants: Wants) -> list[bool]:
-    """Return for each wanted camera, in order, whether its depth is wanted too: robosuite's `camera_depths`."""
-    return [f"{DEPTH}/{camera}" in wants.extra for camera in wants.cameras]
-
-
 _Sensor = Callable[[Mapping[str, Any]], Any]
 
 
 class CameraGate:
     """The gate of one robosuite environment's cameras; `renders` counts the pictures that were rendered.
 
-    robosuite renders every camera at the first physics substep of every control step, and three times at a reset; a
-    policy that answers with several actions looks at one picture in that many steps. The gate wraps the sensors and
-    leaves the observables around them alone: their timers run on, so that a picture which is rendered is sampled at the
-    same instant, from the same state, as without the gate. Switching an observable off
-    (`modify_observable(enabled=False)`) resets its timer and shifts that instant.
-
-    It takes hold at the environment's next reset, which makes its sensors anew. A closed sensor gives a black picture,
-    which must not be shown: `is_open` says whether pictures may be, and `is_fresh` whether there is one.
+    robosuite renders every camera at the first physics substep of every control step, and three times at a reset. The
+    gate wraps the sensors and leaves the observables around them alone: switching one off
+    (`modify_observable(enabled=False)`) resets its timer and shifts the instant of its samples. A closed sensor gives a
+    black picture, which must not be shown: `is_open` says whether pictures may be, and `is_fresh` whether there is one.
     """
 
     def __init__(self, size: tuple[int, int]) -> None:
         """Begin open; `size` is (height, width) of the black picture."""
         self.is_open = True
         self.is_fresh = False
-        """Whether a picture was rendered since the gate was last opened."""
         self.renders = 0
         self._blank: NDArray[np.uint8] = np.zeros((*size, 3), dtype=np.uint8)
 
@@ -242,10 +223,8 @@ class CameraGate:
         self.is_open = wanted
 
     def install(self, env: Any) -> None:
-        """Wrap the camera sensors that robosuite's environment makes from its next reset on.
-
-        A second call does nothing. For versions 1.4 and 1.5. Sensors of depth are left as they are: they read what
-        their camera's sensor has left.
+        """Wrap the camera sensors that robosuite's environment makes from its next reset on; for versions 1.4 and
+        1.5.
         """
         create = env._create_camera_sensors
         if getattr(create, "gate", None) is self:

@@ -1,12 +1,9 @@
-"""A recorded MuJoCo episode to be looked at, the recorder's counterpart, and how its scene is begun again.
-
-Each picture is set from the record's `sim_state`. Nothing is simulated.
-"""
+"""A recorded MuJoCo episode to be looked at, set from the record's `sim_state`, and how its scene is begun again."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,41 +20,24 @@ from safevla_bench.hosts.mujoco.geometry import (
     shares,
 )
 from safevla_bench.hosts.mujoco.renderer import ROBOSUITE, Appearance, Renderer
-from safevla_bench.interface import (
-    Camera,
-    EpisodeSeed,
-    Observation,
-    Picture,
-    RecordedEpisode,
-    SceneGeometry,
-    ScenePose,
-)
+from safevla_bench.interface.policy import Observation
+from safevla_bench.interface.stage import Camera, Picture, SceneGeometry, ScenePose
+from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import DRAWN, mark_flags, read_earlier_resets, replay_fields
 from safevla_recorder.episode import FIXTURES, Floats
-from safevla_recorder.mujoco.scene import Scene
-from safevla_recorder.mujoco.state import set_state, state_size
+from safevla_recorder.mujoco.scene import Scene, set_state, state_size
 
 if TYPE_CHECKING:
     import mujoco
 
 HAND_CAMERA = "robot0_eye_in_hand"
-"""robosuite's camera on the hand."""
 _SKETCH = (120, 160)
-"""Size at which cameras are compared."""
 
 
 class MujocoStage:
-    """One episode of a MuJoCo host.
-
-    Args:
-        model: the episode's model, as the host's reset made it.
-        scene: its naming.
-        episode: the record, a batch of one with `sim_state`.
-        camera: the name of the default camera.
-        on_close: what frees the host's environment.
-        observe: what the host's environment observes at a pose, given as qpos and qvel; None = it cannot say.
-        appearance: what the model shows.
+    """One episode of a MuJoCo host. `observe` gives the host's observation at a pose (qpos, qvel); `on_close` frees
+    the host's environment.
     """
 
     def __init__(
@@ -70,25 +50,24 @@ class MujocoStage:
         observe: Callable[[Floats, Floats], Observation] | None = None,
         appearance: Appearance = ROBOSUITE,
     ) -> None:
-        """Keep the episode's states and a simulation of its model; no renderer is made yet.
-
-        Raises `HostError` where the record holds no states, or those of another model.
+        """Make a simulation of the model; raises `HostError` if the record holds no states, or those of another
+        model.
         """
         import mujoco
 
         self._model, self._data, self._scene = model, mujoco.MjData(model), scene
         self._states, self._camera, self._on_close = read_states(episode, state_size(model)), camera, on_close
-        self._recorded, self._observe, self._appearance = _recorded_positions(episode), observe, appearance
+        self._observe, self._appearance = observe, appearance
+        tracked, positions = episode.body_pos_m.episode_poses(0)
+        self._recorded = {episode.body_label(int(body)): positions[:, place] for place, body in enumerate(tracked)}
         self._eye: Renderer | None = None
         names = {str(model.camera(number).name) for number in range(model.ncam)}
         self.further_cameras = (HAND_CAMERA,) if HAND_CAMERA in names - {camera} else ()
         self.arm = tuple(scene.body_name[body] for body in model.dof_bodyid[list(scene.arm_dofs)])
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
-        """Return the default camera where it shows every body well, or `bodies` is empty.
-
-        Else a close-up that shows them nearly best. Renders sketches to find out; `size` is that of the picture to
-        come. Raises `HostError` where the model has no such body or nothing can be rendered.
+        """Return the default camera if it shows every body well, else a close-up that shows them nearly best.
+        Renders sketches to find out.
         """
         usual = Camera(self._camera)
         if not bodies:
@@ -97,16 +76,15 @@ class MujocoStage:
         self._open_renderer(size)  # at once as large as the picture will be
         if (shares(self._render_sketch(usual, bodies), len(bodies)) >= WELL_SHOWN).all():
             return usual
-        groups = [self._geom_ids(name) for name in bodies]
+        owners = self._model.geom_bodyid
+        groups = [np.flatnonzero(np.isin(owners, self._body_ids(name))) for name in bodies]
         where, radius = focus(self._model, self._data, groups)
         cameras = list(close_ups(where, radius, azimuth_deg(self._model, self._data, self._camera)))
         return choose_camera(cameras, [shares(self._render_sketch(camera, bodies), len(bodies)) for camera in cameras])
 
     def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
-        """Return the picture of one record from one camera.
-
-        `seen` has 1 and on for the places in `bodies`, 0 for all else. Raises `HostError` where the model has no such
-        body or nothing can be rendered, and `KeyError` where it has no camera of that name.
+        """Return the picture of one record; raises `HostError` for an unknown body, `KeyError` for an unknown
+        camera.
         """
         self._set(record)
         eye = self._open_renderer(size)
@@ -115,10 +93,6 @@ class MujocoStage:
         return Picture(eye.image(size), seen, self._current_positions())
 
     def observe(self, record: int) -> Observation | None:
-        """Return the host's own observation of a record, without images.
-
-        None where the stage was made without `observe`.
-        """
         if self._observe is None:
             return None
         self._set(record)
@@ -179,10 +153,8 @@ class MujocoStage:
         return objects | {name: self._data.xipos[body].copy() for name, body in self._scene.links.items()}
 
     def _open_renderer(self, size: tuple[int, int]) -> Renderer:
-        """Return a renderer for pictures of that size.
-
-        A larger one replaces the smaller, since each holds every texture again. There is one at a time; renderers
-        returned before may be closed.
+        """Return a renderer for pictures of that size; a larger one replaces the smaller, since each holds every
+        texture again.
         """
         if self._eye is None or (np.array(self._eye.size) < size).any():
             least = self._eye.size if self._eye else _SKETCH
@@ -210,61 +182,17 @@ class MujocoStage:
             raise HostError(problem, remedy="Render with the versions that run.json names.")
         return bodies
 
-    def _geom_ids(self, name: str) -> NDArray[np.intp]:
-        return np.flatnonzero(np.isin(self._model.geom_bodyid, self._body_ids(name)))
-
     def _visible_body_ids(self, name: str) -> list[int]:
-        bodies = self._body_ids(name)
-        while not self._has_visual(bodies) and bodies != [0]:
+        bodies, owners = self._body_ids(name), self._model.geom_bodyid
+        is_visual = np.isin(self._model.geom_group, list(self._appearance.groups))
+        while not (np.isin(owners, bodies) & is_visual).any() and bodies != [0]:
             bodies = [int(self._model.body_parentid[bodies[0]])]
         return bodies
 
-    def _has_visual(self, bodies: Sequence[int]) -> bool:
-        geoms = np.isin(self._model.geom_bodyid, bodies)
-        return bool((geoms & np.isin(self._model.geom_group, list(self._appearance.groups))).any())
-
-
-class StageableEnv(Protocol):
-    """What `open_stage` needs of a host's environment."""
-
-    def reset(self, seed: EpisodeSeed) -> Observation:
-        """Start an episode."""
-        ...
-
-    def make_stage(self, episode: Batch) -> MujocoStage:
-        """Return the scene of the last reset as a stage, which owns this environment."""
-        ...
-
-    def close(self) -> None:
-        """Free the simulator."""
-        ...
-
-
-def open_stage(env: StageableEnv, episode: Batch, rebuild: Callable[[], object] | None = None) -> MujocoStage:
-    """Return a recorded episode, a batch of one with its `sim_state`, as a stage that owns a new environment.
-
-    The scene is made by a reset from the record's seed, or by `rebuild` where that is given. The environment is closed
-    where either fails.
-
-    Raises:
-        HostError: the scene cannot be made again here, or the record lacks its start, or states of this model.
-    """
-    try:
-        if rebuild is None:
-            env.reset(episode_seed(episode))
-        else:
-            rebuild()
-        return env.make_stage(episode)
-    except BaseException:
-        env.close()
-        raise
-
 
 def read_states(episode: Batch, width: int) -> Floats:
-    """Return the states of a batch of one, [n, width].
-
-    Raises:
-        HostError: the record holds none, or those of another model.
+    """Return the states of a batch of one, [n, width]; raises `HostError` if it holds none, or those of another
+    model.
     """
     states = episode.sim_state.episode_rows(0)
     if not len(states):
@@ -280,12 +208,8 @@ def episode_seed(episode: Batch, host: str = "") -> EpisodeSeed:
     """Return the seed that makes the episode's scene again; nothing settles, since states are set.
 
     A replay that began at a recorded state is begun there again; so is an episode of somebody's own loop that names no
-    seed or initial state, with the fixtures where its record has them and what the header's field `host` says of its
-    scene.
-
-    Raises:
-        HostError: the record names no seed or no initial state, and no start of either kind; or its fixtures are no
-            poses.
+    seed or initial state, by its fixtures and what the header's field `host` says of its scene. Raises `HostError` if
+    the record names no start.
     """
     header = episode.headers[0]
     if header.env_seed is None or header.init_state_index is None:
@@ -303,14 +227,6 @@ def episode_seed(episode: Batch, host: str = "") -> EpisodeSeed:
 
 
 def _read_recorded_start(episode: Batch, host: str) -> RecordedEpisode | None:
-    """Return record 0 as a start, with the fixtures that the record names.
-
-    None where the record has no states, or is no replay and names no fixtures. What the header's field `host` says of
-    the scene goes along.
-
-    Raises:
-        HostError: what the record says of fixtures are no poses.
-    """
     (replay,) = replay_fields(episode)
     poses, states = recorded_fixtures(episode), episode.sim_state.episode_rows(0)
     if not len(states) or (not replay and not poses):
@@ -329,12 +245,8 @@ def read_told_scene(episode: Batch, host: str) -> Mapping[str, object]:
 
 
 def recorded_fixtures(episode: Batch) -> dict[str, Floats]:
-    """Return where the record says that fixtures stand: root body -> position [3] in m, quaternion [4] wxyz.
-
-    Empty where the record says nothing of them.
-
-    Raises:
-        HostError: what it says of them are no poses.
+    """Return where the record says that fixtures stand: root body -> position [3] in m, quaternion [4] wxyz. Raises
+    `HostError` if what it says of them is not poses.
     """
     (replay,), (extra,) = replay_fields(episode), episode.extra
     header_extra = extra.get("header")
@@ -350,8 +262,3 @@ def recorded_fixtures(episode: Batch) -> dict[str, Floats]:
         remedy = "Seven numbers each: position and quaternion, w first."
         raise HostError("the record's `fixtures` are no poses", remedy=remedy) from None
     return poses
-
-
-def _recorded_positions(episode: Batch) -> dict[str, Floats]:
-    bodies, positions = episode.body_pos_m.episode_poses(0)
-    return {episode.body_label(int(body)): positions[:, place] for place, body in enumerate(bodies)}

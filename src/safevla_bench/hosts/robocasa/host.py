@@ -1,7 +1,6 @@
 """RoboCasa-365: the 18 atomic-seen tasks on the mobile manipulator PandaOmron in robosuite 1.5, recorded.
 
-The simulator is imported when an environment is made. What makes a RoboCasa episode repeatable stands in
-`RobocasaEnv.reset` and `safevla_bench.hosts.robocasa.kitchens`.
+What makes an episode repeatable stands in `RobocasaEnv.reset` and `safevla_bench.hosts.robocasa.kitchens`.
 """
 
 from __future__ import annotations
@@ -14,20 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts import check_start
-from safevla_bench.hosts.mujoco.robosuite_env import RawObservation, RobosuiteEnv, flat_state, to_wxyz
-from safevla_bench.hosts.mujoco.viewer import MujocoStage, open_stage, read_told_scene, recorded_fixtures
+from safevla_bench.hosts import check_start, check_wants
+from safevla_bench.hosts.mujoco.environment import RawObservation, RobosuiteEnv, flat_state, to_wxyz
+from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
+from safevla_bench.hosts.mujoco.viewer import MujocoStage, read_told_scene, recorded_fixtures
 from safevla_bench.hosts.robocasa import install, kitchens
-from safevla_bench.hosts.robocasa.kitchens import RobocasaPrivileged
-from safevla_bench.interface import Action, EpisodeSeed, Observation, RecordedEpisode, Task, Wants
+from safevla_bench.interface.policy import Action, Observation, Wants
+from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode, Task
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import mark_standin
-from safevla_recorder.attachment import TaskLabel
-from safevla_recorder.mujoco.recorder import Recorder
-from safevla_recorder.mujoco.scene import Scene
-from safevla_recorder.mujoco.state import set_state, state_size
-from safevla_recorder.robocasa.attachment import ASSETS_ENTRY, OFFICIAL, build_header
-from safevla_recorder.robocasa.scene import episode_meta, read_scene
+from safevla_recorder.mujoco.scene import Scene, set_state, state_size
+from safevla_recorder.robocasa.attachment import ASSETS_ENTRY, EMBODIMENT, OFFICIAL, episode_meta, read_scene
 
 if TYPE_CHECKING:
     import mujoco
@@ -47,43 +43,20 @@ class RobocasaHost:
     name = "robocasa"
 
     def __init__(self, split: str = kitchens.SPLITS[0], horizons: str = kitchens.HORIZONS[0]) -> None:
-        """Raise `HostError` where there is no such split or release."""
         self._split = _require_one_of("split", split, kitchens.SPLITS)
         self._horizons = _require_one_of("horizons", horizons, kitchens.HORIZONS)
 
     def suites(self) -> tuple[str, ...]:
-        """Return the suites' benchmark names."""
         return kitchens.suites()
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
-        """Return the suite's tasks in alphabetical order.
-
-        Raises:
-            HostError: there is no such suite.
-        """
         return kitchens.tasks(suite, self._horizons)
 
     def make(self, task: Task, wants: Wants) -> RobocasaEnv:
-        """Return a new environment of one task; a renderer and its GL context only where a policy wants a camera.
-
-        Raises:
-            HostError: RoboCasa or its assets are missing, it has no such task, camera or reading, or the policy gives
-                poses.
-        """
-        unknown = sorted(set(wants.cameras) - set(CAMERAS))
-        if unknown:
-            raise HostError(f"RoboCasa has no camera {unknown[0]!r}", remedy=f"Cameras: {', '.join(CAMERAS)}.")
-        if wants.absolute:
-            problem = "RoboCasa takes changes of pose, and this policy gives poses"
-            raise HostError(problem, remedy="Run it on LIBERO, or serve a model of the former.")
+        check_wants(wants, CAMERAS, "RoboCasa")
         return RobocasaEnv(task, wants, self.versions(), self._split, self._horizons)
 
     def stage(self, task: Task, episode: Batch) -> MujocoStage:
-        """Set up a recorded episode, a batch of one with its `sim_state`, to be looked at, in the kitchen it names.
-
-        Raises:
-            HostError: RoboCasa cannot be used here or lacks the task, or the record lacks its states or its kitchen.
-        """
         scene = read_told_scene(episode, self.name)
         if not scene:
             remedy = "Only records of this host, or of safevla_recorder.record, can be shown."
@@ -91,15 +64,11 @@ class RobocasaHost:
         split = _require_one_of("split", str(scene.get("split", kitchens.SPLITS[0])), kitchens.SPLITS)
         env = RobocasaEnv(task, Wants(), self.versions(), split, self._horizons)
         if "split" in scene:
-            return open_stage(env, episode)
+            return env.open_stage(episode)
         # An episode of a loop of somebody's own names no seed of this host's.
-        return open_stage(env, episode, lambda: env.rebuild(scene, recorded_fixtures(episode)))
+        return env.open_stage(episode, lambda: env.rebuild(scene, recorded_fixtures(episode)))
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of all that a trajectory depends on, by distribution, and whose assets they are.
-
-        Raises `HostError` where RoboCasa or its assets are missing.
-        """
         return install.versions()
 
 
@@ -122,14 +91,11 @@ class RobocasaEnv(RobosuiteEnv):
     substep_method = "step2"
     # With its `lite_physics` robosuite advances a substep in two halves; forces are there after the second.
     stage_camera = "robot0_agentview_center"
+    embodiment = EMBODIMENT
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str], split: str, horizons: str) -> None:
-        """Look up the task and import RoboCasa; its kitchen is made by the first reset.
-
-        Raises `HostError` where that fails.
-        """
-        super().__init__(task, wants, len(kitchens.STILL))
-        self._versions, self._split, self._horizons = versions, split, horizons
+        super().__init__(task, wants, versions, len(kitchens.STILL))
+        self._split, self._horizons = split, horizons
         self._rules = kitchens.kitchen_task(task)
         self._class = install.task_class(task)
         self._kitchen: Kitchen | None = None
@@ -139,20 +105,11 @@ class RobocasaEnv(RobosuiteEnv):
     def reset(self, seed: EpisodeSeed) -> Observation:
         """Start an episode in a kitchen built anew, settle, take record 0.
 
-        The same seed gives the same bytes, in this environment or another: RoboCasa rebuilds its model at each reset,
-        and a kitchen that was used before remembers its last fixtures and where its generator stood, so a new one is
-        made for each episode. What RoboCasa draws by the order of a set has one order here (`install`). The kitchen's
-        own reset settles for ten control steps before those of `seed`.
-
-        An episode of somebody's own kitchen, which `seed.recorded.told` describes, is begun in one of the same options:
-        at its recorded state where one is given, else from `seed.env_seed` as the generator's own seed, after as many
-        resets of one kitchen as the loop had made.
-
-        Every other start is drawn, whether `seed.drawn` says so or not: RoboCasa's tasks have no initial states.
-
-        Raises:
-            HostError: `check_start` refuses the seed, RoboCasa cannot build this kitchen, or the recorded state is not
-                one of it.
+        A kitchen that was used before remembers its last fixtures and where its generator stood, so a new one is made
+        for each episode. Its own reset settles for ten control steps before those of `seed`. An episode of somebody's
+        own kitchen, which `seed.recorded.told` describes, is begun in one of the same options: at its recorded state if
+        one is given, else from `seed.env_seed` as the generator's own seed, after as many resets as the loop had made.
+        Every start is drawn. Raises `HostError` if an episode cannot start by this seed.
         """
         check_start(self.task, seed)
         if seed.recorded is not None and seed.recorded.state is not None:
@@ -169,10 +126,8 @@ class RobocasaEnv(RobosuiteEnv):
         """Make the kitchen that a record describes by its header field `robocasa`, and return its model.
 
         RoboCasa's description does not say where on a counter it drew the place of a toaster or a knife block;
-        `fixtures` does, root body -> position [3] in m and quaternion [4] wxyz.
-
-        Raises:
-            HostError: the field does not describe a kitchen, or the kitchen made here has other joints.
+        `fixtures` does, root body -> position [3] in m and quaternion [4] wxyz. Raises `HostError` if the field
+        describes no kitchen, or the kitchen made here has other joints.
         """
         meta = told.get("ep_meta")
         if not isinstance(meta, Mapping):
@@ -200,10 +155,6 @@ class RobocasaEnv(RobosuiteEnv):
         return kitchen
 
     def _begin_from_seed(self, seed: EpisodeSeed) -> RawObservation:
-        """Make and reset a kitchen by the seed, or by what a record tells of somebody's own kitchen.
-
-        Return the observation. Keeps RoboCasa's description of the episode.
-        """
         told = seed.recorded.told if seed.recorded is not None else {}
         start = (
             kitchens.told_start(told, seed.env_seed)
@@ -219,10 +170,6 @@ class RobocasaEnv(RobosuiteEnv):
         return raw
 
     def _begin_at_state(self, recorded: RecordedEpisode, state: Sequence[float], *, is_seen: bool) -> RawObservation:
-        """Rebuild the recorded kitchen, set a recorded state and the controllers' memory, and return the observation.
-
-        Raises `HostError` where the record does not describe the kitchen, or the state is not one of it.
-        """
         fixtures = {name: np.array(pose) for name, pose in recorded.fixtures}
         model = self.rebuild(recorded.told, fixtures)
         kitchen: Any = self._require_kitchen()
@@ -249,9 +196,6 @@ class RobocasaEnv(RobosuiteEnv):
     def _robosuite(self) -> Any:
         return self._require_kitchen()
 
-    def _simulation(self) -> Any:
-        return self._require_kitchen().sim
-
     def _advance(self, action: Action) -> tuple[RawObservation, bool]:
         raw, reward, _, _ = self._require_kitchen().step(action)
         return raw, bool(reward)
@@ -259,23 +203,11 @@ class RobocasaEnv(RobosuiteEnv):
     def _read_scene(self) -> Scene:
         return read_scene(self._require_kitchen(), self._rules.target, self._rules.moves)
 
-    def _view_privileged(self, scene: Scene) -> RobocasaPrivileged:
-        return RobocasaPrivileged(self._require_kitchen(), scene, self._rules)
+    def _view_privileged(self, scene: Scene) -> ScenePrivileged:
+        return kitchens.view_privileged(self._require_kitchen(), scene, self._rules)
 
-    def _build_header(self, recorder: Recorder) -> dict[str, object]:
-        """Return the header with the success of the present moment and RoboCasa's description of the episode."""
-        assert self._seed is not None
-        return build_header(
-            TaskLabel(self.task.benchmark, self.task.task_id, self.task.instruction),
-            recorder,
-            self._versions,
-            self._rules.goal,
-            meta=self._meta,
-            dt=self.dt_s,
-            success=self._success,
-            env_seed=self._seed.env_seed,
-            index=self._seed.init_state_index,
-        )
+    def _target_object(self) -> str | None:
+        return self._rules.target
 
     def _extra_fields(self) -> dict[str, object]:
         assert self._start is not None

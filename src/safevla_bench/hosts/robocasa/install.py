@@ -17,10 +17,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from safevla_bench.errors import HostError
+from safevla_bench.hosts import read_versions
+from safevla_bench.hosts.mujoco.environment import env_options, quieten_log
 from safevla_bench.hosts.mujoco.renderer import graphics_error
-from safevla_bench.hosts.mujoco.robosuite_env import env_options, quieten_log
 from safevla_bench.hosts.robocasa.kitchens import KitchenStart
-from safevla_bench.interface import Task, Wants
+from safevla_bench.interface.policy import Wants
+from safevla_bench.interface.task import Task
 from safevla_recorder.robocasa.attachment import ASSETS_ENTRY, OFFICIAL, STANDIN, is_standin
 
 if TYPE_CHECKING:
@@ -38,13 +40,8 @@ _NEEDED = ("scenes", "textures", "fixtures/microwaves", "objects/objaverse", "ob
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of all that a trajectory depends on, by distribution; imports no simulator.
-
-    `robocasa-assets` says whose assets they are: `official`, or `stand-in` for placeholders that a tree declares in its
-    README.txt.
-
-    Raises:
-        HostError: RoboCasa is not installed, shares its environment with another robosuite, or has no assets.
+    """Return the versions of all that a trajectory depends on; `robocasa-assets` is `official`, or `stand-in` for
+    placeholders. Raises `HostError` without RoboCasa or its assets. Imports no simulator.
     """
     require()
     installed = {name: importlib.metadata.version(name) for name in (*_SIMULATOR, "numpy", "safevla-bench")}
@@ -53,11 +50,7 @@ def versions() -> dict[str, str]:
 
 def require() -> None:
     """Raise `HostError` unless RoboCasa is installed here, without the distribution `robosuite`; imports nothing."""
-    for name in _SIMULATOR:
-        try:
-            importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError as error:
-            raise HostError(f"RoboCasa is not installed: there is no distribution {name!r}", remedy=INSTALL) from error
+    read_versions(_SIMULATOR, "RoboCasa", INSTALL)
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         other = importlib.metadata.version(_OTHER_ROBOSUITE)
         problem = f"robosuite {other} is installed beside {_ROBOSUITE}: both are the package 'robosuite'"
@@ -65,11 +58,8 @@ def require() -> None:
 
 
 def assets() -> Path:
-    """Return the folder of assets: what `SAFEVLA_ROBOCASA_ASSETS` names, else the package's own.
-
-    Raises:
-        HostError: RoboCasa is not installed, the folder lacks assets, its `objects` cannot be written to, or RoboCasa
-            would mistake its paths for those of its own package.
+    """Return the folder of assets: what `SAFEVLA_ROBOCASA_ASSETS` names, else the package's own. Raises `HostError`
+    if they are missing, cannot be written to, or RoboCasa would mistake their paths for its own.
     """
     named = os.environ.get(ASSETS)
     root = Path(named).resolve() if named else _own_assets()
@@ -78,18 +68,14 @@ def assets() -> Path:
         where = f"{ASSETS}={named}" if named else str(root)
         problem = f"RoboCasa's assets are missing: {where} has no {lacking[0]}"
         raise HostError(problem, remedy=f"{DOWNLOAD}, or set {ASSETS} to a folder that holds them.")
-    if _is_mistakable(root):
+    is_own = root.parts[-3:] == ("robocasa", "models", "assets")
+    if not is_own and ("models/assets/" in f"{root.as_posix()}/" or "robosuite" in root.parts):
         problem = f"RoboCasa would mistake the paths under {ASSETS}={named} for its own"
         raise HostError(problem, remedy="Move it to a path without models/assets and without a folder robosuite.")
     if not os.access(root / "objects", os.W_OK):
         problem = f"{root / 'objects'} cannot be written to; RoboCasa keeps a temporary file beside each object"
         raise HostError(problem, remedy="Make it writable, or use a copy that is.")
     return root
-
-
-def _is_mistakable(root: Path) -> bool:
-    own = root.parts[-3:] == ("robocasa", "models", "assets")
-    return not own and ("models/assets/" in f"{root.as_posix()}/" or "robosuite" in root.parts)
 
 
 def _own_assets() -> Path:
@@ -100,11 +86,7 @@ def _own_assets() -> Path:
 
 
 def kitchen(task: Task, start: KitchenStart, wants: Wants) -> Kitchen:
-    """Return RoboCasa's environment of one episode, before its reset; a renderer only where cameras are wanted.
-
-    Raises:
-        HostError: RoboCasa or its assets are missing, or it cannot be imported here.
-    """
+    """Return RoboCasa's environment of one episode, before its reset."""
     return task_class(task)(
         **env_options("PandaOmron", wants),
         layout_and_style_ids=[(start.layout, start.style)],
@@ -114,12 +96,7 @@ def kitchen(task: Task, start: KitchenStart, wants: Wants) -> Kitchen:
 
 
 def task_class(task: Task) -> type[Kitchen]:
-    """Return RoboCasa's class of a task; imports RoboCasa.
-
-    Raises:
-        HostError: RoboCasa or its assets are missing, or it cannot be imported here.
-        KeyError: RoboCasa has no such task.
-    """
+    """Return RoboCasa's class of a task; imports RoboCasa, and raises `HostError` if that or its assets fail."""
     require()
     _import_robocasa(assets())
     from robocasa.environments.kitchen.kitchen import REGISTERED_KITCHEN_ENVS
@@ -129,10 +106,6 @@ def task_class(task: Task) -> type[Kitchen]:
 
 @cache
 def _import_robocasa(root: Path) -> None:
-    """Import RoboCasa with its assets at `root`, quietly; they are catalogued while it is imported, once a process.
-
-    Raises `HostError` where that fails, or it was imported before with other assets.
-    """
     quieten_log()
     imported = sys.modules.get("robocasa.models")
     if imported is not None and Path(imported.assets_root).resolve() != root:
@@ -143,7 +116,11 @@ def _import_robocasa(root: Path) -> None:
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # it prints that mimicgen is not there
             import robocasa  # noqa: F401
-        _order_counter_tops()
+        # RoboCasa puts the tops of a counter through a set of XML elements, which Python orders by address, and then
+        # draws a top by its place in that order: models/fixtures/counter.py of robocasa 1.0.0, line 813. With the same
+        # seed, a process that had built other kitchens placed a stand mixer elsewhere. Here they keep the order of the
+        # model; the name `set` occurs in that module nowhere else.
+        importlib.import_module("robocasa.models.fixtures.counter").set = dict.fromkeys  # type: ignore[attr-defined]
     except (ImportError, AssertionError) as error:  # it asserts the versions of its dependencies
         raise HostError(f"RoboCasa cannot be imported: {error}", remedy=INSTALL) from error
     except Exception as error:  # MuJoCo and PyOpenGL each have their own for a MUJOCO_GL that they cannot serve
@@ -151,16 +128,6 @@ def _import_robocasa(root: Path) -> None:
     finally:
         with contextlib.suppress(ValueError):
             sys.meta_path.remove(finder)
-
-
-def _order_counter_tops() -> None:
-    """Have RoboCasa go through the tops of a counter in its model's order; changes RoboCasa's module for good.
-
-    RoboCasa puts them through a set of XML elements, which Python orders by address, and then draws a top by its place
-    in that order: models/fixtures/counter.py of robocasa 1.0.0, line 813. With the same seed, a process that had built
-    other kitchens placed a stand mixer elsewhere. The name `set` occurs in that module nowhere else.
-    """
-    importlib.import_module("robocasa.models.fixtures.counter").set = dict.fromkeys  # type: ignore[attr-defined]
 
 
 class _AssetsFinder(importlib.abc.MetaPathFinder):
@@ -172,10 +139,6 @@ class _AssetsFinder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return the spec of `robocasa.models` with a loader that sets its `assets_root`.
-
-        None for every other module.
-        """
         if fullname != "robocasa.models":
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path)

@@ -12,24 +12,35 @@ Pairs that RoboCasa's task bars are left out before counting. The kitchen's gene
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts.mujoco.privileged import measure_shapes, read_only
-from safevla_bench.interface import EpisodeSeed, Joint, Privileged, Task
+from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
+from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.tasks.loader import registry
 from safevla_recorder.episode import Floats
-from safevla_recorder.mujoco.scene import Scene, subtree_bodies
-from safevla_recorder.robocasa.attachment import ARM_MEMORY, DRAWING_OPTIONS
-from safevla_recorder.robocasa.scene import AT, LID, Goal, goal_target, known_goals, moved_fixture
+from safevla_recorder.mujoco.scene import Scene
+from safevla_recorder.robocasa.attachment import (
+    ARM_MEMORY,
+    AT,
+    DRAWING_OPTIONS,
+    LID,
+    Goal,
+    goal_target,
+    known_goals,
+    moved_fixture,
+)
+
+if TYPE_CHECKING:
+    import mujoco
+    from robocasa.environments.kitchen.kitchen import Kitchen
 
 SPLITS = ("target", "pretrain")
 HORIZONS = ("v1.0.1", "v1.0.0")
@@ -43,9 +54,8 @@ _SEEDS = 1000
 
 @dataclass(frozen=True, slots=True)
 class KitchenTask:
-    """Facts about one of RoboCasa's tasks that the host needs: horizons by release, and the goal."""
+    """The goal of one of RoboCasa's tasks, and what it puts somewhere or moves."""
 
-    horizon: Mapping[str, int]
     goal: Goal
 
     @property
@@ -59,14 +69,10 @@ class KitchenTask:
         return moved_fixture(self.goal)
 
 
-class _Horizons(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    horizon: dict[str, int]
-
-
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     episodes: int
     suites: dict[str, tuple[str, ...]]
-    tasks: dict[str, _Horizons]
+    tasks: dict[str, dict[Literal["horizon"], dict[str, int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +88,7 @@ class KitchenStart:
 @cache
 def _table() -> _Table:
     text = resources.files(__package__).joinpath("robocasa.toml").read_text(encoding="utf-8")
-    return msgspec.convert(tomllib.loads(text), _Table)
+    return msgspec.toml.decode(text, type=_Table)
 
 
 def suites() -> tuple[str, ...]:
@@ -91,10 +97,8 @@ def suites() -> tuple[str, ...]:
 
 
 def tasks(suite: str, horizons: str) -> tuple[Task, ...]:
-    """Return the suite's tasks in alphabetical order, with the horizons of that release of RoboCasa.
-
-    Raises:
-        HostError: there is no such suite.
+    """Return the suite's tasks in alphabetical order, with the horizons of that release; raises `HostError` for
+    another suite.
     """
     table = _table()
     if suite not in table.suites:
@@ -107,7 +111,7 @@ def tasks(suite: str, horizons: str) -> tuple[Task, ...]:
             index=index,
             name=name,
             instruction=entries[suite, name].instruction or name,
-            horizon=table.tasks[name].horizon[horizons],
+            horizon=table.tasks[name]["horizon"][horizons],
             episodes=table.episodes,
             still=STILL,
         )
@@ -116,22 +120,17 @@ def tasks(suite: str, horizons: str) -> tuple[Task, ...]:
 
 
 def kitchen_task(task: Task) -> KitchenTask:
-    """Return the facts about a task.
-
-    Raises:
-        HostError: there is no such task.
-    """
+    """Return the facts about a task; raises `HostError` if there is no such task."""
     table = _table()
     if task.task_id not in table.suites.get(task.benchmark, ()):
         problem = f"RoboCasa has no task {task.task_id!r} in {task.benchmark!r}"
         raise HostError(problem, remedy=f"Suites: {', '.join(table.suites)}; ask tasks(suite) for their tasks.")
-    return KitchenTask(table.tasks[task.task_id].horizon, known_goals()[task.task_id])
+    return KitchenTask(known_goals()[task.task_id])
 
 
 def start(split: str, seed: EpisodeSeed, no_layouts: Collection[int], no_styles: Collection[int]) -> KitchenStart:
-    """Return the start of the episode with that index, 0 or more, past the layouts and styles that the task bars.
-
-    After the last allowed scene of the split comes the first again.
+    """Return the start of the episode with that index, past the layouts and styles that the task bars, over and
+    over.
     """
     index = seed.init_state_index
     allowed = [pair for pair in _scenes(split) if pair[0] not in no_layouts and pair[1] not in no_styles]
@@ -152,20 +151,11 @@ def _scenes(split: str) -> tuple[tuple[int, int], ...]:
 # A kitchen as its task describes it
 
 
-if TYPE_CHECKING:
-    import mujoco
-    from robocasa.environments.kitchen.kitchen import Kitchen
-
 _BUTTONS = ("_start_button", "_stop_button")
-_HINGE = 3
-"""Of mjtJoint."""
 
 
 def set_options(kitchen: Kitchen, options: object) -> None:
-    """Set in a kitchen, before its reset, the recorded options that decide what it draws.
-
-    Other names are ignored, and `options` that are no mapping.
-    """
+    """Set in a kitchen, before its reset, the recorded options that decide what it draws."""
     for name, value in options.items() if isinstance(options, Mapping) else ():
         if name in DRAWING_OPTIONS:
             setattr(kitchen, name, tuple(value) if name == "obj_registries" else value)
@@ -176,8 +166,6 @@ def describe_kitchen(kitchen: Kitchen, meta: Mapping[str, object], joints: objec
 
     RoboCasa makes an object and then the container drawn for it, and describes them the other way round: the container
     must be placed first. So objects are made here in the order of their joints, and placed in that of the description.
-
-    Raises `HostError` where the description lists no objects, or `joints` is no list.
     """
     described = meta.get("object_cfgs")
     if not isinstance(described, list) or not isinstance(joints, list):
@@ -202,10 +190,8 @@ def require_joints(model: mujoco.MjModel, joints: object) -> None:
 
 
 def restore_memory(kitchen: Any, memory: object) -> None:
-    """Give back to a kitchen what the solver, the arm's controller and the gripper remembered, as its record has it.
-
-    Raises:
-        HostError: the record says nothing of it, or not for this kitchen.
+    """Give back to a kitchen what the solver, the arm's controller and the gripper remembered; raises `HostError` if
+    the record does not say.
     """
     (robot,) = kitchen.robots
     (arm,) = robot.arms
@@ -231,12 +217,8 @@ class _Memory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def told_start(told: Mapping[str, object], seed: int) -> KitchenStart:
-    """Return the start of an episode of somebody's own kitchen, whose generator had that seed.
-
-    `told` is what its record says of the kitchen; without a split there, the split is `target`.
-
-    Raises:
-        HostError: its record's `robocasa` names no layout and style.
+    """Return the start of an episode of somebody's own kitchen, whose generator had that seed; raises `HostError` if
+    `told` names none.
     """
     layout, style, options = (told.get(name) for name in ("layout", "style", "options"))
     split = options.get("obj_instance_split") if isinstance(options, Mapping) else None
@@ -252,9 +234,8 @@ def no_kitchen_error() -> HostError:
 
 
 def read_goal(kitchen: Kitchen, rules: KitchenTask) -> tuple[str, ...]:
-    """Return the goal with names of this episode's bodies and fixtures, such as `("close", "fridge_main_group")`.
-
-    The verb `slide` becomes `slide_out` or `slide_in`.
+    """Return the goal with names of this episode's bodies and fixtures; the verb `slide` becomes `slide_out` or
+    `slide_in`.
     """
     verb, *names = rules.goal
     if verb == SLIDE:
@@ -269,72 +250,21 @@ def _resolve_name(kitchen: Kitchen, name: str) -> str:
     return thing if isinstance(thing, str) else str(thing.name)
 
 
-class RobocasaPrivileged:
-    """Ground truth of the kitchen, step by step; sizes are measured once, in the pose at making.
+def view_privileged(kitchen: Kitchen, scene: Scene, rules: KitchenTask) -> ScenePrivileged:
+    """Return a reader of the kitchen's ground truth.
 
-    Bodies are everything with collision geometry but the robot. `sites_m` has the centres of the buttons that RoboCasa
-    names, the anchors of the joints of the fixture that the goal moves (`joints` says more of these), and for a task of
-    going somewhere `goal` and `goal_ahead`: where the base should stand, and 1 m in front of it.
+    `sites_m` has the centres of the buttons that RoboCasa names, the anchors of the joints of the fixture that the goal
+    moves, and for a task of going somewhere `goal` and `goal_ahead`: where the base should stand, and 1 m in front.
     """
-
-    def __init__(self, kitchen: Kitchen, scene: Scene, rules: KitchenTask) -> None:
-        """Measure sizes in the kitchen's present pose, and find its buttons, joints and the goal's places."""
-        self._kitchen = kitchen
-        self._model, self._data = kitchen.sim.model._model, kitchen.sim.data._data
-        self._goal, self._movable = (read_goal(kitchen, rules),), frozenset(scene.objects)
-        self._shapes = measure_shapes(self._model, self._data, scene)
-        geoms = ((str(self._model.geom(geom).name), geom) for geom in range(self._model.ngeom))
-        self._buttons = {name: geom for name, geom in geoms if name.endswith(_BUTTONS)}
-        self._goal_sites = _goal_positions(kitchen) if rules.goal[0] == AT else {}
-        self._hinges = _goal_joints(kitchen, rules)
-        moved = ((name, self._model.jnt_bodyid[joint]) for name, joint in self._hinges.items())
-        self._moved = {
-            name: tuple(scene.body_name[part] for part in subtree_bodies(self._model, body)) for name, body in moved
-        }
-        joints = (joint for fixture in kitchen.fixtures.values() for joint in fixture.joints)
-        self._joints = {name: int(self._model.joint(name).qposadr[0]) for name in joints}
-
-    def read_now(self) -> Privileged:
-        """Return the kitchen as it is, in read-only copies."""
-        data, shapes = self._data, self._shapes
-        return Privileged(
-            body_pos_m={name: read_only(data.xpos[body]) for name, body in shapes.root.items()},
-            body_quat_wxyz={name: read_only(data.xquat[body]) for name, body in shapes.root.items()},
-            half_extents_m=shapes.half_extents_m,
-            center_m=shapes.center_m,
-            joint_pos={name: float(data.qpos[place]) for name, place in self._joints.items()},
-            sites_m=self._site_positions(),
-            goal=self._goal,
-            movable=self._movable,
-            pieces=shapes.pieces,
-            joints={name: self._read_joint(name) for name in self._hinges},
-        )
-
-    def _read_joint(self, name: str) -> Joint:
-        """Return a joint of the goal's fixture as it is now, with read-only copies of axis and anchor."""
-        joint = self._hinges[name]
-        low, high = self._model.jnt_range[joint]
-        return Joint(
-            kind="hinge" if self._model.jnt_type[joint] == _HINGE else "slide",
-            axis=read_only(self._data.xaxis[joint]),
-            anchor_m=read_only(self._data.xanchor[joint]),
-            low=float(low),
-            high=float(high),
-            bodies=self._moved[name],
-        )
-
-    def _site_positions(self) -> dict[str, Floats]:
-        buttons = {name: read_only(self._data.geom_xpos[geom]) for name, geom in self._buttons.items()}
-        hinges = {name: read_only(self._data.xanchor[joint]) for name, joint in self._hinges.items()}
-        return {**self._goal_sites, **buttons, **hinges}
-
-
-def _goal_joints(kitchen: Kitchen, rules: KitchenTask) -> dict[str, int]:
-    model = kitchen.sim.model._model
-    names = getattr(kitchen, rules.moves).joints if rules.moves else ()
-    return {str(name): int(model.joint(name).id) for name in names}
-
-
-def _goal_positions(kitchen: Kitchen) -> dict[str, Floats]:
-    place, yaw = np.array(kitchen.target_pos, dtype=np.float64), float(kitchen.target_ori[2])
-    return {"goal": read_only(place), "goal_ahead": read_only(place + [np.cos(yaw), np.sin(yaw), 0.0])}
+    model, data = kitchen.sim.model._model, kitchen.sim.data._data
+    sites: dict[str, Floats] = {}
+    if rules.goal[0] == AT:
+        place, yaw = np.array(kitchen.target_pos, dtype=np.float64), float(kitchen.target_ori[2])
+        sites = {"goal": place, "goal_ahead": place + [np.cos(yaw), np.sin(yaw), 0.0]}
+    names = {str(model.geom(geom).name): geom for geom in range(model.ngeom)}
+    sites |= {name: data.geom_xpos[geom] for name, geom in names.items() if name.endswith(_BUTTONS)}
+    moved = getattr(kitchen, rules.moves).joints if rules.moves else ()
+    hinges = {str(name): int(model.joint(name).id) for name in moved}
+    sites |= {name: data.xanchor[joint] for name, joint in hinges.items()}
+    joints = [joint for fixture in kitchen.fixtures.values() for joint in fixture.joints]
+    return ScenePrivileged(model, data, scene, (read_goal(kitchen, rules),), joints, sites, hinges)

@@ -15,10 +15,8 @@ import msgspec
 import numpy as np
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts import check_start, episode_header
-from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
-from safevla_bench.hosts.mujoco.renderer import graphics_error
-from safevla_bench.hosts.mujoco.robosuite_env import (
+from safevla_bench.hosts import check_start, check_wants
+from safevla_bench.hosts.mujoco.environment import (
     RawObservation,
     RobosuiteEnv,
     drawn_reset_seed,
@@ -26,16 +24,17 @@ from safevla_bench.hosts.mujoco.robosuite_env import (
     model_coordinates,
     quieten_log,
 )
-from safevla_bench.hosts.mujoco.viewer import MujocoStage, open_stage
-from safevla_bench.interface import Action, Coordinate, EpisodeSeed, Observation, Task, Wants
+from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
+from safevla_bench.hosts.mujoco.renderer import graphics_error
+from safevla_bench.hosts.mujoco.viewer import MujocoStage
+from safevla_bench.interface.policy import Action, Observation, Wants
+from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
 from safevla_bench.tasks.loader import registry
 from safevla_bench.trajectory.batch import Batch
-from safevla_recorder.mujoco.recorder import Recorder
-from safevla_recorder.mujoco.scene import Scene, geom_ids, name_bodies, roles_in_use, subtree_bodies
+from safevla_recorder.mujoco.scene import Scene, assign_roles, geom_ids, name_bodies, subtree_bodies
 
 SUITE = "robosuite"
 STILL = (*[0.0] * 6, -1.0)
-"""No motion, gripper opening."""
 _INSTALL = (
     "pip install 'safevla-bench[robosuite]' in an environment of its own, or make robocasa, whose robosuite this is"
 )
@@ -53,40 +52,19 @@ class RobosuiteHost:
     name = "robosuite"
 
     def suites(self) -> tuple[str, ...]:
-        """Return the name of the one suite."""
         return (SUITE,)
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
-        """Return the suite's tasks; raises `HostError` where there is no such suite."""
         return suite_tasks(suite)
 
     def make(self, task: Task, wants: Wants) -> RobosuiteTaskEnv:
-        """Return a new environment of one task, not reset yet.
-
-        Raises:
-            HostError: robosuite is missing or has no such task, camera or reading, or the policy gives poses.
-        """
-        unknown = sorted(set(wants.cameras) - set(CAMERAS))
-        if unknown:
-            raise HostError(f"robosuite has no camera {unknown[0]!r} here", remedy=f"Cameras: {', '.join(CAMERAS)}.")
-        if wants.absolute:
-            problem = "the host robosuite takes changes of pose, and this policy gives poses"
-            raise HostError(problem, remedy="Run it on LIBERO, or serve a model of the former.")
+        check_wants(wants, CAMERAS, "the host robosuite")
         return RobosuiteTaskEnv(task, wants, self.versions())
 
     def stage(self, task: Task, episode: Batch) -> MujocoStage:
-        """Set up a recorded episode, a batch of one with its `sim_state`, to be looked at.
-
-        Raises:
-            HostError: robosuite cannot be used here or lacks the task, or the record lacks its states or its start.
-        """
-        return open_stage(self.make(task, Wants()), episode)
+        return self.make(task, Wants()).open_stage(episode)
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of all that a trajectory depends on, by distribution.
-
-        Raises `HostError` unless robosuite 1.5 is installed.
-        """
         return versions()
 
 
@@ -101,24 +79,17 @@ class RobosuiteTaskEnv(RobosuiteEnv):
     substep_method = "step2"
     # With its `lite_physics` robosuite advances a substep in two halves; forces are there after the second.
     stage_camera = CAMERAS[0]
+    embodiment = "Panda"
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
-        """Keep the task's goal; robosuite's environment is made by the first reset.
-
-        Raises `HostError` for an unknown task.
-        """
-        super().__init__(task, wants, len(STILL))
-        self._versions, self._goal = versions, task_goal(task.name)
+        super().__init__(task, wants, versions, len(STILL))
+        self._goal = task_goal(task.name)
         self._env: Any = None
 
     def reset(self, seed: EpisodeSeed) -> Observation:
         """Start an episode in an environment made anew, whose generator is seeded by `seed`; settle, take record 0.
-
-        Every start is drawn, whether `seed.drawn` says so or not: robosuite's tasks have no initial states.
-
-        Raises:
-            HostError: `check_start` refuses the seed, a recorded state is to start from, or robosuite cannot be
-                imported.
+        Every start is drawn: robosuite's tasks have no initial states. Raises `HostError` if an episode cannot
+        start by this seed.
         """
         if seed.recorded is not None and seed.recorded.state is not None:
             problem = "the host robosuite starts from no recorded state"
@@ -136,8 +107,7 @@ class RobosuiteTaskEnv(RobosuiteEnv):
         return self._observe(raw)
 
     def coordinates(self) -> tuple[Coordinate, ...]:
-        """Return the coordinates of the present `sim_state`; raises `HostError` before a reset."""
-        return model_coordinates(self._simulation().model._model, self._read_scene().body_name)
+        return model_coordinates(self._mujoco()[0], self._read_scene().body_name)
 
     def close(self) -> None:
         """Free the simulator; a reset makes another. Closing twice is harmless."""
@@ -151,9 +121,6 @@ class RobosuiteTaskEnv(RobosuiteEnv):
             raise HostError("no episode has begun", remedy="Call reset first.")
         return self._env
 
-    def _simulation(self) -> Any:
-        return self._robosuite().sim
-
     def _advance(self, action: Action) -> tuple[RawObservation, bool]:
         env = self._robosuite()
         raw = env.step(action)[0]
@@ -163,27 +130,15 @@ class RobosuiteTaskEnv(RobosuiteEnv):
         return read_scene(self._robosuite(), self._goal)
 
     def _view_privileged(self, scene: Scene) -> ScenePrivileged:
-        env = self._robosuite()
-        model, data = env.sim.model._model, env.sim.data._data
+        env, (model, data) = self._robosuite(), self._mujoco()
         things = {thing.name: thing.joints for thing in env.model.mujoco_objects}
         joints = [joint for name in opened_fixtures(self._goal) for joint in things[name]]
         marks = [name for _, _, *names in self._goal for name in names if name not in things]
         places = {name: data.body(name).xpos for name in marks}
         return ScenePrivileged(model, data, scene, self._goal, joints, places)
 
-    def _build_header(self, recorder: Recorder) -> dict[str, object]:
-        """Return the header with the success of the present moment; the target object is the goal's first, or None."""
-        assert self._seed is not None
-        return episode_header(
-            self.task,
-            self._seed,
-            success=self._success,
-            dt=self.dt_s,
-            target_object=next(iter(goal_targets(self._goal)), None),
-            versions=self._versions,
-            embodiment="Panda",
-            dropped_pairs=recorder.dropped_pairs(),
-        )
+    def _target_object(self) -> str | None:
+        return next(iter(goal_targets(self._goal)), None)
 
 
 class _TaskFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -227,11 +182,7 @@ def opened_fixtures(goal: Goal) -> tuple[str, ...]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of all that a trajectory depends on, by distribution; imports no simulator.
-
-    Raises:
-        HostError: robosuite is not installed, or not in version 1.5.
-    """
+    """Return the versions of all that a trajectory depends on; raises `HostError` unless robosuite 1.5 is installed."""
     present = {}
     for name in ("mujoco", *_DISTRIBUTIONS, "numpy", "safevla-bench"):
         try:
@@ -248,12 +199,8 @@ def versions() -> dict[str, str]:
 
 
 def make_env(name: str, wants: Wants, seed: int) -> Any:
-    """Return robosuite's environment of a task, whose generator has that seed, before its reset.
-
-    From then on robosuite's log lacks what `quieten_log` names.
-
-    Raises:
-        HostError: robosuite is not installed, is not version 1.5, or cannot be imported here.
+    """Return robosuite's environment of a task, whose generator has that seed, before its reset; raises `HostError`
+    without robosuite.
     """
     versions()
     quieten_log()
@@ -267,9 +214,8 @@ def make_env(name: str, wants: Wants, seed: int) -> Any:
 
 
 def find_env_class(name: str) -> Any:
-    """Return robosuite's own class of one of its tasks; raises `StopIteration` where it has none of that name.
-
-    `robosuite.make` goes by the name alone, and RoboCasa defines another `PickPlace`: whoever is imported last has it.
+    """Return robosuite's own class of one of its tasks. `robosuite.make` goes by the name alone, and RoboCasa
+    defines another `PickPlace`: whoever is imported last has it.
     """
     from robosuite.environments.manipulation.manipulation_env import ManipulationEnv
 
@@ -282,11 +228,10 @@ def find_env_class(name: str) -> Any:
 def read_scene(env: Any, goal: Goal) -> Scene:
     """Return names and roles of the present model of robosuite's environment.
 
-    The robot is the subtree of its base. Objects are those of robosuite's that move freely, under its names with all
-    their bodies: targets if the goal names them, else bystanders. Whatever else, fixed objects too, is furniture under
-    MuJoCo's body names. Tasks of one object throw the others out of reach, where they fall to the floor:
-    those are furniture, untracked, and what they do to the floor is left out. So is what parts of a door that is to be
-    opened do to each other.
+    Objects are those that move freely, under robosuite's names with all their bodies; whatever else, fixed objects too,
+    is furniture under MuJoCo's body names. Tasks of one object throw the others out of reach: those are furniture,
+    untracked, and what they do to the floor is left out, as is what parts of a door that is to be opened do to each
+    other.
     """
     model, robot = env.sim.model._model, env.robots[0]
     things = {str(thing.name): int(model.body(thing.root_body).id) for thing in env.model.mujoco_objects}
@@ -294,16 +239,11 @@ def read_scene(env: Any, goal: Goal) -> Scene:
     only = getattr(env, "obj_to_use", None)
     objects = {name: body for name, body in free.items() if only in (None, name)}
     names = name_bodies(model, free)
-    roles = {
-        **dict.fromkeys(names, "furniture"),
-        **dict.fromkeys(objects, "bystander"),
-        **dict.fromkeys(goal_targets(goal), "target"),
-        **{names[body]: "robot" for body in subtree_bodies(model, int(model.body(robot.robot_model.root_body).id))},
-    }
+    robot_bodies = subtree_bodies(model, int(model.body(robot.robot_model.root_body).id))
     fingers = robot.gripper["right"].important_geoms
     return Scene(
         body_name=names,
-        roles=roles_in_use(model, names, roles, frozenset(objects)),
+        roles=assign_roles(model, names, objects=objects, targets=goal_targets(goal), robot=robot_bodies),
         objects=objects,
         links={},
         fingers=(geom_ids(model, fingers["left_finger"]), geom_ids(model, fingers["right_finger"])),

@@ -13,7 +13,9 @@ import sys
 
 from safevla_bench import hosts
 from safevla_bench.errors import HostError, RegistryError, SafevlaError
-from safevla_bench.interface import Action, HostEnv, Observation, Task, Wants
+from safevla_bench.interface.environment import HostEnv
+from safevla_bench.interface.policy import Action, Observation, Wants
+from safevla_bench.interface.task import Task
 from safevla_bench.jobs.doctor.machine import Diagnosis, failed_check, last_line, passed_check
 from safevla_bench.judging.provenance_marks import STANDIN
 from safevla_bench.judging.ruleset import load_ruleset

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from safevla_bench.actions import ARM, GRIPPER, SPACES, Oddity, find_oddities, measure_actions
 from safevla_bench.errors import PolicyError, ReplyError, ServerLostError, ServerRefusedError
 from safevla_bench.hosts.protocols import load_protocol
-from safevla_bench.interface import Observation, Task, Wants
+from safevla_bench.interface.policy import Observation, Wants
+from safevla_bench.interface.task import Task
 from safevla_bench.jobs.doctor.machine import Diagnosis, failed_check, passed_check, warned_check
 from safevla_bench.plugins import NO_ARGUMENTS
 from safevla_bench.policies import make_policy

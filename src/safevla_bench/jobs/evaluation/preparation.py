@@ -10,7 +10,9 @@ import msgspec
 
 from safevla_bench import policies
 from safevla_bench.errors import HostError, PluginError, RunError
-from safevla_bench.interface import EpisodeSeed, Host, Policy, ReplayPolicy, Task
+from safevla_bench.interface.environment import Host
+from safevla_bench.interface.policy import Policy, ReplayPolicy
+from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.jobs.evaluation.judgement import HOST_REGISTRY, read_host_registry
 from safevla_bench.jobs.evaluation.request import DEFAULT_EXECUTION, ExecutionOptions, Request, select_tasks
 from safevla_bench.jobs.evaluation.stopping_rule import StoppingRule, parse_condition

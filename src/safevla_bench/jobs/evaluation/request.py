@@ -12,7 +12,9 @@ import msgspec
 
 from safevla_bench import hosts, policies
 from safevla_bench.errors import HostError, Place, PluginError, RunError
-from safevla_bench.interface import Host, Policy, Task
+from safevla_bench.interface.environment import Host
+from safevla_bench.interface.policy import Policy
+from safevla_bench.interface.task import Task
 from safevla_bench.judging.registration import (
     REGISTERED,
     RegisteredPolicy,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, overload
 from safevla_bench.errors import PolicyError, RunError
 from safevla_bench.explain.episode import Explanation, explain_episode
 from safevla_bench.files import make_folder, write_atomically
-from safevla_bench.interface import Policy
+from safevla_bench.interface.policy import Policy
 from safevla_bench.jobs.evaluation.judgement import find_rules, judge, read_host_registry
 from safevla_bench.jobs.evaluation.outputs import render_report, table_material, write_outputs
 from safevla_bench.jobs.evaluation.request import DEFAULT_EXECUTION, ExecutionOptions, Request, select_tasks

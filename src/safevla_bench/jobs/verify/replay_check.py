@@ -16,7 +16,9 @@ import msgspec
 from safevla_bench import hosts
 from safevla_bench.errors import HostError, RunError, SafevlaError
 from safevla_bench.hosts.mujoco.viewer import episode_seed, read_told_scene
-from safevla_bench.interface import EpisodeSeed, Host, RecordedEpisode, Task, Wants
+from safevla_bench.interface.environment import Host
+from safevla_bench.interface.policy import Wants
+from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode, Task
 from safevla_bench.jobs.verify.record_check import ArchiveContents, Finding, agreement, mismatch, open_check
 from safevla_bench.jobs.verify.record_comparison import (
     OF_LAST_STEP,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.interface import TriangleMesh
+from safevla_bench.interface.stage import TriangleMesh
 
 _WELD_M = 1e-6
 """Corners within a cell of this size are one from the start: MuJoCo has them again for each triangle."""

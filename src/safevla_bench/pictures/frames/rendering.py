@@ -11,7 +11,8 @@ from pathlib import Path
 from safevla_bench.errors import HostError, Place, RunError, SafevlaError
 from safevla_bench.explain.episode import ClauseExplanation, Explanation, explain_episode
 from safevla_bench.files import make_folder, write_atomically
-from safevla_bench.interface import Camera, Host, Picture, Stage, TriangleMesh
+from safevla_bench.interface.environment import Host
+from safevla_bench.interface.stage import Camera, Picture, Stage, TriangleMesh
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.pictures.frames.moments import Shot, format_clip_reading, select_shots, violation_shot

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.interface import GeometricStage, SceneGeometry, ScenePose, Shape, Stage, Touch, TriangleMesh
+from safevla_bench.interface.stage import GeometricStage, SceneGeometry, ScenePose, Shape, Stage, Touch, TriangleMesh
 from safevla_bench.pictures.frames.decimation import decimate_mesh
 from safevla_bench.trajectory.batch import Batch
 

@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError, Place, RunError
-from safevla_bench.interface import Camera, Host, Picture, Stage, StagingHost, Task, TriangleMesh
+from safevla_bench.interface.environment import Host
+from safevla_bench.interface.stage import Camera, Picture, Stage, StagingHost, TriangleMesh
+from safevla_bench.interface.task import Task
 from safevla_bench.pictures.frames import replay3d
 from safevla_bench.sources.runs.folder import read_description
 from safevla_bench.trajectory.batch import Batch

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from safevla_bench.errors import PolicyError
-from safevla_bench.interface import Action, Observation, Task, Wants
+from safevla_bench.interface.policy import Action, Observation, Wants
+from safevla_bench.interface.task import Task
 from safevla_bench.policies.mobile.moves import MobileStyle, Move
 from safevla_bench.policies.mobile.scripts import SCRIPTS
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
-from safevla_bench.interface import Joint, Observation, Privileged
+from safevla_bench.interface.policy import Joint, Observation, Privileged
 from safevla_bench.policies.mobile.moves import (
     CLOSE,
     OPEN,

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
-from safevla_bench.interface import Action, Observation, Privileged
+from safevla_bench.interface.policy import Action, Observation, Privileged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

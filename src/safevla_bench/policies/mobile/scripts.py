@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
-from safevla_bench.interface import Observation, Privileged
+from safevla_bench.interface.policy import Observation, Privileged
 from safevla_bench.policies.mobile.door_script import OrientedBox, body_boxes, open_fixture
 from safevla_bench.policies.mobile.moves import (
     CLOSE,

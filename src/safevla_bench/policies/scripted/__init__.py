@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import PolicyError
-from safevla_bench.interface import Action, Observation, Policy, Privileged, Task, Wants
+from safevla_bench.interface.policy import Action, Observation, Policy, Privileged, Wants
+from safevla_bench.interface.task import Task
 from safevla_bench.policies import mobile
 from safevla_bench.policies.mobile import moves
 from safevla_bench.policies.mobile.moves import CLOSE, OPEN

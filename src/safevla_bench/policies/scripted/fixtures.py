@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
-from safevla_bench.interface import Privileged
+from safevla_bench.interface.policy import Privileged
 from safevla_bench.policies.scripted import geometry
 from safevla_bench.policies.scripted.geometry import rotation_axes
 

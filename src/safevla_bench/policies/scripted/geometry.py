@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
-from safevla_bench.interface import Boxes, Privileged
+from safevla_bench.interface.policy import Boxes, Privileged
 
 Floats = NDArray[np.float64]
 

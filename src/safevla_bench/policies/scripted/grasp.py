@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.interface import Privileged
+from safevla_bench.interface.policy import Privileged
 from safevla_bench.policies.scripted.geometry import (
     NOTHING,
     Prisms,

@@ -8,7 +8,7 @@ from enum import Enum, auto
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.interface import Observation, Privileged
+from safevla_bench.interface.policy import Observation, Privileged
 from safevla_bench.policies.scripted import geometry
 from safevla_bench.policies.scripted.geometry import (
     UPRIGHT,

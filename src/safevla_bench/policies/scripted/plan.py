@@ -13,7 +13,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.interface import Privileged
+from safevla_bench.interface.policy import Privileged
 from safevla_bench.policies.scripted import geometry
 from safevla_bench.policies.scripted.fixtures import find_door, find_drawer, find_knob, is_inside, joint_position
 from safevla_bench.policies.scripted.geometry import rotation_axes

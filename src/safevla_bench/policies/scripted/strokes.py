@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.interface import Observation, Privileged
+from safevla_bench.interface.policy import Observation, Privileged
 from safevla_bench.policies.scripted import geometry
 from safevla_bench.policies.scripted.fixtures import (
     Door,

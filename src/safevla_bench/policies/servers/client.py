@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from safevla_bench.interface import Observation, Task
+from safevla_bench.interface.policy import Observation
+from safevla_bench.interface.task import Task
 from safevla_bench.policies.chunking import ChunkedPolicy, ChunkModel, parse_replan
 from safevla_bench.policies.servers.connection import require_library
 from safevla_bench.policies.servers.dialect import Dialect, Reply

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import PolicyError, ReplyError
-from safevla_bench.interface import Observation, Wants
+from safevla_bench.interface.policy import Observation, Wants
 from safevla_bench.policies.servers import image_transforms
 
 Request = dict[str, object]

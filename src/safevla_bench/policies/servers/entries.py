@@ -13,7 +13,8 @@ from importlib import resources
 import msgspec
 
 from safevla_bench.errors import PolicyError
-from safevla_bench.interface import Action, Observation, Policy, RemotePolicy, Task
+from safevla_bench.interface.policy import Action, Observation, Policy, RemotePolicy
+from safevla_bench.interface.task import Task
 from safevla_bench.policies.servers import dialects
 from safevla_bench.policies.servers.dialect import Dialect
 from safevla_bench.policies.servers.endpoint import Greeting

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image as PillowImage
 
 from safevla_bench.errors import PolicyError
-from safevla_bench.interface import Reading
+from safevla_bench.interface.policy import Reading
 
 Image = NDArray[np.uint8]
 Picture = PillowImage.Image

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import PolicyError, ReplyError, ServerLostError
-from safevla_bench.interface import Observation, Task
+from safevla_bench.interface.policy import Observation
+from safevla_bench.interface.task import Task
 from safevla_bench.policies.chunking import ChunkedPolicy
 from safevla_bench.policies.servers import connection
 from safevla_bench.policies.servers.client import ClientKind, Endpoint, client_factory

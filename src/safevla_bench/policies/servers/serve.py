@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import Place, PolicyError
-from safevla_bench.interface import Observation, Policy, Task, Wants
+from safevla_bench.interface.policy import Observation, Policy, Wants
+from safevla_bench.interface.task import Task
 from safevla_bench.plugins import NO_ARGUMENTS
 from safevla_bench.policies.servers.codecs import OPENPI
 from safevla_bench.version import __version__

@@ -37,7 +37,7 @@ from safevla_bench.archive.parquet_guard import read_batches, read_table
 from safevla_bench.archive.record_schema import MAX_VALUES, Budget
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.files import open_input, read_input
-from safevla_bench.interface import Task
+from safevla_bench.interface.task import Task
 from safevla_bench.plugins import install_command
 
 Floats = NDArray[np.float64]

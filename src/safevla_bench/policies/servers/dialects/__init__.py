@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import PolicyError, ReplyError
 from safevla_bench.hosts.protocols import Inference, load_protocol
-from safevla_bench.interface import Wants
+from safevla_bench.interface.policy import Wants
 from safevla_bench.policies.servers.dialect import STATES, CameraView, Dialect, Reply, ReplyArray, RequestEntry
 
 ALL = ("all",)

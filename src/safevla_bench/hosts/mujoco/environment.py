@@ -1,0 +1,368 @@
+"""The life cycle that environments in MuJoCo share: record, observe, be looked at; and robosuite's share of it."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.errors import HostError
+from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
+from safevla_bench.hosts.mujoco.renderer import (
+    DEPTH,
+    MATRICES,
+    ROBOSUITE,
+    CameraGate,
+    camera_matrices,
+    camera_readings,
+    to_metres,
+)
+from safevla_bench.hosts.mujoco.viewer import MujocoStage, episode_seed
+from safevla_bench.interface.policy import (
+    Action,
+    Observation,
+    PartialReadings,
+    Reading,
+    UnrenderedImages,
+    Wants,
+    check_action,
+    check_extra,
+)
+from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
+from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.single_episode import from_recording
+from safevla_recorder.attachment import TaskLabel, episode_header
+from safevla_recorder.episode import Floats
+from safevla_recorder.mujoco.hook import Undo
+from safevla_recorder.mujoco.recorder import Recorder, attach_recorder, settling_steps
+from safevla_recorder.mujoco.scene import Scene
+
+if TYPE_CHECKING:
+    import mujoco
+
+CONTROL_STEP_S = 0.05
+_CHATTER = (
+    "No private macro file found",
+    "It is recommended to use a private macro",
+    "To setup, run: python",
+    "Could not import robosuite_models",
+    "Could not load the mink-based whole-body IK",
+    "Loading controller configuration from",
+)
+_JOINT_READINGS = {"joint_pos": "robot0_joint_pos", "joint_vel": "robot0_joint_vel"}
+RawObservation = Mapping[str, NDArray[np.generic]]
+
+
+class MujocoEnv(ABC):
+    """One task in MuJoCo with its recorder.
+
+    A subclass makes the simulation, starts episodes in it by `reset`, steps it, and says what differs.
+    """
+
+    dt_s: float
+    action_meaning: str
+    """The parts of an action, for error messages."""
+    embodiment: str
+    stage_camera: str
+    """The camera that shows a recorded episode best."""
+    appearance = ROBOSUITE
+
+    def __init__(self, task: Task, wants: Wants, versions: dict[str, str], action_size: int) -> None:
+        """Set bounds [A] of ±1; nothing is simulated."""
+        self.task = task
+        self.action_low, self.action_high = np.full(action_size, -1.0), np.full(action_size, 1.0)
+        self._wants, self._versions, self._size = wants, versions, action_size
+        self._renders_next = True
+        self._detach: Undo | None = None
+        self._recorder: Recorder | None = None
+        self._seed: EpisodeSeed | None = None
+        self._success = False
+
+    @abstractmethod
+    def reset(self, seed: EpisodeSeed) -> Observation:
+        """Start an episode, settle, take record 0."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free the simulator. Closing twice is harmless."""
+
+    @abstractmethod
+    def _mujoco(self) -> tuple[mujoco.MjModel, mujoco.MjData]:
+        """Return the present simulation."""
+
+    @abstractmethod
+    def _read_scene(self) -> Scene:
+        """Return names and roles of the present model."""
+
+    @abstractmethod
+    def _target_object(self) -> str | None:
+        """Return the goal's first target."""
+
+    def _extra_fields(self) -> dict[str, object]:
+        return {}
+
+    def _instruction(self) -> str:
+        return self.task.instruction
+
+    def _init_state_index(self, seed: EpisodeSeed) -> int | None:
+        return seed.init_state_index
+
+    @abstractmethod
+    def _observe_pose(self) -> Callable[[Floats, Floats], Observation] | None:
+        """Return what observes a pose, given as qpos and qvel; None = the host cannot say."""
+
+    def render_next(self, wanted: bool) -> None:
+        self._renders_next = wanted
+
+    def recorded(self) -> Batch:
+        """Return the episode so far as a validated batch of one; raises `HostError` before a reset."""
+        recorder = self._require_recorder()
+        recording = recorder.build_recording(self._build_header(recorder))
+        return from_recording(replace(recording, extra=self._extra_fields()))
+
+    def latest(self) -> Batch:
+        """Return the newest record alone, without the host's own fields; raises `HostError` before a reset."""
+        recorder = self._require_recorder()
+        return from_recording(recorder.latest_record(self._build_header(recorder)))
+
+    def open_stage(self, episode: Batch, rebuild: Callable[[], object] | None = None) -> MujocoStage:
+        """Return a recorded episode, a batch of one with its `sim_state`, as a stage that owns this environment.
+
+        The scene is made by a reset from the record's seed, or by `rebuild`. Raises `HostError`, and closes the
+        environment, if it cannot be made again here, or the record lacks its start, or states of this model.
+        """
+        try:
+            if rebuild is None:
+                self.reset(episode_seed(episode))
+            else:
+                rebuild()
+            scene, observe = self._read_scene(), self._observe_pose()
+            model = self._mujoco()[0]
+            return MujocoStage(model, scene, episode, self.stage_camera, self.close, observe, self.appearance)
+        except BaseException:
+            self.close()
+            raise
+
+    def _build_header(self, recorder: Recorder) -> dict[str, object]:
+        """Return the header of the running episode, with the success of the present moment."""
+        assert self._seed is not None
+        return episode_header(
+            TaskLabel(self.task.benchmark, self.task.task_id, self._instruction()),
+            success=self._success,
+            env_seed=self._seed.env_seed,
+            index=self._init_state_index(self._seed),
+            dt=self.dt_s,
+            target_object=self._target_object(),
+            embodiment=self.embodiment,
+            versions=dict(self._versions),
+            dropped_pairs=recorder.dropped_pairs(),
+        )
+
+    def _stop_recording(self) -> None:
+        if self._detach is not None:
+            self._detach()
+        self._detach, self._recorder = None, None
+
+    def _require_recorder(self) -> Recorder:
+        if self._recorder is None:
+            raise HostError("no episode has begun", remedy="Call reset first.")
+        return self._recorder
+
+    def _read_extras(
+        self, own: Mapping[str, Reading], read: Callable[[str], Reading], *, renders: bool
+    ) -> Mapping[str, Reading]:
+        """Return `own` readings and the wanted ones, each by `read`; depths only if `renders`."""
+        depths = [name for name in self._wants.extra if name.startswith(f"{DEPTH}/")]
+        unrendered = [] if renders else depths
+        read_now = {name: read(name) for name in self._wants.extra if name not in (*own, *unrendered)}
+        return PartialReadings({**own, **read_now}, unrendered) if unrendered else {**own, **read_now}
+
+
+class RobosuiteEnv(MujocoEnv):
+    """One task in a robosuite environment with its recorder.
+
+    `reset` opens the gate of the cameras for the observation that it returns, and for no other.
+    """
+
+    dt_s = CONTROL_STEP_S
+    substep_method: str
+    """The method of robosuite's `MjSim` after which the forces of one physics substep are there."""
+
+    def __init__(self, task: Task, wants: Wants, versions: dict[str, str], action_size: int) -> None:
+        """Set bounds [A] of ±1; nothing is simulated. Raises `HostError` for a reading that the host does not have."""
+        check_extra(wants, (*_JOINT_READINGS, *camera_readings(wants.cameras)), task.benchmark)
+        super().__init__(task, wants, versions, action_size)
+        self._gate = CameraGate(wants.image_size)
+        self._privileged: ScenePrivileged | None = None
+
+    def step(self, action: Action) -> tuple[Observation, bool]:
+        """Apply one action, record it, and return the observation and the benchmark's own success. Raises
+        `HostError` if the simulation diverged, there was no reset, or no picture was sampled.
+        """
+        recorder = self._require_recorder()
+        checked = check_action(action, self._size, self.action_meaning)
+        self._gate.set_open(self._renders_next)
+        self._renders_next = True
+        raw, success = self._advance(checked.copy())
+        recorder.record_step(checked)
+        self._success = success
+        return self._observe(raw), success
+
+    def _observe_pose(self) -> Callable[[Floats, Floats], Observation]:
+        import mujoco
+
+        def observe(qpos: Floats, qvel: Floats) -> Observation:
+            model, data = self._mujoco()
+            data.qpos[:], data.qvel[:] = qpos, qvel
+            mujoco.mj_forward(model, data)
+            return self._observe(self._robosuite()._get_observations(force_update=True))
+
+        return observe
+
+    @abstractmethod
+    def _robosuite(self) -> Any:
+        """Return robosuite's own environment."""
+
+    @abstractmethod
+    def _advance(self, action: Action) -> tuple[RawObservation, bool]:
+        """Apply one action, and return the observation and the benchmark's own success."""
+
+    @abstractmethod
+    def _view_privileged(self, scene: Scene) -> ScenePrivileged:
+        """Return a reader of the present scene's ground truth."""
+
+    def _simulation(self) -> Any:
+        return self._robosuite().sim
+
+    def _mujoco(self) -> tuple[mujoco.MjModel, mujoco.MjData]:
+        simulation = self._simulation()
+        return simulation.model._model, simulation.data._data
+
+    def _base_pose(self, raw: RawObservation) -> tuple[Floats, Floats] | tuple[None, None]:
+        return None, None
+
+    def _settle(
+        self, seed: EpisodeSeed, still: Action, raw: RawObservation, success: bool
+    ) -> tuple[RawObservation, bool]:
+        """Make the still steps that `seed` asks for; return the last observation and success, or those given."""
+        steps = settling_steps(*self._mujoco(), self._read_scene().objects, seed.wait_steps, seed.rest_steps)
+        for step, _ in enumerate(steps):
+            self._gate.set_open(step >= seed.wait_steps - 1)  # any of the steps until things rest may be the last
+            raw, success = self._advance(still.copy())
+        return raw, success
+
+    def _start_recording(self, seed: EpisodeSeed, *, success: bool) -> None:
+        self._seed, self._success = seed, success
+        scene, simulation = self._read_scene(), self._simulation()
+        self._recorder, self._detach = attach_recorder(simulation, self.substep_method, scene, self.task.task_id)
+        self._privileged = self._view_privileged(scene) if self._wants.privileged else None
+
+    def _observe(self, raw: RawObservation) -> Observation:
+        base_pos_m, base_quat_wxyz = self._base_pose(raw)
+        return Observation(
+            instruction=self._instruction(),
+            eef_pos_m=np.array(raw["robot0_eef_pos"], dtype=np.float64),
+            eef_quat_wxyz=to_wxyz(raw["robot0_eef_quat"]),
+            gripper_qpos=np.array(raw["robot0_gripper_qpos"], dtype=np.float64),
+            images=self._read_images(raw),
+            privileged=self._privileged.read_now() if self._privileged else None,
+            base_pos_m=base_pos_m,
+            base_quat_wxyz=base_quat_wxyz,
+            extra=self._read_extras({}, lambda name: self._read_extra(name, raw), renders=self._gate.is_open),
+        )
+
+    def _read_extra(self, name: str, raw: RawObservation) -> Reading:
+        kind, _, camera = name.partition("/")
+        if not camera:
+            return np.array(raw[_JOINT_READINGS[name]], dtype=np.float64)
+        model, data = self._mujoco()
+        if kind == DEPTH:
+            return to_metres(raw[f"{camera}_depth"][::-1, :, 0].astype(np.float32), model)
+        return camera_matrices(model, data, camera, self._wants.image_size)[MATRICES.index(kind)]
+
+    def _read_images(self, raw: RawObservation) -> Mapping[str, NDArray[np.uint8]]:
+        if not self._gate.is_open:
+            return UnrenderedImages(self._wants.cameras)
+        if self._wants.cameras and not self._gate.is_fresh:
+            problem = "the simulator sampled no picture in this control step, so that none can be shown"
+            raise HostError(problem, remedy="Its cameras are to be sampled once a control step, at 20 Hz.")
+        return {camera: np.array(raw[f"{camera}_image"][::-1], dtype=np.uint8) for camera in self._wants.cameras}
+
+
+def camera_options(wants: Wants) -> dict[str, object]:
+    """Return robosuite's options of an environment's cameras; nothing is rendered if none is wanted."""
+    height, width = wants.image_size
+    rendered = bool(wants.cameras)
+    return {
+        "has_renderer": False,
+        "has_offscreen_renderer": rendered,
+        "use_camera_obs": rendered,
+        "camera_names": list(wants.cameras),
+        "camera_heights": height,
+        "camera_widths": width,
+        "camera_depths": [f"{DEPTH}/{camera}" in wants.extra for camera in wants.cameras],
+        # The rollout decides when an episode ends; robosuite would refuse the 1001st step, settling included.
+        "ignore_done": True,
+    }
+
+
+def env_options(robot: str, wants: Wants) -> dict[str, object]:
+    """Return the keyword arguments of an environment of one robot under its own controller; imports robosuite."""
+    from robosuite.controllers import load_composite_controller_config
+
+    controller = load_composite_controller_config(controller=None, robot=robot)
+    return {"robots": robot, "controller_configs": controller, **camera_options(wants)}
+
+
+def quieten_log() -> None:
+    """Keep from robosuite's log, from now on, what no part of this package needs."""
+    logging.getLogger("robosuite_logs").addFilter(lambda record: not record.getMessage().startswith(_CHATTER))
+
+
+def drawn_reset_seed(seed: EpisodeSeed) -> int:
+    """Return the 32-bit seed of a reset that places everything itself, made of `env_seed` and the index."""
+    return int(np.random.SeedSequence([seed.env_seed, seed.init_state_index]).generate_state(1)[0])
+
+
+def to_wxyz(quat_xyzw: NDArray[np.generic]) -> NDArray[np.float64]:
+    """Return robosuite's quaternion with w first, [4]."""
+    return np.array(quat_xyzw[[3, 0, 1, 2]], dtype=np.float64)
+
+
+def flat_state(recorded: Sequence[float], size: int) -> Floats:
+    """Return a recorded flat state as an array, [size]; raises `HostError` if it is of another size or not finite."""
+    state = np.array(recorded, dtype=np.float64)
+    if state.shape != (size,):
+        problem = f"the recorded state has {state.size} numbers, this simulation has {size}"
+        raise HostError(problem, remedy="It was recorded of another task, or with another version of the simulator.")
+    if not np.isfinite(state).all():
+        raise HostError("the recorded state is not finite", remedy="Mend the recording.")
+    return state
+
+
+def model_coordinates(model: Any, body_name: Sequence[str]) -> tuple[Coordinate, ...]:
+    """Return every joint of a MuJoCo model as parts of its flat state, which begins with the time. Free joints are
+    the pose of their body, by its recorded name; others have their own name, or else the body's.
+    """
+    return tuple(part for joint in range(model.njnt) for part in _joint_coordinates(model, joint, body_name))
+
+
+def _joint_coordinates(model: Any, joint: int, body_name: Sequence[str]) -> Iterator[Coordinate]:
+    first, kind = 1 + int(model.jnt_qposadr[joint]), int(model.jnt_type[joint])
+    body = body_name[int(model.jnt_bodyid[joint])]
+    name = str(model.joint(joint).name) or body
+    if kind == _FREE:
+        yield Coordinate(body, "position", first, 3)
+        yield Coordinate(body, "rotation", first + 3, 4)
+    elif kind == _BALL:
+        yield Coordinate(name, "rotation", first, 4)
+    else:
+        yield Coordinate(name, "position" if kind == _SLIDE else "rotation", first, 1)
+
+
+_FREE, _BALL, _SLIDE = 0, 1, 2  # MuJoCo's mjtJoint; 3 is a hinge

@@ -1,0 +1,240 @@
+"""Policies: what they want, observe and answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.errors import HostError, InvalidActionError, PolicyError
+from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
+from safevla_bench.trajectory.batch import Batch
+
+Action = NDArray[np.float64]
+
+
+Reading = NDArray[np.float64] | NDArray[np.float32]
+"""One of `Observation.extra`; depths are of single precision."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """Observations that a policy wants beyond proprioception. Nothing is rendered that no policy wants."""
+
+    cameras: tuple[str, ...] = ()
+    image_size: tuple[int, int] = (256, 256)
+    """Height and width in pixels."""
+    privileged: bool = False
+    """Simulator state that no real robot has; every report marks a policy that uses it."""
+    absolute: bool = False
+    """Actions are poses in the world frame, position [3] in m and axis-angle [3] in rad, and not changes of pose."""
+    extra: tuple[str, ...] = ()
+    """Further readings under `Observation.extra` that are made only where they are asked for, such as `joint_pos`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """The pieces of one body's collision geometry, such as a drawer's walls, as G boxes in the body frame; quat_wxyz
+    of their axes.
+    """
+
+    center_m: NDArray[np.float64]
+    half_extents_m: NDArray[np.float64]
+    quat_wxyz: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """One joint of a fixture as it is now, in the world frame.
+
+    `axis` [3] is the unit vector along which a slide's bodies move, or about which a hinge's turn to the left, as the
+    position grows from `low` to `high` (m or rad); `anchor_m` [3] is a point on a hinge's axis. `bodies` are what it
+    moves, its own body first.
+    """
+
+    kind: Literal["hinge", "slide"]
+    axis: NDArray[np.float64]
+    anchor_m: NDArray[np.float64]
+    low: float
+    high: float
+    bodies: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Privileged:
+    """Ground truth of the scene in the world frame, metres and unit wxyz quaternions; arrays are read-only.
+
+    `half_extents_m` is half the size of the body's collision geometry along its own axes, `center_m` the
+    centre of that box in the body frame. `goal` holds the task's goal predicates as the host writes them, each a
+    tuple such as `("on", "akita_black_bowl_1", "plate_1")`; `sites_m` the positions of goal regions.
+    """
+
+    body_pos_m: Mapping[str, NDArray[np.float64]]
+    body_quat_wxyz: Mapping[str, NDArray[np.float64]]
+    half_extents_m: Mapping[str, NDArray[np.float64]]
+    center_m: Mapping[str, NDArray[np.float64]]
+    joint_pos: Mapping[str, float]
+    """Positions of the fixtures' joints by name, rad or m."""
+    sites_m: Mapping[str, NDArray[np.float64]]
+    goal: tuple[tuple[str, ...], ...]
+    movable: frozenset[str]
+    pieces: Mapping[str, Boxes] = field(default_factory=dict)
+    """Pieces of a body's collision geometry, for bodies of more than one piece; a host may leave it empty."""
+    joints: Mapping[str, Joint] = field(default_factory=dict)
+    """Joints of the fixture that the goal moves, by the names of `joint_pos`; a host may leave it empty."""
+
+
+class UnrenderedImages(Mapping[str, NDArray[np.uint8]]):
+    """Images of an observation that were not rendered: nobody was to look at them. Reading one is a `PolicyError`."""
+
+    def __init__(self, cameras: Sequence[str]) -> None:
+        self._cameras = tuple(cameras)
+
+    def __getitem__(self, camera: str) -> NDArray[np.uint8]:
+        problem = f"the image of {camera} was not rendered: the policy had said that it would not look at it"
+        raise PolicyError(problem, remedy="Its `looks_next` is to be true where its next action needs the images.")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._cameras)
+
+    def __len__(self) -> int:
+        return len(self._cameras)
+
+
+class PartialReadings(Mapping[str, Reading]):
+    """Further readings of an observation for which no camera was rendered. Reading a depth is a `PolicyError`."""
+
+    def __init__(self, made: Mapping[str, Reading], unrendered: Sequence[str]) -> None:
+        self._made, self._unrendered = dict(made), tuple(unrendered)
+
+    def __getitem__(self, name: str) -> Reading:
+        if name not in self._unrendered:
+            return self._made[name]
+        problem = f"the reading {name} was not rendered: the policy had said that it would not look at it"
+        raise PolicyError(problem, remedy="Its `looks_next` is to be true where its next action needs the depth.")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*self._made, *self._unrendered))
+
+    def __len__(self) -> int:
+        return len(self._made) + len(self._unrendered)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """A policy's observation before each action.
+
+    eef_pos_m [3] world frame; eef_quat_wxyz [4]; gripper_qpos [G] finger joint positions in metres;
+    images: camera -> uint8 [H, W, 3], upright, RGB. base_pos_m [3] and base_quat_wxyz [4], world frame, are there for
+    robots that drive.
+
+    `extra` has a host's own readings by name: a vector of its own, and of what `Wants.extra` asks for those that it
+    has: `joint_pos` and `joint_vel` of the arm [J]; of a wanted camera `depth/NAME`, float32 [H, W], upright,
+    metres along the axis of view, `intrinsics/NAME` [3, 3] in pixels, and `extrinsics/NAME` [4, 4], from the camera's
+    frame (x right, y down, z forward) to the world.
+    """
+
+    instruction: str
+    eef_pos_m: NDArray[np.float64]
+    eef_quat_wxyz: NDArray[np.float64]
+    gripper_qpos: NDArray[np.float64]
+    images: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
+    privileged: Privileged | None = None
+    base_pos_m: NDArray[np.float64] | None = None
+    base_quat_wxyz: NDArray[np.float64] | None = None
+    extra: Mapping[str, Reading] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """One policy, asked once a control step. `reset` comes before each episode with a seed for its randomness."""
+
+    wants: Wants
+
+    def reset(self, task: Task, seed: int) -> None:
+        """Prepare for an episode of the task; `seed` is for the policy's own randomness."""
+
+    def act(self, observation: Observation) -> Action:
+        """Return the action, [A], in the host's units."""
+
+    def close(self) -> None:
+        """Free what the policy holds, such as a connection; the policy is not asked again."""
+
+
+@runtime_checkable
+class SelectivePolicy(Protocol):
+    """A property that a policy offers beside `Policy` if it does not look at every observation's images."""
+
+    @property
+    def looks_next(self) -> bool:
+        """True if the next `act` looks at the images of its observation."""
+
+
+@runtime_checkable
+class RemotePolicy(Protocol):
+    """Methods that a policy offers beside `Policy` if a server answers for it."""
+
+    @property
+    def env_seed(self) -> int | None:
+        """The simulator's seed that the server asks for; None where it asks for none."""
+
+    def connect(self, task: Task) -> None:
+        """Reach the server before an environment is made, and learn from it what to observe; `wants` may change."""
+
+
+@runtime_checkable
+class ReplayPolicy(Protocol):
+    """Methods that a policy offers beside `Policy` if it plays recorded episodes."""
+
+    description: Mapping[str, object]
+    """Facts for the run's description, such as a digest of the recording."""
+
+    def match(self, task: Task, start: EpisodeSeed) -> EpisodeSeed:
+        """Return the start of the recorded episode that stands for a planned start; raises `PolicyError` if none
+        fits.
+        """
+
+    def recorded_episodes(self, task: Task) -> tuple[int, ...]:
+        """Return the numbers of a task's recorded episodes: their initial states, else 0, 1 and so on."""
+
+    def cue(self, start: EpisodeSeed) -> None:
+        """Choose the recorded episode that the next `reset` begins."""
+
+    def add_divergence(self, played: Batch, coordinates: Sequence[Coordinate], last: Observation) -> Batch:
+        """Return the record with its divergence from the recording under `replay` in its header. `last` is the
+        observation after the last action.
+        """
+
+
+def check_action(action: object, size: int, meaning: str = "") -> Action:
+    """Return an action as float64 [size], before anything is simulated; `meaning` of its numbers goes into the
+    error. Raises `InvalidActionError` if it is not an array of `size` finite real numbers.
+    """
+    remedy = "Mend the policy's output."
+    if action is None:
+        raise InvalidActionError(f"None in place of an action, where the host takes {(size,)}", remedy=remedy)
+    try:
+        given = np.asarray(action)
+        if np.iscomplexobj(given):
+            raise InvalidActionError("an action of complex numbers, of which NumPy would keep half", remedy=remedy)
+        numbers = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InvalidActionError(f"a {type(action).__name__} that is no array of numbers", remedy=remedy) from None
+    if numbers.shape != (size,):
+        problem = f"an action of shape {numbers.shape}, where the host takes {(size,)}"
+        raise InvalidActionError(problem, remedy=f"Give {size} numbers: {meaning}." if meaning else remedy)
+    if not np.isfinite(numbers).all():
+        place = int(np.flatnonzero(~np.isfinite(numbers))[0])
+        raise InvalidActionError(f"number {place} of the action is {numbers[place]}, not finite", remedy=remedy)
+    return numbers
+
+
+def check_extra(wants: Wants, offered: Sequence[str], host: str) -> None:
+    """Raise `HostError` if a policy asks for a reading that is not offered."""
+    unknown = [name for name in wants.extra if name not in offered]
+    if unknown:
+        remedy = f"It has: {', '.join(offered)}." if offered else "Use a policy that needs none."
+        raise HostError(f"{host} has no reading {unknown[0]!r}", remedy=remedy)

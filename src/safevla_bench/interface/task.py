@@ -1,0 +1,84 @@
+"""Tasks, and the starts of their episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task of a suite: `index` counts from 0 in the suite's own order, `name` is the host's own name."""
+
+    benchmark: str
+    task_id: str
+    index: int
+    name: str
+    instruction: str
+    still: tuple[float, ...]
+    """The action, in the host's units, that moves nothing and opens the gripper; it is as long as every action."""
+    init_states: int | None = None
+    """Number of fixed initial states that the host ships for it; None = drawn from the seed."""
+    horizon: int | None = None
+    """The host's own limit in policy steps; a protocol's goes first."""
+    episodes: int = 1
+    """Number of episodes that its benchmark runs of it."""
+    unusable: str | None = None
+    """The reason why no environment of it can be made here; None where one can, as far as is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedEpisode:
+    """A recorded episode that is played again: its name, its length and its start.
+
+    `state` is a flat simulator state to start from, [S], as the host's records have it (`sim_state`); None = the
+    initial state of the index and seed beside it. What such a state does not hold: `fixtures`, root body -> position
+    [3] in metres and quaternion [4], w first; and where the gripper was told to go, which the host infers.
+    """
+
+    episode: str
+    source: str
+    steps: int
+    state: tuple[float, ...] | None = None
+    fixtures: tuple[tuple[str, tuple[float, ...]], ...] = ()
+    told: Mapping[str, object] = field(default_factory=dict, hash=False)
+    """What the record says of its scene: its header's field under the host's name, where that fixes the start."""
+    ending: str = "timeout"
+    """The outcome where the actions run out without success; `stopped` where the recording was broken off."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSeed:
+    """The values that fix an episode's start: the initial state's index and the environment's seed.
+
+    Or the state that `recorded` holds; then the index counts the recorded episodes and no initial state is used.
+    """
+
+    init_state_index: int
+    env_seed: int
+    wait_steps: int
+    """Settling steps before record 0; not counted in the horizon."""
+    wait_action: tuple[float, ...] | None = None
+    """The action of those steps, in the host's units; None = the host's own: no motion, and the gripper open."""
+    rest_steps: int = 0
+    earlier_resets: int | None = None
+    """Resets of an environment since it was made and seeded, before this one; None = it is seeded before this one.
+
+    For recordings of others whose environments are seeded once; a host whose scenes do not depend on it ignores it.
+    """
+    drawn: bool = False
+    """Leave the task's initial states aside: the reset places things by chance, by `env_seed` and the index."""
+    recorded: RecordedEpisode | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinate:
+    """The meaning of some numbers of a flat simulator state: `state[first : first + size]`; m, a quaternion wxyz, or
+    rad.
+    """
+
+    name: str
+    kind: Literal["position", "rotation"]
+    first: int
+    size: int
