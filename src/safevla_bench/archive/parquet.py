@@ -20,12 +20,11 @@ from typing import IO, NoReturn
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from safevla_bench.archive import parquet_batch
 from safevla_bench.archive.parquet_guard import RowGroup, check_row_group_sizes, read_row_groups
 from safevla_bench.archive.parquet_rows import (
     LIST_DEPTHS,
     SCHEMA,
-    decode_row,
+    decode_rows,
     rare_channels,
     table_schema,
     to_table,
@@ -103,7 +102,7 @@ def _rewrite(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
         copy.seek(0)
         with pq.ParquetFile(copy) as written:
             for number in range(written.num_row_groups):
-                batches = [parquet_batch.decode_group(rows) for rows in written.read_row_group(number).to_batches()]
+                batches = [decode_rows(rows) for rows in written.read_row_group(number).to_batches()]
                 writer.write_table(to_table(concatenate_batches(batches), table_schema(rare)))
     return writer
 
@@ -189,9 +188,9 @@ class _LoadedGroup:
         first = self.first
         for rows in self.rows:
             try:
-                yield parquet_batch.decode_group(rows)
-            except parquet_batch.IrregularGroup:
-                yield from _decode_rows(path, first, rows)
+                yield decode_rows(rows)
+            except RecordError:
+                yield from _decode_each(path, first, rows)
             first += rows.num_rows
 
 
@@ -246,12 +245,20 @@ class _GroupReader:
         return [DamageError(why.problem, remedy=why.remedy, place=Place(file=file, episode=name)) for name in names]
 
 
-def _decode_rows(path: Path, first: int, rows: pa.RecordBatch) -> Iterator[Batch | RecordError]:
+def _decode_each(path: Path, first: int, rows: pa.RecordBatch) -> Iterator[Batch | RecordError]:
     for k in range(rows.num_rows):
         try:
-            yield decode_row({name: rows.column(name)[k] for name in rows.schema.names})
+            yield decode_rows(rows.slice(k, 1))
         except RecordError as error:
-            yield error.with_place(Place(file=str(path), line=first + k))
+            yield error.with_place(Place(file=str(path), line=first + k, episode=_episode_id(rows, k)))
+
+
+def _episode_id(rows: pa.RecordBatch, row: int) -> str | None:
+    try:
+        name: str | None = rows.column(_NAME)[row].as_py()
+    except UnicodeDecodeError:
+        return None
+    return name
 
 
 def _check_columns(schema: pa.Schema) -> None:

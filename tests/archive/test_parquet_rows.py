@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from builders import BOWL, HAND, PLATE, contacts, episode, recordings, same_bits
-from safevla_bench.archive import parquet, parquet_batch, parquet_rows
-from safevla_bench.archive.parquet_rows import SCHEMA, to_table
+from safevla_bench.archive import parquet
+from safevla_bench.archive.parquet_rows import SCHEMA, decode_rows, to_table
 from safevla_bench.archive.record_schema import EpisodeSelection
 from safevla_bench.errors import RecordError
 from safevla_bench.trajectory.batch import Batch, concatenate_batches
@@ -29,7 +29,7 @@ def row_by_row(group: pa.RecordBatch) -> list[Batch | RecordError]:
     found: list[Batch | RecordError] = []
     for k in range(group.num_rows):
         try:
-            found.append(parquet_rows.decode_row({name: group.column(name)[k] for name in group.schema.names}))
+            found.append(decode_rows(group.slice(k, 1)))
         except RecordError as error:
             found.append(error)
     return found
@@ -40,10 +40,10 @@ def row_by_row(group: pa.RecordBatch) -> list[Batch | RecordError]:
 def test_a_valid_group_is_its_rows_bit_for_bit(several: list[Recording]):
     batches = [from_recording(one) for one in several]
     rows_given = group(batches)
-    assert same_bits(parquet_batch.decode_group(rows_given), concatenate_batches(batches))
+    assert same_bits(decode_rows(rows_given), concatenate_batches(batches))
     one_by_one = row_by_row(rows_given)
     assert same_bits(
-        parquet_batch.decode_group(rows_given),
+        decode_rows(rows_given),
         concatenate_batches([one for one in one_by_one if isinstance(one, Batch)]),
     )
 
@@ -52,7 +52,7 @@ def test_columns_that_are_absent_are_families_not_recorded():
     rows_given = group([episode(3), episode(4)]).select(
         ["episode_id", "benchmark", "task_id", "success", "dt", "target_object", "bodies", "records", "eef_pos_m"]
     )
-    assert same_bits(parquet_batch.decode_group(rows_given), concatenate_batches(row_by_row(rows_given)))
+    assert same_bits(decode_rows(rows_given), concatenate_batches(row_by_row(rows_given)))
 
 
 def altered(rng: random.Random, value: object) -> object:
@@ -95,8 +95,8 @@ def test_an_altered_row_is_read_as_it_is_alone_or_the_group_is_refused(seed):
         rows_given = plain.set_column(SCHEMA.names.index(name), SCHEMA.field(name), column)
         alone = row_by_row(rows_given)
         try:
-            whole = parquet_batch.decode_group(rows_given)
-        except parquet_batch.IrregularGroup:
+            whole = decode_rows(rows_given)
+        except RecordError:
             refused += 1
             assert any(isinstance(one, RecordError) for one in alone)  # no valid group takes the slow way
         else:
