@@ -14,8 +14,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from safevla_bench.errors import SafevlaError
 from safevla_bench.trajectory.header import ROLES, Header
-from safevla_recorder.channels import POSES, ROWS, as_fields
+from safevla_recorder.channels import POSES, ROWS, ChannelSpec, as_fields
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -147,14 +148,17 @@ class Batch:
         return float(stamps.values[first + step] - stamps.values[first])
 
     def channel(self, name: str) -> Channel:
-        """Return the rows of a channel of numbers; absent in every episode if the batch lacks it."""
-        if name in self.further:
-            return self.further[name]
-        channel: Channel = getattr(self, name, None) or _absent_channel(len(self))
+        """Return a channel of rows, one of `ROWS`, by name; absent in every episode if the batch lacks it.
+
+        Raises `SafevlaError` for another name.
+        """
+        _require_name(name, ROWS, "rows")
+        channel: Channel = self.further.get(name) or getattr(self, name, None) or _absent_channel(len(self))
         return channel
 
     def poses(self, name: str) -> Poses:
-        """Return the rows of a channel of poses, by its name; raises `AttributeError` for another name."""
+        """Return a channel of poses, one of `POSES`, by name. Raises `SafevlaError` for another name."""
+        _require_name(name, POSES, "poses")
         poses: Poses = getattr(self, name)
         return poses
 
@@ -166,6 +170,12 @@ class Batch:
         """Return body -> role of one episode, in table order."""
         table = range(self.body_starts[index], self.body_starts[index + 1])
         return {self.body_label(k): ROLES[self.body_role[k]] for k in table}
+
+
+def _require_name(name: str, specs: Sequence[ChannelSpec], kind: str) -> None:
+    names = [spec.name for spec in specs]
+    if name not in names:
+        raise SafevlaError(f"there is no channel of {kind} {name!r}", remedy=f"These are: {', '.join(names)}.")
 
 
 def batch_of_headers(headers: Sequence[Header], lengths: Ints) -> Batch:

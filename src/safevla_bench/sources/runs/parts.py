@@ -44,8 +44,6 @@ from safevla_bench.trajectory.batch import Batch, select_episodes
 from safevla_bench.trajectory.header import SCHEMA_VERSION
 
 RAW = "raw"
-JOURNAL = ".partial"
-"""Where version 0.1 kept the episodes of an unfinished run."""
 _ROW = ".json"
 _CRASHED = "crashed"
 _ROW_FIELDS = EpisodeRow.__struct_fields__
@@ -113,16 +111,6 @@ def count_progress(folder: Path) -> tuple[int, int]:
     planned = description.get("planned")
     done = planned if description.get("complete") else count_raw(folder)
     return (done, planned) if isinstance(done, int) and isinstance(planned, int) else (0, 0)
-
-
-def require_known_state(folder: Path) -> None:
-    """Raise `RunError` where an unfinished run was begun by version 0.1, which kept its episodes in another form."""
-    if not (folder / JOURNAL).is_dir():
-        return
-    records = folder / JOURNAL / "records.jsonl.zst"
-    remedy = f"Start it anew in another folder. {records} is an archive of what it had recorded, and can be scored."
-    problem = "the folder holds an unfinished run of version 0.1, which this version cannot continue"
-    raise RunError(problem, remedy=remedy, place=Place(file=str(folder)))
 
 
 def read_raw(folder: Path) -> dict[int, RawEpisode]:
@@ -326,18 +314,12 @@ def add_digests(folder: Path, contents: Mapping[str, bytes]) -> None:
         write_atomically(folder / MANIFEST, seal_json({**_without_seal(manifest), SEAL: ""}))
 
 
-def changed_files(folder: Path) -> Iterator[str] | None:
-    """Return a sentence for each file beside the archive that is not as the manifest says, the manifest included.
+def changed_files(folder: Path) -> Iterator[str]:
+    """Yield a sentence for each file beside the archive that is not as the manifest says, the manifest included.
 
-    None where the manifest, by an earlier version, has no such digests. Raises `RunError` where it cannot be read.
+    Raises `RunError` where it cannot be read.
     """
-    manifest = _read_manifest(folder)
-    files = manifest.get("files")
-    return None if files is None and SEAL not in manifest else _changed_files(folder, files)
-
-
-def _changed_files(folder: Path, files: object) -> Iterator[str]:
-    """Yield a sentence for each file that is not as `files`, name -> sha256, or its own seal says."""
+    files = _read_manifest(folder).get("files")
     for name in (MANIFEST, RUN):
         if not is_sealed(read_input(folder / name)):
             yield f"{name} was changed since it was written: its {SEAL} is not that of its bytes"

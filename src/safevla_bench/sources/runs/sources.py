@@ -285,8 +285,8 @@ def open_source(path: Path) -> RecordSource:
     Of an unfinished run the episodes that are done are read, in plan order.
 
     Raises:
-        RunError: there is no such file or run, its description or tables are damaged, version 0.1 left it unfinished,
-            or the path holds another tool's successes without trajectories.
+        RunError: there is no such file or run, its description or tables are damaged, or
+            the path holds another tool's successes without trajectories.
         RecordError: the mapping of a log cannot be read, or names no log.
     """
     require_source(path)
@@ -323,15 +323,13 @@ def _read_file(path: Path, wanted: Collection[int] | None = None) -> Iterator[Ba
 def _open_folder(path: Path) -> RecordSource:
     """Open a run folder, complete or not.
 
-    Raises `RunError` where run.json is missing, run.json, a table or a row is damaged, or version 0.1 left the run
-    unfinished.
+    Raises `RunError` where run.json is missing, or run.json, a table or a row is damaged.
     """
     if not (path / RUN).exists():
         remedy = f"A run folder holds {RUN}; name one, an archive file, or a log: a LeRobot dataset, or MCAP files."
         raise RunError("this is not a run folder", remedy=remedy, place=Place(file=str(path)))
     description = read_description(path)
     if description.get("complete") is False:
-        parts.require_known_state(path)
         unfinished = _open_unfinished(path, description)
         description = read_description(path)  # it may have been completed while we read
         if unfinished and description.get("complete") is False:

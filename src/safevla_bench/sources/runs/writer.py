@@ -43,7 +43,6 @@ from safevla_bench.sources.runs.folder import (
     read_latencies,
 )
 from safevla_bench.sources.runs.parts import (
-    JOURNAL,
     RAW,
     RawEpisode,
     changed_parts,
@@ -53,7 +52,6 @@ from safevla_bench.sources.runs.parts import (
     read_record,
     read_records,
     remove_raw,
-    require_known_state,
     require_records,
     write_raw,
     write_run,
@@ -107,9 +105,8 @@ class RunWriter:
     def _open_raw(self) -> None:
         """Read the episodes that are done into `episodes`, and make the folder of raw episodes if it is missing.
 
-        Raises `RunError` for the form of version 0.1, a damaged row, or a done episode whose record is missing.
+        Raises `RunError` for a damaged row, or a done episode whose record is missing.
         """
-        require_known_state(self.folder)
         (self.folder / RAW).mkdir(exist_ok=True)
         episodes = read_raw(self.folder)
         require_records(self.folder, episodes)
@@ -286,10 +283,8 @@ def _with_facts_of_the_day(description: Mapping[str, object], episodes: Sequence
 
 
 def _remove_leftovers(folder: Path) -> None:
-    if (folder / MANIFEST).exists():
-        for working_state in (folder / RAW, folder / JOURNAL):
-            if working_state.is_dir():
-                shutil.rmtree(working_state)
+    if (folder / MANIFEST).exists() and (folder / RAW).is_dir():
+        shutil.rmtree(folder / RAW)
     for path in [*folder.glob(".*.partial"), *(folder / ARCHIVE).glob(".*.partial")]:
         path.unlink()
 
