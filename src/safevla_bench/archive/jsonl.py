@@ -95,10 +95,7 @@ _COMPRESS: Mapping[str, Callable[[bytes], bytes]] = {
 
 
 def _split_lines(pieces: Iterable[bytes], separator: bytes) -> Iterator[bytes]:
-    """Yield the lines, each with its separator, of a text in pieces; all of the text if `separator` is empty.
-
-    Raises `RecordError` where a line is too long, or too many are empty.
-    """
+    """Yield the lines, each with its separator, of a text in pieces; all of the text if `separator` is empty."""
     begun: list[bytes] = []
     number = 1
     size = blank = 0
@@ -120,10 +117,6 @@ def _split_lines(pieces: Iterable[bytes], separator: bytes) -> Iterator[bytes]:
 
 
 def _read_pieces(stream: IO[bytes], name: str) -> Iterator[bytes]:
-    """Yield the contents of a file in pieces, none of them large whatever the compressed bytes state.
-
-    The suffix of `name` tells the compression, if any. Raises as `_check_member` does.
-    """
     compression = _COMPRESSIONS.get(Path(name).suffix)
     if compression is None:
         yield from iter(partial(stream.read, _PIECE), b"")
@@ -162,12 +155,6 @@ def _is_at_end(stream: IO[bytes], at: int) -> bool:
 
 
 def _check_member(stream: IO[bytes], at: int, compression: _Compression) -> tuple[int, list[bytes]]:
-    """Decompress the member that begins at byte `at`; return its end and its contents, [] in place of long contents.
-
-    Raises:
-        _BadMemberError: the member is cut off, or damaged.
-        RecordError: one of its lines is longer than an episode may be.
-    """
     contents: list[bytes] = []
     end = size = line = 0
     for piece, behind in _read_member(stream, at, compression):
@@ -183,10 +170,6 @@ def _check_member(stream: IO[bytes], at: int, compression: _Compression) -> tupl
 
 
 def _read_member(stream: IO[bytes], at: int, compression: _Compression) -> Iterator[tuple[bytes, int]]:
-    """Yield the contents of the member at byte `at` in pieces, each with the byte offset behind what was read of it.
-
-    Raises `_BadMemberError` where the member is cut off or damaged, maybe after some pieces.
-    """
     size, decompressor = compression
     member, why = decompressor(), "the file ends within it"
     stream.seek(at)

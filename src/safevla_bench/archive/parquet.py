@@ -89,10 +89,6 @@ def _open_writer(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
 
 
 def _rewrite(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
-    """Empty the stream, write its row groups again with the columns of `rare`, and return the open writer.
-
-    The stream holds a finished file, which is copied to a temporary file meanwhile.
-    """
     with TemporaryFile() as copy:
         stream.seek(0)
         shutil.copyfileobj(stream, copy)
@@ -108,10 +104,6 @@ def _rewrite(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
 
 
 def _group_episodes(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
-    """Yield the episodes of each row group, as batches of one: at most 32, and 64 MiB unless a single episode has more.
-
-    Raises `RecordError` for an episode that is too large.
-    """
     group: list[Batch] = []
     total = 0
     for episode in (select_episodes(batch, [e]) for batch in batches for e in range(len(batch))):
@@ -214,7 +206,6 @@ class _GroupReader:
                 yield awaited.popleft().result()
 
     def read_group(self, placed: _PlacedGroup) -> _LoadedGroup:
-        """Return the rows of a group, or its errors where it is damaged."""
         group, first = placed.group, placed.first
         try:
             group.check_pages(self.stream, self.end)
@@ -229,10 +220,6 @@ class _GroupReader:
         return _LoadedGroup(first, errors=self.lost_episodes(placed, reason))
 
     def lost_episodes(self, placed: _PlacedGroup, why: RecordError) -> list[DamageError]:
-        """Return errors with the problem of `why`: one for each episode of the group, or one for all without names.
-
-        The latter where the column of names is damaged too.
-        """
         file = str(self.path)
         if placed.group.rows > MAX_BAD_LINES:
             return [DamageError(why.problem, episodes=placed.group.rows, remedy=why.remedy, place=Place(file=file))]
@@ -262,7 +249,6 @@ def _episode_id(rows: pa.RecordBatch, row: int) -> str | None:
 
 
 def _check_columns(schema: pa.Schema) -> None:
-    """Raise `RecordError` for the first column that is missing, repeated, unknown or of a wrong type."""
     for name in _REQUIRED:
         if name not in schema.names:
             _refuse_column(f"the column {name!r} is missing", _REMEDY_COLUMNS, name)

@@ -156,10 +156,6 @@ def read_row_groups(stream: IO[bytes]) -> tuple[list[RowGroup], int]:
 
 
 def _row_group(stated: Struct) -> RowGroup:
-    """Return a row group from its struct in the footer.
-
-    Raises `MalformedError` where a part is missing or contradictory.
-    """
     columns = tuple(_struct_field(column, 3) for column in _list_field(stated, 1))
     rows = _size_field(stated, 3)
     if any(_size_field(column, 5) < rows for column in columns):
@@ -170,8 +166,7 @@ def _row_group(stated: Struct) -> RowGroup:
 def _page_sizes(stream: IO[bytes], end: int, column: Struct) -> Iterator[tuple[int, int]]:
     """Yield (bytes in memory, number of values) for each page of a column, a dictionary page with 0 values.
 
-    Each value that refers to a dictionary of texts is counted with the bytes of the whole dictionary. Raises
-    `RecordError` where the pages are not as the footer says, or texts are written as differences.
+    Each value that refers to a dictionary of texts is counted with the bytes of the whole dictionary.
     """
     try:
         is_text, stated, dictionary, total = column.get(1) == _BYTE_ARRAY, _size_field(column, 5), 0, 0
@@ -198,10 +193,6 @@ def _page_sizes(stream: IO[bytes], end: int, column: Struct) -> Iterator[tuple[i
 
 
 def _read_page_header(stream: IO[bytes], place: int, end: int) -> tuple[Struct, int]:
-    """Return the header of the page at byte `place`, and the byte offset of the next page.
-
-    Raises `MalformedError` where there is no header, or the page reaches beyond `end`.
-    """
     for most in _HEADER_READS:
         stream.seek(place)
         try:
@@ -230,10 +221,6 @@ def _struct_field(struct: Struct, field: int) -> Struct:
 
 
 def _list_field(struct: Struct, field: int) -> list[Struct]:
-    """Return a field that is a list of structs.
-
-    Raises `MalformedError` where the field is absent, or of another type.
-    """
     value = struct.get(field)
     if not isinstance(value, list):
         raise MalformedError("a part is missing")
@@ -293,11 +280,7 @@ def read_struct(content: bytes, fields: Fields) -> tuple[Struct, int]:
 
 
 def _read_struct(content: bytes, place: int, fields: Fields, depth: int) -> tuple[Struct, int]:
-    """Return the wanted fields of the struct at byte `place`, and the byte offset behind the struct.
-
-    Raises `IndexError` where the bytes end early, `MalformedError` where they are no struct. Short values are read
-    without a call each: a footer has a few hundred bytes for every column.
-    """
+    """Return the wanted fields of the struct at byte `place`, and the byte offset behind the struct."""
     if depth > _MAX_DEPTH:
         raise MalformedError("nested too deeply")
     struct: Struct = {}
@@ -335,9 +318,7 @@ def _read_struct(content: bytes, place: int, fields: Fields, depth: int) -> tupl
 def _read_list(content: bytes, place: int, fields: Fields | None, depth: int) -> tuple[list[Struct] | None, int]:
     """Return the structs of the list at byte `place`, and the offset behind the list.
 
-    For a list of other things, or if `fields` is None, None stands for the structs; for an empty list []. Raises
-    `MalformedError` for a list longer than the bytes left, nested too deeply or of an unknown type, and `IndexError`
-    where the bytes end.
+    For a list of other things, or if `fields` is None, None stands for the structs; for an empty list [].
     """
     if depth > _MAX_DEPTH:
         raise MalformedError("nested too deeply")
@@ -362,10 +343,7 @@ def _read_list(content: bytes, place: int, fields: Fields | None, depth: int) ->
 
 
 def _skip_value(content: bytes, place: int, kind: int, depth: int) -> int:
-    """Return the byte offset behind the value of this type at `place`, which may lie beyond the end of `content`.
-
-    Raises `MalformedError` for an unknown type or too deep a nesting, and `IndexError` where the bytes end.
-    """
+    """Return the byte offset behind the value of this type at `place`, which may lie beyond the end of `content`."""
     if kind == _BINARY:
         size = content[place]
         if size < 128:
@@ -386,7 +364,6 @@ def _skip_value(content: bytes, place: int, kind: int, depth: int) -> int:
 
 
 def _skip_struct(content: bytes, place: int, depth: int) -> int:
-    """Return the byte offset behind the struct at `place`, of which no field is wanted; raises as `_skip_value`."""
     if depth > _MAX_DEPTH:
         raise MalformedError("nested too deeply")
     if plain := _PLAIN_STRUCT.match(content, place):
@@ -401,10 +378,6 @@ def _skip_struct(content: bytes, place: int, depth: int) -> int:
 
 
 def _read_varint(content: bytes, place: int) -> tuple[int, int]:
-    """Return the unsigned integer of variable length at byte `place`, and the offset behind; at most 10 bytes.
-
-    Raises `MalformedError` for a longer integer, `IndexError` where the bytes end.
-    """
     result = 0
     for shift in range(0, 7 * _MAX_VARINT_BYTES, 7):
         byte = content[place]

@@ -67,7 +67,6 @@ _INTEGERS = ("schema_version", "seed", "env_seed", "init_state_index", "horizon"
 
 
 def _check_integers(header: Header) -> Iterator[RecordError]:
-    """Yield an error for a schema version that is not supported, and for each integer that does not fit 64 bits."""
     for name in _INTEGERS:
         value: int | None = getattr(header, name)
         if value is not None and not -(2**63) <= value < 2**63:
@@ -80,7 +79,6 @@ def _check_integers(header: Header) -> Iterator[RecordError]:
 
 
 def _check_outcome(header: Header) -> Iterator[RecordError]:
-    """Yield an error if the outcome is none of `OUTCOMES`, or disagrees with `success`."""
     if header.outcome is None:
         return
     place = Place(episode=header.episode_id, field="outcome")
@@ -100,10 +98,6 @@ def _check_body_names(batch: Batch, e: int) -> Iterator[RecordError]:
 
 
 def _check_target(batch: Batch, e: int) -> Iterator[RecordError]:
-    """Yield an error if the target of episode `e` is no body of the episode, or has another role than `target`.
-
-    An episode without a target yields nothing.
-    """
     header = batch.headers[e]
     if header.target_object is None:
         return
@@ -168,7 +162,6 @@ def _check_norm(batch: Batch, spec: ChannelSpec, channel: Channel) -> Iterator[R
 
 
 def _check_tracking(batch: Batch) -> Iterator[RecordError]:
-    """Yield an error for the first body of the batch that `pose_valid` names and that has no pose, if any."""
     valid = batch.pose_valid
     if not len(valid.body):
         return
@@ -182,10 +175,6 @@ def _check_tracking(batch: Batch) -> Iterator[RecordError]:
 
 
 def _check_stamps(batch: Batch) -> Iterator[RecordError]:
-    """Yield an error for each episode whose time stamps do not increase, by 1e-9 s at least, at the first such step.
-
-    Episodes without time stamps yield nothing.
-    """
     channel = batch.channel("time_s")
     for e in np.flatnonzero(channel.present):
         stamps = channel.values[channel.starts[e] : channel.starts[e + 1]]
@@ -200,10 +189,6 @@ def _check_stamps(batch: Batch) -> Iterator[RecordError]:
 
 
 def _check_contacts(batch: Batch) -> Iterator[RecordError]:
-    """Yield an error for the first contact of each fault: force or impulse out of range, or a body that touches itself.
-
-    A NaN impulse is no fault: none was recorded.
-    """
     contacts = batch.contacts
     yield from _first_contact_error(batch, ~np.isfinite(contacts.force_n), "force_n", "is not a finite number")
     yield from _first_contact_error(batch, contacts.force_n < 0, "force_n", "is negative")
@@ -238,10 +223,6 @@ def _owner_index(starts: Ints, item: int) -> int:
 
 
 def _check_torques(batch: Batch) -> Iterator[RecordError]:
-    """Yield an error for each episode, and channel of torques, with another count of joints than of torque limits.
-
-    Episodes whose robot has no known limits yield nothing.
-    """
     for name in TORQUES:
         channel = batch.channel(name)
         for e in np.flatnonzero(channel.present):

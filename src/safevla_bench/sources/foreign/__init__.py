@@ -118,12 +118,6 @@ def read_results(path: Path) -> ForeignResults:
 
 
 def _read_lerobot(path: Path) -> ForeignResults:
-    """Return the episodes of LeRobot's `eval_info.json`: `per_task`, or in older versions `per_episode`.
-
-    `per_task` lists `task_group`, `task_id` and `metrics.successes`; `per_episode` lists a `success` each. A remark
-    tells if the file counts another number of episodes. Raises `KeyError`, `TypeError` or `ValueError` for another
-    structure.
-    """
     tree = json.loads(read_input(path))
     episodes = tuple(_task_episodes(tree["per_task"]) if "per_task" in tree else _plain_episodes(tree["per_episode"]))
     stated = tree.get("overall", tree.get("aggregated", {})).get("n_episodes")
@@ -133,10 +127,6 @@ def _read_lerobot(path: Path) -> ForeignResults:
 
 
 def _task_episodes(tasks: Any) -> Iterator[ForeignEpisode]:
-    """Yield an episode for each success of each task.
-
-    Raises `KeyError`, `TypeError` or `ValueError` for another structure.
-    """
     for task in tasks:
         for success in task["metrics"]["successes"]:
             yield ForeignEpisode(str(task["task_group"]), f"task_{task['task_id']}", _parse_success(success))
@@ -154,11 +144,6 @@ def _parse_success(value: object) -> bool:
 
 
 def _read_harness(path: Path) -> ForeignResults:
-    """Return the episodes of the harness's tables `episode_results` and `eval_metadata`.
-
-    Success is None after an error. Remarks count the errors, and say whether actions are there. Raises `sqlite3.Error`
-    or `ValueError` for another structure.
-    """
     with closing(_open_recording(path)) as connection:
         suites = {eval_id: _benchmark_name(text) for eval_id, text in _select(connection, _SUITES)}
         episodes = tuple(
@@ -184,10 +169,7 @@ def _parse_status(status: str) -> bool | None:
 
 
 def _benchmark_name(metadata: str) -> str | None:
-    """Return the text under `benchmark` in a JSON object, else None.
-
-    Raises `ValueError` for invalid JSON.
-    """
+    """Return the text under `benchmark` in a JSON object, else None."""
     tree = json.loads(metadata)
     name = tree.get("benchmark") if isinstance(tree, dict) else None
     return name if isinstance(name, str) else None
@@ -230,11 +212,6 @@ def recording_files(path: Path) -> list[Path]:
 
 
 def _open_recording(path: Path) -> sqlite3.Connection:
-    """Return a read-only connection to an SQLite file, which the caller closes.
-
-    Only plain tables are read: a view or a computed column makes any number of rows out of nothing. Raises
-    `sqlite3.Error` if no connection can be made, `ValueError` if it is no file, or a table is none.
-    """
     open_input(path).close()
     connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_VALUE_BYTES)
@@ -263,11 +240,7 @@ def _holds_actions(connection: sqlite3.Connection) -> bool:
 
 
 def _read_recording(path: Path, budget: Budget) -> list[RecordedActions]:
-    """Return the LIBERO episodes of a recording that ran to their end, in the order in which they ran.
-
-    Raises:
-        RecordError: the file is of another structure, has lost steps, or no episode of LIBERO holds actions.
-    """
+    """Return the LIBERO episodes of a recording that ran to their end, in the order in which they ran."""
     try:
         with closing(_open_recording(path)) as connection:
             takes = list(_read_episodes(path, connection, budget))
@@ -290,9 +263,7 @@ def _read_recording(path: Path, budget: Budget) -> list[RecordedActions]:
 def _read_episodes(path: Path, connection: sqlite3.Connection, budget: Budget) -> Iterator[RecordedActions]:
     """Yield the LIBERO episodes that ended in success or failure and hold an action in every step, in stored order.
 
-    `earlier_resets` counts the episodes that one environment ran before this one, of whatever outcome. Raises
-    `RecordError` if rows of steps are missing or numbers have another size, and `sqlite3.Error`, `ValueError`,
-    `KeyError` or `TypeError` for another structure.
+    `earlier_resets` counts the episodes that one environment ran before this one, of whatever outcome.
     """
     entries = {
         str(eval_id): (str(name), _entry_parameters(json.loads(text)))
@@ -335,10 +306,6 @@ def _read_episodes(path: Path, connection: sqlite3.Connection, budget: Budget) -
 
 
 def _parse_step(fields: str, budget: Budget) -> dict[str, list[Any]]:
-    """Return the action and the state of a step, where it has them, cut at `_STEP_NUMBERS`, and count it.
-
-    Raises `RecordError` if all are more than the budget, `ValueError` or `TypeError` for another structure.
-    """
     tree = json.loads(fields)
     budget.spend(_STEP_NUMBERS)
     return {name: list(tree[name])[:_STEP_NUMBERS] for name in ("action", "state") if name in tree}
@@ -352,8 +319,7 @@ _PARAMETERS = ("suite", "env_seed", "num_steps_wait", "absolute_action")
 def _entry_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the parameters of LIBERO's benchmark; None for another benchmark.
 
-    Configured parameters come before those that the server told, and these before the harness's defaults. Raises
-    `KeyError` without `config`.
+    Configured parameters come before those that the server told, and these before the harness's defaults.
     """
     config = metadata["config"]
     if config["benchmark"] != _LIBERO:
@@ -372,10 +338,7 @@ def _entry_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _read_rows(rows: Sequence[Mapping[str, Any]], field: str, size: int, where: Place) -> Floats:
-    """Return a field of all rows, [n, size]; raise `RecordError` for another size or numbers that are not finite.
-
-    Raises `ValueError` or `TypeError` where the rows are uneven or no numbers.
-    """
+    """Return a field of all rows, [n, size]."""
     values = np.array([row[field] for row in rows], dtype=np.float64)
     if values.shape != (len(rows), size) or not np.isfinite(values).all():
         problem = f"`{field}` has the shape {values.shape}, or numbers that are not finite"

@@ -152,12 +152,7 @@ _HDF5_REMEDY = "Name an HDF5 file of demonstrations: data/demo_N/actions and sta
 
 
 def _read_demos(path: Path, file: Any, budget: Budget) -> Iterator[RecordedActions]:
-    """Yield the demonstrations of an open HDF5 file, by number.
-
-    Raises `RecordError` if there are none, a demonstration is no group, actions or states are no matrix of numbers or
-    their counts disagree, or the model cannot be read; `KeyError` if the file lacks `data` or a demonstration lacks
-    `actions`.
-    """
+    """Yield the demonstrations of an open HDF5 file, by number."""
     data = _require_group(path, "data", _own_item(file, "data"))
     suite, task, instruction = _read_task(data.attrs)
     names = [name for name in data if re.fullmatch(r"demo_\d{1,18}", name)]
@@ -201,11 +196,7 @@ def _require_group(path: Path, name: str, item: Any) -> Any:
 
 
 def _read_matrix(path: Path, name: str, field: str, rows: Any, budget: Budget) -> Floats:
-    """Return the rows of a demonstration's field, [n, k].
-
-    Raises `RecordError` if they are no matrix of numbers, lie in another file or in huge chunks, or are more than is
-    left of the budget. NaN passes.
-    """
+    """Return the rows of a demonstration's field, [n, k]."""
     place = Place(str(path), episode=name, field=field)
     if getattr(rows, "is_virtual", False) or getattr(rows, "external", None):
         raise RecordError("its numbers lie in another file", remedy="Write them into this one.", place=place)
@@ -261,8 +252,7 @@ def _decode_text(value: object) -> str | None:
 def _parse_fixtures(xml: str | None, place: Place) -> tuple[tuple[str, tuple[float, ...]], ...]:
     """Return name and pose, position [3] in m and quaternion [4] wxyz, of each named top body without a free joint.
 
-    () without XML, and for XML that is too large or has declarations. Raises `RecordError` for text that is no XML, and
-    for a pose that is no numbers.
+    () without XML, and for XML that is too large or has declarations.
     """
     if not xml or len(xml) > _LARGEST_XML or "<!" in xml:  # no entities from a stranger's file
         return ()
@@ -281,10 +271,6 @@ def _has_free_joint(body: ElementTree.Element) -> bool:
 
 
 def _parse_pose(body: ElementTree.Element) -> tuple[float, ...]:
-    """Return the numbers of a body's position and quaternion, MuJoCo's defaults where not given.
-
-    Raises `ValueError` for other text.
-    """
     position, turned = body.get("pos", "0 0 0").split(), body.get("quat", "1 0 0 0").split()
     return tuple(float(number) for number in (*position, *turned))
 
@@ -321,11 +307,7 @@ def read_dataset(folder: Path) -> list[RecordedActions]:
 
 
 def _read_frames(file: Path, budget: Budget) -> Iterator[tuple[NDArray[np.int64], Floats]]:
-    """Yield the frames of a file, some at a time: episode, frame and task index [n, 3], and actions [n, A].
-
-    Raises `RecordError` if the file cannot be read, an index is no whole number, the actions are no matrix of numbers,
-    or all are more than is left of the budget.
-    """
+    """Yield the frames of a file, some at a time: episode, frame and task index [n, 3], and actions [n, A]."""
     remedy = f"A LeRobot dataset of version 3 has frames with {', '.join(_COLUMNS)}."
     try:
         for batch in read_batches(file, _COLUMNS):

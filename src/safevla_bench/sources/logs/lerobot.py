@@ -205,8 +205,8 @@ def _read_episode(
     """Return one episode of frames, or the error with its place if its numbers cannot be read.
 
     `picks` tells the columns of each part of the mapping. Time is `frame_index` over fps where the stamps agree with
-    that to 1 % of a frame, else the stamps [s]. `success` is the feature whose last frame says the outcome, None =
-    none does.
+    that to 1 % of a frame, else the stamps [s]. `success` is the feature whose last frame says the outcome, None = none
+    does.
     """
     name = _episode_name(frames)
     place = Place(file=str(dataset.folder), episode=name)
@@ -253,11 +253,7 @@ def _read_success(numbers: Floats) -> bool | None:
 
 
 def _feature_matrix(frames: pa.Table, feature: str, size: int = 1) -> Floats:
-    """Return a feature's numbers, [n, k], NaN where a frame has none; k is `size` where no frame has any.
-
-    Raises:
-        ValueError: frames have different counts of numbers, or far too many.
-    """
+    """Return a feature's numbers, [n, k], NaN where a frame has none; k is `size` where no frame has any."""
     column = frames[feature].combine_chunks()
     if is_list(column.type):
         return stack_lists(column, feature, size)
@@ -292,10 +288,7 @@ def _require_feature(dataset: Dataset, name: str, key: str) -> Mapping[str, Any]
 
 
 def _pick_columns(dataset: Dataset, part: str, columns: Columns | PoseColumns) -> _Pick:
-    """Return the feature and the places of its numbers that a part of the mapping takes.
-
-    Raises `RecordError` if the dataset lacks the feature, a name or a place.
-    """
+    """Return the feature and the places of its numbers that a part of the mapping takes."""
     feature = _require_feature(dataset, columns.source, part)
     size, names = math.prod(feature.get("shape") or [1]), feature_names(feature)
     if size > _MOST_SIZE:
@@ -323,8 +316,8 @@ def _pick_columns(dataset: Dataset, part: str, columns: Columns | PoseColumns) -
 def _pose_places(columns: PoseColumns, names: list[str], size: int) -> list[int]:
     """Return the places of x, y, z and, where there is an orientation, w, x, y, z, in that order.
 
-    Places not given in the mapping are found by names that end in x, y, z and qw, qx, qy, qz, each there once; else
-    the position is the first three, and the quaternion of a feature of seven numbers is the rest.
+    Places not given in the mapping are found by names that end in x, y, z and qw, qx, qy, qz, each there once; else the
+    position is the first three, and the quaternion of a feature of seven numbers is the rest.
     """
     last = [name.rpartition(".")[2].rpartition("_")[2] for name in names]
     position = list(columns.position or ())

@@ -147,7 +147,6 @@ def read_mapping(path: Path) -> LogMapping:
 
 
 def _find_problems(mapping: LogMapping) -> list[str]:
-    """Return what contradicts itself in a mapping, a sentence each; [] if nothing does."""
     targets = [name for name, body in mapping.bodies.items() if body.role == "target"]
     target, grip = mapping.episode.target, mapping.gripper
     problems = []

@@ -117,7 +117,6 @@ def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
     """Return the instants that are records, ascending: once every part has been seen, those with all but bodies known.
 
     Bodies that are never seen do not count. Warns, once an episode, of instants left out and of bodies never seen.
-    Raises `RecordError` if a part other than a body is never known, or no instant is left.
     """
     usable = np.ones(len(episode.time_s), dtype=np.bool_)
     unseen: list[str] = []
@@ -164,10 +163,7 @@ def _gripper_contact(part: Series, columns: GripColumns) -> Bools:
 
 
 def _build_header(episode: LoggedEpisode, mapping: LogMapping, place: Place) -> dict[str, object]:
-    """Return the header of a record; the mapping's facts come before those of the log.
-
-    Raises `RecordError` if neither says whether the episode succeeded.
-    """
+    """Return the header of a record; the mapping's facts come before those of the log."""
     asked = mapping.episode
     outcome = asked.outcomes.get(episode.name)
     success = asked.success if isinstance(asked.success, bool) else episode.success

@@ -321,10 +321,6 @@ def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
 
 
 def _note_batches(source: RecordSource, notes: list[BatchNotes | RecordError], budget: Budget) -> Iterator[Batch]:
-    """Yield the good batches of a source, and append the notes of each, and each error, to `notes`.
-
-    Raises `RecordError` if these take more than the budget.
-    """
     for batch in source.scan():
         note = batch if isinstance(batch, RecordError) else BatchNotes.of_batch(batch)
         try:
@@ -394,10 +390,6 @@ def _filter_episodes(batches: Iterable[Batch | RecordError], names: set[EpisodeK
 
 
 def _read_wanted(source: RecordSource, wanted: Sequence[tuple[int, EpisodeKey]]) -> dict[EpisodeKey, Batch]:
-    """Return the wanted episodes by their key: looked for at their places, and then wherever they are by now.
-
-    Raises `RunError` where the source no longer holds all of them.
-    """
     names = {name for _, name in wanted}
     for places in ([place for place, _ in wanted], None):
         episodes = {

@@ -185,10 +185,7 @@ def read_greetings(folder: Path) -> list[PolicyGreeting]:
 
 
 def _read_volatile(folder: Path, name: str, kind: type[T]) -> T | None:
-    """Return a value that run.json has under `volatile`; None where the value is missing.
-
-    Raises `RunError` where the value is not of type `kind`, or run.json is missing or damaged.
-    """
+    """Return a value that run.json has under `volatile`; None where the value is missing."""
     volatile = read_description(folder).get("volatile")
     value = volatile.get(name) if isinstance(volatile, dict) else None
     try:

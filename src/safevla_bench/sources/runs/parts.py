@@ -204,8 +204,7 @@ def read_unfinished(
 def _read_completed(folder: Path, episodes: Mapping[int, RawEpisode]) -> Iterator[Batch | RecordError]:
     """Yield the records of these episodes from the archive, if the run is complete by now, and every error in it.
 
-    If it is not, yield each episode's raw record, or the error of a record that is missing or damaged. Raises
-    `RunError` where run.json is missing or damaged.
+    If it is not, yield each episode's raw record, or the error of a record that is missing or damaged.
     """
     names = {episode.episode_id for episode in episodes.values()}
     if read_description(folder).get("complete") is True:
@@ -234,10 +233,6 @@ def require_records(folder: Path, episodes: Mapping[int, RawEpisode]) -> None:
 
 
 def _row_paths(folder: Path) -> dict[int, Path]:
-    """Return place in the plan -> path of the row of each episode that is done, in plan order.
-
-    Raises `FileNotFoundError` where there is no folder of raw episodes.
-    """
     paths = [path for path in (folder / RAW).iterdir() if path.suffix == _ROW and path.stem.isdecimal()]
     return {int(path.stem): path for path in sorted(paths, key=lambda path: int(path.stem))}
 

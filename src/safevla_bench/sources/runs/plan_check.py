@@ -137,7 +137,6 @@ def _count_episodes(plan: _Plan, task: str, rows: Sequence[EpisodeRow]) -> int:
 
 
 def _absent_episode(policy: str, task: str, number: int) -> AbsentEpisode:
-    """Return a planned episode as one that is missing."""
     benchmark, _, task_id = task.partition("/")
     return AbsentEpisode(
         episode_id=name_episode(policy, task, number),

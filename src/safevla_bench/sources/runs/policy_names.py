@@ -99,7 +99,6 @@ def identify_policies(path: Path, description: Mapping[str, object]) -> list[Pol
 
 
 def _identify_rows(path: Path, description: Mapping[str, object], rows: Iterable[object]) -> list[PolicyIdentity]:
-    """Return the identity of each row that names a policy; other rows are left out."""
     return [
         PolicyIdentity(
             name=row["policy"],
@@ -132,10 +131,6 @@ def _statements(description: Mapping[str, object], policy: str) -> dict[str, str
 
 
 def _servers(description: Mapping[str, object]) -> dict[str, str]:
-    """Return suite -> its server in this run; {} where none is named.
-
-    SUITE=URL is that suite's, and a URL alone every other suite's of the run.
-    """
     volatile, suites = description.get("volatile"), description.get("suites")
     named = volatile.get("servers") if isinstance(volatile, Mapping) else None
     servers: dict[str, str] = {}

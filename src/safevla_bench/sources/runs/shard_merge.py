@@ -76,10 +76,7 @@ def merge_shards(folders: Sequence[Path], out: Path) -> list[EpisodeRow]:
 
 
 def _require_shard(folder: Path) -> _Shard:
-    """Return the complete shard in a folder.
-
-    Raises `RunError` where the folder is no run, no shard or unfinished, or its run.json or table is damaged.
-    """
+    """Return the complete shard in a folder."""
     if not (folder / RUN).exists():
         _refuse_folder(folder, "this is not a run folder", _REMEDY)
     description = read_description(folder)
@@ -129,10 +126,6 @@ def _require_intact(shard: _Shard) -> None:
 
 
 def _write_merged(shards: Sequence[_Shard], rows: Sequence[EpisodeRow], out: Path) -> None:
-    """Write the merged run beside `out` and rename it to `out`; nothing is left where that fails.
-
-    Raises as `merge_shards` does for records and the disk.
-    """
     beside = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         with translated_errors(out):
@@ -159,10 +152,6 @@ def _shard_greetings(shard: _Shard) -> Iterator[tuple[EpisodeRow, Mapping[str, o
 
 
 def _shard_records(shard: _Shard) -> Iterator[Batch]:
-    """Yield the records of a shard; at the end raise `RunError` if they are not as many as its episodes left.
-
-    Raises `RecordError` where a record cannot be read.
-    """
     expected = [row.episode_id for row in shard.rows if row.outcome != "crashed"]
     count = 0
     for record in parts.read_records(shard.folder):

@@ -321,10 +321,6 @@ def _read_file(path: Path, wanted: Collection[int] | None = None) -> Iterator[Ba
 
 
 def _open_folder(path: Path) -> RecordSource:
-    """Open a run folder, complete or not.
-
-    Raises `RunError` where run.json is missing, or run.json, a table or a row is damaged.
-    """
     if not (path / RUN).exists():
         remedy = f"A run folder holds {RUN}; name one, an archive file, or a log: a LeRobot dataset, or MCAP files."
         raise RunError("this is not a run folder", remedy=remedy, place=Place(file=str(path)))
@@ -340,10 +336,7 @@ def _open_folder(path: Path) -> RecordSource:
 
 
 def _open_unfinished(path: Path, description: Mapping[str, object]) -> RecordSource | None:
-    """Open the episodes that a run has done so far; None if it has no raw episodes, or was completed meanwhile.
-
-    Raises `RunError` where a row is damaged.
-    """
+    """Open the episodes that a run has done so far; None if it has no raw episodes, or was completed meanwhile."""
     try:
         episodes = parts.read_raw(path)
     except FileNotFoundError:

@@ -103,10 +103,6 @@ class RunWriter:
         unlock_folder(self.folder, self._lock)
 
     def _open_raw(self) -> None:
-        """Read the episodes that are done into `episodes`, and make the folder of raw episodes if it is missing.
-
-        Raises `RunError` for a damaged row, or a done episode whose record is missing.
-        """
         (self.folder / RAW).mkdir(exist_ok=True)
         episodes = read_raw(self.folder)
         require_records(self.folder, episodes)
@@ -148,8 +144,7 @@ class RunWriter:
     def _unpack(self, places: Mapping[str, int]) -> None:
         """Write the archive's records as raw episodes, mark the run unfinished, and remove archive, table, manifest.
 
-        Crashed episodes are left out. Sets `episodes` and `complete`. Raises `RecordError` for a record that cannot be
-        read, and `RunError` for a damaged table or run.json.
+        Crashed episodes are left out. Sets `episodes` and `complete`.
         """
         records = read_records(self.folder)
         spent, statements = read_latencies(self.folder), greetings_by_episode(self.folder)
@@ -205,11 +200,6 @@ class RunWriter:
 
 
 def _make_run_folder(folder: Path) -> None:
-    """Make the folder if it is missing.
-
-    Raises `RunError`, before anything in it is touched, if it holds anything but a run, and `FileError` where the disk
-    refuses.
-    """
     make_folder(folder)
     with translated_errors(folder):
         if not (folder / RUN).exists():
@@ -364,7 +354,6 @@ def unlock_folder(folder: Path, descriptor: int) -> None:
 
 
 def _open_lock(path: Path) -> int:
-    """Open the lock file, made if it is missing, and return its descriptor. Raises `FileError` where that fails."""
     with translated_errors(path.parent):
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
