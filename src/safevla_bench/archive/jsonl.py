@@ -41,12 +41,9 @@ _REMEDY = "Is this an archive of episodes, a line each?"
 def read_jsonl(path: Path, selection: EpisodeSelection) -> Iterator[Batch | RecordError]:
     """Yield the episodes of one file in order, each a batch of one, or the error of its line in its place.
 
-    Blank lines and episodes that are not selected are skipped.
-
-    Raises:
-        OSError: the file cannot be read.
-        DamageError: a compressed member is damaged, a line is too long, or too many are bad or blank; the rest is not
-            read.
+    Blank lines and episodes that are not selected are skipped. Raises `OSError` if the file cannot be read;
+    `DamageError` if a compressed member is damaged, a line is too long, or too many are bad or blank; the rest is not
+    read.
     """
     last, bad = "", 0
     try:

@@ -136,8 +136,7 @@ def _translated_names() -> Iterator[None]:
 def read_row_groups(stream: IO[bytes]) -> tuple[list[RowGroup], int]:
     """Return the row groups that a file's footer states, and the byte offset where its data end; no page is read.
 
-    Raises:
-        RecordError: the footer is missing, too large or malformed.
+    Raises `RecordError` if the footer is missing, too large or malformed.
     """
     end = stream.seek(0, 2)
     stream.seek(max(0, end - 8))
@@ -269,8 +268,7 @@ _PLAIN_STRUCT = re.compile(rb"(?>%b)*+\0" % _PLAIN_FIELD, re.DOTALL)
 def read_struct(content: bytes, fields: Fields) -> tuple[Struct, int]:
     """Return the wanted fields of the struct at the beginning of `content`, and the byte offset behind the struct.
 
-    Raises:
-        MalformedError: the bytes end early, or are not a struct.
+    Raises `MalformedError` if the bytes end early, or are not a struct.
     """
     try:
         struct, place = _read_struct(content, 0, fields, 0)

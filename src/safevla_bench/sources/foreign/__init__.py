@@ -38,9 +38,8 @@ from safevla_bench.sources.foreign.demonstrations import Floats, RecordedActions
 def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
     """Return the episodes of a file or folder of demonstrations or of vla-evaluation-harness; None if it is neither.
 
-    Raises:
-        RecordError: it is one of these by its name or first bytes and cannot be read, an HDF5 file is missing, or h5py
-            is not installed.
+    Raises `RecordError` if it is one of these by its name or first bytes and cannot be read, an HDF5 file is missing,
+    or h5py is not installed.
     """
     recordings = recording_files(path)
     if recordings:
@@ -102,8 +101,7 @@ def _holds_successes(path: Path) -> bool:
 def read_results(path: Path) -> ForeignResults:
     """Return the episodes of an `eval_info.json` of LeRobot or a recording of vla-evaluation-harness.
 
-    Raises:
-        RecordError: the file is neither, cannot be read, or lists no episodes.
+    Raises `RecordError` if the file is neither, cannot be read, or lists no episodes.
     """
     place = Place(file=str(path))
     try:

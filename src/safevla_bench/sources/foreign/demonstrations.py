@@ -129,9 +129,8 @@ def recording_budget() -> Budget:
 def read_hdf5(path: Path, budget: Budget | None = None) -> list[RecordedActions]:
     """Return the demonstrations of a file, in the order of their numbers.
 
-    Raises:
-        RecordError: h5py is not installed, or the file cannot be read, holds no demonstrations, is of another structure
-            or larger than the budget (None = one of its own).
+    Raises `RecordError`: h5py is not installed, or the file cannot be read, holds no demonstrations, is of another
+    structure or larger than the budget (None = one of its own).
     """
     budget = budget or recording_budget()
     try:
@@ -286,9 +285,8 @@ _COLUMNS = ["episode_index", "frame_index", "task_index", "action"]
 def read_dataset(folder: Path) -> list[RecordedActions]:
     """Return the episodes of a dataset, by their index.
 
-    Raises:
-        RecordError: there are no frames, a file cannot be read or lacks what an episode needs, or actions differ in
-            size between files.
+    Raises `RecordError` if there are no frames, a file cannot be read or lacks what an episode needs, or actions differ
+    in size between files.
     """
     files = sorted(folder.glob("data/chunk-*/*.parquet"))
     if not files:
@@ -406,10 +404,8 @@ def _read_json_lines(path: Path) -> list[object]:
 def read_demonstrations(path: Path) -> list[RecordedActions] | None:
     """Return the episodes of an HDF5 file (`.hdf5`, `.h5`), of a folder of these by name, or of a LeRobot dataset.
 
-    None for anything else: suffixes and the file `meta/info.json` alone decide.
-
-    Raises:
-        RecordError: such a file is missing, cannot be read or holds no demonstrations; or h5py is not installed.
+    None for anything else: suffixes and the file `meta/info.json` alone decide. Raises `RecordError` if such a file is
+    missing, cannot be read or holds no demonstrations; or h5py is not installed.
     """
     if path.is_dir():
         if (path / INFO).is_file():

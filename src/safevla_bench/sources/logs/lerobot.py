@@ -67,8 +67,7 @@ class Dataset:
 def open_dataset(folder: Path) -> Dataset:
     """Return the description of a dataset.
 
-    Raises:
-        RecordError: `meta/info.json` cannot be read, is of another version, or there are no frames.
+    Raises `RecordError`: `meta/info.json` cannot be read, is of another version, or there are no frames.
     """
     path = folder / INFO
     try:
@@ -101,10 +100,8 @@ def read_episodes(
     """Yield the episodes in order, or those at the places `wanted`, from 0; all if None.
 
     An episode that cannot be read yields a `RecordError` in its place. A file that cannot be read yields one too, and
-    its episodes have no places.
-
-    Raises:
-        RecordError: the mapping names a feature, or numbers of it, that there are not.
+    its episodes have no places. Raises `RecordError` if the mapping names a feature, or numbers of it, that there are
+    not.
     """
     picks = {name: _pick_columns(dataset, name, columns) for name, columns in mapping.sources.items()}
     success = mapping.episode.success if isinstance(mapping.episode.success, str) else None

@@ -59,10 +59,8 @@ def build_episode(episode: LoggedEpisode, mapping: LogMapping) -> Batch:
     """Return the episode as a batch of one.
 
     An instant at which a part other than a body is unknown is no record; time stamps then show the gap. Records begin
-    where every tracked body has been seen, because displacement, height and tilt are measured from record 0.
-
-    Raises:
-        RecordError: it is not said how the episode ended, no instant is left, or a number is not valid.
+    where every tracked body has been seen, because displacement, height and tilt are measured from record 0. Raises
+    `RecordError` if it is not said how the episode ended, no instant is left, or a number is not valid.
     """
     place = Place(file=episode.file, episode=episode.name)
     chosen = _choose_records(episode, place)

@@ -151,11 +151,8 @@ class EpisodeIndex:
     def require_valid(self, *, skip_invalid: bool = False) -> None:
         """Raise an error if anything is bad, unless `skip_invalid`, or if an episode is in two sources.
 
-        An episode that is twice in one source passes: see `has_repeated_ids`.
-
-        Raises:
-            CollectedError: lists every bad episode and every damage of every source.
-            RunError: an episode of the same policy and id is in two sources.
+        An episode that is twice in one source passes: see `has_repeated_ids`. Raises `CollectedError`: lists every bad
+        episode and every damage of every source; `RunError` if an episode of the same policy and id is in two sources.
         """
         if self.problems and not skip_invalid:
             raise CollectedError(self.problems, remedy=remedy_for(self.problems))
@@ -194,9 +191,7 @@ class EpisodeIndex:
         """Return the episodes at these indices, in the order given; None for no indices.
 
         Only these are decoded, unless a source has moved them since the scan: then all of that source is searched.
-
-        Raises:
-            RunError: a source no longer holds one of them.
+        Raises `RunError` if a source no longer holds one of them.
         """
         chosen = [int(k) for k in indices]
         picked: dict[EpisodeKey, Batch] = {}

@@ -155,8 +155,7 @@ def write_episodes(folder: Path, rows: Sequence[EpisodeRow]) -> None:
 def read_episodes(folder: Path) -> list[EpisodeRow]:
     """Return the table of all planned episodes, in plan order; empty where it is missing.
 
-    Raises:
-        RunError: the table is damaged.
+    Raises `RunError` if the table is damaged.
     """
     path = folder / EPISODES
     try:
@@ -169,8 +168,7 @@ def read_episodes(folder: Path) -> list[EpisodeRow]:
 def read_latencies(folder: Path) -> dict[str, Latency]:
     """Return the latency of the policy in each episode of a complete run that has one, by the episode's id.
 
-    Raises:
-        RunError: run.json is missing or damaged, or what it has for the latencies is something else.
+    Raises `RunError`: run.json is missing or damaged, or what it has for the latencies is something else.
     """
     return _read_volatile(folder, LATENCY, dict[str, Latency]) or {}
 
@@ -178,8 +176,7 @@ def read_latencies(folder: Path) -> dict[str, Latency]:
 def read_greetings(folder: Path) -> list[PolicyGreeting]:
     """Return the statements of a complete run's policies about themselves, in the order of their first episodes.
 
-    Raises:
-        RunError: run.json is missing or damaged, or what it has for the statements is something else.
+    Raises `RunError`: run.json is missing or damaged, or what it has for the statements is something else.
     """
     return _read_volatile(folder, GREETINGS, list[PolicyGreeting]) or []
 
@@ -296,9 +293,8 @@ class _Index(msgspec.Struct, frozen=True, kw_only=True):
 def read_frames(folder: Path) -> tuple[Frame, ...]:
     """Return the frames of a run folder, in the order of their index; () where there is no index.
 
-    Raises:
-        RunError: the index cannot be read, or a file's name is no bare name in lower case (a path, say). Whether the
-            files exist is not checked.
+    Raises `RunError` if the index cannot be read, or a file's name is no bare name in lower case (a path, say). Whether
+    the files exist is not checked.
     """
     path = folder / FRAMES / INDEX
     if not path.exists():

@@ -116,9 +116,8 @@ def count_progress(folder: Path) -> tuple[int, int]:
 def read_raw(folder: Path) -> dict[int, RawEpisode]:
     """Return the episodes that are done, by their place in the plan, in its order.
 
-    Raises:
-        FileNotFoundError: there are no raw episodes, or they are removed meanwhile, because the run was completed.
-        RunError: a row is damaged.
+    Raises `FileNotFoundError` if there are no raw episodes, or they are removed meanwhile, because the run was
+    completed; `RunError` if a row is damaged.
     """
     return {index: _read_row(path) for index, path in _row_paths(folder).items()}
 
@@ -137,10 +136,7 @@ def record_files(folder: Path) -> list[Path]:
 def episode_rows(folder: Path) -> list[EpisodeRow]:
     """Return the row of every planned episode of a complete run, in plan order: of its table, or else its raw rows.
 
-    [] where there are neither.
-
-    Raises:
-        RunError: the table or a raw row is damaged.
+    [] where there are neither. Raises `RunError` if the table or a raw row is damaged.
     """
     if (folder / EPISODES).exists() or not has_raw(folder):
         return read_episodes(folder)
@@ -345,8 +341,7 @@ def _without_seal(document: object) -> dict[str, object]:
 def read_digests(folder: Path) -> Mapping[str, str]:
     """Return the sha256 of each part by its name, such as `archive/part-00000.parquet`.
 
-    Raises:
-        RunError: the manifest is missing, is damaged or names no parts.
+    Raises `RunError` if the manifest is missing, is damaged or names no parts.
     """
     listed = _read_manifest(folder).get("parts")
     if not isinstance(listed, dict):

@@ -84,10 +84,8 @@ def name_episode(policy: str, task: str, episode: int) -> str:
 def compare_plan(description: Mapping[str, object], rows: Sequence[EpisodeRow]) -> PlanDifference:
     """Return what differs between the plan of a complete run, by its run.json, and the rows of its table of episodes.
 
-    Nothing where run.json has no plan, as of a loop that was recorded from outside.
-
-    Raises:
-        RunError: what run.json says of the plan is damaged.
+    Nothing where run.json has no plan, as of a loop that was recorded from outside. Raises `RunError`: what run.json
+    says of the plan is damaged.
     """
     if "planned" not in description:
         return PlanDifference()

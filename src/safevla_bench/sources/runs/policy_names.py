@@ -149,8 +149,7 @@ def name_source(path: Path, recorded: Sequence[str | None]) -> PolicyNames:
         path: the source.
         recorded: the policies that it holds. `noop` keeps its name beside another, since it measures the floor.
 
-    Raises:
-        RunError: the source holds several policies besides `noop`.
+    Raises `RunError` if the source holds several policies besides `noop`.
     """
     name = getattr(path, "policy", None)
     if name is None:

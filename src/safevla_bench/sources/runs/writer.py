@@ -116,8 +116,7 @@ class RunWriter:
             episode: its row in the table of episodes, with the facts of the day.
             record: its record as the bytes of an `.npz` file; None = it left none.
 
-        Raises:
-            FileError: the disk refuses; the remedy is the command that resumes the run.
+        Raises `FileError` if the disk refuses; the remedy is the command that resumes the run.
         """
         with _hold_interrupts(), _resumable_errors(self.folder):
             write_raw(self.folder, index, episode, record)
