@@ -97,9 +97,10 @@ def check_files(run: Path) -> list[Finding]:
     Open where the manifest is missing or damaged, which `check_parts` says.
     """
     try:
-        findings = [mismatch(FILES, detail) for detail in changed_files(run)]
+        changed = changed_files(run)
     except RunError:
         return [open_check(FILES, f"{MANIFEST} has no digests of them", wanted=False)]
+    findings = [mismatch(FILES, detail) for detail in changed]
     return findings or [agreement(FILES, f"each matches its sha256 in {MANIFEST}, facts of the day included")]
 
 

@@ -306,11 +306,14 @@ def add_digests(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def changed_files(folder: Path) -> Iterator[str]:
-    """Yield a sentence for each file beside the archive that is not as the manifest says, the manifest included.
+    """Return a sentence for each file beside the archive that is not as the manifest says, the manifest included.
 
-    Raises `RunError` where it cannot be read.
+    Raises `RunError` where the manifest cannot be read; so does the iteration where run.json cannot.
     """
-    files = _read_manifest(folder).get("files")
+    return _changed_files(folder, _read_manifest(folder).get("files"))
+
+
+def _changed_files(folder: Path, files: object) -> Iterator[str]:
     for name in (MANIFEST, RUN):
         if not is_sealed(read_input(folder / name)):
             yield f"{name} was changed since it was written: its {SEAL} is not that of its bytes"
