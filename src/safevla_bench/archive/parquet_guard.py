@@ -281,6 +281,8 @@ def _read_struct(content: bytes, place: int, fields: Fields, depth: int) -> tupl
     """Return the wanted fields of the struct at byte `place`, and the byte offset behind the struct."""
     if depth > _MAX_DEPTH:
         raise MalformedError("nested too deeply")
+    if not fields and (plain := _PLAIN_STRUCT.match(content, place)):
+        return {}, plain.end()
     struct: Struct = {}
     number = 0
     while head := content[place]:
@@ -288,36 +290,39 @@ def _read_struct(content: bytes, place: int, fields: Fields, depth: int) -> tupl
         kind = head & 15
         if head > 15:
             number += head >> 4
-        else:
+        else:  # the field's number follows in full
             raw, place = _read_varint(content, place)
             number = (raw >> 1) ^ -(raw & 1)
-        if kind in _INTEGERS:
-            raw = content[place]
-            place += 1
-            if raw > 127:
-                raw, place = _read_varint(content, place - 1)
-            if number in fields:
-                struct[number] = (raw >> 1) ^ -(raw & 1)
-        elif number not in fields:
-            if kind not in _TRUTHS:
-                place = _skip_value(content, place, kind, depth)
-        elif kind == _STRUCT:
-            struct[number], place = _read_struct(content, place, fields[number], depth + 1)
-        elif kind in _LISTS:
-            struct[number], place = _read_list(content, place, fields[number], depth + 1)
-        elif kind in _TRUTHS:
-            struct[number] = 2 - kind
+        if kind in _TRUTHS:
+            value: Any = 2 - kind
         else:
-            struct[number] = content[place] if kind == _BYTE else None
-            place = _skip_value(content, place, kind, depth)
+            value, place = _read_value(content, place, kind, fields.get(number), depth + 1)
+        if number in fields:
+            struct[number] = value
     return struct, place + 1
 
 
-def _read_list(content: bytes, place: int, fields: Fields | None, depth: int) -> tuple[list[Struct] | None, int]:
-    """Return the structs of the list at byte `place`, and the offset behind the list.
+def _read_value(content: bytes, place: int, kind: int, fields: Fields | None, depth: int) -> tuple[Any, int]:
+    """Return an integer, a struct, or a list of structs at byte `place`, else None, and the byte offset behind it."""
+    if kind in _INTEGERS:
+        raw, place = _read_varint(content, place)
+        return (raw >> 1) ^ -(raw & 1), place
+    if kind == _BINARY:
+        size, place = _read_varint(content, place)
+        return None, place + size
+    if kind == _STRUCT:
+        return _read_struct(content, place, fields or {}, depth)
+    if kind in _LISTS:
+        return _read_list(content, place, fields, depth)
+    if kind in _TRUTHS or kind == _BYTE:
+        return content[place], place + 1
+    if kind == _DOUBLE:
+        return None, place + 8
+    raise MalformedError(f"no type {kind}")
 
-    For a list of other things, or if `fields` is None, None stands for the structs; for an empty list [].
-    """
+
+def _read_list(content: bytes, place: int, fields: Fields | None, depth: int) -> tuple[list[Struct] | None, int]:
+    """Return the structs of the list at byte `place`, None if it holds others, and the offset behind the list."""
     if depth > _MAX_DEPTH:
         raise MalformedError("nested too deeply")
     head = content[place]
@@ -326,53 +331,12 @@ def _read_list(content: bytes, place: int, fields: Fields | None, depth: int) ->
         size, place = _read_varint(content, place)
     if size > len(content) - place:  # an element takes a byte at least
         raise MalformedError("a list is longer than the bytes that hold it")
-    if fields is not None and kind == _STRUCT:
-        structs: list[Struct] = []
-        for _ in range(size):
-            struct, place = _read_struct(content, place, fields, depth + 1)
-            structs.append(struct)
-        return structs, place
+    structs: list[Struct] = []
     for _ in range(size):
-        if kind in _INTEGERS and content[place] < 128:  # most are such; no call for them
-            place += 1
-        else:
-            place = _skip_value(content, place, kind, depth)
-    return None if size else [], place
-
-
-def _skip_value(content: bytes, place: int, kind: int, depth: int) -> int:
-    """Return the byte offset behind the value of this type at `place`, which may lie beyond the end of `content`."""
-    if kind == _BINARY:
-        size = content[place]
-        if size < 128:
-            return place + 1 + size
-        size, place = _read_varint(content, place)
-        return place + size
-    if kind in _INTEGERS:
-        return _read_varint(content, place)[1]
-    if kind == _STRUCT:
-        return _skip_struct(content, place, depth + 1)
-    if kind in _LISTS:
-        return _read_list(content, place, None, depth + 1)[1]
-    if kind in _TRUTHS or kind == _BYTE:
-        return place + 1
-    if kind == _DOUBLE:
-        return place + 8
-    raise MalformedError(f"no type {kind}")
-
-
-def _skip_struct(content: bytes, place: int, depth: int) -> int:
-    if depth > _MAX_DEPTH:
-        raise MalformedError("nested too deeply")
-    if plain := _PLAIN_STRUCT.match(content, place):
-        return plain.end()
-    while head := content[place]:
-        place += 1
-        if head < 16:  # the field's number follows in full
-            place = _read_varint(content, place)[1]
-        if head & 15 not in _TRUTHS:
-            place = _skip_value(content, place, head & 15, depth)
-    return place + 1
+        value, place = _read_value(content, place, kind, fields, depth + 1)
+        if fields is not None and kind == _STRUCT:
+            structs.append(value)
+    return structs if len(structs) == size else None, place
 
 
 def _read_varint(content: bytes, place: int) -> tuple[int, int]:
