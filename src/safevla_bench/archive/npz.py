@@ -115,7 +115,7 @@ def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) ->
     dtype = DTYPES[name]
     if header.dtype.str != dtype.str:
         _refuse_field(f"the type is {header.dtype.str}, expected {dtype.str}", f"Write it as {dtype.name}.", name)
-    size = len(content) - header.end
+    size = len(content) - header.end  # a header cannot ask for memory that nothing fills
     if math.prod(header.shape) * dtype.itemsize != size:
         _refuse_field(f"the shape {list(header.shape)} does not fit {size} bytes", REMEDY_BROKEN, name)
     return np.frombuffer(content, dtype=dtype, offset=header.end).reshape(header.shape, order=header.order)

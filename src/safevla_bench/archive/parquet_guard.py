@@ -1,8 +1,9 @@
 """The guard of Parquet files: the sizes that a file states, page by page, checked before pyarrow reads it.
 
-A page may stand for any number of values in a few bytes. pyarrow believes what a file states: it allocates memory for
-all of them, and aborts the process over some descriptions that contradict themselves. Parquet describes itself in
-Thrift's compact protocol. Only the fields that matter here become Python values; all others are skipped.
+A page may stand for any number of values in a few bytes, and pyarrow allocates memory for all that a file states. Its
+own accessors do not help: `metadata.row_group(0).column(0)` aborts the process over statistics that contradict
+themselves, and the headers of pages cannot be asked for. So Thrift's compact protocol, in which Parquet describes
+itself, is read here; only the fields that matter become Python values.
 """
 
 from __future__ import annotations
@@ -58,12 +59,8 @@ class RowGroup:
     def check_pages(self, stream: IO[bytes], end: int) -> int:
         """Return the bytes that the group takes; only the headers of pages are read.
 
-        Raises `RecordError` if these are more than an episode may take, or the pages are not as stated, hold far more
-        values than bytes, or texts that are written as differences.
-
-        Args:
-            stream: the file.
-            end: the byte offset where its data end.
+        The file's data end at byte `end`. Raises `RecordError` if the bytes are more than an episode may take, or the
+        pages are not as stated, hold far more values than bytes, or texts that are written as differences.
         """
         size = values = 0
         for column in self.columns:

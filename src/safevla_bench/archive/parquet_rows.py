@@ -21,7 +21,7 @@ from safevla_bench.archive.arrays import EpisodeOutline, check_places, check_pos
 from safevla_bench.archive.record_schema import MAX_RECORDS, REMEDY_LARGE
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.trajectory.batch import Batch, Channel, Contacts, Poses
-from safevla_bench.trajectory.header import ROLES
+from safevla_bench.trajectory.header import ROLES, Header
 from safevla_bench.trajectory.validation import validate
 from safevla_recorder.channels import CHANNELS, NUMERIC, POSES, ROWS, ChannelSpec, as_fields
 
@@ -37,28 +37,16 @@ def _nest_list(kind: pa.DataType, depth: int) -> pa.DataType:
     return kind if depth == 0 else pa.list_(_nest_list(kind, depth - 1))
 
 
-HEADER = pa.schema(
-    [
-        ("schema_version", pa.int64()),
-        ("episode_id", pa.string()),
-        ("benchmark", pa.string()),
-        ("task_id", pa.string()),
-        ("success", pa.bool_()),
-        ("dt", pa.float64()),
-        ("target_object", pa.string()),
-        ("joint_torque_limit_nm", pa.list_(pa.float64())),
-        ("policy", pa.string()),
-        ("instruction", pa.string()),
-        ("seed", pa.int64()),
-        ("env_seed", pa.int64()),
-        ("init_state_index", pa.int64()),
-        ("horizon", pa.int64()),
-        ("outcome", pa.string()),
-        ("embodiment", pa.string()),
-        ("versions", pa.map_(pa.string(), pa.string())),
-        ("dropped_pairs", _nest_list(pa.string(), 2)),
-    ]
-)
+_HEADER_TYPES: Mapping[str, pa.DataType] = {
+    **dict.fromkeys(("schema_version", "seed", "env_seed", "init_state_index", "horizon"), pa.int64()),
+    "success": pa.bool_(),
+    "dt": pa.float64(),
+    "joint_torque_limit_nm": pa.list_(pa.float64()),
+    "versions": pa.map_(pa.string(), pa.string()),
+    "dropped_pairs": _nest_list(pa.string(), 2),
+}
+"""Types of the header's columns that hold no text."""
+HEADER = pa.schema([(name, _HEADER_TYPES.get(name, pa.string())) for name in Header.__struct_fields__])
 SCHEMA = pa.schema(
     [
         *HEADER,

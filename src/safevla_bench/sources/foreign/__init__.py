@@ -117,22 +117,19 @@ def read_results(path: Path) -> ForeignResults:
 
 def _read_lerobot(path: Path) -> ForeignResults:
     tree = json.loads(read_input(path))
-    episodes = tuple(_task_episodes(tree["per_task"]) if "per_task" in tree else _plain_episodes(tree["per_episode"]))
+    episodes = tuple(
+        (
+            ForeignEpisode(str(task["task_group"]), f"task_{task['task_id']}", _parse_success(success))
+            for task in tree["per_task"]
+            for success in task["metrics"]["successes"]
+        )
+        if "per_task" in tree
+        else (ForeignEpisode("unnamed", "unnamed", _parse_success(row["success"])) for row in tree["per_episode"])
+    )
     stated = tree.get("overall", tree.get("aggregated", {})).get("n_episodes")
     is_incomplete = stated is not None and stated != len(episodes)
     remarks = (f"the file counts {stated} episodes, but lists {len(episodes)}",) if is_incomplete else ()
     return ForeignResults("LeRobot eval_info.json", episodes, remarks)
-
-
-def _task_episodes(tasks: Any) -> Iterator[ForeignEpisode]:
-    for task in tasks:
-        for success in task["metrics"]["successes"]:
-            yield ForeignEpisode(str(task["task_group"]), f"task_{task['task_id']}", _parse_success(success))
-
-
-def _plain_episodes(episodes: Any) -> Iterator[ForeignEpisode]:
-    for episode in episodes:
-        yield ForeignEpisode("unnamed", "unnamed", _parse_success(episode["success"]))
 
 
 def _parse_success(value: object) -> bool:
@@ -210,6 +207,7 @@ def recording_files(path: Path) -> list[Path]:
 
 
 def _open_recording(path: Path) -> sqlite3.Connection:
+    # Only plain tables are read: a view or a computed column makes any number of rows out of nothing.
     open_input(path).close()
     connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_VALUE_BYTES)

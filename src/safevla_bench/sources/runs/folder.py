@@ -91,19 +91,8 @@ class PolicyGreeting(msgspec.Struct, frozen=True, kw_only=True):
 
 _EPISODES_SCHEMA = pa.schema(
     [
-        ("episode_id", pa.string()),
-        ("policy", pa.string()),
-        ("benchmark", pa.string()),
-        ("task_id", pa.string()),
-        ("episode", pa.int64()),
-        ("init_state_index", pa.int64()),
-        ("env_seed", pa.int64()),
-        ("seed", pa.int64()),
-        ("policy_seed", pa.int64()),
-        ("horizon", pa.int64()),
-        ("outcome", pa.string()),
-        ("steps", pa.int64()),
-        ("reason", pa.string()),
+        (field.name, pa.string() if field.type in (str, str | None) else pa.int64())
+        for field in msgspec.structs.fields(EpisodeRow)
     ]
 )
 
