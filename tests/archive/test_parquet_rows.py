@@ -131,7 +131,7 @@ def test_one_row_group_is_read_ahead_and_a_reader_that_stops_leaves_no_thread(tm
     numbers: list[int] = []
     read_group = parquet._GroupReader.read_group
 
-    def counted(reader: parquet._GroupReader, placed: parquet._PlacedGroup) -> parquet._LoadedGroup:
+    def counted(reader: parquet._GroupReader, placed: parquet._PlacedGroup):
         numbers.append(placed.number)
         return read_group(reader, placed)
 

@@ -43,11 +43,6 @@ MOST_RESETS = 1000
 """More resets or settling steps than this are taken for a damaged record."""
 
 
-def privileged_policies(batch: Batch) -> tuple[str | None, ...]:
-    """Return the policies with privileged episodes, in order of first appearance."""
-    return tuple(dict.fromkeys(header.policy for header in marked_headers(batch, PRIVILEGED)))
-
-
 def mark_standin(extra: Mapping[str, object]) -> dict[str, object]:
     """Return an episode's host-specific fields with the mark of a host that ran on stand-ins for its assets."""
     return add_header_mark(extra, STANDIN)

@@ -159,42 +159,42 @@ def read_record(folder: Path, index: int) -> Batch:
     """Return the raw record of the episode at this place in the plan; `RecordError` where it is missing or damaged."""
     path = record_path(folder, index)
     try:
+        return _decode_record(path)
+    except FileNotFoundError:
+        remedy = f"Remove {path.with_suffix(_ROW)} and resume: the episode is run again."
+        raise DamageError("the record is missing", episodes=1, remedy=remedy, place=Place(file=str(path))) from None
+
+
+def _decode_record(path: Path) -> Batch:
+    try:
         return npz.decode_npz(read_input(path, MAX_EPISODE_BYTES))
     except RecordError as error:
         raise error.with_place(Place(file=str(path))) from None
     except FileNotFoundError:
-        raise _missing_record(path) from None
+        raise
     except OSError as error:
-        raise _unreadable_record(path, error) from None
+        problem, place = f"cannot be read: {error.strerror}", Place(file=str(path))
+        raise DamageError(problem, episodes=1, remedy=_REMEDY, place=place) from None
 
 
 def read_unfinished(
     folder: Path, episodes: Mapping[int, RawEpisode], wanted: Collection[int] | None = None
 ) -> Iterator[Batch | RecordError]:
-    """Yield the records of an unfinished run as it was when its episodes were listed, and the errors of bad records.
+    """Yield the records of an unfinished run as it was when its `episodes` were listed, and the errors of bad records.
 
-    Records that are gone because the run was completed meanwhile are read from its archive.
-
-    Args:
-        folder: the run folder.
-        episodes: the episodes that were done, by their place in the plan.
-        wanted: the records to read, by their place among all records (a crashed episode has none); None = all.
+    Records that are gone because the run was completed meanwhile are read from its archive. `wanted` are the records to
+    read, by their place among all records (a crashed episode has none); None = all.
     """
     sieve = EpisodeSelection(wanted)
     indices = [index for index, episode in episodes.items() if episode.has_record and sieve.next_wanted()]
     for number, index in enumerate(indices):
         try:
-            content = read_input(record_path(folder, index), MAX_EPISODE_BYTES)
+            yield _decode_record(record_path(folder, index))
         except FileNotFoundError:
             yield from _read_completed(folder, {index: episodes[index] for index in indices[number:]})
             return
-        except OSError as error:
-            yield _unreadable_record(record_path(folder, index), error, episodes[index].episode_id)
-            continue
-        try:
-            yield npz.decode_npz(content)
         except RecordError as error:
-            yield error.with_place(Place(file=str(record_path(folder, index)), episode=episodes[index].episode_id))
+            yield error.with_place(Place(episode=episodes[index].episode_id))
 
 
 def _read_completed(folder: Path, episodes: Mapping[int, RawEpisode]) -> Iterator[Batch | RecordError]:
@@ -241,16 +241,6 @@ def _read_row(path: Path) -> RawEpisode:
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         remedy = "Restore the file; or remove it, and the episode is run again."
         raise RunError(f"the row is damaged: {error}", remedy=remedy, place=Place(file=str(path))) from None
-
-
-def _missing_record(path: Path) -> DamageError:
-    remedy = f"Remove {path.with_suffix(_ROW)} and resume: the episode is run again."
-    return DamageError("the record is missing", episodes=1, remedy=remedy, place=Place(file=str(path)))
-
-
-def _unreadable_record(path: Path, error: OSError, episode: str | None = None) -> DamageError:
-    place = Place(file=str(path), episode=episode)
-    return DamageError(f"cannot be read: {error.strerror}", episodes=1, remedy=_REMEDY, place=place)
 
 
 # A complete run
@@ -324,12 +314,10 @@ def _changed_files(folder: Path, files: object) -> Iterator[str]:
         path = folder / name
         if not path.is_file():
             yield f"{name} is missing; {MANIFEST} names it"
-        elif (now := _digest_file(path)) != files.get(name):
+            continue
+        now = _digest_description(read_description(folder)) if name == RUN else sha256_of(path)
+        if now != files.get(name):
             yield f"{name} was changed since it was written: its sha256 is {now}, {MANIFEST} says {files.get(name)}"
-
-
-def _digest_file(path: Path) -> str:
-    return _digest_description(read_description(path.parent)) if path.name == RUN else sha256_of(path)
 
 
 def _digest_description(description: Mapping[str, object]) -> str:
@@ -402,12 +390,9 @@ def write_run(
 
     Parts of an older archive that are not written again are removed.
 
-    Args:
-        folder: the run folder.
-        description: what run.json is to hold, but for `complete`, which becomes true; `archive` names the archive's
-            form, `PARQUET` where it is missing.
-        rows: every planned episode.
-        records: the episodes that left a record, as batches of one, in plan order.
+    `description` is what run.json is to hold, but for `complete`, which becomes true; its `archive` names the archive's
+    form, `PARQUET` where it is missing. `records` are those episodes of `rows` that left one, as batches of one, in
+    plan order.
     """
     parts = list(_write_parts(folder, records, FORMS[str(description.get("archive", PARQUET))]))
     for stale in set(archive_parts(folder)) - set(parts):
