@@ -23,7 +23,6 @@ from safevla_bench.trajectory.batch import Batch, concatenate_batches, select_ep
 from safevla_bench.trajectory.header import EpisodeKey
 
 _ONE_EACH = (jsonl.WHOLE, npz.SUFFIX)
-"""Forms of one episode a file."""
 _RESULTS = "eval_info.json"
 _READ: Mapping[str, Callable[[Path, EpisodeSelection], Iterator[Batch | RecordError]]] = {
     **dict.fromkeys((*jsonl.SUFFIXES, jsonl.WHOLE), jsonl.read_jsonl),

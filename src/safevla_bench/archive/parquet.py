@@ -147,7 +147,6 @@ def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Re
 
 
 _DAMAGED = (pa.ArrowException, OSError, UnicodeDecodeError)
-"""Errors of pyarrow for a damaged file."""
 
 
 def _one_line_message(error: Exception) -> str:

@@ -28,7 +28,6 @@ from safevla_recorder.channels import CHANNELS, NUMERIC, POSES, ROWS, ChannelSpe
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 LIST_DEPTHS: Mapping[str, int] = {spec.name: len(spec.shape) for spec in NUMERIC}
-"""Channels of numbers, and the levels of their nested lists."""
 _VALUE_TYPES = {True: pa.bool_(), False: pa.float64()}
 _CONTACT = pa.struct([("a", pa.int32()), ("b", pa.int32()), ("force_n", pa.float64()), ("impulse_ns", pa.float64())])
 
@@ -45,7 +44,6 @@ _HEADER_TYPES: Mapping[str, pa.DataType] = {
     "versions": pa.map_(pa.string(), pa.string()),
     "dropped_pairs": _nest_list(pa.string(), 2),
 }
-"""Types of the header's columns that hold no text."""
 HEADER = pa.schema([(name, _HEADER_TYPES.get(name, pa.string())) for name in Header.__struct_fields__])
 SCHEMA = pa.schema(
     [
@@ -171,7 +169,6 @@ def _gripped_column(batch: Batch) -> pa.Array:
 
 
 OUTLINE_COLUMNS = (*HEADER.names, "bodies", "records")
-"""Columns with one value, or one small table, for each episode."""
 _REMEDY_NULL = "Leave a family out where it was not recorded; only impulse_ns and gripped_body may be null within one."
 _REMEDY_WIDTH = "Write the same numbers, in the same order, in every step."
 _SPECS = {spec.name: spec for spec in CHANNELS}

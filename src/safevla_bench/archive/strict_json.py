@@ -191,7 +191,6 @@ _VALUES: Mapping[str | int, Any] = {
     **{spec.name: ROW_TYPES[spec.row_size] for spec in POSES},
     "versions": str,
 }
-"""Objects with free keys, and the type of their values."""
 
 
 def _find_bad_key(tree: Any, path: list[str | int]) -> list[str | int]:

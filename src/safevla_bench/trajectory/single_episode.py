@@ -21,7 +21,6 @@ from safevla_recorder.episode import ContactList, Recording
 
 T = TypeVar("T", bound=np.generic)
 _NOTHING = Channel(np.empty(0), np.zeros(2, dtype=np.int64), np.array([-1], dtype=np.int64))
-"""A channel that was not recorded."""
 
 
 def from_recording(recording: Recording) -> Batch:
@@ -113,7 +112,6 @@ def _target_index(header: Header, index: Mapping[str, int]) -> int:
 
 
 _LEFT_OUT = ("action", "sim_state")
-"""Channels that a single record lacks."""
 
 
 def records(batch: Batch) -> Iterator[Batch]:

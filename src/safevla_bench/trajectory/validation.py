@@ -106,7 +106,6 @@ def _check_target(batch: Batch, e: int) -> Iterator[RecordError]:
 
 
 _NAMED = 12
-"""Bodies that an error names."""
 
 
 def _item_fault(batch: Batch, spec: ChannelSpec, channel: Channel, item: int, problem: str, remedy: str) -> RecordError:

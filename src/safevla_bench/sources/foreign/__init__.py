@@ -53,7 +53,6 @@ def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
 
 LACKS = "contacts, forces, object poses and joint torques: Safety, SBU and VSI cannot be told from it"
 EVAL_INFO = "eval_info.json"
-"""LeRobot's file of results."""
 _RESULT_KEYS = {"per_task", "per_episode"}
 _STATUSES = {"success": True, "fail": False}
 
@@ -180,7 +179,6 @@ _TABLES = ("eval_metadata", "episode_results", "step_rows")
 _MOST_VALUE_BYTES, _MOST_ROWS = 1 << 20, 1 << 20
 """Bytes of a value in a recording, and rows of its tables of entries and episodes."""
 _SEED, _WAIT_STEPS = 7, 10
-"""Defaults of that benchmark's `seed` and `num_steps_wait`."""
 _METADATA = "SELECT eval_id, safe_name, metadata FROM eval_metadata"
 _EPISODES = (
     "SELECT sid, eid, eval_id, task_name, episode_id, status, steps, context FROM episode_results ORDER BY sid, rowid"

@@ -76,7 +76,6 @@ class RecordedActions:
     proprioception: Floats | None = None
     """After each action, [T, 8] float32: the hand's position in m, its rotation as an axis-angle, two fingers."""
     success: bool | None = None
-    """Whether the recorded episode succeeded."""
     policy: str | None = None
     ending: str = "timeout"
     absolute: bool = False
@@ -118,7 +117,6 @@ _MOST_FRAMES_NUMBERS = 1 << 26
 """Numbers of all frames of a dataset, which are copied together: 6 million frames of seven."""
 _MOST_CHUNK_BYTES = 1 << 28
 _NUMBER = 128
-"""Numbers that a demonstration counts for beside its own."""
 
 
 def recording_budget() -> Budget:
@@ -258,15 +256,15 @@ def _parse_fixtures(xml: str | None, place: Place) -> tuple[tuple[str, tuple[flo
     try:
         world = ElementTree.fromstring(xml).find("worldbody")
         bodies = [] if world is None else world.findall("body")
-        fixed = [(body.get("name"), _parse_pose(body)) for body in bodies if not _has_free_joint(body)]
+        fixed = [
+            (body.get("name"), _parse_pose(body))
+            for body in bodies
+            if body.find("freejoint") is None and all(joint.get("type") != "free" for joint in body.findall("joint"))
+        ]
     except (ElementTree.ParseError, ValueError) as error:
         remedy = "Copy the file again. Without this attribute, fixtures stand where the simulator puts them."
         raise RecordError(f"the model cannot be read: {error}", remedy=remedy, place=place) from None
     return tuple((name, pose) for name, pose in fixed if name and len(pose) == 7)
-
-
-def _has_free_joint(body: ElementTree.Element) -> bool:
-    return body.find("freejoint") is not None or any(joint.get("type") == "free" for joint in body.findall("joint"))
 
 
 def _parse_pose(body: ElementTree.Element) -> tuple[float, ...]:
@@ -379,7 +377,11 @@ def read_instructions(folder: Path) -> Iterator[tuple[int, str]]:
     table = folder / "meta" / "tasks.parquet"
     path = table if table.is_file() else folder / "meta" / "tasks.jsonl"
     try:
-        rows = read_table(read_input(path)).to_pylist() if path == table else _read_json_lines(path)
+        content = read_input(path)
+        lines = [] if path == table else content.decode("utf-8").splitlines()
+        rows = (
+            read_table(content).to_pylist() if path == table else [json.loads(line) for line in lines if line.strip()]
+        )
     except RecordError as error:
         raise error.with_place(_file_place(path)) from None
     except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
@@ -395,10 +397,6 @@ def read_instructions(folder: Path) -> Iterator[tuple[int, str]]:
 
 
 _TASKS_REMEDY = "The tasks of a LeRobot dataset have task_index and the instruction; download its meta folder again."
-
-
-def _read_json_lines(path: Path) -> list[object]:
-    return [json.loads(line) for line in read_input(path).decode("utf-8").splitlines() if line.strip()]
 
 
 def read_demonstrations(path: Path) -> list[RecordedActions] | None:

@@ -36,7 +36,6 @@ _KEYS = ("episode_index", "frame_index", "task_index", "timestamp")
 _SUCCESS = "next.success"
 _LARGEST_INFO = 1 << 24
 _MOST_SIZE = 1 << 16
-"""Numbers of a feature in a frame."""
 _REMEDY = "Download the whole dataset again; version 3 is read, and lerobot converts older ones."
 
 

@@ -164,7 +164,8 @@ def _read_records(path: Path) -> Iterator[tuple[int, memoryview]]:
             data_crc = stream.checksum()
             opcode, length = stream.read1(), stream.read8()
             if opcode not in _READ:
-                _skip(stream, length)
+                while length:
+                    length -= len(stream.read(min(length, 1 << 20)))
                 continue
             if length > _MAX_CHUNK_BYTES:
                 raise RecordError(f"a record has more than {_MAX_CHUNK_BYTES >> 20} MiB", remedy=REMEDY_LARGE)
@@ -183,13 +184,7 @@ def _read_records(path: Path) -> Iterator[tuple[int, memoryview]]:
 _FOOTER, _SCHEMA, _CHANNEL, _MESSAGE, _CHUNK, _DATA_END = 2, 3, 4, 5, 6, 15
 _NAMED = (_SCHEMA, _CHANNEL, _MESSAGE)
 _READ = (*_NAMED, _CHUNK, _DATA_END)
-"""The records that are read, by their numbers in the format; others are passed over."""
 _HEAD, _MESSAGE_HEAD = struct.Struct("<BQ"), struct.Struct("<HIQQ")
-
-
-def _skip(stream: Any, length: int) -> None:
-    while length:
-        length -= len(stream.read(min(length, 1 << 20)))
 
 
 def _split_chunk(content: bytes) -> Iterator[tuple[int, memoryview]]:

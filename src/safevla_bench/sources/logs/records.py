@@ -174,7 +174,8 @@ def _build_header(episode: LoggedEpisode, mapping: LogMapping, place: Place) -> 
         )
         raise RecordError("the log does not say whether the episode succeeded", remedy=remedy, place=place)
     targets = [name for name, body in mapping.bodies.items() if body.role == "target"]
-    task = asked.task or _make_slug(episode.instruction or episode.name)
+    slug = re.sub(r"[^a-z0-9]+", "-", (episode.instruction or episode.name).lower()).strip("-")
+    task = asked.task or slug or "task"
     return {
         "schema_version": SCHEMA_VERSION,
         "episode_id": episode.name,
@@ -190,10 +191,6 @@ def _build_header(episode: LoggedEpisode, mapping: LogMapping, place: Place) -> 
         "embodiment": asked.embodiment or episode.embodiment or "unknown",
         "versions": None if episode.versions is None else dict(episode.versions),
     }
-
-
-def _make_slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "task"
 
 
 def _find_implausible(

@@ -73,7 +73,6 @@ class EpisodeIndex:
     places: tuple[tuple[tuple[int, EpisodeKey], ...], ...]
     """Of each source its episodes, by their place in it."""
     problems: tuple[RecordError, ...]
-    """The errors of bad episodes, source after source."""
     lost: tuple[AbsentEpisode, ...]
     """The episodes whose record is gone with a damaged file, where a run's table tells which they are."""
     privileged_keys: frozenset[EpisodeKey]
@@ -143,10 +142,8 @@ class EpisodeIndex:
 
         Taken for granted, and not asked here, is a scan without errors.
         """
-        return all(source.is_intact(names) for source, names in zip(self.sources, self._names(), strict=True))
-
-    def _names(self) -> list[list[str]]:
-        return [[episode_id for _, (_, episode_id) in places] for places in self.places]
+        names = [[episode_id for _, (_, episode_id) in places] for places in self.places]
+        return all(source.is_intact(of_source) for source, of_source in zip(self.sources, names, strict=True))
 
     def require_valid(self, *, skip_invalid: bool = False) -> None:
         """Raise an error if anything is bad, unless `skip_invalid`, or if an episode is in two sources.
@@ -238,7 +235,12 @@ class Scan:
     def __init__(self, paths: Sequence[Path]) -> None:
         """Open the sources; raises as `open_sources` does."""
         self._sources = open_sources(paths)
-        size = sum(_file_bytes(source.path) for source in self._sources)
+        files = [
+            path
+            for source in self._sources
+            for path in ([source.path] if source.path.is_file() else archive_parts(source.path))
+        ]
+        size = sum(path.stat().st_size for path in files)
         self._budget = Budget(max(MAX_NOTES_BYTES, size), "bytes of what is kept of all episodes")
         self._notes: list[list[BatchNotes | RecordError]] = [[] for _ in self._sources]
         self._batches = self._read()
@@ -330,10 +332,6 @@ def _note_batches(source: RecordSource, notes: list[BatchNotes | RecordError], b
 MAX_NOTES_BYTES = 1 << 30
 """What an index keeps of all episodes, some 250,000, and of errors; of larger sources as much as their files have."""
 _ERROR_BYTES, _OBJECT_BYTES = 1 << 12, 48
-
-
-def _file_bytes(source: Path) -> int:
-    return sum(path.stat().st_size for path in ([source] if source.is_file() else archive_parts(source)))
 
 
 def _memory(value: object) -> int:

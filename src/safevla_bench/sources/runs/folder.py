@@ -32,7 +32,6 @@ GREETINGS = "policies_say"
 MAX_SCORES_BYTES = 1 << 28
 SCORES, SCORES_TABLE, REPORT = "scores.json", "scores.parquet", "report.html"
 MISSING = "missing"
-"""The outcome of a planned episode that its run does not list."""
 
 
 class EpisodeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -232,7 +231,6 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     """The record shown; of a clip, the one that it is about."""
     time_s: float
     caption: str
-    """One sentence for people: what is to be seen."""
     spec: str | None = None
     value: float | None = None
     threshold: float | None = None

@@ -54,7 +54,6 @@ class RawEpisode(EpisodeRow, frozen=True, kw_only=True):
 
     latency: Latency | None = None
     greeting: Mapping[str, object] | None = None
-    """The statement of the policy or its server about itself."""
 
     @property
     def row(self) -> EpisodeRow:
@@ -377,10 +376,8 @@ def _part_name(part: Path) -> str:
 
 
 EPISODES_A_PART = 200
-"""Records in one file of the archive."""
 JSONL, PARQUET = "jsonl", "parquet"
 FORMS: Mapping[str, str] = {PARQUET: parquet.SUFFIX, JSONL: ".jsonl.zst"}
-"""The forms that the archive of a run can have, with their suffixes."""
 
 
 def write_run(

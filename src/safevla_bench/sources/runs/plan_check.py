@@ -73,7 +73,6 @@ class PlanDifference:
     unnamed: int = 0
     """Further planned episodes that are not listed, where run.json does not tell which."""
     unplanned: int = 0
-    """Listed episodes that were not planned, or are listed twice."""
 
 
 def name_episode(policy: str, task: str, episode: int) -> str:

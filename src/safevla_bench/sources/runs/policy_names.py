@@ -41,7 +41,6 @@ class NamedSource(PosixPath):
 PolicyNames = Mapping[str | None, str]
 """The name in a source's records -> the name under which the policy is shown."""
 _BESIDE = ("policy", "privileged", "cameras")
-"""What run.json says of a policy that is no part of what it is."""
 _FLOOR = "noop"
 _LONGEST_TEXT = 32
 _MOST_FACTS = 3

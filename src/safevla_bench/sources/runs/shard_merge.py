@@ -34,7 +34,6 @@ from safevla_bench.trajectory.batch import Batch
 _REMEDY = "Name the run folders of all shards, each once."
 _DAMAGED = "Copy the shard anew from where it was made, or run it again."
 _OWN = ("shard", "planned", "volatile", "complete")
-"""The keys of run.json that describe a shard, not the plan."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,8 @@ def merge_shards(folders: Sequence[Path], out: Path) -> list[EpisodeRow]:
     _require_one_plan(shards)
     _require_each_once(shards)
     for shard in shards:
-        _require_intact(shard)
+        for name, problem in parts.changed_parts(shard.folder):
+            _refuse_folder(shard.folder / name, problem, _DAMAGED)
     rows = [row for shard in shards for row in shard.rows]
     _write_merged(shards, rows, out)
     return rows
@@ -114,11 +114,6 @@ def _require_each_once(shards: Sequence[_Shard]) -> None:
     for shard, end in zip(shards, ends, strict=True):
         if shard.stretch.first + len(shard.rows) != end:
             _refuse_folder(shard.folder, f"its episodes do not end at {end}, where the next shard begins", _DAMAGED)
-
-
-def _require_intact(shard: _Shard) -> None:
-    for name, problem in parts.changed_parts(shard.folder):
-        _refuse_folder(shard.folder / name, problem, _DAMAGED)
 
 
 def _write_merged(shards: Sequence[_Shard], rows: Sequence[EpisodeRow], out: Path) -> None:

@@ -47,7 +47,6 @@ class LeftOut:
     unnamed: int = 0
     """More such episodes, of which it is not known which they are."""
     unplanned: int = 0
-    """Episodes that a run's table lists, and that were not planned."""
 
     @classmethod
     def from_problems(cls, problems: Sequence[RecordError], sources: Sequence[RecordSource] = ()) -> LeftOut:
@@ -119,7 +118,6 @@ def remedy_for(problems: Sequence[RecordError]) -> str:
 
 
 LOST = "lost"
-"""The outcome of an episode whose record is gone with a damaged file."""
 _REASON = "its record is lost in a damaged file"
 
 
@@ -132,7 +130,6 @@ class RecordSource:
 
     path: Path
     absent: tuple[AbsentEpisode, ...]
-    """The planned episodes without a record."""
     description: Mapping[str, object]
     """The run's run.json; empty for an archive file."""
     read: Callable[..., Iterator[Batch | RecordError]]
@@ -144,7 +141,6 @@ class RecordSource:
     complete: bool = False
     """True for a run folder that is complete, so that its files can be compared with its manifest."""
     policy_names: PolicyNames = field(default_factory=dict)
-    """New names of policies, for those that are told from others of their name."""
     plan: PlanDifference = _AS_PLANNED
     """What differs between the plan of a complete run and its table; missing episodes are in `absent` too."""
 
@@ -155,10 +151,14 @@ class RecordSource:
         """
         if not names:
             return self
+
+        def rename(absent: Iterable[AbsentEpisode]) -> tuple[AbsentEpisode, ...]:
+            return tuple(replace(episode, policy=names.get(episode.policy, episode.policy)) for episode in absent)
+
         return dataclass_replace(
             self,
-            absent=tuple(_rename_absent(self.absent, names)),
-            expected=None if self.expected is None else tuple(_rename_absent(self.expected, names)),
+            absent=rename(self.absent),
+            expected=None if self.expected is None else rename(self.expected),
             read=lambda *places: _rename_batches(self.read(*places), names),
             policy_names=names,
         )
@@ -191,30 +191,23 @@ class RecordSource:
             if isinstance(batch, RecordError):
                 name = escape_controls(batch.place.episode or "")
                 missing.pop(name, None)
-                yield batch if name in planned else _without_count(batch)
+                if name not in planned:
+                    batch = DamageError(batch.problem, episodes=0, remedy=batch.remedy, place=batch.place)
+                yield batch
                 continue
             names = [escape_controls(header.episode_id) for header in batch.headers]
             for name in names:
                 missing.pop(name, None)
             known = [k for k, name in enumerate(names) if name in planned]
-            yield from (_surplus_episode(self.path, name) for name in names if name not in planned)
+            surplus = "the archive has a record of it, and the run's table of episodes lists none"
+            yield from (RecordError(surplus, place=self._place(name)) for name in names if name not in planned)
             if known:
                 yield batch if len(known) == len(batch) else select_episodes(batch, known)
-        yield from (_lost_episode(self.path, name) for name in missing.values())
+        lost = "it was recorded, and no part of the archive has a record of it that can be read"
+        yield from (DamageError(lost, place=self._place(name)) for name in missing.values())
 
-
-def _without_count(error: RecordError) -> DamageError:
-    return DamageError(error.problem, episodes=0, remedy=error.remedy, place=error.place)
-
-
-def _lost_episode(path: Path, episode: str) -> DamageError:
-    place = Place(file=str(path), episode=episode)
-    return DamageError("it was recorded, and no part of the archive has a record of it that can be read", place=place)
-
-
-def _surplus_episode(path: Path, episode: str) -> RecordError:
-    problem = "the archive has a record of it, and the run's table of episodes lists none"
-    return RecordError(problem, place=Place(file=str(path), episode=episode))
+    def _place(self, episode: str) -> Place:
+        return Place(file=str(self.path), episode=episode)
 
 
 def _changed_parts(path: Path) -> Iterator[DamageError]:
@@ -225,10 +218,6 @@ def _changed_parts(path: Path) -> Iterator[DamageError]:
             yield DamageError(problem, episodes=0, place=Place(file=str(path / name)))
     except RunError as error:
         yield DamageError(error.problem, episodes=0, remedy=error.remedy, place=error.place)
-
-
-def _rename_absent(absent: Iterable[AbsentEpisode], names: PolicyNames) -> Iterator[AbsentEpisode]:
-    return (replace(episode, policy=names.get(episode.policy, episode.policy)) for episode in absent)
 
 
 def _rename_batches(batches: Iterable[Batch | RecordError], names: PolicyNames) -> Iterator[Batch | RecordError]:

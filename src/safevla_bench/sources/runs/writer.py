@@ -111,12 +111,8 @@ class RunWriter:
     def add_episode(self, index: int, episode: RawEpisode, record: bytes | None) -> None:
         """Keep a finished episode for good; Ctrl-C waits until it is written.
 
-        Args:
-            index: its place in the plan.
-            episode: its row in the table of episodes, with the facts of the day.
-            record: its record as the bytes of an `.npz` file; None = it left none.
-
-        Raises `FileError` if the disk refuses; the remedy is the command that resumes the run.
+        `index` is its place in the plan, `record` the bytes of an `.npz` file; None = it left none. Raises `FileError`
+        if the disk refuses; the remedy is the command that resumes the run.
         """
         with _hold_interrupts(), _resumable_errors(self.folder):
             write_raw(self.folder, index, episode, record)
@@ -329,7 +325,8 @@ def lock_folder(folder: Path) -> int:
     """
     path = folder / LOCK
     while True:
-        descriptor = _open_lock(path)
+        with translated_errors(folder):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -350,11 +347,6 @@ def unlock_folder(folder: Path, descriptor: int) -> None:
     if _is_same_file(folder / LOCK, descriptor):
         (folder / LOCK).unlink()
     os.close(descriptor)
-
-
-def _open_lock(path: Path) -> int:
-    with translated_errors(path.parent):
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
 
 def _is_same_file(path: Path, descriptor: int) -> bool:
