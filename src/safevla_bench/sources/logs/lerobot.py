@@ -96,11 +96,9 @@ def _is_feature(feature: object) -> bool:
 def read_episodes(
     dataset: Dataset, mapping: LogMapping, wanted: Collection[int] | None = None
 ) -> Iterator[LoggedEpisode | RecordError]:
-    """Yield the episodes in order, or those at the places `wanted`, from 0; all if None.
+    """Yield the episodes in order, or those at the places `wanted`, from 0; a `RecordError` in place of a bad one.
 
-    An episode that cannot be read yields a `RecordError` in its place. A file that cannot be read yields one too, and
-    its episodes have no places. Raises `RecordError` if the mapping names a feature, or numbers of it, that there are
-    not.
+    Episodes of a file that cannot be read have no places. Raises `RecordError` if the mapping names what there is not.
     """
     picks = {name: _pick_columns(dataset, name, columns) for name, columns in mapping.sources.items()}
     success = mapping.episode.success if isinstance(mapping.episode.success, str) else None
@@ -200,9 +198,7 @@ def _read_episode(
 ) -> LoggedEpisode | RecordError:
     """Return one episode of frames, or the error with its place if its numbers cannot be read.
 
-    `picks` tells the columns of each part of the mapping. Time is `frame_index` over fps where the stamps agree with
-    that to 1 % of a frame, else the stamps [s]. `success` is the feature whose last frame says the outcome, None = none
-    does.
+    Time [s] is `frame_index` over fps where the stamps agree with that to 1 % of a frame, else the stamps.
     """
     name = _episode_name(frames)
     place = Place(file=str(dataset.folder), episode=name)

@@ -1,7 +1,6 @@
 """The index of the episodes of sources: one scan finds it, and then any of the episodes can be read again.
 
-Archives of any size are judged in the memory of a few episodes: a scan yields the records some at a time, and the index
-keeps of each what it says once.
+Archives of any size are judged in the memory of a few episodes.
 """
 
 from __future__ import annotations
@@ -146,10 +145,9 @@ class EpisodeIndex:
         return all(source.is_intact(of_source) for source, of_source in zip(self.sources, names, strict=True))
 
     def require_valid(self, *, skip_invalid: bool = False) -> None:
-        """Raise an error if anything is bad, unless `skip_invalid`, or if an episode is in two sources.
+        """Raise `CollectedError` for everything that is bad, unless `skip_invalid`; `RunError` for an episode in two sources.
 
-        An episode that is twice in one source passes: see `has_repeated_ids`. Raises `CollectedError`: lists every bad
-        episode and every damage of every source; `RunError` if an episode of the same policy and id is in two sources.
+        An episode that is twice in one source passes: see `has_repeated_ids`.
         """
         if self.problems and not skip_invalid:
             raise CollectedError(self.problems, remedy=remedy_for(self.problems))

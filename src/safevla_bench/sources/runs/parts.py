@@ -1,14 +1,8 @@
-"""The records of a run folder: raw while it goes, in parts when it is complete.
+"""The records of a run folder: `raw/NNNNNN.npz` and a row in `raw/NNNNNN.json` while it goes, then archive parts.
 
-raw/NNNNNN.npz    the record of an episode; NNNNNN is its place in the plan, from 0
-raw/NNNNNN.json   its row of the table of episodes, written after the record: the episode is done when this file exists
-
-The raw episodes are the state that survives a kill at any instant. A crashed episode has a row and no record. A record
-without a row is not part of the run: the episode is run again, and the record overwritten. `safevla_recorder` writes
-the same files; there NNNNNN counts episodes in the order of their ends, and they stay when the run is complete.
-
-A complete run has its records in the order of the plan, cut into parts, then the tables, and run.json last. The
-manifest lists the parts, and the sha256 that each was written with.
+NNNNNN is an episode's place in the plan, from 0, and its row is written last: without it the episode is run again, and
+the record overwritten. A crashed episode has a row and no record. `safevla_recorder` writes the same files; there
+NNNNNN counts episodes in the order of their ends, and they stay when the run is complete.
 """
 
 from __future__ import annotations
@@ -383,13 +377,10 @@ FORMS: Mapping[str, str] = {PARQUET: parquet.SUFFIX, JSONL: ".jsonl.zst"}
 def write_run(
     folder: Path, description: Mapping[str, object], rows: Sequence[EpisodeRow], records: Iterable[Batch]
 ) -> None:
-    """Write everything that a complete run holds, run.json last; what is there already is written over.
+    """Write everything that a complete run holds, run.json last, over what is there already.
 
-    Parts of an older archive that are not written again are removed.
-
-    `description` is what run.json is to hold, but for `complete`, which becomes true; its `archive` names the archive's
-    form, `PARQUET` where it is missing. `records` are those episodes of `rows` that left one, as batches of one, in
-    plan order.
+    `description` becomes run.json, with `complete` true; its `archive` names the archive's form. `records` are those of
+    the episodes of `rows` that left one, as batches of one, in plan order.
     """
     parts = list(_write_parts(folder, records, FORMS[str(description.get("archive", PARQUET))]))
     for stale in set(archive_parts(folder)) - set(parts):

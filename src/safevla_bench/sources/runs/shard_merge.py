@@ -52,9 +52,8 @@ class _Shard:
 def merge_shards(folders: Sequence[Path], out: Path) -> list[EpisodeRow]:
     """Join complete shards, given in any order, into a new run folder; return the row of each episode, in plan order.
 
-    The folder appears whole or not at all. Raises `RunError` if no folder is given, `out` exists, a folder is no
-    complete shard or not as its manifest says, the shards are of different plans (naming what differs), one is given
-    twice, or one is missing; `RecordError` if a record cannot be read; `FileError` if the disk refuses.
+    The folder appears whole or not at all. Raises `RunError` unless they are all shards of one plan, each once and
+    intact.
     """
     if not folders:
         raise RunError("there are no shards to merge", remedy=_REMEDY)

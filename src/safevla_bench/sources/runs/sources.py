@@ -231,9 +231,8 @@ def _rename_batches(batches: Iterable[Batch | RecordError], names: PolicyNames) 
 def open_sources(paths: Sequence[Path]) -> list[RecordSource]:
     """Open several sources, and rename their policies: as the user named them, then apart where one name means several.
 
-    An archive does not say which of them it holds: there such a name becomes "NAME (FILE)". An archive that the user
-    named is read through once for its policies. Raises `RunError`: as `open_source` does; or the user gave one name to
-    a source of several policies; or a run.json is nested too deeply; `RecordError`: as `open_source` does.
+    An archive does not say which of them it holds: there such a name becomes "NAME (FILE)". Raises as `open_source` and
+    `name_source` do.
     """
     sources = [open_source(path) for path in paths]
     recorded = [identify_policies(source.path, source.description) for source in sources]
@@ -267,9 +266,8 @@ def _join_names(names: PolicyNames, further: PolicyNames) -> PolicyNames:
 def open_source(path: Path) -> RecordSource:
     """Open an archive, a run folder or a log as it is now; an unfinished run may go on or be completed meanwhile.
 
-    Of an unfinished run the episodes that are done are read, in plan order. Raises `RunError` if there is no such file
-    or run, its description or tables are damaged, or the path holds another tool's successes without trajectories;
-    `RecordError` if the mapping of a log cannot be read, or names no log.
+    Raises `RunError` if there is none, or it is damaged or without trajectories; `RecordError` for the mapping of a
+    log.
     """
     require_source(path)
     if not (path / RUN).exists() and foreign.find_results(path):

@@ -1,8 +1,7 @@
 """The writer of a run folder; a kill at any instant loses at most the episodes in flight.
 
-Each finished episode is kept in `raw/` (see `parts`). When all have ended, the archive, the tables and run.json are
-written from there, each whole or not at all, and only then `raw/` is removed. The run is complete from the instant at
-which run.json says `"complete": true`. Every step can be done again with the same bytes.
+The run is complete from the instant at which run.json, written last, says so. Every step can be done again with the
+same bytes.
 """
 
 from __future__ import annotations
@@ -121,11 +120,8 @@ class RunWriter:
     def reopen(self, places: Mapping[str, int]) -> None:
         """Make a complete run unfinished again, without its crashed episodes, so that they can be run anew.
 
-        `places` is the place in the plan of each episode id; a stopping rule may have left places out.
-
-        Raises `RunError` where the manifest or the table cannot be read, the table names an episode without a place, or
-        a part of the archive is not as its digest says, `RecordError` for a record that cannot be read, and `FileError`
-        where the disk refuses.
+        `places` is the place in the plan of each episode id. Raises `RunError` or `RecordError` if the run is not
+        intact.
         """
         for name, problem in changed_parts(self.folder):
             remedy = "Restore it first: its digest would be lost with the manifest."
