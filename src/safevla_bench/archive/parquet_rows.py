@@ -20,10 +20,10 @@ from safevla_bench.archive import strict_json
 from safevla_bench.archive.arrays import EpisodeOutline, check_places, check_posed_bodies, check_shape, parse_outline
 from safevla_bench.archive.record_schema import MAX_RECORDS, REMEDY_LARGE
 from safevla_bench.errors import Place, RecordError
-from safevla_bench.trajectory.batch import Batch, Channel, Contacts, Poses
+from safevla_bench.trajectory.batch import Batch, Channel, Contacts, Poses, batch_channels
 from safevla_bench.trajectory.header import ROLES, Header
 from safevla_bench.trajectory.validation import validate
-from safevla_recorder.channels import CHANNELS, NUMERIC, POSES, ROWS, ChannelSpec, as_fields
+from safevla_recorder.channels import CHANNELS, NUMERIC, POSES, ROWS, ChannelSpec
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -260,10 +260,8 @@ def _build_batch(columns: _Columns) -> Batch:
         gripped=gripped,
         gripped_present=gripped_present,
         extra=extra,
-        **as_fields(
-            Batch,
-            {spec.name: _read_channel(columns, spec, columns.bodies) for spec in ROWS}
-            | {spec.name: _read_poses(columns, spec) for spec in POSES},
+        **batch_channels(
+            lambda spec: _read_channel(columns, spec, columns.bodies), lambda spec: _read_poses(columns, spec)
         ),
     )
 

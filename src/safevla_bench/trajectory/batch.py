@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -198,12 +198,13 @@ def batch_of_headers(headers: Sequence[Header], lengths: Ints) -> Batch:
         gripped=np.full(records, -1),
         gripped_present=false,
         extra=({},) * episodes,
-        **as_fields(
-            Batch,
-            {spec.name: absent for spec in ROWS}
-            | {spec.name: Poses(absent, nowhere, none, spec.pose_size) for spec in POSES},
-        ),
+        **batch_channels(lambda _: absent, lambda spec: Poses(absent, nowhere, none, spec.pose_size)),
     )
+
+
+def batch_channels(rows: Callable[[ChannelSpec], Channel], poses: Callable[[ChannelSpec], Poses]) -> dict[str, Any]:
+    """Return the channels of a batch as its keyword arguments, each made of its row in `ROWS` or `POSES`."""
+    return as_fields(Batch, {spec.name: rows(spec) for spec in ROWS} | {spec.name: poses(spec) for spec in POSES})
 
 
 def _absent_channel(episodes: int) -> Channel:
@@ -236,10 +237,9 @@ def select_episodes(batch: Batch, episodes: Sequence[int] | Ints) -> Batch:
         body_name=batch.body_name[bodies],
         body_role=batch.body_role[bodies],
         target=_shift_bodies(batch.target[chosen], shift),
-        **as_fields(
-            Batch,
-            {spec.name: _select_channel(batch.channel(spec.name), chosen) for spec in ROWS}
-            | {spec.name: _select_poses(batch.poses(spec.name), chosen, shift) for spec in POSES},
+        **batch_channels(
+            lambda spec: _select_channel(batch.channel(spec.name), chosen),
+            lambda spec: _select_poses(batch.poses(spec.name), chosen, shift),
         ),
         contacts=Contacts(
             present=batch.contacts.present[chosen],
@@ -296,10 +296,9 @@ def concatenate_batches(batches: Sequence[Batch]) -> Batch:
         body_name=join_arrays(name_codes),
         body_role=join_arrays(lambda b: b.body_role),
         target=join_bodies(lambda b: b.target),
-        **as_fields(
-            Batch,
-            {s.name: _concatenate_channels([b.channel(s.name) for b in batches]) for s in ROWS}
-            | {s.name: _concatenate_poses([b.poses(s.name) for b in batches], base) for s in POSES},
+        **batch_channels(
+            lambda spec: _concatenate_channels([b.channel(spec.name) for b in batches]),
+            lambda spec: _concatenate_poses([b.poses(spec.name) for b in batches], base),
         ),
         contacts=Contacts(
             present=join_arrays(lambda b: b.contacts.present),

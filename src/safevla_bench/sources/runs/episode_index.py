@@ -145,7 +145,7 @@ class EpisodeIndex:
         return all(source.is_intact(of_source) for source, of_source in zip(self.sources, names, strict=True))
 
     def require_valid(self, *, skip_invalid: bool = False) -> None:
-        """Raise `CollectedError` for everything that is bad, unless `skip_invalid`; `RunError` for an episode in two sources.
+        """Raise `CollectedError` for all that is bad, unless `skip_invalid`; `RunError` for an episode in two sources.
 
         An episode that is twice in one source passes: see `has_repeated_ids`.
         """
