@@ -38,10 +38,6 @@ def encode_npz(batch: Batch, index: int = 0) -> bytes:
     return encode_episode(to_recording(batch, index), record_schema.MAX_EPISODE_BYTES)
 
 
-def _contact_field(column: str) -> str:
-    return "record" if column == "step" else column
-
-
 def read_npz(path: Path, selection: EpisodeSelection) -> Iterator[Batch | RecordError]:
     """Yield the episode of one file, a batch of one, or its `RecordError`; nothing if the episode is not selected.
 
@@ -226,7 +222,7 @@ def _read_truths(arrays: Arrays, name: str) -> NDArray[np.bool_] | None:
 
 def _read_contacts(arrays: Arrays) -> ContactList | None:
     """Return the contacts, None where all their columns are absent; every NaN impulse gets the same bits."""
-    columns = {_contact_field(column): arrays.get(f"contacts.{column}") for column in CONTACT_COLUMNS}
+    columns = {"record" if column == "step" else column: arrays.get(f"contacts.{column}") for column in CONTACT_COLUMNS}
     missing = [column for column, values in columns.items() if values is None]
     if len(missing) == len(columns):
         return None

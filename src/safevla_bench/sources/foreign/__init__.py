@@ -144,7 +144,8 @@ def _read_harness(path: Path) -> ForeignResults:
             ForeignEpisode(suites.get(eval_id) or str(eval_id), str(task), _parse_status(status), steps)
             for eval_id, task, status, steps in _select(connection, _RESULTS)
         )
-        has_actions = _holds_actions(connection)
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        has_actions = "step_rows" in tables and connection.execute(_FIRST_ACTION).fetchone() is not None
     errors = sum(episode.success is None for episode in episodes)
     remarks = [f"{errors} episodes ended in an error; they are in no rate"] if errors else []
     if has_actions:
@@ -153,6 +154,7 @@ def _read_harness(path: Path) -> ForeignResults:
 
 
 _SUITES = "SELECT eval_id, metadata FROM eval_metadata"
+_FIRST_ACTION = "SELECT 1 FROM step_rows WHERE json_extract(fields, '$.action') IS NOT NULL LIMIT 1"
 _RESULTS = "SELECT eval_id, task_name, status, steps FROM episode_results ORDER BY eval_id, task_name, episode_id, eid"
 
 
@@ -225,12 +227,6 @@ def _select(connection: sqlite3.Connection, query: str) -> Iterator[tuple[Any, .
     for row in connection.execute(query):
         budget.spend(1)
         yield row
-
-
-def _holds_actions(connection: sqlite3.Connection) -> bool:
-    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    query = "SELECT 1 FROM step_rows WHERE json_extract(fields, '$.action') IS NOT NULL LIMIT 1"
-    return "step_rows" in tables and connection.execute(query).fetchone() is not None
 
 
 def _read_recording(path: Path, budget: Budget) -> list[RecordedActions]:

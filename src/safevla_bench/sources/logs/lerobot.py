@@ -208,6 +208,7 @@ def _read_episode(
         frame = frames["frame_index"].to_numpy()
         stamps = np.asarray(frames["timestamp"].to_numpy(), dtype=np.float64)
         even = np.abs(stamps * dataset.fps - frame).max() < 1e-2
+        last = np.array([np.nan]) if success is None else _feature_matrix(frames, success)[-1]
         series = {part: _read_series(frames, pick, mapping.sources[part]) for part, pick in picks.items()}
         return LoggedEpisode(
             name=name,
@@ -216,7 +217,7 @@ def _read_episode(
             dt_s=1.0 / dataset.fps,
             series=series,
             instruction=instructions.get(int(frames["task_index"][0].as_py())),
-            success=None if success is None else _read_success(_feature_matrix(frames, success)[-1]),
+            success=None if np.isnan(last).any() else bool(last.any()),
             embodiment=dataset.robot,
         )
     except (ValueError, TypeError, LookupError, pa.ArrowException) as error:
@@ -238,10 +239,6 @@ def _read_series(frames: pa.Table, pick: _Pick, columns: Columns | PoseColumns) 
         is_valid = np.nan_to_num(_feature_matrix(frames, columns.valid), nan=0.0)  # no value: nothing says that it is
         is_known = np.asarray(is_known & is_valid.all(axis=1))
     return Series(values, np.asarray(is_known))
-
-
-def _read_success(numbers: Floats) -> bool | None:
-    return None if np.isnan(numbers).any() else bool(numbers.any())
 
 
 def _feature_matrix(frames: pa.Table, feature: str, size: int = 1) -> Floats:

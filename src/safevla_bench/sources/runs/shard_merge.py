@@ -130,15 +130,13 @@ def _write_merged(shards: Sequence[_Shard], rows: Sequence[EpisodeRow], out: Pat
 def _merged_description(shards: Sequence[_Shard]) -> dict[str, object]:
     spent = {name: took for shard in shards for name, took in read_latencies(shard.folder).items()}
     today: dict[str, object] = {"shards": [shard.description.get("volatile") for shard in shards]}
-    greetings = group_greetings(chain.from_iterable(map(_shard_greetings, shards)))
+    said = [(shard.rows, greetings_by_episode(shard.folder)) for shard in shards]
+    greetings = group_greetings(
+        (row, texts[row.episode_id]) for rows, texts in said for row in rows if row.episode_id in texts
+    )
     volatile = today | ({LATENCY: spent} if spent else {}) | ({GREETINGS: greetings} if greetings else {})
     plan = {"shard": None, "planned": shards[0].stretch.whole, "volatile": volatile}
     return {**shards[0].description, **plan}
-
-
-def _shard_greetings(shard: _Shard) -> Iterator[tuple[EpisodeRow, Mapping[str, object]]]:
-    greetings = greetings_by_episode(shard.folder)
-    return ((row, greetings[row.episode_id]) for row in shard.rows if row.episode_id in greetings)
 
 
 def _shard_records(shard: _Shard) -> Iterator[Batch]:
