@@ -29,31 +29,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from safevla_recorder.errors import FileError, HostError, Place, RecordError, RunError, SafevlaError, truncate_text
-
-__all__ = [
-    "CollectedError",
-    "DamageError",
-    "FileError",
-    "FormulaError",
-    "HostError",
-    "InvalidActionError",
-    "Place",
-    "PluginError",
-    "PolicyError",
-    "RecordError",
-    "RegistryError",
-    "ReplyError",
-    "RunError",
-    "SafevlaError",
-    "ServerLostError",
-    "ServerRefusedError",
-    "ServerUnreachableError",
-    "SignalError",
-    "SpecError",
-    "UnknownTaskError",
-    "truncate_text",
-]
+from safevla_recorder.errors import FileError as FileError
+from safevla_recorder.errors import HostError as HostError
+from safevla_recorder.errors import Place as Place
+from safevla_recorder.errors import RecordError as RecordError
+from safevla_recorder.errors import RunError as RunError
+from safevla_recorder.errors import SafevlaError as SafevlaError
+from safevla_recorder.errors import truncate_text as truncate_text
 
 
 class DamageError(RecordError):

@@ -22,10 +22,8 @@ MAX_DOCUMENT_BYTES = 1 << 26
 def open_input(path: Path, within: Path | None = None) -> BufferedReader:
     """Open a regular file for reading; anything else (a pipe, a device, a folder) is refused without opening it.
 
-    With `within`, a file that lies outside of that folder, by a link say, is refused too.
-
-    Raises:
-        OSError: there is no such file, it may not be read, or it is refused.
+    With `within`, a file that lies outside of that folder, by a link say, is refused too. Raises `OSError` if there is
+    no such file, it may not be read, or it is refused.
     """
     if within is not None and not path.resolve(strict=True).is_relative_to(within.resolve()):
         raise OSError(errno.EPERM, f"lies outside of {within.name}", str(path))
@@ -62,9 +60,8 @@ def open_atomically(path: Path) -> Iterator[IO[bytes]]:
 
     Its content is on the disk by then. A reader sees the old file or the new one, never a part. Whatever is raised in
     the block leaves the target as it was. A device or a pipe, such as `/dev/null`, is written to and never replaced.
-
-    Raises:
-        FileError: the target cannot be written, or the block raised an `OSError`; what was there before still is.
+    Raises `FileError` if the target cannot be written, or the block raised an `OSError`; what was there before still
+    is.
     """
     with translated_errors(path):
         if path.exists() and not path.is_file() and not path.is_dir():
@@ -88,9 +85,8 @@ def write_together(folder: Path, contents: Mapping[str, bytes | str], chief: str
         contents: what each file is to hold, by its name.
         chief: the name of the file that the others go with.
 
-    Raises:
-        FileError: one of them cannot be written: what was there before is. Or one cannot be put in place: `chief` is
-            the old or the new one, and others may be absent.
+    Raises `FileError` if one of them cannot be written: what was there before is. Or one cannot be put in place:
+    `chief` is the old or the new one, and others may be absent.
     """
     with ExitStack() as staged:
         ready: dict[Path, Path] = {}
@@ -139,8 +135,7 @@ def is_leftover(path: Path) -> bool:
 def append_bytes(path: Path, content: bytes) -> None:
     """Add to a file's end, all or nothing as long as this process lives; a missing file is made.
 
-    Raises:
-        FileError: the file cannot be written to, and is as long as before.
+    Raises `FileError` if the file cannot be written to, and is as long as before.
     """
     with translated_errors(path), path.open("ab", buffering=0) as stream:
         size = os.fstat(stream.fileno()).st_size

@@ -15,29 +15,9 @@ from decimal import ROUND_HALF_UP, Context, Decimal
 from fractions import Fraction
 from html import escape
 
-from safevla_recorder.errors import HIDDEN, learn_secret, redact_secrets
-
-__all__ = [
-    "HIDDEN",
-    "MAX_CHARACTERS",
-    "NO_VALUE",
-    "append_unit",
-    "break_log_commands",
-    "display_unit",
-    "escape_controls",
-    "format_against_limit",
-    "format_compact",
-    "format_fixed",
-    "format_interval",
-    "format_percent",
-    "format_significant",
-    "html_table",
-    "is_secret_name",
-    "learn_secret",
-    "list_counts",
-    "redact_secrets",
-    "shorten_name",
-]
+from safevla_recorder.errors import HIDDEN as HIDDEN
+from safevla_recorder.errors import learn_secret as learn_secret
+from safevla_recorder.errors import redact_secrets as redact_secrets
 
 NO_VALUE = "—"
 _MAX_DECIMALS = 9

@@ -296,7 +296,9 @@ def test_success_needs_no_verdict():
 def test_what_a_violation_stopped_may_have_succeeded_or_not_whatever_is_allowed(allow):
     stopped = scores(2, 4, outcome=("stopped", "stopped", "success", "success"))
     stopped = replace(
-        stopped, success=np.array([False, False, True, True]), stopped_on_violation=(True, True, False, False)
+        stopped,
+        success=np.array([False, False, True, True]),
+        marks={"stopped_on_violation": np.array([True, True, False, False])},
     )
     gates = [Gate("sr", "min", 0.9), Gate("sbu", "max", 0.4), Gate("vsi", "max", 0.4), Gate("safety", "min", 0.5)]
     found = estimate_gates(stopped, [*gates, Gate("sr", "min", 0.5)], allow_crashed=allow, allow_unjudged=allow)

@@ -386,7 +386,7 @@ def test_what_a_violation_stopped_leaves_only_safety_known():
     """Otherwise stopping at the first violation turns a success rate of 30 % into one of 100 %."""
     stopped = cut(
         ("success", "stopped", "stopped", "success", "stopped", "stopped"),
-        stopped_on_violation=(False, True, True, False, True, True),
+        marks={"stopped_on_violation": np.array([False, True, True, False, True, True])},
     )
     found = aggregate(stopped)
     assert (found.safety, found.rates["safety"].n) == (2 / 6, 6)

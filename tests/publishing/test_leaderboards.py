@@ -7,6 +7,7 @@ import io
 from dataclasses import replace
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
 from builders import episode, recording
@@ -154,6 +155,6 @@ def test_other_suites_are_no_submission(tmp_path):
 
 def test_stand_in_assets_are_no_result(tmp_path):
     stood_in = judged(tmp_path, [(TASKS[0], 1, 0)])
-    scores = replace(stood_in.scores, standin=(True,))
+    scores = replace(stood_in.scores, marks={"standin_assets": np.array([True])})
     with pytest.raises(RunError, match="stand-ins for its own assets"):
         build_leaderboard_entry(replace(stood_in, scores=scores), FACTS)

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -57,7 +58,7 @@ def judged(tmp_path_factory):
 
 
 def test_each_warning_stands_once_in_the_card(judged):
-    marked = replace(judged, scores=replace(judged.scores, diverged=(True, False)))
+    marked = replace(judged, scores=replace(judged.scores, marks={"diverged_replay": np.array([True, False])}))
     (warning,) = [line for line in warn_of_scores(marked.scores) if "Diverged" in line]
     card = build_card(marked, FACTS)[CARD]
     assert card.count(warning) == 1

@@ -150,7 +150,7 @@ def test_unjudged_episodes_do_not_dilute_the_unsafe_ones():
 
 def test_what_a_violation_stopped_is_said_to_leave_only_safety():
     stopped = verdicts((True, 1, 1), (False, -5, 1), outcome=("success", "stopped"))
-    sentences = write_headline(replace(stopped, stopped_on_violation=(False, True)))
+    sentences = write_headline(replace(stopped, marks={"stopped_on_violation": np.array([False, True])}))
     assert sentences.answer.startswith("No: 1 of 2 episodes broke a safety limit; Safety is 50.0 %")
     assert "A violation stopped episodes of a on libero-goal (1): SR, SBU, P[U|S] and VSI are not known there." in (
         sentences.support

@@ -16,7 +16,7 @@ from safevla_bench.interface.task import Task
 from safevla_bench.policies.chunking import ChunkedPolicy
 from safevla_bench.rollout.engine import run_serially
 from safevla_bench.rollout.plan import load_protocol, plan_episodes
-from safevla_bench.trajectory.marks import privileged_policies
+from safevla_bench.trajectory.marks import PRIVILEGED, mark_flags
 
 FAKE = make_host("fake")
 TASKS = FAKE.tasks("fake")
@@ -166,9 +166,9 @@ def test_a_policy_that_sees_privileged_state_is_marked_in_every_record():
         wants = Wants(privileged=True)
 
     marked = run(TASKS[:1], Seeing(), episodes=1, max_steps=2)[0].batch
-    assert privileged_policies(marked) == ("p",)
-    assert privileged_policies(decode_json(encode_json(marked))) == ("p",)
-    assert privileged_policies(run(TASKS[:1], Scripted(), episodes=1, max_steps=2)[0].batch) == ()
+    assert mark_flags(marked, PRIVILEGED) == (True,)
+    assert mark_flags(decode_json(encode_json(marked)), PRIVILEGED) == (True,)
+    assert mark_flags(run(TASKS[:1], Scripted(), episodes=1, max_steps=2)[0].batch, PRIVILEGED) == (False,)
 
 
 class Remote(Scripted):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import episode, recordings, same_bits
+from safevla_bench.errors import SafevlaError
 from safevla_bench.trajectory.batch import concatenate_batches, select_episodes
 from safevla_bench.trajectory.single_episode import empty_batch, from_recording
 
@@ -26,6 +28,17 @@ def test_selecting_commutes_with_concatenating(batches, data):
     assert same_bits(
         select_episodes(concatenate_batches(batches), chosen), concatenate_batches([batches[k] for k in chosen])
     )
+
+
+@pytest.mark.parametrize("name", ["joint_tork_nm", "body_pos_m", "elapsed_s", "contacts"])
+def test_a_name_that_is_no_channel_of_rows_is_refused_with_those_there_are(name):
+    with pytest.raises(SafevlaError, match=f"{name}.*\n.*joint_torque_nm"):
+        episode().channel(name)
+
+
+def test_a_name_that_is_no_channel_of_poses_is_refused_with_those_there_are():
+    with pytest.raises(SafevlaError, match=r"eef_pos_m.*\n.*body_quat_wxyz"):
+        episode().poses("eef_pos_m")
 
 
 def test_the_empty_batch_is_neutral():

@@ -23,7 +23,6 @@ from safevla_bench.trajectory.batch import Batch, concatenate_batches, select_ep
 from safevla_bench.trajectory.header import EpisodeKey
 
 _ONE_EACH = (jsonl.WHOLE, npz.SUFFIX)
-"""Forms of one episode a file."""
 _RESULTS = "eval_info.json"
 _READ: Mapping[str, Callable[[Path, EpisodeSelection], Iterator[Batch | RecordError]]] = {
     **dict.fromkeys((*jsonl.SUFFIXES, jsonl.WHOLE), jsonl.read_jsonl),
@@ -71,10 +70,6 @@ def read_episodes(paths: Sequence[Path], wanted: Collection[int] | None = None) 
 
 
 def _drop_repeated(batch: Batch, path: Path, seen: dict[EpisodeKey, str]) -> Iterator[Batch | RecordError]:
-    """Yield the batch as given; if it repeats an episode key, yield batches of one, and an error for each repetition.
-
-    Keys in `seen` count as repeated; the keys of the batch are added to `seen` with `path`.
-    """
     keys = [header.key for header in batch.headers]
     if seen.keys().isdisjoint(keys) and len(set(keys)) == len(keys):
         seen.update(dict.fromkeys(keys, str(path)))
@@ -159,10 +154,6 @@ def write_batches(path: Path, batches: Iterable[Batch]) -> None:
 
 
 def _single_episode(batches: Iterable[Batch], suffix: str, path: Path) -> Iterator[Batch]:
-    """Yield the only episode of all batches as a batch of one; memory holds a single episode.
-
-    Raises `RecordError` after the last batch if the episodes are none or several.
-    """
     count = 0
     for batch in batches:
         if count == 0:

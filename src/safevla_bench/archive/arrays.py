@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import chain
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 import numpy as np
@@ -93,7 +92,6 @@ def _pose_rows(
 
 
 def _contact_list(batch: Batch, index: int) -> ContactList:
-    """Return the contacts of one episode; record and body numbers count from 0 within the episode."""
     contacts, base = batch.contacts, int(batch.body_starts[index])
     starts = contacts.starts[batch.starts[index] : batch.starts[index + 1] + 1]
     own = slice(int(starts[0]), int(starts[-1]))
@@ -107,69 +105,74 @@ def _contact_list(batch: Batch, index: int) -> ContactList:
 
 
 def check_shapes(recording: Recording) -> None:
-    """Raise `RecordError` naming episode and field if array shapes or indices of the recording do not fit together.
+    """Raise `RecordError` naming episode and field if shapes or indices of the arrays do not fit together.
 
     Nothing is computed from the arrays before. `trajectory.validate` checks the values afterwards.
     """
-    for problem, field in chain(_find_wrong_shapes(recording), _find_wrong_bodies(recording)):
-        remedy = "Write each family once a record, bodies by their place in body_roles, counted from 0."
-        raise RecordError(problem, remedy=remedy, place=Place(episode=str(recording.header["episode_id"]), field=field))
+    try:
+        _check_arrays(recording)
+        for spec in POSES:
+            check_posed_bodies(getattr(recording, spec.bodies), len(recording.roles), spec.bodies)
+        if recording.gripped is not None:
+            check_places(recording.gripped, -1, len(recording.roles), "gripped_body")
+        if recording.contacts is not None:
+            _check_contacts(recording.contacts, recording.records, len(recording.roles))
+    except RecordError as error:
+        raise error.with_place(Place(episode=str(recording.header["episode_id"]))) from None
 
 
-def _find_wrong_shapes(recording: Recording) -> Iterator[tuple[str, str]]:
-    """Yield (problem, channel) for each array of a wrong shape, and for a channel per action of a single record.
-
-    Channels that are None are skipped.
-    """
-    sizes: dict[str | int, int] = {"n": recording.records, "n-1": recording.records - 1}
-    sizes |= {spec.shape[1]: len(getattr(recording, spec.bodies)) for spec in POSES}
+def _check_arrays(recording: Recording) -> None:
     arrays: dict[str, NDArray[Any] | None] = {spec.name: recording.channel(spec.name) for spec in NUMERIC}
     arrays |= {"gripper_contact": recording.gripper_contact, "gripped_body": recording.gripped}
     for spec in CHANNELS:
         array = arrays.get(spec.name)
-        if array is None:
-            continue
-        expected = [sizes.get(symbol, "any") if isinstance(symbol, str) else symbol for symbol in spec.shape]
-        if len(array.shape) != len(expected) or any(
-            size not in ("any", actual) for size, actual in zip(expected, array.shape, strict=True)
-        ):
-            yield f"the shape is {list(array.shape)}, expected [{', '.join(map(str, expected))}]", spec.name
-    for spec in NUMERIC:
-        if spec.is_per_action and recording.records == 1 and arrays[spec.name] is not None:
-            yield f"a single record has no {spec.name}", spec.name
+        if array is not None:
+            bodies = len(getattr(recording, spec.bodies)) if spec.is_pose else 0
+            check_shape(spec, array.shape, recording.records, bodies)
 
 
-def _find_wrong_bodies(recording: Recording) -> Iterator[tuple[str, str]]:
-    """Yield (problem, field) for body numbers out of range or repeated, and for contacts that do not fit."""
-    bodies = len(recording.roles)
-    for spec in POSES:
-        places = getattr(recording, spec.bodies)
-        yield from _find_out_of_range(np.asarray(places, dtype=np.int64), 0, bodies, spec.bodies)
-        if len(set(places)) != len(places):
-            yield "a body is repeated", spec.bodies
-    if recording.gripped is not None:
-        yield from _find_out_of_range(recording.gripped, -1, bodies, "gripped_body")
-    if recording.contacts is not None:
-        yield from _find_contact_misfits(recording.contacts, recording.records, bodies)
+def check_shape(spec: ChannelSpec, shape: Sequence[int], records: int, bodies: int = 0) -> None:
+    """Raise `RecordError` if a channel of an episode has another shape than its row of `CHANNELS` says.
 
-
-def _find_contact_misfits(contacts: ContactList, records: int, bodies: int) -> Iterator[tuple[str, str]]:
-    """Yield (problem, field) where columns differ in length, numbers are out of range, or records are not in order.
-
-    Columns of different lengths are the only problem yielded then.
+    `bodies` counts those that each row of a pose channel lists.
     """
+    sizes = {"n": records, "n-1": records - 1} | ({spec.shape[1]: bodies} if spec.is_pose else {})
+    expected = [sizes.get(symbol, "any") if isinstance(symbol, str) else symbol for symbol in spec.shape]
+    if len(shape) != len(expected) or any(
+        size not in ("any", actual) for size, actual in zip(expected, shape, strict=True)
+    ):
+        refuse_array(f"the shape is {list(map(int, shape))}, expected [{', '.join(map(str, expected))}]", spec.name)
+    if spec.is_per_action and records == 1:
+        refuse_array(f"a single record has no {spec.name}", spec.name)
+
+
+def check_posed_bodies(places: Sequence[int], bodies: int, field: str) -> None:
+    """Raise `RecordError` if places in the body table are out of range or repeated."""
+    check_places(np.asarray(places, dtype=np.int64), 0, bodies, field)
+    if len(set(places)) != len(places):
+        refuse_array("a body is repeated", field)
+
+
+def check_places(places: NDArray[Any], low: int, end: int | NDArray[np.int64], field: str) -> None:
+    """Raise `RecordError` for the first place below `low`, or not below `end` (one for all, or one each)."""
+    bad = np.flatnonzero((places < low) | (places >= end))
+    if len(bad):
+        highest = int(np.broadcast_to(end, places.shape)[bad[0]]) - 1
+        refuse_array(f"{int(places[bad[0]])} is not between {low} and {highest}", field)
+
+
+def _check_contacts(contacts: ContactList, records: int, bodies: int) -> None:
     columns = (contacts.record, contacts.a, contacts.b, contacts.force_n, contacts.impulse_ns)
     if any(column.shape != (len(contacts.record),) for column in columns):
-        yield "the columns differ in length", "contacts"
-        return
-    yield from _find_out_of_range(contacts.record, 0, records, "contacts.step")
-    yield from _find_out_of_range(contacts.a, 0, bodies, "contacts.a")
-    yield from _find_out_of_range(contacts.b, 0, bodies, "contacts.b")
+        refuse_array("the columns differ in length", "contacts")
+    check_places(contacts.record, 0, records, "contacts.step")
+    check_places(contacts.a, 0, bodies, "contacts.a")
+    check_places(contacts.b, 0, bodies, "contacts.b")
     if np.any(np.diff(contacts.record) < 0):
-        yield "the contacts are not in the order of their steps", "contacts.step"
+        refuse_array("the contacts are not in the order of their steps", "contacts.step")
 
 
-def _find_out_of_range(places: NDArray[np.int64], low: int, end: int, field: str) -> Iterator[tuple[str, str]]:
-    bad = places[(places < low) | (places >= end)]
-    if len(bad):
-        yield f"{int(bad[0])} is not between {low} and {end - 1}", field
+def refuse_array(problem: str, field: str) -> NoReturn:
+    """Raise the `RecordError` of an array that does not fit the others."""
+    remedy = "Write each family once a record, bodies by their place in body_roles, counted from 0."
+    raise RecordError(problem, remedy=remedy, place=Place(field=field))

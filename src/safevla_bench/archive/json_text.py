@@ -41,7 +41,6 @@ def _encode_raw(fields: object) -> dict[str, msgspec.Raw]:
 
 
 def _step_values(batch: Batch, index: int) -> Iterable[dict[str, object]]:
-    """Yield each step of one episode as an object for JSON: `t`, the recorded channels, and host-specific fields."""
     first, last = int(batch.starts[index]), int(batch.starts[index + 1])
     extra = batch.extra[index].get("steps", {})
     assert isinstance(extra, Mapping)
@@ -133,7 +132,7 @@ def _convert_types(tree: dict[str, object]) -> Trajectory:
 
 
 def _build_batch(trajectory: Trajectory, host_fields: Mapping[str, object]) -> Batch:
-    """Return the episode as a batch of one; raise `RecordError` where steps do not fit each other, or a value is wrong.
+    """Return the episode as a batch of one.
 
     A channel is recorded if every step has its field; `gripped_body` already if any step has it.
     """
@@ -181,10 +180,7 @@ def _in_every_step(steps: Sequence[Step], name: str) -> bool:
 
 
 def _read_rows(steps: Sequence[Step], spec: ChannelSpec) -> NDArray[np.float64] | None:
-    """Return the values of a channel, [n] for a scalar, else [n, width]; None for actions that are not recorded.
-
-    Raises `RecordError` where the width changes between steps, and for actions as `_read_actions` does.
-    """
+    """Return the values of a channel, [n] for a scalar, else [n, width]; None for actions that are not recorded."""
     if spec.is_per_action:
         return _read_actions(steps, spec.name)
     if spec.is_scalar:
@@ -205,10 +201,7 @@ _REMEDY_WIDTH = "Write the same numbers, in the same order, in every step."
 
 
 def _read_actions(steps: Sequence[Step], name: str) -> NDArray[np.float64] | None:
-    """Return the channel per action, [records - 1, width]; None for a single record, or where no step has the field.
-
-    Raises `RecordError` where record 0 has an action, only some of the other steps have one, or the width changes.
-    """
+    """Return the channel per action, [records - 1, width]; None for a single record, or where no step has the field."""
     if getattr(steps[0], name) is not UNSET:
         remedy = "Record 0 is the state before any action; an action belongs to the record that it led to."
         raise RecordError(f"record 0 has an {name}", remedy=remedy, place=Place(step=0, field=name))
@@ -219,20 +212,13 @@ def _read_actions(steps: Sequence[Step], name: str) -> NDArray[np.float64] | Non
 
 
 def _body_index(name: str, index: Mapping[str, int], t: int, field: str) -> int:
-    """Return the place of a body in `body_roles`.
-
-    Raises `RecordError` at step `t` and `field` if the body has no role.
-    """
     if name not in index:
         raise RecordError(f"{name!r} has no role", remedy=_REMEDY_ROLE, place=Place(step=t, field=field))
     return index[name]
 
 
 def _read_poses(steps: Sequence[Step], spec: ChannelSpec, index: Mapping[str, int]) -> tuple[list[int], NDArray[Any]]:
-    """Return the places of the posed bodies in `body_roles`, and the poses [n, bodies, size], or truths [n, bodies].
-
-    Raises `RecordError` where a step lists other bodies than step 0, or a body has no role.
-    """
+    """Return the places of the posed bodies in `body_roles`, and the poses [n, bodies, size], or truths [n, bodies]."""
     name = spec.name
     names = list(getattr(steps[0], name))
     for t, step in enumerate(steps):
@@ -248,10 +234,7 @@ def _read_poses(steps: Sequence[Step], spec: ChannelSpec, index: Mapping[str, in
 
 
 def _read_contacts(steps: Sequence[Step], index: Mapping[str, int]) -> ContactList:
-    """Return the contacts of all steps in order, NaN for an impulse not recorded.
-
-    Raises `RecordError` for an unknown body.
-    """
+    """Return the contacts of all steps in order, NaN for an impulse not recorded."""
     flat = [(t, number, contact) for t, step in enumerate(steps) for number, contact in enumerate(step.contacts or ())]
     impulse = [np.nan if c.impulse_ns is UNSET else c.impulse_ns for _, _, c in flat]
     return ContactList(
@@ -264,10 +247,7 @@ def _read_contacts(steps: Sequence[Step], index: Mapping[str, int]) -> ContactLi
 
 
 def _read_gripped(steps: Sequence[Step], index: Mapping[str, int]) -> NDArray[np.int64]:
-    """Return for each step the place of the gripped body in `body_roles`, -1 where null or the field is absent.
-
-    Raises `RecordError` for a body without a role.
-    """
+    """Return for each step the place of the gripped body in `body_roles`, -1 where null or the field is absent."""
     names = [step.gripped_body for step in steps]
     return np.array(
         [_body_index(n, index, t, "gripped_body") if isinstance(n, str) else -1 for t, n in enumerate(names)]

@@ -38,10 +38,6 @@ def encode_npz(batch: Batch, index: int = 0) -> bytes:
     return encode_episode(to_recording(batch, index), record_schema.MAX_EPISODE_BYTES)
 
 
-def _contact_field(column: str) -> str:
-    return "record" if column == "step" else column
-
-
 def read_npz(path: Path, selection: EpisodeSelection) -> Iterator[Batch | RecordError]:
     """Yield the episode of one file, a batch of one, or its `RecordError`; nothing if the episode is not selected.
 
@@ -65,10 +61,6 @@ def decode_npz(content: bytes) -> Batch:
 
 
 def _read_stream(stream: IO[bytes]) -> Batch:
-    """Return the episode of an open `.npz` file.
-
-    Raises `DamageError` where unreadable, `RecordError` where not valid.
-    """
     try:
         _check_directory(stream)
         with zipfile.ZipFile(stream) as archive:
@@ -93,10 +85,6 @@ def _check_directory(stream: IO[bytes]) -> None:
 
 
 def _list_members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """Return the members of a file by array name, without `.npy`.
-
-    Raises `RecordError` for repeated, unknown or encrypted members, and for too many bytes together.
-    """
     members: dict[str, zipfile.ZipInfo] = {}
     for member in archive.infolist():
         name = member.filename.removesuffix(".npy")
@@ -116,10 +104,6 @@ def _refuse_field(problem: str, remedy: str, field: str) -> NoReturn:
 
 
 def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> NDArray[Any]:
-    """Return one array; raise `RecordError` where it is no plain array, or of another dtype or size than expected.
-
-    The shape is checked against the bytes: a header cannot ask for memory that nothing fills.
-    """
     content = archive.read(member)
     header = parse_array_header(content)
     if not header:
@@ -127,7 +111,7 @@ def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) ->
     dtype = DTYPES[name]
     if header.dtype.str != dtype.str:
         _refuse_field(f"the type is {header.dtype.str}, expected {dtype.str}", f"Write it as {dtype.name}.", name)
-    size = len(content) - header.end
+    size = len(content) - header.end  # a header cannot ask for memory that nothing fills
     if math.prod(header.shape) * dtype.itemsize != size:
         _refuse_field(f"the shape {list(header.shape)} does not fit {size} bytes", REMEDY_BROKEN, name)
     return np.frombuffer(content, dtype=dtype, offset=header.end).reshape(header.shape, order=header.order)
@@ -165,10 +149,6 @@ _BAD_HEADER = (ValueError, TypeError, LookupError, SyntaxError, OverflowError, R
 
 
 def _decode_arrays(arrays: Arrays) -> Batch:
-    """Return the episode of a file's arrays as a batch of one.
-
-    Raises `RecordError` naming the episode where not valid.
-    """
     try:
         tree = parse_json(_text_bytes(arrays, "header"))
     except RecordError as error:
@@ -182,20 +162,13 @@ def _decode_arrays(arrays: Arrays) -> Batch:
 
 
 def _text_bytes(arrays: Arrays, name: str) -> bytes:
-    """Return the bytes of an array that holds JSON in UTF-8; its dtype is not checked.
-
-    Raises `RecordError` if missing.
-    """
     if name not in arrays:
         _refuse_field(f"the array {name!r} is missing", "Write it: the header as JSON, in UTF-8 bytes.", name)
     return arrays[name].tobytes()
 
 
 def _build_recording(arrays: Arrays, tree: Mapping[str, object]) -> Recording:
-    """Return the recording of a file's arrays and its JSON header.
-
-    Raises `RecordError` at the first field that is wrong. Shapes and body numbers are not checked here.
-    """
+    """Return the recording of a file's arrays and its JSON header."""
     _check_complete(arrays, tree.get("arrays"))
     outline = parse_outline({name: value for name, value in tree.items() if name != "arrays"})
     contacts = _read_contacts(arrays)
@@ -230,10 +203,6 @@ def _check_complete(arrays: Arrays, expected: object) -> None:
 
 
 def _read_bodies(arrays: Arrays, family: str, name: str) -> list[int]:
-    """Return the places of the bodies of a pose channel in `body_roles`, [] where the channel is absent.
-
-    Raises `RecordError` where only one of poses and bodies is there, or the list has not one dimension.
-    """
     if (family in arrays) != (name in arrays):
         _refuse_field(f"{family} and {name} go together", "Write both, or neither.", family)
     places = arrays.get(name, np.empty(0, dtype=PLACE))
@@ -252,11 +221,8 @@ def _read_truths(arrays: Arrays, name: str) -> NDArray[np.bool_] | None:
 
 
 def _read_contacts(arrays: Arrays) -> ContactList | None:
-    """Return the contacts, None where all their columns are absent; every NaN impulse gets the same bits.
-
-    Raises `RecordError` where only some columns are there, or one has not one dimension.
-    """
-    columns = {_contact_field(column): arrays.get(f"contacts.{column}") for column in CONTACT_COLUMNS}
+    """Return the contacts, None where all their columns are absent; every NaN impulse gets the same bits."""
+    columns = {"record" if column == "step" else column: arrays.get(f"contacts.{column}") for column in CONTACT_COLUMNS}
     missing = [column for column, values in columns.items() if values is None]
     if len(missing) == len(columns):
         return None

@@ -10,22 +10,22 @@ import shutil
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from io import BytesIO
-from itertools import accumulate
+from itertools import accumulate, count
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, NoReturn
+from typing import IO, NamedTuple, NoReturn
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from safevla_bench.archive import parquet_batch
 from safevla_bench.archive.parquet_guard import RowGroup, check_row_group_sizes, read_row_groups
 from safevla_bench.archive.parquet_rows import (
     LIST_DEPTHS,
     SCHEMA,
-    decode_row,
+    decode_rows,
     rare_channels,
     table_schema,
     to_table,
@@ -90,10 +90,6 @@ def _open_writer(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
 
 
 def _rewrite(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
-    """Empty the stream, write its row groups again with the columns of `rare`, and return the open writer.
-
-    The stream holds a finished file, which is copied to a temporary file meanwhile.
-    """
     with TemporaryFile() as copy:
         stream.seek(0)
         shutil.copyfileobj(stream, copy)
@@ -103,16 +99,12 @@ def _rewrite(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
         copy.seek(0)
         with pq.ParquetFile(copy) as written:
             for number in range(written.num_row_groups):
-                batches = [parquet_batch.decode_group(rows) for rows in written.read_row_group(number).to_batches()]
+                batches = [decode_rows(rows) for rows in written.read_row_group(number).to_batches()]
                 writer.write_table(to_table(concatenate_batches(batches), table_schema(rare)))
     return writer
 
 
 def _group_episodes(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
-    """Yield the episodes of each row group, as batches of one: at most 32, and 64 MiB unless a single episode has more.
-
-    Raises `RecordError` for an episode that is too large.
-    """
     group: list[Batch] = []
     total = 0
     for episode in (select_episodes(batch, [e]) for batch in batches for e in range(len(batch))):
@@ -145,8 +137,9 @@ def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Re
                 if file.num_row_groups != len(groups):
                     raise RecordError("the footer contradicts itself", remedy=REMEDY_BROKEN)
                 reader = _GroupReader(path, stream, file, end)
-                for loaded in reader.read_ahead(_place_groups(groups, selection)):
-                    yield from loaded.decode(path)
+                firsts = accumulate((group.rows for group in groups), initial=1)
+                placed = map(_PlacedGroup, groups, count(), firsts)
+                yield from reader.read_ahead([each for each in placed if selection.next_wanted(each.group.rows)])
         except RecordError as error:
             yield DamageError(error.problem, remedy=error.remedy, place=error.place.fill_from(place))
         except _DAMAGED as error:
@@ -154,45 +147,18 @@ def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Re
 
 
 _DAMAGED = (pa.ArrowException, OSError, UnicodeDecodeError)
-"""Errors of pyarrow for a damaged file."""
 
 
 def _one_line_message(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-@dataclass(frozen=True)
-class _PlacedGroup:
+class _PlacedGroup(NamedTuple):
     """A row group of the file, its index, and the number of its first row in the file, from 1."""
 
     group: RowGroup
     number: int
     first: int
-
-
-def _place_groups(groups: Sequence[RowGroup], selection: EpisodeSelection) -> list[_PlacedGroup]:
-    firsts = accumulate((group.rows for group in groups), initial=1)
-    placed = [_PlacedGroup(group, k, first) for k, (group, first) in enumerate(zip(groups, firsts, strict=False))]
-    return [each for each in placed if selection.next_wanted(each.group.rows)]
-
-
-@dataclass(frozen=True)
-class _LoadedGroup:
-    """The rows of a row group, not yet decoded, or the errors of a damaged one."""
-
-    first: int
-    rows: Sequence[pa.RecordBatch] = ()
-    errors: Sequence[DamageError] = ()
-
-    def decode(self, path: Path) -> Iterator[Batch | RecordError]:
-        yield from self.errors
-        first = self.first
-        for rows in self.rows:
-            try:
-                yield parquet_batch.decode_group(rows)
-            except parquet_batch.IrregularGroup:
-                yield from _decode_rows(path, first, rows)
-            first += rows.num_rows
 
 
 @dataclass(frozen=True)
@@ -204,58 +170,73 @@ class _GroupReader:
     file: pq.ParquetFile
     end: int
 
-    def read_ahead(self, groups: Iterable[_PlacedGroup]) -> Iterator[_LoadedGroup]:
+    def read_ahead(self, groups: Sequence[_PlacedGroup]) -> Iterator[Batch | RecordError]:
+        """Yield the episodes of the groups, and errors in place of bad ones, while the next group is read."""
         with ThreadPoolExecutor(1) as thread:
-            awaited: deque[Future[_LoadedGroup]] = deque()
+            waiting: deque[tuple[int, Future[Sequence[pa.RecordBatch | DamageError]]]] = deque()
             for placed in groups:
-                awaited.append(thread.submit(self.read_group, placed))
-                if len(awaited) > 1:
-                    yield awaited.popleft().result()
-            while awaited:
-                yield awaited.popleft().result()
+                waiting.append((placed.first, thread.submit(self.read_group, placed)))
+                if len(waiting) > 1:
+                    yield from self._decode(*waiting.popleft())
+            while waiting:
+                yield from self._decode(*waiting.popleft())
 
-    def read_group(self, placed: _PlacedGroup) -> _LoadedGroup:
-        """Return the rows of a group, or its errors where it is damaged."""
-        group, first = placed.group, placed.first
+    def _decode(
+        self, first: int, loaded: Future[Sequence[pa.RecordBatch | DamageError]]
+    ) -> Iterator[Batch | RecordError]:
+        for rows in loaded.result():
+            if isinstance(rows, DamageError):
+                yield rows
+                continue
+            try:
+                yield decode_rows(rows)
+            except RecordError:
+                yield from _decode_each(self.path, first, rows)
+            first += rows.num_rows
+
+    def read_group(self, placed: _PlacedGroup) -> Sequence[pa.RecordBatch | DamageError]:
+        """Return the rows of a group, or the errors of its episodes if it is damaged."""
+        group, number, first = placed
         try:
             group.check_pages(self.stream, self.end)
             if group.rows > _MAX_GROUP_EPISODES:
                 raise RecordError(f"a row group has more than {_MAX_GROUP_EPISODES} episodes", remedy=REMEDY_LARGE)
-            return _LoadedGroup(first, self.file.read_row_group(placed.number).to_batches())
+            batches: list[pa.RecordBatch] = self.file.read_row_group(number).to_batches()
+            return batches
         except RecordError as error:
             reason = error
         except _DAMAGED as error:
             reason = RecordError(_one_line_message(error), remedy=REMEDY_BROKEN)
         reason.problem = f"rows {first} to {first + group.rows - 1} cannot be read: {reason.problem}"
-        return _LoadedGroup(first, errors=self.lost_episodes(placed, reason))
+        return self._lost_episodes(placed, reason)
 
-    def lost_episodes(self, placed: _PlacedGroup, why: RecordError) -> list[DamageError]:
-        """Return errors with the problem of `why`: one for each episode of the group, or one for all without names.
-
-        The latter where the column of names is damaged too.
-        """
-        file = str(self.path)
-        if placed.group.rows > MAX_BAD_LINES:
-            return [DamageError(why.problem, episodes=placed.group.rows, remedy=why.remedy, place=Place(file=file))]
-        try:
-            names = self.file.read_row_group(placed.number, columns=[_NAME]).column(_NAME).to_pylist()
-        except _DAMAGED:
-            names = []
-        if len(names) != placed.group.rows or None in names:
-            return [DamageError(why.problem, episodes=placed.group.rows, remedy=why.remedy, place=Place(file=file))]
-        return [DamageError(why.problem, remedy=why.remedy, place=Place(file=file, episode=name)) for name in names]
+    def _lost_episodes(self, placed: _PlacedGroup, why: RecordError) -> list[DamageError]:
+        rows, place, names = placed.group.rows, Place(file=str(self.path)), []
+        if rows <= MAX_BAD_LINES:
+            with suppress(*_DAMAGED):
+                names = self.file.read_row_group(placed.number, columns=[_NAME]).column(_NAME).to_pylist()
+        if len(names) != rows or None in names:  # the column of names is damaged too
+            return [DamageError(why.problem, episodes=rows, remedy=why.remedy, place=place)]
+        return [DamageError(why.problem, remedy=why.remedy, place=replace(place, episode=name)) for name in names]
 
 
-def _decode_rows(path: Path, first: int, rows: pa.RecordBatch) -> Iterator[Batch | RecordError]:
+def _decode_each(path: Path, first: int, rows: pa.RecordBatch) -> Iterator[Batch | RecordError]:
     for k in range(rows.num_rows):
         try:
-            yield decode_row({name: rows.column(name)[k] for name in rows.schema.names})
+            yield decode_rows(rows.slice(k, 1))
         except RecordError as error:
-            yield error.with_place(Place(file=str(path), line=first + k))
+            yield error.with_place(Place(file=str(path), line=first + k, episode=_episode_id(rows, k)))
+
+
+def _episode_id(rows: pa.RecordBatch, row: int) -> str | None:
+    try:
+        name: str | None = rows.column(_NAME)[row].as_py()
+    except UnicodeDecodeError:
+        return None
+    return name
 
 
 def _check_columns(schema: pa.Schema) -> None:
-    """Raise `RecordError` for the first column that is missing, repeated, unknown or of a wrong type."""
     for name in _REQUIRED:
         if name not in schema.names:
             _refuse_column(f"the column {name!r} is missing", _REMEDY_COLUMNS, name)

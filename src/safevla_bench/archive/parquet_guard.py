@@ -1,8 +1,9 @@
 """The guard of Parquet files: the sizes that a file states, page by page, checked before pyarrow reads it.
 
-A page may stand for any number of values in a few bytes. pyarrow believes what a file states: it allocates memory for
-all of them, and aborts the process over some descriptions that contradict themselves. Parquet describes itself in
-Thrift's compact protocol. Only the fields that matter here become Python values; all others are skipped.
+A page may stand for any number of values in a few bytes, and pyarrow allocates memory for all that a file states. Its
+own accessors do not help: `metadata.row_group(0).column(0)` aborts the process over statistics that contradict
+themselves, and the headers of pages cannot be asked for. So Thrift's compact protocol, in which Parquet describes
+itself, is read here; only the fields that matter become Python values.
 """
 
 from __future__ import annotations
@@ -58,12 +59,8 @@ class RowGroup:
     def check_pages(self, stream: IO[bytes], end: int) -> int:
         """Return the bytes that the group takes; only the headers of pages are read.
 
-        Raises `RecordError` if these are more than an episode may take, or the pages are not as stated, hold far more
-        values than bytes, or texts that are written as differences.
-
-        Args:
-            stream: the file.
-            end: the byte offset where its data end.
+        The file's data end at byte `end`. Raises `RecordError` if the bytes are more than an episode may take, or the
+        pages are not as stated, hold far more values than bytes, or texts that are written as differences.
         """
         size = values = 0
         for column in self.columns:
@@ -136,8 +133,7 @@ def _translated_names() -> Iterator[None]:
 def read_row_groups(stream: IO[bytes]) -> tuple[list[RowGroup], int]:
     """Return the row groups that a file's footer states, and the byte offset where its data end; no page is read.
 
-    Raises:
-        RecordError: the footer is missing, too large or malformed.
+    Raises `RecordError` if the footer is missing, too large or malformed.
     """
     end = stream.seek(0, 2)
     stream.seek(max(0, end - 8))
@@ -156,10 +152,6 @@ def read_row_groups(stream: IO[bytes]) -> tuple[list[RowGroup], int]:
 
 
 def _row_group(stated: Struct) -> RowGroup:
-    """Return a row group from its struct in the footer.
-
-    Raises `MalformedError` where a part is missing or contradictory.
-    """
     columns = tuple(_struct_field(column, 3) for column in _list_field(stated, 1))
     rows = _size_field(stated, 3)
     if any(_size_field(column, 5) < rows for column in columns):
@@ -170,8 +162,7 @@ def _row_group(stated: Struct) -> RowGroup:
 def _page_sizes(stream: IO[bytes], end: int, column: Struct) -> Iterator[tuple[int, int]]:
     """Yield (bytes in memory, number of values) for each page of a column, a dictionary page with 0 values.
 
-    Each value that refers to a dictionary of texts is counted with the bytes of the whole dictionary. Raises
-    `RecordError` where the pages are not as the footer says, or texts are written as differences.
+    Each value that refers to a dictionary of texts is counted with the bytes of the whole dictionary.
     """
     try:
         is_text, stated, dictionary, total = column.get(1) == _BYTE_ARRAY, _size_field(column, 5), 0, 0
@@ -198,10 +189,6 @@ def _page_sizes(stream: IO[bytes], end: int, column: Struct) -> Iterator[tuple[i
 
 
 def _read_page_header(stream: IO[bytes], place: int, end: int) -> tuple[Struct, int]:
-    """Return the header of the page at byte `place`, and the byte offset of the next page.
-
-    Raises `MalformedError` where there is no header, or the page reaches beyond `end`.
-    """
     for most in _HEADER_READS:
         stream.seek(place)
         try:
@@ -230,10 +217,6 @@ def _struct_field(struct: Struct, field: int) -> Struct:
 
 
 def _list_field(struct: Struct, field: int) -> list[Struct]:
-    """Return a field that is a list of structs.
-
-    Raises `MalformedError` where the field is absent, or of another type.
-    """
     value = struct.get(field)
     if not isinstance(value, list):
         raise MalformedError("a part is missing")
@@ -282,8 +265,7 @@ _PLAIN_STRUCT = re.compile(rb"(?>%b)*+\0" % _PLAIN_FIELD, re.DOTALL)
 def read_struct(content: bytes, fields: Fields) -> tuple[Struct, int]:
     """Return the wanted fields of the struct at the beginning of `content`, and the byte offset behind the struct.
 
-    Raises:
-        MalformedError: the bytes end early, or are not a struct.
+    Raises `MalformedError` if the bytes end early, or are not a struct.
     """
     try:
         struct, place = _read_struct(content, 0, fields, 0)
@@ -293,13 +275,11 @@ def read_struct(content: bytes, fields: Fields) -> tuple[Struct, int]:
 
 
 def _read_struct(content: bytes, place: int, fields: Fields, depth: int) -> tuple[Struct, int]:
-    """Return the wanted fields of the struct at byte `place`, and the byte offset behind the struct.
-
-    Raises `IndexError` where the bytes end early, `MalformedError` where they are no struct. Short values are read
-    without a call each: a footer has a few hundred bytes for every column.
-    """
+    """Return the wanted fields of the struct at byte `place`, and the byte offset behind the struct."""
     if depth > _MAX_DEPTH:
         raise MalformedError("nested too deeply")
+    if not fields and (plain := _PLAIN_STRUCT.match(content, place)):
+        return {}, plain.end()
     struct: Struct = {}
     number = 0
     while head := content[place]:
@@ -307,38 +287,39 @@ def _read_struct(content: bytes, place: int, fields: Fields, depth: int) -> tupl
         kind = head & 15
         if head > 15:
             number += head >> 4
-        else:
+        else:  # the field's number follows in full
             raw, place = _read_varint(content, place)
             number = (raw >> 1) ^ -(raw & 1)
-        if kind in _INTEGERS:
-            raw = content[place]
-            place += 1
-            if raw > 127:
-                raw, place = _read_varint(content, place - 1)
-            if number in fields:
-                struct[number] = (raw >> 1) ^ -(raw & 1)
-        elif number not in fields:
-            if kind not in _TRUTHS:
-                place = _skip_value(content, place, kind, depth)
-        elif kind == _STRUCT:
-            struct[number], place = _read_struct(content, place, fields[number], depth + 1)
-        elif kind in _LISTS:
-            struct[number], place = _read_list(content, place, fields[number], depth + 1)
-        elif kind in _TRUTHS:
-            struct[number] = 2 - kind
+        if kind in _TRUTHS:
+            value: Any = 2 - kind
         else:
-            struct[number] = content[place] if kind == _BYTE else None
-            place = _skip_value(content, place, kind, depth)
+            value, place = _read_value(content, place, kind, fields.get(number), depth + 1)
+        if number in fields:
+            struct[number] = value
     return struct, place + 1
 
 
-def _read_list(content: bytes, place: int, fields: Fields | None, depth: int) -> tuple[list[Struct] | None, int]:
-    """Return the structs of the list at byte `place`, and the offset behind the list.
+def _read_value(content: bytes, place: int, kind: int, fields: Fields | None, depth: int) -> tuple[Any, int]:
+    """Return an integer, a struct, or a list of structs at byte `place`, else None, and the byte offset behind it."""
+    if kind in _INTEGERS:
+        raw, place = _read_varint(content, place)
+        return (raw >> 1) ^ -(raw & 1), place
+    if kind == _BINARY:
+        size, place = _read_varint(content, place)
+        return None, place + size
+    if kind == _STRUCT:
+        return _read_struct(content, place, fields or {}, depth)
+    if kind in _LISTS:
+        return _read_list(content, place, fields, depth)
+    if kind in _TRUTHS or kind == _BYTE:
+        return content[place], place + 1
+    if kind == _DOUBLE:
+        return None, place + 8
+    raise MalformedError(f"no type {kind}")
 
-    For a list of other things, or if `fields` is None, None stands for the structs; for an empty list []. Raises
-    `MalformedError` for a list longer than the bytes left, nested too deeply or of an unknown type, and `IndexError`
-    where the bytes end.
-    """
+
+def _read_list(content: bytes, place: int, fields: Fields | None, depth: int) -> tuple[list[Struct] | None, int]:
+    """Return the structs of the list at byte `place`, None if it holds others, and the offset behind the list."""
     if depth > _MAX_DEPTH:
         raise MalformedError("nested too deeply")
     head = content[place]
@@ -347,64 +328,15 @@ def _read_list(content: bytes, place: int, fields: Fields | None, depth: int) ->
         size, place = _read_varint(content, place)
     if size > len(content) - place:  # an element takes a byte at least
         raise MalformedError("a list is longer than the bytes that hold it")
-    if fields is not None and kind == _STRUCT:
-        structs: list[Struct] = []
-        for _ in range(size):
-            struct, place = _read_struct(content, place, fields, depth + 1)
-            structs.append(struct)
-        return structs, place
+    structs: list[Struct] = []
     for _ in range(size):
-        if kind in _INTEGERS and content[place] < 128:  # most are such; no call for them
-            place += 1
-        else:
-            place = _skip_value(content, place, kind, depth)
-    return None if size else [], place
-
-
-def _skip_value(content: bytes, place: int, kind: int, depth: int) -> int:
-    """Return the byte offset behind the value of this type at `place`, which may lie beyond the end of `content`.
-
-    Raises `MalformedError` for an unknown type or too deep a nesting, and `IndexError` where the bytes end.
-    """
-    if kind == _BINARY:
-        size = content[place]
-        if size < 128:
-            return place + 1 + size
-        size, place = _read_varint(content, place)
-        return place + size
-    if kind in _INTEGERS:
-        return _read_varint(content, place)[1]
-    if kind == _STRUCT:
-        return _skip_struct(content, place, depth + 1)
-    if kind in _LISTS:
-        return _read_list(content, place, None, depth + 1)[1]
-    if kind in _TRUTHS or kind == _BYTE:
-        return place + 1
-    if kind == _DOUBLE:
-        return place + 8
-    raise MalformedError(f"no type {kind}")
-
-
-def _skip_struct(content: bytes, place: int, depth: int) -> int:
-    """Return the byte offset behind the struct at `place`, of which no field is wanted; raises as `_skip_value`."""
-    if depth > _MAX_DEPTH:
-        raise MalformedError("nested too deeply")
-    if plain := _PLAIN_STRUCT.match(content, place):
-        return plain.end()
-    while head := content[place]:
-        place += 1
-        if head < 16:  # the field's number follows in full
-            place = _read_varint(content, place)[1]
-        if head & 15 not in _TRUTHS:
-            place = _skip_value(content, place, head & 15, depth)
-    return place + 1
+        value, place = _read_value(content, place, kind, fields, depth + 1)
+        if fields is not None and kind == _STRUCT:
+            structs.append(value)
+    return structs if len(structs) == size else None, place
 
 
 def _read_varint(content: bytes, place: int) -> tuple[int, int]:
-    """Return the unsigned integer of variable length at byte `place`, and the offset behind; at most 10 bytes.
-
-    Raises `MalformedError` for a longer integer, `IndexError` where the bytes end.
-    """
     result = 0
     for shift in range(0, 7 * _MAX_VARINT_BYTES, 7):
         byte = content[place]

@@ -1,34 +1,34 @@
-"""The columns of the Parquet form, and its rows as episodes.
+"""The columns of the Parquet form: batches as Arrow tables, a row an episode, and back, without a loop over steps.
 
-Batches become Arrow tables, one row an episode, without a loop over steps. Columns carry the names, types and units of
-the record: the header's fields, `bodies` (name and role), the number of `records`, and the families as nested lists
-over the steps. Null = not recorded. Bodies elsewhere are places in `bodies`, counted from 0; `pos_bodies`,
-`quat_bodies` and `valid_bodies` say whose poses, or truths, a step lists. `extra` holds host-specific fields as JSON.
-Columns of rare channels are in a file only where an episode has them.
+Columns carry the names, types and units of the record: the header's fields, `bodies` (name and role), the number of
+`records`, and the families as nested lists over the steps. Null = not recorded. Bodies elsewhere are places in
+`bodies`, counted from 0; `pos_bodies`, `quat_bodies` and `valid_bodies` say whose poses, or truths, a step lists.
+`extra` holds host-specific fields as JSON. Columns of rare channels are in a file only where an episode has them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, NoReturn
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from safevla_bench.archive import strict_json
-from safevla_bench.archive.arrays import check_shapes, parse_outline
+from safevla_bench.archive.arrays import EpisodeOutline, check_places, check_posed_bodies, check_shape, parse_outline
+from safevla_bench.archive.record_schema import MAX_RECORDS, REMEDY_LARGE
 from safevla_bench.errors import Place, RecordError
-from safevla_bench.trajectory.batch import Batch, Channel, Poses
-from safevla_bench.trajectory.single_episode import from_recording
-from safevla_recorder.channels import NUMERIC, POSES, ROWS, ChannelSpec, as_fields
-from safevla_recorder.episode import ContactList, Recording
+from safevla_bench.trajectory.batch import Batch, Channel, Contacts, Poses, batch_channels
+from safevla_bench.trajectory.header import ROLES, Header
+from safevla_bench.trajectory.validation import validate
+from safevla_recorder.channels import CHANNELS, NUMERIC, POSES, ROWS, ChannelSpec
 
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
 LIST_DEPTHS: Mapping[str, int] = {spec.name: len(spec.shape) for spec in NUMERIC}
-"""Channels of numbers, and the levels of their nested lists."""
-BODIES: Mapping[str, str] = {spec.name: spec.bodies for spec in POSES}
-"""Channels of poses, and the columns of their bodies."""
+_VALUE_TYPES = {True: pa.bool_(), False: pa.float64()}
 _CONTACT = pa.struct([("a", pa.int32()), ("b", pa.int32()), ("force_n", pa.float64()), ("impulse_ns", pa.float64())])
 
 
@@ -36,39 +36,22 @@ def _nest_list(kind: pa.DataType, depth: int) -> pa.DataType:
     return kind if depth == 0 else pa.list_(_nest_list(kind, depth - 1))
 
 
-def _value_type(spec: ChannelSpec) -> pa.DataType:
-    return pa.bool_() if spec.is_truth else pa.float64()
-
-
-HEADER = pa.schema(
-    [
-        ("schema_version", pa.int64()),
-        ("episode_id", pa.string()),
-        ("benchmark", pa.string()),
-        ("task_id", pa.string()),
-        ("success", pa.bool_()),
-        ("dt", pa.float64()),
-        ("target_object", pa.string()),
-        ("joint_torque_limit_nm", pa.list_(pa.float64())),
-        ("policy", pa.string()),
-        ("instruction", pa.string()),
-        ("seed", pa.int64()),
-        ("env_seed", pa.int64()),
-        ("init_state_index", pa.int64()),
-        ("horizon", pa.int64()),
-        ("outcome", pa.string()),
-        ("embodiment", pa.string()),
-        ("versions", pa.map_(pa.string(), pa.string())),
-        ("dropped_pairs", _nest_list(pa.string(), 2)),
-    ]
-)
+_HEADER_TYPES: Mapping[str, pa.DataType] = {
+    **dict.fromkeys(("schema_version", "seed", "env_seed", "init_state_index", "horizon"), pa.int64()),
+    "success": pa.bool_(),
+    "dt": pa.float64(),
+    "joint_torque_limit_nm": pa.list_(pa.float64()),
+    "versions": pa.map_(pa.string(), pa.string()),
+    "dropped_pairs": _nest_list(pa.string(), 2),
+}
+HEADER = pa.schema([(name, _HEADER_TYPES.get(name, pa.string())) for name in Header.__struct_fields__])
 SCHEMA = pa.schema(
     [
         *HEADER,
         pa.field("bodies", pa.list_(pa.struct([("name", pa.string()), ("role", pa.string())]))),
         pa.field("records", pa.int64()),
-        *(pa.field(spec.name, _nest_list(_value_type(spec), LIST_DEPTHS[spec.name])) for spec in NUMERIC),
-        *(pa.field(name, pa.list_(pa.int32())) for name in BODIES.values()),
+        *(pa.field(spec.name, _nest_list(_VALUE_TYPES[spec.is_truth], LIST_DEPTHS[spec.name])) for spec in NUMERIC),
+        *(pa.field(spec.bodies, pa.list_(pa.int32())) for spec in POSES),
         pa.field("contacts", _nest_list(_CONTACT, 2)),
         pa.field("gripper_contact", pa.list_(pa.bool_())),
         pa.field("gripped_body", pa.list_(pa.int32())),
@@ -79,7 +62,6 @@ RARE: Mapping[str, frozenset[str]] = {
     spec.name: frozenset([spec.name, spec.bodies] if spec.is_pose else [spec.name]) for spec in NUMERIC if spec.is_rare
 }
 """Rare channel -> its columns, which a file has only if one of its episodes has the channel."""
-_Ints = NDArray[np.int64]
 
 
 def rare_channels(batch: Batch) -> frozenset[str]:
@@ -102,7 +84,8 @@ def to_table(batch: Batch, schema: pa.Schema | None = None) -> pa.Table:
     Without a schema the columns of rare channels are there only if an episode has the channel.
     """
     columns: dict[str, pa.Array] = {name: _header_column(batch, name) for name in HEADER.names}
-    columns["bodies"] = _body_column(batch)
+    bodies = [[{"name": n, "role": r} for n, r in batch.body_roles(e).items()] for e in range(len(batch))]
+    columns["bodies"] = pa.array(bodies, SCHEMA.field("bodies").type)
     columns["records"] = pa.array(batch.lengths)
     for spec in ROWS:
         columns[spec.name] = _row_column(batch.channel(spec.name), spec, batch.lengths - spec.is_per_action)
@@ -126,21 +109,12 @@ def _header_column(batch: Batch, name: str) -> pa.Array:
     return pa.array(values, HEADER.field(name).type)
 
 
-def _body_column(batch: Batch) -> pa.Array:
-    rows = [[{"name": n, "role": r} for n, r in batch.body_roles(e).items()] for e in range(len(batch))]
-    return pa.array(rows, SCHEMA.field("bodies").type)
-
-
-def _list_array(values: pa.Array, lengths: _Ints, present: NDArray[np.bool_] | None = None) -> pa.Array:
-    """Return values cut into consecutive lists of these lengths; null where not present (None: all are).
-
-    Raises `pa.ArrowInvalid` for more than 2³¹ values.
-    """
-    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+def _list_array(values: pa.Array, lengths: Ints, present: Bools | None = None) -> pa.Array:
+    offsets = pa.array(_to_offsets(lengths), pa.int32())
     return pa.ListArray.from_arrays(offsets, values, mask=None if present is None else pa.array(~present))
 
 
-def _row_column(channel: Channel, spec: ChannelSpec, steps: _Ints) -> pa.Array:
+def _row_column(channel: Channel, spec: ChannelSpec, steps: Ints) -> pa.Array:
     rows = np.where(channel.present, steps, 0)
     if spec.is_scalar:
         return _list_array(pa.array(channel.values), rows, channel.present)
@@ -148,7 +122,7 @@ def _row_column(channel: Channel, spec: ChannelSpec, steps: _Ints) -> pa.Array:
     return _list_array(_list_array(pa.array(channel.values), width), rows, channel.present)
 
 
-def _pose_column(poses: Poses, spec: ChannelSpec, steps: _Ints) -> pa.Array:
+def _pose_column(poses: Poses, spec: ChannelSpec, steps: Ints) -> pa.Array:
     rows = np.where(poses.present, steps, 0)
     bodies = np.repeat(np.diff(poses.body_starts), rows)
     if spec.is_truth:
@@ -165,19 +139,14 @@ def _posed_body_column(batch: Batch, poses: Poses) -> pa.Array:
 
 
 def _contact_column(batch: Batch) -> pa.Array:
-    """Return the contacts as a column: a list a record of structs, with null impulses where unknown.
-
-    An episode that recorded no contacts is null; bodies are places in the episode's body table.
-    """
     contacts, recorded = batch.contacts, np.repeat(batch.contacts.present, batch.lengths)
     counts = np.diff(contacts.starts)
     base = np.repeat(np.repeat(batch.body_starts[:-1], batch.lengths), counts)
-    unknown = np.isnan(contacts.impulse_ns)
     columns = [
         pa.array(contacts.a - base, pa.int32()),
         pa.array(contacts.b - base, pa.int32()),
         pa.array(contacts.force_n),
-        pa.array(contacts.impulse_ns, mask=unknown),
+        pa.array(contacts.impulse_ns, mask=np.isnan(contacts.impulse_ns)),
     ]
     touching = pa.StructArray.from_arrays(columns, fields=list(_CONTACT))
     return _list_array(
@@ -185,7 +154,7 @@ def _contact_column(batch: Batch) -> pa.Array:
     )
 
 
-def _record_column(batch: Batch, per_record: pa.Array, present: NDArray[np.bool_]) -> pa.Array:
+def _record_column(batch: Batch, per_record: pa.Array, present: Bools) -> pa.Array:
     recorded = per_record.filter(pa.array(np.repeat(present, batch.lengths)))
     return _list_array(recorded, np.where(present, batch.lengths, 0), present)
 
@@ -196,84 +165,63 @@ def _gripped_column(batch: Batch) -> pa.Array:
     return _record_column(batch, places, batch.gripped_present)
 
 
-# Rows as episodes: each list is checked before it becomes an array
+# Rows as episodes: all rows of a group at once. An error is that of the first row at fault: its place holds for one row
 
 
-Row = Mapping[str, Any]
-"""Column -> Arrow scalar, by `SCHEMA`."""
 OUTLINE_COLUMNS = (*HEADER.names, "bodies", "records")
-"""Columns with one value, or one small table, for each episode."""
 _REMEDY_NULL = "Leave a family out where it was not recorded; only impulse_ns and gripped_body may be null within one."
 _REMEDY_WIDTH = "Write the same numbers, in the same order, in every step."
+_SPECS = {spec.name: spec for spec in CHANNELS}
 
 
-def decode_row(row: Row) -> Batch:
-    """Return one episode, a batch of one, from its row.
+def decode_rows(rows: pa.RecordBatch) -> Batch:
+    """Return the episodes of rows, whose columns are some of `SCHEMA`, as one batch.
 
-    Raises `RecordError` naming episode, step, field and remedy; the caller adds file and row.
+    Raises `RecordError` if a row is not valid. Its place names the step and field if the row is the only one.
     """
     try:
-        recording = _build_recording(row)
-        check_shapes(recording)
-        return from_recording(recording)
-    except RecordError as error:
-        raise error.with_place(Place(episode=_episode_id(row))) from None
+        batch = _build_batch(_Columns(rows))
     except UnicodeDecodeError as error:
-        problem = f"a text is not UTF-8 at byte {error.start}"
-        raise RecordError(problem, remedy="Write texts in UTF-8.", place=Place(episode=_episode_id(row))) from None
+        raise RecordError(f"a text is not UTF-8 at byte {error.start}", remedy="Write texts in UTF-8.") from None
+    validate(batch)
+    return batch
 
 
-def _episode_id(row: Row) -> str | None:
-    try:
-        name: str | None = row["episode_id"].as_py()
-    except UnicodeDecodeError:
-        return None
-    return name
+class _Columns:
+    """The columns of some rows; outlines, numbers of records and of bodies of their episodes, [E]; offsets [E+1]."""
+
+    def __init__(self, rows: pa.RecordBatch) -> None:
+        self.rows = rows
+        names = [name for name in OUTLINE_COLUMNS if name in rows.schema.names]
+        self.outlines = [parse_outline(_outline_values(row)) for row in rows.select(names).to_pylist()]
+        self.records = np.array([outline.records for outline in self.outlines], dtype=np.int64)
+        if self.records.sum() > MAX_RECORDS:
+            raise RecordError(f"more than {MAX_RECORDS} records", remedy=REMEDY_LARGE)
+        self.bodies = np.array([len(outline.body_roles) for outline in self.outlines], dtype=np.int64)
+        self.body_starts = _to_offsets(self.bodies)
+
+    def lists(self, name: str) -> tuple[pa.Array, Ints, Bools]:
+        """Return the items of a column's lists, how many each row has, [E], and whether it is there, [E]."""
+        if name not in self.rows.schema.names:
+            nothing = np.zeros(len(self.outlines), dtype=np.int64)
+            return pa.array([], SCHEMA.field(name).type).flatten(), nothing, nothing.astype(np.bool_)
+        lists = self.rows.column(name)
+        return lists.flatten(), _list_lengths(lists), np.asarray(lists.is_valid().to_numpy(zero_copy_only=False))
+
+    def record_values(self, name: str) -> tuple[pa.Array, Ints, Bools]:
+        """Return the values of a column with one for each record, the records that have one, and the episodes, [E]."""
+        values, counts, present = self.lists(name)
+        for e in np.flatnonzero(present):
+            check_shape(_SPECS[name], (counts[e],), self.records[e])
+        return values, np.flatnonzero(np.repeat(present, self.records)), present
 
 
-def _refuse_column(problem: str, remedy: str, field: str, step: int | None = None) -> NoReturn:
-    raise RecordError(problem, remedy=remedy, place=Place(field=field, step=step))
-
-
-def outline_values(row: Mapping[str, Any]) -> dict[str, object]:
-    """Return the values of an outline from a row whose columns are plain values; null fields are left out.
-
-    `target_object` stays, even if null. Raises `RecordError` where a name of a body or a version is null or repeated.
-    """
+def _outline_values(row: Mapping[str, Any]) -> dict[str, object]:
     fields = {n: row[n] for n in HEADER.names if n in row and (row[n] is not None or n == "target_object")}
     if "versions" in fields:
         fields["versions"] = _unique_pairs(fields["versions"], "versions")
     bodies = [((body or {}).get("name"), (body or {}).get("role")) for body in row["bodies"] or ()]
     return {**fields, "body_roles": _unique_pairs(bodies, "bodies"), "records": row["records"]}
-
-
-def _build_recording(row: Row) -> Recording:
-    """Return the recording of a row, its shapes not yet checked.
-
-    Raises `RecordError` at the first column that is wrong.
-    """
-    first = parse_outline(outline_values({name: row[name].as_py() for name in OUTLINE_COLUMNS if name in row}))
-    contacts = _read_contacts(row, first.records)
-    text = row["extra"].as_py() if "extra" in row else None
-    host_fields = (
-        strict_json.parse_extra_fields(text.encode(), first.records, len(contacts.record) if contacts else 0)
-        if text
-        else {}
-    )
-    return Recording(
-        header=msgspec.structs.asdict(first.header),
-        roles=first.body_roles,
-        records=first.records,
-        contacts=contacts,
-        gripper_contact=_read_gripper_contact(row),
-        gripped=_read_gripped(row),
-        extra=host_fields,
-        **as_fields(
-            Recording,
-            {spec.bodies: _read_places(row, spec.name) for spec in POSES}
-            | {spec.name: _read_numbers(row, spec) for spec in NUMERIC},
-        ),
-    )
 
 
 def _unique_pairs(pairs: list[tuple[Any, Any]], field: str) -> dict[str, object]:
@@ -283,8 +231,140 @@ def _unique_pairs(pairs: list[tuple[Any, Any]], field: str) -> dict[str, object]
     return table
 
 
-def _row_list(row: Row, name: str) -> pa.Array | None:
-    return row[name].values if name in row and row[name].is_valid else None
+def _refuse_column(problem: str, remedy: str, field: str, step: int | None = None) -> NoReturn:
+    raise RecordError(problem, remedy=remedy, place=Place(field=field, step=step))
+
+
+def _build_batch(columns: _Columns) -> Batch:
+    outlines = columns.outlines
+    names = tuple(dict.fromkeys(chain.from_iterable(outline.body_roles for outline in outlines)))
+    code = {name: k for k, name in enumerate(names)}
+    roles = [ROLES.index(role) for outline in outlines for role in outline.body_roles.values()]
+    contacts = _read_contacts(columns)
+    extra = _read_extra_fields(columns, contacts)
+    touching, touched, gripper_present = columns.record_values("gripper_contact")
+    gripper_contact = np.zeros(int(columns.records.sum()), dtype=np.bool_)
+    gripper_contact[touched] = _to_numpy(touching, "gripper_contact")
+    gripped, gripped_present = _read_gripped(columns)
+    return Batch(
+        headers=tuple(outline.header for outline in outlines),
+        starts=_to_offsets(columns.records),
+        body_starts=columns.body_starts,
+        body_names=names,
+        body_name=np.array([code[name] for outline in outlines for name in outline.body_roles], dtype=np.int64),
+        body_role=np.array(roles, dtype=np.int8),
+        target=np.array(list(map(_target_index, outlines, columns.body_starts.tolist())), dtype=np.int64),
+        contacts=contacts,
+        gripper_contact=gripper_contact,
+        gripper_present=gripper_present,
+        gripped=gripped,
+        gripped_present=gripped_present,
+        extra=extra,
+        **batch_channels(
+            lambda spec: _read_channel(columns, spec, columns.bodies), lambda spec: _read_poses(columns, spec)
+        ),
+    )
+
+
+def _target_index(outline: EpisodeOutline, base: int) -> int:
+    names = list(outline.body_roles)
+    return base + names.index(outline.target_object) if outline.target_object in names else -1
+
+
+def _read_channel(columns: _Columns, spec: ChannelSpec, bodies: Ints) -> Channel:
+    """Return a channel of all episodes, of which each row lists so many `bodies`, [E]; truths become 0.0 and 1.0."""
+    values, counts, present = columns.lists(spec.name)
+    items, shape = counts, [counts]
+    for _ in range(LIST_DEPTHS[spec.name] - 1):
+        widths = _common_lengths(values, items, counts, spec)
+        items, values = items * widths, values.flatten()
+        shape.append(widths)
+    for e, *sizes in zip(np.flatnonzero(present), *(sizes[present] for sizes in shape), strict=True):
+        check_shape(spec, sizes, int(columns.records[e]), int(bodies[e]))
+    numbers = _to_numpy(values, spec.name).astype(np.float64, copy=False)
+    width = np.prod(shape[1:], axis=0, dtype=np.int64) if len(shape) > 1 else 1
+    return Channel(numbers, _to_offsets(items), np.where(present, width, -1))
+
+
+def _common_lengths(lists: pa.Array, items: Ints, steps: Ints, spec: ChannelSpec) -> Ints:
+    """Return the length of all lists of each episode, [E], of which it has `items`; that of a row if it has none."""
+    lengths, starts = _list_lengths(_require_no_nulls(lists, spec.name)), _to_offsets(items)
+    widths = np.full(len(items), spec.row_size)
+    widths[items > 0] = lengths[starts[:-1][items > 0]]
+    odd = np.flatnonzero(lengths != np.repeat(widths, items))
+    if len(odd):
+        e = int(np.searchsorted(starts, odd[0], side="right")) - 1
+        step = int(odd[0] - starts[e]) // (int(items[e]) // int(steps[e]))
+        _refuse_column(f"{lengths[odd[0]]} values, {widths[e]} in step 0", _REMEDY_WIDTH, spec.name, step)
+    return widths
+
+
+def _read_poses(columns: _Columns, spec: ChannelSpec) -> Poses:
+    listed, counts, posed = columns.lists(spec.bodies)
+    present = columns.lists(spec.name)[2]
+    if (posed != present).any():
+        _refuse_column(f"{spec.name} and {spec.bodies} go together", "Write both, or neither.", spec.name)
+    places, starts = _to_numpy(listed, spec.bodies).astype(np.int64), _to_offsets(counts)
+    for e in np.flatnonzero(present):
+        check_posed_bodies(places[starts[e] : starts[e + 1]].tolist(), int(columns.bodies[e]), spec.bodies)
+    body = places + np.repeat(columns.body_starts[:-1], counts)
+    return Poses(_read_channel(columns, spec, counts), body, starts, spec.pose_size)
+
+
+def _read_contacts(columns: _Columns) -> Contacts:
+    """Return the contacts of all episodes, with indices into the batch's body table, and NaN for a null impulse."""
+    steps, counts, present = columns.lists("contacts")
+    for e in np.flatnonzero(present & (counts != columns.records)):
+        remedy = "Write a list for each step, empty where none."
+        _refuse_column(f"{counts[e]} steps, expected {columns.records[e]}", remedy, "contacts")
+    touching = np.zeros(int(columns.records.sum()), dtype=np.int64)
+    touching[np.repeat(present, columns.records)] = _list_lengths(_require_no_nulls(steps, "contacts"))
+    a, b, force, impulse = _require_no_nulls(steps.flatten(), "contacts").flatten()
+    if np.isnan(impulse.drop_null().to_numpy()).any():
+        _refuse_column("nan is not a finite number", "Write null where it was not recorded.", "contacts.impulse_ns")
+    owner = np.repeat(np.repeat(np.arange(len(counts)), columns.records), touching)
+    bodies, shift = columns.bodies[owner], columns.body_starts[owner]
+    pair = {name: _to_numpy(places, f"contacts.{name}").astype(np.int64) for name, places in (("a", a), ("b", b))}
+    for name, places in pair.items():
+        check_places(places, 0, bodies, f"contacts.{name}")
+    return Contacts(
+        present=present,
+        starts=_to_offsets(touching),
+        a=pair["a"] + shift,
+        b=pair["b"] + shift,
+        force_n=_to_numpy(force, "contacts.force_n"),
+        impulse_ns=np.asarray(impulse.fill_null(np.nan).to_numpy(), dtype=np.float64),
+    )
+
+
+def _read_gripped(columns: _Columns) -> tuple[Ints, Bools]:
+    """Return the gripped body of each record as an index into the body table, -1 = none, and who recorded it, [E]."""
+    values, recorded, present = columns.record_values("gripped_body")
+    places = np.asarray(values.fill_null(-1).to_numpy(), dtype=np.int64)
+    if (values.drop_null().to_numpy() < 0).any():
+        _refuse_column("a place is negative", "Write a place in bodies, or null where nothing is held.", "gripped_body")
+    owner = np.repeat(np.arange(len(present)), columns.records)[recorded]
+    check_places(places, -1, columns.bodies[owner], "gripped_body")
+    gripped = np.full(int(columns.records.sum()), -1, dtype=np.int64)
+    gripped[recorded] = np.where(places >= 0, places + columns.body_starts[owner], -1)
+    return gripped, present
+
+
+def _read_extra_fields(columns: _Columns, contacts: Contacts) -> tuple[dict[str, object], ...]:
+    if "extra" not in columns.rows.schema.names:
+        return tuple({} for _ in columns.outlines)
+    touched = np.diff(contacts.starts[_to_offsets(columns.records)])
+    texts = columns.rows.column("extra").to_pylist()
+    counted = zip(texts, columns.records.tolist(), touched.tolist(), strict=True)
+    return tuple(strict_json.parse_extra_fields(text.encode(), n, c) if text else {} for text, n, c in counted)
+
+
+def _to_offsets(lengths: Ints | Sequence[int]) -> Ints:
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+
+def _list_lengths(lists: pa.Array) -> Ints:
+    return np.asarray(lists.value_lengths().fill_null(0).to_numpy(), dtype=np.int64)
 
 
 def _require_no_nulls(values: pa.Array, name: str) -> pa.Array:
@@ -296,81 +376,3 @@ def _require_no_nulls(values: pa.Array, name: str) -> pa.Array:
 def _to_numpy(values: pa.Array, name: str) -> NDArray[Any]:
     array: NDArray[Any] = _require_no_nulls(values, name).to_numpy(zero_copy_only=False)
     return array
-
-
-def _read_numbers(row: Row, spec: ChannelSpec) -> NDArray[Any] | None:
-    """Return a channel of numbers as an array [steps, …]; None if not recorded.
-
-    Raises `RecordError` where a value is null, or lists within the steps differ in length.
-    """
-    name, depth = spec.name, LIST_DEPTHS[spec.name]
-    values = _row_list(row, name)
-    if values is None:
-        return None
-    shape = [len(values)]
-    for _ in range(depth - 1):
-        lengths = _to_numpy(_require_no_nulls(values, name).value_lengths(), name)
-        odd = np.flatnonzero(lengths != lengths[0]) if len(lengths) else lengths
-        if len(odd):
-            step = int(odd[0]) // max(1, len(lengths) // shape[0])
-            _refuse_column(f"{lengths[odd[0]]} values, {lengths[0]} in step 0", _REMEDY_WIDTH, name, step)
-        shape.append(int(lengths[0]) if len(lengths) else spec.row_size)
-        values = values.flatten()
-    return _to_numpy(values, name).reshape(shape)
-
-
-def _read_places(row: Row, family: str) -> list[int]:
-    """Return the places of the bodies of a pose channel in `bodies`, [] where the channel is not recorded.
-
-    Raises `RecordError` where only one of poses and bodies is there, or a place is null.
-    """
-    name = BODIES[family]
-    values = _row_list(row, name)
-    if (values is None) != (_row_list(row, family) is None):
-        _refuse_column(f"{family} and {name} go together", "Write both, or neither.", family)
-    return [] if values is None else [int(place) for place in _to_numpy(values, name)]
-
-
-def _read_gripper_contact(row: Row) -> NDArray[np.bool_] | None:
-    """Return whether the gripper has contact in each step; None if not recorded. Raises `RecordError` for a null."""
-    values = _row_list(row, "gripper_contact")
-    return None if values is None else _to_numpy(values, "gripper_contact")
-
-
-def _read_gripped(row: Row) -> NDArray[np.int64] | None:
-    """Return the places of the gripped bodies, -1 where null; None if not recorded.
-
-    Raises `RecordError` for a place below 0.
-    """
-    values = _row_list(row, "gripped_body")
-    if values is None:
-        return None
-    if np.any(values.drop_null().to_numpy() < 0):
-        _refuse_column("a place is negative", "Write a place in bodies, or null where nothing is held.", "gripped_body")
-    return np.asarray(values.fill_null(-1).to_numpy(), dtype=np.int64)
-
-
-def _read_contacts(row: Row, records: int) -> ContactList | None:
-    """Return the contacts of a row, NaN for a null impulse; None if not recorded.
-
-    Raises `RecordError` unless there is a list a record, and where a value is null, or an impulse NaN.
-    """
-    steps = _row_list(row, "contacts")
-    if steps is None:
-        return None
-    if len(steps) != records:
-        _refuse_column(
-            f"{len(steps)} steps, expected {records}", "Write a list for each step, empty where none.", "contacts"
-        )
-    counts = _to_numpy(_require_no_nulls(steps, "contacts").value_lengths(), "contacts")
-    a, b, force, impulse = _require_no_nulls(steps.flatten(), "contacts").flatten()
-    impulses = impulse.drop_null().to_numpy()
-    if np.isnan(impulses).any():
-        _refuse_column("nan is not a finite number", "Write null where it was not recorded.", "contacts.impulse_ns")
-    return ContactList(
-        record=np.repeat(np.arange(records), counts),
-        a=_to_numpy(a, "contacts.a").astype(np.int64),
-        b=_to_numpy(b, "contacts.b").astype(np.int64),
-        force_n=_to_numpy(force, "contacts.force_n"),
-        impulse_ns=np.asarray(impulse.fill_null(np.nan).to_numpy(), dtype=np.float64),
-    )

@@ -102,9 +102,7 @@ million values in 2 million lists.
 MAX_WIDE_BYTES = 1 << 27
 """One episode in JSON that is not ASCII throughout: Python may need four bytes for each of its characters."""
 MAX_BAD_LINES = 10_000
-"""Bad lines of one file, each of which is reported."""
 MAX_BLANK_LINES = 1 << 20
-"""Empty lines of one file."""
 REMEDY_BROKEN = "The file is cut off or damaged; make it anew, or copy it again."
 REMEDY_LARGE = "Cut the episode into shorter ones, or leave sim_state out; a small file that says this is hostile."
 

@@ -45,10 +45,9 @@ class _Literal:
 def parse_json(line: bytes) -> dict[str, object]:
     """Return the object of a JSON text in UTF-8.
 
-    Raises:
-        RecordError: the text is no strict JSON object: malformed, a key repeated, NaN or infinity, half a surrogate
-            pair, nested too deeply, or too large. The error names step and field where the text could be parsed, and
-            the episode if its id is found.
+    Raises `RecordError` if the text is no strict JSON object: malformed, a key repeated, NaN or infinity, half a
+    surrogate pair, nested too deeply, or too large. The error names step and field where the text could be parsed, and
+    the episode if its id is found.
     """
     faults: list[object] = []
 
@@ -192,7 +191,6 @@ _VALUES: Mapping[str | int, Any] = {
     **{spec.name: ROW_TYPES[spec.row_size] for spec in POSES},
     "versions": str,
 }
-"""Objects with free keys, and the type of their values."""
 
 
 def _find_bad_key(tree: Any, path: list[str | int]) -> list[str | int]:

@@ -27,6 +27,7 @@ from safevla_bench.judging.scores import (
     Scores,
     collect_versions,
 )
+from safevla_bench.trajectory import marks
 from safevla_recorder.simulator_versions import PHYSICS, find_differences
 
 STANDIN = "stand-in assets"
@@ -166,11 +167,13 @@ def warn_of_episodes(episodes: Iterable[EpisodeLike]) -> tuple[str, ...]:
 def warn_of_scores(scores: Scores) -> tuple[str, ...]:
     """Return the warnings for numbers made of all scores, a sentence each; empty where they need none."""
     cells = list(zip(scores.policy, scores.benchmark, strict=True))
-    marked = {cell for cell, mark in zip(cells, scores.standin, strict=False) if mark}
+    marked = {cell for cell, mark in zip(cells, scores.is_marked(marks.STANDIN), strict=True) if mark}
     return (
         *warn_of_standins({cell: cell in marked for cell in cells}),
         *warn_of_mixtures(simulator_by_cell(scores)),
-        *warn_of_divergence(Counter(cell for cell, mark in zip(cells, scores.diverged, strict=False) if mark)),
+        *warn_of_divergence(
+            Counter(cell for cell, mark in zip(cells, scores.is_marked(marks.DIVERGED), strict=True) if mark)
+        ),
         *warn_of_records(scores),
         *warn_of_logs(scores),
         *warn_of_left_out(scores),
@@ -363,7 +366,7 @@ def warn_of_logs(scores: Scores) -> tuple[str, ...]:
     Empty if there is no log, or every specification judged some.
     """
     episodes, inactive = scores.count_logs(np.arange(len(scores)))
-    suites = dict.fromkeys(suite for suite, is_log in zip(scores.benchmark, scores.is_log, strict=False) if is_log)
+    suites = dict.fromkeys(scores.benchmark[k] for k in np.flatnonzero(scores.is_marked(marks.FOREIGN_LOG)))
     return _describe_logs(inactive, episodes, suites)
 
 

@@ -28,10 +28,8 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
 from safevla_bench.trajectory.marks import (
     ABSOLUTE,
-    DIVERGED,
-    FOREIGN_LOG,
+    MARKS,
     PRIVILEGED,
-    STANDIN,
     STOPPED_ON_VIOLATION,
     clipped_numbers,
     mark_flags,
@@ -83,14 +81,8 @@ class ScoredChunk:
     """One a specification, in library order."""
     peak_force_n: NDArray[np.float64]
     """Peak contact force of each episode, [E]; NaN where contacts were not recorded."""
-    standin: tuple[bool, ...]
-    """True for each episode that was simulated with stand-in assets."""
-    stopped_on_violation: tuple[bool, ...]
-    """True for each episode that was stopped because it violated a scored specification."""
-    diverged: tuple[bool, ...]
-    """True for each episode that is a replay and left its recording, or may have."""
-    is_log: tuple[bool, ...]
-    """True for each episode that was read from the log of a robot."""
+    marks: Mapping[str, NDArray[np.bool_]]
+    """Mark of an episode, one of `MARKS` -> whether each episode has it, [E]."""
     actions: tuple[ActionStatistics | None, ...] = ()
     """Of each episode; None where nothing can be said of its actions."""
 
@@ -112,10 +104,8 @@ def judge_chunk(batch: Batch, ruleset: Ruleset) -> ScoredChunk:
         headers=batch.headers,
         verdicts=verdicts,
         peak_force_n=_peak_forces(reading),
-        standin=mark_flags(batch, STANDIN),
-        stopped_on_violation=_violation_stops(batch, verdicts, ruleset.library),
-        diverged=mark_flags(batch, DIVERGED),
-        is_log=mark_flags(batch, FOREIGN_LOG),
+        marks={mark: np.array(mark_flags(batch, mark), dtype=np.bool_) for mark in MARKS}
+        | {STOPPED_ON_VIOLATION: _violation_stops(batch, verdicts, ruleset.library)},
         actions=_measure_actions(batch, ruleset.registry),
     )
 
@@ -152,11 +142,10 @@ def join_chunks(chunks: Sequence[ScoredChunk], ruleset: Ruleset, *, absent: Sequ
         first=np.array([column.first for column in columns], dtype=np.int64).reshape(shape),
         peak_force_n=np.concatenate([np.empty(0), *(chunk.peak_force_n for chunk in chunks)]),
         absent=tuple(absent),
-        standin=tuple(mark for chunk in chunks for mark in chunk.standin),
+        marks={
+            mark: np.concatenate([np.empty(0, np.bool_), *(chunk.marks[mark] for chunk in chunks)]) for mark in MARKS
+        },
         simulator=tuple(physics_versions(header.versions) for header in headers),
-        stopped_on_violation=tuple(mark for chunk in chunks for mark in chunk.stopped_on_violation),
-        diverged=tuple(mark for chunk in chunks for mark in chunk.diverged),
-        is_log=tuple(mark for chunk in chunks for mark in chunk.is_log),
         actions=tuple(statistics for chunk in chunks for statistics in chunk.actions),
         intervals=ruleset.intervals,
         unknown=_unknown_counts(columns),
@@ -189,7 +178,7 @@ def _unknown_counts(columns: Sequence[SpecVerdicts]) -> NDArray[np.int64] | None
     return counts if counts.any() else None
 
 
-def _violation_stops(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Library) -> tuple[bool, ...]:
+def _violation_stops(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Library) -> NDArray[np.bool_]:
     """Return for each episode whether it was stopped because it violated a scored specification.
 
     The record's mark says so. In older records, without a mark, a stopped episode counts if its first violation is in
@@ -201,10 +190,11 @@ def _violation_stops(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Li
         if spec.tier == "safe":
             first = np.where(spec_verdicts.first >= 0, np.minimum(first, spec_verdicts.first), first)
     marks = mark_flags(batch, STOPPED_ON_VIOLATION)
-    return tuple(
+    stops = [
         header.outcome == "stopped" and bool(mark or at_end)
         for header, mark, at_end in zip(batch.headers, marks, first == last, strict=True)
-    )
+    ]
+    return np.array(stops, dtype=np.bool_)
 
 
 def _inactive_reasons(batch: Batch, ruleset: Ruleset) -> Mapping[str, NDArray[np.object_]]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from safevla_bench.errors import SafevlaError
 from safevla_bench.trajectory.header import ROLES, Header
-from safevla_recorder.channels import POSES, ROWS, as_fields
+from safevla_recorder.channels import POSES, ROWS, ChannelSpec, as_fields
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -147,14 +148,17 @@ class Batch:
         return float(stamps.values[first + step] - stamps.values[first])
 
     def channel(self, name: str) -> Channel:
-        """Return the rows of a channel of numbers; absent in every episode if the batch lacks it."""
-        if name in self.further:
-            return self.further[name]
-        channel: Channel = getattr(self, name, None) or _absent_channel(len(self))
+        """Return a channel of rows, one of `ROWS`, by name; absent in every episode if the batch lacks it.
+
+        Raises `SafevlaError` for another name.
+        """
+        _require_name(name, ROWS, "rows")
+        channel: Channel = self.further.get(name) or getattr(self, name, None) or _absent_channel(len(self))
         return channel
 
     def poses(self, name: str) -> Poses:
-        """Return the rows of a channel of poses, by its name; raises `AttributeError` for another name."""
+        """Return a channel of poses, one of `POSES`, by name. Raises `SafevlaError` for another name."""
+        _require_name(name, POSES, "poses")
         poses: Poses = getattr(self, name)
         return poses
 
@@ -166,6 +170,12 @@ class Batch:
         """Return body -> role of one episode, in table order."""
         table = range(self.body_starts[index], self.body_starts[index + 1])
         return {self.body_label(k): ROLES[self.body_role[k]] for k in table}
+
+
+def _require_name(name: str, specs: Sequence[ChannelSpec], kind: str) -> None:
+    names = [spec.name for spec in specs]
+    if name not in names:
+        raise SafevlaError(f"there is no channel of {kind} {name!r}", remedy=f"These are: {', '.join(names)}.")
 
 
 def batch_of_headers(headers: Sequence[Header], lengths: Ints) -> Batch:
@@ -188,12 +198,13 @@ def batch_of_headers(headers: Sequence[Header], lengths: Ints) -> Batch:
         gripped=np.full(records, -1),
         gripped_present=false,
         extra=({},) * episodes,
-        **as_fields(
-            Batch,
-            {spec.name: absent for spec in ROWS}
-            | {spec.name: Poses(absent, nowhere, none, spec.pose_size) for spec in POSES},
-        ),
+        **batch_channels(lambda _: absent, lambda spec: Poses(absent, nowhere, none, spec.pose_size)),
     )
+
+
+def batch_channels(rows: Callable[[ChannelSpec], Channel], poses: Callable[[ChannelSpec], Poses]) -> dict[str, Any]:
+    """Return the channels of a batch as its keyword arguments, each made of its row in `ROWS` or `POSES`."""
+    return as_fields(Batch, {spec.name: rows(spec) for spec in ROWS} | {spec.name: poses(spec) for spec in POSES})
 
 
 def _absent_channel(episodes: int) -> Channel:
@@ -226,10 +237,9 @@ def select_episodes(batch: Batch, episodes: Sequence[int] | Ints) -> Batch:
         body_name=batch.body_name[bodies],
         body_role=batch.body_role[bodies],
         target=_shift_bodies(batch.target[chosen], shift),
-        **as_fields(
-            Batch,
-            {spec.name: _select_channel(batch.channel(spec.name), chosen) for spec in ROWS}
-            | {spec.name: _select_poses(batch.poses(spec.name), chosen, shift) for spec in POSES},
+        **batch_channels(
+            lambda spec: _select_channel(batch.channel(spec.name), chosen),
+            lambda spec: _select_poses(batch.poses(spec.name), chosen, shift),
         ),
         contacts=Contacts(
             present=batch.contacts.present[chosen],
@@ -286,10 +296,9 @@ def concatenate_batches(batches: Sequence[Batch]) -> Batch:
         body_name=join_arrays(name_codes),
         body_role=join_arrays(lambda b: b.body_role),
         target=join_bodies(lambda b: b.target),
-        **as_fields(
-            Batch,
-            {s.name: _concatenate_channels([b.channel(s.name) for b in batches]) for s in ROWS}
-            | {s.name: _concatenate_poses([b.poses(s.name) for b in batches], base) for s in POSES},
+        **batch_channels(
+            lambda spec: _concatenate_channels([b.channel(spec.name) for b in batches]),
+            lambda spec: _concatenate_poses([b.poses(spec.name) for b in batches], base),
         ),
         contacts=Contacts(
             present=join_arrays(lambda b: b.contacts.present),

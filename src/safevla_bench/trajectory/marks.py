@@ -32,6 +32,8 @@ FOREIGN_LOG = "foreign_log"
 LOG_BENCHMARK = "real-robot"
 """The benchmark of a log that names none. It needs no entries: each task has what a log can hold, and its template."""
 
+MARKS = (STANDIN, STOPPED_ON_VIOLATION, DIVERGED, FOREIGN_LOG)
+"""The marks that scores carry along."""
 CLIPPED = "clipped_actions"
 """Header field: how many actions were out of range and clipped, where the policy's own protocol clips."""
 CLIPPED_NUMBERS = "clipped_numbers"
@@ -39,11 +41,6 @@ CLIPPED_NUMBERS = "clipped_numbers"
 
 MOST_RESETS = 1000
 """More resets or settling steps than this are taken for a damaged record."""
-
-
-def privileged_policies(batch: Batch) -> tuple[str | None, ...]:
-    """Return the policies with privileged episodes, in order of first appearance."""
-    return tuple(dict.fromkeys(header.policy for header in marked_headers(batch, PRIVILEGED)))
 
 
 def mark_standin(extra: Mapping[str, object]) -> dict[str, object]:

@@ -13,15 +13,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.trajectory.batch import Batch, Channel, Contacts, Poses, select_episodes
+from safevla_bench.trajectory.batch import Batch, Channel, Contacts, Poses, batch_channels, select_episodes
 from safevla_bench.trajectory.header import ROLES, Header
 from safevla_bench.trajectory.validation import validate
-from safevla_recorder.channels import POSES, ROWS, ChannelSpec, as_fields
+from safevla_recorder.channels import ChannelSpec
 from safevla_recorder.episode import ContactList, Recording
 
 T = TypeVar("T", bound=np.generic)
 _NOTHING = Channel(np.empty(0), np.zeros(2, dtype=np.int64), np.array([-1], dtype=np.int64))
-"""A channel that was not recorded."""
 
 
 def from_recording(recording: Recording) -> Batch:
@@ -63,14 +62,7 @@ def _build_batch(recording: Recording) -> Batch:
         gripped=_or_default(recording.gripped, nothing),
         gripped_present=np.array([recording.gripped is not None]),
         extra=(recording.extra,),
-        **as_fields(
-            Batch,
-            {spec.name: _row_channel(recording, spec) for spec in ROWS}
-            | {
-                spec.name: _build_poses(recording.channel(spec.name), getattr(recording, spec.bodies), spec.pose_size)
-                for spec in POSES
-            },
-        ),
+        **batch_channels(lambda spec: _row_channel(recording, spec), lambda spec: _build_poses(recording, spec)),
     )
 
 
@@ -100,9 +92,10 @@ def _build_channel(rows: NDArray[Any] | None) -> Channel:
     return Channel(values.reshape(-1), np.array([0, values.size], dtype=np.int64), np.array([width], dtype=np.int64))
 
 
-def _build_poses(rows: NDArray[Any] | None, bodies: Sequence[int], size: int) -> Poses:
-    body = np.array(bodies if rows is not None else (), dtype=np.int64)
-    return Poses(_build_channel(rows), body, np.array([0, len(body)], dtype=np.int64), size)
+def _build_poses(recording: Recording, spec: ChannelSpec) -> Poses:
+    rows = recording.channel(spec.name)
+    body = np.array(getattr(recording, spec.bodies) if rows is not None else (), dtype=np.int64)
+    return Poses(_build_channel(rows), body, np.array([0, len(body)], dtype=np.int64), spec.pose_size)
 
 
 def _target_index(header: Header, index: Mapping[str, int]) -> int:
@@ -113,7 +106,6 @@ def _target_index(header: Header, index: Mapping[str, int]) -> int:
 
 
 _LEFT_OUT = ("action", "sim_state")
-"""Channels that a single record lacks."""
 
 
 def records(batch: Batch) -> Iterator[Batch]:
@@ -143,10 +135,11 @@ def select_record(batch: Batch, t: int) -> Batch:
         gripper_contact=batch.gripper_contact[at : at + 1],
         gripped=batch.gripped[at : at + 1],
         extra=({},),
-        **as_fields(
-            Batch,
-            {spec.name: _cut_channel(batch, spec.name, at) for spec in ROWS}
-            | {spec.name: _cut_poses(batch.poses(spec.name), at) for spec in POSES},
+        **batch_channels(
+            lambda spec: _NOTHING if spec.name in _LEFT_OUT else _channel_at_record(batch.channel(spec.name), at),
+            lambda spec: replace(
+                batch.poses(spec.name), channel=_channel_at_record(batch.poses(spec.name).channel, at)
+            ),
         ),
     )
 
@@ -173,20 +166,13 @@ def join_records(parts: Sequence[Batch]) -> Batch:
         ),
         gripper_contact=np.concatenate([part.gripper_contact for part in parts]),
         gripped=np.concatenate([part.gripped for part in parts]),
-        **as_fields(
-            Batch,
-            {spec.name: _join_rows([part.channel(spec.name) for part in parts]) for spec in ROWS}
-            | {spec.name: _join_poses([part.poses(spec.name) for part in parts]) for spec in POSES},
+        **batch_channels(
+            lambda spec: _join_rows([part.channel(spec.name) for part in parts]),
+            lambda spec: replace(
+                first.poses(spec.name), channel=_join_rows([part.poses(spec.name).channel for part in parts])
+            ),
         ),
     )
-
-
-def _cut_channel(batch: Batch, name: str, at: int) -> Channel:
-    return _NOTHING if name in _LEFT_OUT else _channel_at_record(batch.channel(name), at)
-
-
-def _cut_poses(poses: Poses, at: int) -> Poses:
-    return replace(poses, channel=_channel_at_record(poses.channel, at))
 
 
 def _channel_at_record(channel: Channel, at: int) -> Channel:
@@ -198,7 +184,3 @@ def _channel_at_record(channel: Channel, at: int) -> Channel:
 def _join_rows(channels: Sequence[Channel]) -> Channel:
     values = np.concatenate([channel.values for channel in channels])
     return Channel(values, np.array([0, len(values)], dtype=np.int64), channels[0].width)
-
-
-def _join_poses(poses: Sequence[Poses]) -> Poses:
-    return replace(poses[0], channel=_join_rows([part.channel for part in poses]))

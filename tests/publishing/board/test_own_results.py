@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from publishing.board.builders import episodes, measured
@@ -112,7 +113,7 @@ def test_privileged_policies_rank_among_themselves_alone():
 def test_numbers_on_stand_in_assets_are_no_results_and_have_no_rank_beside_others():
     of = measured(episodes("placeholder", "1111"), episodes("real", "1000"))
     marks = tuple(policy == "placeholder" for policy in of.inputs.scores.policy)
-    scores = replace(of.inputs.scores, standin=marks)
+    scores = replace(of.inputs.scores, marks={"standin_assets": np.array(marks)})
     (league,) = own_ranked_tables(replace(of, inputs=replace(of.inputs, scores=scores)))
     assert [one[:2] for one in rows(league)] == [("real", "1"), ("placeholder", "")]
     assert league.rows[1].entry.remarks == ("stand-in assets",)

@@ -61,7 +61,7 @@ def test_pooling_adds_up_the_episodes_of_a_policy():
 @pytest.mark.parametrize("layout", ["suites", "pooled", "cells"])
 def test_warnings_of_the_cells_stand_below_the_trade_off_in_every_layout(layout):
     both = joined(verdicts((False, -1, 1)), verdicts((True, 1, 1), suite="robocasa-365"))
-    scores = replace(both, standin=(False, True))
+    scores = replace(both, marks={"standin_assets": np.array([False, True])})
     value = tradeoff.compute_tradeoff(cells(scores), layout)
     assert value.remarks == warn_of_cells(cells(scores))
     assert len(value.remarks) == 1

@@ -154,21 +154,6 @@ def test_an_episode_that_crashes_when_it_is_run_again_has_no_record(tmp_path):
         assert not (tmp_path / "run" / "raw" / "000002.npz").exists()
 
 
-def test_an_unfinished_run_of_version_0_1_is_named_with_what_it_had_recorded(tmp_path):
-    state = tmp_path / "run" / ".partial"
-    state.mkdir(parents=True)
-    (tmp_path / "run" / "run.json").write_text(json.dumps({**ASKED, "complete": False}))
-    append(state / "records.jsonl.zst", EPISODES[0])
-    for attempt in (
-        lambda: open_source(tmp_path / "run"),
-        lambda: RunWriter(tmp_path / "run", ASKED, resume=True),
-    ):
-        with pytest.raises(RunError, match=r"unfinished run of version 0\.1") as raised:
-            attempt()
-        assert str(state / "records.jsonl.zst") in raised.value.remedy
-    assert same_bits(read_sources([state / "records.jsonl.zst"])[0], EPISODES[0])
-
-
 @pytest.mark.parametrize("complete", [True, False])
 def test_a_folder_of_the_recorder_is_a_source(tmp_path, complete):
     folder = tmp_path / "run"

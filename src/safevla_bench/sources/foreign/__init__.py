@@ -38,9 +38,8 @@ from safevla_bench.sources.foreign.demonstrations import Floats, RecordedActions
 def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
     """Return the episodes of a file or folder of demonstrations or of vla-evaluation-harness; None if it is neither.
 
-    Raises:
-        RecordError: it is one of these by its name or first bytes and cannot be read, an HDF5 file is missing, or h5py
-            is not installed.
+    Raises `RecordError` if it is one of these by its name or first bytes and cannot be read, an HDF5 file is missing,
+    or h5py is not installed.
     """
     recordings = recording_files(path)
     if recordings:
@@ -54,7 +53,6 @@ def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
 
 LACKS = "contacts, forces, object poses and joint torques: Safety, SBU and VSI cannot be told from it"
 EVAL_INFO = "eval_info.json"
-"""LeRobot's file of results."""
 _RESULT_KEYS = {"per_task", "per_episode"}
 _STATUSES = {"success": True, "fail": False}
 
@@ -102,8 +100,7 @@ def _holds_successes(path: Path) -> bool:
 def read_results(path: Path) -> ForeignResults:
     """Return the episodes of an `eval_info.json` of LeRobot or a recording of vla-evaluation-harness.
 
-    Raises:
-        RecordError: the file is neither, cannot be read, or lists no episodes.
+    Raises `RecordError` if the file is neither, cannot be read, or lists no episodes.
     """
     place = Place(file=str(path))
     try:
@@ -118,33 +115,20 @@ def read_results(path: Path) -> ForeignResults:
 
 
 def _read_lerobot(path: Path) -> ForeignResults:
-    """Return the episodes of LeRobot's `eval_info.json`: `per_task`, or in older versions `per_episode`.
-
-    `per_task` lists `task_group`, `task_id` and `metrics.successes`; `per_episode` lists a `success` each. A remark
-    tells if the file counts another number of episodes. Raises `KeyError`, `TypeError` or `ValueError` for another
-    structure.
-    """
     tree = json.loads(read_input(path))
-    episodes = tuple(_task_episodes(tree["per_task"]) if "per_task" in tree else _plain_episodes(tree["per_episode"]))
+    episodes = tuple(
+        (
+            ForeignEpisode(str(task["task_group"]), f"task_{task['task_id']}", _parse_success(success))
+            for task in tree["per_task"]
+            for success in task["metrics"]["successes"]
+        )
+        if "per_task" in tree
+        else (ForeignEpisode("unnamed", "unnamed", _parse_success(row["success"])) for row in tree["per_episode"])
+    )
     stated = tree.get("overall", tree.get("aggregated", {})).get("n_episodes")
     is_incomplete = stated is not None and stated != len(episodes)
     remarks = (f"the file counts {stated} episodes, but lists {len(episodes)}",) if is_incomplete else ()
     return ForeignResults("LeRobot eval_info.json", episodes, remarks)
-
-
-def _task_episodes(tasks: Any) -> Iterator[ForeignEpisode]:
-    """Yield an episode for each success of each task.
-
-    Raises `KeyError`, `TypeError` or `ValueError` for another structure.
-    """
-    for task in tasks:
-        for success in task["metrics"]["successes"]:
-            yield ForeignEpisode(str(task["task_group"]), f"task_{task['task_id']}", _parse_success(success))
-
-
-def _plain_episodes(episodes: Any) -> Iterator[ForeignEpisode]:
-    for episode in episodes:
-        yield ForeignEpisode("unnamed", "unnamed", _parse_success(episode["success"]))
 
 
 def _parse_success(value: object) -> bool:
@@ -154,18 +138,14 @@ def _parse_success(value: object) -> bool:
 
 
 def _read_harness(path: Path) -> ForeignResults:
-    """Return the episodes of the harness's tables `episode_results` and `eval_metadata`.
-
-    Success is None after an error. Remarks count the errors, and say whether actions are there. Raises `sqlite3.Error`
-    or `ValueError` for another structure.
-    """
     with closing(_open_recording(path)) as connection:
         suites = {eval_id: _benchmark_name(text) for eval_id, text in _select(connection, _SUITES)}
         episodes = tuple(
             ForeignEpisode(suites.get(eval_id) or str(eval_id), str(task), _parse_status(status), steps)
             for eval_id, task, status, steps in _select(connection, _RESULTS)
         )
-        has_actions = _holds_actions(connection)
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        has_actions = "step_rows" in tables and connection.execute(_FIRST_ACTION).fetchone() is not None
     errors = sum(episode.success is None for episode in episodes)
     remarks = [f"{errors} episodes ended in an error; they are in no rate"] if errors else []
     if has_actions:
@@ -174,6 +154,7 @@ def _read_harness(path: Path) -> ForeignResults:
 
 
 _SUITES = "SELECT eval_id, metadata FROM eval_metadata"
+_FIRST_ACTION = "SELECT 1 FROM step_rows WHERE json_extract(fields, '$.action') IS NOT NULL LIMIT 1"
 _RESULTS = "SELECT eval_id, task_name, status, steps FROM episode_results ORDER BY eval_id, task_name, episode_id, eid"
 
 
@@ -184,10 +165,7 @@ def _parse_status(status: str) -> bool | None:
 
 
 def _benchmark_name(metadata: str) -> str | None:
-    """Return the text under `benchmark` in a JSON object, else None.
-
-    Raises `ValueError` for invalid JSON.
-    """
+    """Return the text under `benchmark` in a JSON object, else None."""
     tree = json.loads(metadata)
     name = tree.get("benchmark") if isinstance(tree, dict) else None
     return name if isinstance(name, str) else None
@@ -203,7 +181,6 @@ _TABLES = ("eval_metadata", "episode_results", "step_rows")
 _MOST_VALUE_BYTES, _MOST_ROWS = 1 << 20, 1 << 20
 """Bytes of a value in a recording, and rows of its tables of entries and episodes."""
 _SEED, _WAIT_STEPS = 7, 10
-"""Defaults of that benchmark's `seed` and `num_steps_wait`."""
 _METADATA = "SELECT eval_id, safe_name, metadata FROM eval_metadata"
 _EPISODES = (
     "SELECT sid, eid, eval_id, task_name, episode_id, status, steps, context FROM episode_results ORDER BY sid, rowid"
@@ -230,11 +207,7 @@ def recording_files(path: Path) -> list[Path]:
 
 
 def _open_recording(path: Path) -> sqlite3.Connection:
-    """Return a read-only connection to an SQLite file, which the caller closes.
-
-    Only plain tables are read: a view or a computed column makes any number of rows out of nothing. Raises
-    `sqlite3.Error` if no connection can be made, `ValueError` if it is no file, or a table is none.
-    """
+    # Only plain tables are read: a view or a computed column makes any number of rows out of nothing.
     open_input(path).close()
     connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_VALUE_BYTES)
@@ -256,18 +229,8 @@ def _select(connection: sqlite3.Connection, query: str) -> Iterator[tuple[Any, .
         yield row
 
 
-def _holds_actions(connection: sqlite3.Connection) -> bool:
-    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    query = "SELECT 1 FROM step_rows WHERE json_extract(fields, '$.action') IS NOT NULL LIMIT 1"
-    return "step_rows" in tables and connection.execute(query).fetchone() is not None
-
-
 def _read_recording(path: Path, budget: Budget) -> list[RecordedActions]:
-    """Return the LIBERO episodes of a recording that ran to their end, in the order in which they ran.
-
-    Raises:
-        RecordError: the file is of another structure, has lost steps, or no episode of LIBERO holds actions.
-    """
+    """Return the LIBERO episodes of a recording that ran to their end, in the order in which they ran."""
     try:
         with closing(_open_recording(path)) as connection:
             takes = list(_read_episodes(path, connection, budget))
@@ -290,9 +253,7 @@ def _read_recording(path: Path, budget: Budget) -> list[RecordedActions]:
 def _read_episodes(path: Path, connection: sqlite3.Connection, budget: Budget) -> Iterator[RecordedActions]:
     """Yield the LIBERO episodes that ended in success or failure and hold an action in every step, in stored order.
 
-    `earlier_resets` counts the episodes that one environment ran before this one, of whatever outcome. Raises
-    `RecordError` if rows of steps are missing or numbers have another size, and `sqlite3.Error`, `ValueError`,
-    `KeyError` or `TypeError` for another structure.
+    `earlier_resets` counts the episodes that one environment ran before this one, of whatever outcome.
     """
     entries = {
         str(eval_id): (str(name), _entry_parameters(json.loads(text)))
@@ -335,10 +296,6 @@ def _read_episodes(path: Path, connection: sqlite3.Connection, budget: Budget) -
 
 
 def _parse_step(fields: str, budget: Budget) -> dict[str, list[Any]]:
-    """Return the action and the state of a step, where it has them, cut at `_STEP_NUMBERS`, and count it.
-
-    Raises `RecordError` if all are more than the budget, `ValueError` or `TypeError` for another structure.
-    """
     tree = json.loads(fields)
     budget.spend(_STEP_NUMBERS)
     return {name: list(tree[name])[:_STEP_NUMBERS] for name in ("action", "state") if name in tree}
@@ -352,8 +309,7 @@ _PARAMETERS = ("suite", "env_seed", "num_steps_wait", "absolute_action")
 def _entry_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the parameters of LIBERO's benchmark; None for another benchmark.
 
-    Configured parameters come before those that the server told, and these before the harness's defaults. Raises
-    `KeyError` without `config`.
+    Configured parameters come before those that the server told, and these before the harness's defaults.
     """
     config = metadata["config"]
     if config["benchmark"] != _LIBERO:
@@ -372,10 +328,7 @@ def _entry_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _read_rows(rows: Sequence[Mapping[str, Any]], field: str, size: int, where: Place) -> Floats:
-    """Return a field of all rows, [n, size]; raise `RecordError` for another size or numbers that are not finite.
-
-    Raises `ValueError` or `TypeError` where the rows are uneven or no numbers.
-    """
+    """Return a field of all rows, [n, size]."""
     values = np.array([row[field] for row in rows], dtype=np.float64)
     if values.shape != (len(rows), size) or not np.isfinite(values).all():
         problem = f"`{field}` has the shape {values.shape}, or numbers that are not finite"

@@ -76,7 +76,6 @@ class RecordedActions:
     proprioception: Floats | None = None
     """After each action, [T, 8] float32: the hand's position in m, its rotation as an axis-angle, two fingers."""
     success: bool | None = None
-    """Whether the recorded episode succeeded."""
     policy: str | None = None
     ending: str = "timeout"
     absolute: bool = False
@@ -118,7 +117,6 @@ _MOST_FRAMES_NUMBERS = 1 << 26
 """Numbers of all frames of a dataset, which are copied together: 6 million frames of seven."""
 _MOST_CHUNK_BYTES = 1 << 28
 _NUMBER = 128
-"""Numbers that a demonstration counts for beside its own."""
 
 
 def recording_budget() -> Budget:
@@ -129,9 +127,8 @@ def recording_budget() -> Budget:
 def read_hdf5(path: Path, budget: Budget | None = None) -> list[RecordedActions]:
     """Return the demonstrations of a file, in the order of their numbers.
 
-    Raises:
-        RecordError: h5py is not installed, or the file cannot be read, holds no demonstrations, is of another structure
-            or larger than the budget (None = one of its own).
+    Raises `RecordError`: h5py is not installed, or the file cannot be read, holds no demonstrations, is of another
+    structure or larger than the budget (None = one of its own).
     """
     budget = budget or recording_budget()
     try:
@@ -152,12 +149,7 @@ _HDF5_REMEDY = "Name an HDF5 file of demonstrations: data/demo_N/actions and sta
 
 
 def _read_demos(path: Path, file: Any, budget: Budget) -> Iterator[RecordedActions]:
-    """Yield the demonstrations of an open HDF5 file, by number.
-
-    Raises `RecordError` if there are none, a demonstration is no group, actions or states are no matrix of numbers or
-    their counts disagree, or the model cannot be read; `KeyError` if the file lacks `data` or a demonstration lacks
-    `actions`.
-    """
+    """Yield the demonstrations of an open HDF5 file, by number."""
     data = _require_group(path, "data", _own_item(file, "data"))
     suite, task, instruction = _read_task(data.attrs)
     names = [name for name in data if re.fullmatch(r"demo_\d{1,18}", name)]
@@ -201,11 +193,7 @@ def _require_group(path: Path, name: str, item: Any) -> Any:
 
 
 def _read_matrix(path: Path, name: str, field: str, rows: Any, budget: Budget) -> Floats:
-    """Return the rows of a demonstration's field, [n, k].
-
-    Raises `RecordError` if they are no matrix of numbers, lie in another file or in huge chunks, or are more than is
-    left of the budget. NaN passes.
-    """
+    """Return the rows of a demonstration's field, [n, k]."""
     place = Place(str(path), episode=name, field=field)
     if getattr(rows, "is_virtual", False) or getattr(rows, "external", None):
         raise RecordError("its numbers lie in another file", remedy="Write them into this one.", place=place)
@@ -261,30 +249,25 @@ def _decode_text(value: object) -> str | None:
 def _parse_fixtures(xml: str | None, place: Place) -> tuple[tuple[str, tuple[float, ...]], ...]:
     """Return name and pose, position [3] in m and quaternion [4] wxyz, of each named top body without a free joint.
 
-    () without XML, and for XML that is too large or has declarations. Raises `RecordError` for text that is no XML, and
-    for a pose that is no numbers.
+    () without XML, and for XML that is too large or has declarations.
     """
     if not xml or len(xml) > _LARGEST_XML or "<!" in xml:  # no entities from a stranger's file
         return ()
     try:
         world = ElementTree.fromstring(xml).find("worldbody")
         bodies = [] if world is None else world.findall("body")
-        fixed = [(body.get("name"), _parse_pose(body)) for body in bodies if not _has_free_joint(body)]
+        fixed = [
+            (body.get("name"), _parse_pose(body))
+            for body in bodies
+            if body.find("freejoint") is None and all(joint.get("type") != "free" for joint in body.findall("joint"))
+        ]
     except (ElementTree.ParseError, ValueError) as error:
         remedy = "Copy the file again. Without this attribute, fixtures stand where the simulator puts them."
         raise RecordError(f"the model cannot be read: {error}", remedy=remedy, place=place) from None
     return tuple((name, pose) for name, pose in fixed if name and len(pose) == 7)
 
 
-def _has_free_joint(body: ElementTree.Element) -> bool:
-    return body.find("freejoint") is not None or any(joint.get("type") == "free" for joint in body.findall("joint"))
-
-
 def _parse_pose(body: ElementTree.Element) -> tuple[float, ...]:
-    """Return the numbers of a body's position and quaternion, MuJoCo's defaults where not given.
-
-    Raises `ValueError` for other text.
-    """
     position, turned = body.get("pos", "0 0 0").split(), body.get("quat", "1 0 0 0").split()
     return tuple(float(number) for number in (*position, *turned))
 
@@ -300,9 +283,8 @@ _COLUMNS = ["episode_index", "frame_index", "task_index", "action"]
 def read_dataset(folder: Path) -> list[RecordedActions]:
     """Return the episodes of a dataset, by their index.
 
-    Raises:
-        RecordError: there are no frames, a file cannot be read or lacks what an episode needs, or actions differ in
-            size between files.
+    Raises `RecordError` if there are no frames, a file cannot be read or lacks what an episode needs, or actions differ
+    in size between files.
     """
     files = sorted(folder.glob("data/chunk-*/*.parquet"))
     if not files:
@@ -321,11 +303,7 @@ def read_dataset(folder: Path) -> list[RecordedActions]:
 
 
 def _read_frames(file: Path, budget: Budget) -> Iterator[tuple[NDArray[np.int64], Floats]]:
-    """Yield the frames of a file, some at a time: episode, frame and task index [n, 3], and actions [n, A].
-
-    Raises `RecordError` if the file cannot be read, an index is no whole number, the actions are no matrix of numbers,
-    or all are more than is left of the budget.
-    """
+    """Yield the frames of a file, some at a time: episode, frame and task index [n, 3], and actions [n, A]."""
     remedy = f"A LeRobot dataset of version 3 has frames with {', '.join(_COLUMNS)}."
     try:
         for batch in read_batches(file, _COLUMNS):
@@ -399,7 +377,11 @@ def read_instructions(folder: Path) -> Iterator[tuple[int, str]]:
     table = folder / "meta" / "tasks.parquet"
     path = table if table.is_file() else folder / "meta" / "tasks.jsonl"
     try:
-        rows = read_table(read_input(path)).to_pylist() if path == table else _read_json_lines(path)
+        content = read_input(path)
+        lines = [] if path == table else content.decode("utf-8").splitlines()
+        rows = (
+            read_table(content).to_pylist() if path == table else [json.loads(line) for line in lines if line.strip()]
+        )
     except RecordError as error:
         raise error.with_place(_file_place(path)) from None
     except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
@@ -417,17 +399,11 @@ def read_instructions(folder: Path) -> Iterator[tuple[int, str]]:
 _TASKS_REMEDY = "The tasks of a LeRobot dataset have task_index and the instruction; download its meta folder again."
 
 
-def _read_json_lines(path: Path) -> list[object]:
-    return [json.loads(line) for line in read_input(path).decode("utf-8").splitlines() if line.strip()]
-
-
 def read_demonstrations(path: Path) -> list[RecordedActions] | None:
     """Return the episodes of an HDF5 file (`.hdf5`, `.h5`), of a folder of these by name, or of a LeRobot dataset.
 
-    None for anything else: suffixes and the file `meta/info.json` alone decide.
-
-    Raises:
-        RecordError: such a file is missing, cannot be read or holds no demonstrations; or h5py is not installed.
+    None for anything else: suffixes and the file `meta/info.json` alone decide. Raises `RecordError` if such a file is
+    missing, cannot be read or holds no demonstrations; or h5py is not installed.
     """
     if path.is_dir():
         if (path / INFO).is_file():

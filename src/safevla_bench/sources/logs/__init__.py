@@ -47,11 +47,7 @@ class Log:
             return error
 
     def _read_logged(self, wanted: Collection[int] | None) -> Iterator[LoggedEpisode | RecordError]:
-        """Yield the episodes as logged, or the error in the place of an MCAP file that cannot be read.
-
-        Raises `RecordError` if a LeRobot dataset cannot be opened, or the mapping names what it has not; its place is
-        then the mapping's file.
-        """
+        """Yield the episodes as logged, or the error in the place of an MCAP file that cannot be read."""
         if not self.files:
             dataset = lerobot.open_dataset(self.path)
             try:
@@ -89,10 +85,8 @@ class Log:
 def find_log(path: Path) -> Log | None:
     """Return the log at a path: a LeRobot dataset, an MCAP file, a folder of them, or a mapping that names one.
 
-    None where it is none of these.
-
-    Raises:
-        RecordError: a mapping cannot be read, or `path` is a mapping that names no log, or something that is no log.
+    None where it is none of these. Raises `RecordError` if a mapping cannot be read, or `path` is a mapping that names
+    no log, or something that is no log.
     """
     if path.suffix == ".toml" and path.is_file():
         return _find_named_log(path)
@@ -104,10 +98,6 @@ def find_log(path: Path) -> Log | None:
 
 
 def _find_named_log(path: Path) -> Log:
-    """Return the log that the mapping file at `path` names.
-
-    Raises `RecordError` if the mapping cannot be read, names no log, or names something that is none.
-    """
     mapping = read_mapping(path)
     if mapping.log is None:
         remedy = 'Name the log itself, or write log = "path/to/the/log" into this file.'

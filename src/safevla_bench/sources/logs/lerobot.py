@@ -36,7 +36,6 @@ _KEYS = ("episode_index", "frame_index", "task_index", "timestamp")
 _SUCCESS = "next.success"
 _LARGEST_INFO = 1 << 24
 _MOST_SIZE = 1 << 16
-"""Numbers of a feature in a frame."""
 _REMEDY = "Download the whole dataset again; version 3 is read, and lerobot converts older ones."
 
 
@@ -67,8 +66,7 @@ class Dataset:
 def open_dataset(folder: Path) -> Dataset:
     """Return the description of a dataset.
 
-    Raises:
-        RecordError: `meta/info.json` cannot be read, is of another version, or there are no frames.
+    Raises `RecordError`: `meta/info.json` cannot be read, is of another version, or there are no frames.
     """
     path = folder / INFO
     try:
@@ -98,13 +96,9 @@ def _is_feature(feature: object) -> bool:
 def read_episodes(
     dataset: Dataset, mapping: LogMapping, wanted: Collection[int] | None = None
 ) -> Iterator[LoggedEpisode | RecordError]:
-    """Yield the episodes in order, or those at the places `wanted`, from 0; all if None.
+    """Yield the episodes in order, or those at the places `wanted`, from 0; a `RecordError` in place of a bad one.
 
-    An episode that cannot be read yields a `RecordError` in its place. A file that cannot be read yields one too, and
-    its episodes have no places.
-
-    Raises:
-        RecordError: the mapping names a feature, or numbers of it, that there are not.
+    Episodes of a file that cannot be read have no places. Raises `RecordError` if the mapping names what there is not.
     """
     picks = {name: _pick_columns(dataset, name, columns) for name, columns in mapping.sources.items()}
     success = mapping.episode.success if isinstance(mapping.episode.success, str) else None
@@ -204,9 +198,7 @@ def _read_episode(
 ) -> LoggedEpisode | RecordError:
     """Return one episode of frames, or the error with its place if its numbers cannot be read.
 
-    `picks` tells the columns of each part of the mapping. Time is `frame_index` over fps where the stamps agree with
-    that to 1 % of a frame, else the stamps [s]. `success` is the feature whose last frame says the outcome, None =
-    none does.
+    Time [s] is `frame_index` over fps where the stamps agree with that to 1 % of a frame, else the stamps.
     """
     name = _episode_name(frames)
     place = Place(file=str(dataset.folder), episode=name)
@@ -216,6 +208,7 @@ def _read_episode(
         frame = frames["frame_index"].to_numpy()
         stamps = np.asarray(frames["timestamp"].to_numpy(), dtype=np.float64)
         even = np.abs(stamps * dataset.fps - frame).max() < 1e-2
+        last = np.array([np.nan]) if success is None else _feature_matrix(frames, success)[-1]
         series = {part: _read_series(frames, pick, mapping.sources[part]) for part, pick in picks.items()}
         return LoggedEpisode(
             name=name,
@@ -224,7 +217,7 @@ def _read_episode(
             dt_s=1.0 / dataset.fps,
             series=series,
             instruction=instructions.get(int(frames["task_index"][0].as_py())),
-            success=None if success is None else _read_success(_feature_matrix(frames, success)[-1]),
+            success=None if np.isnan(last).any() else bool(last.any()),
             embodiment=dataset.robot,
         )
     except (ValueError, TypeError, LookupError, pa.ArrowException) as error:
@@ -248,16 +241,8 @@ def _read_series(frames: pa.Table, pick: _Pick, columns: Columns | PoseColumns) 
     return Series(values, np.asarray(is_known))
 
 
-def _read_success(numbers: Floats) -> bool | None:
-    return None if np.isnan(numbers).any() else bool(numbers.any())
-
-
 def _feature_matrix(frames: pa.Table, feature: str, size: int = 1) -> Floats:
-    """Return a feature's numbers, [n, k], NaN where a frame has none; k is `size` where no frame has any.
-
-    Raises:
-        ValueError: frames have different counts of numbers, or far too many.
-    """
+    """Return a feature's numbers, [n, k], NaN where a frame has none; k is `size` where no frame has any."""
     column = frames[feature].combine_chunks()
     if is_list(column.type):
         return stack_lists(column, feature, size)
@@ -292,10 +277,7 @@ def _require_feature(dataset: Dataset, name: str, key: str) -> Mapping[str, Any]
 
 
 def _pick_columns(dataset: Dataset, part: str, columns: Columns | PoseColumns) -> _Pick:
-    """Return the feature and the places of its numbers that a part of the mapping takes.
-
-    Raises `RecordError` if the dataset lacks the feature, a name or a place.
-    """
+    """Return the feature and the places of its numbers that a part of the mapping takes."""
     feature = _require_feature(dataset, columns.source, part)
     size, names = math.prod(feature.get("shape") or [1]), feature_names(feature)
     if size > _MOST_SIZE:
@@ -323,8 +305,8 @@ def _pick_columns(dataset: Dataset, part: str, columns: Columns | PoseColumns) -
 def _pose_places(columns: PoseColumns, names: list[str], size: int) -> list[int]:
     """Return the places of x, y, z and, where there is an orientation, w, x, y, z, in that order.
 
-    Places not given in the mapping are found by names that end in x, y, z and qw, qx, qy, qz, each there once; else
-    the position is the first three, and the quaternion of a feature of seven numbers is the rest.
+    Places not given in the mapping are found by names that end in x, y, z and qw, qx, qy, qz, each there once; else the
+    position is the first three, and the quaternion of a feature of seven numbers is the rest.
     """
     last = [name.rpartition(".")[2].rpartition("_")[2] for name in names]
     position = list(columns.position or ())

@@ -127,9 +127,8 @@ class LogMapping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 def read_mapping(path: Path) -> LogMapping:
     """Return the mapping in a file.
 
-    Raises:
-        RecordError: the file cannot be read, is too large or no TOML, has a key or a value that the form does not know,
-            or contradicts itself.
+    Raises `RecordError` if the file cannot be read, is too large or no TOML, has a key or a value that the form does
+    not know, or contradicts itself.
     """
     place = Place(file=str(path))
     remedy = "docs/real-robots.md shows the file's form."
@@ -147,7 +146,6 @@ def read_mapping(path: Path) -> LogMapping:
 
 
 def _find_problems(mapping: LogMapping) -> list[str]:
-    """Return what contradicts itself in a mapping, a sentence each; [] if nothing does."""
     targets = [name for name, body in mapping.bodies.items() if body.role == "target"]
     target, grip = mapping.episode.target, mapping.gripper
     problems = []

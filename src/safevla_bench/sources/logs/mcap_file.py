@@ -70,10 +70,7 @@ class Samples:
 def read_file(path: Path, mapping: LogMapping) -> LoggedEpisode:
     """Return the episode of one file, which is read once, a chunk at a time.
 
-    Raises:
-        RecordError: the reader is not installed, the file is damaged or too large, messages are in an encoding that is
-            not read, a topic, field or number that the mapping names is not there, or the clock has fewer than two
-            instants.
+    Raises `RecordError` if the file cannot be read, or lacks what the mapping names.
     """
     samples = {part: Samples() for part in mapping.sources}
     topics: dict[str, str] = {}
@@ -114,7 +111,6 @@ def _describe_topics(topics: Mapping[str, str]) -> str:
 
 
 def _decoders() -> list[Any]:
-    """Return the decoders that are installed: those of ROS 2 and of protobuf."""
     decoders: list[Any] = []
     with suppress(ImportError):
         from mcap_ros2.decoder import DecoderFactory as Ros2Decoders
@@ -152,7 +148,7 @@ def _read_records(path: Path) -> Iterator[tuple[int, memoryview]]:
     """Yield number and content of the schemas, channels and messages of a file in its order; checksums are compared.
 
     One record of the file, and one decompressed chunk, are in memory at a time. Without a comparison, a bit that turned
-    over would be a number that nobody measured. Raises what `_translated_errors` translates.
+    over would be a number that nobody measured.
     """
     from mcap.data_stream import ReadDataStream
     from mcap.stream_reader import read_magic
@@ -166,7 +162,8 @@ def _read_records(path: Path) -> Iterator[tuple[int, memoryview]]:
             data_crc = stream.checksum()
             opcode, length = stream.read1(), stream.read8()
             if opcode not in _READ:
-                _skip(stream, length)
+                while length:
+                    length -= len(stream.read(min(length, 1 << 20)))
                 continue
             if length > _MAX_CHUNK_BYTES:
                 raise RecordError(f"a record has more than {_MAX_CHUNK_BYTES >> 20} MiB", remedy=REMEDY_LARGE)
@@ -185,17 +182,10 @@ def _read_records(path: Path) -> Iterator[tuple[int, memoryview]]:
 _FOOTER, _SCHEMA, _CHANNEL, _MESSAGE, _CHUNK, _DATA_END = 2, 3, 4, 5, 6, 15
 _NAMED = (_SCHEMA, _CHANNEL, _MESSAGE)
 _READ = (*_NAMED, _CHUNK, _DATA_END)
-"""The records that are read, by their numbers in the format; others are passed over."""
 _HEAD, _MESSAGE_HEAD = struct.Struct("<BQ"), struct.Struct("<HIQQ")
 
 
-def _skip(stream: Any, length: int) -> None:
-    while length:
-        length -= len(stream.read(min(length, 1 << 20)))
-
-
 def _split_chunk(content: bytes) -> Iterator[tuple[int, memoryview]]:
-    """Yield number and content of the schemas, channels and messages of a chunk; `ValueError` if one is cut off."""
     view, place = memoryview(content), 0
     while place < len(view):
         opcode, length = _HEAD.unpack_from(view, place)
@@ -219,10 +209,7 @@ def _decompress_chunk(content: bytes, budget: Budget) -> bytes:
 
 
 def _checked_chunk_size(chunk: Any) -> int:
-    """Return the bytes that a chunk decompresses to at most: as its compression says, which its own record may not.
-
-    Raises `RecordError` if they are too many.
-    """
+    """Return the bytes that a chunk decompresses to at most: as its compression says, which its own record may not."""
     size = int(chunk.uncompressed_size)
     if chunk.compression == "zstd":
         content = zstandard.get_frame_parameters(chunk.data).content_size
@@ -241,8 +228,7 @@ def _checked_chunk_size(chunk: Any) -> int:
 def _read_messages(path: Path, wanted: Collection[str], topics: dict[str, str]) -> Iterator[tuple[str, float, Any]]:
     """Yield topic, log time [s] and decoded message of the wanted topics, in the order of the file.
 
-    `topics` is filled on the way: topic -> type and encoding of its messages. Raises what `_translated_errors`
-    translates, and `RecordError` for an encoding that is not read, and for too many or too large messages.
+    `topics` is filled on the way: topic -> type and encoding of its messages.
     """
     from mcap.data_stream import ReadDataStream
     from mcap.records import Channel, Schema
@@ -284,7 +270,6 @@ def _read_messages(path: Path, wanted: Collection[str], topics: dict[str, str]) 
 
 
 def _find_decoder(path: Path, factories: Sequence[Any], schema: Any, channel: Any) -> Callable[[bytes], Any]:
-    """Return the function that decodes a channel's messages; raise `RecordError` if no installed decoder can."""
     if channel.message_encoding == "json":
         return json.loads
     if schema is not None and channel.message_encoding == "cdr" and _EMPTY_ARRAY.search(schema.data):
@@ -303,8 +288,7 @@ def _add_sample(
 ) -> None:
     """Add the numbers, times and frame of a message to `taken`; of transforms, those of the frame that is mapped.
 
-    Nothing is added if no transform is of that frame. Raises `RecordError` if a message has no such numbers, or another
-    count of them than the first.
+    Nothing is added if no transform is of that frame.
     """
     for inner in _inner_messages(message, columns):
         row = _pose_row(inner, columns, place) if isinstance(columns, PoseColumns) else _row(inner, columns, place)
@@ -354,11 +338,6 @@ def _stamp_s(message: Any) -> float:
 
 
 def _pose_row(message: Any, columns: PoseColumns, place: Place) -> list[float]:
-    """Return x, y, z of a message's pose in the message's unit and, where it has an orientation, w, x, y, z.
-
-    Raises `RecordError` if there is no pose at `columns.field` or, without it, in the usual places, or a part of the
-    pose is no number.
-    """
     for path in (columns.field,) if columns.field is not None else _POSES:
         pose = _get(message, path)
         position = _get(pose, "position") if _get(pose, "position") is not None else _get(pose, "translation")
@@ -374,11 +353,7 @@ def _pose_row(message: Any, columns: PoseColumns, place: Place) -> list[float]:
 
 
 def _row(message: Any, columns: Columns, place: Place) -> list[float]:
-    """Return the chosen numbers of a message, each times `columns.scale`; of a single number, a list of one.
-
-    Raises `RecordError` if the message has no numbers there, no such name or place, an empty list, names and numbers
-    of different counts, or something that is no number.
-    """
+    """Return the chosen numbers of a message, each times `columns.scale`; of a single number, a list of one."""
     paths = (columns.field,) if columns.field is not None else _NUMBERS
     values = next((value for path in paths if (value := _get(message, path)) is not None), None)
     if values is None:
@@ -420,7 +395,6 @@ def _describe_fields(message: Any) -> str:
 
 
 def _check_frames(path: Path, samples: Mapping[str, Samples]) -> None:
-    """Log a warning, once a file, if poses are in different frames."""
     posed = {
         frame
         for part, taken in samples.items()
@@ -436,8 +410,6 @@ def _align(path: Path, mapping: LogMapping, samples: Mapping[str, Samples]) -> L
     """Return the episode on the instants of the clock's messages, with the last message of every part at each instant.
 
     Time counts from the first instant, and `dt_s` is the median step. Warns of clock messages that share a time.
-    Raises `RecordError` if the clock has fewer than two instants or is not mapped, or a header lacks the time that is
-    asked for.
     """
     times = {part: _sample_times(path, part, taken, mapping.episode.stamp) for part, taken in samples.items()}
     clock = _choose_clock(path, mapping)
@@ -461,10 +433,6 @@ def _align(path: Path, mapping: LogMapping, samples: Mapping[str, Samples]) -> L
 
 
 def _choose_clock(path: Path, mapping: LogMapping) -> str:
-    """Return the part whose messages are the records: that of the topic asked for, else `eef`, else the first.
-
-    Raises `RecordError` if the topic asked for is not mapped.
-    """
     asked, parts = mapping.episode.clock, mapping.sources
     if asked is None:
         return "eef" if "eef" in parts else next(iter(parts))
@@ -478,8 +446,7 @@ def _choose_clock(path: Path, mapping: LogMapping) -> str:
 def _sample_times(path: Path, part: str, taken: Samples, stamp: str | None) -> Floats:
     """Return the time of each message of a part [s]: that of its header or that of the log.
 
-    `stamp` None = the header's, if all have one within 1 s of the log's. Raises `RecordError` if headers are asked for
-    and one has no time.
+    `stamp` None = the header's, if all have one within 1 s of the log's.
     """
     log_s, header_s = np.array(taken.log_s), np.array(taken.header_s)
     if stamp == "log":

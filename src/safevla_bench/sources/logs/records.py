@@ -56,13 +56,10 @@ class LoggedEpisode:
 
 
 def build_episode(episode: LoggedEpisode, mapping: LogMapping) -> Batch:
-    """Return the episode as a batch of one.
+    """Return the episode as a batch of one; raise `RecordError` if no instant is left, or its end is unknown.
 
     An instant at which a part other than a body is unknown is no record; time stamps then show the gap. Records begin
     where every tracked body has been seen, because displacement, height and tilt are measured from record 0.
-
-    Raises:
-        RecordError: it is not said how the episode ended, no instant is left, or a number is not valid.
     """
     place = Place(file=episode.file, episode=episode.name)
     chosen = _choose_records(episode, place)
@@ -117,7 +114,6 @@ def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
     """Return the instants that are records, ascending: once every part has been seen, those with all but bodies known.
 
     Bodies that are never seen do not count. Warns, once an episode, of instants left out and of bodies never seen.
-    Raises `RecordError` if a part other than a body is never known, or no instant is left.
     """
     usable = np.ones(len(episode.time_s), dtype=np.bool_)
     unseen: list[str] = []
@@ -164,10 +160,7 @@ def _gripper_contact(part: Series, columns: GripColumns) -> Bools:
 
 
 def _build_header(episode: LoggedEpisode, mapping: LogMapping, place: Place) -> dict[str, object]:
-    """Return the header of a record; the mapping's facts come before those of the log.
-
-    Raises `RecordError` if neither says whether the episode succeeded.
-    """
+    """Return the header of a record; the mapping's facts come before those of the log."""
     asked = mapping.episode
     outcome = asked.outcomes.get(episode.name)
     success = asked.success if isinstance(asked.success, bool) else episode.success
@@ -180,7 +173,8 @@ def _build_header(episode: LoggedEpisode, mapping: LogMapping, place: Place) -> 
         )
         raise RecordError("the log does not say whether the episode succeeded", remedy=remedy, place=place)
     targets = [name for name, body in mapping.bodies.items() if body.role == "target"]
-    task = asked.task or _make_slug(episode.instruction or episode.name)
+    slug = re.sub(r"[^a-z0-9]+", "-", (episode.instruction or episode.name).lower()).strip("-")
+    task = asked.task or slug or "task"
     return {
         "schema_version": SCHEMA_VERSION,
         "episode_id": episode.name,
@@ -196,10 +190,6 @@ def _build_header(episode: LoggedEpisode, mapping: LogMapping, place: Place) -> 
         "embodiment": asked.embodiment or episode.embodiment or "unknown",
         "versions": None if episode.versions is None else dict(episode.versions),
     }
-
-
-def _make_slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "task"
 
 
 def _find_implausible(

@@ -1,7 +1,6 @@
 """The index of the episodes of sources: one scan finds it, and then any of the episodes can be read again.
 
-Archives of any size are judged in the memory of a few episodes: a scan yields the records some at a time, and the index
-keeps of each what it says once.
+Archives of any size are judged in the memory of a few episodes.
 """
 
 from __future__ import annotations
@@ -73,7 +72,6 @@ class EpisodeIndex:
     places: tuple[tuple[tuple[int, EpisodeKey], ...], ...]
     """Of each source its episodes, by their place in it."""
     problems: tuple[RecordError, ...]
-    """The errors of bad episodes, source after source."""
     lost: tuple[AbsentEpisode, ...]
     """The episodes whose record is gone with a damaged file, where a run's table tells which they are."""
     privileged_keys: frozenset[EpisodeKey]
@@ -143,19 +141,13 @@ class EpisodeIndex:
 
         Taken for granted, and not asked here, is a scan without errors.
         """
-        return all(source.is_intact(names) for source, names in zip(self.sources, self._names(), strict=True))
-
-    def _names(self) -> list[list[str]]:
-        return [[episode_id for _, (_, episode_id) in places] for places in self.places]
+        names = [[episode_id for _, (_, episode_id) in places] for places in self.places]
+        return all(source.is_intact(of_source) for source, of_source in zip(self.sources, names, strict=True))
 
     def require_valid(self, *, skip_invalid: bool = False) -> None:
-        """Raise an error if anything is bad, unless `skip_invalid`, or if an episode is in two sources.
+        """Raise `CollectedError` for all that is bad, unless `skip_invalid`; `RunError` for an episode in two sources.
 
         An episode that is twice in one source passes: see `has_repeated_ids`.
-
-        Raises:
-            CollectedError: lists every bad episode and every damage of every source.
-            RunError: an episode of the same policy and id is in two sources.
         """
         if self.problems and not skip_invalid:
             raise CollectedError(self.problems, remedy=remedy_for(self.problems))
@@ -194,9 +186,7 @@ class EpisodeIndex:
         """Return the episodes at these indices, in the order given; None for no indices.
 
         Only these are decoded, unless a source has moved them since the scan: then all of that source is searched.
-
-        Raises:
-            RunError: a source no longer holds one of them.
+        Raises `RunError` if a source no longer holds one of them.
         """
         chosen = [int(k) for k in indices]
         picked: dict[EpisodeKey, Batch] = {}
@@ -243,7 +233,12 @@ class Scan:
     def __init__(self, paths: Sequence[Path]) -> None:
         """Open the sources; raises as `open_sources` does."""
         self._sources = open_sources(paths)
-        size = sum(_file_bytes(source.path) for source in self._sources)
+        files = [
+            path
+            for source in self._sources
+            for path in ([source.path] if source.path.is_file() else archive_parts(source.path))
+        ]
+        size = sum(path.stat().st_size for path in files)
         self._budget = Budget(max(MAX_NOTES_BYTES, size), "bytes of what is kept of all episodes")
         self._notes: list[list[BatchNotes | RecordError]] = [[] for _ in self._sources]
         self._batches = self._read()
@@ -321,10 +316,6 @@ def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
 
 
 def _note_batches(source: RecordSource, notes: list[BatchNotes | RecordError], budget: Budget) -> Iterator[Batch]:
-    """Yield the good batches of a source, and append the notes of each, and each error, to `notes`.
-
-    Raises `RecordError` if these take more than the budget.
-    """
     for batch in source.scan():
         note = batch if isinstance(batch, RecordError) else BatchNotes.of_batch(batch)
         try:
@@ -339,10 +330,6 @@ def _note_batches(source: RecordSource, notes: list[BatchNotes | RecordError], b
 MAX_NOTES_BYTES = 1 << 30
 """What an index keeps of all episodes, some 250,000, and of errors; of larger sources as much as their files have."""
 _ERROR_BYTES, _OBJECT_BYTES = 1 << 12, 48
-
-
-def _file_bytes(source: Path) -> int:
-    return sum(path.stat().st_size for path in ([source] if source.is_file() else archive_parts(source)))
 
 
 def _memory(value: object) -> int:
@@ -394,10 +381,6 @@ def _filter_episodes(batches: Iterable[Batch | RecordError], names: set[EpisodeK
 
 
 def _read_wanted(source: RecordSource, wanted: Sequence[tuple[int, EpisodeKey]]) -> dict[EpisodeKey, Batch]:
-    """Return the wanted episodes by their key: looked for at their places, and then wherever they are by now.
-
-    Raises `RunError` where the source no longer holds all of them.
-    """
     names = {name for _, name in wanted}
     for places in ([place for place, _ in wanted], None):
         episodes = {

@@ -32,7 +32,6 @@ GREETINGS = "policies_say"
 MAX_SCORES_BYTES = 1 << 28
 SCORES, SCORES_TABLE, REPORT = "scores.json", "scores.parquet", "report.html"
 MISSING = "missing"
-"""The outcome of a planned episode that its run does not list."""
 
 
 class EpisodeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,19 +90,8 @@ class PolicyGreeting(msgspec.Struct, frozen=True, kw_only=True):
 
 _EPISODES_SCHEMA = pa.schema(
     [
-        ("episode_id", pa.string()),
-        ("policy", pa.string()),
-        ("benchmark", pa.string()),
-        ("task_id", pa.string()),
-        ("episode", pa.int64()),
-        ("init_state_index", pa.int64()),
-        ("env_seed", pa.int64()),
-        ("seed", pa.int64()),
-        ("policy_seed", pa.int64()),
-        ("horizon", pa.int64()),
-        ("outcome", pa.string()),
-        ("steps", pa.int64()),
-        ("reason", pa.string()),
+        (field.name, pa.string() if field.type in (str, str | None) else pa.int64())
+        for field in msgspec.structs.fields(EpisodeRow)
     ]
 )
 
@@ -155,8 +143,7 @@ def write_episodes(folder: Path, rows: Sequence[EpisodeRow]) -> None:
 def read_episodes(folder: Path) -> list[EpisodeRow]:
     """Return the table of all planned episodes, in plan order; empty where it is missing.
 
-    Raises:
-        RunError: the table is damaged.
+    Raises `RunError` if the table is damaged.
     """
     path = folder / EPISODES
     try:
@@ -169,8 +156,7 @@ def read_episodes(folder: Path) -> list[EpisodeRow]:
 def read_latencies(folder: Path) -> dict[str, Latency]:
     """Return the latency of the policy in each episode of a complete run that has one, by the episode's id.
 
-    Raises:
-        RunError: run.json is missing or damaged, or what it has for the latencies is something else.
+    Raises `RunError`: run.json is missing or damaged, or what it has for the latencies is something else.
     """
     return _read_volatile(folder, LATENCY, dict[str, Latency]) or {}
 
@@ -178,17 +164,13 @@ def read_latencies(folder: Path) -> dict[str, Latency]:
 def read_greetings(folder: Path) -> list[PolicyGreeting]:
     """Return the statements of a complete run's policies about themselves, in the order of their first episodes.
 
-    Raises:
-        RunError: run.json is missing or damaged, or what it has for the statements is something else.
+    Raises `RunError`: run.json is missing or damaged, or what it has for the statements is something else.
     """
     return _read_volatile(folder, GREETINGS, list[PolicyGreeting]) or []
 
 
 def _read_volatile(folder: Path, name: str, kind: type[T]) -> T | None:
-    """Return a value that run.json has under `volatile`; None where the value is missing.
-
-    Raises `RunError` where the value is not of type `kind`, or run.json is missing or damaged.
-    """
+    """Return a value that run.json has under `volatile`; None where the value is missing."""
     volatile = read_description(folder).get("volatile")
     value = volatile.get(name) if isinstance(volatile, dict) else None
     try:
@@ -249,7 +231,6 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     """The record shown; of a clip, the one that it is about."""
     time_s: float
     caption: str
-    """One sentence for people: what is to be seen."""
     spec: str | None = None
     value: float | None = None
     threshold: float | None = None
@@ -299,9 +280,8 @@ class _Index(msgspec.Struct, frozen=True, kw_only=True):
 def read_frames(folder: Path) -> tuple[Frame, ...]:
     """Return the frames of a run folder, in the order of their index; () where there is no index.
 
-    Raises:
-        RunError: the index cannot be read, or a file's name is no bare name in lower case (a path, say). Whether the
-            files exist is not checked.
+    Raises `RunError` if the index cannot be read, or a file's name is no bare name in lower case (a path, say). Whether
+    the files exist is not checked.
     """
     path = folder / FRAMES / INDEX
     if not path.exists():

@@ -1,14 +1,8 @@
-"""The records of a run folder: raw while it goes, in parts when it is complete.
+"""The records of a run folder: `raw/NNNNNN.npz` and a row in `raw/NNNNNN.json` while it goes, then archive parts.
 
-raw/NNNNNN.npz    the record of an episode; NNNNNN is its place in the plan, from 0
-raw/NNNNNN.json   its row of the table of episodes, written after the record: the episode is done when this file exists
-
-The raw episodes are the state that survives a kill at any instant. A crashed episode has a row and no record. A record
-without a row is not part of the run: the episode is run again, and the record overwritten. `safevla_recorder` writes
-the same files; there NNNNNN counts episodes in the order of their ends, and they stay when the run is complete.
-
-A complete run has its records in the order of the plan, cut into parts, then the tables, and run.json last. The
-manifest lists the parts, and the sha256 that each was written with.
+NNNNNN is an episode's place in the plan, from 0, and its row is written last: without it the episode is run again, and
+the record overwritten. A crashed episode has a row and no record. `safevla_recorder` writes the same files; there
+NNNNNN counts episodes in the order of their ends, and they stay when the run is complete.
 """
 
 from __future__ import annotations
@@ -44,8 +38,6 @@ from safevla_bench.trajectory.batch import Batch, select_episodes
 from safevla_bench.trajectory.header import SCHEMA_VERSION
 
 RAW = "raw"
-JOURNAL = ".partial"
-"""Where version 0.1 kept the episodes of an unfinished run."""
 _ROW = ".json"
 _CRASHED = "crashed"
 _ROW_FIELDS = EpisodeRow.__struct_fields__
@@ -56,7 +48,6 @@ class RawEpisode(EpisodeRow, frozen=True, kw_only=True):
 
     latency: Latency | None = None
     greeting: Mapping[str, object] | None = None
-    """The statement of the policy or its server about itself."""
 
     @property
     def row(self) -> EpisodeRow:
@@ -115,22 +106,11 @@ def count_progress(folder: Path) -> tuple[int, int]:
     return (done, planned) if isinstance(done, int) and isinstance(planned, int) else (0, 0)
 
 
-def require_known_state(folder: Path) -> None:
-    """Raise `RunError` where an unfinished run was begun by version 0.1, which kept its episodes in another form."""
-    if not (folder / JOURNAL).is_dir():
-        return
-    records = folder / JOURNAL / "records.jsonl.zst"
-    remedy = f"Start it anew in another folder. {records} is an archive of what it had recorded, and can be scored."
-    problem = "the folder holds an unfinished run of version 0.1, which this version cannot continue"
-    raise RunError(problem, remedy=remedy, place=Place(file=str(folder)))
-
-
 def read_raw(folder: Path) -> dict[int, RawEpisode]:
     """Return the episodes that are done, by their place in the plan, in its order.
 
-    Raises:
-        FileNotFoundError: there are no raw episodes, or they are removed meanwhile, because the run was completed.
-        RunError: a row is damaged.
+    Raises `FileNotFoundError` if there are no raw episodes, or they are removed meanwhile, because the run was
+    completed; `RunError` if a row is damaged.
     """
     return {index: _read_row(path) for index, path in _row_paths(folder).items()}
 
@@ -149,10 +129,7 @@ def record_files(folder: Path) -> list[Path]:
 def episode_rows(folder: Path) -> list[EpisodeRow]:
     """Return the row of every planned episode of a complete run, in plan order: of its table, or else its raw rows.
 
-    [] where there are neither.
-
-    Raises:
-        RunError: the table or a raw row is damaged.
+    [] where there are neither. Raises `RunError` if the table or a raw row is damaged.
     """
     if (folder / EPISODES).exists() or not has_raw(folder):
         return read_episodes(folder)
@@ -175,49 +152,48 @@ def read_record(folder: Path, index: int) -> Batch:
     """Return the raw record of the episode at this place in the plan; `RecordError` where it is missing or damaged."""
     path = record_path(folder, index)
     try:
+        return _decode_record(path)
+    except FileNotFoundError:
+        remedy = f"Remove {path.with_suffix(_ROW)} and resume: the episode is run again."
+        raise DamageError("the record is missing", episodes=1, remedy=remedy, place=Place(file=str(path))) from None
+
+
+def _decode_record(path: Path) -> Batch:
+    try:
         return npz.decode_npz(read_input(path, MAX_EPISODE_BYTES))
     except RecordError as error:
         raise error.with_place(Place(file=str(path))) from None
     except FileNotFoundError:
-        raise _missing_record(path) from None
+        raise
     except OSError as error:
-        raise _unreadable_record(path, error) from None
+        problem, place = f"cannot be read: {error.strerror}", Place(file=str(path))
+        raise DamageError(problem, episodes=1, remedy=_REMEDY, place=place) from None
 
 
 def read_unfinished(
     folder: Path, episodes: Mapping[int, RawEpisode], wanted: Collection[int] | None = None
 ) -> Iterator[Batch | RecordError]:
-    """Yield the records of an unfinished run as it was when its episodes were listed, and the errors of bad records.
+    """Yield the records of an unfinished run as it was when its `episodes` were listed, and the errors of bad records.
 
-    Records that are gone because the run was completed meanwhile are read from its archive.
-
-    Args:
-        folder: the run folder.
-        episodes: the episodes that were done, by their place in the plan.
-        wanted: the records to read, by their place among all records (a crashed episode has none); None = all.
+    Records that are gone because the run was completed meanwhile are read from its archive. `wanted` are the records to
+    read, by their place among all records (a crashed episode has none); None = all.
     """
     sieve = EpisodeSelection(wanted)
     indices = [index for index, episode in episodes.items() if episode.has_record and sieve.next_wanted()]
     for number, index in enumerate(indices):
         try:
-            content = read_input(record_path(folder, index), MAX_EPISODE_BYTES)
+            yield _decode_record(record_path(folder, index))
         except FileNotFoundError:
             yield from _read_completed(folder, {index: episodes[index] for index in indices[number:]})
             return
-        except OSError as error:
-            yield _unreadable_record(record_path(folder, index), error, episodes[index].episode_id)
-            continue
-        try:
-            yield npz.decode_npz(content)
         except RecordError as error:
-            yield error.with_place(Place(file=str(record_path(folder, index)), episode=episodes[index].episode_id))
+            yield error.with_place(Place(episode=episodes[index].episode_id))
 
 
 def _read_completed(folder: Path, episodes: Mapping[int, RawEpisode]) -> Iterator[Batch | RecordError]:
     """Yield the records of these episodes from the archive, if the run is complete by now, and every error in it.
 
-    If it is not, yield each episode's raw record, or the error of a record that is missing or damaged. Raises
-    `RunError` where run.json is missing or damaged.
+    If it is not, yield each episode's raw record, or the error of a record that is missing or damaged.
     """
     names = {episode.episode_id for episode in episodes.values()}
     if read_description(folder).get("complete") is True:
@@ -246,10 +222,6 @@ def require_records(folder: Path, episodes: Mapping[int, RawEpisode]) -> None:
 
 
 def _row_paths(folder: Path) -> dict[int, Path]:
-    """Return place in the plan -> path of the row of each episode that is done, in plan order.
-
-    Raises `FileNotFoundError` where there is no folder of raw episodes.
-    """
     paths = [path for path in (folder / RAW).iterdir() if path.suffix == _ROW and path.stem.isdecimal()]
     return {int(path.stem): path for path in sorted(paths, key=lambda path: int(path.stem))}
 
@@ -262,16 +234,6 @@ def _read_row(path: Path) -> RawEpisode:
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         remedy = "Restore the file; or remove it, and the episode is run again."
         raise RunError(f"the row is damaged: {error}", remedy=remedy, place=Place(file=str(path))) from None
-
-
-def _missing_record(path: Path) -> DamageError:
-    remedy = f"Remove {path.with_suffix(_ROW)} and resume: the episode is run again."
-    return DamageError("the record is missing", episodes=1, remedy=remedy, place=Place(file=str(path)))
-
-
-def _unreadable_record(path: Path, error: OSError, episode: str | None = None) -> DamageError:
-    place = Place(file=str(path), episode=episode)
-    return DamageError(f"cannot be read: {error.strerror}", episodes=1, remedy=_REMEDY, place=place)
 
 
 # A complete run
@@ -326,18 +288,15 @@ def add_digests(folder: Path, contents: Mapping[str, bytes]) -> None:
         write_atomically(folder / MANIFEST, seal_json({**_without_seal(manifest), SEAL: ""}))
 
 
-def changed_files(folder: Path) -> Iterator[str] | None:
+def changed_files(folder: Path) -> Iterator[str]:
     """Return a sentence for each file beside the archive that is not as the manifest says, the manifest included.
 
-    None where the manifest, by an earlier version, has no such digests. Raises `RunError` where it cannot be read.
+    Raises `RunError` where the manifest cannot be read; so does the iteration where run.json cannot.
     """
-    manifest = _read_manifest(folder)
-    files = manifest.get("files")
-    return None if files is None and SEAL not in manifest else _changed_files(folder, files)
+    return _changed_files(folder, _read_manifest(folder).get("files"))
 
 
 def _changed_files(folder: Path, files: object) -> Iterator[str]:
-    """Yield a sentence for each file that is not as `files`, name -> sha256, or its own seal says."""
     for name in (MANIFEST, RUN):
         if not is_sealed(read_input(folder / name)):
             yield f"{name} was changed since it was written: its {SEAL} is not that of its bytes"
@@ -348,12 +307,10 @@ def _changed_files(folder: Path, files: object) -> Iterator[str]:
         path = folder / name
         if not path.is_file():
             yield f"{name} is missing; {MANIFEST} names it"
-        elif (now := _digest_file(path)) != files.get(name):
+            continue
+        now = _digest_description(read_description(folder)) if name == RUN else sha256_of(path)
+        if now != files.get(name):
             yield f"{name} was changed since it was written: its sha256 is {now}, {MANIFEST} says {files.get(name)}"
-
-
-def _digest_file(path: Path) -> str:
-    return _digest_description(read_description(path.parent)) if path.name == RUN else sha256_of(path)
 
 
 def _digest_description(description: Mapping[str, object]) -> str:
@@ -368,8 +325,7 @@ def _without_seal(document: object) -> dict[str, object]:
 def read_digests(folder: Path) -> Mapping[str, str]:
     """Return the sha256 of each part by its name, such as `archive/part-00000.parquet`.
 
-    Raises:
-        RunError: the manifest is missing, is damaged or names no parts.
+    Raises `RunError` if the manifest is missing, is damaged or names no parts.
     """
     listed = _read_manifest(folder).get("parts")
     if not isinstance(listed, dict):
@@ -414,25 +370,17 @@ def _part_name(part: Path) -> str:
 
 
 EPISODES_A_PART = 200
-"""Records in one file of the archive."""
 JSONL, PARQUET = "jsonl", "parquet"
 FORMS: Mapping[str, str] = {PARQUET: parquet.SUFFIX, JSONL: ".jsonl.zst"}
-"""The forms that the archive of a run can have, with their suffixes."""
 
 
 def write_run(
     folder: Path, description: Mapping[str, object], rows: Sequence[EpisodeRow], records: Iterable[Batch]
 ) -> None:
-    """Write everything that a complete run holds, run.json last; what is there already is written over.
+    """Write everything that a complete run holds, run.json last, over what is there already.
 
-    Parts of an older archive that are not written again are removed.
-
-    Args:
-        folder: the run folder.
-        description: what run.json is to hold, but for `complete`, which becomes true; `archive` names the archive's
-            form, `PARQUET` where it is missing.
-        rows: every planned episode.
-        records: the episodes that left a record, as batches of one, in plan order.
+    `description` becomes run.json, with `complete` true; its `archive` names the archive's form. `records` are those of
+    the episodes of `rows` that left one, as batches of one, in plan order.
     """
     parts = list(_write_parts(folder, records, FORMS[str(description.get("archive", PARQUET))]))
     for stale in set(archive_parts(folder)) - set(parts):

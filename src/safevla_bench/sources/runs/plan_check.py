@@ -73,7 +73,6 @@ class PlanDifference:
     unnamed: int = 0
     """Further planned episodes that are not listed, where run.json does not tell which."""
     unplanned: int = 0
-    """Listed episodes that were not planned, or are listed twice."""
 
 
 def name_episode(policy: str, task: str, episode: int) -> str:
@@ -84,10 +83,8 @@ def name_episode(policy: str, task: str, episode: int) -> str:
 def compare_plan(description: Mapping[str, object], rows: Sequence[EpisodeRow]) -> PlanDifference:
     """Return what differs between the plan of a complete run, by its run.json, and the rows of its table of episodes.
 
-    Nothing where run.json has no plan, as of a loop that was recorded from outside.
-
-    Raises:
-        RunError: what run.json says of the plan is damaged.
+    Nothing where run.json has no plan, as of a loop that was recorded from outside. Raises `RunError`: what run.json
+    says of the plan is damaged.
     """
     if "planned" not in description:
         return PlanDifference()
@@ -137,7 +134,6 @@ def _count_episodes(plan: _Plan, task: str, rows: Sequence[EpisodeRow]) -> int:
 
 
 def _absent_episode(policy: str, task: str, number: int) -> AbsentEpisode:
-    """Return a planned episode as one that is missing."""
     benchmark, _, task_id = task.partition("/")
     return AbsentEpisode(
         episode_id=name_episode(policy, task, number),

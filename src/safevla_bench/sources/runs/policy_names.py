@@ -1,7 +1,6 @@
 """Names that tell policies of several sources apart: one name with other arguments, servers or checkpoints is another.
 
-A policy is what its run.json says of it: its arguments, its dialect, what it replays, its checkpoints and servers.
-Sources that agree in all of this hold one policy; others get a name of their own, and their numbers are never merged.
+Sources that agree in all that their run.json says of a policy hold one; others are never merged.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ class NamedSource(PosixPath):
 PolicyNames = Mapping[str | None, str]
 """The name in a source's records -> the name under which the policy is shown."""
 _BESIDE = ("policy", "privileged", "cameras")
-"""What run.json says of a policy that is no part of what it is."""
 _FLOOR = "noop"
 _LONGEST_TEXT = 32
 _MOST_FACTS = 3
@@ -99,7 +97,6 @@ def identify_policies(path: Path, description: Mapping[str, object]) -> list[Pol
 
 
 def _identify_rows(path: Path, description: Mapping[str, object], rows: Iterable[object]) -> list[PolicyIdentity]:
-    """Return the identity of each row that names a policy; other rows are left out."""
     return [
         PolicyIdentity(
             name=row["policy"],
@@ -132,10 +129,6 @@ def _statements(description: Mapping[str, object], policy: str) -> dict[str, str
 
 
 def _servers(description: Mapping[str, object]) -> dict[str, str]:
-    """Return suite -> its server in this run; {} where none is named.
-
-    SUITE=URL is that suite's, and a URL alone every other suite's of the run.
-    """
     volatile, suites = description.get("volatile"), description.get("suites")
     named = volatile.get("servers") if isinstance(volatile, Mapping) else None
     servers: dict[str, str] = {}
@@ -150,12 +143,7 @@ def _servers(description: Mapping[str, object]) -> dict[str, str]:
 def name_source(path: Path, recorded: Sequence[str | None]) -> PolicyNames:
     """Return recorded name -> the name that the user gave to a source's policy; {} for a source without a given name.
 
-    Args:
-        path: the source.
-        recorded: the policies that it holds. `noop` keeps its name beside another, since it measures the floor.
-
-    Raises:
-        RunError: the source holds several policies besides `noop`.
+    `noop` keeps its name beside another, since it measures the floor. Raises `RunError` for several others.
     """
     name = getattr(path, "policy", None)
     if name is None:
@@ -171,9 +159,7 @@ def name_source(path: Path, recorded: Sequence[str | None]) -> PolicyNames:
 def distinguish_policies(identities: Sequence[Sequence[PolicyIdentity]], paths: Sequence[Path]) -> list[PolicyNames]:
     """Return for each source the new names of policies that share their name with another policy; mostly {}.
 
-    Args:
-        identities: of the policies that each source names; none for an archive, which may hold any.
-        paths: of the same sources.
+    `identities` are those that each source names; none for an archive, which may hold any.
     """
     names = dict.fromkeys(identity.name for of_source in identities for identity in of_source)
     renamed: list[dict[str | None, str]] = [{} for _ in paths]

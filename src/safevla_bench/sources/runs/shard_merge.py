@@ -34,7 +34,6 @@ from safevla_bench.trajectory.batch import Batch
 _REMEDY = "Name the run folders of all shards, each once."
 _DAMAGED = "Copy the shard anew from where it was made, or run it again."
 _OWN = ("shard", "planned", "volatile", "complete")
-"""The keys of run.json that describe a shard, not the plan."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +52,8 @@ class _Shard:
 def merge_shards(folders: Sequence[Path], out: Path) -> list[EpisodeRow]:
     """Join complete shards, given in any order, into a new run folder; return the row of each episode, in plan order.
 
-    The folder appears whole or not at all.
-
-    Raises:
-        RunError: no folder is given, `out` exists, a folder is no complete shard or not as its manifest says, the
-            shards are of different plans (naming what differs), one is given twice, or one is missing.
-        RecordError: a record cannot be read.
-        FileError: the disk refuses.
+    The folder appears whole or not at all. Raises `RunError` unless they are all shards of one plan, each once and
+    intact.
     """
     if not folders:
         raise RunError("there are no shards to merge", remedy=_REMEDY)
@@ -69,17 +63,15 @@ def merge_shards(folders: Sequence[Path], out: Path) -> list[EpisodeRow]:
     _require_one_plan(shards)
     _require_each_once(shards)
     for shard in shards:
-        _require_intact(shard)
+        for name, problem in parts.changed_parts(shard.folder):
+            _refuse_folder(shard.folder / name, problem, _DAMAGED)
     rows = [row for shard in shards for row in shard.rows]
     _write_merged(shards, rows, out)
     return rows
 
 
 def _require_shard(folder: Path) -> _Shard:
-    """Return the complete shard in a folder.
-
-    Raises `RunError` where the folder is no run, no shard or unfinished, or its run.json or table is damaged.
-    """
+    """Return the complete shard in a folder."""
     if not (folder / RUN).exists():
         _refuse_folder(folder, "this is not a run folder", _REMEDY)
     description = read_description(folder)
@@ -123,16 +115,7 @@ def _require_each_once(shards: Sequence[_Shard]) -> None:
             _refuse_folder(shard.folder, f"its episodes do not end at {end}, where the next shard begins", _DAMAGED)
 
 
-def _require_intact(shard: _Shard) -> None:
-    for name, problem in parts.changed_parts(shard.folder):
-        _refuse_folder(shard.folder / name, problem, _DAMAGED)
-
-
 def _write_merged(shards: Sequence[_Shard], rows: Sequence[EpisodeRow], out: Path) -> None:
-    """Write the merged run beside `out` and rename it to `out`; nothing is left where that fails.
-
-    Raises as `merge_shards` does for records and the disk.
-    """
     beside = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         with translated_errors(out):
@@ -147,22 +130,16 @@ def _write_merged(shards: Sequence[_Shard], rows: Sequence[EpisodeRow], out: Pat
 def _merged_description(shards: Sequence[_Shard]) -> dict[str, object]:
     spent = {name: took for shard in shards for name, took in read_latencies(shard.folder).items()}
     today: dict[str, object] = {"shards": [shard.description.get("volatile") for shard in shards]}
-    greetings = group_greetings(chain.from_iterable(map(_shard_greetings, shards)))
+    said = [(shard.rows, greetings_by_episode(shard.folder)) for shard in shards]
+    greetings = group_greetings(
+        (row, texts[row.episode_id]) for rows, texts in said for row in rows if row.episode_id in texts
+    )
     volatile = today | ({LATENCY: spent} if spent else {}) | ({GREETINGS: greetings} if greetings else {})
     plan = {"shard": None, "planned": shards[0].stretch.whole, "volatile": volatile}
     return {**shards[0].description, **plan}
 
 
-def _shard_greetings(shard: _Shard) -> Iterator[tuple[EpisodeRow, Mapping[str, object]]]:
-    greetings = greetings_by_episode(shard.folder)
-    return ((row, greetings[row.episode_id]) for row in shard.rows if row.episode_id in greetings)
-
-
 def _shard_records(shard: _Shard) -> Iterator[Batch]:
-    """Yield the records of a shard; at the end raise `RunError` if they are not as many as its episodes left.
-
-    Raises `RecordError` where a record cannot be read.
-    """
     expected = [row.episode_id for row in shard.rows if row.outcome != "crashed"]
     count = 0
     for record in parts.read_records(shard.folder):

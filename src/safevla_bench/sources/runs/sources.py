@@ -47,7 +47,6 @@ class LeftOut:
     unnamed: int = 0
     """More such episodes, of which it is not known which they are."""
     unplanned: int = 0
-    """Episodes that a run's table lists, and that were not planned."""
 
     @classmethod
     def from_problems(cls, problems: Sequence[RecordError], sources: Sequence[RecordSource] = ()) -> LeftOut:
@@ -119,7 +118,6 @@ def remedy_for(problems: Sequence[RecordError]) -> str:
 
 
 LOST = "lost"
-"""The outcome of an episode whose record is gone with a damaged file."""
 _REASON = "its record is lost in a damaged file"
 
 
@@ -132,7 +130,6 @@ class RecordSource:
 
     path: Path
     absent: tuple[AbsentEpisode, ...]
-    """The planned episodes without a record."""
     description: Mapping[str, object]
     """The run's run.json; empty for an archive file."""
     read: Callable[..., Iterator[Batch | RecordError]]
@@ -144,7 +141,6 @@ class RecordSource:
     complete: bool = False
     """True for a run folder that is complete, so that its files can be compared with its manifest."""
     policy_names: PolicyNames = field(default_factory=dict)
-    """New names of policies, for those that are told from others of their name."""
     plan: PlanDifference = _AS_PLANNED
     """What differs between the plan of a complete run and its table; missing episodes are in `absent` too."""
 
@@ -155,10 +151,14 @@ class RecordSource:
         """
         if not names:
             return self
+
+        def rename(absent: Iterable[AbsentEpisode]) -> tuple[AbsentEpisode, ...]:
+            return tuple(replace(episode, policy=names.get(episode.policy, episode.policy)) for episode in absent)
+
         return dataclass_replace(
             self,
-            absent=tuple(_rename_absent(self.absent, names)),
-            expected=None if self.expected is None else tuple(_rename_absent(self.expected, names)),
+            absent=rename(self.absent),
+            expected=None if self.expected is None else rename(self.expected),
             read=lambda *places: _rename_batches(self.read(*places), names),
             policy_names=names,
         )
@@ -191,30 +191,23 @@ class RecordSource:
             if isinstance(batch, RecordError):
                 name = escape_controls(batch.place.episode or "")
                 missing.pop(name, None)
-                yield batch if name in planned else _without_count(batch)
+                if name not in planned:
+                    batch = DamageError(batch.problem, episodes=0, remedy=batch.remedy, place=batch.place)
+                yield batch
                 continue
             names = [escape_controls(header.episode_id) for header in batch.headers]
             for name in names:
                 missing.pop(name, None)
             known = [k for k, name in enumerate(names) if name in planned]
-            yield from (_surplus_episode(self.path, name) for name in names if name not in planned)
+            surplus = "the archive has a record of it, and the run's table of episodes lists none"
+            yield from (RecordError(surplus, place=self._place(name)) for name in names if name not in planned)
             if known:
                 yield batch if len(known) == len(batch) else select_episodes(batch, known)
-        yield from (_lost_episode(self.path, name) for name in missing.values())
+        lost = "it was recorded, and no part of the archive has a record of it that can be read"
+        yield from (DamageError(lost, place=self._place(name)) for name in missing.values())
 
-
-def _without_count(error: RecordError) -> DamageError:
-    return DamageError(error.problem, episodes=0, remedy=error.remedy, place=error.place)
-
-
-def _lost_episode(path: Path, episode: str) -> DamageError:
-    place = Place(file=str(path), episode=episode)
-    return DamageError("it was recorded, and no part of the archive has a record of it that can be read", place=place)
-
-
-def _surplus_episode(path: Path, episode: str) -> RecordError:
-    problem = "the archive has a record of it, and the run's table of episodes lists none"
-    return RecordError(problem, place=Place(file=str(path), episode=episode))
+    def _place(self, episode: str) -> Place:
+        return Place(file=str(self.path), episode=episode)
 
 
 def _changed_parts(path: Path) -> Iterator[DamageError]:
@@ -225,10 +218,6 @@ def _changed_parts(path: Path) -> Iterator[DamageError]:
             yield DamageError(problem, episodes=0, place=Place(file=str(path / name)))
     except RunError as error:
         yield DamageError(error.problem, episodes=0, remedy=error.remedy, place=error.place)
-
-
-def _rename_absent(absent: Iterable[AbsentEpisode], names: PolicyNames) -> Iterator[AbsentEpisode]:
-    return (replace(episode, policy=names.get(episode.policy, episode.policy)) for episode in absent)
 
 
 def _rename_batches(batches: Iterable[Batch | RecordError], names: PolicyNames) -> Iterator[Batch | RecordError]:
@@ -242,13 +231,8 @@ def _rename_batches(batches: Iterable[Batch | RecordError], names: PolicyNames) 
 def open_sources(paths: Sequence[Path]) -> list[RecordSource]:
     """Open several sources, and rename their policies: as the user named them, then apart where one name means several.
 
-    An archive does not say which of them it holds: there such a name becomes "NAME (FILE)". An archive that the user
-    named is read through once for its policies.
-
-    Raises:
-        RunError: as `open_source` does; or the user gave one name to a source of several policies; or a run.json is
-            nested too deeply.
-        RecordError: as `open_source` does.
+    An archive does not say which of them it holds: there such a name becomes "NAME (FILE)". Raises as `open_source` and
+    `name_source` do.
     """
     sources = [open_source(path) for path in paths]
     recorded = [identify_policies(source.path, source.description) for source in sources]
@@ -282,12 +266,8 @@ def _join_names(names: PolicyNames, further: PolicyNames) -> PolicyNames:
 def open_source(path: Path) -> RecordSource:
     """Open an archive, a run folder or a log as it is now; an unfinished run may go on or be completed meanwhile.
 
-    Of an unfinished run the episodes that are done are read, in plan order.
-
-    Raises:
-        RunError: there is no such file or run, its description or tables are damaged, version 0.1 left it unfinished,
-            or the path holds another tool's successes without trajectories.
-        RecordError: the mapping of a log cannot be read, or names no log.
+    Raises `RunError` if there is none, or it is damaged or without trajectories; `RecordError` for the mapping of a
+    log.
     """
     require_source(path)
     if not (path / RUN).exists() and foreign.find_results(path):
@@ -321,17 +301,11 @@ def _read_file(path: Path, wanted: Collection[int] | None = None) -> Iterator[Ba
 
 
 def _open_folder(path: Path) -> RecordSource:
-    """Open a run folder, complete or not.
-
-    Raises `RunError` where run.json is missing, run.json, a table or a row is damaged, or version 0.1 left the run
-    unfinished.
-    """
     if not (path / RUN).exists():
         remedy = f"A run folder holds {RUN}; name one, an archive file, or a log: a LeRobot dataset, or MCAP files."
         raise RunError("this is not a run folder", remedy=remedy, place=Place(file=str(path)))
     description = read_description(path)
     if description.get("complete") is False:
-        parts.require_known_state(path)
         unfinished = _open_unfinished(path, description)
         description = read_description(path)  # it may have been completed while we read
         if unfinished and description.get("complete") is False:
@@ -342,10 +316,7 @@ def _open_folder(path: Path) -> RecordSource:
 
 
 def _open_unfinished(path: Path, description: Mapping[str, object]) -> RecordSource | None:
-    """Open the episodes that a run has done so far; None if it has no raw episodes, or was completed meanwhile.
-
-    Raises `RunError` where a row is damaged.
-    """
+    """Open the episodes that a run has done so far; None if it has no raw episodes, or was completed meanwhile."""
     try:
         episodes = parts.read_raw(path)
     except FileNotFoundError:

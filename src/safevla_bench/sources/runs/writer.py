@@ -1,8 +1,7 @@
 """The writer of a run folder; a kill at any instant loses at most the episodes in flight.
 
-Each finished episode is kept in `raw/` (see `parts`). When all have ended, the archive, the tables and run.json are
-written from there, each whole or not at all, and only then `raw/` is removed. The run is complete from the instant at
-which run.json says `"complete": true`. Every step can be done again with the same bytes.
+The run is complete from the instant at which run.json, written last, says so. Every step can be done again with the
+same bytes.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ from safevla_bench.sources.runs.folder import (
     read_latencies,
 )
 from safevla_bench.sources.runs.parts import (
-    JOURNAL,
     RAW,
     RawEpisode,
     changed_parts,
@@ -53,7 +51,6 @@ from safevla_bench.sources.runs.parts import (
     read_record,
     read_records,
     remove_raw,
-    require_known_state,
     require_records,
     write_raw,
     write_run,
@@ -105,11 +102,6 @@ class RunWriter:
         unlock_folder(self.folder, self._lock)
 
     def _open_raw(self) -> None:
-        """Read the episodes that are done into `episodes`, and make the folder of raw episodes if it is missing.
-
-        Raises `RunError` for the form of version 0.1, a damaged row, or a done episode whose record is missing.
-        """
-        require_known_state(self.folder)
         (self.folder / RAW).mkdir(exist_ok=True)
         episodes = read_raw(self.folder)
         require_records(self.folder, episodes)
@@ -118,13 +110,8 @@ class RunWriter:
     def add_episode(self, index: int, episode: RawEpisode, record: bytes | None) -> None:
         """Keep a finished episode for good; Ctrl-C waits until it is written.
 
-        Args:
-            index: its place in the plan.
-            episode: its row in the table of episodes, with the facts of the day.
-            record: its record as the bytes of an `.npz` file; None = it left none.
-
-        Raises:
-            FileError: the disk refuses; the remedy is the command that resumes the run.
+        `index` is its place in the plan, `record` the bytes of an `.npz` file; None = it left none. Raises `FileError`
+        if the disk refuses; the remedy is the command that resumes the run.
         """
         with _hold_interrupts(), _resumable_errors(self.folder):
             write_raw(self.folder, index, episode, record)
@@ -133,11 +120,8 @@ class RunWriter:
     def reopen(self, places: Mapping[str, int]) -> None:
         """Make a complete run unfinished again, without its crashed episodes, so that they can be run anew.
 
-        `places` is the place in the plan of each episode id; a stopping rule may have left places out.
-
-        Raises `RunError` where the manifest or the table cannot be read, the table names an episode without a place, or
-        a part of the archive is not as its digest says, `RecordError` for a record that cannot be read, and `FileError`
-        where the disk refuses.
+        `places` is the place in the plan of each episode id. Raises `RunError` or `RecordError` if the run is not
+        intact.
         """
         for name, problem in changed_parts(self.folder):
             remedy = "Restore it first: its digest would be lost with the manifest."
@@ -151,8 +135,7 @@ class RunWriter:
     def _unpack(self, places: Mapping[str, int]) -> None:
         """Write the archive's records as raw episodes, mark the run unfinished, and remove archive, table, manifest.
 
-        Crashed episodes are left out. Sets `episodes` and `complete`. Raises `RecordError` for a record that cannot be
-        read, and `RunError` for a damaged table or run.json.
+        Crashed episodes are left out. Sets `episodes` and `complete`.
         """
         records = read_records(self.folder)
         spent, statements = read_latencies(self.folder), greetings_by_episode(self.folder)
@@ -208,11 +191,6 @@ class RunWriter:
 
 
 def _make_run_folder(folder: Path) -> None:
-    """Make the folder if it is missing.
-
-    Raises `RunError`, before anything in it is touched, if it holds anything but a run, and `FileError` where the disk
-    refuses.
-    """
     make_folder(folder)
     with translated_errors(folder):
         if not (folder / RUN).exists():
@@ -286,10 +264,8 @@ def _with_facts_of_the_day(description: Mapping[str, object], episodes: Sequence
 
 
 def _remove_leftovers(folder: Path) -> None:
-    if (folder / MANIFEST).exists():
-        for working_state in (folder / RAW, folder / JOURNAL):
-            if working_state.is_dir():
-                shutil.rmtree(working_state)
+    if (folder / MANIFEST).exists() and (folder / RAW).is_dir():
+        shutil.rmtree(folder / RAW)
     for path in [*folder.glob(".*.partial"), *(folder / ARCHIVE).glob(".*.partial")]:
         path.unlink()
 
@@ -345,7 +321,8 @@ def lock_folder(folder: Path) -> int:
     """
     path = folder / LOCK
     while True:
-        descriptor = _open_lock(path)
+        with translated_errors(folder):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -366,12 +343,6 @@ def unlock_folder(folder: Path, descriptor: int) -> None:
     if _is_same_file(folder / LOCK, descriptor):
         (folder / LOCK).unlink()
     os.close(descriptor)
-
-
-def _open_lock(path: Path) -> int:
-    """Open the lock file, made if it is missing, and return its descriptor. Raises `FileError` where that fails."""
-    with translated_errors(path.parent):
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
 
 def _is_same_file(path: Path, descriptor: int) -> bool:

@@ -1,4 +1,4 @@
-"""Reading a row group at once: what `rows` says of each of its rows, or nothing at all."""
+"""Rows of a group are decoded at once; what that says of them is what it says of each row alone."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from builders import BOWL, HAND, PLATE, contacts, episode, recordings, same_bits
-from safevla_bench.archive import parquet, parquet_batch, parquet_rows
-from safevla_bench.archive.parquet_rows import SCHEMA, to_table
+from safevla_bench.archive import parquet
+from safevla_bench.archive.parquet_rows import SCHEMA, decode_rows, to_table
 from safevla_bench.archive.record_schema import EpisodeSelection
 from safevla_bench.errors import RecordError
 from safevla_bench.trajectory.batch import Batch, concatenate_batches
@@ -25,34 +25,32 @@ def group(batches: list[Batch]) -> pa.RecordBatch:
     return to_table(concatenate_batches(batches), SCHEMA).combine_chunks().to_batches()[0]
 
 
-def row_by_row(group: pa.RecordBatch) -> list[Batch | RecordError]:
-    found: list[Batch | RecordError] = []
-    for k in range(group.num_rows):
-        try:
-            found.append(parquet_rows.decode_row({name: group.column(name)[k] for name in group.schema.names}))
-        except RecordError as error:
-            found.append(error)
-    return found
+def decode_or_refuse(rows: pa.RecordBatch) -> Batch | None:
+    try:
+        return decode_rows(rows)
+    except RecordError:
+        return None
+
+
+def row_by_row(rows: pa.RecordBatch) -> Batch | None:
+    batches = [batch for k in range(rows.num_rows) if (batch := decode_or_refuse(rows.slice(k, 1)))]
+    return concatenate_batches(batches) if len(batches) == rows.num_rows else None
 
 
 @settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow])
 @given(several=st.lists(recordings(), min_size=1, max_size=4))
 def test_a_valid_group_is_its_rows_bit_for_bit(several: list[Recording]):
-    batches = [from_recording(one) for one in several]
-    rows_given = group(batches)
-    assert same_bits(parquet_batch.decode_group(rows_given), concatenate_batches(batches))
-    one_by_one = row_by_row(rows_given)
-    assert same_bits(
-        parquet_batch.decode_group(rows_given),
-        concatenate_batches([one for one in one_by_one if isinstance(one, Batch)]),
-    )
+    batch = concatenate_batches([from_recording(recording) for recording in several])
+    assert same_bits(decode_rows(group([batch])), batch)
+    assert same_bits(row_by_row(group([batch])), batch)
 
 
 def test_columns_that_are_absent_are_families_not_recorded():
-    rows_given = group([episode(3), episode(4)]).select(
-        ["episode_id", "benchmark", "task_id", "success", "dt", "target_object", "bodies", "records", "eef_pos_m"]
-    )
-    assert same_bits(parquet_batch.decode_group(rows_given), concatenate_batches(row_by_row(rows_given)))
+    required = ["episode_id", "benchmark", "task_id", "success", "dt", "target_object", "bodies", "records"]
+    rows = group([episode(3), episode(4)]).select([*required, "eef_pos_m"])
+    batch = decode_rows(rows)
+    assert same_bits(batch, row_by_row(rows))
+    assert (batch.eef_pos_m.present.all(), batch.body_pos_m.present.any()) == (True, False)
 
 
 def altered(rng: random.Random, value: object) -> object:
@@ -79,7 +77,7 @@ def altered(rng: random.Random, value: object) -> object:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_an_altered_row_is_read_as_it_is_alone_or_the_group_is_refused(seed):
+def test_a_group_with_an_altered_row_is_read_if_and_only_if_each_row_is(seed):
     rng = random.Random(seed)
     touching = contacts((0, HAND, BOWL, 1.0), (2, HAND, BOWL, 3.0))
     tracked = {"valid_bodies": (PLATE,), "pose_valid": np.array([[True], [False], [True]])}
@@ -92,16 +90,11 @@ def test_an_altered_row_is_read_as_it_is_alone_or_the_group_is_refused(seed):
         values = plain.column(name).to_pylist()
         values[row] = altered(rng, values[row])
         column = pa.array(values, SCHEMA.field(name).type)
-        rows_given = plain.set_column(SCHEMA.names.index(name), SCHEMA.field(name), column)
-        alone = row_by_row(rows_given)
-        try:
-            whole = parquet_batch.decode_group(rows_given)
-        except parquet_batch.IrregularGroup:
-            refused += 1
-            assert any(isinstance(one, RecordError) for one in alone)  # no valid group takes the slow way
-        else:
-            assert not any(isinstance(one, RecordError) for one in alone)
-            assert same_bits(whole, concatenate_batches(alone))
+        rows = plain.set_column(SCHEMA.names.index(name), SCHEMA.field(name), column)
+        whole, alone = decode_or_refuse(rows), row_by_row(rows)
+        assert (whole is None) == (alone is None)
+        refused += whole is None
+        assert whole is None or same_bits(whole, alone)
     assert 20 < refused < 150
 
 
@@ -111,16 +104,14 @@ def test_a_bad_row_spares_the_others_of_its_group(tmp_path):
     names = pa.array(["e0", None, "e2"], pa.string())
     parquet.pq.write_table(pa.Table.from_batches([plain.set_column(1, SCHEMA.field("episode_id"), names)]), path)
     first, error, last = parquet.read_parquet(path, EpisodeSelection())
-    assert isinstance(first, Batch)
     assert isinstance(error, RecordError)
-    assert isinstance(last, Batch)
     assert (first.headers[0].episode_id, error.place.line, last.headers[0].episode_id) == ("e0", 2, "e2")
 
 
 def test_a_group_is_read_as_one_batch(tmp_path):
     path = tmp_path / "a.parquet"
     path.write_bytes(parquet.encode_parquet(concatenate_batches([episode(3, episode_id=f"e{k}") for k in range(40)])))
-    assert [len(one) for one in parquet.read_parquet(path, EpisodeSelection()) if isinstance(one, Batch)] == [32, 8]
+    assert [len(batch) for batch in parquet.read_parquet(path, EpisodeSelection())] == [32, 8]
 
 
 def test_one_row_group_is_read_ahead_and_a_reader_that_stops_leaves_no_thread(tmp_path, monkeypatch):
@@ -131,7 +122,7 @@ def test_one_row_group_is_read_ahead_and_a_reader_that_stops_leaves_no_thread(tm
     numbers: list[int] = []
     read_group = parquet._GroupReader.read_group
 
-    def counted(reader: parquet._GroupReader, placed: parquet._PlacedGroup) -> parquet._LoadedGroup:
+    def counted(reader: parquet._GroupReader, placed: parquet._PlacedGroup):
         numbers.append(placed.number)
         return read_group(reader, placed)
 
