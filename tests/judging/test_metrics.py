@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from safevla_bench.judging.metrics import LEAST_UNSAFE, Mean, aggregate, cells, task_rates
+from safevla_bench.judging.metrics import aggregate, cells, task_rates
+from safevla_bench.judging.rates import LEAST_UNSAFE, Mean
 from safevla_bench.judging.scores import ACTIVE, INACTIVE, VACUOUS, Scores, SpecColumn
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.statistics.intervals import bounded_mean_interval

@@ -25,7 +25,7 @@ from safevla_bench.compare.difference import (
 from safevla_bench.compare.pairs import PairedResults, pair_episodes
 from safevla_bench.compare.policy_results import PolicyResults
 from safevla_bench.errors import RunError
-from safevla_bench.judging.metrics import Mean, Rate, severity_means
+from safevla_bench.judging.rates import Mean, Rate, severity_means
 from safevla_bench.judging.scores import IntervalMethod
 from safevla_bench.statistics.intervals import CONFIDENCE
 from safevla_bench.text import format_compact

@@ -19,7 +19,8 @@ from msgspec import Meta
 
 from safevla_bench.errors import Place, RunError
 from safevla_bench.judging.judged import Judged
-from safevla_bench.judging.metrics import Mean, Rate, Summary
+from safevla_bench.judging.metrics import Summary
+from safevla_bench.judging.rates import Mean, Rate
 from safevla_bench.report.render import render_tables
 from safevla_bench.report.tables.cells import headline_table
 from safevla_bench.text import escape_controls, format_fixed

@@ -13,7 +13,8 @@ import numpy as np
 from safevla_bench.compare.comparison import Comparison
 from safevla_bench.compare.difference import Difference, least_tasks
 from safevla_bench.judging.baseline import NOOP
-from safevla_bench.judging.metrics import Rate, Summary, describe_clean_bound, describe_unjudged, has_verdict
+from safevla_bench.judging.metrics import Summary, describe_clean_bound, describe_unjudged, has_verdict
+from safevla_bench.judging.rates import Rate
 from safevla_bench.judging.scores import NO_VERDICT, Scores
 from safevla_bench.report.tables.table import policy_name
 from safevla_bench.text import NO_VALUE, format_fixed, format_percent, shorten_name

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import SpecError
 from safevla_bench.judging import provenance_marks
-from safevla_bench.judging.metrics import Mean, Rate, episode_rates, severity_means, stop_reason
+from safevla_bench.judging.metrics import episode_rates, stop_reason
+from safevla_bench.judging.rates import Mean, Rate, severity_means
 from safevla_bench.judging.scores import ACTIVE, Scores, SpecColumn
 from safevla_bench.judging.verdicts import BINARY_MARGIN, violation_depth
 from safevla_bench.sensitivity.variants import (

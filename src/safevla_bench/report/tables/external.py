@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from safevla_bench.judging.metrics import Rate
+from safevla_bench.judging.rates import Rate
 from safevla_bench.report.tables.table import WILSON, Cell, Column, Table, count_cell, rate_cell
 from safevla_bench.sources.foreign import LACKS, ForeignEpisode, ForeignResults
 from safevla_bench.text import NO_VALUE, format_significant
@@ -25,7 +25,7 @@ def foreign_results_table(results: ForeignResults, source: str) -> Table:
         Column("Suite", numeric=False),
         Column("Task", numeric=False),
         Column("n"),
-        *([Column("Errors", meaning="outside n")] if errors else []),
+        *([Column("Errors", "outside n")] if errors else []),
         Column("SR %"),
         *(Column(name) for name in ("Safety %", "SBU %", "VSI")),
     )
@@ -62,10 +62,10 @@ def replay_table(batch: Batch) -> Table | None:
         Column("Episode", numeric=False),
         Column("Recorded as", numeric=False),
         Column("Outcome", numeric=False),
-        Column("States", meaning="how many were compared"),
-        Column("Position", meaning="largest divergence of a body or slider"),
-        Column("Rotation", meaning="largest divergence of a body or hinge"),
-        Column("From step", meaning="the first beyond the tolerance"),
+        Column("States", "how many were compared"),
+        Column("Position", "largest divergence of a body or slider"),
+        Column("Rotation", "largest divergence of a body or hinge"),
+        Column("From step", "the first beyond the tolerance"),
         Column("Verdict", numeric=False, meaning="what a verdict on this episode is about"),
     )
     rows, notes = [], []

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from safevla_bench.judging.gates import GateOutcome, GateReport
-from safevla_bench.report.tables.table import Cell, Column, Emphasis, Table
+from safevla_bench.report.tables.table import COUNT, Cell, Column, Table, tabulate, text_column
 from safevla_bench.text import NO_VALUE, escape_controls, format_compact, format_fixed, format_interval
 
 
@@ -16,40 +16,28 @@ def gate_table(checked: GateReport, remarks: Sequence[str] = ()) -> Table:
     A column of intervals is there if the report has a confidence per gate. `remarks` are added to the notes.
     """
     level = "" if checked.each_confidence is None else f"{format_compact(round(100 * checked.each_confidence, 2))} %"
-    columns = (
-        Column("Policy", numeric=False),
-        Column("Suite", numeric=False),
-        Column("Gate", numeric=False),
-        Column("n"),
-        Column("Value"),
-        *([Column(level)] if level else []),
-        Column("Verdict", numeric=False),
-        Column("Why", numeric=False),
-    )
-    rows = tuple(_outcome_row(outcome, bool(level)) for outcome in checked.outcomes)
-    return Table(
-        title=f"Gates: {checked.verdict}",
-        columns=columns,
-        rows=rows,
-        notes=(*checked.notes, *remarks),
-        remarks=checked.warnings,
-    )
+    columns = (*_OUTCOMES[:5], Column(level, value=_interval_cell) if level else None, *_OUTCOMES[5:])
+    notes = (*checked.notes, *remarks)
+    return tabulate(f"Gates: {checked.verdict}", checked.outcomes, columns, notes=notes, remarks=checked.warnings)
 
 
-def _outcome_row(outcome: GateOutcome, with_interval: bool) -> tuple[Cell, ...]:
-    """Return the row of an outcome; all but passed ones are marked `bad`, and `all` stands for no policy or suite."""
-    emphasis: Emphasis = "" if outcome.verdict == "passed" else "bad"
-    interval = Cell(NO_VALUE) if outcome.ci is None else Cell(format_interval(*outcome.ci, digits=3))
-    return (
-        Cell(outcome.policy or "all"),
-        Cell(outcome.suite or "all"),
-        Cell(_gate_name(outcome)),
-        Cell(str(outcome.n), outcome.n),
-        Cell(NO_VALUE) if outcome.value is None else Cell(format_fixed(outcome.value, 3), outcome.value),
-        *([interval] if with_interval else []),
-        Cell(outcome.verdict, emphasis=emphasis),
-        Cell(outcome.reason),
-    )
+def _interval_cell(row: GateOutcome) -> str:
+    return NO_VALUE if row.ci is None else format_interval(*row.ci, digits=3)
+
+
+def _value_cell(row: GateOutcome) -> Cell:
+    return Cell(NO_VALUE) if row.value is None else Cell(format_fixed(row.value, 3), row.value)
+
+
+_OUTCOMES = (
+    text_column("Policy", lambda row: row.policy or "all"),
+    text_column("Suite", lambda row: row.suite or "all"),
+    text_column("Gate", lambda row: _gate_name(row)),
+    COUNT,
+    Column("Value", value=_value_cell),
+    text_column("Verdict", lambda row: Cell(row.verdict, emphasis="" if row.verdict == "passed" else "bad")),
+    text_column("Why", lambda row: row.reason),
+)
 
 
 def _gate_name(outcome: GateOutcome) -> str:

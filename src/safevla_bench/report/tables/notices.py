@@ -191,10 +191,10 @@ def baseline_table(baseline: Baseline) -> Table:
         Column("Suite", numeric=False),
         Column("Task", numeric=False),
         Column("Specification", numeric=False),
-        Column("Violated", meaning=f"of {NOOP}'s episodes there"),
+        Column("Violated", f"of {NOOP}'s episodes there"),
         Column("Worst value"),
         Column("Limit"),
-        Column("From record", meaning="0 is before any action"),
+        Column("From record", "0 is before any action"),
     )
     notes = ("Compare policies on such tasks with care, or leave these tasks out.",) if baseline.floors else ()
     rows = tuple(_floor_row(floor) for floor in baseline.floors)

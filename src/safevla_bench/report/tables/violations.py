@@ -6,35 +6,39 @@ Bodies are counted by kind; a second table has the displacement that is left wit
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 
 from safevla_bench.explain.violating_bodies import BodyFindings, BodyViolation
 from safevla_bench.judging import metrics
-from safevla_bench.judging.metrics import Rate, SpecSummary, Summary, has_verdict
+from safevla_bench.judging.metrics import SpecSummary, Summary, has_verdict
+from safevla_bench.judging.rates import SAFETY, SBU, VSI, Rate
 from safevla_bench.judging.scores import Scores
-from safevla_bench.report.tables.cells import Roster, torque_note, why_no_safety
+from safevla_bench.report.tables.cells import Roster, torque_note
 from safevla_bench.report.tables.table import (
-    UNNAMED,
+    COUNT,
+    DASH,
+    POLICY,
+    SUITE,
     WILSON,
     Cell,
     Column,
     Table,
-    add_notes,
     count_cell,
     dash_cell,
     describe_intervals,
-    lost_cells,
     lost_columns,
-    lost_kinds,
     lost_notes,
     mean_cell,
     rate_cell,
     table_file_name,
+    tabulate,
+    text_column,
+    why_no_safety,
 )
 from safevla_bench.text import NO_VALUE, append_unit, display_unit, format_fixed, format_significant
-
-_NAMING = (Column("Policy", numeric=False), Column("Suite", numeric=False), Column("n"))
 
 
 def constraint_table(cells: Sequence[Summary], roster: Roster, title: str = "") -> Table:
@@ -45,60 +49,54 @@ def constraint_table(cells: Sequence[Summary], roster: Roster, title: str = "") 
     group of suites, is in the table's title and file name.
     """
     specs = {spec.spec_id: spec.axis for cell in cells for spec in cell.specs if spec.tier == "safe"}
-    lost_names = lost_kinds(cells)
-    columns = [Column(spec, group=axis.replace("_", " ").capitalize()) for spec, axis in specs.items()]
-    rows = tuple(
-        (
-            *_name_cells(cell, roster),
-            _unsafe_cell(cell),
-            *_violation_rates(cell, specs),
-            *lost_cells([cell], lost_names),
-        )
-        for cell in cells
-    )
-    unsafe = Column("Unsafe %", meaning="episodes that violate any of them")
-    name = table_file_name("violations", title)
-    table = Table(
+    return tabulate(
         f"Violation rates by specification{': ' if title else ''}{title}",
-        (*_NAMING, unsafe, *columns, *lost_columns(lost_names)),
-        rows,
-        name=name,
+        cells,
+        (
+            roster.policy_column(),
+            SUITE,
+            COUNT,
+            Column("Unsafe %", "episodes that violate any of them", _unsafe_cell),
+            *(
+                Column(spec_id, group=axis.replace("_", " ").capitalize(), value=partial(_violation_rate_cell, spec_id))
+                for spec_id, axis in specs.items()
+            ),
+            *lost_columns(cells),
+        ),
+        name=table_file_name("violations", title),
+        notes=(
+            WILSON,
+            "In %, of the judged episodes of the cell. An episode may violate several, so that the rates do not add up "
+            "to Unsafe.",
+            torque_note(cells),
+            *lost_notes(cells),
+        ),
+        dash=f"{NO_VALUE} without a reason below it: inactive. The specification applies to no episode there, or its "
+        "signal is not measured; it is never a zero.",
     )
-    rate_note = (
-        "In %, of the judged episodes of the cell. An episode may violate several, so that the rates do not add up to "
-        "Unsafe."
-    )
-    notes = lost_notes(lost_names, cells)
-    return add_notes(table, WILSON, rate_note, torque_note(cells), *notes, dash=_INACTIVE)
-
-
-_INACTIVE = (
-    f"{NO_VALUE} without a reason below it: inactive. The specification applies to no episode there, or its signal is "
-    "not measured; it is never a zero."
-)
-
-
-def _name_cells(cell: Summary, roster: Roster) -> tuple[Cell, ...]:
-    return roster.summary_cell(cell), Cell(cell.suite or NO_VALUE), count_cell(cell.n)
 
 
 def _unsafe_cell(cell: Summary) -> Cell:
     if not has_verdict(cell):
         return dash_cell(why_no_safety(cell))
-    safety = cell.rates["safety"]
+    safety = cell.rates[SAFETY.key]
     return rate_cell(Rate.of(safety.n - safety.count, safety.n), n=cell.n)
 
 
-def _violation_rates(cell: Summary, specs: Iterable[str]) -> Iterator[Cell]:
-    spec_summaries = {spec.spec_id: spec for spec in cell.specs}
-    for name in specs:
-        yield _violation_rate_cell(spec_summaries[name], cell.n)
-
-
-def _violation_rate_cell(spec: SpecSummary, n: int) -> Cell:
+def _violation_rate_cell(spec_id: str, cell: Summary) -> Cell:
+    spec = {spec.spec_id: spec for spec in cell.specs}[spec_id]
     if not spec.active:
         return dash_cell()
-    return dash_cell("vacuous") if spec.vacuous == spec.active else rate_cell(spec.violations, n=n)
+    return dash_cell("vacuous") if spec.vacuous == spec.active else rate_cell(spec.violations, n=cell.n)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fired:
+    """A specification that unsafe successes of a cell violate; None = there is none."""
+
+    cell: Summary
+    spec: SpecSummary | None
+    total: int = 0
 
 
 def composition_table(cells: Sequence[Summary], roster: Roster, title: str = "") -> Table:
@@ -106,38 +104,61 @@ def composition_table(cells: Sequence[Summary], roster: Roster, title: str = "")
     row.
 
     An unsafe success counts once for each specification that it violates; shares are of all these violations in the
-    cell and add up to 100 %. A cell without an unsafe success or a verdict has one row of dashes. `title`, the group of
-    suites, is in the table's title and file name.
+    cell and add up to 100 %. A cell without an unsafe success or a verdict has one row of dashes. `title` is as in
+    `constraint_table`.
     """
-    columns = (
-        *_NAMING,
-        Column("Unsafe successes"),
-        Column("SBU %", meaning="succeeded but unsafe, of all judged episodes"),
-        Column("Specification", numeric=False),
-        Column("Violations", meaning="in unsafe successes"),
-        Column("Share %", meaning="of the cell's violations"),
+    policy = roster.policy_column()
+    return tabulate(
+        f"What unsafe successes violate{': ' if title else ''}{title}",
+        [row for cell in cells for row in _fired_specs(cell)],
+        (
+            text_column("Policy", lambda row: policy.cell(row.cell)),
+            text_column("Suite", lambda row: row.cell.suite or NO_VALUE),
+            Column("n", value=lambda row: row.cell.n),
+            Column("Unsafe successes", value=_unsafe_success_cell),
+            Column(SBU.heading, SBU.meaning, _sbu_cell),
+            text_column("Specification", _fired_cell),
+            Column("Violations", "in unsafe successes", _fired_count_cell),
+            Column("Share %", "of the cell's violations", _share_cell),
+        ),
+        name=table_file_name("composition", title),
+        notes=["An unsafe success counts once for each specification that it violates."],
+        dash=DASH,
     )
-    rows = tuple(row for cell in cells for row in _composition_rows(cell, roster))
-    name = table_file_name("composition", title)
-    table = Table(f"What unsafe successes violate{': ' if title else ''}{title}", columns, rows, name=name)
-    return add_notes(table, "An unsafe success counts once for each specification that it violates.")
 
 
-def _composition_rows(cell: Summary, roster: Roster) -> Iterator[tuple[Cell, ...]]:
-    """Yield a row per specification that unsafe successes violate, the most frequent first; one row of dashes without
-    any.
-    """
-    if not has_verdict(cell):
-        yield (*_name_cells(cell, roster), dash_cell(why_no_safety(cell)), *[dash_cell()] * 4)
-        return
-    head = (*_name_cells(cell, roster), count_cell(cell.success_unsafe), rate_cell(cell.rates["sbu"], n=cell.n))
+def _fired_specs(cell: Summary) -> list[_Fired]:
     fired = [spec for spec in cell.specs if spec.tier == "safe" and spec.unsafe_success]
     total = sum(spec.unsafe_success for spec in fired)
-    for spec in sorted(fired, key=lambda spec: -spec.unsafe_success):
-        share = Fraction(100 * spec.unsafe_success, total)
-        yield (*head, Cell(spec.spec_id), count_cell(spec.unsafe_success), Cell(format_fixed(share, 0), float(share)))
-    if not fired:
-        yield (*head, dash_cell("no unsafe success"), count_cell(0), dash_cell())
+    ranked = sorted(fired, key=lambda spec: -spec.unsafe_success)
+    return [_Fired(cell, spec, total) for spec in ranked if has_verdict(cell)] or [_Fired(cell, None)]
+
+
+def _unsafe_success_cell(row: _Fired) -> Cell:
+    return count_cell(row.cell.success_unsafe) if has_verdict(row.cell) else dash_cell(why_no_safety(row.cell))
+
+
+def _sbu_cell(row: _Fired) -> Cell:
+    return rate_cell(row.cell.rates[SBU.key], n=row.cell.n) if has_verdict(row.cell) else dash_cell()
+
+
+def _fired_cell(row: _Fired) -> Cell:
+    if row.spec is None:
+        return dash_cell("no unsafe success" if has_verdict(row.cell) else "")
+    return Cell(row.spec.spec_id)
+
+
+def _fired_count_cell(row: _Fired) -> Cell:
+    if row.spec is None:
+        return count_cell(0) if has_verdict(row.cell) else dash_cell()
+    return count_cell(row.spec.unsafe_success)
+
+
+def _share_cell(row: _Fired) -> Cell:
+    if row.spec is None:
+        return dash_cell()
+    share = Fraction(100 * row.spec.unsafe_success, row.total)
+    return Cell(format_fixed(share, 0), float(share))
 
 
 # The bodies behind violations
@@ -151,9 +172,24 @@ _DISPLACEMENT = "non_target_max_disp"
 def body_tables(findings: BodyFindings, scores: Scores, cells: Sequence[Summary]) -> tuple[Table, ...]:
     """Return the table of the bodies of violations, and that of displacement without the goal's receptacles.
 
-    `cells` are the summaries of the scores, policy × suite. A table without rows says so in a note.
+    `cells` are the summaries of the scores. A table without rows says so in a note.
     """
     return body_kind_table(findings.violations, scores, cells), receptacle_table(findings, scores, cells)
+
+
+@dataclass(frozen=True, slots=True)
+class _KindRow:
+    """The violations of a specification with a kind of body, or a pair of kinds, in a cell."""
+
+    policy: str | None
+    suite: str | None
+    spec: SpecSummary
+    kinds: tuple[str, ...]
+    violations: Sequence[BodyViolation]
+
+    @property
+    def episodes(self) -> int:
+        return len({violation.number for violation in self.violations})
 
 
 def body_kind_table(violations: Sequence[BodyViolation], scores: Scores, cells: Sequence[Summary]) -> Table:
@@ -162,55 +198,54 @@ def body_kind_table(violations: Sequence[BodyViolation], scores: Scores, cells: 
 
     Without any, no rows and a note that says so.
     """
-    columns = (
-        Column("Policy", numeric=False),
-        Column("Suite", numeric=False),
-        Column("Specification", numeric=False),
-        Column("Kind of body", numeric=False),
-        Column("Episodes", meaning="that violate it with such a body"),
-        Column("%", meaning="of the episodes that its rate is over"),
-        Column("Worst", meaning="largest value of such a body"),
-        Column("Bodies", numeric=False, meaning="in how many episodes each"),
-    )
-    rows = tuple(row for cell in cells for row in _kind_rows(cell, violations, scores))
+    rows = [row for cell in cells for row in _kind_rows(cell, violations, scores)]
     note = (
         "An episode may violate a specification with several kinds, so that rows do not add up. A pair is two bodies "
         "in contact. Kinds follow from roles, robosuite's names and the goal; they decide no verdict."
     )
-    table = Table("Violations by kind of body", columns, rows, name="bodies")
-    return add_notes(
-        table, *([WILSON, note] if rows else ["No specification of contact or displacement was violated."])
+    return tabulate(
+        "Violations by kind of body",
+        rows,
+        (
+            POLICY,
+            _SUITE,
+            text_column("Specification", lambda row: row.spec.spec_id),
+            text_column("Kind of body", lambda row: format_kinds(row.kinds)),
+            Column("Episodes", "that violate it with such a body", lambda row: count_cell(row.episodes, "bad")),
+            Column(
+                "%",
+                "of the episodes that its rate is over",
+                lambda row: rate_cell(Rate.of(row.episodes, row.spec.violations.n)),
+            ),
+            Column("Worst", "largest value of such a body", lambda row: _worst_cell(row.violations)),
+            text_column("Bodies", lambda row: _format_bodies(row.violations), "in how many episodes each"),
+        ),
+        name="bodies",
+        notes=[WILSON, note] if rows else ["No specification of contact or displacement was violated."],
+        dash=DASH,
     )
 
 
-def _kind_rows(cell: Summary, violations: Sequence[BodyViolation], scores: Scores) -> Iterator[tuple[Cell, ...]]:
+_SUITE = text_column("Suite", lambda row: row.suite or "")
+
+
+def _kind_rows(cell: Summary, violations: Sequence[BodyViolation], scores: Scores) -> Iterator[_KindRow]:
     """Yield a row per specification and kind of body (or pair) in a cell, the kind with most episodes first.
 
     Only judged episodes of the cell count; `violation.number` is the episode's place in the scores, from 1.
     """
     members = {
-        k + 1
-        for k, key in enumerate(zip(scores.policy, scores.benchmark, strict=True))
-        if key == (cell.policy, cell.suite) and scores.is_judged[k]
+        k
+        for k, key in enumerate(zip(scores.policy, scores.benchmark, strict=True), start=1)
+        if key == (cell.policy, cell.suite) and scores.is_judged[k - 1]
     }
     for spec in cell.specs:
-        spec_violations = [violation for violation in violations if violation.spec_id == spec.spec_id]
-        of_cell = [violation for violation in spec_violations if violation.number in members]
-        episodes_by_kind: dict[tuple[str, ...], set[int]] = {}
-        for violation in of_cell:
-            episodes_by_kind.setdefault(violation.kinds, set()).add(violation.number)
-        for kinds, episodes in sorted(episodes_by_kind.items(), key=lambda item: (-len(item[1]), item[0])):
-            of_kind = [violation for violation in of_cell if violation.kinds == kinds]
-            yield (
-                Cell(cell.policy or UNNAMED),
-                Cell(cell.suite or ""),
-                Cell(spec.spec_id),
-                Cell(format_kinds(kinds)),
-                count_cell(len(episodes), "bad"),
-                rate_cell(Rate.of(len(episodes), spec.violations.n)),
-                _worst_cell(of_kind),
-                Cell(_format_bodies(of_kind)),
-            )
+        by_kind: dict[tuple[str, ...], list[BodyViolation]] = {}
+        for violation in violations:
+            if violation.spec_id == spec.spec_id and violation.number in members:
+                by_kind.setdefault(violation.kinds, []).append(violation)
+        rows = [_KindRow(cell.policy, cell.suite, spec, kinds, of_kind) for kinds, of_kind in by_kind.items()]
+        yield from sorted(rows, key=lambda row: (-row.episodes, row.kinds))
 
 
 def format_kinds(kinds: Sequence[str]) -> str:
@@ -239,35 +274,34 @@ def receptacle_table(findings: BodyFindings, scores: Scores, cells: Sequence[Sum
 
     A row per cell and displacement clause that is active there; without any, no rows and a note that says so.
     """
-    columns = (
-        Column("Policy", numeric=False),
-        Column("Suite", numeric=False),
-        *(
-            Column(name, group=group, meaning=meaning)
-            for group in ("Displaced %", "Safety %", "SBU %", "VSI")
-            for name, meaning in (("all", "as scored"), ("without", "without goal receptacles"))
-        ),
-    )
-    pairs = zip(cells, metrics.cells(findings.without_receptacles), strict=True)
-    columns_of_clause = [
-        k for k, spec in enumerate(scores.specs) if spec.is_scored and spec.canonical_family == _DISPLACEMENT
+    clauses = [k for k, spec in enumerate(scores.specs) if spec.is_scored and spec.canonical_family == _DISPLACEMENT]
+    without = metrics.cells(findings.without_receptacles)
+    rows = [
+        (cell, other, k) for cell, other in zip(cells, without, strict=True) for k in clauses if cell.specs[k].active
     ]
-    rows = tuple(
-        (Cell(cell.policy or UNNAMED), Cell(cell.suite or ""), *_compared_cells(cell, other, k))
-        for cell, other in pairs
-        for k in columns_of_clause
-        if cell.specs[k].active
-    )
     note = (
         "Without: as if every goal receptacle (a plate, a basket, what the goal puts an object in or on) had stayed "
         "where it was. Forces on it still count. This is a reading beside the scores, and no score."
     )
-    table = Table("Displacement with and without the goal's receptacles", columns, rows, name="receptacles")
-    return add_notes(table, *([describe_intervals(cells), note] if rows else ["No cell judges displacement."]))
+    return tabulate(
+        "Displacement with and without the goal's receptacles",
+        rows,
+        (
+            text_column("Policy", lambda row: POLICY.cell(row[0])),
+            text_column("Suite", lambda row: row[0].suite or ""),
+            *_compared_columns("Displaced %", lambda cell, k: rate_cell(cell.specs[k].violations)),
+            *_compared_columns(SAFETY.heading, lambda cell, _: rate_cell(cell.rates[SAFETY.key])),
+            *_compared_columns(SBU.heading, lambda cell, _: rate_cell(cell.rates[SBU.key])),
+            *_compared_columns(VSI.heading, lambda cell, _: mean_cell(cell.means[VSI.key])),
+        ),
+        name="receptacles",
+        notes=[describe_intervals(cells), note] if rows else ["No cell judges displacement."],
+        dash=DASH,
+    )
 
 
-def _compared_cells(cell: Summary, other: Summary, column: int) -> Iterator[Cell]:
-    yield from (rate_cell(summary.specs[column].violations) for summary in (cell, other))
-    for name in ("safety", "sbu"):
-        yield from (rate_cell(summary.rates[name]) for summary in (cell, other))
-    yield from (mean_cell(summary.means["vsi"]) for summary in (cell, other))
+def _compared_columns(group: str, make_cell: Callable[[Summary, int], Cell]) -> tuple[Column, Column]:
+    return (
+        Column("all", group=group, meaning="as scored", value=lambda row: make_cell(row[0], row[2])),
+        Column("without", group=group, meaning="without goal receptacles", value=lambda row: make_cell(row[1], row[2])),
+    )
