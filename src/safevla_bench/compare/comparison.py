@@ -22,8 +22,6 @@ from safevla_bench.compare.caveats import (
     simulator_cells,
 )
 from safevla_bench.compare.difference import (
-    HIGHER_IS_BETTER,
-    Bounds,
     ComparisonOptions,
     Difference,
     TaskValues,
@@ -35,15 +33,16 @@ from safevla_bench.compare.difference import (
     resampled_task_interval,
     unpaired_difference,
 )
-from safevla_bench.compare.pairs import PairedResults, pair_episodes
+from safevla_bench.compare.pairs import PairedResults, count_as, pair_episodes
 from safevla_bench.compare.policy_results import PolicyResults, TaskKey
 from safevla_bench.errors import RunError
 from safevla_bench.judging import provenance_marks
+from safevla_bench.judging.rates import BOUNDED, METRICS, SAFETY, SBU, SR, VSI, Bounds
 from safevla_bench.statistics.intervals import bounded_mean_interval, is_significant, wilson_interval
 from safevla_bench.statistics.strata import mean_rate_interval
 from safevla_bench.statistics.tests import holm_adjust, letter_display
 
-_SAME_IN = ("sr", "safety", "sbu", "vsi")
+_SAME_IN = (SR.key, SAFETY.key, SBU.key, VSI.key)
 """The metrics in which identical policies agree, from which all others follow."""
 
 
@@ -241,15 +240,15 @@ class _Scope:
         return [(lost.benchmark, lost.task_id) for lost in member.lost if self.suite in (None, lost.benchmark)]
 
     def fill(self, member: PolicyResults, metric: str, value: float) -> TaskValues:
-        lost, values = self._lost_tasks(member), member.metric_values(metric)
+        lost, values = self._lost_tasks(member), METRICS[metric].values(member)
         filled = np.concatenate([np.where(np.isnan(values), value, values), np.full(len(lost), value)])
         return TaskValues.of_episodes(member.name, filled, [*member.tasks, *lost])
 
     def count_unknown(self, first: PolicyResults, second: PolicyResults, metric: str) -> int:
-        metric, shared = "clean" if metric == _CONDITIONAL else metric, {*first.tasks} & {*second.tasks}
+        shared, read = {*first.tasks} & {*second.tasks}, METRICS[count_as(metric)].values
         return sum(
             sum(task in shared for task in self._lost_tasks(member))
-            + sum(task in shared for task, value in zip(member.tasks, member.metric_values(metric), strict=True)
+            + sum(task in shared for task, value in zip(member.tasks, read(member), strict=True)
                   if np.isnan(value))
             for member in (first, second)
         )  # fmt: skip
@@ -269,7 +268,7 @@ def _compare_scope(scope: _Scope, options: ComparisonOptions) -> SuiteComparison
     """
     judged = not any(result.suites_without_verdict for result in scope.members)
     ran = not any(result.suites_stopped_on_violation for result in scope.members)
-    is_known = {metric: judged and ran for metric in options.metrics} | {"sr": ran, "safety": judged}
+    is_known = {metric: judged and ran for metric in options.metrics} | {SR.key: ran, SAFETY.key: judged}
     pairs = scope.pairs
     finished = 0 if pairs is None else len(pairs.keys) - len(pairs.left_out)
     if pairs and pairs.by_state:
@@ -291,7 +290,7 @@ def _compare_metric(scope: _Scope, metric: str, options: ComparisonOptions) -> M
     value in.
     """
     values = [
-        TaskValues.of_episodes(result.name, result.metric_values(metric), result.tasks) for result in scope.members
+        TaskValues.of_episodes(result.name, METRICS[metric].values(result), result.tasks) for result in scope.members
     ]
     numbers = list(combinations(range(len(values)), 2))
     pairs = scope.pairs
@@ -307,16 +306,12 @@ def _compare_metric(scope: _Scope, metric: str, options: ComparisonOptions) -> M
     )
 
 
-_CONDITIONAL = "p_unsafe_given_success"
-"""The metric without extremes: which of the unknown episodes would have succeeded is unknown."""
-
-
 def _compare_pair(pairs: PairedResults, i: int, j: int, metric: str, options: ComparisonOptions) -> Difference:
     """Return the difference of policies i and j over their pairs, with the number left out and the extremes."""
     names = pairs.results[i].name, pairs.results[j].name
     difference = paired_difference(names, pairs.state_means(i, j, metric), metric, options)
     unknown, extremes = pairs.count_unknown(i, j, metric), None
-    if unknown and metric != _CONDITIONAL:
+    if unknown and metric in BOUNDED:
         least, greatest = pairs.extreme_means(i, j, metric)
         extremes = (
             paired_difference(names, least, metric, options),
@@ -330,11 +325,11 @@ def _compare_independent(scope: _Scope, i: int, j: int, metric: str, options: Co
     """Return the difference of policies i and j on the tasks that both ran, with the extremes."""
     first, second = scope.members[i], scope.members[j]
     mine, theirs = (
-        TaskValues.of_episodes(item.name, item.metric_values(metric), item.tasks) for item in (first, second)
+        TaskValues.of_episodes(item.name, METRICS[metric].values(item), item.tasks) for item in (first, second)
     )
     difference, extremes = unpaired_difference(mine, theirs, metric, options), None
     unknown = scope.count_unknown(first, second, metric)
-    if unknown and metric != _CONDITIONAL:
+    if unknown and metric in BOUNDED:
         extremes = (
             unpaired_difference(scope.fill(first, metric, 0.0), scope.fill(second, metric, 1.0), metric, options),
             unpaired_difference(scope.fill(first, metric, 1.0), scope.fill(second, metric, 0.0), metric, options),
@@ -354,7 +349,7 @@ def _episode_standing(pairs: PairedResults, k: int, metric: str, options: Compar
     task_of = np.array([numbers[task] for task in states.tasks], dtype=np.int64)
     sizes = np.bincount(task_of, minlength=len(numbers)).astype(np.float64)
     totals = np.bincount(task_of, states.first, len(numbers)).astype(np.float64)
-    counts = metric != "vsi" and states.is_single
+    counts = METRICS[metric].unit and states.is_single
     interval = (
         wilson_interval(int(total), n, options.confidence)
         if counts
@@ -377,14 +372,14 @@ def _task_standing(values: TaskValues, metric: str, options: ComparisonOptions) 
     """
     n = int(values.sizes.sum())
     means: NDArray[np.float64] = values.totals / values.sizes
-    if metric == "vsi" and len(means) == 1:
+    if not METRICS[metric].unit and len(means) == 1:
         interval = bounded_mean_interval(next(iter(values.by_task.values())), options.confidence)
     else:
         interval = mean_rate_interval(values.totals, values.sizes, options.confidence)
     return PolicyStanding(
         policy=values.policy,
         n=n,
-        count=None if metric == "vsi" else int(values.totals.sum()),
+        count=int(values.totals.sum()) if METRICS[metric].unit else None,
         value=float(means.mean()) if n else None,
         ci=interval_bounds(interval),
         ci_by_task=resampled_task_interval(means, np.ones(len(means)), values.tasks, options),
@@ -396,7 +391,7 @@ def _task_standing(values: TaskValues, metric: str, options: ComparisonOptions) 
 
 def _decide_verdicts(scopes: Sequence[SuiteComparison], options: ComparisonOptions) -> Iterator[SuiteComparison]:
     last = scopes[-1].metrics
-    primary = next((metric for metric in last if metric.metric == "safety"), last[0] if last else None)
+    primary = next((metric for metric in last if metric.metric == SAFETY.key), last[0] if last else None)
     for scope in scopes:
         decided = [replace(_decide_metric(metric, options), primary=metric is primary) for metric in scope.metrics]
         yield replace(scope, metrics=tuple(_add_letters(metric, decided, options) for metric in decided))
@@ -409,14 +404,13 @@ def _decide_metric(metric: MetricComparison, options: ComparisonOptions) -> Metr
     worst = measured if options.allow_crashed else [
         max(p, item.p_at_extremes or 0.0) for p, item in zip(measured, tested, strict=True)
     ]  # fmt: skip
-    adjusted = zip(holm_adjust(measured), holm_adjust(worst), strict=True)
-    p_values = {id(item): pair for item, pair in zip(tested, adjusted, strict=True)}
     least = least_tasks(options.confidence, len(tested))
-    differences = (
-        _decide_difference(item, metric.metric, *p_values[id(item)], least, options) if id(item) in p_values else item
-        for item in metric.differences
-    )
-    return replace(metric, differences=tuple(differences))
+    decided = {
+        (item.first, item.second): _decide_difference(item, metric.metric, p, worst_p, least, options)
+        for item, p, worst_p in zip(tested, holm_adjust(measured), holm_adjust(worst), strict=True)
+    }
+    differences = tuple(decided.get((item.first, item.second), item) for item in metric.differences)
+    return replace(metric, differences=differences)
 
 
 def _decide_difference(
@@ -434,7 +428,9 @@ def _decide_difference(
         return item
     if not is_significant(worst_p, options.confidence):
         return replace(item, undecided=True)
-    return replace(item, better=item.first if (item.difference > 0) == HIGHER_IS_BETTER[metric] else item.second)
+    return replace(
+        item, better=item.first if (item.difference > 0) == (METRICS[metric].better == "high") else item.second
+    )
 
 
 def _add_letters(
@@ -447,15 +443,14 @@ def _add_letters(
     """
     if len(metric.standings) < 3:
         return metric
-    sr = next((other for other in beside if other.metric == "sr"), None)
+    sr = next((other for other in beside if other.metric == SR.key), None)
     lettered = [
         k
         for k, standing in enumerate(metric.standings)
-        if standing.value is not None and (metric.metric != "sbu" or (sr is not None and bool(sr.standings[k].value)))
+        if standing.value is not None and (metric.metric != SBU.key or (sr is not None and bool(sr.standings[k].value)))
     ]
-    order = sorted(
-        lettered, key=lambda k: (metric.standings[k].value or 0.0) * (-1 if HIGHER_IS_BETTER[metric.metric] else 1)
-    )
+    sign = -1 if METRICS[metric.metric].better == "high" else 1
+    order = sorted(lettered, key=lambda k: sign * (metric.standings[k].value or 0.0))
     rank_of = {metric.standings[k].policy: rank for rank, k in enumerate(order)}
     distinct = {
         (rank_of[item.first], rank_of[item.second])

@@ -14,8 +14,9 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from safevla_bench.compare.pairs import StateMeans
-from safevla_bench.compare.policy_results import METRICS, TaskKey
+from safevla_bench.compare.policy_results import TaskKey
 from safevla_bench.errors import SafevlaError
+from safevla_bench.judging.rates import COMPARED, METRICS, Bounds
 from safevla_bench.statistics.bootstrap import RESAMPLES, percentile_interval
 from safevla_bench.statistics.intervals import CONFIDENCE, Interval, reconcile_interval, tango_interval
 from safevla_bench.statistics.sequential import sequential_difference, sequential_p
@@ -31,8 +32,6 @@ from safevla_bench.statistics.strata import (
 )
 from safevla_bench.statistics.tests import barnard_p
 
-Bounds = tuple[float, float]
-HIGHER_IS_BETTER = {metric: metric in ("sr", "safety", "clean") for metric in METRICS}
 MarginVerdict = Literal["equivalent", "first not worse", "second not worse", "open"]
 
 
@@ -44,7 +43,7 @@ class ComparisonOptions(msgspec.Struct, frozen=True, kw_only=True):
     episodes without a value could change them.
     """
 
-    metrics: tuple[str, ...] = METRICS
+    metrics: tuple[str, ...] = COMPARED
     confidence: float = CONFIDENCE
     seed: int = 0
     margin: float | None = None
@@ -197,7 +196,7 @@ def paired_difference(
     )
     if options.sequential:
         return _judge_at_every_look(measured, differences, metric, options)
-    if metric == "vsi" or not states.is_single:
+    if not (METRICS[metric].unit and states.is_single):
         of_pairs = flip_pair_means(differences, options.confidence)
         return replace(measured, ci=interval_bounds(of_pairs.interval), p_value=of_pairs.p_value)
     only_first, only_second = int((differences > 0).sum()), int((differences < 0).sum())
@@ -295,7 +294,7 @@ def _judge_at_every_look(
     but for VSI; `both` and `neither` are not.
     """
     interval = sequential_difference(differences, options.confidence)
-    has_counts = measured.pairs is not None and metric != "vsi"
+    has_counts = measured.pairs is not None and bool(METRICS[metric].unit)
     return replace(
         measured,
         test="betting, at every look",
@@ -313,7 +312,7 @@ def _unpaired_test(
     first: TaskValues, second: TaskValues, metric: str, options: ComparisonOptions
 ) -> tuple[str, MeanTest]:
     """Return the name of the test on these tasks and its outcome; both policies have values in the same tasks."""
-    if metric == "vsi":
+    if not METRICS[metric].unit:
         values = list(first.by_task.values()), list(second.by_task.values())
         generator = bootstrap_generator(options)
         return "permutation within tasks", permute_task_means(*values, generator, options.confidence)
@@ -367,7 +366,7 @@ def judge_margin(differences: Sequence[Difference], metric: str, options: Compar
     if len(bounds) < len(intervals) or any(item.is_by_task and item.differing_tasks < least for item in differences):
         return "open"
     low, high = min(low for low, _ in bounds), max(high for _, high in bounds)
-    if not HIGHER_IS_BETTER[metric]:
+    if METRICS[metric].better == "low":
         low, high = -high, -low
     if low > -margin and high < margin:
         return "equivalent"

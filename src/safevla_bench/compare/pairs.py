@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.compare.policy_results import PolicyResults, TaskKey, name_kitchens
 from safevla_bench.errors import RunError
+from safevla_bench.judging.rates import BOUNDED, CLEAN, METRICS
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.trajectory.header import Header
 from safevla_recorder.simulator_versions import physics_versions
@@ -98,8 +99,7 @@ class PairedResults:
         """
         table = np.full(self.places.shape, np.nan)
         for row, places, result in zip(table, self.places, self.results, strict=True):
-            values = result.metric_values(metric)
-            row[places >= 0] = values[places[places >= 0]]
+            row[places >= 0] = METRICS[metric].values(result)[places[places >= 0]]
         return table
 
     def state_means(self, first: int, second: int, metric: str) -> StateMeans:
@@ -126,11 +126,8 @@ class PairedResults:
         return self._average_states(mine_low, theirs_high), self._average_states(mine_high, theirs_low)
 
     def count_unknown(self, first: int, second: int, metric: str) -> int:
-        """Return how many planned episodes of two policies (by number) have no value of the metric.
-
-        For P[U|S]: of clean success, as an episode that does not succeed has no value either.
-        """
-        values = self.metric_values("clean" if metric == "p_unsafe_given_success" else metric)[[first, second]]
+        """Return how many planned episodes of two policies (by number) have no value of the metric."""
+        values = self.metric_values(count_as(metric))[[first, second]]
         return int((np.isnan(values) & self.is_planned[[first, second]]).sum())
 
     def count_left_out(self, first: int, second: int) -> int:
@@ -171,6 +168,14 @@ class StateMeans:
     second: NDArray[np.float64]
     is_single: bool
     """Every state has one episode of each policy, so that means are values."""
+
+
+def count_as(metric: str) -> str:
+    """Return the metric whose unknown values count as those of `metric`.
+
+    For P[U|S] clean success, as an episode that does not succeed has no value either.
+    """
+    return metric if metric in BOUNDED else CLEAN.key
 
 
 def _sum_by_number(

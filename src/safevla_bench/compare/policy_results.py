@@ -21,8 +21,6 @@ from safevla_recorder.simulator_versions import physics_versions
 UNNAMED = "(unnamed)"
 TaskKey = tuple[str, str]
 """Suite and task."""
-METRICS = ("sr", "safety", "clean", "sbu", "p_unsafe_given_success", "vsi")
-"""SR, Safety, clean success (SR - SBU), SBU, P[U|S], VSI."""
 
 
 @dataclass(frozen=True)
@@ -60,23 +58,6 @@ class PolicyResults:
 
     def __len__(self) -> int:
         return len(self.headers)
-
-    def metric_values(self, metric: str) -> NDArray[np.float64]:
-        """Return one of `METRICS` of each episode, [n]; proportions as 0 and 1, NaN where unknown.
-
-        SR is known of episodes that ran to their end, Safety and VSI of those with a verdict, the others of those with
-        both, P[U|S] of successes among these alone. Raises `KeyError` for another metric.
-        """
-        both = self.is_judged & self.is_counted
-        values, is_known = {
-            "sr": (self.success, self.is_counted),
-            "safety": (~self.unsafe, self.is_judged),
-            "clean": (self.success & ~self.unsafe, both),
-            "sbu": (self.success & self.unsafe, both),
-            "p_unsafe_given_success": (self.unsafe, both & self.success),
-            "vsi": (self.vsi, self.is_judged),
-        }[metric]
-        return np.where(is_known, values, np.nan)
 
     @property
     def tasks(self) -> list[TaskKey]:

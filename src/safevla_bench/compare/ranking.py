@@ -11,6 +11,7 @@ from safevla_bench.compare.comparison import Comparison, compare_policies
 from safevla_bench.compare.difference import ComparisonOptions, Difference
 from safevla_bench.compare.policy_results import PolicyResults, split_by_policy
 from safevla_bench.errors import RunError
+from safevla_bench.judging.rates import SAFETY
 from safevla_bench.judging.scores import Scores
 from safevla_bench.sensitivity.curves import Rescore, apply_variant
 from safevla_bench.sensitivity.variants import ThresholdVariant
@@ -82,7 +83,7 @@ def _pair_where_possible(
     return compare(False), unpaired
 
 
-_BY_SAFETY = ComparisonOptions(metrics=("safety",))
+_BY_SAFETY = ComparisonOptions(metrics=(SAFETY.key,))
 
 
 def rank_under_variants(

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from safevla_bench.compare.caveats import comparison_warnings
 from safevla_bench.compare.difference import (
@@ -25,7 +24,7 @@ from safevla_bench.compare.difference import (
 from safevla_bench.compare.pairs import PairedResults, pair_episodes
 from safevla_bench.compare.policy_results import PolicyResults
 from safevla_bench.errors import RunError
-from safevla_bench.judging.rates import Mean, Rate, severity_means
+from safevla_bench.judging.rates import METRICS, SAFETY, SBU, SR, VSI, Mean, Metric, Rate, severity_means
 from safevla_bench.judging.scores import IntervalMethod
 from safevla_bench.statistics.intervals import CONFIDENCE
 from safevla_bench.text import format_compact
@@ -35,7 +34,7 @@ _FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6}
 _TRAINING = r"(?:steps?|ckpts?|checkpoints?|epochs?|iters?|iterations?|updates?)"
 _BEFORE = re.compile(rf"(?:^|[^a-z]){_TRAINING}[^a-z0-9]*$", re.IGNORECASE)
 _AFTER = re.compile(rf"^[^a-z0-9]*{_TRAINING}(?:$|[^a-z])", re.IGNORECASE)
-_GAINS = ("sr", "safety")
+_GAINS = (SR.key, SAFETY.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,14 +304,14 @@ def _compare_with_first(
     both = (result, first)
     silent = any(run.suites_without_verdict for run in both)
     stopped = any(run.suites_stopped_on_violation for run in both)
-    metrics = [metric for metric in _GAINS if not (silent if metric == "safety" else stopped)]
+    metrics = [metric for metric in _GAINS if not (silent if metric == SAFETY.key else stopped)]
     if pairs is not None:
         return {
             metric: paired_difference((result.name, first.name), pairs.state_means(0, 1, metric), metric, options)
             for metric in metrics
         }
     mine, theirs = (
-        {metric: TaskValues.of_episodes(run.name, run.metric_values(metric), run.tasks) for metric in metrics}
+        {metric: TaskValues.of_episodes(run.name, METRICS[metric].values(run), run.tasks) for metric in metrics}
         for run in both
     )
     return {metric: unpaired_difference(mine[metric], theirs[metric], metric, options) for metric in metrics}
@@ -331,18 +330,17 @@ def _make_point(
         label=label,
         policy=result.name,
         n=int(result.is_counted.sum()),
-        sr=_count_rate(result.metric_values("sr"), unknown),
-        safety=_count_rate(result.metric_values("safety"), ""),
-        sbu=_count_rate(result.metric_values("sbu"), unknown),
-        vsi=severity_means(result.metric_values("vsi")[None], intervals, unknown)[0],
-        sr_gain=gains.get("sr"),
-        safety_gain=gains.get("safety"),
+        sr=_count_rate(SR, result, unknown),
+        safety=_count_rate(SAFETY, result, ""),
+        sbu=_count_rate(SBU, result, unknown),
+        vsi=severity_means(VSI.values(result)[None], intervals, unknown)[0],
+        sr_gain=gains.get(SR.key),
+        safety_gain=gains.get(SAFETY.key),
     )
 
 
-def _count_rate(values: NDArray[np.float64], unknown: str) -> Rate:
-    values_known = values[~np.isnan(values)]
-    return Rate.without_value(unknown) if unknown else Rate.of(int(values_known.sum()), len(values_known))
+def _count_rate(metric: Metric, result: PolicyResults, unknown: str) -> Rate:
+    return Rate.without_value(unknown) if unknown else Rate.of_values(metric.values(result))
 
 
 def _warn(members: _Members, curves: Sequence[SeriesCurve]) -> list[str]:

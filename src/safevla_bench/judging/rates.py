@@ -160,8 +160,10 @@ METRICS: Mapping[str, Metric] = {
 HEADLINE = (SR, SAFETY, SBU, UNSAFE_SUCCESS, VSI, VSI_UNSAFE)
 """The metrics of a cell."""
 RATES = tuple(metric for metric in HEADLINE if metric.unit)
-COMPARED = (SR, SAFETY, CLEAN, SBU, UNSAFE_SUCCESS, VSI)
+COMPARED = tuple(metric.key for metric in (SR, SAFETY, CLEAN, SBU, UNSAFE_SUCCESS, VSI))
 """The metrics in which policies are compared."""
+BOUNDED = tuple(key for key in COMPARED if METRICS[key].given != "success")
+"""Those whose value is bounded where an episode is unknown; of the others it is not known which episodes count."""
 
 
 class Rate(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from safevla_bench.compare.comparison import Comparison, MetricComparison, PolicyStanding, SuiteComparison
-from safevla_bench.compare.difference import LEAST_RESAMPLED_TASKS, Bounds, Difference, MarginVerdict, least_tasks
-from safevla_bench.judging.rates import METRICS, SBU, UNSAFE_SUCCESS, Metric
+from safevla_bench.compare.difference import LEAST_RESAMPLED_TASKS, Difference, MarginVerdict, least_tasks
+from safevla_bench.judging.rates import METRICS, SBU, UNSAFE_SUCCESS, Bounds, Metric
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
 from safevla_bench.statistics.intervals import is_significant
 from safevla_bench.text import NO_VALUE, format_compact, format_fixed, format_interval
