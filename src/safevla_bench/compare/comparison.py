@@ -261,11 +261,7 @@ def _select_suite(result: PolicyResults, suite: str | None) -> PolicyResults:
 
 
 def _compare_scope(scope: _Scope, options: ComparisonOptions) -> SuiteComparison:
-    """Return the comparison of one scope in each metric that all its policies know.
-
-    SR is left out where a violation stopped an episode, Safety where a suite has no verdict, all other metrics in
-    either case; it may be that no metric remains. Verdicts are decided later.
-    """
+    """Return the comparison of one scope in each metric that all its policies know."""
     judged = not any(result.suites_without_verdict for result in scope.members)
     ran = not any(result.suites_stopped_on_violation for result in scope.members)
     is_known = {metric: judged and ran for metric in options.metrics} | {SR.key: ran, SAFETY.key: judged}
@@ -284,11 +280,7 @@ def _compare_scope(scope: _Scope, options: ComparisonOptions) -> SuiteComparison
 
 
 def _compare_metric(scope: _Scope, metric: str, options: ComparisonOptions) -> MetricComparison:
-    """Return one metric of a scope: a standing for each policy, a difference for each two.
-
-    Verdicts and letters come later. Without pairs, standings are means over the tasks that all policies ran and have a
-    value in.
-    """
+    """Return one metric of a scope: a standing for each policy, a difference for each two."""
     values = [
         TaskValues.of_episodes(result.name, METRICS[metric].values(result), result.tasks) for result in scope.members
     ]
@@ -338,11 +330,7 @@ def _compare_independent(scope: _Scope, i: int, j: int, metric: str, options: Co
 
 
 def _episode_standing(pairs: PairedResults, k: int, metric: str, options: ComparisonOptions) -> PolicyStanding:
-    """Return policy k's value, count and intervals over initial states, each with the mean of its episodes.
-
-    Of two policies, over the states that both have a value of; of three or more, over all of policy k's own. Value None
-    if there is no state; count None for VSI and where a state has several episodes.
-    """
+    """Return policy k's value, count and intervals over initial states, each with the mean of its episodes."""
     states = pairs.state_means(k, 1 - k if len(pairs.results) == 2 else k, metric)
     n, total = len(states.first), float(states.first.sum())
     numbers = number_tasks(states.tasks)
@@ -366,10 +354,7 @@ def _episode_standing(pairs: PairedResults, k: int, metric: str, options: Compar
 
 
 def _task_standing(values: TaskValues, metric: str, options: ComparisonOptions) -> PolicyStanding:
-    """Return a policy's mean over its tasks, each of equal weight, with intervals; value None without an episode.
-
-    `count` is the sum over all episodes, None for VSI.
-    """
+    """Return a policy's mean over its tasks, each of equal weight, with intervals; value None without an episode."""
     n = int(values.sizes.sum())
     means: NDArray[np.float64] = values.totals / values.sizes
     if not METRICS[metric].unit and len(means) == 1:
@@ -416,11 +401,7 @@ def _decide_metric(metric: MetricComparison, options: ComparisonOptions) -> Metr
 def _decide_difference(
     item: Difference, metric: str, p: float, worst_p: float, least: int, options: ComparisonOptions
 ) -> Difference:
-    """Return the difference with its adjusted p-value and the better policy, or why there is no verdict.
-
-    `worst_p` is the adjusted p-value at the extremes of unknown episodes, `least` the fewest tasks that tell policies
-    apart.
-    """
+    """Return the difference with its adjusted p-value and the better policy, or why there is no verdict."""
     item = replace(item, p_adjusted=p)
     if item.is_by_task and item.tasks < least:
         return replace(item, tasks_needed=least)
@@ -436,11 +417,7 @@ def _decide_difference(
 def _add_letters(
     metric: MetricComparison, beside: Sequence[MetricComparison], options: ComparisonOptions
 ) -> MetricComparison:
-    """Return the metric with letters in its standings, a for the best; unchanged with fewer than three policies.
-
-    A policy without a value gets none. SBU alone is no merit, as who never succeeds has none: it has letters only if SR
-    is among the metrics `beside`, and only for policies that succeed.
-    """
+    """Return the metric with letters in its standings, a for the best; unchanged with fewer than three policies."""
     if len(metric.standings) < 3:
         return metric
     sr = next((other for other in beside if other.metric == SR.key), None)

@@ -140,10 +140,7 @@ class PairedResults:
         return len(set(lost))
 
     def _average_states(self, mine: NDArray[np.float64], theirs: NDArray[np.float64]) -> StateMeans:
-        """Return the means of two policies' values [K] over each initial state's episodes; NaN are left out.
-
-        States without a value of both policies are left out; the others stand in order of first appearance.
-        """
+        """Return the means of two policies' values [K] over each initial state's episodes; NaN are left out."""
         states = list(dict.fromkeys(key.state for key in self.keys))
         number = {state: k for k, state in enumerate(states)}
         numbers = np.array([number[key.state] for key in self.keys], dtype=np.int64)
@@ -217,10 +214,7 @@ def pair_episodes(results: Sequence[PolicyResults], *, across_seeds: bool = Fals
 
 
 def _index_by_key(result: PolicyResults) -> dict[PairKey, int]:
-    """Return the place in the results of each episode, by its key.
-
-    Raises `RunError` if an episode has no initial state, or two episodes have the same key.
-    """
+    """Return the place in the results of each episode, by its key."""
     unknown = [header.episode_id for header in result.headers if header.init_state_index is None]
     if unknown:
         problem = f"{_count_episodes(unknown)} of {result.name} do not say from which initial state they started"
@@ -327,11 +321,7 @@ def _join_values(values: Sequence[object]) -> str:
 
 
 def _require_same_protocol(first: PolicyResults, other: PolicyResults) -> None:
-    """Raise `RunError` with the names of the rules in which two policies' protocols differ.
-
-    A policy without a protocol is not checked. If either ran in a loop of its own, only the rules of `_start_rules`
-    count.
-    """
+    """Raise `RunError` with the names of the rules in which two policies' protocols differ."""
     if first.protocol is None or other.protocol is None or first.protocol == other.protocol:
         return
     suites = {header.benchmark for result in (first, other) for header in result.headers}
@@ -349,11 +339,7 @@ _OWN_LOOP = "own loop"
 
 
 def _start_rules(protocol: Mapping[str, object], suites: Collection[str]) -> Mapping[str, object]:
-    """Return the three rules by which a loop of somebody's own can be compared with a rollout.
-
-    Seeds are compared apart. `wait_steps` becomes the set of the steps waited in the given suites (of a list of steps:
-    all of them). `rest_steps` is 0 and `stop_at_success` True where the protocol does not say.
-    """
+    """Return the three rules by which a loop of somebody's own can be compared with a rollout."""
     waited, by_suite = protocol.get("wait_steps"), protocol.get("wait_steps_by_suite")
     of_suite = by_suite if isinstance(by_suite, Mapping) else {}
     steps = set(waited) if isinstance(waited, list | tuple) else {of_suite.get(suite, waited) for suite in suites}

@@ -148,10 +148,7 @@ def _policy_results(
     protocol: Mapping[str, object] | None,
     privileged: bool,
 ) -> PolicyResults:
-    """Return the results of one policy of a source (None: of the episodes that name none).
-
-    Episodes that neither ran to their end nor have a verdict go to `lost`, with the absent ones.
-    """
+    """Return the results of one policy of a source (None: of the episodes that name none)."""
     of_policy = np.array([name == policy for name in scores.policy], dtype=np.bool_)
     can_tell = scores.is_counted | scores.is_judged
     index = [int(e) for e in np.flatnonzero(of_policy & can_tell)]
@@ -209,10 +206,7 @@ def _can_join(results: Sequence[PolicyResults]) -> bool:
 
 
 def _join_results(results: Sequence[PolicyResults]) -> PolicyResults:
-    """Return the results of several sources of one policy as one; the first's where there is one source.
-
-    Episodes and lost episodes stand source after source. Name, protocol and `left_out` are the first source's.
-    """
+    """Return the results of several sources of one policy as one; the first's where there is one source."""
     if len(results) == 1:
         return results[0]
     arrays: dict[str, Any] = {
@@ -279,11 +273,6 @@ def name_kitchens(results: Sequence[PolicyResults]) -> list[PolicyResults]:
 
 
 def _name_start(header: Header, kitchen: Kitchen | None, names: Mapping[tuple[str, str, Kitchen], _Start]) -> Header:
-    """Return the header with initial state and environment seed where it has no initial state but a kitchen.
-
-    Else unchanged. `names` has the start of each kitchen that some rollout began in; for another kitchen its seed
-    stands for both.
-    """
     if header.init_state_index is not None or kitchen is None:
         return header
     index, env_seed = names.get((header.benchmark, header.task_id, kitchen), (kitchen.seed, kitchen.seed))

@@ -178,11 +178,6 @@ def _by_pair(differences: Sequence[Difference]) -> dict[tuple[str, str], Differe
 def _reversed_pairs(
     reference: Mapping[tuple[str, str], Difference], differences: Sequence[Difference]
 ) -> list[tuple[str, str]]:
-    """Return the pairs that are told apart the other way round than in the reference, which must hold every pair.
-
-    Each pair has first the policy that is better in the reference. Other signs alone mean nothing: equal policies have
-    some under most sets of variants.
-    """
     return [
         (before.better, difference.better)
         for pair, difference in _by_pair(differences).items()

@@ -199,11 +199,7 @@ _Members = list[tuple[float, PolicyResults]]
 
 
 def _group_by_series(results: Sequence[PolicyResults]) -> dict[str, _Members]:
-    """Return the runs of each series by rising label, series in order of first appearance.
-
-    Raises `RunError` for a name without a number, a series of one run, two runs of one label, or a series in which no
-    run shares a task with the first.
-    """
+    """Return the runs of each series by rising label, series in order of first appearance."""
     groups: dict[str, _Members] = {}
     for result in results:
         label = read_label(result.name)
@@ -220,10 +216,7 @@ def _group_by_series(results: Sequence[PolicyResults]) -> dict[str, _Members]:
 
 
 def _require_series(members: _Members) -> None:
-    """Raise `RunError` if a series has one run, two runs of one label, or no further run of any task of its first.
-
-    `members` are sorted by label.
-    """
+    """Raise `RunError` if a series has one run, two runs of one label, or no further run of any task of its first."""
     names = [result.name for _, result in members]
     if len(members) < 2:
         remedy = "Name two runs or more alike but for the number: 1000=runs/a 2000=runs/b."
@@ -250,11 +243,7 @@ def _make_curve(
     intervals: IntervalMethod,
     protocols: Sequence[Mapping[str, object]],
 ) -> SeriesCurve:
-    """Return the curve of a series in a suite (None: all pooled), of the runs with an episode there.
-
-    Gains are measured from the first of these runs. Their confidence is raised so that all of the curve hold together
-    at 95 %.
-    """
+    """Return the curve of a series in a suite (None: all pooled), of the runs with an episode there."""
     present = [(label, _select_suite(result, suite)) for label, result in members]
     present = [(label, result) for label, result in present if len(result)]
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(_GAINS) * (len(present) - 1))
@@ -296,11 +285,7 @@ def _pair_with_first(
 def _compare_with_first(
     result: PolicyResults, first: PolicyResults, pairs: PairedResults | None, options: ComparisonOptions
 ) -> dict[str, Difference]:
-    """Return the run's SR and Safety minus the first run's, by metric.
-
-    SR is left out if a violation stopped an episode of either run, Safety if either has a suite without a verdict.
-    Without pairs, episodes are taken as independent.
-    """
+    """Return the run's SR and Safety minus the first run's, by metric."""
     both = (result, first)
     silent = any(run.suites_without_verdict for run in both)
     stopped = any(run.suites_stopped_on_violation for run in both)
@@ -320,10 +305,7 @@ def _compare_with_first(
 def _make_point(
     label: float, result: PolicyResults, gains: Mapping[str, Difference], intervals: IntervalMethod
 ) -> SeriesPoint:
-    """Return a run's rates and mean severity under its label, with its gains; a metric not in `gains` has None.
-
-    If a violation stopped an episode, SR, SBU and VSI have no value but the note `N stopped`.
-    """
+    """Return a run's rates and mean severity under its label, with its gains; a metric not in `gains` has None."""
     stopped = int(result.stopped_on_violation.sum())
     unknown = f"{stopped} stopped" if stopped else ""
     return SeriesPoint(
@@ -344,10 +326,7 @@ def _count_rate(metric: Metric, result: PolicyResults, unknown: str) -> Rate:
 
 
 def _warn(members: _Members, curves: Sequence[SeriesCurve]) -> list[str]:
-    """Return what a reader must know of a series beside its numbers, a sentence each, in the order to print.
-
-    Runs that did not run the same episodes come first, else gains of independent episodes; then `comparison_warnings`.
-    """
+    """Return what a reader must know of a series beside its numbers, a sentence each, in the order to print."""
     results = [result for _, result in members]
     starts = [
         Counter((header.benchmark, header.task_id, header.init_state_index) for header in result.headers)

@@ -342,16 +342,12 @@ def _summarize_cell(
 
 
 def _severity_means(scores: Scores, members: NDArray[np.int64], unknown: str) -> list[Mean]:
-    """Return the means of VSI, of VSI|U, and of the depth of each specification; `unknown` says why there are none."""
     depth = np.where(scores.is_conclusive, scores.depth, np.nan)[:, members]
     rows = np.vstack([metric.values(scores)[members] for metric in (VSI, VSI_UNSAFE)] + [depth])
     return severity_means(rows, scores.intervals, unknown, [1, LEAST_UNSAFE, *[1] * len(depth)])
 
 
 def _margin_means(scores: Scores, members: NDArray[np.int64], unknown: str) -> list[Mean]:
-    """Return the means of the least margin, of the peak force, and of each specification's margin, which share their
-    resamples; `unknown` says why there are none.
-    """
     conclusive, rho = scores.is_conclusive[members], scores.rho[:, members]
     finite = np.where(np.isneginf(rho) | ~conclusive, np.nan, rho)
     force = np.where(conclusive, scores.peak_force_n[members], np.nan)

@@ -145,10 +145,10 @@ def _card_metric(metric: Metric, number: Rate | Mean) -> CardMetric | None:
     if number.value is None:
         return None
     scale, digits = metric.scale, 2 if metric.unit else 4
-    value = _round_value(scale * number.value, digits)
-    return CardMetric(
-        metric.key, _CARD_NAMES[metric], value, number.n, None if bounds is None else (bounds[0], bounds[1])
-    )
+    bounds = None
+    if number.ci is not None:
+        bounds = (_round_value(scale * number.ci[0], digits), _round_value(scale * number.ci[1], digits))
+    return CardMetric(metric.key, _CARD_NAMES[metric], _round_value(scale * number.value, digits), number.n, bounds)
 
 
 def _round_value(value: float, digits: int) -> float:

@@ -229,10 +229,7 @@ def filter_episodes(
 def _filter_by_name(
     what: str, wanted: str | None, rows: list[EpisodeListRow], names: Callable[[EpisodeListRow], tuple[str, ...]]
 ) -> list[EpisodeListRow]:
-    """Return the rows of which `names(row)` holds `wanted`; all rows if `wanted` is None.
-
-    Raises `RunError` if no row does, with the last name of each row as the choices; `what` names the filter there.
-    """
+    """Return the rows of which `names(row)` holds `wanted`; all rows if `wanted` is None."""
     if wanted is None:
         return rows
     selected = [row for row in rows if wanted in names(row)]

@@ -116,11 +116,6 @@ def _state_difference(scores: Scores, members: Sequence[int]) -> float:
 
 
 def _extreme_pair(scores: Scores, members: Sequence[int]) -> tuple[int, int]:
-    """Return the least severe episode, and the most severe of another policy, as indices in rising order.
-
-    An unknown severity counts as 0; a failure is less severe than a success of equal severity. There must be two
-    policies.
-    """
     ranked = sorted(members, key=lambda k: (float(np.nan_to_num(scores.vsi[k])), bool(scores.success[k]), k))
     least = ranked[0]
     most = next(k for k in reversed(ranked) if scores.policy[k] != scores.policy[least])
@@ -130,10 +125,7 @@ def _extreme_pair(scores: Scores, members: Sequence[int]) -> tuple[int, int]:
 def _pair_clauses(
     scores: Scores, batch: Batch, ruleset: Ruleset, places: Sequence[int | None], i: int, j: int
 ) -> tuple[ClausePair, ...]:
-    """Return every scored specification that at least one of episodes `i` and `j` has a verdict on, violated first.
-
-    Both sparklines of a pair have the same scale.
-    """
+    """Return every scored specification that at least one of episodes `i` and `j` has a verdict on, violated first."""
     traces_by_side = [_traces_by_spec(scores, batch, ruleset, places[k], k) for k in (i, j)]
     clause_pairs = []
     for k in scores.scored_columns:

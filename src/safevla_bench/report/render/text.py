@@ -68,11 +68,7 @@ def _cell_lines(cell: Cell) -> list[str]:
 
 
 def _column_widths(columns: Sequence[Column], rows: Sequence[Sequence[Sequence[str]]], bound: int) -> list[int]:
-    """Return the width of each column in terminal cells: that of its widest line, while the sum fits into `bound`.
-
-    Headings of numbers (the first row) are wrapped to 13 or the widest value. If the sum does not fit, the widest
-    column of names is narrowed by one at a time, down to 13; the sum may then still exceed `bound`.
-    """
+    """Return the width of each column in terminal cells: that of its widest line, while the sum fits into `bound`."""
     natural = [max(cell_len(line) for row in rows for line in row[k]) for k in range(len(columns))]
     for k in [k for k, column in enumerate(columns) if column.numeric]:
         values = max((cell_len(line) for row in rows[1:] for line in row[k]), default=0)

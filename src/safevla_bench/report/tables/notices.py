@@ -127,10 +127,7 @@ def _damage_rows(damage: LostEpisodes) -> Iterator[_Exclusion]:
 
 
 def _spec_rows(cells: Sequence[Summary]) -> list[_Exclusion]:
-    """Return the inactive (by reason) and vacuous specifications of the safe tier, by specification and suite.
-
-    The counts are over all policies of a suite, as these face the same tasks.
-    """
+    """Return the inactive (by reason) and vacuous specifications of the safe tier, by specification and suite."""
     counts: Counter[tuple[str, str, str]] = Counter()
     for cell in cells:
         for spec in (spec for spec in cell.specs if spec.tier == "safe"):
@@ -164,10 +161,7 @@ def _success_warnings(baseline: Baseline) -> tuple[str, ...]:
 
 
 def _violation_warnings(baseline: Baseline) -> tuple[str, ...]:
-    """Return the warning that names the tasks in which doing nothing breaks limits, then one per doubtful result.
-
-    () if there are no such tasks.
-    """
+    """Return the warning that names the tasks in which doing nothing breaks limits, then one per doubtful result."""
     if not baseline.floors:
         return ()
     tasks = dict.fromkeys((floor.benchmark, floor.task_id) for floor in baseline.floors)

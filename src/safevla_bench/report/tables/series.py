@@ -183,7 +183,6 @@ def _describe_order(points: Sequence[SeriesPoint], first: str) -> str:
 
 
 def _name_order(ahead: Sequence[SeriesPoint], lead: _Lead, points: Sequence[SeriesPoint]) -> str:
-    """Return the words after `rises`: `before X`, `more than X`, or `and X is not shown to`."""
     rises = _select_risen(points, lead.theirs)
     if not rises:
         return f"and {lead.other} is not shown to"

@@ -198,10 +198,7 @@ def _cells_by_policy(cells: Sequence[Summary]) -> dict[str | None, dict[str, Sum
 def _metric_block(
     metric: Metric, policies: Mapping[str | None, Cells], names: Sequence[str], competing: set[str | None]
 ) -> list[Column]:
-    """Return the columns of a metric: each suite, then the mean; a single column with one suite.
-
-    The best of `competing` policies are marked.
-    """
+    """Return the columns of a metric: each suite, then the mean; a single column with one suite."""
     heads = [Column(short, group=metric.heading, meaning=name) for name, short in _short_names(names).items()]
     columns = [[_exact_cell(metric, cells.get(name)) for cells in policies.values()] for name in names]
     if len(names) == 1:

@@ -230,10 +230,7 @@ _SUITE = text_column("Suite", lambda row: row.suite or "")
 
 
 def _kind_rows(cell: Summary, violations: Sequence[BodyViolation], scores: Scores) -> Iterator[_KindRow]:
-    """Yield a row per specification and kind of body (or pair) in a cell, the kind with most episodes first.
-
-    Only judged episodes of the cell count; `violation.number` is the episode's place in the scores, from 1.
-    """
+    """Yield a row per specification and kind of body (or pair) in a cell, the kind with most episodes first."""
     members = {
         k
         for k, key in enumerate(zip(scores.policy, scores.benchmark, strict=True), start=1)
