@@ -15,10 +15,7 @@ _MOST_NAMED = 6
 def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, paired: bool) -> list[str]:
     """Return what a reader must know beside the numbers, each as a sentence, in the order to print; [] if nothing.
 
-    Args:
-        results: of the policies compared.
-        left_out: how many pairs some policy did not finish.
-        paired: whether episodes were paired; else the tasks that some policy did not run are named.
+    `paired`: whether episodes were paired; else the tasks that some policy did not run are named.
     """
     warnings = list(provenance_marks.warn_of_standins(_standin_cells(results)))
     warnings += provenance_marks.warn_of_mixtures(simulator_cells(results))

@@ -138,7 +138,7 @@ def compare_policies(
         _require_shared_task(results)
     left_out = len(pairs.left_out) if pairs else 0
     scopes = [
-        _compare_scope(_Scope(suite, tuple(_select_suite(result, suite) for result in results),
+        _compare_scope(_Scope(suite, tuple(result.select_suite(suite) for result in results),
                               pairs.select_suite(suite) if pairs else None), options)
         for suite in _scope_suites(results, pairs)
     ]  # fmt: skip
@@ -236,28 +236,24 @@ class _Scope:
         first, *others = [dict.fromkeys(result.tasks) for result in self.members]
         return [task for task in first if all(task in tasks for tasks in others)]
 
-    def _lost_tasks(self, member: PolicyResults) -> list[TaskKey]:
-        return [(lost.benchmark, lost.task_id) for lost in member.lost if self.suite in (None, lost.benchmark)]
-
-    def fill(self, member: PolicyResults, metric: str, value: float) -> TaskValues:
-        lost, values = self._lost_tasks(member), METRICS[metric].values(member)
-        filled = np.concatenate([np.where(np.isnan(values), value, values), np.full(len(lost), value)])
-        return TaskValues.of_episodes(member.name, filled, [*member.tasks, *lost])
-
     def count_unknown(self, first: PolicyResults, second: PolicyResults, metric: str) -> int:
         shared, read = {*first.tasks} & {*second.tasks}, METRICS[count_as(metric)].values
-        return sum(
-            sum(task in shared for task in self._lost_tasks(member))
-            + sum(task in shared for task, value in zip(member.tasks, read(member), strict=True)
-                  if np.isnan(value))
-            for member in (first, second)
-        )  # fmt: skip
+        tasks = [
+            *(task for member in (first, second) for task in _lost_tasks(member)),
+            *(task for member in (first, second) for task, value in zip(member.tasks, read(member), strict=True)
+              if np.isnan(value)),
+        ]  # fmt: skip
+        return sum(task in shared for task in tasks)
 
 
-def _select_suite(result: PolicyResults, suite: str | None) -> PolicyResults:
-    return result.select_episodes(
-        np.array([e for e, header in enumerate(result.headers) if suite in (None, header.benchmark)], dtype=np.int64)
-    )
+def _lost_tasks(member: PolicyResults) -> list[TaskKey]:
+    return [(lost.benchmark, lost.task_id) for lost in member.lost]
+
+
+def _fill_unknown(member: PolicyResults, metric: str, value: float) -> TaskValues:
+    lost, values = _lost_tasks(member), METRICS[metric].values(member)
+    filled = np.concatenate([np.where(np.isnan(values), value, values), np.full(len(lost), value)])
+    return TaskValues.of_episodes(member.name, filled, [*member.tasks, *lost])
 
 
 def _compare_scope(scope: _Scope, options: ComparisonOptions) -> SuiteComparison:
@@ -281,9 +277,7 @@ def _compare_scope(scope: _Scope, options: ComparisonOptions) -> SuiteComparison
 
 def _compare_metric(scope: _Scope, metric: str, options: ComparisonOptions) -> MetricComparison:
     """Return one metric of a scope: a standing for each policy, a difference for each two."""
-    values = [
-        TaskValues.of_episodes(result.name, METRICS[metric].values(result), result.tasks) for result in scope.members
-    ]
+    values = [TaskValues.of_results(result, metric) for result in scope.members]
     numbers = list(combinations(range(len(values)), 2))
     pairs = scope.pairs
     if pairs is None:
@@ -316,15 +310,16 @@ def _compare_pair(pairs: PairedResults, i: int, j: int, metric: str, options: Co
 def _compare_independent(scope: _Scope, i: int, j: int, metric: str, options: ComparisonOptions) -> Difference:
     """Return the difference of policies i and j on the tasks that both ran, with the extremes."""
     first, second = scope.members[i], scope.members[j]
-    mine, theirs = (
-        TaskValues.of_episodes(item.name, METRICS[metric].values(item), item.tasks) for item in (first, second)
-    )
+    mine, theirs = TaskValues.of_results(first, metric), TaskValues.of_results(second, metric)
     difference, extremes = unpaired_difference(mine, theirs, metric, options), None
     unknown = scope.count_unknown(first, second, metric)
     if unknown and metric in BOUNDED:
+        (mine_low, mine_high), (theirs_low, theirs_high) = (
+            [_fill_unknown(member, metric, value) for value in (0.0, 1.0)] for member in (first, second)
+        )
         extremes = (
-            unpaired_difference(scope.fill(first, metric, 0.0), scope.fill(second, metric, 1.0), metric, options),
-            unpaired_difference(scope.fill(first, metric, 1.0), scope.fill(second, metric, 0.0), metric, options),
+            unpaired_difference(mine_low, theirs_high, metric, options),
+            unpaired_difference(mine_high, theirs_low, metric, options),
         )
     return add_extremes(difference, extremes, unknown, metric, options)
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from safevla_bench.compare.pairs import StateMeans
-from safevla_bench.compare.policy_results import TaskKey
+from safevla_bench.compare.policy_results import PolicyResults, TaskKey
 from safevla_bench.errors import SafevlaError
 from safevla_bench.judging.rates import COMPARED, METRICS, Bounds
 from safevla_bench.statistics.bootstrap import RESAMPLES, percentile_interval
@@ -146,6 +146,11 @@ class TaskValues:
             members.setdefault(tasks[k], []).append(k)
         return cls(policy, {task: values[indices] for task, indices in members.items()})
 
+    @classmethod
+    def of_results(cls, results: PolicyResults, metric: str) -> TaskValues:
+        """Return a metric of a policy's episodes."""
+        return cls.of_episodes(results.name, METRICS[metric].values(results), results.tasks)
+
     def select_tasks(self, tasks: Sequence[TaskKey]) -> TaskValues:
         """Return the values of the given tasks alone, in their order. Raises `KeyError` for a task without a value."""
         return TaskValues(self.policy, {task: self.by_task[task] for task in tasks})
@@ -261,13 +266,8 @@ def add_extremes(
 ) -> Difference:
     """Return the difference with what `unknown` episodes could make of it, and its verdict on the margin.
 
-    Args:
-        difference: of the values that are known.
-        extremes: the same with every unknown value the worst for the first policy, and the best; None if it cannot be
-            known, as for P[U|S]: then no verdict stands.
-        unknown: how many values are unknown; with none, `extremes` do not matter.
-        metric: of which the difference is.
-        options: of the comparison.
+    `extremes`: the same with every unknown value the worst for the first policy, and the best; None if it cannot be
+    known, as for P[U|S]: then no verdict stands. `options`: of the comparison.
     """  # fmt: skip
     if not unknown:
         return replace(difference, margin=judge_margin([difference], metric, options))
@@ -384,11 +384,7 @@ def resampled_task_interval(
 
     None for fewer than `LEAST_RESAMPLED_TASKS`, and where resamples never varied.
 
-    Args:
-        totals: sum of the values of each task, [K].
-        sizes: number of values of each task, [K].
-        tasks: suite and name of each task, K.
-        options: confidence and seed.
+    `totals`: sum of the values of each task, [K]. `sizes`: number of values of each task, [K].
     """
     if len(tasks) < LEAST_RESAMPLED_TASKS:
         return None

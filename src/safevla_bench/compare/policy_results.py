@@ -95,6 +95,14 @@ class PolicyResults:
     def _suites_of(self, selected: NDArray[np.bool_]) -> list[str]:
         return list(dict.fromkeys(self.headers[k].benchmark for k in np.flatnonzero(selected)))
 
+    def select_suite(self, suite: str | None) -> PolicyResults:
+        """Return the results of one suite, lost episodes included; None = all."""
+        if suite is None:
+            return self
+        index = np.array([e for e, header in enumerate(self.headers) if header.benchmark == suite], dtype=np.int64)
+        lost = tuple(episode for episode in self.lost if episode.benchmark == suite)
+        return replace(self.select_episodes(index), lost=lost)
+
     def select_episodes(self, index: NDArray[np.int64]) -> PolicyResults:
         """Return the results of the episodes at these indices, in this order.
 
@@ -122,14 +130,6 @@ def split_by_policy(
     """Split the scores of one source by policy, in order of first appearance; policies with lost episodes alone last.
 
     Episodes without a policy make the result `(unnamed)`. `earlier_resets` and `kitchens` are left empty.
-
-    Args:
-        scores: the verdicts.
-        headers: of the same episodes, in the same order.
-        source: where they come from, to tell two of one name apart.
-        protocol: how the run folder's episodes were started and ended.
-        privileged: the policies that saw state which no real robot has.
-        left_out: episodes that are not among the scores, each kind as one sentence without its full stop.
     """
     policies = dict.fromkeys([*scores.policy, *(result.policy for result in scores.absent)])
     results = [

@@ -55,10 +55,7 @@ def compare_where_possible(
 
     Episodes of several physics versions are compared too, and the comparison is marked.
 
-    Args:
-        results: of two policies or more.
-        options: how to compare; None = the defaults.
-        protocols: of the sources that state one; where they differ, episodes are not paired.
+    `options`: how to compare; None = the defaults.
 
     Raises:
         RunError: the policies cannot be compared as independent episodes either; see `compare_policies`.
@@ -101,14 +98,6 @@ def rank_under_variants(
     policy has no Safety over all suites, or no two have a common task. Policies without an episode are left out.
     Episodes are paired under every variant or under none, so that only the thresholds differ; `unpaired` says why not.
     A threshold can decide whether episodes pair: a stopped episode counts if it had violated.
-
-    Args:
-        scores: the verdicts.
-        headers: the headers of those episodes, in the same order.
-        library: the specifications that judged.
-        variants: the first is the reference.
-        rescore: judges the same records with another library; needed where recorded extremes do not decide a variant.
-        protocols: the protocols of the sources that state one; if they differ, episodes are not paired.
 
     Raises:
         SpecError: a variant needs `rescore`, and there is none; a specification states its number, not `threshold`.

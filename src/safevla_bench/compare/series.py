@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-import numpy as np
-
 from safevla_bench.compare.caveats import comparison_warnings
 from safevla_bench.compare.difference import (
     ComparisonOptions,
@@ -24,7 +22,7 @@ from safevla_bench.compare.difference import (
 from safevla_bench.compare.pairs import PairedResults, pair_episodes
 from safevla_bench.compare.policy_results import PolicyResults
 from safevla_bench.errors import RunError
-from safevla_bench.judging.rates import METRICS, SAFETY, SBU, SR, VSI, Mean, Metric, Rate, severity_means
+from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI, Mean, Metric, Rate, severity_means
 from safevla_bench.judging.scores import IntervalMethod
 from safevla_bench.statistics.intervals import CONFIDENCE
 from safevla_bench.text import format_compact
@@ -172,11 +170,6 @@ def compare_series(
 ) -> SeriesComparison:
     """Order runs by the numbers in their names, and compare each with the first of its series.
 
-    Args:
-        results: one for each run; the text around the number tells series apart.
-        intervals: the method of the intervals of mean severities.
-        protocols: of the sources that state one; where any differ, no episodes are paired.
-
     Raises:
         RunError: a name without a number, a series of one run, one label twice, or no run of a series that shares a
             task with its first.
@@ -244,7 +237,7 @@ def _make_curve(
     protocols: Sequence[Mapping[str, object]],
 ) -> SeriesCurve:
     """Return the curve of a series in a suite (None: all pooled), of the runs with an episode there."""
-    present = [(label, _select_suite(result, suite)) for label, result in members]
+    present = [(label, result.select_suite(suite)) for label, result in members]
     present = [(label, result) for label, result in present if len(result)]
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(_GAINS) * (len(present) - 1))
     options = ComparisonOptions(metrics=_GAINS, confidence=confidence)
@@ -261,14 +254,6 @@ def _make_curve(
         paired=all(paired is not None for paired in pairs[1:]),
         confidence=confidence,
     )
-
-
-def _select_suite(result: PolicyResults, suite: str | None) -> PolicyResults:
-    if suite is None:
-        return result
-    index = np.array([e for e, header in enumerate(result.headers) if header.benchmark == suite], dtype=np.int64)
-    lost = tuple(episode for episode in result.lost if episode.benchmark == suite)
-    return replace(result.select_episodes(index), lost=lost)
 
 
 def _pair_with_first(
@@ -295,10 +280,7 @@ def _compare_with_first(
             metric: paired_difference((result.name, first.name), pairs.state_means(0, 1, metric), metric, options)
             for metric in metrics
         }
-    mine, theirs = (
-        {metric: TaskValues.of_episodes(run.name, METRICS[metric].values(run), run.tasks) for metric in metrics}
-        for run in both
-    )
+    mine, theirs = ({metric: TaskValues.of_results(run, metric) for metric in metrics} for run in both)
     return {metric: unpaired_difference(mine[metric], theirs[metric], metric, options) for metric in metrics}
 
 

@@ -122,12 +122,9 @@ def build_episode_table(
 
     Signals are drawn for the worst 400 episodes that have a record.
 
-    Args:
-        scores: the verdicts.
-        batch: their records, matched by policy and episode id; None draws no signals.
-        ruleset: what judged them.
-        phase: the phase of each record, one array an episode of the scores; None shows none.
-        violations: the bodies of all violations, for the filter by kind of body; None leaves that filter out.
+    `batch`: their records, matched by policy and episode id; None draws no signals. `phase`: the phase of each record,
+    one array an episode of the scores; None shows none. `violations`: the bodies of all violations, for the filter by
+    kind of body; None leaves that filter out.
     """
     places = batch_places(scores, batch)
     recorded = {k: place for k in rank_by_severity(scores) if (place := places[k]) is not None}

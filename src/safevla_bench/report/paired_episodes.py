@@ -57,12 +57,7 @@ def find_shared_states(
 
     [] without records. Two episodes and their clauses are drawn for the first `MOST_DRAWN` states alone.
 
-    Args:
-        scores: the verdicts.
-        batch: their records; without them the initial states are unknown.
-        ruleset: what judged them.
-        entries: the lines of the episode table, in the order of the scores; those of absent episodes may follow.
-        places: index of each episode in the batch, [E]; None for an episode that is not in it.
+    `places`: index of each episode in the batch, [E]; None for an episode that is not in it.
     """
     if batch is None:
         return []

@@ -43,10 +43,7 @@ def format_explanation(explanation: Explanation, *, plot_all: bool = False, widt
     Below follow tables of the other kept clauses and of clauses without a verdict, the records left out because a pose
     is unknown, and the diagnostics that are broken, each only if there are any.
 
-    Args:
-        explanation: the episode explained.
-        plot_all: plot the clauses that hold, too.
-        width: columns of the terminal; None = its own.
+    `width`: columns of the terminal; None = its own.
     """
     bound = shutil.get_terminal_size((100, 24)).columns if width is None else width
     plotted = explanation.clauses if plot_all else explanation.violated_clauses or explanation.kept_clauses[:1]

@@ -26,10 +26,8 @@ _UNBOUNDED = 10_000
 def render_text(table: Table, width: int | None = None) -> str:
     """Return the table in aligned columns, details below their values.
 
-    Args:
-        table: the table.
-        width: width in characters; by default that of the terminal, 100 where there is none. Names are wrapped to fit,
-            down to 13 characters. Numbers are never cut, so a table of many numbers may be wider.
+    `width`: width in characters; by default that of the terminal, 100 where there is none. Names are wrapped to fit,
+    down to 13 characters. Numbers are never cut, so a table of many numbers may be wider.
     """
     bound = shutil.get_terminal_size((100, 24)).columns if width is None else width
     grid = [[_cell_lines(cell) for cell in row] for row in table.rows]

@@ -55,12 +55,6 @@ def host_means(
     """Return the means of each host, in order of first appearance, those of auxiliary entries last.
 
     The policy that does nothing is left out, and so is a suite that is not the paper's with a single cell.
-
-    Args:
-        ablation: the cells under each variant.
-        registry: says which host a suite is of, and which suites are the paper's.
-        roster: says which entries are auxiliary.
-        include_auxiliary: average auxiliary entries with the other cells of their host.
     """
     groups: dict[str, list[SensitivityCurve]] = {}
     for curve in sorted(ablation.curves, key=lambda curve: _is_apart(curve, roster, include_auxiliary)):
@@ -204,14 +198,10 @@ def mean_documents(means: Sequence[HostMean], ablation: ThresholdAblation) -> li
                     "name": variant.name,
                     "mean": {m.key: None if (mean := point[m].value) is None else float(mean) for m in _AVERAGED},
                     "cells": {m.key: point[m].cells for m in _AVERAGED},
-                    "paper": row and {m.key: _printed_share(m, row) for m in _AVERAGED},
+                    "paper": row and {m.key: float(Fraction(repr(getattr(row, m.key))) / m.scale) for m in _AVERAGED},
                 }
                 for variant, point, row in zip(ablation.variants, host.points, host.published, strict=True)
             ],
         }
         for host in means
     ]
-
-
-def _printed_share(metric: Metric, row: PublishedVariant) -> float:
-    return float(Fraction(repr(getattr(row, metric.key))) / metric.scale)

@@ -119,12 +119,6 @@ def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, or
     """Return the table of SR, Safety and SBU by suite with means, then means of P[U|S] and VSI (paper Tables 4, 5).
 
     One row per policy; auxiliary cells are left out.
-
-    Args:
-        cells: the cells of suites over which a mean makes sense.
-        roster: training kinds and flags of the policies.
-        title: the group of suites, such as LIBERO.
-        order: the order of suites; those not in it come last, in the order of the cells.
     """
     return _policy_table("Main results", cells, roster, title, order, (SR, SAFETY, SBU), (UNSAFE_SUCCESS, VSI))
 
