@@ -657,7 +657,7 @@ def test_a_suite_where_one_is_always_safe_and_the_other_never_is_an_exploratory_
     (difference,) = metric(found, "safety", 0).differences
     assert (difference.p_by_task, difference.better) == (1 / 2**6, "a")
     assert not metric(found, "safety", 0).primary
-    assert verdict_cell(difference, "safety", exploratory=True).text == "A safer, exploratory"
+    assert verdict_cell(difference, SAFETY, exploratory=True).text == "A safer, exploratory"
 
 
 # Episodes without a value

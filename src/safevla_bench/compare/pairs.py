@@ -193,10 +193,8 @@ def pair_episodes(results: Sequence[PolicyResults], *, across_seeds: bool = Fals
     """
     results = name_kitchens(results)
     indices = [_index_by_key(result) for result in results]
-    lost = [{_absent_key(episode) for episode in result.lost} - {None} for result in results]
-    planned: list[set[PairKey]] = [
-        {key for key in (*index, *lost_keys) if key is not None} for index, lost_keys in zip(indices, lost, strict=True)
-    ]
+    lost = [{_pair_key(e) for e in result.lost if e.init_state_index is not None} for result in results]
+    planned: list[set[PairKey]] = [{*index, *lost_keys} for index, lost_keys in zip(indices, lost, strict=True)]
     _require_same_episodes(
         results, [{key._replace(seed=None) for key in keys} for keys in planned] if across_seeds else planned
     )
@@ -229,10 +227,6 @@ def _index_by_key(result: PolicyResults) -> dict[PairKey, int]:
 def _pair_key(episode: Header | AbsentEpisode) -> PairKey:
     assert episode.init_state_index is not None
     return PairKey(episode.benchmark, episode.task_id, episode.init_state_index, episode.seed)
-
-
-def _absent_key(episode: AbsentEpisode) -> PairKey | None:
-    return None if episode.init_state_index is None else _pair_key(episode)
 
 
 def _require_same_episodes(results: Sequence[PolicyResults], planned: Sequence[set[PairKey]]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -111,7 +111,11 @@ def rank_under_variants(
 
     try:
         comparisons, unpaired = _pair_where_possible(
-            lambda paired: _compare_safety(results_by_variant(), paired=paired), protocols
+            lambda paired: [
+                compare_policies(results, _BY_SAFETY, paired=paired, across_versions=True)
+                for results in results_by_variant()
+            ],
+            protocols,
         )
     except RunError:
         return None
@@ -124,12 +128,6 @@ def rank_under_variants(
         confidence=_BY_SAFETY.confidence,
         unpaired=unpaired,
     )
-
-
-def _compare_safety(results_by_variant: Iterable[Sequence[PolicyResults]], *, paired: bool) -> list[Comparison]:
-    return [
-        compare_policies(results, _BY_SAFETY, paired=paired, across_versions=True) for results in results_by_variant
-    ]
 
 
 def _rank_variants(

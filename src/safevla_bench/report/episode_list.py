@@ -88,7 +88,10 @@ def flatten_episodes(rows: Sequence[EpisodeListRow], scores: Scores) -> tuple[li
     Of an episode that left no record there are only number, names, outcome, reason and `counted` (False). The column
     `why` is listed only if a row has it. `scores` must be those that the rows were made of.
     """
-    columns = {name: _plain_values(values) for name, values in scores.episode_columns().items()}
+    columns = {
+        name: values.tolist() if isinstance(values, np.ndarray) else values
+        for name, values in scores.episode_columns().items()
+    }
     flat: list[Mapping[str, object]] = []
     for row in rows:
         index = row.number - 1
@@ -105,10 +108,6 @@ def flatten_episodes(rows: Sequence[EpisodeListRow], scores: Scores) -> tuple[li
         flat.append({"number": row.number, **values, "reason": row.reason, "why": row.why})
     explained = ["why"] if any(row.why for row in rows) else []
     return ["number", *columns, "reason", *explained], flat
-
-
-def _plain_values(values: Sequence[object] | NDArray[np.float64]) -> Sequence[object]:
-    return values.tolist() if isinstance(values, np.ndarray) else values
 
 
 def _episode_row(scores: Scores, dt_s: float, index: int, spec_column: int | None) -> EpisodeListRow:

@@ -87,10 +87,10 @@ def _format_row(row: Sequence[Sequence[str]], columns: Sequence[Column], widths:
     ]
     lines = []
     for parts in zip_longest(*wrapped, fillvalue=""):
-        padded = [
-            _pad_text(part, column_width, column.numeric)
-            for part, column_width, column in zip(parts, widths, columns, strict=True)
-        ]
+        padded = []
+        for part, column_width, column in zip(parts, widths, columns, strict=True):
+            fill = " " * (column_width - cell_len(part))
+            padded.append(fill + part if column.numeric else part + fill)
         lines.append((" " * _GAP).join(padded).rstrip())
     return "\n".join(lines)
 
@@ -110,11 +110,6 @@ def wrap_line(line: str, width: int) -> list[str]:
         else:
             pieces += chop_cells(word, width)
     return [part.rstrip() for part in pieces if part.strip()]
-
-
-def _pad_text(part: str, width: int, right: bool) -> str:
-    fill = " " * (width - cell_len(part))
-    return fill + part if right else part + fill
 
 
 def render_markdown(table: Table) -> str:
@@ -206,11 +201,9 @@ def _cell_field(cell: Cell, part: str) -> str:
         return "" if cell.of is None else repr(cell.of)
     if part == "note":
         return "" if cell.interval else spreadsheet_text(cell.detail)
-    return spreadsheet_text(_plain_text(cell)) if cell.value is None else repr(cell.value)
-
-
-def _plain_text(cell: Cell) -> str:
-    return "" if cell.text == NO_VALUE else cell.text
+    if cell.value is not None:
+        return repr(cell.value)
+    return "" if cell.text == NO_VALUE else spreadsheet_text(cell.text)
 
 
 def spreadsheet_text(text: str) -> str:

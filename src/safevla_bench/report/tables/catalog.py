@@ -71,21 +71,17 @@ class TableInputs:
         Auxiliary cells are left out; `host` restricts to suites of that host. Raises `RunError` if a policy has results
         of the same tasks under two suite names.
         """
-        cells_by_title: dict[str, list[Summary]] = {}
+        groups: dict[str, list[Summary]] = {}
         for cell in self.cells:
-            if not self.roster.is_auxiliary(cell) and host in (None, self._host_of(cell)):
-                cells_by_title.setdefault(suite_group(self.registry, cell.suite), []).append(self._canonical_cell(cell))
-        for title, cells in cells_by_title.items():
+            suite = self.registry.benchmarks.get(cell.suite or "")
+            if self.roster.is_auxiliary(cell) or host not in (None, suite.host if suite else None):
+                continue
+            if suite and suite.same_tasks_as:
+                cell = msgspec.structs.replace(cell, suite=suite.same_tasks_as)
+            groups.setdefault(suite_group(self.registry, suite.name if suite else cell.suite), []).append(cell)
+        for title, cells in groups.items():
             _require_distinct(cells)
             yield title, cells
-
-    def _canonical_cell(self, cell: Summary) -> Summary:
-        suite = self.registry.benchmarks.get(cell.suite or "")
-        return msgspec.structs.replace(cell, suite=suite.same_tasks_as) if suite and suite.same_tasks_as else cell
-
-    def _host_of(self, cell: Summary) -> str | None:
-        suite = self.registry.benchmarks.get(cell.suite or "")
-        return suite.host if suite else None
 
 
 def _require_distinct(cells: Sequence[Summary]) -> None:

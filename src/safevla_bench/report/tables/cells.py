@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from safevla_bench.errors import RunError
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.baseline import NOOP
 from safevla_bench.judging.metrics import SpecSummary, Summary, TaskRates, describe_clean_bound, has_verdict
-from safevla_bench.judging.rates import HEADLINE, SAFETY, Rate
+from safevla_bench.judging.rates import HEADLINE, SAFETY
 from safevla_bench.judging.scores import Scores
 from safevla_bench.report.tables.table import (
     DASH,
     UNNAMED,
     Cell,
     Column,
-    Emphasis,
     Table,
+    add_notes,
     count_cell,
     dash_cell,
     describe_intervals,
@@ -190,68 +190,61 @@ def violation_table(cells: Sequence[Summary], *, scored: bool = True) -> Table:
     which enter no headline number.
     """
     several = len(cells) > 1
-    naming = (
-        text_column("Policy", lambda row: policy_name(row.cell)),
-        text_column("Suite", lambda row: _suite_cell(row.cell)),
+    rows = tuple(
+        (*(_name_cells(cell) if several else ()), *_violation_cells(cell, spec))
+        for cell in cells
+        for spec in cell.specs
+        if (spec.tier == "safe") == scored
     )
+    names = (text_column("Policy"), text_column("Suite")) if several else ()
+    title = "Violations by specification" if scored else "Diagnostics and alternate limits, outside every score"
+    table = Table(title, (*names, *_VIOLATION), rows, name="violations-by-cell" if scored else "diagnostics")
     stopped = any(cell.stopped_on_violation for cell in cells)
-    return tabulate(
-        "Violations by specification" if scored else "Diagnostics and alternate limits, outside every score",
-        [_SpecRow(cell, spec) for cell in cells for spec in cell.specs if (spec.tier == "safe") == scored],
-        (*(naming if several else ()), *_VIOLATION),
-        name="violations-by-cell" if scored else "diagnostics",
-        notes=(
-            "An episode counts once for each specification that it violates.",
-            "A violation stopped some episodes: what they would have violated later is not known." if stopped else "",
-        ),
+    return add_notes(
+        table,
+        "An episode counts once for each specification that it violates.",
+        "A violation stopped some episodes: what they would have violated later is not known." if stopped else "",
         dash=DASH,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _SpecRow:
-    """One specification in one cell."""
-
-    cell: Summary
-    spec: SpecSummary
-
-    @property
-    def why_unjudged(self) -> str:
-        """Why there is no verdict: inactive in all episodes, vacuous in all where it applies, or not judged."""
-        if not self.spec.active:
-            return "inactive" if self.spec.inactive else "no episode"
-        if self.spec.vacuous == self.spec.active:
-            return "vacuous"
-        return "" if self.spec.violations.n else why_no_safety(self.cell)
-
-
-def _judged(make_cell: Callable[[SpecSummary], Cell]) -> Callable[[_SpecRow], Cell]:
-    return lambda row: dash_cell() if row.why_unjudged else make_cell(row.spec)
-
-
-def _violation_cell(row: _SpecRow) -> Cell:
-    if row.why_unjudged:
-        return dash_cell(row.why_unjudged)
-    return _fraction_cell(row.spec.violations, "bad" if row.spec.violations.count else "")
-
-
-def _fraction_cell(rate: Rate, emphasis: Emphasis = "") -> Cell:
-    return Cell(f"{rate.count}/{rate.n}", rate.count, emphasis=emphasis)
-
-
 _VIOLATION = (
-    text_column("Specification", lambda row: row.spec.spec_id),
-    Column("Violated", "of the judged episodes in the cell", _violation_cell),
-    Column("% of all", "with 95 % Wilson interval", _judged(lambda spec: rate_cell(spec.violations))),
-    Column(
-        "of active",
-        "of the episodes where it applies",
-        _judged(lambda spec: _fraction_cell(spec.violations_when_active)),
-    ),
-    Column("in successes", "violations in successful episodes", _judged(lambda spec: count_cell(spec.unsafe_success))),
-    Column(
-        "Depth", "mean normalised depth where it applies, 0 to 1", _judged(lambda spec: mean_cell(spec.nsv, "ungraded"))
-    ),
-    Column("Vacuous", "applies, but its condition never arose", lambda row: row.spec.vacuous),
-    Column("Inactive", "does not apply, or was not measured", lambda row: sum(row.spec.inactive.values())),
+    text_column("Specification"),
+    Column("Violated", "of the judged episodes in the cell"),
+    Column("% of all", "with 95 % Wilson interval"),
+    Column("of active", "of the episodes where it applies"),
+    Column("in successes", "violations in successful episodes"),
+    Column("Depth", "mean normalised depth where it applies, 0 to 1"),
+    Column("Vacuous", "applies, but its condition never arose"),
+    Column("Inactive", "does not apply, or was not measured"),
 )
+
+
+def _name_cells(cell: Summary) -> tuple[Cell, Cell]:
+    return Cell(policy_name(cell)), _suite_cell(cell)
+
+
+def _violation_cells(cell: Summary, spec: SpecSummary) -> tuple[Cell, ...]:
+    inactive = sum(spec.inactive.values())
+    outside = (count_cell(spec.vacuous), count_cell(inactive))
+    if why := _why_unjudged(cell, spec):
+        return (Cell(spec.spec_id), dash_cell(why), *[dash_cell()] * 4, *outside)
+    broken = spec.violations.count
+    return (
+        Cell(spec.spec_id),
+        Cell(f"{broken}/{spec.violations.n}", broken, emphasis="bad" if broken else ""),
+        rate_cell(spec.violations),
+        Cell(f"{broken}/{spec.violations_when_active.n}", broken),
+        count_cell(spec.unsafe_success),
+        mean_cell(spec.nsv, "ungraded"),
+        *outside,
+    )
+
+
+def _why_unjudged(cell: Summary, spec: SpecSummary) -> str:
+    """Return why there is no verdict: inactive in all episodes, vacuous in all where it applies, or not judged."""
+    if not spec.active:
+        return "inactive" if spec.inactive else "no episode"
+    if spec.vacuous == spec.active:
+        return "vacuous"
+    return "" if spec.violations.n else why_no_safety(cell)

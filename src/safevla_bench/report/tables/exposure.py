@@ -8,7 +8,17 @@ from typing import Any
 
 from safevla_bench.explain.exposure import CellExposure
 from safevla_bench.judging.rates import Mean, Rate
-from safevla_bench.report.tables.table import POLICY, SUITE, Cell, Column, Table, tabulate, text_column
+from safevla_bench.report.tables.table import (
+    POLICY,
+    SUITE,
+    Cell,
+    Column,
+    Emphasis,
+    Table,
+    number_cell,
+    tabulate,
+    text_column,
+)
 from safevla_bench.text import NO_VALUE, format_compact, format_fixed, format_interval, format_percent
 
 _WHERE_IT_APPLIES = "of those where it applies"
@@ -27,7 +37,11 @@ def exposure_table(cells: Sequence[CellExposure], force_threshold_n: float | Non
     failures.
     """
     threshold_text = NO_VALUE if force_threshold_n is None else f"{format_compact(force_threshold_n)} N"
-    above = Column(f"Above {threshold_text}", "seconds an episode with a contact above", _above_cell)
+    above = Column(
+        f"Above {threshold_text}",
+        "seconds an episode with a contact above",
+        lambda row: _mean_seconds_cell(row.above_force_s, row.n),
+    )
     notes = (
         "A record counts as one control step. What was pushed away stays in violation until it is put back. The "
         "impulse is that of whole control steps, not only what exceeds the threshold.",
@@ -35,10 +49,6 @@ def exposure_table(cells: Sequence[CellExposure], force_threshold_n: float | Non
     )
     columns = (*_EXPOSURE[:4], above, *_EXPOSURE[4:])
     return tabulate("Beyond the four numbers", cells, columns, notes=notes, name="exposure")
-
-
-def _above_cell(row: CellExposure) -> Cell:
-    return _mean_seconds_cell(row.above_force_s, row.n)
 
 
 _EXPOSURE = (
@@ -52,7 +62,7 @@ _EXPOSURE = (
         lambda row: _mean_seconds_cell(row.above_impulse_ns, row.n),
     ),
     Column(
-        "First violation", "seconds, median of unsafe episodes", lambda row: _seconds_cell(row.first_s, "none unsafe")
+        "First violation", "seconds, median of unsafe episodes", lambda row: number_cell(row.first_s, 2, "none unsafe")
     ),
     Column("Unsafe successes", "of all successes", lambda row: _fraction_cell(row.unsafe_successes, "no success")),
     Column("Unsafe failures", "of all failures", lambda row: _fraction_cell(row.unsafe_failures, "no failure")),
@@ -90,7 +100,7 @@ _SPEC_EXPOSURE = (
         lambda row: _mean_seconds_cell(row.of.violation_s, row.of.violation_s.n),
     ),
     Column(
-        "First violation", "seconds, median of those that violate it", lambda row: _seconds_cell(row.of.first_s, "")
+        "First violation", "seconds, median of those that violate it", lambda row: number_cell(row.of.first_s, 2, "")
     ),
     Column("in successes", _WHERE_IT_APPLIES, lambda row: _fraction_cell(row.of.in_successes, "no success")),
     Column("in failures", _WHERE_IT_APPLIES, lambda row: _fraction_cell(row.of.in_failures, "no failure")),
@@ -110,12 +120,24 @@ def phase_table(cells: Sequence[CellExposure]) -> Table:
     return tabulate("Violations by phase of the task", rows, _PHASES, notes=notes, name="phases")
 
 
+def _violation_cell(row: _Part) -> Cell:
+    return number_cell(row.of.violation_s, 2, emphasis=_bad(row.of.violation_s))
+
+
+def _bad(number: float) -> Emphasis:
+    return "bad" if number else ""
+
+
 _PHASES = (
     POLICY,
     SUITE,
     text_column("Phase", lambda row: row.of.phase),
-    Column("Time", "seconds, all episodes", lambda row: Cell(format_fixed(row.of.total_s, 1), row.of.total_s)),
-    Column("In violation", "seconds of any limit", lambda row: _violation_cell(row.of.violation_s)),
+    Column("Time", "seconds, all episodes", lambda row: number_cell(row.of.total_s, 1)),
+    Column(
+        "In violation",
+        "seconds of any limit",
+        lambda row: number_cell(row.of.violation_s, 2, emphasis=_bad(row.of.violation_s)),
+    ),
     Column("Share %", "of the time of the phase", lambda row: _time_share_cell(row.of.violation_s, row.of.total_s)),
     Column("Begin here", "episodes whose first violation lies in the phase", lambda row: row.of.first_violations),
 )
@@ -129,23 +151,14 @@ def _mean_seconds_cell(mean: Mean, n: int) -> Cell:
     return Cell(format_fixed(mean.value, 2), mean.value, ", ".join(filter(None, notes)))
 
 
-def _seconds_cell(value: float | None, why_none: str = "") -> Cell:
-    return Cell(NO_VALUE, detail=why_none) if value is None else Cell(format_fixed(value, 2), value)
-
-
-def _violation_cell(seconds: float) -> Cell:
-    return Cell(format_fixed(seconds, 2), seconds, emphasis="bad" if seconds else "")
-
-
 def _fraction_cell(rate: Rate, why_none: str) -> Cell:
     if not rate.n:
         return Cell(NO_VALUE, detail=why_none)
     share = f"{format_percent(rate.count, rate.n)} %"
-    return Cell(f"{rate.count}/{rate.n}", rate.value, share, "bad" if rate.count else "")
+    return Cell(f"{rate.count}/{rate.n}", rate.value, share, _bad(rate.count))
 
 
 def _time_share_cell(violation_s: float, phase_s: float) -> Cell:
     if not phase_s:
         return Cell(NO_VALUE, detail="no time in it")
-    share = 100 * violation_s / phase_s
-    return Cell(format_fixed(share, 1), share)
+    return number_cell(100 * violation_s / phase_s, 1)

@@ -12,7 +12,7 @@ from safevla_bench.judging.gates import GateOutcome, GateReport
 from safevla_bench.judging.metrics import Summary
 from safevla_bench.judging.ruleset import LostEpisodes
 from safevla_bench.judging.scores import NO_VERDICT
-from safevla_bench.report.tables.table import COUNT, UNNAMED, Cell, Column, Table, tabulate, text_column
+from safevla_bench.report.tables.table import COUNT, UNNAMED, Cell, Column, Table, number_cell, tabulate, text_column
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.text import (
     NO_VALUE,
@@ -224,17 +224,13 @@ def gate_table(checked: GateReport, remarks: Sequence[str] = ()) -> Table:
     A column of intervals is there if the report has a confidence per gate. `remarks` are added to the notes.
     """
     level = "" if checked.each_confidence is None else f"{format_compact(round(100 * checked.each_confidence, 2))} %"
-    columns = (*_OUTCOMES[:5], Column(level, value=_interval_cell) if level else None, *_OUTCOMES[5:])
+    columns = (*_OUTCOMES[:5], Column(level, value=_interval_text) if level else None, *_OUTCOMES[5:])
     notes = (*checked.notes, *remarks)
     return tabulate(f"Gates: {checked.verdict}", checked.outcomes, columns, notes=notes, remarks=checked.warnings)
 
 
-def _interval_cell(row: GateOutcome) -> str:
-    return NO_VALUE if row.ci is None else format_interval(*row.ci, digits=3)
-
-
-def _value_cell(row: GateOutcome) -> Cell:
-    return Cell(NO_VALUE) if row.value is None else Cell(format_fixed(row.value, 3), row.value)
+def _interval_text(outcome: GateOutcome) -> str:
+    return NO_VALUE if outcome.ci is None else format_interval(*outcome.ci, digits=3)
 
 
 _OUTCOMES = (
@@ -242,7 +238,7 @@ _OUTCOMES = (
     text_column("Suite", lambda row: row.suite or "all"),
     text_column("Gate", lambda row: _gate_name(row)),
     COUNT,
-    Column("Value", value=_value_cell),
+    Column("Value", value=lambda row: number_cell(row.value, 3)),
     text_column("Verdict", lambda row: Cell(row.verdict, emphasis="" if row.verdict == "passed" else "bad")),
     text_column("Why", lambda row: row.reason),
 )

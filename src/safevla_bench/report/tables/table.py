@@ -228,6 +228,11 @@ def why_no_safety(cell: Summary) -> str:
     return NO_VERDICT if cell.n or cell.unjudged else "no episode"
 
 
+def number_cell(value: float | None, digits: int, why_none: str = "", emphasis: Emphasis = "") -> Cell:
+    """Return a number; a dash and its reason for None."""
+    return dash_cell(why_none) if value is None else Cell(format_fixed(value, digits), value, emphasis=emphasis)
+
+
 def count_cell(number: int, emphasis: Emphasis = "") -> Cell:
     """Return a count."""
     return Cell(str(number), number, emphasis=emphasis)

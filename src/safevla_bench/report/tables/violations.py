@@ -26,6 +26,7 @@ from safevla_bench.report.tables.table import (
     Cell,
     Column,
     Table,
+    add_notes,
     count_cell,
     dash_cell,
     describe_intervals,
@@ -90,15 +91,6 @@ def _violation_rate_cell(spec_id: str, cell: Summary) -> Cell:
     return dash_cell("vacuous") if spec.vacuous == spec.active else rate_cell(spec.violations, n=cell.n)
 
 
-@dataclass(frozen=True, slots=True)
-class _Fired:
-    """A specification that unsafe successes of a cell violate; None = there is none."""
-
-    cell: Summary
-    spec: SpecSummary | None
-    total: int = 0
-
-
 def composition_table(cells: Sequence[Summary], roster: Roster, title: str = "") -> Table:
     """Return the table of what the unsafe successes of each cell violated; specifications without a violation have no
     row.
@@ -107,58 +99,35 @@ def composition_table(cells: Sequence[Summary], roster: Roster, title: str = "")
     cell and add up to 100 %. A cell without an unsafe success or a verdict has one row of dashes. `title` is as in
     `constraint_table`.
     """
-    policy = roster.policy_column()
-    return tabulate(
-        f"What unsafe successes violate{': ' if title else ''}{title}",
-        [row for cell in cells for row in _fired_specs(cell)],
-        (
-            text_column("Policy", lambda row: policy.cell(row.cell)),
-            text_column("Suite", lambda row: row.cell.suite or NO_VALUE),
-            Column("n", value=lambda row: row.cell.n),
-            Column("Unsafe successes", value=_unsafe_success_cell),
-            Column(SBU.heading, SBU.meaning, _sbu_cell),
-            text_column("Specification", _fired_cell),
-            Column("Violations", "in unsafe successes", _fired_count_cell),
-            Column("Share %", "of the cell's violations", _share_cell),
-        ),
-        name=table_file_name("composition", title),
-        notes=["An unsafe success counts once for each specification that it violates."],
-        dash=DASH,
+    columns = (
+        *(text_column(name) for name in ("Policy", "Suite")),
+        Column("n"),
+        Column("Unsafe successes"),
+        Column(SBU.heading, SBU.meaning),
+        text_column("Specification"),
+        Column("Violations", "in unsafe successes"),
+        Column("Share %", "of the cell's violations"),
     )
+    rows = tuple(row for cell in cells for row in _composition_rows(cell, roster))
+    heading = f"What unsafe successes violate{': ' if title else ''}{title}"
+    table = Table(heading, columns, rows, name=table_file_name("composition", title))
+    return add_notes(table, "An unsafe success counts once for each specification that it violates.", dash=DASH)
 
 
-def _fired_specs(cell: Summary) -> list[_Fired]:
+def _composition_rows(cell: Summary, roster: Roster) -> Iterator[tuple[Cell, ...]]:
+    """Yield a row per specification that unsafe successes violate, the most frequent first; one of dashes if none."""
+    names = tuple(column.cell(cell) for column in (roster.policy_column(), SUITE, COUNT))
+    if not has_verdict(cell):
+        yield (*names, dash_cell(why_no_safety(cell)), *[dash_cell()] * 4)
+        return
+    head = (*names, count_cell(cell.success_unsafe), rate_cell(cell.rates[SBU.key], n=cell.n))
     fired = [spec for spec in cell.specs if spec.tier == "safe" and spec.unsafe_success]
     total = sum(spec.unsafe_success for spec in fired)
-    ranked = sorted(fired, key=lambda spec: -spec.unsafe_success)
-    return [_Fired(cell, spec, total) for spec in ranked if has_verdict(cell)] or [_Fired(cell, None)]
-
-
-def _unsafe_success_cell(row: _Fired) -> Cell:
-    return count_cell(row.cell.success_unsafe) if has_verdict(row.cell) else dash_cell(why_no_safety(row.cell))
-
-
-def _sbu_cell(row: _Fired) -> Cell:
-    return rate_cell(row.cell.rates[SBU.key], n=row.cell.n) if has_verdict(row.cell) else dash_cell()
-
-
-def _fired_cell(row: _Fired) -> Cell:
-    if row.spec is None:
-        return dash_cell("no unsafe success" if has_verdict(row.cell) else "")
-    return Cell(row.spec.spec_id)
-
-
-def _fired_count_cell(row: _Fired) -> Cell:
-    if row.spec is None:
-        return count_cell(0) if has_verdict(row.cell) else dash_cell()
-    return count_cell(row.spec.unsafe_success)
-
-
-def _share_cell(row: _Fired) -> Cell:
-    if row.spec is None:
-        return dash_cell()
-    share = Fraction(100 * row.spec.unsafe_success, row.total)
-    return Cell(format_fixed(share, 0), float(share))
+    for spec in sorted(fired, key=lambda spec: -spec.unsafe_success):
+        share = Fraction(100 * spec.unsafe_success, total)
+        yield (*head, Cell(spec.spec_id), count_cell(spec.unsafe_success), Cell(format_fixed(share, 0), float(share)))
+    if not fired:
+        yield (*head, dash_cell("no unsafe success"), count_cell(0), dash_cell())
 
 
 # The bodies behind violations
