@@ -64,6 +64,11 @@ class Metric:
         return f"{self.label} {self.unit}".strip()
 
     @property
+    def plain_meaning(self) -> str:
+        """The meaning beside numbers of which every episode is judged."""
+        return self.meaning.replace("judged ", "")
+
+    @property
     def scale(self) -> int:
         """The factor of printed values."""
         return 100 if self.unit else 1

@@ -43,7 +43,7 @@ def _ends_text(metric: Metric, row: _Point) -> str:
 
 
 def _number_column(metric: Metric) -> Column:
-    return Column(metric.heading, metric.meaning.replace("judged ", ""), partial(_number_cell, metric))
+    return Column(metric.heading, metric.plain_meaning, partial(_number_cell, metric))
 
 
 _METRICS = (

@@ -57,7 +57,7 @@ def series_table(compared: SeriesComparison) -> Table:
             text_column("Suite", lambda row: row.curve.suite or "all, pooled") if len(compared.suites) > 1 else None,
             Column("n", value=lambda row: row.point.n),
             *(
-                Column(metric.heading, metric.meaning.replace("judged ", ""), partial(_number_cell, metric))
+                Column(metric.heading, metric.plain_meaning, partial(_number_cell, metric))
                 for metric in (SR, SAFETY, SBU, VSI)
             ),
             Column(SR.label, value=lambda row: _gain_cell(row.point.sr_gain, row.is_first), group=gains),
