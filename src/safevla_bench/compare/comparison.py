@@ -257,7 +257,10 @@ def _fill_unknown(member: PolicyResults, metric: str, value: float) -> TaskValue
 
 
 def _compare_scope(scope: _Scope, options: ComparisonOptions) -> SuiteComparison:
-    """Return the comparison of one scope in each metric that all its policies know."""
+    """Return the comparison of one scope in each metric that all its policies know.
+
+    SR is left out where a violation stopped an episode, Safety where a suite has no verdict, the others in either case.
+    """
     judged = not any(result.suites_without_verdict for result in scope.members)
     ran = not any(result.suites_stopped_on_violation for result in scope.members)
     is_known = {metric: judged and ran for metric in options.metrics} | {SR.key: ran, SAFETY.key: judged}
@@ -412,7 +415,11 @@ def _decide_difference(
 def _add_letters(
     metric: MetricComparison, beside: Sequence[MetricComparison], options: ComparisonOptions
 ) -> MetricComparison:
-    """Return the metric with letters in its standings, a for the best; unchanged with fewer than three policies."""
+    """Return the metric with letters in its standings, a for the best; unchanged with fewer than three policies.
+
+    SBU alone is no merit, as who never succeeds has none: it has letters only if SR is among the metrics `beside`, and
+    only for policies that succeed.
+    """
     if len(metric.standings) < 3:
         return metric
     sr = next((other for other in beside if other.metric == SR.key), None)

@@ -311,9 +311,9 @@ def _summarize_cell(
     success, unsafe = scores.success[members], scores.unsafe[members]
     logs, inactive = scores.count_logs(members)
     rates = episode_rates(scores, members)
-    told, unknown = members[counted | judged], stop_reason(scores, members)
-    vsi, vsi_unsafe, *nsv = _severity_means(scores, told, unknown)
-    rho_min, force, *rho = _margin_means(scores, told, unknown)
+    telling, unknown = members[counted | judged], stop_reason(scores, members)
+    vsi, vsi_unsafe, *nsv = _severity_means(scores, telling, unknown)
+    rho_min, force, *rho = _margin_means(scores, telling, unknown)
     severities = {VSI.key: vsi, VSI_UNSAFE.key: vsi_unsafe}
     return Summary(
         n=int(counted.sum()),

@@ -111,6 +111,7 @@ def _state_difference(scores: Scores, members: Sequence[int]) -> float:
 
 
 def _extreme_pair(scores: Scores, members: Sequence[int]) -> tuple[int, int]:
+    """Return the least severe episode and the most severe of another policy, in rising order; unknown counts as 0."""
     ranked = sorted(members, key=lambda k: (float(np.nan_to_num(scores.vsi[k])), bool(scores.success[k]), k))
     least = ranked[0]
     most = next(k for k in reversed(ranked) if scores.policy[k] != scores.policy[least])

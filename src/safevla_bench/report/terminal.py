@@ -198,7 +198,10 @@ def _vertical_dots(values: Floats, low: float, high: float) -> Floats:
 
 
 def _polyline_dots(down: Floats, columns: int) -> Bools:
-    """Return which dots the polyline through the records covers, the records spread over 2·columns dots across."""
+    """Return which dots the polyline through the records covers, the records spread over 2·columns dots across.
+
+    `down` is the place of each record in dots from the top; NaN leaves a gap. [4·ROWS, 2·columns].
+    """
     count = 2 * columns
     across = _horizontal_dots(len(down), count)
     place = np.arange(count)
