@@ -28,7 +28,8 @@ from safevla_bench.errors import SafevlaError
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.results import evaluate_request
-from safevla_bench.judging.metrics import Rate, Summary, cells
+from safevla_bench.judging.metrics import Summary, cells
+from safevla_bench.judging.rates import Rate
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scores import EpisodeScore, Scores
 from safevla_bench.sources.runs.sources import open_source

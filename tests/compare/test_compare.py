@@ -15,8 +15,9 @@ from statsmodels.stats.proportion import confint_proportions_2indep
 from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.compare.difference import ComparisonOptions, least_tasks
 from safevla_bench.compare.pairs import pair_episodes
-from safevla_bench.compare.policy_results import METRICS, PolicyResults, join_sources, make_names_unique
+from safevla_bench.compare.policy_results import PolicyResults, join_sources, make_names_unique
 from safevla_bench.errors import RunError, SafevlaError
+from safevla_bench.judging.rates import COMPARED, SAFETY
 from safevla_bench.report.tables.comparison import difference_table, standing_table, verdict_cell
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.statistics.intervals import is_significant
@@ -462,7 +463,7 @@ def test_false_differences_among_equals_are_rare():
 
 
 def test_every_metric_is_there_by_default():
-    assert tuple(one.metric for one in compare_policies([A, B]).scopes[0].metrics) == METRICS
+    assert tuple(one.metric for one in compare_policies([A, B]).scopes[0].metrics) == COMPARED
 
 
 def unjudged(results: PolicyResults, *episodes: int) -> PolicyResults:
@@ -559,7 +560,7 @@ def test_fewer_than_six_tasks_never_tell_policies_apart(tasks, better):
     found = compare_policies([on_tasks("a", *["1" * 9] * tasks), on_tasks("b", *["0" * 9] * tasks)])
     (difference,) = metric(found, "safety").differences
     assert (difference.better, difference.tasks_needed) == (better, 6 if better is None else None)
-    assert verdict_cell(difference, "safety").text == ("needs 6 tasks" if better is None else "A safer")
+    assert verdict_cell(difference, SAFETY).text == ("needs 6 tasks" if better is None else "A safer")
 
 
 def test_more_policies_need_more_tasks():
@@ -656,7 +657,7 @@ def test_a_suite_where_one_is_always_safe_and_the_other_never_is_an_exploratory_
     (difference,) = metric(found, "safety", 0).differences
     assert (difference.p_by_task, difference.better) == (1 / 2**6, "a")
     assert not metric(found, "safety", 0).primary
-    assert verdict_cell(difference, "safety", exploratory=True).text == "A safer, exploratory"
+    assert verdict_cell(difference, SAFETY, exploratory=True).text == "A safer, exploratory"
 
 
 # Episodes without a value
@@ -685,7 +686,7 @@ def test_a_verdict_that_lost_episodes_could_change_is_undecided_unless_allowed(p
     crashed = with_losses(CALM, *range(0, 64, 8))
     (difference,) = metric(compare_policies([crashed, near], paired=paired), "safety").differences
     assert (difference.better, difference.undecided, difference.unknown) == (None, True, 8)
-    assert verdict_cell(difference, "safety").text == "undecided"
+    assert verdict_cell(difference, SAFETY).text == "undecided"
     allowed = compare_policies([crashed, near], ComparisonOptions(allow_crashed=True), paired=paired)
     (difference,) = metric(allowed, "safety").differences
     assert (difference.better, difference.undecided, difference.unknown) == ("a", False, 8)
@@ -753,7 +754,7 @@ def test_without_safety_the_first_metric_is_primary():
 def test_the_safer_policy_is_the_one_with_less_unsafe_success_and_severity():
     calm, rough = drawn("calm", 1, 240, safety=0.95), drawn("rough", 2, 240, safety=0.2)
     found = compare_policies([rough, calm])
-    assert {name: metric(found, name).differences[0].better for name in METRICS if name != "sr"} == dict.fromkeys(
+    assert {name: metric(found, name).differences[0].better for name in COMPARED if name != "sr"} == dict.fromkeys(
         ["safety", "clean", "sbu", "p_unsafe_given_success", "vsi"], "calm"
     )
 

@@ -16,7 +16,7 @@ from scipy import stats
 from safevla_bench.errors import SafevlaError
 from safevla_bench.judging.gates import Gate, check_gates
 from safevla_bench.judging.scores import ACTIVE, INACTIVE, Scores, SpecColumn
-from safevla_bench.report.tables import gates as gating
+from safevla_bench.report.tables import notices as gating
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.statistics.intervals import bounded_mean_interval
 from safevla_bench.statistics.planning import rate_power

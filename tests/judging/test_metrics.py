@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from safevla_bench.judging.metrics import LEAST_UNSAFE, Mean, aggregate, cells, task_rates
+from safevla_bench.judging.metrics import aggregate, cells, task_rates
+from safevla_bench.judging.rates import HEADLINE, LEAST_UNSAFE, Mean
 from safevla_bench.judging.scores import ACTIVE, INACTIVE, VACUOUS, Scores, SpecColumn
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.statistics.intervals import bounded_mean_interval
@@ -406,3 +407,13 @@ def test_where_all_are_judged_no_reason_is_written():
     assert all("unknown" not in rate for rate in row["rates"].values())
     assert all("unknown" not in mean and "skipped_resamples" in mean for mean in row["means"].values())
     assert row["no_verdict"] == {}
+
+
+def test_every_metric_of_a_summary_is_the_mean_of_its_values_over_the_episodes_that_have_one():
+    total = aggregate(scores())
+    for metric in HEADLINE:
+        values = metric.values(scores())
+        known = values[~np.isnan(values)]
+        number = total.number(metric)
+        assert (number.n, getattr(total, metric.key)) == (len(known), number.value)
+        assert number.value == pytest.approx(known.mean())

@@ -39,7 +39,7 @@ from safevla_bench.report.page import render_page
 from safevla_bench.report.tables import catalog
 from safevla_bench.report.tables import episodes as episode_tables
 from safevla_bench.report.tables import episodes as query_tables
-from safevla_bench.report.tables import gates as gating
+from safevla_bench.report.tables import notices as gating
 from safevla_bench.report.tables import sensitivity as varying
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.sensitivity.curves import ablate_thresholds, sweep_threshold

@@ -24,7 +24,7 @@ from safevla_bench.judging import metrics
 from safevla_bench.judging.provenance_marks import warn_of_cells, warn_of_scores
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.policies.divergence import has_diverged, measure_divergence
-from safevla_bench.report.tables import external
+from safevla_bench.report.tables import episodes as episode_tables
 from safevla_bench.sources.foreign.demonstrations import RecordedActions
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.sources.runs.folder import read_description
@@ -322,7 +322,7 @@ def test_a_diverged_replay_is_marked_wherever_its_numbers_are_shown(tmp_path, re
     (warning,) = [line for line in warn_of_scores(judged.scores) if line.startswith("Diverged replays: 1 episode of")]
     assert warning in warn_of_cells([cell])
     assert "Diverged replays" in (tmp_path / "again" / "report.html").read_text()
-    assert "the replay alone" in " ".join(cell.text for cell in external.replay_table(judged.batch).rows[0])
+    assert "the replay alone" in " ".join(cell.text for cell in episode_tables.replay_table(judged.batch).rows[0])
 
 
 def test_without_a_number_every_recorded_episode_is_played_and_no_other_task(tmp_path, recorded):

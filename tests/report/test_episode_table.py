@@ -28,8 +28,8 @@ GONE = AbsentEpisode(
 
 def test_every_episode_is_listed_once_in_the_order_of_the_sources():
     entries = build_episode_table(replace(SCORES, absent=(GONE,)), BATCH, RULESET).entries
-    assert [entry.number for entry in entries] == list(range(1, len(SCORES) + 2))
-    assert [entry.episode_id for entry in entries] == [*SCORES.episode_id, "gone"]
+    assert [entry.row.number for entry in entries] == list(range(1, len(SCORES) + 2))
+    assert [entry.row.episode_id for entry in entries] == [*SCORES.episode_id, "gone"]
 
 
 def test_facets_file_each_episode_under_its_own_choices_and_count_them():
@@ -58,7 +58,7 @@ def test_an_episode_is_filed_under_exactly_the_kinds_of_the_bodies_that_break_li
     assert facet.choices
     for entry in table.entries:
         kinds = {facet.choices[int(index)][0] for index in entry.facets["bodies"].split()}
-        assert kinds == {kind for found in violations if found.number == entry.number for kind in found.kinds}
+        assert kinds == {kind for found in violations if found.number == entry.row.number for kind in found.kinds}
 
 
 def test_without_a_search_for_bodies_there_is_no_filter_by_their_kind():
@@ -76,7 +76,7 @@ def test_each_scored_specification_is_either_judged_or_says_why_not():
 
 def test_a_crashed_episode_has_a_reason_and_no_verdict():
     entry = build_episode_table(verdicts(absent=(GONE,)), None, RULESET).entries[0]
-    assert (entry.kind, entry.lost, entry.vsi, entry.first, entry.clauses) == ("cr", ("E: x",), "—", "—", ())
+    assert (entry.kind, entry.lost, entry.vsi, entry.first, entry.clauses) == ("cr", ["E: x"], "—", "—", ())
     assert entry.keys.split()[1:2] + entry.keys.split()[4:] == ["-"] * 4
 
 
@@ -91,7 +91,7 @@ def test_without_a_time_step_the_first_violation_is_shown_and_sorted_by_its_step
 def test_an_episode_without_a_verdict_is_not_called_safe():
     entry = build_episode_table(verdicts((True, NAN, NAN)), None, RULESET).entries[0]
     assert (entry.kind, entry.ending, entry.vsi) == ("nv", "Succeeded, no verdict", "—")
-    assert entry.no_verdict == "no specification applies"
+    assert entry.row.no_verdict == "no specification applies"
 
 
 @pytest.mark.parametrize(

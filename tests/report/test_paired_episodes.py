@@ -41,7 +41,7 @@ def test_episodes_meet_where_suite_task_state_and_seed_are_the_same():
     assert len(states) == 3
     for state in states:
         assert {entry.policy for entry in state.entries} == {"a", "b", "c"}
-        assert len({(entry.suite, entry.task) for entry in state.entries}) == 1
+        assert len({(entry.row.benchmark, entry.row.task_id) for entry in state.entries}) == 1
     assert met(started(PLAIN, range(9)))[0] == []
     assert met(PLAIN)[0] == []
 

@@ -33,7 +33,7 @@ from safevla_bench.judging.registration import REGISTERED
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report.render.text import render_text
-from safevla_bench.report.tables import gates as gating
+from safevla_bench.report.tables import notices as gating
 from safevla_bench.statistics.intervals import CONFIDENCE
 from safevla_bench.text import escape_controls
 

@@ -27,11 +27,12 @@ from safevla_bench.cli.score import print_missing
 from safevla_bench.compare import sample_size
 from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.compare.difference import ComparisonOptions
-from safevla_bench.compare.policy_results import METRICS, PolicyResults
+from safevla_bench.compare.policy_results import PolicyResults
 from safevla_bench.compare.ranking import RankingSensitivity, rank_under_variants
 from safevla_bench.jobs.evaluation.judgement import load_policy_results, make_rescorer
 from safevla_bench.jobs.evaluation.outputs import comparison_tables
 from safevla_bench.judging.judged import Judged
+from safevla_bench.judging.rates import COMPARED
 from safevla_bench.judging.registration import REGISTERED, check_registrations
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.report.render.text import render_text
@@ -125,7 +126,7 @@ def _plan_options(command: F) -> F:
     "--metric",
     "metrics",
     multiple=True,
-    type=click.Choice(METRICS),
+    type=click.Choice(COMPARED),
     help="Only this metric. Repeatable; all by default.",
 )
 @confidence_option
@@ -177,7 +178,7 @@ def compare_command(
         return
     require_sources(sources)
     how = ComparisonOptions(
-        metrics=metrics or METRICS,
+        metrics=metrics or COMPARED,
         confidence=confidence / 100,
         seed=seed,
         margin=None if margin is None else margin / 100,

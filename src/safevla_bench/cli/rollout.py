@@ -28,7 +28,7 @@ from safevla_bench.jobs.evaluation.stopping_rule import describe_decision
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.publishing import tracking
 from safevla_bench.report.render.text import render_text
-from safevla_bench.report.tables import external
+from safevla_bench.report.tables import episodes as episode_tables
 from safevla_bench.report.tables.table import Cell, Column, Table
 from safevla_bench.rollout.engine import Observer
 from safevla_bench.rollout.estimate import CostRange, RunEstimate
@@ -225,7 +225,7 @@ def _is_replay(run_command: RunCommand) -> bool:
 
 
 def _report_replays(batch: Batch | None) -> None:
-    table = external.replay_table(batch) if batch else None
+    table = episode_tables.replay_table(batch) if batch else None
     if table:
         click.echo(f"\n{render_text(table)}")
 

@@ -33,7 +33,8 @@ from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.publishing import tracking
 from safevla_bench.report.render import render_json
 from safevla_bench.report.render.text import render_text
-from safevla_bench.report.tables import external, notices
+from safevla_bench.report.tables import episodes as episode_tables
+from safevla_bench.report.tables import notices
 from safevla_bench.report.tables.catalog import ABLATED
 from safevla_bench.report.tables.cells import headline_table
 from safevla_bench.report.tables.table import Table
@@ -119,7 +120,7 @@ def _send_scores(judged: Judged, out: Path, trackers: Sequence[str]) -> None:
 
 
 def _print_results(files: Sequence[Path], form: str) -> None:
-    rates = [external.foreign_results_table(foreign.read_results(path), path.name) for path in files]
+    rates = [episode_tables.foreign_results_table(foreign.read_results(path), path.name) for path in files]
     if form == "json":
         click.echo(render_json(rates), nl=False)
         return

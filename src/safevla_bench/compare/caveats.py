@@ -15,10 +15,7 @@ _MOST_NAMED = 6
 def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, paired: bool) -> list[str]:
     """Return what a reader must know beside the numbers, each as a sentence, in the order to print; [] if nothing.
 
-    Args:
-        results: of the policies compared.
-        left_out: how many pairs some policy did not finish.
-        paired: whether episodes were paired; else the tasks that some policy did not run are named.
+    `paired`: whether episodes were paired; else the tasks that some policy did not run are named.
     """
     warnings = list(provenance_marks.warn_of_standins(_standin_cells(results)))
     warnings += provenance_marks.warn_of_mixtures(simulator_cells(results))
@@ -49,7 +46,9 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
     if left_out:
         noun = "pair was" if left_out == 1 else "pairs were"
         whose = "one side" if len(results) == 2 else "some policy"
-        warnings.append(f"{left_out} {noun} left out: {whose} {_describe_loss(results)} there.")
+        damaged = any(episode.outcome == "lost" for result in results for episode in result.lost)
+        loss = "crashed, was stopped, or lost its record" if damaged else "crashed or was stopped"
+        warnings.append(f"{left_out} {noun} left out: {whose} {loss} there.")
     warnings += dict.fromkeys(f"{result.source}: {sentence}." for result in results for sentence in result.left_out)
     lost_counts = {result.name: sum(episode.outcome != "lost" for episode in result.lost) for result in results}
     lost = [f"{name} {count}" for name, count in lost_counts.items() if count]
@@ -106,8 +105,3 @@ def simulator_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.C
     return {
         (result.name, suite): versions for result in results for suite, versions in result.simulator_by_suite.items()
     }
-
-
-def _describe_loss(results: Sequence[PolicyResults]) -> str:
-    damaged = any(episode.outcome == "lost" for result in results for episode in result.lost)
-    return "crashed, was stopped, or lost its record" if damaged else "crashed or was stopped"

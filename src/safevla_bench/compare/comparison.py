@@ -22,8 +22,6 @@ from safevla_bench.compare.caveats import (
     simulator_cells,
 )
 from safevla_bench.compare.difference import (
-    HIGHER_IS_BETTER,
-    Bounds,
     ComparisonOptions,
     Difference,
     TaskValues,
@@ -35,15 +33,16 @@ from safevla_bench.compare.difference import (
     resampled_task_interval,
     unpaired_difference,
 )
-from safevla_bench.compare.pairs import PairedResults, pair_episodes
+from safevla_bench.compare.pairs import PairedResults, count_as, pair_episodes
 from safevla_bench.compare.policy_results import PolicyResults, TaskKey
 from safevla_bench.errors import RunError
 from safevla_bench.judging import provenance_marks
+from safevla_bench.judging.rates import BOUNDED, METRICS, SAFETY, SBU, SR, VSI, Bounds
 from safevla_bench.statistics.intervals import bounded_mean_interval, is_significant, wilson_interval
 from safevla_bench.statistics.strata import mean_rate_interval
 from safevla_bench.statistics.tests import holm_adjust, letter_display
 
-_SAME_IN = ("sr", "safety", "sbu", "vsi")
+_SAME_IN = (SR.key, SAFETY.key, SBU.key, VSI.key)
 """The metrics in which identical policies agree, from which all others follow."""
 
 
@@ -139,7 +138,7 @@ def compare_policies(
         _require_shared_task(results)
     left_out = len(pairs.left_out) if pairs else 0
     scopes = [
-        _compare_scope(_Scope(suite, tuple(_select_suite(result, suite) for result in results),
+        _compare_scope(_Scope(suite, tuple(result.select_suite(suite) for result in results),
                               pairs.select_suite(suite) if pairs else None), options)
         for suite in _scope_suites(results, pairs)
     ]  # fmt: skip
@@ -237,39 +236,34 @@ class _Scope:
         first, *others = [dict.fromkeys(result.tasks) for result in self.members]
         return [task for task in first if all(task in tasks for tasks in others)]
 
-    def _lost_tasks(self, member: PolicyResults) -> list[TaskKey]:
-        return [(lost.benchmark, lost.task_id) for lost in member.lost if self.suite in (None, lost.benchmark)]
-
-    def fill(self, member: PolicyResults, metric: str, value: float) -> TaskValues:
-        lost, values = self._lost_tasks(member), member.metric_values(metric)
-        filled = np.concatenate([np.where(np.isnan(values), value, values), np.full(len(lost), value)])
-        return TaskValues.of_episodes(member.name, filled, [*member.tasks, *lost])
-
     def count_unknown(self, first: PolicyResults, second: PolicyResults, metric: str) -> int:
-        metric, shared = "clean" if metric == _CONDITIONAL else metric, {*first.tasks} & {*second.tasks}
-        return sum(
-            sum(task in shared for task in self._lost_tasks(member))
-            + sum(task in shared for task, value in zip(member.tasks, member.metric_values(metric), strict=True)
-                  if np.isnan(value))
-            for member in (first, second)
-        )  # fmt: skip
+        shared, read = {*first.tasks} & {*second.tasks}, METRICS[count_as(metric)].values
+        tasks = [
+            *(task for member in (first, second) for task in _lost_tasks(member)),
+            *(task for member in (first, second) for task, value in zip(member.tasks, read(member), strict=True)
+              if np.isnan(value)),
+        ]  # fmt: skip
+        return sum(task in shared for task in tasks)
 
 
-def _select_suite(result: PolicyResults, suite: str | None) -> PolicyResults:
-    return result.select_episodes(
-        np.array([e for e, header in enumerate(result.headers) if suite in (None, header.benchmark)], dtype=np.int64)
-    )
+def _lost_tasks(member: PolicyResults) -> list[TaskKey]:
+    return [(lost.benchmark, lost.task_id) for lost in member.lost]
+
+
+def _fill_unknown(member: PolicyResults, metric: str, value: float) -> TaskValues:
+    lost, values = _lost_tasks(member), METRICS[metric].values(member)
+    filled = np.concatenate([np.where(np.isnan(values), value, values), np.full(len(lost), value)])
+    return TaskValues.of_episodes(member.name, filled, [*member.tasks, *lost])
 
 
 def _compare_scope(scope: _Scope, options: ComparisonOptions) -> SuiteComparison:
     """Return the comparison of one scope in each metric that all its policies know.
 
-    SR is left out where a violation stopped an episode, Safety where a suite has no verdict, all other metrics in
-    either case; it may be that no metric remains. Verdicts are decided later.
+    SR is left out where a violation stopped an episode, Safety where a suite has no verdict, the others in either case.
     """
     judged = not any(result.suites_without_verdict for result in scope.members)
     ran = not any(result.suites_stopped_on_violation for result in scope.members)
-    is_known = {metric: judged and ran for metric in options.metrics} | {"sr": ran, "safety": judged}
+    is_known = {metric: judged and ran for metric in options.metrics} | {SR.key: ran, SAFETY.key: judged}
     pairs = scope.pairs
     finished = 0 if pairs is None else len(pairs.keys) - len(pairs.left_out)
     if pairs and pairs.by_state:
@@ -285,14 +279,8 @@ def _compare_scope(scope: _Scope, options: ComparisonOptions) -> SuiteComparison
 
 
 def _compare_metric(scope: _Scope, metric: str, options: ComparisonOptions) -> MetricComparison:
-    """Return one metric of a scope: a standing for each policy, a difference for each two.
-
-    Verdicts and letters come later. Without pairs, standings are means over the tasks that all policies ran and have a
-    value in.
-    """
-    values = [
-        TaskValues.of_episodes(result.name, result.metric_values(metric), result.tasks) for result in scope.members
-    ]
+    """Return one metric of a scope: a standing for each policy, a difference for each two."""
+    values = [TaskValues.of_results(result, metric) for result in scope.members]
     numbers = list(combinations(range(len(values)), 2))
     pairs = scope.pairs
     if pairs is None:
@@ -307,16 +295,12 @@ def _compare_metric(scope: _Scope, metric: str, options: ComparisonOptions) -> M
     )
 
 
-_CONDITIONAL = "p_unsafe_given_success"
-"""The metric without extremes: which of the unknown episodes would have succeeded is unknown."""
-
-
 def _compare_pair(pairs: PairedResults, i: int, j: int, metric: str, options: ComparisonOptions) -> Difference:
     """Return the difference of policies i and j over their pairs, with the number left out and the extremes."""
     names = pairs.results[i].name, pairs.results[j].name
     difference = paired_difference(names, pairs.state_means(i, j, metric), metric, options)
     unknown, extremes = pairs.count_unknown(i, j, metric), None
-    if unknown and metric != _CONDITIONAL:
+    if unknown and metric in BOUNDED:
         least, greatest = pairs.extreme_means(i, j, metric)
         extremes = (
             paired_difference(names, least, metric, options),
@@ -329,32 +313,29 @@ def _compare_pair(pairs: PairedResults, i: int, j: int, metric: str, options: Co
 def _compare_independent(scope: _Scope, i: int, j: int, metric: str, options: ComparisonOptions) -> Difference:
     """Return the difference of policies i and j on the tasks that both ran, with the extremes."""
     first, second = scope.members[i], scope.members[j]
-    mine, theirs = (
-        TaskValues.of_episodes(item.name, item.metric_values(metric), item.tasks) for item in (first, second)
-    )
+    mine, theirs = TaskValues.of_results(first, metric), TaskValues.of_results(second, metric)
     difference, extremes = unpaired_difference(mine, theirs, metric, options), None
     unknown = scope.count_unknown(first, second, metric)
-    if unknown and metric != _CONDITIONAL:
+    if unknown and metric in BOUNDED:
+        (mine_low, mine_high), (theirs_low, theirs_high) = (
+            [_fill_unknown(member, metric, value) for value in (0.0, 1.0)] for member in (first, second)
+        )
         extremes = (
-            unpaired_difference(scope.fill(first, metric, 0.0), scope.fill(second, metric, 1.0), metric, options),
-            unpaired_difference(scope.fill(first, metric, 1.0), scope.fill(second, metric, 0.0), metric, options),
+            unpaired_difference(mine_low, theirs_high, metric, options),
+            unpaired_difference(mine_high, theirs_low, metric, options),
         )
     return add_extremes(difference, extremes, unknown, metric, options)
 
 
 def _episode_standing(pairs: PairedResults, k: int, metric: str, options: ComparisonOptions) -> PolicyStanding:
-    """Return policy k's value, count and intervals over initial states, each with the mean of its episodes.
-
-    Of two policies, over the states that both have a value of; of three or more, over all of policy k's own. Value None
-    if there is no state; count None for VSI and where a state has several episodes.
-    """
+    """Return policy k's value, count and intervals over initial states, each with the mean of its episodes."""
     states = pairs.state_means(k, 1 - k if len(pairs.results) == 2 else k, metric)
     n, total = len(states.first), float(states.first.sum())
     numbers = number_tasks(states.tasks)
     task_of = np.array([numbers[task] for task in states.tasks], dtype=np.int64)
     sizes = np.bincount(task_of, minlength=len(numbers)).astype(np.float64)
     totals = np.bincount(task_of, states.first, len(numbers)).astype(np.float64)
-    counts = metric != "vsi" and states.is_single
+    counts = METRICS[metric].unit and states.is_single
     interval = (
         wilson_interval(int(total), n, options.confidence)
         if counts
@@ -371,20 +352,17 @@ def _episode_standing(pairs: PairedResults, k: int, metric: str, options: Compar
 
 
 def _task_standing(values: TaskValues, metric: str, options: ComparisonOptions) -> PolicyStanding:
-    """Return a policy's mean over its tasks, each of equal weight, with intervals; value None without an episode.
-
-    `count` is the sum over all episodes, None for VSI.
-    """
+    """Return a policy's mean over its tasks, each of equal weight, with intervals; value None without an episode."""
     n = int(values.sizes.sum())
     means: NDArray[np.float64] = values.totals / values.sizes
-    if metric == "vsi" and len(means) == 1:
+    if not METRICS[metric].unit and len(means) == 1:
         interval = bounded_mean_interval(next(iter(values.by_task.values())), options.confidence)
     else:
         interval = mean_rate_interval(values.totals, values.sizes, options.confidence)
     return PolicyStanding(
         policy=values.policy,
         n=n,
-        count=None if metric == "vsi" else int(values.totals.sum()),
+        count=int(values.totals.sum()) if METRICS[metric].unit else None,
         value=float(means.mean()) if n else None,
         ci=interval_bounds(interval),
         ci_by_task=resampled_task_interval(means, np.ones(len(means)), values.tasks, options),
@@ -396,7 +374,7 @@ def _task_standing(values: TaskValues, metric: str, options: ComparisonOptions) 
 
 def _decide_verdicts(scopes: Sequence[SuiteComparison], options: ComparisonOptions) -> Iterator[SuiteComparison]:
     last = scopes[-1].metrics
-    primary = next((metric for metric in last if metric.metric == "safety"), last[0] if last else None)
+    primary = next((metric for metric in last if metric.metric == SAFETY.key), last[0] if last else None)
     for scope in scopes:
         decided = [replace(_decide_metric(metric, options), primary=metric is primary) for metric in scope.metrics]
         yield replace(scope, metrics=tuple(_add_letters(metric, decided, options) for metric in decided))
@@ -409,24 +387,19 @@ def _decide_metric(metric: MetricComparison, options: ComparisonOptions) -> Metr
     worst = measured if options.allow_crashed else [
         max(p, item.p_at_extremes or 0.0) for p, item in zip(measured, tested, strict=True)
     ]  # fmt: skip
-    adjusted = zip(holm_adjust(measured), holm_adjust(worst), strict=True)
-    p_values = {id(item): pair for item, pair in zip(tested, adjusted, strict=True)}
     least = least_tasks(options.confidence, len(tested))
-    differences = (
-        _decide_difference(item, metric.metric, *p_values[id(item)], least, options) if id(item) in p_values else item
-        for item in metric.differences
-    )
-    return replace(metric, differences=tuple(differences))
+    decided = {
+        (item.first, item.second): _decide_difference(item, metric.metric, p, worst_p, least, options)
+        for item, p, worst_p in zip(tested, holm_adjust(measured), holm_adjust(worst), strict=True)
+    }
+    differences = tuple(decided.get((item.first, item.second), item) for item in metric.differences)
+    return replace(metric, differences=differences)
 
 
 def _decide_difference(
     item: Difference, metric: str, p: float, worst_p: float, least: int, options: ComparisonOptions
 ) -> Difference:
-    """Return the difference with its adjusted p-value and the better policy, or why there is no verdict.
-
-    `worst_p` is the adjusted p-value at the extremes of unknown episodes, `least` the fewest tasks that tell policies
-    apart.
-    """
+    """Return the difference with its adjusted p-value and the better policy, or why there is no verdict."""
     item = replace(item, p_adjusted=p)
     if item.is_by_task and item.tasks < least:
         return replace(item, tasks_needed=least)
@@ -434,7 +407,9 @@ def _decide_difference(
         return item
     if not is_significant(worst_p, options.confidence):
         return replace(item, undecided=True)
-    return replace(item, better=item.first if (item.difference > 0) == HIGHER_IS_BETTER[metric] else item.second)
+    return replace(
+        item, better=item.first if (item.difference > 0) == (METRICS[metric].better == "high") else item.second
+    )
 
 
 def _add_letters(
@@ -442,20 +417,19 @@ def _add_letters(
 ) -> MetricComparison:
     """Return the metric with letters in its standings, a for the best; unchanged with fewer than three policies.
 
-    A policy without a value gets none. SBU alone is no merit, as who never succeeds has none: it has letters only if SR
-    is among the metrics `beside`, and only for policies that succeed.
+    SBU alone is no merit, as who never succeeds has none: it has letters only if SR is among the metrics `beside`, and
+    only for policies that succeed.
     """
     if len(metric.standings) < 3:
         return metric
-    sr = next((other for other in beside if other.metric == "sr"), None)
+    sr = next((other for other in beside if other.metric == SR.key), None)
     lettered = [
         k
         for k, standing in enumerate(metric.standings)
-        if standing.value is not None and (metric.metric != "sbu" or (sr is not None and bool(sr.standings[k].value)))
+        if standing.value is not None and (metric.metric != SBU.key or (sr is not None and bool(sr.standings[k].value)))
     ]
-    order = sorted(
-        lettered, key=lambda k: (metric.standings[k].value or 0.0) * (-1 if HIGHER_IS_BETTER[metric.metric] else 1)
-    )
+    sign = -1 if METRICS[metric.metric].better == "high" else 1
+    order = sorted(lettered, key=lambda k: sign * (metric.standings[k].value or 0.0))
     rank_of = {metric.standings[k].policy: rank for rank, k in enumerate(order)}
     distinct = {
         (rank_of[item.first], rank_of[item.second])

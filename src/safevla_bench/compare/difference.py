@@ -14,8 +14,9 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from safevla_bench.compare.pairs import StateMeans
-from safevla_bench.compare.policy_results import METRICS, TaskKey
+from safevla_bench.compare.policy_results import PolicyResults, TaskKey
 from safevla_bench.errors import SafevlaError
+from safevla_bench.judging.rates import COMPARED, METRICS, Bounds
 from safevla_bench.statistics.bootstrap import RESAMPLES, percentile_interval
 from safevla_bench.statistics.intervals import CONFIDENCE, Interval, reconcile_interval, tango_interval
 from safevla_bench.statistics.sequential import sequential_difference, sequential_p
@@ -31,8 +32,6 @@ from safevla_bench.statistics.strata import (
 )
 from safevla_bench.statistics.tests import barnard_p
 
-Bounds = tuple[float, float]
-HIGHER_IS_BETTER = {metric: metric in ("sr", "safety", "clean") for metric in METRICS}
 MarginVerdict = Literal["equivalent", "first not worse", "second not worse", "open"]
 
 
@@ -44,7 +43,7 @@ class ComparisonOptions(msgspec.Struct, frozen=True, kw_only=True):
     episodes without a value could change them.
     """
 
-    metrics: tuple[str, ...] = METRICS
+    metrics: tuple[str, ...] = COMPARED
     confidence: float = CONFIDENCE
     seed: int = 0
     margin: float | None = None
@@ -147,6 +146,11 @@ class TaskValues:
             members.setdefault(tasks[k], []).append(k)
         return cls(policy, {task: values[indices] for task, indices in members.items()})
 
+    @classmethod
+    def of_results(cls, results: PolicyResults, metric: str) -> TaskValues:
+        """Return a metric of a policy's episodes."""
+        return cls.of_episodes(results.name, METRICS[metric].values(results), results.tasks)
+
     def select_tasks(self, tasks: Sequence[TaskKey]) -> TaskValues:
         """Return the values of the given tasks alone, in their order. Raises `KeyError` for a task without a value."""
         return TaskValues(self.policy, {task: self.by_task[task] for task in tasks})
@@ -197,7 +201,7 @@ def paired_difference(
     )
     if options.sequential:
         return _judge_at_every_look(measured, differences, metric, options)
-    if metric == "vsi" or not states.is_single:
+    if not (METRICS[metric].unit and states.is_single):
         of_pairs = flip_pair_means(differences, options.confidence)
         return replace(measured, ci=interval_bounds(of_pairs.interval), p_value=of_pairs.p_value)
     only_first, only_second = int((differences > 0).sum()), int((differences < 0).sum())
@@ -262,13 +266,8 @@ def add_extremes(
 ) -> Difference:
     """Return the difference with what `unknown` episodes could make of it, and its verdict on the margin.
 
-    Args:
-        difference: of the values that are known.
-        extremes: the same with every unknown value the worst for the first policy, and the best; None if it cannot be
-            known, as for P[U|S]: then no verdict stands.
-        unknown: how many values are unknown; with none, `extremes` do not matter.
-        metric: of which the difference is.
-        options: of the comparison.
+    `extremes`: the same with every unknown value the worst for the first policy, and the best; None if it cannot be
+    known, as for P[U|S]: then no verdict stands. `options`: of the comparison.
     """  # fmt: skip
     if not unknown:
         return replace(difference, margin=judge_margin([difference], metric, options))
@@ -295,7 +294,7 @@ def _judge_at_every_look(
     but for VSI; `both` and `neither` are not.
     """
     interval = sequential_difference(differences, options.confidence)
-    has_counts = measured.pairs is not None and metric != "vsi"
+    has_counts = measured.pairs is not None and bool(METRICS[metric].unit)
     return replace(
         measured,
         test="betting, at every look",
@@ -313,7 +312,7 @@ def _unpaired_test(
     first: TaskValues, second: TaskValues, metric: str, options: ComparisonOptions
 ) -> tuple[str, MeanTest]:
     """Return the name of the test on these tasks and its outcome; both policies have values in the same tasks."""
-    if metric == "vsi":
+    if not METRICS[metric].unit:
         values = list(first.by_task.values()), list(second.by_task.values())
         generator = bootstrap_generator(options)
         return "permutation within tasks", permute_task_means(*values, generator, options.confidence)
@@ -367,7 +366,7 @@ def judge_margin(differences: Sequence[Difference], metric: str, options: Compar
     if len(bounds) < len(intervals) or any(item.is_by_task and item.differing_tasks < least for item in differences):
         return "open"
     low, high = min(low for low, _ in bounds), max(high for _, high in bounds)
-    if not HIGHER_IS_BETTER[metric]:
+    if METRICS[metric].better == "low":
         low, high = -high, -low
     if low > -margin and high < margin:
         return "equivalent"
@@ -385,11 +384,7 @@ def resampled_task_interval(
 
     None for fewer than `LEAST_RESAMPLED_TASKS`, and where resamples never varied.
 
-    Args:
-        totals: sum of the values of each task, [K].
-        sizes: number of values of each task, [K].
-        tasks: suite and name of each task, K.
-        options: confidence and seed.
+    `totals`: sum of the values of each task, [K]. `sizes`: number of values of each task, [K].
     """
     if len(tasks) < LEAST_RESAMPLED_TASKS:
         return None

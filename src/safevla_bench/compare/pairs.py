@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.compare.policy_results import PolicyResults, TaskKey, name_kitchens
 from safevla_bench.errors import RunError
+from safevla_bench.judging.rates import BOUNDED, CLEAN, METRICS
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.trajectory.header import Header
 from safevla_recorder.simulator_versions import physics_versions
@@ -98,8 +99,7 @@ class PairedResults:
         """
         table = np.full(self.places.shape, np.nan)
         for row, places, result in zip(table, self.places, self.results, strict=True):
-            values = result.metric_values(metric)
-            row[places >= 0] = values[places[places >= 0]]
+            row[places >= 0] = METRICS[metric].values(result)[places[places >= 0]]
         return table
 
     def state_means(self, first: int, second: int, metric: str) -> StateMeans:
@@ -126,11 +126,8 @@ class PairedResults:
         return self._average_states(mine_low, theirs_high), self._average_states(mine_high, theirs_low)
 
     def count_unknown(self, first: int, second: int, metric: str) -> int:
-        """Return how many planned episodes of two policies (by number) have no value of the metric.
-
-        For P[U|S]: of clean success, as an episode that does not succeed has no value either.
-        """
-        values = self.metric_values("clean" if metric == "p_unsafe_given_success" else metric)[[first, second]]
+        """Return how many planned episodes of two policies (by number) have no value of the metric."""
+        values = self.metric_values(count_as(metric))[[first, second]]
         return int((np.isnan(values) & self.is_planned[[first, second]]).sum())
 
     def count_left_out(self, first: int, second: int) -> int:
@@ -143,10 +140,7 @@ class PairedResults:
         return len(set(lost))
 
     def _average_states(self, mine: NDArray[np.float64], theirs: NDArray[np.float64]) -> StateMeans:
-        """Return the means of two policies' values [K] over each initial state's episodes; NaN are left out.
-
-        States without a value of both policies are left out; the others stand in order of first appearance.
-        """
+        """Return the means of two policies' values [K] over each initial state's episodes; NaN are left out."""
         states = list(dict.fromkeys(key.state for key in self.keys))
         number = {state: k for k, state in enumerate(states)}
         numbers = np.array([number[key.state] for key in self.keys], dtype=np.int64)
@@ -173,6 +167,14 @@ class StateMeans:
     """Every state has one episode of each policy, so that means are values."""
 
 
+def count_as(metric: str) -> str:
+    """Return the metric whose unknown values count as those of `metric`.
+
+    For P[U|S] clean success, as an episode that does not succeed has no value either.
+    """
+    return metric if metric in BOUNDED else CLEAN.key
+
+
 def _sum_by_number(
     values: NDArray[np.float64], numbers: NDArray[np.int64], count: int
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -184,10 +186,6 @@ def _sum_by_number(
 def pair_episodes(results: Sequence[PolicyResults], *, across_seeds: bool = False) -> PairedResults:
     """Pair the episodes of policies that planned the same episodes; lost episodes count as planned.
 
-    Args:
-        results: with names that differ.
-        across_seeds: pair initial states whatever the seeds, of which each state may have several.
-
     Raises:
         RunError: what makes them no pairs: initial states that were not recorded, an episode twice, episodes that one
             policy planned and another did not, and starts or rules that differ: environment seed, horizon, kitchen,
@@ -195,10 +193,8 @@ def pair_episodes(results: Sequence[PolicyResults], *, across_seeds: bool = Fals
     """
     results = name_kitchens(results)
     indices = [_index_by_key(result) for result in results]
-    lost = [{_absent_key(episode) for episode in result.lost} - {None} for result in results]
-    planned: list[set[PairKey]] = [
-        {key for key in (*index, *lost_keys) if key is not None} for index, lost_keys in zip(indices, lost, strict=True)
-    ]
+    lost = [{_pair_key(e) for e in result.lost if e.init_state_index is not None} for result in results]
+    planned: list[set[PairKey]] = [{*index, *lost_keys} for index, lost_keys in zip(indices, lost, strict=True)]
     _require_same_episodes(
         results, [{key._replace(seed=None) for key in keys} for keys in planned] if across_seeds else planned
     )
@@ -212,10 +208,7 @@ def pair_episodes(results: Sequence[PolicyResults], *, across_seeds: bool = Fals
 
 
 def _index_by_key(result: PolicyResults) -> dict[PairKey, int]:
-    """Return the place in the results of each episode, by its key.
-
-    Raises `RunError` if an episode has no initial state, or two episodes have the same key.
-    """
+    """Return the place in the results of each episode, by its key."""
     unknown = [header.episode_id for header in result.headers if header.init_state_index is None]
     if unknown:
         problem = f"{_count_episodes(unknown)} of {result.name} do not say from which initial state they started"
@@ -234,10 +227,6 @@ def _index_by_key(result: PolicyResults) -> dict[PairKey, int]:
 def _pair_key(episode: Header | AbsentEpisode) -> PairKey:
     assert episode.init_state_index is not None
     return PairKey(episode.benchmark, episode.task_id, episode.init_state_index, episode.seed)
-
-
-def _absent_key(episode: AbsentEpisode) -> PairKey | None:
-    return None if episode.init_state_index is None else _pair_key(episode)
 
 
 def _require_same_episodes(results: Sequence[PolicyResults], planned: Sequence[set[PairKey]]) -> None:
@@ -322,11 +311,7 @@ def _join_values(values: Sequence[object]) -> str:
 
 
 def _require_same_protocol(first: PolicyResults, other: PolicyResults) -> None:
-    """Raise `RunError` with the names of the rules in which two policies' protocols differ.
-
-    A policy without a protocol is not checked. If either ran in a loop of its own, only the rules of `_start_rules`
-    count.
-    """
+    """Raise `RunError` with the names of the rules in which two policies' protocols differ."""
     if first.protocol is None or other.protocol is None or first.protocol == other.protocol:
         return
     suites = {header.benchmark for result in (first, other) for header in result.headers}
@@ -344,11 +329,7 @@ _OWN_LOOP = "own loop"
 
 
 def _start_rules(protocol: Mapping[str, object], suites: Collection[str]) -> Mapping[str, object]:
-    """Return the three rules by which a loop of somebody's own can be compared with a rollout.
-
-    Seeds are compared apart. `wait_steps` becomes the set of the steps waited in the given suites (of a list of steps:
-    all of them). `rest_steps` is 0 and `stop_at_success` True where the protocol does not say.
-    """
+    """Return the three rules by which a loop of somebody's own can be compared with a rollout."""
     waited, by_suite = protocol.get("wait_steps"), protocol.get("wait_steps_by_suite")
     of_suite = by_suite if isinstance(by_suite, Mapping) else {}
     steps = set(waited) if isinstance(waited, list | tuple) else {of_suite.get(suite, waited) for suite in suites}

@@ -21,8 +21,6 @@ from safevla_recorder.simulator_versions import physics_versions
 UNNAMED = "(unnamed)"
 TaskKey = tuple[str, str]
 """Suite and task."""
-METRICS = ("sr", "safety", "clean", "sbu", "p_unsafe_given_success", "vsi")
-"""SR, Safety, clean success (SR - SBU), SBU, P[U|S], VSI."""
 
 
 @dataclass(frozen=True)
@@ -61,23 +59,6 @@ class PolicyResults:
     def __len__(self) -> int:
         return len(self.headers)
 
-    def metric_values(self, metric: str) -> NDArray[np.float64]:
-        """Return one of `METRICS` of each episode, [n]; proportions as 0 and 1, NaN where unknown.
-
-        SR is known of episodes that ran to their end, Safety and VSI of those with a verdict, the others of those with
-        both, P[U|S] of successes among these alone. Raises `KeyError` for another metric.
-        """
-        both = self.is_judged & self.is_counted
-        values, is_known = {
-            "sr": (self.success, self.is_counted),
-            "safety": (~self.unsafe, self.is_judged),
-            "clean": (self.success & ~self.unsafe, both),
-            "sbu": (self.success & self.unsafe, both),
-            "p_unsafe_given_success": (self.unsafe, both & self.success),
-            "vsi": (self.vsi, self.is_judged),
-        }[metric]
-        return np.where(is_known, values, np.nan)
-
     @property
     def tasks(self) -> list[TaskKey]:
         """Suite and task of each episode, [n]."""
@@ -114,6 +95,14 @@ class PolicyResults:
     def _suites_of(self, selected: NDArray[np.bool_]) -> list[str]:
         return list(dict.fromkeys(self.headers[k].benchmark for k in np.flatnonzero(selected)))
 
+    def select_suite(self, suite: str | None) -> PolicyResults:
+        """Return the results of one suite, lost episodes included; None = all."""
+        if suite is None:
+            return self
+        index = np.array([e for e, header in enumerate(self.headers) if header.benchmark == suite], dtype=np.int64)
+        lost = tuple(episode for episode in self.lost if episode.benchmark == suite)
+        return replace(self.select_episodes(index), lost=lost)
+
     def select_episodes(self, index: NDArray[np.int64]) -> PolicyResults:
         """Return the results of the episodes at these indices, in this order.
 
@@ -141,14 +130,6 @@ def split_by_policy(
     """Split the scores of one source by policy, in order of first appearance; policies with lost episodes alone last.
 
     Episodes without a policy make the result `(unnamed)`. `earlier_resets` and `kitchens` are left empty.
-
-    Args:
-        scores: the verdicts.
-        headers: of the same episodes, in the same order.
-        source: where they come from, to tell two of one name apart.
-        protocol: how the run folder's episodes were started and ended.
-        privileged: the policies that saw state which no real robot has.
-        left_out: episodes that are not among the scores, each kind as one sentence without its full stop.
     """
     policies = dict.fromkeys([*scores.policy, *(result.policy for result in scores.absent)])
     results = [
@@ -167,10 +148,7 @@ def _policy_results(
     protocol: Mapping[str, object] | None,
     privileged: bool,
 ) -> PolicyResults:
-    """Return the results of one policy of a source (None: of the episodes that name none).
-
-    Episodes that neither ran to their end nor have a verdict go to `lost`, with the absent ones.
-    """
+    """Return the results of one policy of a source (None: of the episodes that name none)."""
     of_policy = np.array([name == policy for name in scores.policy], dtype=np.bool_)
     can_tell = scores.is_counted | scores.is_judged
     index = [int(e) for e in np.flatnonzero(of_policy & can_tell)]
@@ -228,10 +206,7 @@ def _can_join(results: Sequence[PolicyResults]) -> bool:
 
 
 def _join_results(results: Sequence[PolicyResults]) -> PolicyResults:
-    """Return the results of several sources of one policy as one; the first's where there is one source.
-
-    Episodes and lost episodes stand source after source. Name, protocol and `left_out` are the first source's.
-    """
+    """Return the results of several sources of one policy as one; the first's where there is one source."""
     if len(results) == 1:
         return results[0]
     arrays: dict[str, Any] = {
@@ -298,11 +273,6 @@ def name_kitchens(results: Sequence[PolicyResults]) -> list[PolicyResults]:
 
 
 def _name_start(header: Header, kitchen: Kitchen | None, names: Mapping[tuple[str, str, Kitchen], _Start]) -> Header:
-    """Return the header with initial state and environment seed where it has no initial state but a kitchen.
-
-    Else unchanged. `names` has the start of each kitchen that some rollout began in; for another kitchen its seed
-    stands for both.
-    """
     if header.init_state_index is not None or kitchen is None:
         return header
     index, env_seed = names.get((header.benchmark, header.task_id, kitchen), (kitchen.seed, kitchen.seed))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -11,6 +11,7 @@ from safevla_bench.compare.comparison import Comparison, compare_policies
 from safevla_bench.compare.difference import ComparisonOptions, Difference
 from safevla_bench.compare.policy_results import PolicyResults, split_by_policy
 from safevla_bench.errors import RunError
+from safevla_bench.judging.rates import SAFETY
 from safevla_bench.judging.scores import Scores
 from safevla_bench.sensitivity.curves import Rescore, apply_variant
 from safevla_bench.sensitivity.variants import ThresholdVariant
@@ -54,10 +55,7 @@ def compare_where_possible(
 
     Episodes of several physics versions are compared too, and the comparison is marked.
 
-    Args:
-        results: of two policies or more.
-        options: how to compare; None = the defaults.
-        protocols: of the sources that state one; where they differ, episodes are not paired.
+    `options`: how to compare; None = the defaults.
 
     Raises:
         RunError: the policies cannot be compared as independent episodes either; see `compare_policies`.
@@ -82,7 +80,7 @@ def _pair_where_possible(
     return compare(False), unpaired
 
 
-_BY_SAFETY = ComparisonOptions(metrics=("safety",))
+_BY_SAFETY = ComparisonOptions(metrics=(SAFETY.key,))
 
 
 def rank_under_variants(
@@ -101,14 +99,6 @@ def rank_under_variants(
     Episodes are paired under every variant or under none, so that only the thresholds differ; `unpaired` says why not.
     A threshold can decide whether episodes pair: a stopped episode counts if it had violated.
 
-    Args:
-        scores: the verdicts.
-        headers: the headers of those episodes, in the same order.
-        library: the specifications that judged.
-        variants: the first is the reference.
-        rescore: judges the same records with another library; needed where recorded extremes do not decide a variant.
-        protocols: the protocols of the sources that state one; if they differ, episodes are not paired.
-
     Raises:
         SpecError: a variant needs `rescore`, and there is none; a specification states its number, not `threshold`.
         KeyError: a variant has a specification that is not in `library`.
@@ -121,7 +111,11 @@ def rank_under_variants(
 
     try:
         comparisons, unpaired = _pair_where_possible(
-            lambda paired: _compare_safety(results_by_variant(), paired=paired), protocols
+            lambda paired: [
+                compare_policies(results, _BY_SAFETY, paired=paired, across_versions=True)
+                for results in results_by_variant()
+            ],
+            protocols,
         )
     except RunError:
         return None
@@ -134,12 +128,6 @@ def rank_under_variants(
         confidence=_BY_SAFETY.confidence,
         unpaired=unpaired,
     )
-
-
-def _compare_safety(results_by_variant: Iterable[Sequence[PolicyResults]], *, paired: bool) -> list[Comparison]:
-    return [
-        compare_policies(results, _BY_SAFETY, paired=paired, across_versions=True) for results in results_by_variant
-    ]
 
 
 def _rank_variants(
@@ -177,11 +165,6 @@ def _by_pair(differences: Sequence[Difference]) -> dict[tuple[str, str], Differe
 def _reversed_pairs(
     reference: Mapping[tuple[str, str], Difference], differences: Sequence[Difference]
 ) -> list[tuple[str, str]]:
-    """Return the pairs that are told apart the other way round than in the reference, which must hold every pair.
-
-    Each pair has first the policy that is better in the reference. Other signs alone mean nothing: equal policies have
-    some under most sets of variants.
-    """
     return [
         (before.better, difference.better)
         for pair, difference in _by_pair(differences).items()

@@ -11,9 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-import numpy as np
-from numpy.typing import NDArray
-
 from safevla_bench.compare.caveats import comparison_warnings
 from safevla_bench.compare.difference import (
     ComparisonOptions,
@@ -25,7 +22,7 @@ from safevla_bench.compare.difference import (
 from safevla_bench.compare.pairs import PairedResults, pair_episodes
 from safevla_bench.compare.policy_results import PolicyResults
 from safevla_bench.errors import RunError
-from safevla_bench.judging.metrics import Mean, Rate, severity_means
+from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI, Mean, Metric, Rate, severity_means
 from safevla_bench.judging.scores import IntervalMethod
 from safevla_bench.statistics.intervals import CONFIDENCE
 from safevla_bench.text import format_compact
@@ -35,7 +32,7 @@ _FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6}
 _TRAINING = r"(?:steps?|ckpts?|checkpoints?|epochs?|iters?|iterations?|updates?)"
 _BEFORE = re.compile(rf"(?:^|[^a-z]){_TRAINING}[^a-z0-9]*$", re.IGNORECASE)
 _AFTER = re.compile(rf"^[^a-z0-9]*{_TRAINING}(?:$|[^a-z])", re.IGNORECASE)
-_GAINS = ("sr", "safety")
+_GAINS = (SR.key, SAFETY.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +170,6 @@ def compare_series(
 ) -> SeriesComparison:
     """Order runs by the numbers in their names, and compare each with the first of its series.
 
-    Args:
-        results: one for each run; the text around the number tells series apart.
-        intervals: the method of the intervals of mean severities.
-        protocols: of the sources that state one; where any differ, no episodes are paired.
-
     Raises:
         RunError: a name without a number, a series of one run, one label twice, or no run of a series that shares a
             task with its first.
@@ -200,11 +192,7 @@ _Members = list[tuple[float, PolicyResults]]
 
 
 def _group_by_series(results: Sequence[PolicyResults]) -> dict[str, _Members]:
-    """Return the runs of each series by rising label, series in order of first appearance.
-
-    Raises `RunError` for a name without a number, a series of one run, two runs of one label, or a series in which no
-    run shares a task with the first.
-    """
+    """Return the runs of each series by rising label, series in order of first appearance."""
     groups: dict[str, _Members] = {}
     for result in results:
         label = read_label(result.name)
@@ -221,10 +209,7 @@ def _group_by_series(results: Sequence[PolicyResults]) -> dict[str, _Members]:
 
 
 def _require_series(members: _Members) -> None:
-    """Raise `RunError` if a series has one run, two runs of one label, or no further run of any task of its first.
-
-    `members` are sorted by label.
-    """
+    """Raise `RunError` if a series has one run, two runs of one label, or no further run of any task of its first."""
     names = [result.name for _, result in members]
     if len(members) < 2:
         remedy = "Name two runs or more alike but for the number: 1000=runs/a 2000=runs/b."
@@ -251,12 +236,8 @@ def _make_curve(
     intervals: IntervalMethod,
     protocols: Sequence[Mapping[str, object]],
 ) -> SeriesCurve:
-    """Return the curve of a series in a suite (None: all pooled), of the runs with an episode there.
-
-    Gains are measured from the first of these runs. Their confidence is raised so that all of the curve hold together
-    at 95 %.
-    """
-    present = [(label, _select_suite(result, suite)) for label, result in members]
+    """Return the curve of a series in a suite (None: all pooled), of the runs with an episode there."""
+    present = [(label, result.select_suite(suite)) for label, result in members]
     present = [(label, result) for label, result in present if len(result)]
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(_GAINS) * (len(present) - 1))
     options = ComparisonOptions(metrics=_GAINS, confidence=confidence)
@@ -275,14 +256,6 @@ def _make_curve(
     )
 
 
-def _select_suite(result: PolicyResults, suite: str | None) -> PolicyResults:
-    if suite is None:
-        return result
-    index = np.array([e for e, header in enumerate(result.headers) if header.benchmark == suite], dtype=np.int64)
-    lost = tuple(episode for episode in result.lost if episode.benchmark == suite)
-    return replace(result.select_episodes(index), lost=lost)
-
-
 def _pair_with_first(
     result: PolicyResults, first: PolicyResults, protocols: Sequence[Mapping[str, object]]
 ) -> PairedResults | None:
@@ -297,59 +270,45 @@ def _pair_with_first(
 def _compare_with_first(
     result: PolicyResults, first: PolicyResults, pairs: PairedResults | None, options: ComparisonOptions
 ) -> dict[str, Difference]:
-    """Return the run's SR and Safety minus the first run's, by metric.
-
-    SR is left out if a violation stopped an episode of either run, Safety if either has a suite without a verdict.
-    Without pairs, episodes are taken as independent.
-    """
+    """Return the run's SR and Safety minus the first run's, by metric."""
     both = (result, first)
     silent = any(run.suites_without_verdict for run in both)
     stopped = any(run.suites_stopped_on_violation for run in both)
-    metrics = [metric for metric in _GAINS if not (silent if metric == "safety" else stopped)]
+    metrics = [metric for metric in _GAINS if not (silent if metric == SAFETY.key else stopped)]
     if pairs is not None:
         return {
             metric: paired_difference((result.name, first.name), pairs.state_means(0, 1, metric), metric, options)
             for metric in metrics
         }
-    mine, theirs = (
-        {metric: TaskValues.of_episodes(run.name, run.metric_values(metric), run.tasks) for metric in metrics}
-        for run in both
-    )
+    mine, theirs = ({metric: TaskValues.of_results(run, metric) for metric in metrics} for run in both)
     return {metric: unpaired_difference(mine[metric], theirs[metric], metric, options) for metric in metrics}
 
 
 def _make_point(
     label: float, result: PolicyResults, gains: Mapping[str, Difference], intervals: IntervalMethod
 ) -> SeriesPoint:
-    """Return a run's rates and mean severity under its label, with its gains; a metric not in `gains` has None.
-
-    If a violation stopped an episode, SR, SBU and VSI have no value but the note `N stopped`.
-    """
+    """Return a run's rates and mean severity under its label, with its gains; a metric not in `gains` has None."""
     stopped = int(result.stopped_on_violation.sum())
     unknown = f"{stopped} stopped" if stopped else ""
     return SeriesPoint(
         label=label,
         policy=result.name,
         n=int(result.is_counted.sum()),
-        sr=_count_rate(result.metric_values("sr"), unknown),
-        safety=_count_rate(result.metric_values("safety"), ""),
-        sbu=_count_rate(result.metric_values("sbu"), unknown),
-        vsi=severity_means(result.metric_values("vsi")[None], intervals, unknown)[0],
-        sr_gain=gains.get("sr"),
-        safety_gain=gains.get("safety"),
+        sr=_count_rate(SR, result, unknown),
+        safety=_count_rate(SAFETY, result, ""),
+        sbu=_count_rate(SBU, result, unknown),
+        vsi=severity_means(VSI.values(result)[None], intervals, unknown)[0],
+        sr_gain=gains.get(SR.key),
+        safety_gain=gains.get(SAFETY.key),
     )
 
 
-def _count_rate(values: NDArray[np.float64], unknown: str) -> Rate:
-    values_known = values[~np.isnan(values)]
-    return Rate.without_value(unknown) if unknown else Rate.of(int(values_known.sum()), len(values_known))
+def _count_rate(metric: Metric, result: PolicyResults, unknown: str) -> Rate:
+    return Rate.without_value(unknown) if unknown else Rate.of_values(metric.values(result))
 
 
 def _warn(members: _Members, curves: Sequence[SeriesCurve]) -> list[str]:
-    """Return what a reader must know of a series beside its numbers, a sentence each, in the order to print.
-
-    Runs that did not run the same episodes come first, else gains of independent episodes; then `comparison_warnings`.
-    """
+    """Return what a reader must know of a series beside its numbers, a sentence each, in the order to print."""
     results = [result for _, result in members]
     starts = [
         Counter((header.benchmark, header.task_id, header.init_state_index) for header in result.headers)

@@ -22,8 +22,9 @@ from fractions import Fraction
 
 from safevla_bench.errors import RunError
 from safevla_bench.judging.judged import Judged
-from safevla_bench.judging.metrics import Bounds, Mean, Rate, SpecSummary, Summary, task_rates
+from safevla_bench.judging.metrics import SpecSummary, Summary, task_rates
 from safevla_bench.judging.provenance_marks import STANDIN
+from safevla_bench.judging.rates import Bounds, Mean, Rate
 from safevla_bench.publishing.model_card import ModelFacts, publishable_cells
 from safevla_bench.report.render.text import spreadsheet_text
 from safevla_bench.report.tables.table import policy_name

@@ -19,7 +19,8 @@ from msgspec import Meta
 
 from safevla_bench.errors import Place, RunError
 from safevla_bench.judging.judged import Judged
-from safevla_bench.judging.metrics import Mean, Rate, Summary
+from safevla_bench.judging.metrics import Summary
+from safevla_bench.judging.rates import HEADLINE, SAFETY, SBU, SR, UNSAFE_SUCCESS, VSI, VSI_UNSAFE, Mean, Metric, Rate
 from safevla_bench.report.render import render_tables
 from safevla_bench.report.tables.cells import headline_table
 from safevla_bench.text import escape_controls, format_fixed
@@ -126,25 +127,28 @@ def cell_metrics(cell: Summary) -> list[CardMetric]:
 
     They are rounded, percentages to 2 decimals and severities to 4. Numbers without a value are left out.
     """
-    rates = (
-        ("sr", "Success rate SR (%)"),
-        ("safety", "Safety (%)"),
-        ("sbu", "Success but unsafe SBU (%)"),
-        ("p_unsafe_given_success", "P[unsafe | success] (%)"),
-    )
-    means = (("vsi", "Violation severity VSI (0 to 1)"), ("vsi_given_unsafe", "VSI of unsafe episodes (0 to 1)"))
-    metrics = [_card_metric(key, name, cell.rates[key], 100) for key, name in rates]
-    metrics += [_card_metric(key, name, cell.means[key], 1) for key, name in means]
+    metrics = (_card_metric(metric, cell.number(metric)) for metric in HEADLINE)
     return [metric for metric in metrics if metric is not None]
 
 
-def _card_metric(key: str, name: str, number: Rate | Mean, scale: int) -> CardMetric | None:
+_CARD_NAMES = {
+    SR: "Success rate SR (%)",
+    SAFETY: "Safety (%)",
+    SBU: "Success but unsafe SBU (%)",
+    UNSAFE_SUCCESS: "P[unsafe | success] (%)",
+    VSI: "Violation severity VSI (0 to 1)",
+    VSI_UNSAFE: "VSI of unsafe episodes (0 to 1)",
+}
+
+
+def _card_metric(metric: Metric, number: Rate | Mean) -> CardMetric | None:
     if number.value is None:
         return None
-    digits = 2 if scale == 100 else 4
-    bounds = None if number.ci is None else tuple(_round_value(scale * bound, digits) for bound in number.ci)
-    value = _round_value(scale * number.value, digits)
-    return CardMetric(key, name, value, number.n, None if bounds is None else (bounds[0], bounds[1]))
+    scale, digits = metric.scale, 2 if metric.unit else 4
+    bounds = None
+    if number.ci is not None:
+        bounds = (_round_value(scale * number.ci[0], digits), _round_value(scale * number.ci[1], digits))
+    return CardMetric(metric.key, _CARD_NAMES[metric], _round_value(scale * number.value, digits), number.n, bounds)
 
 
 def _round_value(value: float, digits: int) -> float:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from safevla_bench.errors import RunError, SafevlaError
-from safevla_bench.judging.metrics import Mean, Rate, Summary
+from safevla_bench.judging.metrics import Summary
+from safevla_bench.judging.rates import HEADLINE, Mean, Rate
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.judging.scores import EpisodeScore, Scores
 from safevla_bench.judging.scoring import score
@@ -150,10 +151,6 @@ def open_tracker(kind: str, folder: Path, config: Mapping[str, object]) -> Track
 # What a tracker is told
 
 
-_RATES = ("sr", "safety", "sbu", "p_unsafe_given_success")
-_MEANS = ("vsi", "vsi_given_unsafe")
-
-
 def episode_values(row: EpisodeScore) -> dict[str, float]:
     """Return an episode's numbers by name, such as `episode/vsi`, truths as 0 or 1; unknown values are left out."""
     truths = {"success": row.success, "safe": row.safe, "unsafe_success": row.sbu}
@@ -187,10 +184,8 @@ def summary_values(cells: Iterable[Summary]) -> dict[str, float]:
     for cell in cells:
         name = _cell_name(cell.policy, cell.suite)
         values |= {f"{name}/n": cell.n, f"{name}/judged": cell.judged, f"{name}/crashed": cell.crashed}
-        for key in _RATES:
-            values |= _bounded_values(f"{name}/{key}", cell.rates[key])
-        for key in _MEANS:
-            values |= _bounded_values(f"{name}/{key}", cell.means[key])
+        for metric in HEADLINE:
+            values |= _bounded_values(f"{name}/{metric.key}", cell.number(metric))
     return values
 
 

@@ -134,11 +134,6 @@ def _clause_verdicts(scores: Scores, episode: int, evidence: Evidence | None) ->
 
 
 def _describe_cause(spec_trace: SpecTrace, drawn: Sparkline) -> str:
-    """Return which part of the formula decided a violation without a margin, and when; else the bodies or joint behind
-    the worst value.
-
-    The amount follows the bodies unless the caption of `drawn` has it. "" where neither is known.
-    """
     if spec_trace.cause:
         return format_cause(spec_trace)
     return format_contributors(spec_trace.involved, drawn.caption) if spec_trace.involved else ""
@@ -189,10 +184,7 @@ def describe_record(batch: Batch | None, place: int | None, phase: NDArray[np.in
 
 
 def _phase_strip(phase: NDArray[np.int8], dt_s: float) -> PhaseStrip | None:
-    """Return the phases of an episode as runs of equal phase, and the seconds in each phase that occurs.
-
-    `phase` holds that of each record, at least one; the strip is None if any record has no phase (-1).
-    """
+    """Return the phases of an episode as runs of equal phase, and the seconds in each phase that occurs."""
     if (phase < 0).any():
         return None
     starts = np.concatenate([[0], np.flatnonzero(np.diff(phase)) + 1, [len(phase)]])

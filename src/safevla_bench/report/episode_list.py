@@ -74,11 +74,8 @@ class EpisodeListRow(msgspec.Struct, frozen=True, kw_only=True):
 def list_episodes(scores: Scores, dt_s: NDArray[np.float64], spec_id: str | None = None) -> list[EpisodeListRow]:
     """Return a row for every episode, in the order of the sources.
 
-    Args:
-        scores: the verdicts.
-        dt_s: control step of each episode, [E].
-        spec_id: a specification of any tier to list alone; episodes in which it reached no verdict, and those without a
-            record, are left out. An id that the scores lack raises `ValueError`.
+    `dt_s`: control step of each episode, [E]. `spec_id`: a specification of any tier to list alone; episodes in which
+    it reached no verdict, and those without a record, are left out. An id that the scores lack raises `ValueError`.
     """
     column = None if spec_id is None else [spec.spec_id for spec in scores.specs].index(spec_id)
     judged = range(len(scores)) if column is None else np.flatnonzero(scores.state[column] == ACTIVE)
@@ -92,7 +89,10 @@ def flatten_episodes(rows: Sequence[EpisodeListRow], scores: Scores) -> tuple[li
     Of an episode that left no record there are only number, names, outcome, reason and `counted` (False). The column
     `why` is listed only if a row has it. `scores` must be those that the rows were made of.
     """
-    columns = {name: _plain_values(values) for name, values in scores.episode_columns().items()}
+    columns = {
+        name: values.tolist() if isinstance(values, np.ndarray) else values
+        for name, values in scores.episode_columns().items()
+    }
     flat: list[Mapping[str, object]] = []
     for row in rows:
         index = row.number - 1
@@ -109,10 +109,6 @@ def flatten_episodes(rows: Sequence[EpisodeListRow], scores: Scores) -> tuple[li
         flat.append({"number": row.number, **values, "reason": row.reason, "why": row.why})
     explained = ["why"] if any(row.why for row in rows) else []
     return ["number", *columns, "reason", *explained], flat
-
-
-def _plain_values(values: Sequence[object] | NDArray[np.float64]) -> Sequence[object]:
-    return values.tolist() if isinstance(values, np.ndarray) else values
 
 
 def _episode_row(scores: Scores, dt_s: float, index: int, spec_column: int | None) -> EpisodeListRow:
@@ -230,15 +226,12 @@ def filter_episodes(
 def _filter_by_name(
     what: str, wanted: str | None, rows: list[EpisodeListRow], names: Callable[[EpisodeListRow], tuple[str, ...]]
 ) -> list[EpisodeListRow]:
-    """Return the rows of which `names(row)` holds `wanted`; all rows if `wanted` is None.
-
-    Raises `RunError` if no row does, with the last name of each row as the choices; `what` names the filter there.
-    """
+    """Return the rows of which `names(row)` holds `wanted`; all rows if `wanted` is None."""
     if wanted is None:
         return rows
     selected = [row for row in rows if wanted in names(row)]
     if not selected:
-        names_there = ", ".join(_sort_naturally({names(row)[-1] for row in rows})) or "none"
+        names_there = ", ".join(sorted({names(row)[-1] for row in rows}, key=natural_key)) or "none"
         raise RunError(f"no episode here has the {what} {wanted!r}", remedy=f"There are: {names_there}.")
     return selected
 
@@ -286,16 +279,10 @@ def natural_key(name: str) -> tuple[list[tuple[int, str]], str]:
     return [(len(part) if k % 2 else 0, part) for k, part in enumerate(parts)], name
 
 
-def _sort_naturally(names: Iterable[str]) -> list[str]:
-    return sorted(names, key=natural_key)
-
-
 def find_episode(rows: Sequence[EpisodeListRow], wanted: str) -> EpisodeListRow:
     """Return the row whose id is `wanted`; else the row of this number, or the only row whose id ends so.
 
-    Args:
-        rows: every row of the sources, as `list_episodes` returns them.
-        wanted: the text that the user gave: digits without leading zeros are a number, all else is the end of an id.
+    `wanted`: the text that the user gave: digits without leading zeros are a number, all else is the end of an id.
 
     Raises:
         RunError: no row matches (lists similar ids), or several do.

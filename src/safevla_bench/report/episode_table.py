@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
@@ -57,18 +57,8 @@ class Facet:
 class EpisodeEntry:
     """One line: an episode, its sort keys, its filter choices and its details."""
 
-    number: int
-    key: tuple[str | None, str]
-    """Policy, as the record names it, and episode id."""
-    episode_id: str
-    policy: str
-    suite: str
-    task: str
+    row: EpisodeListRow
     kind: str
-    ending: str
-    worst: str
-    vsi: str
-    first: str
     keys: str
     """The sort keys of the columns: numbers, `-` where there is none."""
     facets: Mapping[str, str]
@@ -78,10 +68,38 @@ class EpisodeEntry:
     clauses: tuple[ClauseVerdict, ...] = ()
     unjudged: tuple[UnjudgedSpec, ...] = ()
     phases: PhaseStrip | None = None
-    no_verdict: str = ""
-    """Why its safety is unknown."""
-    lost: tuple[str, ...] = ()
-    """The reason why there is no record, in lines."""
+
+    @property
+    def policy(self) -> str:
+        return self.row.policy or UNNAMED
+
+    @property
+    def ending(self) -> str:
+        """The outcome and the verdict in words."""
+        row = self.row
+        return ENDINGS[self.kind] if row.success is None else describe_ending(row.success, row.safe, row.outcome)
+
+    @property
+    def worst(self) -> str:
+        """The worst specification."""
+        return self.row.spec or NO_VALUE
+
+    @property
+    def vsi(self) -> str:
+        return NO_VALUE if self.row.vsi is None else format_fixed(self.row.vsi, 3)
+
+    @property
+    def first(self) -> str:
+        """The time of the first violation, or its step where no time is known."""
+        if self.row.first_violation_step is None:
+            return NO_VALUE
+        at_s = _known_time_s(self.row)
+        return f"step {self.row.first_violation_step}" if at_s is None else f"{format_fixed(at_s, 2)} s"
+
+    @property
+    def lost(self) -> list[str]:
+        """The reason why there is no record, in lines."""
+        return [] if self.row.success is not None else (self.row.reason or "no reason recorded").strip().splitlines()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +122,9 @@ def build_episode_table(
 
     Signals are drawn for the worst 400 episodes that have a record.
 
-    Args:
-        scores: the verdicts.
-        batch: their records, matched by policy and episode id; None draws no signals.
-        ruleset: what judged them.
-        phase: the phase of each record, one array an episode of the scores; None shows none.
-        violations: the bodies of all violations, for the filter by kind of body; None leaves that filter out.
+    `batch`: their records, matched by policy and episode id; None draws no signals. `phase`: the phase of each record,
+    one array an episode of the scores; None shows none. `violations`: the bodies of all violations, for the filter by
+    kind of body; None leaves that filter out.
     """
     places = batch_places(scores, batch)
     recorded = {k: place for k in rank_by_severity(scores) if (place := places[k]) is not None}
@@ -122,11 +137,10 @@ def build_episode_table(
     entries = []
     for k, row in enumerate(listed):
         place = places[k] if k < len(places) else None
-        kind, choices = _outcome_kind(scores, row), _facet_choices(scores, row, facets)
-        entry = _build_entry(row, kind, _sort_keys(row, ranks), choices)
-        verdicts = describe_verdicts(scores, row, evidence.get(k))
-        episode_phase = phase[k] if phase and place is not None else None
-        entries.append(replace(entry, **verdicts, **describe_record(batch, place, episode_phase)))
+        details = describe_verdicts(scores, row, evidence.get(k))
+        details |= describe_record(batch, place, phase[k] if phase and place is not None else None)
+        choices = _facet_choices(scores, row, facets)
+        entries.append(EpisodeEntry(row, _outcome_kind(row), _sort_keys(row, ranks), choices, **details))
     return EpisodeTable(tuple(entries), facets, len(drawn))
 
 
@@ -145,40 +159,12 @@ def _control_steps_s(batch: Batch | None, places_in_batch: Sequence[int | None])
 # Lines
 
 
-def _outcome_kind(scores: Scores, row: EpisodeListRow) -> str:
+def _outcome_kind(row: EpisodeListRow) -> str:
     if row.success is None:
         return "cr"
     if row.safe is None:
         return "nv"
     return "st" if row.outcome == "stopped" else ("s" if row.success else "f") + ("s" if row.safe else "u")
-
-
-def _build_entry(row: EpisodeListRow, kind: str, keys: str, facets: Mapping[str, str]) -> EpisodeEntry:
-    """Return the line of an episode without its details; `keys` and `facets` are those of `EpisodeEntry`."""
-    return EpisodeEntry(
-        number=row.number,
-        key=(row.policy, row.episode_id),
-        episode_id=row.episode_id,
-        policy=row.policy or UNNAMED,
-        suite=row.benchmark,
-        task=row.task_id,
-        kind=kind,
-        ending=ENDINGS[kind] if row.success is None else describe_ending(row.success, row.safe, row.outcome),
-        worst=row.spec or NO_VALUE,
-        vsi=NO_VALUE if row.vsi is None else format_fixed(row.vsi, 3),
-        first=_format_time_or_step(row),
-        keys=keys,
-        facets=facets,
-        no_verdict=row.no_verdict or "",
-        lost=tuple((row.reason or "no reason recorded").strip().splitlines()) if row.success is None else (),
-    )
-
-
-def _format_time_or_step(row: EpisodeListRow) -> str:
-    if row.first_violation_step is None:
-        return NO_VALUE
-    at_s = _known_time_s(row)
-    return f"step {row.first_violation_step}" if at_s is None else f"{format_fixed(at_s, 2)} s"
 
 
 def _known_time_s(row: EpisodeListRow) -> float | None:
@@ -190,12 +176,12 @@ def _known_time_s(row: EpisodeListRow) -> float | None:
 
 
 def _natural_ranks(listed: Sequence[EpisodeListRow]) -> tuple[Mapping[str, int], ...]:
-    name_sets = (
+    names = (
         {row.policy or UNNAMED for row in listed},
         {_task_label(row) for row in listed},
         {row.spec or "" for row in listed},
     )
-    return tuple({name: k for k, name in enumerate(sorted(names, key=natural_key))} for names in name_sets)
+    return tuple({name: k for k, name in enumerate(sorted(group, key=natural_key))} for group in names)
 
 
 def _task_label(row: EpisodeListRow) -> str:
@@ -203,11 +189,7 @@ def _task_label(row: EpisodeListRow) -> str:
 
 
 def _sort_keys(row: EpisodeListRow, ranks: Sequence[Mapping[str, int]]) -> str:
-    """Return the sort keys of the columns, separated by spaces: numbers, `-` for a missing value.
-
-    They are number, outcome (safe successes first), policy, task, worst specification, VSI, and first violation: its
-    time, or its step where no time is known.
-    """
+    """Return the sort keys of the columns, separated by spaces: numbers, `-` for a missing value."""
     policies, tasks, specs = ranks
     outcome = None if row.safe is None else 2 * (not row.safe) + (not row.success)
     first_s = _known_time_s(row)
@@ -229,42 +211,44 @@ def _build_facets(scores: Scores, listed: Sequence[EpisodeListRow]) -> tuple[Fac
     A filter with a single choice stays, so that pages look alike. The filter by violating body is left out unless
     violating bodies were looked for.
     """
-    kinds = Counter(_outcome_kind(scores, row) for row in listed)
-    broken = Counter({scores.specs[k].spec_id: int(scores.is_violated[k].sum()) for k in scores.scored_columns})
-    return (
-        _build_facet("policy", "Policy", Counter(row.policy or UNNAMED for row in listed)),
-        _build_facet("suite", "Suite", Counter(row.benchmark for row in listed)),
-        _build_facet("task", "Task", Counter(_task_label(row) for row in listed)),
-        Facet("outcome", "Outcome", tuple((kind, kinds[kind]) for kind in ENDINGS if kinds[kind])),
-        _build_facet("broken", "Breaks", +broken),
-        *([_build_body_facet(listed)] if any(row.violating_bodies is not None for row in listed) else []),
+    counts: dict[str, Counter[str]] = {name: Counter() for name in _FACETS}
+    for row in listed:
+        for name, labels in _facet_labels(scores, row).items():
+            counts[name].update(labels)
+    orders = {name: sorted(count, key=natural_key) for name, count in counts.items()}
+    orders |= {"outcome": list(ENDINGS), "bodies": list(BODY_KINDS)}
+    searched = any(row.violating_bodies is not None for row in listed)
+    return tuple(
+        Facet(name, label, tuple((choice, counts[name][choice]) for choice in orders[name] if counts[name][choice]))
+        for name, label in _FACETS.items()
+        if name != "bodies" or searched
     )
 
 
-def _build_facet(name: str, label: str, counts: Counter[str]) -> Facet:
-    return Facet(name, label, tuple((choice, counts[choice]) for choice in sorted(counts, key=natural_key)))
+_FACETS = {
+    "policy": "Policy",
+    "suite": "Suite",
+    "task": "Task",
+    "outcome": "Outcome",
+    "broken": "Breaks",
+    "bodies": "Violating body",
+}
 
 
-def _build_body_facet(listed: Sequence[EpisodeListRow]) -> Facet:
-    counts = Counter(kind for row in listed for kind in _body_kinds(row))
-    return Facet("bodies", "Violating body", tuple((kind, counts[kind]) for kind in BODY_KINDS if counts[kind]))
-
-
-def _body_kinds(row: EpisodeListRow) -> list[str]:
-    return list(dict.fromkeys(kind for kinds in row.body_kinds for kind in kinds))
+def _facet_labels(scores: Scores, row: EpisodeListRow) -> dict[str, list[str]]:
+    columns = [] if row.success is None else scores.scored_columns.tolist()
+    return {
+        "policy": [row.policy or UNNAMED],
+        "suite": [row.benchmark],
+        "task": [_task_label(row)],
+        "outcome": [_outcome_kind(row)],
+        "broken": [scores.specs[k].spec_id for k in columns if scores.is_violated[k, row.number - 1]],
+        "bodies": list(dict.fromkeys(kind for kinds in row.body_kinds for kind in kinds)),
+    }
 
 
 def _facet_choices(scores: Scores, row: EpisodeListRow, facets: Sequence[Facet]) -> dict[str, str]:
     """Return filter name -> the indices of the choices that hold for an episode, separated by spaces; "" for none."""
-    specs = [scores.specs[k].spec_id for k in scores.scored_columns]
-    violated_flags = scores.is_violated[scores.scored_columns, row.number - 1] if row.number <= len(scores) else ()
-    labels_by_facet = {
-        "policy": [row.policy or UNNAMED],
-        "suite": [row.benchmark],
-        "task": [_task_label(row)],
-        "outcome": [_outcome_kind(scores, row)],
-        "broken": [spec_id for spec_id, violated in zip(specs, violated_flags, strict=False) if violated],
-        "bodies": _body_kinds(row),
-    }
+    labels = _facet_labels(scores, row)
     index = {facet.name: {label: str(k) for k, (label, _) in enumerate(facet.choices)} for facet in facets}
-    return {name: " ".join(index[name][label] for label in labels_by_facet[name]) for name in index}
+    return {name: " ".join(index[name][label] for label in labels[name]) for name in index}

@@ -13,7 +13,8 @@ import numpy as np
 from safevla_bench.compare.comparison import Comparison
 from safevla_bench.compare.difference import Difference, least_tasks
 from safevla_bench.judging.baseline import NOOP
-from safevla_bench.judging.metrics import Rate, Summary, describe_clean_bound, describe_unjudged, has_verdict
+from safevla_bench.judging.metrics import Summary, describe_clean_bound, describe_unjudged, has_verdict
+from safevla_bench.judging.rates import UNSAFE_SUCCESS, Rate
 from safevla_bench.judging.scores import NO_VERDICT, Scores
 from safevla_bench.report.tables.table import policy_name
 from safevla_bench.text import NO_VALUE, format_fixed, format_percent, shorten_name
@@ -185,7 +186,7 @@ def _unsafe_success_sentence(cells: Sequence[Summary]) -> tuple[str, ...]:
     judged = [cell for cell in cells if has_verdict(cell)]
     by_policy: dict[str, list[Rate]] = {}
     for cell in judged:
-        by_policy.setdefault(policy_name(cell), []).append(cell.rates["p_unsafe_given_success"])
+        by_policy.setdefault(policy_name(cell), []).append(cell.rates[UNSAFE_SUCCESS.key])
     if not judged or any(rate.unknown for rates in by_policy.values() for rate in rates):
         return ()
     sums = {

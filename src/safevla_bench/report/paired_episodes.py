@@ -57,12 +57,7 @@ def find_shared_states(
 
     [] without records. Two episodes and their clauses are drawn for the first `MOST_DRAWN` states alone.
 
-    Args:
-        scores: the verdicts.
-        batch: their records; without them the initial states are unknown.
-        ruleset: what judged them.
-        entries: the lines of the episode table, in the order of the scores; those of absent episodes may follow.
-        places: index of each episode in the batch, [E]; None for an episode that is not in it.
+    `places`: index of each episode in the batch, [E]; None for an episode that is not in it.
     """
     if batch is None:
         return []
@@ -116,11 +111,7 @@ def _state_difference(scores: Scores, members: Sequence[int]) -> float:
 
 
 def _extreme_pair(scores: Scores, members: Sequence[int]) -> tuple[int, int]:
-    """Return the least severe episode, and the most severe of another policy, as indices in rising order.
-
-    An unknown severity counts as 0; a failure is less severe than a success of equal severity. There must be two
-    policies.
-    """
+    """Return the least severe episode and the most severe of another policy, in rising order; unknown counts as 0."""
     ranked = sorted(members, key=lambda k: (float(np.nan_to_num(scores.vsi[k])), bool(scores.success[k]), k))
     least = ranked[0]
     most = next(k for k in reversed(ranked) if scores.policy[k] != scores.policy[least])
@@ -130,10 +121,7 @@ def _extreme_pair(scores: Scores, members: Sequence[int]) -> tuple[int, int]:
 def _pair_clauses(
     scores: Scores, batch: Batch, ruleset: Ruleset, places: Sequence[int | None], i: int, j: int
 ) -> tuple[ClausePair, ...]:
-    """Return every scored specification that at least one of episodes `i` and `j` has a verdict on, violated first.
-
-    Both sparklines of a pair have the same scale.
-    """
+    """Return every scored specification that at least one of episodes `i` and `j` has a verdict on, violated first."""
     traces_by_side = [_traces_by_spec(scores, batch, ruleset, places[k], k) for k in (i, j)]
     clause_pairs = []
     for k in scores.scored_columns:

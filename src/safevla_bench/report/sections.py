@@ -11,7 +11,8 @@ import numpy as np
 
 from safevla_bench.explain import trace
 from safevla_bench.explain.trace import SpecTrace
-from safevla_bench.judging.metrics import Rate, Summary, has_verdict
+from safevla_bench.judging.metrics import Summary, has_verdict
+from safevla_bench.judging.rates import Rate
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import NO_VERDICT, Scores, verdict_word
 from safevla_bench.report.charts import Chart, draw_chart

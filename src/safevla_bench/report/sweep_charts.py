@@ -12,7 +12,7 @@ from itertools import groupby
 
 from safevla_bench.compare.comparison import Comparison
 from safevla_bench.compare.difference import Difference
-from safevla_bench.judging.metrics import Rate
+from safevla_bench.judging.rates import Rate
 from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.sensitivity.curves import SensitivityCurve, ThresholdSweep
 from safevla_bench.text import append_unit, display_unit, format_compact, format_fixed, format_significant

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.cells import cell_len
 
-from safevla_bench.explain.contributors import Contributors
 from safevla_bench.explain.episode import ClauseExplanation, Explanation, Moment
 from safevla_bench.explain.trace import SpecTrace
 from safevla_bench.judging import provenance_marks
@@ -43,10 +42,7 @@ def format_explanation(explanation: Explanation, *, plot_all: bool = False, widt
     Below follow tables of the other kept clauses and of clauses without a verdict, the records left out because a pose
     is unknown, and the diagnostics that are broken, each only if there are any.
 
-    Args:
-        explanation: the episode explained.
-        plot_all: plot the clauses that hold, too.
-        width: columns of the terminal; None = its own.
+    `width`: columns of the terminal; None = its own.
     """
     bound = shutil.get_terminal_size((100, 24)).columns if width is None else width
     plotted = explanation.clauses if plot_all else explanation.violated_clauses or explanation.kept_clauses[:1]
@@ -117,13 +113,11 @@ def _label_lines(name: str, fact: str, width: int) -> list[str]:
 
 
 def _format_moment(clause: ClauseExplanation, moment: Moment) -> str:
-    bodies = f"; {_format_involved_bodies(moment.involved)}" if moment.involved else ""
+    involved, bodies = moment.involved, ""
+    if involved:
+        amount = f", {involved.amount}" if involved.amount else ""
+        bodies = f"; {involved.what} {' and '.join(involved.labels)}{amount}"
     return f"{format_fixed(moment.time_s, 2)} s (step {moment.step}): {format_moment_value(clause, moment)}{bodies}"
-
-
-def _format_involved_bodies(contributors: Contributors) -> str:
-    amount = f", {contributors.amount}" if contributors.amount else ""
-    return f"{contributors.what} {' and '.join(contributors.labels)}{amount}"
 
 
 def _wrap_words(line: str, width: int) -> list[str]:
@@ -182,10 +176,10 @@ def plot_signal(spec_trace: SpecTrace, width: int) -> list[str]:
     strips += [("broken", _BROKEN, signal_trace.failing)] if signal_trace.failing.any() else []
     gutter = max(cell_len(text) for text in [*labels.values(), *(name for name, _, _ in strips)])
     columns = max(FEWEST_COLUMNS, min(width - gutter - 2, MOST_COLUMNS))
-    plot_rows = [
-        f"{labels.get(k, ''):>{gutter}} {'┤' if k in labels else '│'}{_draw_limit(row) if k == limit_row else row}"
-        for k, row in enumerate(_braille_rows(_polyline_dots(_vertical_dots(values, low, high), columns)))
-    ]
+    plot_rows = []
+    for k, row in enumerate(_braille_rows(_polyline_dots(_vertical_dots(values, low, high), columns))):
+        drawn = row.replace(" ", _LIMIT) if k == limit_row else row
+        plot_rows.append(f"{labels.get(k, ''):>{gutter}} {'┤' if k in labels else '│'}{drawn}")
     strip_rows = [f"{name:>{gutter}} │{_flag_strip(flags, mark, columns)}" for name, mark, flags in strips]
     end = f"{format_fixed((len(values) - 1) * spec_trace.dt_s, 2)} s"
     axis = [f"{'':>{gutter}} └{'─' * columns}", f"{'':>{gutter}}  0 s{end:>{columns - 3}}"]
@@ -230,10 +224,6 @@ def _braille_rows(dots: Bools) -> list[str]:
     cells = dots.reshape(rows, 4, columns, 2).transpose(0, 2, 1, 3)
     patterns = (cells * _BITS).sum(axis=(2, 3))
     return ["".join(chr(0x2800 + int(bits)) if bits else " " for bits in row) for row in patterns]
-
-
-def _draw_limit(row: str) -> str:
-    return row.replace(" ", _LIMIT)
 
 
 def _flag_strip(flags: Bools, mark: str, columns: int) -> str:

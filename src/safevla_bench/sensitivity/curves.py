@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import SpecError
 from safevla_bench.judging import provenance_marks
-from safevla_bench.judging.metrics import Mean, Rate, episode_rates, severity_means, stop_reason
+from safevla_bench.judging.metrics import episode_rates, stop_reason
+from safevla_bench.judging.rates import SAFETY, SBU, UNSAFE_SUCCESS, Mean, Rate, severity_means
 from safevla_bench.judging.scores import ACTIVE, Scores, SpecColumn
 from safevla_bench.judging.verdicts import BINARY_MARGIN, violation_depth
 from safevla_bench.sensitivity.variants import (
@@ -276,9 +277,4 @@ def _variant_rates(
         method = scores.intervals if intervals else "default"
         (mean,) = severity_means(severity[None], method, stopped, least)
         rates = episode_rates(scores, members)
-        yield VariantRates(
-            safety=rates["safety"],
-            sbu=rates["sbu"],
-            p_unsafe_given_success=rates["p_unsafe_given_success"],
-            vsi=mean,
-        )
+        yield VariantRates(**{metric.key: rates[metric.key] for metric in (SAFETY, SBU, UNSAFE_SUCCESS)}, vsi=mean)

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from report.figures.builders import LONG, crashed
 from report.figures.figure_texts import outside, overlapping, words
 from report.scenes import NAN, joined, verdicts
-from safevla_bench.judging.metrics import Rate, cells
+from safevla_bench.judging.metrics import cells
 from safevla_bench.judging.provenance_marks import warn_of_cells
+from safevla_bench.judging.rates import Rate
 from safevla_bench.report.figures import margins, onset, style, sweeps, tradeoff, violations
 from safevla_bench.report.published import PAPER, EpisodeCounts, load_published, matching_counts, synthesize_scores
 from safevla_bench.specs.loader import library

@@ -12,7 +12,7 @@ from safevla_bench.compare.comparison import Comparison, MetricComparison, Polic
 from safevla_bench.compare.difference import Difference
 from safevla_bench.judging import gates
 from safevla_bench.report.tables import comparison as comparing
-from safevla_bench.report.tables import gates as gating
+from safevla_bench.report.tables import notices as gating
 from safevla_bench.text import NO_VALUE
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from safevla_bench.judging.metrics import Mean, Rate
+from safevla_bench.judging.rates import Mean, Rate
 from safevla_bench.report.published import PAPER, load_published
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.host_means import AUXILIARY, host_mean_table, host_means, mean_documents

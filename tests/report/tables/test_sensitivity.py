@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from safevla_bench.judging.metrics import Mean, Rate
+from safevla_bench.judging.rates import Mean, Rate
 from safevla_bench.report.tables import sensitivity
 from safevla_bench.sensitivity.curves import SensitivityCurve, ThresholdAblation, ThresholdSweep, VariantRates
 from safevla_bench.sensitivity.readings import ReadingCell, ReadingComparison, ReadingPoint, VerdictChanges

@@ -9,10 +9,11 @@ from safevla_bench.judging.metrics import cells, task_rates
 from safevla_bench.report.render import render_tables
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.suites import severity_table, suite_table
-from safevla_bench.report.tables.table import drop_intervals, has_column, select_columns
+from safevla_bench.report.tables.table import Column, drop_intervals, has_column, select_columns, tabulate, text_column
 from safevla_bench.report.tables.tasks import task_table
 from safevla_bench.report.tables.violations import constraint_table
 from safevla_bench.sources.runs.folder import AbsentEpisode
+from safevla_bench.text import NO_VALUE
 
 GOOD, BAD, FAILED = (True, 1, 1), (True, -5, 1), (False, 1, 1)
 
@@ -79,3 +80,12 @@ def test_notes_explain_only_the_marks_that_are_left():
 def test_the_only_suite_stands_in_every_form(form):
     table = suite_table(cells(joined(verdicts(GOOD, suite="libero-goal"))), Roster(), "LIBERO")
     assert "libero-goal" in render_tables([table], form).replace("<wbr>", "")
+
+
+def test_tabulate_makes_a_row_of_each_item_and_leaves_out_columns_that_are_none():
+    columns = (text_column("Name", str), None, Column("n", "its size", len), Column("None", value=lambda _: NO_VALUE))
+    table = tabulate("Words", ["a", "bc"], columns, notes=("", "Two."), dash="A dash.")
+    assert [column.name for column in table.columns] == ["Name", "n", "None"]
+    assert [[cell.text for cell in row] for row in table.rows] == [["a", "1", "—"], ["bc", "2", "—"]]
+    assert [row[1].value for row in table.rows] == [1, 2]
+    assert table.notes == ("Two.", "A dash.")

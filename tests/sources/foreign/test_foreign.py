@@ -16,7 +16,7 @@ import pytest
 
 from safevla_bench.errors import RecordError
 from safevla_bench.report.render.text import render_text
-from safevla_bench.report.tables import external
+from safevla_bench.report.tables import episodes as episode_tables
 from safevla_bench.sources import foreign
 
 PER_TASK = [
@@ -76,7 +76,7 @@ def test_a_recording_of_the_harness_keeps_errors_out_of_n(tmp_path):
     path = harness(tmp_path / "recording-e1.sqlite", *rows, metadata=json.dumps({"benchmark": "libero"}))
     found = foreign.read_results(path)
     assert {one.suite for one in found.episodes} == {"libero"}
-    table = external.foreign_results_table(found, path.name)
+    table = episode_tables.foreign_results_table(found, path.name)
     (total,) = [row for row in table.rows if row[1].text == "all"]
     assert [cell.text for cell in total] == ["libero", "all", "2", "1", "50.0", "—", "—", "—"]
     assert "1 episodes ended in an error; they are in no rate." in table.notes
@@ -84,7 +84,7 @@ def test_a_recording_of_the_harness_keeps_errors_out_of_n(tmp_path):
 
 def test_safety_is_not_recorded_and_has_no_number(tmp_path):
     found = foreign.read_results(lerobot(tmp_path / "eval_info.json", per_task=PER_TASK))
-    table = external.foreign_results_table(found, "eval_info.json")
+    table = episode_tables.foreign_results_table(found, "eval_info.json")
     for row in table.rows:
         assert [(cell.value, cell.detail) for cell in row[-3:]] == [(None, "not recorded")] * 3
         assert row[-4].interval is not None

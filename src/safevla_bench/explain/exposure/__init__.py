@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.explain.exposure.episodes import PHASES, Exposure
-from safevla_bench.judging.metrics import Mean, Rate, bootstrapped_means
+from safevla_bench.judging.rates import Mean, Rate, bootstrapped_means
 from safevla_bench.judging.scores import INACTIVE, Scores
 
 Floats = NDArray[np.float64]

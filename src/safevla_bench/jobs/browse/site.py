@@ -26,6 +26,7 @@ from safevla_bench.jobs.browse.run_list import RunRow, find_runs, list_runs
 from safevla_bench.jobs.evaluation.judgement import find_rules, judge, load_policy_results
 from safevla_bench.jobs.evaluation.outputs import comparison_tables, render_report
 from safevla_bench.judging import judged
+from safevla_bench.judging.rates import SAFETY, SR, VSI
 from safevla_bench.report.render import (
     content_security_policy,
     page_script,
@@ -34,15 +35,14 @@ from safevla_bench.report.render import (
     read_template,
     template_environment,
 )
-from safevla_bench.report.tables.suites import SAFETY, SR, VSI
-from safevla_bench.report.tables.table import UNNAMED, Cell, Table, count_cell
+from safevla_bench.report.tables.table import UNNAMED, Cell, Table, count_cell, metric_cell
 from safevla_bench.sources.logs import find_log
 from safevla_bench.sources.runs.folder import REPORT
 from safevla_bench.text import NO_VALUE
 
 INDEX, RUN, COMPARE = "/", "/run/", "/compare"
 _METRICS = (SR, SAFETY, VSI)
-HEADS = ("Run", "Policy", "Suite", "n", *(metric.name for metric in _METRICS), "When", "Simulated by", "Judged by")
+HEADS = ("Run", "Policy", "Suite", "n", *(metric.heading for metric in _METRICS), "When", "Simulated by", "Judged by")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def _index_cells(row: RunRow) -> tuple[Cell, ...]:
     if row.cell is None:
         empty = [Cell(NO_VALUE)] * (len(_METRICS) + 1)
         return (Cell(row.run), Cell(NO_VALUE, detail=row.problem), Cell(NO_VALUE), *empty, *_origin_cells(row))
-    numbers = (metric.exact_cell(row.cell).cell for metric in _METRICS)
+    numbers = (metric_cell(metric, row.cell) for metric in _METRICS)
     suite = Cell(row.cell.suite or NO_VALUE)
     return (Cell(row.run), Cell(row.policy or UNNAMED), suite, count_cell(row.cell.n), *numbers, *_origin_cells(row))
 

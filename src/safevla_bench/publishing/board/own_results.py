@@ -18,6 +18,7 @@ from safevla_bench.judging.baseline import NOOP
 from safevla_bench.judging.judged import JudgedSource
 from safevla_bench.judging.metrics import Summary
 from safevla_bench.judging.provenance_marks import STANDIN, AuditMark, mixed_packages, warn_of_cells
+from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI, Metric
 from safevla_bench.judging.ruleset import Provenance
 from safevla_bench.publishing.board.page import PolicyName, protocols_by_policy, run_page_path
 from safevla_bench.publishing.board.ranking import (
@@ -29,8 +30,8 @@ from safevla_bench.publishing.board.ranking import (
     rank_entries,
 )
 from safevla_bench.report.tables.catalog import TableInputs
-from safevla_bench.report.tables.suites import SAFETY, SBU, SR, VSI, SuiteMetric
-from safevla_bench.report.tables.table import UNNAMED
+from safevla_bench.report.tables.suites import suite_mean
+from safevla_bench.report.tables.table import UNNAMED, metric_cell
 from safevla_bench.sources.runs.folder import MISSING
 from safevla_bench.statistics.intervals import CONFIDENCE, Interval, rate_mean_interval
 from safevla_bench.trajectory.header import Header
@@ -209,7 +210,7 @@ def _own_entry(
 
     For each package in `mixed`, whose versions differ in the group, a remark names the policy's versions.
     """
-    safety = _mean_proportion(SAFETY, "safety", cells, group.suites)
+    safety = _mean_proportion(SAFETY, cells, group.suites)
     scores = results.inputs.scores
     absent = [episode for episode in scores.absent if episode.policy == policy] if scores else []
     lost = [(sum(cell.crashed for cell in cells.values()), "crashed"),
@@ -229,10 +230,10 @@ def _own_entry(
         policy=policy or UNNAMED,
         page_path=run_page_path(policy),
         n=str(sum(cell.n for cell in cells.values())),
-        sr=_mean_proportion(SR, "sr", cells, group.suites),
+        sr=_mean_proportion(SR, cells, group.suites),
         safety=safety,
-        sbu=_mean_proportion(SBU, "sbu", cells, group.suites),
-        vsi=VSI.suite_mean(cells, group.suites).cell.text,
+        sbu=_mean_proportion(SBU, cells, group.suites),
+        vsi=suite_mean(VSI, cells, group.suites).cell.text,
         remarks=tuple(remarks),
         ranked=competes and safety.percent is not None,
     )
@@ -245,17 +246,14 @@ def _versions_of(package: str, cells: Mapping[str, Summary]) -> list[str]:
 _UNJUDGED = "without a verdict"
 
 
-def _mean_proportion(metric: SuiteMetric, rate: str, cells: Mapping[str, Summary], names: Sequence[str]) -> Proportion:
-    """Return the unweighted mean over the suites with its interval, or the reason why there is no mean.
-
-    `rate` is the name of the metric's rate in a cell, and `names` are the suites.
-    """
-    mean = metric.suite_mean(cells, names)
+def _mean_proportion(metric: Metric, cells: Mapping[str, Summary], names: Sequence[str]) -> Proportion:
+    """Return the unweighted mean over the suites `names` with its interval, or the reason why there is no mean."""
+    mean = suite_mean(metric, cells, names)
     if mean.exact is None:
         return Proportion(
-            missing_reason=metric.exact_cell(cells[names[0]]).cell.detail if len(names) == 1 else mean.cell.detail
+            missing_reason=metric_cell(metric, cells[names[0]]).detail if len(names) == 1 else mean.cell.detail
         )
-    rates = [cells[name].rates[rate] for name in names]
+    rates = [cells[name].number(metric) for name in names]
     interval = rate_mean_interval(
         [(estimate.value, Interval(*estimate.ci)) for estimate in rates if estimate.value is not None and estimate.ci]
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from safevla_bench.judging.rates import SAFETY, SBU, SR, UNSAFE_SUCCESS, VSI
 from safevla_bench.publishing.board.own_results import OVERLAP_NOTE
 from safevla_bench.publishing.board.page import PolicyPage, Section, published_page_path
 from safevla_bench.publishing.board.ranking import Proportion, RankedTable, RankingEntry, disjoint_pairs, rank_entries
@@ -224,11 +225,7 @@ def _printed_suite_table(means: Sequence[PublishedMean], cells: Sequence[Publish
     columns = (
         _SUITE_COLUMN,
         Column("n", meaning="episodes"),
-        Column("SR %", meaning="success rate"),
-        Column("Safety %", meaning="share of episodes that break no limit"),
-        Column("SBU %", meaning="succeeded but unsafe, of all episodes"),
-        Column("P[U|S] %", meaning="unsafe, of the successes"),
-        Column("VSI", meaning="mean severity of the worst violation, 0 to 1"),
+        *(Column(metric.heading, metric.plain_meaning) for metric in (SR, SAFETY, SBU, UNSAFE_SUCCESS, VSI)),
     )
     rows = [
         (Cell(cell.benchmark), Cell(str(cell.n), cell.n),

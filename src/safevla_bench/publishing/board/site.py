@@ -20,6 +20,7 @@ from safevla_bench.files import is_leftover, make_folder, translated_errors, wri
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.baseline import NOOP
 from safevla_bench.judging.metrics import Summary, count_unjudged, describe_unjudged, stop_reason
+from safevla_bench.judging.rates import HEADLINE
 from safevla_bench.judging.scores import Scores
 from safevla_bench.publishing.board import own_results, published_results
 from safevla_bench.publishing.board.own_results import OwnResults
@@ -39,17 +40,16 @@ from safevla_bench.publishing.board.page import (
 from safevla_bench.report import figures
 from safevla_bench.report.figures import margins
 from safevla_bench.report.render import content_security_policy, page_style, template_environment
-from safevla_bench.report.tables.cells import violation_table
-from safevla_bench.report.tables.suites import SAFETY, SBU, SR, UNSAFE_SUCCESS, VSI, VSI_UNSAFE
+from safevla_bench.report.tables.cells import ENDED, violation_table
 from safevla_bench.report.tables.table import (
+    DASH,
+    SUITE,
     UNNAMED,
-    Cell,
-    Column,
     Table,
-    add_notes,
-    count_cell,
     describe_intervals,
     lost_notes,
+    metric_columns,
+    tabulate,
 )
 from safevla_bench.report.tables.violations import composition_table
 from safevla_bench.text import NO_VALUE, format_fixed
@@ -252,22 +252,10 @@ def _page_sections(policy: PolicyName, results: OwnResults, scores: Scores) -> I
     yield Section(heading="What unsafe successes violate", tables=(composition,) if composition.rows else ())
 
 
-_SUITE_METRICS = (SR, SAFETY, SBU, UNSAFE_SUCCESS, VSI, VSI_UNSAFE)
-
-
 def _suite_table(cells: Sequence[Summary]) -> Table:
     """Return the headline numbers of one policy; a dash and the reason where nothing was counted or judged."""
-    columns = (
-        Column("Suite", numeric=False),
-        Column("n", meaning="episodes that ran to their end"),
-        *(Column(metric.name, meaning=metric.meaning) for metric in _SUITE_METRICS),
-    )
-    rows = tuple(
-        (Cell(cell.suite or NO_VALUE), count_cell(cell.n), *(metric.exact_cell(cell).cell for metric in _SUITE_METRICS))
-        for cell in cells
-    )
-    unjudged = lost_notes([], cells)
-    return add_notes(Table("By suite", columns, rows), describe_intervals(cells), *unjudged)
+    notes = (describe_intervals(cells), *lost_notes(cells, columns=False))
+    return tabulate("By suite", cells, (SUITE, ENDED, *metric_columns(HEADLINE)), notes=notes, dash=DASH)
 
 
 def _drop_policy_column(table: Table) -> Table:

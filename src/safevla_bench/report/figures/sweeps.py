@@ -9,7 +9,7 @@ from math import nan
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from safevla_bench.judging.metrics import Rate
+from safevla_bench.judging.rates import Rate
 from safevla_bench.report.figures.sheet import (
     KeyEntry,
     PanelGrid,

@@ -15,7 +15,8 @@ from matplotlib.figure import Figure
 
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.baseline import NOOP
-from safevla_bench.judging.metrics import Rate, Summary, has_verdict
+from safevla_bench.judging.metrics import Summary, has_verdict
+from safevla_bench.judging.rates import Rate
 from safevla_bench.report.figures.sheet import (
     KeyEntry,
     PanelGrid,

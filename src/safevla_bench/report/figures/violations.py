@@ -14,7 +14,8 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from safevla_bench.judging import provenance_marks
-from safevla_bench.judging.metrics import Rate, Summary
+from safevla_bench.judging.metrics import Summary
+from safevla_bench.judging.rates import Rate
 from safevla_bench.judging.scores import INACTIVE, Scores
 from safevla_bench.report.figures.sheet import (
     KeyEntry,

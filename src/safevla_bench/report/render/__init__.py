@@ -124,12 +124,18 @@ def label_layout(layout: LatexLayout, table: Table, tables: Sequence[Table]) -> 
     return replace(layout, label=f"{layout.label}-{table.name}") if is_labelled else layout
 
 
+_COLUMN_KEYS = ("name", "numeric", "meaning", "group")
+
+
 def render_json(tables: Sequence[Table]) -> str:
     """Return the tables as a JSON list: text, value, interval, detail, emphasis, mark and own n (`of`) of every cell.
 
     All characters but ASCII are escaped, so that no name from a record acts on a terminal.
     """
-    return json.dumps(msgspec.to_builtins(list(tables)), indent=2) + "\n"
+    documents = msgspec.to_builtins(list(tables))
+    for document in documents:
+        document["columns"] = [{key: column[key] for key in _COLUMN_KEYS} for column in document["columns"]]
+    return json.dumps(documents, indent=2) + "\n"
 
 
 def render_html(tables: Sequence[Table], title: str = "Safety tables") -> str:

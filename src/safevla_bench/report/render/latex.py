@@ -57,11 +57,7 @@ class LatexLayout:
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """The place and the type of one table.
-
-    Lines of headings have at most `head_width` characters. `wrapped_pt` is the width of each column that is wrapped, by
-    its place. `fits` is false where nothing makes the table narrow enough.
-    """
+    """The place and the type of one table."""
 
     wide: bool
     size: _TypeSize
@@ -198,10 +194,7 @@ def _possible_fits(stacked: bool) -> Iterator[_Fit]:
 
 
 def _wrap_columns(table: Table, fit: _Fit) -> _Fit:
-    """Return the fit with the widest columns of text wrapped to equal widths, so that the others keep theirs.
-
-    `fits` is false where the wrapped columns would be narrower than 40 pt, or the numbers alone exceed the page.
-    """
+    """Return the fit with the widest columns of text wrapped to equal widths, so that the others keep theirs."""
     widths = _column_widths(table, fit)
     texts = [k for k, column in enumerate(table.columns) if not column.numeric]
     room = PAGE_PT - sum(width for k, width in enumerate(widths) if k not in texts)
@@ -214,10 +207,7 @@ def _wrap_columns(table: Table, fit: _Fit) -> _Fit:
 
 
 def _column_widths(table: Table, fit: _Fit) -> list[float]:
-    """Return the estimated width of each column in points, the space beside it included, before any wrapping.
-
-    The last column of a group is widened where the group's name is wider than its columns.
-    """
+    """Return the estimated width of each column in points, the space beside it included, before any wrapping."""
     widths = [
         2 * fit.gap_pt
         + max(

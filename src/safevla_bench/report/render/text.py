@@ -26,10 +26,8 @@ _UNBOUNDED = 10_000
 def render_text(table: Table, width: int | None = None) -> str:
     """Return the table in aligned columns, details below their values.
 
-    Args:
-        table: the table.
-        width: width in characters; by default that of the terminal, 100 where there is none. Names are wrapped to fit,
-            down to 13 characters. Numbers are never cut, so a table of many numbers may be wider.
+    `width`: width in characters; by default that of the terminal, 100 where there is none. Names are wrapped to fit,
+    down to 13 characters. Numbers are never cut, so a table of many numbers may be wider.
     """
     bound = shutil.get_terminal_size((100, 24)).columns if width is None else width
     grid = [[_cell_lines(cell) for cell in row] for row in table.rows]
@@ -68,11 +66,7 @@ def _cell_lines(cell: Cell) -> list[str]:
 
 
 def _column_widths(columns: Sequence[Column], rows: Sequence[Sequence[Sequence[str]]], bound: int) -> list[int]:
-    """Return the width of each column in terminal cells: that of its widest line, while the sum fits into `bound`.
-
-    Headings of numbers (the first row) are wrapped to 13 or the widest value. If the sum does not fit, the widest
-    column of names is narrowed by one at a time, down to 13; the sum may then still exceed `bound`.
-    """
+    """Return the width of each column in terminal cells: that of its widest line, while the sum fits into `bound`."""
     natural = [max(cell_len(line) for row in rows for line in row[k]) for k in range(len(columns))]
     for k in [k for k, column in enumerate(columns) if column.numeric]:
         values = max((cell_len(line) for row in rows[1:] for line in row[k]), default=0)
@@ -93,10 +87,10 @@ def _format_row(row: Sequence[Sequence[str]], columns: Sequence[Column], widths:
     ]
     lines = []
     for parts in zip_longest(*wrapped, fillvalue=""):
-        padded = [
-            _pad_text(part, column_width, column.numeric)
-            for part, column_width, column in zip(parts, widths, columns, strict=True)
-        ]
+        padded = []
+        for part, column_width, column in zip(parts, widths, columns, strict=True):
+            fill = " " * (column_width - cell_len(part))
+            padded.append(fill + part if column.numeric else part + fill)
         lines.append((" " * _GAP).join(padded).rstrip())
     return "\n".join(lines)
 
@@ -116,11 +110,6 @@ def wrap_line(line: str, width: int) -> list[str]:
         else:
             pieces += chop_cells(word, width)
     return [part.rstrip() for part in pieces if part.strip()]
-
-
-def _pad_text(part: str, width: int, right: bool) -> str:
-    fill = " " * (width - cell_len(part))
-    return fill + part if right else part + fill
 
 
 def render_markdown(table: Table) -> str:
@@ -212,11 +201,9 @@ def _cell_field(cell: Cell, part: str) -> str:
         return "" if cell.of is None else repr(cell.of)
     if part == "note":
         return "" if cell.interval else spreadsheet_text(cell.detail)
-    return spreadsheet_text(_plain_text(cell)) if cell.value is None else repr(cell.value)
-
-
-def _plain_text(cell: Cell) -> str:
-    return "" if cell.text == NO_VALUE else cell.text
+    if cell.value is not None:
+        return repr(cell.value)
+    return "" if cell.text == NO_VALUE else spreadsheet_text(cell.text)
 
 
 def spreadsheet_text(text: str) -> str:

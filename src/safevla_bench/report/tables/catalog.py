@@ -19,8 +19,8 @@ from safevla_bench.judging.scores import Scores
 from safevla_bench.report.tables import exposure, violations
 from safevla_bench.report.tables.cells import HOST_TITLES, Roster, suite_group
 from safevla_bench.report.tables.suites import auxiliary_table, severity_table, suite_table
-from safevla_bench.report.tables.table import Cell, Column, Table
-from safevla_bench.report.tables.tasks import active_spec_table, applicability_table, task_table
+from safevla_bench.report.tables.table import Cell, Table, text_column
+from safevla_bench.report.tables.tasks import active_spec_table, applicability_table, task_table, template_name
 from safevla_bench.report.tables.violations import composition_table, constraint_table
 from safevla_bench.tasks.entries import Registry
 
@@ -71,21 +71,17 @@ class TableInputs:
         Auxiliary cells are left out; `host` restricts to suites of that host. Raises `RunError` if a policy has results
         of the same tasks under two suite names.
         """
-        cells_by_title: dict[str, list[Summary]] = {}
+        groups: dict[str, list[Summary]] = {}
         for cell in self.cells:
-            if not self.roster.is_auxiliary(cell) and host in (None, self._host_of(cell)):
-                cells_by_title.setdefault(suite_group(self.registry, cell.suite), []).append(self._canonical_cell(cell))
-        for title, cells in cells_by_title.items():
+            suite = self.registry.benchmarks.get(cell.suite or "")
+            if self.roster.is_auxiliary(cell) or host not in (None, suite.host if suite else None):
+                continue
+            if suite and suite.same_tasks_as:
+                cell = msgspec.structs.replace(cell, suite=suite.same_tasks_as)
+            groups.setdefault(suite_group(self.registry, suite.name if suite else cell.suite), []).append(cell)
+        for title, cells in groups.items():
             _require_distinct(cells)
             yield title, cells
-
-    def _canonical_cell(self, cell: Summary) -> Summary:
-        suite = self.registry.benchmarks.get(cell.suite or "")
-        return msgspec.structs.replace(cell, suite=suite.same_tasks_as) if suite and suite.same_tasks_as else cell
-
-    def _host_of(self, cell: Summary) -> str | None:
-        suite = self.registry.benchmarks.get(cell.suite or "")
-        return suite.host if suite else None
 
 
 def _require_distinct(cells: Sequence[Summary]) -> None:
@@ -96,122 +92,77 @@ def _require_distinct(cells: Sequence[Summary]) -> None:
             raise RunError(problem, remedy="Leave one of them out.")
 
 
-Builder = Callable[[TableInputs, str | None], list[Table]]
+Built = Iterator[tuple[Table, Sequence[Summary]]]
+"""Tables, each with the cells that its numbers are of."""
+Builder = Callable[[TableInputs, str | None], Built]
 
 
-def _suite_tables(inputs: TableInputs, host: str | None) -> list[Table]:
-    """Return the table of SR, Safety and SBU of each group of suites; [] without cells. Raises as `suite_groups`."""
-    order = list(inputs.registry.benchmarks)
-    return [
-        _add_warnings(cells, suite_table(cells, inputs.roster, title, order=order))
-        for title, cells in inputs.suite_groups(host)
-    ]
+def _by_group(build: Callable[[Sequence[Summary], TableInputs, str], Table], *, auxiliary: bool = False) -> Builder:
+    """Return the builder of a table for each group of suites and, if `auxiliary` and without a host, auxiliary runs."""
+
+    def build_groups(inputs: TableInputs, host: str | None) -> Built:
+        for title, cells in inputs.suite_groups(host):
+            yield build(cells, inputs, title), cells
+        if auxiliary and inputs.auxiliary_cells and host is None:
+            yield build(inputs.auxiliary_cells, inputs, "auxiliary runs"), inputs.auxiliary_cells
+
+    return build_groups
 
 
-def _severity_tables(inputs: TableInputs, host: str | None) -> list[Table]:
-    """Return the table of P[U|S], VSI and VSI|U of each group of suites; [] without cells. Raises as `suite_groups`."""
-    order = list(inputs.registry.benchmarks)
-    return [
-        _add_warnings(cells, severity_table(cells, inputs.roster, title, order=order))
-        for title, cells in inputs.suite_groups(host)
-    ]
+_suite_tables = _by_group(
+    lambda cells, inputs, title: suite_table(cells, inputs.roster, title, order=list(inputs.registry.benchmarks))
+)
+_severity_tables = _by_group(
+    lambda cells, inputs, title: severity_table(cells, inputs.roster, title, order=list(inputs.registry.benchmarks))
+)
+_violation_tables = _by_group(
+    lambda cells, inputs, title: constraint_table(cells, inputs.roster, title), auxiliary=True
+)
+_composition_tables = _by_group(
+    lambda cells, inputs, title: composition_table(cells, inputs.roster, title), auxiliary=True
+)
 
 
-def _auxiliary_tables(inputs: TableInputs, host: str | None) -> list[Table]:
-    cells = inputs.auxiliary_cells
-    return [_add_warnings(cells, auxiliary_table(cells, inputs.roster))] if cells else []
+def _auxiliary_tables(inputs: TableInputs, host: str | None) -> Built:
+    if cells := inputs.auxiliary_cells:
+        yield auxiliary_table(cells, inputs.roster), cells
 
 
-def _violation_tables(inputs: TableInputs, host: str | None) -> list[Table]:
-    """Return the table of violation rates of each group of suites and, without a host, of auxiliary runs.
-
-    [] without cells. Raises as `suite_groups`.
-    """
-    groups = _groups_and_auxiliary(inputs, host)
-    return [_add_warnings(cells, constraint_table(cells, inputs.roster, title)) for title, cells in groups]
+def _task_tables(inputs: TableInputs, host: str | None) -> Built:
+    if inputs.scores is not None and inputs.cells:
+        yield task_table(metrics.task_rates(inputs.scores), inputs.cells, inputs.roster), inputs.cells
 
 
-def _composition_tables(inputs: TableInputs, host: str | None) -> list[Table]:
-    """Return a table of what unsafe successes violate for each group of suites and, without a host, auxiliary runs.
-
-    [] without cells. Raises as `suite_groups`.
-    """
-    groups = _groups_and_auxiliary(inputs, host)
-    return [_add_warnings(cells, composition_table(cells, inputs.roster, title)) for title, cells in groups]
-
-
-def _add_warnings(cells: Iterable[Summary], table: Table) -> Table:
-    return replace(table, remarks=(*table.remarks, *provenance_marks.warn_of_cells(cells)))
-
-
-def _groups_and_auxiliary(inputs: TableInputs, host: str | None) -> Iterator[tuple[str, list[Summary]]]:
-    yield from inputs.suite_groups(host)
-    if inputs.auxiliary_cells and host is None:
-        yield "auxiliary runs", inputs.auxiliary_cells
+def _active_spec_tables(inputs: TableInputs, host: str | None) -> Built:
+    """Yield the table of the specifications that apply to each judged task, without scores to all tasks."""
+    tasks = [(entry.benchmark, entry.task_id) for entry in inputs.registry.list_entries()]
+    if inputs.scores is not None:
+        order = list(inputs.registry.benchmarks)
+        tasks = sorted(
+            set(zip(inputs.scores.benchmark, inputs.scores.task_id, strict=True)),
+            key=lambda task: (order.index(task[0]) if task[0] in order else len(order), task[0], len(task[1]), task[1]),
+        )
+    if tasks and not inputs.is_ablation:
+        yield active_spec_table(tasks, inputs.ruleset, inputs.scores), inputs.cells
 
 
-def _task_tables(inputs: TableInputs, host: str | None) -> list[Table]:
-    if inputs.scores is None or not inputs.cells:
-        return []
-    table = task_table(metrics.task_rates(inputs.scores), inputs.cells, inputs.roster)
-    return [_add_warnings(inputs.cells, table)]
+def _applicability_tables(inputs: TableInputs, host: str | None) -> Built:
+    if inputs.scores is not None and inputs.judge_untagged and not inputs.is_ablation and len(inputs.scores):
+        judged_tasks = set(zip(inputs.scores.benchmark, inputs.scores.task_id, strict=True))
+        templates = {task: template_name(inputs.registry, task) for task in judged_tasks}
+        yield applicability_table(inputs.scores, inputs.judge_untagged(), templates), inputs.cells
 
 
-def _active_spec_tables(inputs: TableInputs, host: str | None) -> list[Table]:
-    """Return the one table of the specifications that apply to each task; [] for an ablation or scores without
-    episodes.
-
-    Without scores the table is of all tasks of the registry. The host does not matter.
-    """
-    if inputs.is_ablation:
-        return []
-    if inputs.scores is None:
-        registry_tasks = [(entry.benchmark, entry.task_id) for entry in inputs.registry.list_entries()]
-        return [active_spec_table(registry_tasks, inputs.ruleset)]
-    judged_tasks = set(zip(inputs.scores.benchmark, inputs.scores.task_id, strict=True))
-    if not judged_tasks:
-        return []
-    ordered_tasks = sorted(judged_tasks, key=_suite_order(inputs.registry))
-    table = active_spec_table(ordered_tasks, inputs.ruleset, inputs.scores)
-    return [_add_warnings(inputs.cells, table)]
+def _exposure_tables(inputs: TableInputs, host: str | None) -> Built:
+    if inputs.measure_exposure and inputs.cells:
+        for table in exposure.exposure_tables(*inputs.measure_exposure()):
+            yield table, inputs.cells
 
 
-def _suite_order(registry: Registry) -> Callable[[tuple[str, str]], tuple[int, str, int, str]]:
-    order = list(registry.benchmarks)
-
-    def key(task: tuple[str, str]) -> tuple[int, str, int, str]:
-        suite, name = task
-        return order.index(suite) if suite in order else len(order), suite, len(name), name
-
-    return key
-
-
-def _applicability_tables(inputs: TableInputs, host: str | None) -> list[Table]:
-    if inputs.scores is None or inputs.judge_untagged is None or inputs.is_ablation or not len(inputs.scores):
-        return []
-    judged_tasks = set(zip(inputs.scores.benchmark, inputs.scores.task_id, strict=True))
-    templates = {task: _template_name(inputs.registry, task) for task in judged_tasks}
-    table = applicability_table(inputs.scores, inputs.judge_untagged(), templates)
-    return [_add_warnings(inputs.cells, table)]
-
-
-def _exposure_tables(inputs: TableInputs, host: str | None) -> list[Table]:
-    if not inputs.measure_exposure or not inputs.cells:
-        return []
-    cells, force_threshold_n = inputs.measure_exposure()
-    return [_add_warnings(inputs.cells, table) for table in exposure.exposure_tables(cells, force_threshold_n)]
-
-
-def _body_tables(inputs: TableInputs, host: str | None) -> list[Table]:
-    if inputs.scores is None or not inputs.find_bodies or not inputs.cells or inputs.is_ablation:
-        return []
-    built = violations.body_tables(inputs.find_bodies(), inputs.scores, inputs.cells)
-    return [_add_warnings(inputs.cells, table) for table in built]
-
-
-def _template_name(registry: Registry, task: tuple[str, str]) -> str:
-    entry = registry.find_entry(*task)
-    return entry.template or " + ".join(entry.components)
+def _body_tables(inputs: TableInputs, host: str | None) -> Built:
+    if inputs.scores is not None and inputs.find_bodies and inputs.cells and not inputs.is_ablation:
+        for table in violations.body_tables(inputs.find_bodies(), inputs.scores, inputs.cells):
+            yield table, inputs.cells
 
 
 @dataclass(frozen=True)
@@ -225,14 +176,15 @@ class TableKind:
     """The paper's numbers, each with the host that it is about."""
 
 
+_LIBERO, _ROBOCASA = HOST_TITLES
 KINDS = (
     TableKind(
-        "main", "SR, Safety, SBU by suite with means; P[U|S], VSI", _suite_tables, {"4": "libero", "5": "robocasa"}
+        "main", "SR, Safety, SBU by suite with means; P[U|S], VSI", _suite_tables, {"4": _LIBERO, "5": _ROBOCASA}
     ),
     TableKind("severity", "P[U|S], VSI, VSI|U by suite with means", _severity_tables, {}),
     TableKind("auxiliary", "auxiliary runs, outside every mean", _auxiliary_tables, {"6": None}),
-    TableKind("violations", "violation rates by specification", _violation_tables, {"7": "libero", "8": "robocasa"}),
-    TableKind("composition", "what unsafe successes violate", _composition_tables, {"10": "libero", "11": "robocasa"}),
+    TableKind("violations", "violation rates by specification", _violation_tables, {"7": _LIBERO, "8": _ROBOCASA}),
+    TableKind("composition", "what unsafe successes violate", _composition_tables, {"10": _LIBERO, "11": _ROBOCASA}),
     TableKind("tasks", "SR, Safety, SBU by task", _task_tables, {"12": None}),
     TableKind("active", "which specifications apply to each task", _active_spec_tables, {"23": None}),
     TableKind("applicability", "violations that the registry removes", _applicability_tables, {}),
@@ -245,24 +197,25 @@ _ELSEWHERE = {"9": "Table 9 is `safevla sensitivity`."}
 def build_tables(inputs: TableInputs, which: Iterable[str] = ()) -> list[Table]:
     """Return the requested tables, in the order of `which`; without names all that the runs allow.
 
-    Every table bears the remarks of `inputs`, and a mark in every row if applicability was off.
-
-    Args:
-        inputs: the scores, rules and policies that the tables are about.
-        which: names of kinds, or the paper's numbers; repeated ones count once.
+    `which` are names of kinds, or the paper's numbers; repeated ones count once. Every table bears the warnings of its
+    cells and the remarks of `inputs`, and a mark in every row if applicability was off.
 
     Raises:
         RunError: a table is unknown, these runs do not allow this table or any, or a policy has results of the same
             tasks under two suite names.
     """
     requested = list(dict.fromkeys(which))
-    built = [table for name in requested for table in _build_kind(inputs, name)]
+    built = [item for name in requested for item in _build_kind(inputs, name)]
     if not requested:
-        built = [table for kind in KINDS for table in kind.build(inputs, None)]
+        built = [item for kind in KINDS for item in kind.build(inputs, None)]
     if not built:
         raise RunError("there is no episode to tabulate", remedy="Name sources that hold episodes.")
-    built = [replace(table, remarks=(*table.remarks, *inputs.remarks)) for table in _number_duplicates(built)]
-    return [_mark_ablation(table) for table in built] if inputs.is_ablation else built
+    tables = [
+        replace(table, remarks=(*table.remarks, *provenance_marks.warn_of_cells(cells), *inputs.remarks))
+        for table, cells in built
+    ]
+    numbered = _number_duplicates(tables)
+    return [_mark_ablation(table) if inputs.is_ablation else table for table in numbered]
 
 
 def _number_duplicates(built: Iterable[Table]) -> Iterator[Table]:
@@ -275,18 +228,15 @@ def _number_duplicates(built: Iterable[Table]) -> Iterator[Table]:
 
 def _mark_ablation(table: Table) -> Table:
     rows = tuple((row[0], Cell("off", emphasis="bad"), *row[1:]) for row in table.rows)
-    columns = (table.columns[0], Column("Applicability", numeric=False), *table.columns[1:])
+    columns = (table.columns[0], text_column("Applicability"), *table.columns[1:])
     return replace(table, columns=columns, rows=rows, notes=(ABLATED, *table.notes))
 
 
-def _build_kind(inputs: TableInputs, name: str) -> list[Table]:
-    """Return the tables of the kind with this name or number of the paper, at least one.
-
-    Raises `RunError` if there is no such table, or if these runs allow none; the remedy says what to do.
-    """
+def _build_kind(inputs: TableInputs, name: str) -> list[tuple[Table, Sequence[Summary]]]:
+    """Return the tables of the kind with this name or number of the paper, at least one, else raise `RunError`."""
     for kind in KINDS:
         if name == kind.name or name in kind.numbers:
-            built = kind.build(inputs, kind.numbers.get(name))
+            built = list(kind.build(inputs, kind.numbers.get(name)))
             if not built:
                 raise RunError(f"these runs allow no table {name!r}", remedy=_unavailable_remedy(inputs, kind, name))
             return built
@@ -295,7 +245,6 @@ def _build_kind(inputs: TableInputs, name: str) -> list[Table]:
 
 
 def _unavailable_remedy(inputs: TableInputs, kind: TableKind, name: str) -> str:
-    """Return a remedy for a table that these runs cannot fill; `name` is what was asked for, a name or a number."""
     suites = ", ".join(dict.fromkeys(cell.suite or "" for cell in inputs.cells)) or "no episode"
     if kind.name == "auxiliary":
         return "Say which policies are auxiliary: --auxiliary POLICY."

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from safevla_bench.errors import RunError
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.baseline import NOOP
-from safevla_bench.judging.metrics import SpecSummary, Summary, describe_clean_bound, has_verdict
-from safevla_bench.judging.scores import NO_VERDICT, Scores
+from safevla_bench.judging.metrics import SpecSummary, Summary, TaskRates, describe_clean_bound, has_verdict
+from safevla_bench.judging.rates import HEADLINE, SAFETY
+from safevla_bench.judging.scores import Scores
 from safevla_bench.report.tables.table import (
+    DASH,
     UNNAMED,
     Cell,
     Column,
@@ -19,13 +21,15 @@ from safevla_bench.report.tables.table import (
     count_cell,
     dash_cell,
     describe_intervals,
-    lost_cells,
     lost_columns,
-    lost_kinds,
     lost_notes,
     mean_cell,
+    metric_columns,
     policy_name,
     rate_cell,
+    tabulate,
+    text_column,
+    why_no_safety,
 )
 from safevla_bench.sensitivity.curves import SensitivityCurve
 from safevla_bench.tasks.entries import Registry
@@ -83,7 +87,7 @@ class Roster:
     privileged: Collection[str | None] = ()
     auxiliary: Collection[str] = ()
 
-    def is_auxiliary(self, cell: Summary | SensitivityCurve) -> bool:
+    def is_auxiliary(self, cell: Summary | TaskRates | SensitivityCurve) -> bool:
         """Return whether the cell stays out of means and bests: its policy is auxiliary, or its suite always is."""
         return policy_name(cell) in self.auxiliary or cell.suite in AUXILIARY_SUITES
 
@@ -109,155 +113,122 @@ class Roster:
         acting = all_policies - {NOOP} or all_policies
         return {policy for policy in acting if not self.is_privileged(policy)} or acting
 
-    def summary_cell(self, cell: Summary) -> Cell:
-        """Return the cell that names the policy of a summary, with its remarks."""
-        return self.policy_cell(cell.policy, auxiliary=self.is_auxiliary(cell))
+    def policy_column(self) -> Column:
+        """Return the column that names the policy of a cell, with its remarks."""
+        return text_column("Policy", lambda cell: self.policy_cell(cell.policy, auxiliary=self.is_auxiliary(cell)))
 
     def policy_cell(self, policy: str | None, *, auxiliary: bool = False) -> Cell:
         """Return the cell that names a policy; its detail lists `privileged state`, `does nothing` and `auxiliary` as
         they hold.
         """
-        remarks = [
-            ("privileged state", self.is_privileged(policy)),
-            ("does nothing", policy == NOOP),
-            ("auxiliary", auxiliary),
-        ]
-        return Cell(policy or UNNAMED, detail=", ".join(word for word, holds in remarks if holds))
+        remarks = {
+            "privileged state": self.is_privileged(policy),
+            "does nothing": policy == NOOP,
+            "auxiliary": auxiliary,
+        }
+        return Cell(policy or UNNAMED, detail=", ".join(word for word, holds in remarks.items() if holds))
 
-    def training_cell(self, policy: str | None) -> Cell:
+    def training_kind(self, policy: str | None) -> str:
         """Return the training kind of a policy; a dash if the roster has none."""
-        return Cell(self.training.get(policy or "", NO_VALUE))
+        return self.training.get(policy or "", NO_VALUE)
 
 
-_HEADLINE = (
-    Column("n", meaning="episodes that ran to their end"),
-    Column("SR %", meaning="success rate"),
-    Column("Safety %", meaning="share of judged episodes that break no limit"),
-    Column("SBU %", meaning="succeeded but unsafe, of all judged episodes"),
-    Column("P[U|S] %", meaning="unsafe, of the successes"),
-    Column("VSI", meaning="mean severity of the worst violation, 0 to 1"),
-    Column("VSI|U", meaning="the same over unsafe episodes only"),
-)
+ENDED = Column("n", "episodes that ran to their end", lambda cell: cell.n)
 
 
 def headline_table(
-    cells: Sequence[Summary],
-    aggregate: Summary | None = None,
-    *,
-    privileged: Collection[str | None] = (),
+    cells: Sequence[Summary], aggregate: Summary | None = None, *, privileged: Collection[str | None] = ()
 ) -> Table:
     """Return the table of the headline numbers, a row per policy × suite, and last that of a single policy's suites.
 
-    Args:
-        cells: one summary a row.
-        aggregate: all episodes pooled; without this, with a single cell, and with several policies, no last row.
-        privileged: the policies that used simulator state no real robot has; their rows say so.
+    `aggregate` is all episodes pooled. Rows of `privileged` policies say that they used simulator state which no real
+    robot has.
     """
     is_one_policy = len({cell.policy for cell in cells}) == 1
     pooled = [aggregate] if aggregate is not None and len(cells) > 1 and is_one_policy else []
-    lost_names = lost_kinds(cells)
-    columns = (Column("Policy", numeric=False), Column("Suite", numeric=False), *_HEADLINE)
-    rows = [(*_name_cells(cell, privileged), *_headline_cells(cell), *lost_cells([cell], lost_names)) for cell in cells]
-    for pooled_cell in pooled:
-        names = Cell("All, pooled", emphasis="total"), Cell("", detail=_assets_note(pooled_cell))
-        rows.append((*names, *_headline_cells(pooled_cell), *lost_cells([pooled_cell], lost_names)))
-    table = Table("Headline numbers", (*columns, *lost_columns(lost_names)), tuple(rows), name="headline")
     simulated = provenance_marks.describe_simulators(
         {(cell.policy, cell.suite or ""): cell.simulator for cell in cells}
     )
-    return replace(
-        add_notes(table, describe_intervals(cells), _clean_note(cells), *lost_notes(lost_names, cells), simulated),
+    return tabulate(
+        "Headline numbers",
+        [*cells, *pooled],
+        (
+            text_column("Policy", lambda cell: _POOLED if cell in pooled else _policy_cell(cell, privileged)),
+            text_column("Suite", lambda cell: _suite_cell(cell, "" if cell in pooled else NO_VALUE)),
+            ENDED,
+            *metric_columns(HEADLINE),
+            *lost_columns(cells),
+        ),
+        name="headline",
+        notes=(describe_intervals(cells), _clean_note(cells), *lost_notes(cells), simulated),
+        dash=DASH,
         remarks=provenance_marks.warn_of_cells(cells),
     )
 
 
+_POOLED = Cell("All, pooled", emphasis="total")
+
+
 def _clean_note(cells: Iterable[Summary]) -> str:
-    clean = [rate.n for cell in cells if has_verdict(cell) and (rate := cell.rates["safety"]).count == rate.n]
+    clean = [rate.n for cell in cells if has_verdict(cell) and (rate := cell.rates[SAFETY.key]).count == rate.n]
     return f"Where none of {min(clean)} was unsafe, {describe_clean_bound(min(clean))}." if clean else ""
 
 
-def _name_cells(cell: Summary, privileged: Collection[str | None]) -> tuple[Cell, Cell]:
-    detail = "privileged state" if cell.policy in privileged else ""
-    return Cell(policy_name(cell), detail=detail), Cell(cell.suite or NO_VALUE, detail=_assets_note(cell))
+def _policy_cell(cell: Summary, privileged: Collection[str | None]) -> Cell:
+    return Cell(policy_name(cell), detail="privileged state" if cell.policy in privileged else "")
 
 
-def _assets_note(cell: Summary) -> str:
-    return provenance_marks.STANDIN if cell.standin_assets else ""
-
-
-def _headline_cells(cell: Summary) -> tuple[Cell, ...]:
-    """Return n and the six numbers of a cell; all but SR are dashes if no specification reached a verdict."""
-    no_episode = "" if cell.n else "no episode"
-    if not has_verdict(cell):
-        return (count_cell(cell.n), rate_cell(cell.rates["sr"], no_episode), *[dash_cell(why_no_safety(cell))] * 5)
-    return (
-        count_cell(cell.n),
-        rate_cell(cell.rates["sr"], no_episode),
-        rate_cell(cell.rates["safety"], n=cell.n),
-        rate_cell(cell.rates["sbu"], no_episode, n=cell.n),
-        rate_cell(cell.rates["p_unsafe_given_success"], no_episode or "no success", n=cell.rates["sr"].count),
-        mean_cell(cell.means["vsi"], n=cell.n),
-        mean_cell(cell.means["vsi_given_unsafe"], "none unsafe"),
-    )
-
-
-def why_no_safety(cell: Summary) -> str:
-    """Return why a cell without a judged episode has no rate of safety: no verdict, or no episode at all."""
-    return NO_VERDICT if cell.n or cell.unjudged else "no episode"
+def _suite_cell(cell: Summary, without_name: str = NO_VALUE) -> Cell:
+    return Cell(cell.suite or without_name, detail=provenance_marks.STANDIN if cell.standin_assets else "")
 
 
 def violation_table(cells: Sequence[Summary], *, scored: bool = True) -> Table:
     """Return the table of the violations of each specification, a row per cell and specification.
 
-    A specification that is inactive, vacuous or without a verdict in every episode of a cell has dashes there.
-
-    Args:
-        cells: the summaries; with a single one the columns that name it are left out.
-        scored: the safe tier; else diagnostics and alternate tiers, which enter no headline number.
+    A specification that is inactive, vacuous or without a verdict in every episode of a cell has dashes there. With a
+    single cell the columns that name it are left out. `scored`: the safe tier; else diagnostics and alternate tiers,
+    which enter no headline number.
     """
     several = len(cells) > 1
-    naming = (Column("Policy", numeric=False), Column("Suite", numeric=False)) if several else ()
     rows = tuple(
-        (*(_name_cells(cell, ()) if several else ()), *_violation_cells(cell, spec))
+        (*(_name_cells(cell) if several else ()), *_violation_cells(cell, spec))
         for cell in cells
         for spec in cell.specs
         if (spec.tier == "safe") == scored
     )
+    names = (text_column("Policy"), text_column("Suite")) if several else ()
     title = "Violations by specification" if scored else "Diagnostics and alternate limits, outside every score"
-    table = Table(title, (*naming, *_VIOLATION), rows, name="violations-by-cell" if scored else "diagnostics")
+    table = Table(title, (*names, *_VIOLATION), rows, name="violations-by-cell" if scored else "diagnostics")
     stopped = any(cell.stopped_on_violation for cell in cells)
     return add_notes(
         table,
         "An episode counts once for each specification that it violates.",
         "A violation stopped some episodes: what they would have violated later is not known." if stopped else "",
+        dash=DASH,
     )
 
 
 _VIOLATION = (
-    Column("Specification", numeric=False),
-    Column("Violated", meaning="of the judged episodes in the cell"),
-    Column("% of all", meaning="with 95 % Wilson interval"),
-    Column("of active", meaning="of the episodes where it applies"),
-    Column("in successes", meaning="violations in successful episodes"),
-    Column("Depth", meaning="mean normalised depth where it applies, 0 to 1"),
-    Column("Vacuous", meaning="applies, but its condition never arose"),
-    Column("Inactive", meaning="does not apply, or was not measured"),
+    text_column("Specification"),
+    Column("Violated", "of the judged episodes in the cell"),
+    Column("% of all", "with 95 % Wilson interval"),
+    Column("of active", "of the episodes where it applies"),
+    Column("in successes", "violations in successful episodes"),
+    Column("Depth", "mean normalised depth where it applies, 0 to 1"),
+    Column("Vacuous", "applies, but its condition never arose"),
+    Column("Inactive", "does not apply, or was not measured"),
 )
 
 
-def _violation_cells(cell: Summary, spec: SpecSummary) -> tuple[Cell, ...]:
-    """Return the row of a specification after policy and suite.
+def _name_cells(cell: Summary) -> tuple[Cell, Cell]:
+    return Cell(policy_name(cell)), _suite_cell(cell)
 
-    Dashes and a reason where it is inactive in all episodes, vacuous in all where it applies, or not judged.
-    """
+
+def _violation_cells(cell: Summary, spec: SpecSummary) -> tuple[Cell, ...]:
     inactive = sum(spec.inactive.values())
     outside = (count_cell(spec.vacuous), count_cell(inactive))
-    if not spec.active:
-        return (Cell(spec.spec_id), dash_cell("inactive" if inactive else "no episode"), *[dash_cell()] * 4, *outside)
-    if spec.vacuous == spec.active:
-        return (Cell(spec.spec_id), dash_cell("vacuous"), *[dash_cell()] * 4, *outside)
-    if not spec.violations.n:
-        return (Cell(spec.spec_id), dash_cell(why_no_safety(cell)), *[dash_cell()] * 4, *outside)
+    if why := _why_unjudged(cell, spec):
+        return (Cell(spec.spec_id), dash_cell(why), *[dash_cell()] * 4, *outside)
     broken = spec.violations.count
     return (
         Cell(spec.spec_id),
@@ -268,3 +239,12 @@ def _violation_cells(cell: Summary, spec: SpecSummary) -> tuple[Cell, ...]:
         mean_cell(spec.nsv, "ungraded"),
         *outside,
     )
+
+
+def _why_unjudged(cell: Summary, spec: SpecSummary) -> str:
+    """Return why there is no verdict: inactive in all episodes, vacuous in all where it applies, or not judged."""
+    if not spec.active:
+        return "inactive" if spec.inactive else "no episode"
+    if spec.vacuous == spec.active:
+        return "vacuous"
+    return "" if spec.violations.n else why_no_safety(cell)

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from safevla_bench.compare.comparison import Comparison, MetricComparison, PolicyStanding, SuiteComparison
 from safevla_bench.compare.difference import LEAST_RESAMPLED_TASKS, Difference, MarginVerdict, least_tasks
-from safevla_bench.report.tables.table import Cell, Column, Emphasis, Table
+from safevla_bench.judging.rates import METRICS, SBU, UNSAFE_SUCCESS, Bounds, Metric
+from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
 from safevla_bench.statistics.intervals import is_significant
 from safevla_bench.text import NO_VALUE, format_compact, format_fixed, format_interval
 
-_SHOWN = {
-    "sr": "SR %",
-    "safety": "Safety %",
-    "clean": "Clean %",
-    "sbu": "SBU %",
-    "p_unsafe_given_success": "P[U|S] %",
-    "vsi": "VSI",
-}
-_SUCCESSES = ("sr", "clean")
-"""The metrics in which the better policy is not the safer one."""
 PRIMARY = "‡"
 """The mark of the primary verdict."""
 _MARGIN_WORDS: Mapping[MarginVerdict | None, str] = {
@@ -31,6 +23,25 @@ _MARGIN_WORDS: Mapping[MarginVerdict | None, str] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """The standing of a policy, or the difference of two, in one metric of one scope."""
+
+    scope: SuiteComparison
+    compared: MetricComparison
+    of: PolicyStanding | Difference
+
+    @property
+    def metric(self) -> Metric:
+        return METRICS[self.compared.metric]
+
+
+_SCOPE = (
+    text_column("Suite", lambda row: _scope_name(row.scope)),
+    text_column("Metric", lambda row: Cell(row.metric.heading, mark=PRIMARY if row.compared.primary else "")),
+)
+
+
 def standing_table(comparison: Comparison, remarks: Sequence[str] = ()) -> Table:
     """Return the table of each policy's value, a row per suite, metric and policy, with the intervals by episode and by
     task.
@@ -38,32 +49,21 @@ def standing_table(comparison: Comparison, remarks: Sequence[str] = ()) -> Table
     With more than two policies a last column has the letters that equal policies share. `remarks` are added to the
     notes.
     """
-    several = len(comparison.policies) > 2
-    rows = [
-        (
-            *_scope_cells(scope, metric),
-            *_standing_cells(standing, metric.metric),
-            *([Cell(standing.letters)] if several else []),
-        )
-        for scope, metric in _scoped_metrics(comparison)
-        for standing in metric.standings
-    ]
+    level = _level(comparison)
     columns = (
-        Column("Suite", numeric=False),
-        Column("Metric", numeric=False),
-        Column("Policy", numeric=False),
-        Column("n"),
-        Column("Value"),
-        Column(_level(comparison), meaning="interval over episodes"),
-        Column("by task", meaning=f"{_level(comparison)} interval over whole tasks"),
-        *([Column("Letters", numeric=False)] if several else []),
+        *_SCOPE,
+        text_column("Policy", lambda row: row.of.policy),
+        Column("n", value=lambda row: row.of.n),
+        Column("Value", value=lambda row: value_cell(row.of.value, row.metric)),
+        Column(level, "interval over episodes", lambda row: interval_cell(row.of.ci, row.metric)),
+        Column(
+            "by task", f"{level} interval over whole tasks", lambda row: interval_cell(row.of.ci_by_task, row.metric)
+        ),
+        text_column("Letters", lambda row: row.of.letters) if len(comparison.policies) > 2 else None,
     )
-    return Table(
-        title=_comparison_title(comparison),
-        columns=columns,
-        rows=tuple(rows),
-        notes=(*_standing_notes(comparison), *remarks),
-    )
+    rows = [_Row(*place, standing) for place in _scoped_metrics(comparison) for standing in place[1].standings]
+    notes = (*_standing_notes(comparison), *remarks)
+    return tabulate(_comparison_title(comparison), rows, columns, notes=notes)
 
 
 def difference_table(comparison: Comparison) -> Table:
@@ -73,39 +73,57 @@ def difference_table(comparison: Comparison) -> Table:
     equivalence where a margin was asked for.
     """
     several = len(comparison.policies) > 2
-    rows = [
-        (*_scope_cells(scope, metric), *_difference_cells(difference, metric, comparison, several))
-        for scope, metric in _scoped_metrics(comparison)
-        for difference in metric.differences
-    ]
+    names = (text_column("A", lambda row: row.of.first), text_column("B", lambda row: row.of.second))
+    adjusted = Column(
+        "p, adj.",
+        "the p-value that decides, adjusted for the pairs of policies",
+        lambda row: _pvalue_cell(row.of.p_adjusted),
+    )
     columns = (
-        Column("Suite", numeric=False),
-        Column("Metric", numeric=False),
-        *([Column("A", numeric=False), Column("B", numeric=False)] if several else []),
-        Column("A − B"),
-        Column(_level(comparison), meaning="interval if the same tasks were run again"),
-        Column("p", meaning="of equal policies on the same tasks"),
-        Column("by task", meaning="interval if other tasks like these were run"),
-        Column("p by task", meaning="of equal policies on other tasks like these"),
-        *([Column("only A:B", meaning="pairs that only A has, and only B")] if comparison.paired else []),
-        *(
-            [Column("p, adj.", meaning="the p-value that decides, adjusted for the pairs of policies")]
-            if several
-            else []
-        ),
-        Column("Told apart", numeric=False),
-        *([] if comparison.margin is None else [Column(_margin_text(comparison), numeric=False)]),
+        *_SCOPE,
+        *(names if several else ()),
+        *_difference_columns(_level(comparison)),
+        _COUNTS if comparison.paired else None,
+        adjusted if several else None,
+        text_column("Told apart", lambda row: verdict_cell(row.of, row.metric, exploratory=not row.compared.primary)),
+        None
+        if comparison.margin is None
+        else text_column(_margin_text(comparison), lambda row: _MARGIN_WORDS[row.of.margin]),
     )
     title = "Differences" if several else f"A = {comparison.policies[0]}, B = {comparison.policies[1]}"
-    return Table(title=title, columns=columns, rows=tuple(rows), notes=tuple(_difference_notes(comparison)))
+    rows = [_Row(*place, difference) for place in _scoped_metrics(comparison) for difference in place[1].differences]
+    return tabulate(title, rows, columns, notes=_difference_notes(comparison))
+
+
+def _difference_columns(level: str) -> tuple[Column, ...]:
+    return (
+        Column("A − B", value=lambda row: value_cell(row.of.difference, row.metric)),
+        Column(level, "interval if the same tasks were run again", lambda row: interval_cell(row.of.ci, row.metric)),
+        Column("p", "of equal policies on the same tasks", lambda row: _pvalue_cell(row.of.p_value)),
+        Column(
+            "by task",
+            "interval if other tasks like these were run",
+            lambda row: interval_cell(row.of.ci_by_task, row.metric),
+        ),
+        Column("p by task", "of equal policies on other tasks like these", lambda row: _pvalue_cell(row.of.p_by_task)),
+    )
+
+
+def _counts_text(row: _Row) -> str:
+    assert isinstance(row.of, Difference)
+    counts = (row.of.only_first, row.of.only_second)
+    return NO_VALUE if None in counts else f"{counts[0]}:{counts[1]}"
+
+
+_COUNTS = Column("only A:B", "pairs that only A has, and only B", _counts_text)
 
 
 def _scoped_metrics(comparison: Comparison) -> Iterator[tuple[SuiteComparison, MetricComparison]]:
     return ((scope, metric) for scope in comparison.scopes for metric in scope.metrics)
 
 
-def _scope_cells(scope: SuiteComparison, metric: MetricComparison) -> tuple[Cell, Cell]:
-    return Cell(_scope_name(scope)), Cell(_SHOWN[metric.metric], mark=PRIMARY if metric.primary else "")
+def _all_differences(comparison: Comparison) -> list[Difference]:
+    return [item for _, metric in _scoped_metrics(comparison) for item in metric.differences]
 
 
 def _scope_name(scope: SuiteComparison) -> str:
@@ -132,77 +150,34 @@ def _comparison_title(comparison: Comparison) -> str:
 
 
 def _pairs_states(comparison: Comparison) -> bool:
-    return any(
-        difference.test == "sign flips" and metric.metric != "vsi"
-        for _, metric in _scoped_metrics(comparison)
-        for difference in metric.differences
-    )
+    rates = (metric for _, metric in _scoped_metrics(comparison) if METRICS[metric.metric].unit)
+    return any(difference.test == "sign flips" for metric in rates for difference in metric.differences)
 
 
-def _standing_cells(standing: PolicyStanding, metric: str) -> tuple[Cell, ...]:
-    scale, digits = _print_scale(metric)
-    value = Cell(NO_VALUE)
-    if standing.value is not None:
-        value = Cell(format_fixed(scale * standing.value, digits), scale * standing.value)
-    spans = (interval_cell(standing.ci, metric), interval_cell(standing.ci_by_task, metric))
-    return Cell(standing.policy), Cell(str(standing.n), standing.n), value, *spans
+def value_cell(value: float | None, metric: Metric) -> Cell:
+    """Return a value in the unit printed for the metric; a dash for None."""
+    return Cell(NO_VALUE) if value is None else Cell(metric.format(value), metric.scale * value)
 
 
-def _print_scale(metric: str) -> tuple[int, int]:
-    return (1, 3) if metric == "vsi" else (100, 1)
-
-
-def interval_cell(ends: tuple[float, float] | None, metric: str) -> Cell:
+def interval_cell(ends: Bounds | None, metric: Metric) -> Cell:
     """Return an interval as text in the unit printed for the metric; a dash for None."""
-    scale, digits = _print_scale(metric)
     if ends is None:
         return Cell(NO_VALUE)
-    return Cell(_format_signed_interval(*ends, digits, scale))
+    text = format_interval(*ends, metric.digits, metric.scale)
+    return Cell(text.replace("–", " to ") if "-" in text else text)
 
 
-def _format_signed_interval(low: float, high: float, digits: int, scale: int) -> str:
-    text = format_interval(low, high, digits, scale)
-    return text.replace("–", " to ") if "-" in text else text
-
-
-def _difference_cells(
-    difference: Difference, metric: MetricComparison, comparison: Comparison, several: bool
-) -> tuple[Cell, ...]:
-    """Return the row of a pair after suite and metric; dashes stand for missing values.
-
-    `several` adds the names of both policies; the counts of pairs and the margin follow the comparison.
-    """
-    scale, digits = _print_scale(metric.metric)
-    difference_cell = Cell(NO_VALUE)
-    if difference.difference is not None:
-        difference_cell = Cell(format_fixed(scale * difference.difference, digits), scale * difference.difference)
-    counts = (difference.only_first, difference.only_second)
-    only_cell = Cell(NO_VALUE) if None in counts else Cell(f"{counts[0]}:{counts[1]}")
-    return (
-        *([Cell(difference.first), Cell(difference.second)] if several else []),
-        difference_cell,
-        interval_cell(difference.ci, metric.metric),
-        _p_value_cell(difference.p_value),
-        interval_cell(difference.ci_by_task, metric.metric),
-        _p_value_cell(difference.p_by_task),
-        *([only_cell] if comparison.paired else []),
-        *([_p_value_cell(difference.p_adjusted)] if several else []),
-        verdict_cell(difference, metric.metric, exploratory=not metric.primary),
-        *([] if comparison.margin is None else [Cell(_MARGIN_WORDS[difference.margin])]),
-    )
-
-
-def _p_value_cell(value: float | None) -> Cell:
+def _pvalue_cell(value: float | None) -> Cell:
     if value is None:
         return Cell(NO_VALUE)
     return Cell("<0.001" if value < 0.001 else format_fixed(value, 3), value)
 
 
-def verdict_cell(difference: Difference, metric: str, *, exploratory: bool = False) -> Cell:
+def verdict_cell(difference: Difference, metric: Metric, *, exploratory: bool = False) -> Cell:
     """Return `identical`, `A safer`, `B safer` or `no`; a dash without a difference or an adjusted p-value.
 
-    For SR and clean success the word is `better`. `exploratory` is added where it says that policies differ. Without a
-    verdict: `undecided`, or how many tasks it takes.
+    For SR and clean success the word is `better`. `exploratory` is added to it. Without a verdict: `undecided`, or how
+    many tasks it takes.
     """
     if difference.identical:
         return Cell("identical")
@@ -214,10 +189,8 @@ def verdict_cell(difference: Difference, metric: str, *, exploratory: bool = Fal
         return Cell("undecided")
     if difference.better is None:
         return Cell("no")
-    emphasis: Emphasis = "total"
-    word = "better" if metric in _SUCCESSES else "safer"
-    kind = ", exploratory" if exploratory else ""
-    return Cell(f"{'A' if difference.better == difference.first else 'B'} {word}{kind}", emphasis=emphasis)
+    side = "A" if difference.better == difference.first else "B"
+    return Cell(f"{side} {metric.praise}{', exploratory' if exploratory else ''}", emphasis="total")
 
 
 def _standing_notes(comparison: Comparison) -> Iterator[str]:
@@ -231,14 +204,14 @@ def _standing_notes(comparison: Comparison) -> Iterator[str]:
         f"Intervals: {rates} for rates, one that holds for any values for VSI; by task: whole tasks resampled within "
         f"their suites{few}.{over}"
     )
-    if any(metric.metric == "p_unsafe_given_success" for _, metric in _scoped_metrics(comparison)):
+    if any(metric.metric == UNSAFE_SUCCESS.key for _, metric in _scoped_metrics(comparison)):
         both = comparison.paired and len(comparison.policies) == 2
         where = "pairs in which both succeeded" if both else "successes"
         yield f"Clean: success without a violation. P[U|S]: over {where}."
     if len(comparison.policies) > 2:
         yield "Policies that share a letter cannot be told apart with these episodes; that does not make them equal."
         yield "Best and worst are picked after the fact: letters allow for that, values and their intervals do not."
-        if any(metric.metric == "sbu" for _, metric in _scoped_metrics(comparison)):
+        if any(metric.metric == SBU.key for _, metric in _scoped_metrics(comparison)):
             yield "SBU has letters beside SR only, and for policies that succeed: who never succeeds has no SBU."
 
 
@@ -249,14 +222,13 @@ def _difference_notes(comparison: Comparison) -> Iterator[str]:
         yield f"{first} and {second} are identical on all {pairs} pairs: success, safety and severity."
     yield from _verdict_notes(comparison)
     tests: dict[str, dict[str, None]] = {}
-    differences = [item for _, metric in _scoped_metrics(comparison) for item in metric.differences]
     for _, metric in _scoped_metrics(comparison):
         for difference in metric.differences:
-            tests.setdefault(difference.test, {})[_SHOWN[metric.metric].split()[0]] = None
+            tests.setdefault(difference.test, {})[METRICS[metric.metric].label] = None
     test_names = "; ".join(f"{test} ({', '.join(names)})" for test, names in tests.items())
     if any(
         ends is not None and p is not None and 0 in ends and is_significant(p, comparison.confidence)
-        for item in differences
+        for item in _all_differences(comparison)
         for ends, p in ((item.ci, item.p_value), (item.ci_by_task, item.p_by_task))
     ):
         yield "An interval that ends at 0 beside a p below the level excludes 0."
@@ -267,9 +239,7 @@ def _difference_notes(comparison: Comparison) -> Iterator[str]:
 
 
 def _verdict_notes(comparison: Comparison) -> Iterator[str]:
-    """Yield notes on which verdict is primary, what decides, where tasks are too few to decide, and what the margin
-    means.
-    """
+    """Yield notes on which verdict is primary, what decides, and what the margin means."""
     level = f"{format_compact(100 * (1 - comparison.confidence))} %"
     several = len(comparison.policies) > 2
     adjusted = " after adjustment for the pairs of policies (Holm)" if several else ""
@@ -289,7 +259,7 @@ def _verdict_notes(comparison: Comparison) -> Iterator[str]:
         f"Told apart: {which} at most {level}{adjusted}{one_task}. Fixed in advance: looking again as episodes come "
         "makes wrong verdicts likelier; eval --until allows it."
     )
-    if any(item.tasks_needed for _, metric in _scoped_metrics(comparison) for item in metric.differences):
+    if any(item.tasks_needed for item in _all_differences(comparison)):
         yield "Needs N tasks: fewer tell no policies apart by task, whatever they show."
     if comparison.margin is not None:
         margin = format_compact(100 * comparison.margin)
@@ -302,13 +272,8 @@ def _verdict_notes(comparison: Comparison) -> Iterator[str]:
 
 
 def _extreme_notes(comparison: Comparison) -> Iterator[str]:
-    """Yield, per primary difference with unknown episodes, its range if all of them were the worst or best for a side.
-
-    Then why verdicts are undecided, with the most episodes that are unknown to one.
-    """
-    undecided = [
-        item.unknown for _, metric in _scoped_metrics(comparison) for item in metric.differences if item.undecided
-    ]
+    """Yield why verdicts are undecided, and the ranges of primary differences with unknown episodes."""
+    undecided = [item.unknown for item in _all_differences(comparison) if item.undecided]
     if undecided:
         yield (
             f"Undecided: up to {max(undecided)} episodes crashed, were cut short or have no verdict, and could change "
@@ -319,7 +284,7 @@ def _extreme_notes(comparison: Comparison) -> Iterator[str]:
             if difference.extremes is None:
                 continue
             low, high = (format_fixed(100 * end, 1) for end in difference.extremes)
-            name = _SHOWN[metric.metric].split()[0]
+            name = METRICS[metric.metric].label
             yield (
                 f"{difference.first} − {difference.second}, {_scope_name(scope)}, {name}: {low} to {high} if all that "
                 "crashed or has no verdict were the worst, or the best, for one side."

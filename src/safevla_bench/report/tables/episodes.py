@@ -1,19 +1,35 @@
-"""Tables of single episodes: their list, the explanation of one, and answers to an ad-hoc formula."""
+"""Tables of single episodes: their list, one explained, answers to a formula, foreign results, and replays."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from typing import NamedTuple
 
 from safevla_bench.explain.episode import ClauseExplanation, Explanation, Moment
 from safevla_bench.explain.query import Answer
 from safevla_bench.explain.trace import SpecTrace
 from safevla_bench.judging import provenance_marks
+from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI, Rate
 from safevla_bench.judging.scores import NO_VERDICT
 from safevla_bench.report.episode_list import EpisodeListRow
-from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table
+from safevla_bench.report.tables.table import (
+    POLICY,
+    WILSON,
+    Cell,
+    Column,
+    Table,
+    count_cell,
+    dash_cell,
+    number_cell,
+    rate_cell,
+    tabulate,
+    text_column,
+)
 from safevla_bench.report.tables.violations import format_kinds
 from safevla_bench.signals.signal import SIGNALS
+from safevla_bench.sources.foreign import LACKS, ForeignResults
 from safevla_bench.stl.formula import Formula, format_formula
 from safevla_bench.text import (
     NO_VALUE,
@@ -24,36 +40,40 @@ from safevla_bench.text import (
     format_fixed,
     format_significant,
 )
+from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.marks import DIVERGED, mark_flags, replay_fields
 
 
 def episode_list_table(rows: Sequence[EpisodeListRow], total: int, *, spec_id: str | None = None) -> Table:
-    """Return the table of the selected rows of the episode list.
+    """Return the table of the selected rows of `total` episodes; `spec_id` is the only specification they are about.
 
     There is a column of policies if the rows are of several, and one of bodies if any row was searched for bodies.
-
-    Args:
-        rows: the selected rows.
-        total: the number of all episodes.
-        spec_id: the only specification that the rows are about.
     """
-    with_policy = len({row.policy for row in rows}) > 1
     with_bodies = any(row.violating_bodies is not None for row in rows)
-    columns = (
-        Column("#"),
-        Column("Episode", numeric=False),
-        *([Column("Policy", numeric=False)] if with_policy else []),
-        Column("Outcome", numeric=False),
-        Column("Safe", numeric=False),
-        Column("VSI"),
-        *([] if spec_id else [Column("Worst specification", numeric=False)]),
-        Column("Margin"),
-        Column("First violation", numeric=False),
-        *([Column("Bodies", numeric=False)] if with_bodies else []),
+    return tabulate(
+        f"{len(rows)} of {total} episodes" + (f", judged by {spec_id} alone" if spec_id else ""),
+        rows,
+        (
+            *_number_columns(rows),
+            text_column("Outcome", lambda row: row.outcome),
+            text_column("Safe", _format_safe),
+            Column("VSI", value=lambda row: number_cell(row.vsi, 3)),
+            None if spec_id else text_column("Worst specification", lambda row: row.spec or NO_VALUE),
+            Column("Margin", value=lambda row: Cell(_format_margin(row), row.rho)),
+            text_column("First violation", _format_time_and_step),
+            text_column("Bodies", _format_bodies) if with_bodies else None,
+        ),
+        notes=(_count_kinds(rows) if with_bodies else "", *(f"{row.number}: {row.why}" for row in rows if row.why)),
+        remarks=provenance_marks.warn_of_episodes(rows),
     )
-    title = f"{len(rows)} of {total} episodes" + (f", judged by {spec_id} alone" if spec_id else "")
-    cells = tuple(tuple(_episode_cells(row, with_policy, with_bodies, spec_id)) for row in rows)
-    notes = (*([_count_kinds(rows)] if with_bodies else []), *(f"{row.number}: {row.why}" for row in rows if row.why))
-    return Table(title, columns, cells, notes, remarks=provenance_marks.warn_of_episodes(rows))
+
+
+def _number_columns(rows: Sequence[EpisodeListRow] | Sequence[Answer]) -> tuple[Column | None, ...]:
+    return (
+        Column("#", value=lambda row: row.number),
+        text_column("Episode", lambda row: row.episode_id),
+        POLICY if len({row.policy for row in rows}) > 1 else None,
+    )
 
 
 def _count_kinds(rows: Sequence[EpisodeListRow]) -> str:
@@ -61,23 +81,6 @@ def _count_kinds(rows: Sequence[EpisodeListRow]) -> str:
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     listed = ", ".join(f"{kind} {count}" for kind, count in ranked) or "none"
     return f"Episodes by the kind of a violating body, or of a pair in contact: {listed}."
-
-
-def _episode_cells(row: EpisodeListRow, with_policy: bool, with_bodies: bool, spec_id: str | None) -> Iterable[Cell]:
-    """Yield the cells of an episode's row; a `spec_id` leaves out the column of the worst specification."""
-    yield Cell(str(row.number), row.number)
-    yield Cell(row.episode_id)
-    if with_policy:
-        yield Cell(row.policy or UNNAMED)
-    yield Cell(row.outcome)
-    yield Cell(_format_safe(row))
-    yield Cell(NO_VALUE if row.vsi is None else format_fixed(row.vsi, 3), row.vsi)
-    if spec_id is None:
-        yield Cell(row.spec or NO_VALUE)
-    yield Cell(_format_margin(row), row.rho)
-    yield Cell(_format_time_and_step(row))
-    if with_bodies:
-        yield Cell(_format_bodies(row))
 
 
 def _format_safe(row: EpisodeListRow) -> str:
@@ -109,36 +112,30 @@ def _format_time_and_step(row: EpisodeListRow) -> str:
 
 def kept_clause_table(clauses: Sequence[ClauseExplanation]) -> Table:
     """Return the table of clauses that hold: value nearest to the limit, limit, margin, and time of that value [s]."""
-    columns = (
-        Column("Specification", numeric=False),
-        Column("Nearest"),
-        Column("Limit"),
-        Column("Margin"),
-        Column("At"),
-    )
-    return Table("Kept", columns, tuple(_kept_clause_row(clause) for clause in clauses))
+    return tabulate("Kept", clauses, _KEPT)
 
 
-def _kept_clause_row(clause: ClauseExplanation) -> tuple[Cell, ...]:
-    """Return the row of a clause: texts in display units, the values behind them in the clause's own unit."""
-    spec_trace, signal_trace = clause.spec_trace, clause.spec_trace.signal_trace
+def _limit_cell(clause: ClauseExplanation) -> Cell:
+    signal_trace = clause.spec_trace.signal_trace
     unit, scale = display_unit(signal_trace.unit, signal_trace.limit)
-    return (
-        Cell(spec_trace.spec.spec_id),
-        Cell(format_moment_value(clause, clause.worst), clause.worst.value),
-        Cell(append_unit(format_compact(signal_trace.limit * scale), unit), signal_trace.limit),
-        Cell(format_margin(spec_trace), spec_trace.rho),
-        Cell(f"{format_fixed(clause.worst.time_s, 2)} s", clause.worst.time_s),
-    )
+    return Cell(append_unit(format_compact(signal_trace.limit * scale), unit), signal_trace.limit)
+
+
+_KEPT = (
+    text_column("Specification", lambda clause: clause.spec_trace.spec.spec_id),
+    Column("Nearest", value=lambda clause: Cell(format_moment_value(clause, clause.worst), clause.worst.value)),
+    Column("Limit", value=_limit_cell),
+    Column("Margin", value=lambda clause: Cell(format_margin(clause.spec_trace), clause.spec_trace.rho)),
+    Column("At", value=lambda clause: Cell(f"{format_fixed(clause.worst.time_s, 2)} s", clause.worst.time_s)),
+)
 
 
 def unjudged_table(explanation: Explanation) -> Table:
     """Return the table of scored specifications without a verdict, vacuous ones first, and why."""
-    unjudged = [*(("vacuous", *item) for item in explanation.vacuous.items())]
-    unjudged += [("inactive", *item) for item in explanation.score.inactive_specs.items()]
-    columns = tuple(Column(name, numeric=False) for name in ("Specification", "State", "Why"))
-    rows = tuple((Cell(spec_id), Cell(state), Cell(why)) for state, spec_id, why in unjudged)
-    return Table("Not judged", columns, rows)
+    unjudged = [(spec_id, "vacuous", why) for spec_id, why in explanation.vacuous.items()]
+    unjudged += [(spec_id, "inactive", why) for spec_id, why in explanation.score.inactive_specs.items()]
+    columns = (text_column(name, itemgetter(k)) for k, name in enumerate(("Specification", "State", "Why")))
+    return tabulate("Not judged", unjudged, columns)
 
 
 def format_moment_value(clause: ClauseExplanation, moment: Moment) -> str:
@@ -172,34 +169,30 @@ def answer_table(formula: Formula, answers: Sequence[Answer]) -> Table:
 
     There is a column of policies if the answers are of several.
     """
-    with_policy = len({answer.policy for answer in answers}) > 1
-    columns = (
-        Column("#"),
-        Column("Episode", numeric=False),
-        *([Column("Policy", numeric=False)] if with_policy else []),
-        Column("Verdict", numeric=False),
-        Column("ρ"),
-        Column("Decided at", numeric=False),
-        Column("Signals there, or why not", numeric=False),
+    counts = Counter(answer.verdict for answer in answers)
+    return tabulate(
+        format_formula(formula),
+        answers,
+        (
+            *_number_columns(answers),
+            text_column("Verdict", lambda answer: answer.verdict),
+            Column("ρ", value=lambda answer: Cell(_format_rho(answer), answer.rho)),
+            text_column("Decided at", _decision_cell),
+            text_column("Signals there, or why not", _format_signals),
+        ),
+        notes=[f"{len(answers)} episodes: {', '.join(f'{n} {verdict}' for verdict, n in counts.items())}"],
+        remarks=provenance_marks.warn_of_episodes(answers),
     )
-    verdicts = [answer.verdict for answer in answers]
-    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts))
-    rows = tuple(tuple(_answer_cells(answer, with_policy)) for answer in answers)
-    notes = (f"{len(answers)} episodes: {counts}",)
-    return Table(format_formula(formula), columns, rows, notes, remarks=provenance_marks.warn_of_episodes(answers))
 
 
-def _answer_cells(answer: Answer, with_policy: bool) -> Iterator[Cell]:
-    """Yield the cells of an answer's row: verdict, robustness, when it was decided, and signals there or the reason."""
-    yield Cell(str(answer.number), answer.number)
-    yield Cell(answer.episode_id)
-    if with_policy:
-        yield Cell(answer.policy or UNNAMED)
-    yield Cell(answer.verdict)
-    yield Cell(_format_rho(answer), answer.rho)
-    decided_at = NO_VALUE if answer.time_s is None else f"{format_fixed(answer.time_s, 2)} s, step {answer.step}"
-    yield Cell(decided_at, answer.time_s)
-    yield Cell(answer.reason or ", ".join(_format_signal(name, value) for name, value in answer.signals.items()))
+def _decision_cell(answer: Answer) -> Cell:
+    if answer.time_s is None:
+        return Cell(NO_VALUE)
+    return Cell(f"{format_fixed(answer.time_s, 2)} s, step {answer.step}", answer.time_s)
+
+
+def _format_signals(answer: Answer) -> str:
+    return answer.reason or ", ".join(_format_signal(name, value) for name, value in answer.signals.items())
 
 
 def _format_rho(answer: Answer) -> str:
@@ -213,3 +206,117 @@ def _format_signal(name: str, value: float | bool | None) -> str:
         return f"{name} {NO_VALUE if value is None else str(value).lower()}"
     unit, scale = display_unit(SIGNALS[name].unit, value)
     return f"{name} {append_unit(format_significant(value * scale), unit)}"
+
+
+# Foreign results and replays
+
+
+NOT_RECORDED = "not recorded"
+
+
+def foreign_results_table(results: ForeignResults, source: str) -> Table:
+    """Return the table of SR by suite and task, each suite's total first; Safety, SBU and VSI are dashes, never zero.
+
+    A column of errors is there if an episode has no success recorded; such episodes are outside n. `source` ends the
+    title.
+    """
+    groups: dict[tuple[str, str | None], list[bool | None]] = {}
+    for suite in dict.fromkeys(episode.suite for episode in results.episodes):
+        for episode in (episode for episode in results.episodes if episode.suite == suite):
+            groups.setdefault((suite, None), []).append(episode.success)
+            groups.setdefault((suite, episode.task), []).append(episode.success)
+    rows = [_Results(*names, flags) for names, flags in groups.items()]
+    errors = Column("Errors", "outside n", lambda row: count_cell(row.errors, "bad" if row.errors else ""))
+    return tabulate(
+        f"{results.kind}: {source}",
+        rows,
+        (
+            text_column("Suite", lambda row: row.suite),
+            text_column("Task", lambda row: Cell(row.task or "all", emphasis="" if row.task else "total")),
+            Column("n", value=lambda row: row.sr.n),
+            errors if any(row.errors for row in rows) else None,
+            Column(SR.heading, value=lambda row: rate_cell(row.sr, "no episode")),
+            *(Column(metric.heading, value=lambda row: dash_cell(NOT_RECORDED)) for metric in (SAFETY, SBU, VSI)),
+        ),
+        notes=(WILSON, f"{results.kind} lacks {LACKS}.", *(f"{remark}." for remark in results.remarks)),
+    )
+
+
+class _Results(NamedTuple):
+    suite: str
+    task: str | None
+    successes: Sequence[bool | None]
+
+    @property
+    def errors(self) -> int:
+        return self.successes.count(None)
+
+    @property
+    def sr(self) -> Rate:
+        return Rate.of(self.successes.count(True), len(self.successes) - self.errors)
+
+
+def replay_table(batch: Batch) -> Table | None:
+    """Return the table of how far each replay diverges from its recording; None if no episode is a replay."""
+    columns = (
+        text_column("Episode"),
+        text_column("Recorded as"),
+        text_column("Outcome"),
+        Column("States", "how many were compared"),
+        Column("Position", "largest divergence of a body or slider"),
+        Column("Rotation", "largest divergence of a body or hinge"),
+        Column("From step", "the first beyond the tolerance"),
+        text_column("Verdict", meaning="what a verdict on this episode is about"),
+    )
+    rows, notes = [], []
+    replays = zip(batch.headers, replay_fields(batch), mark_flags(batch, DIVERGED), strict=True)
+    for header, replay, diverged in replays:
+        if replay:
+            about = Cell("the replay alone", emphasis="bad") if diverged else Cell("the recording")
+            names = Cell(header.episode_id), Cell(str(replay["episode"])), _outcome_cell(header.outcome_label, replay)
+            rows.append((*names, *_divergence_cells(replay), about))
+            notes.append(f"start: {replay['start']}")
+            if "basis" in replay:
+                notes.append(f"compared: {replay['basis']}")
+            if "tolerance" in replay:
+                notes.append(f"tolerance: {replay['tolerance']:g} m, rad")
+    return Table("Replays", columns, tuple(rows), tuple(dict.fromkeys(notes))) if rows else None
+
+
+def _outcome_cell(outcome: str, replay: Mapping[str, object]) -> Cell:
+    recorded = replay.get("recorded_success")
+    if recorded is None or recorded == (outcome == "success"):
+        return Cell(outcome)
+    return Cell(outcome, detail=f"recorded: {'success' if recorded else 'no success'}", emphasis="bad")
+
+
+def _divergence_cells(replay: Mapping[str, object]) -> tuple[Cell, ...]:
+    """Return the number of compared states, largest divergence in position and rotation, and first step beyond
+    tolerance.
+
+    Four dashes where no states were compared.
+    """
+    divergence = replay.get("divergence")
+    if not replay.get("compared") or not isinstance(divergence, Mapping):
+        return tuple(Cell(NO_VALUE, detail="no states recorded") for _ in range(4))
+    states = count_cell(int(str(replay["compared"])))
+    if replay["exact"]:
+        return states, Cell("0", 0.0, "every bit"), Cell("0", 0.0, "every bit"), Cell(NO_VALUE, detail="never")
+    steps = [coordinate["first_step"] for coordinate in divergence.values() if coordinate["first_step"] is not None]
+    first = Cell(str(min(steps)), min(steps), emphasis="bad") if steps else Cell(NO_VALUE, detail="never")
+    return states, _largest_cell(divergence, "m", 1000, "mm"), _largest_cell(divergence, "rad", 1000, "mrad"), first
+
+
+def _largest_cell(divergence: Mapping[str, Mapping[str, object]], unit: str, scale: int, shown_unit: str) -> Cell:
+    """Return the largest divergence among coordinates in `unit`, in `shown_unit` (times `scale`), with its coordinate's
+    name.
+
+    A dash if no coordinate has the unit.
+    """
+    largest = {
+        name: float(str(coordinate["max"])) for name, coordinate in divergence.items() if coordinate["unit"] == unit
+    }
+    if not largest:
+        return Cell(NO_VALUE)
+    name = max(largest, key=largest.__getitem__)
+    return Cell(f"{format_significant(scale * largest[name])} {shown_unit}", largest[name], name.rpartition(" ")[0])

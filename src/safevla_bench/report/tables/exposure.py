@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from safevla_bench.explain.exposure import CellExposure, SpecExposure
-from safevla_bench.judging.metrics import Mean, Rate
-from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table
+from safevla_bench.explain.exposure import CellExposure
+from safevla_bench.judging.rates import Mean, Rate
+from safevla_bench.report.tables.table import (
+    POLICY,
+    SUITE,
+    Cell,
+    Column,
+    Emphasis,
+    Table,
+    number_cell,
+    tabulate,
+    text_column,
+)
 from safevla_bench.text import NO_VALUE, format_compact, format_fixed, format_interval, format_percent
 
-_NAMES = (Column("Policy", numeric=False), Column("Suite", numeric=False))
+_WHERE_IT_APPLIES = "of those where it applies"
 
 
 def exposure_tables(cells: Sequence[CellExposure], force_threshold_n: float | None) -> tuple[Table, ...]:
     """Return the tables of exposure by cell, by violated specification, and by phase of the task, in this order.
 
-    `force_threshold_n` [N] is as in `exposure_table`.
+    `force_threshold_n` [N] only names a column, a dash for None.
     """
     return exposure_table(cells, force_threshold_n), spec_exposure_table(cells), phase_table(cells)
 
@@ -23,40 +35,47 @@ def exposure_tables(cells: Sequence[CellExposure], force_threshold_n: float | No
 def exposure_table(cells: Sequence[CellExposure], force_threshold_n: float | None) -> Table:
     """Return a table with a row per cell: mean times and impulse, median first violation, unsafe successes and
     failures.
-
-    `force_threshold_n` [N] only names a column, a dash for None: the times above it are computed already.
     """
     threshold_text = NO_VALUE if force_threshold_n is None else f"{format_compact(force_threshold_n)} N"
-    columns = (
-        *_NAMES,
-        Column("n", meaning="episodes counted"),
-        Column("In violation", meaning="seconds an episode, of any limit"),
-        Column(f"Above {threshold_text}", meaning="seconds an episode with a contact above"),
-        Column("Impulse there", meaning="N s an episode, of the contacts above"),
-        Column("First violation", meaning="seconds, median of unsafe episodes"),
-        Column("Unsafe successes", meaning="of all successes"),
-        Column("Unsafe failures", meaning="of all failures"),
+    above = Column(
+        f"Above {threshold_text}",
+        "seconds an episode with a contact above",
+        lambda row: _mean_seconds_cell(row.above_force_s, row.n),
     )
     notes = (
         "A record counts as one control step. What was pushed away stays in violation until it is put back. The "
         "impulse is that of whole control steps, not only what exceeds the threshold.",
         "Below each mean its 95 % interval, percentile bootstrap of episodes.",
     )
-    return Table("Beyond the four numbers", columns, tuple(_exposure_row(cell) for cell in cells), notes, "exposure")
+    columns = (*_EXPOSURE[:4], above, *_EXPOSURE[4:])
+    return tabulate("Beyond the four numbers", cells, columns, notes=notes, name="exposure")
 
 
-def _exposure_row(cell: CellExposure) -> tuple[Cell, ...]:
-    """Return the row of a cell; dashes where nothing is recorded or counted."""
-    return (
-        *_name_cells(cell),
-        Cell(str(cell.n), cell.n),
-        _mean_seconds_cell(cell.violation_s, cell.n),
-        _mean_seconds_cell(cell.above_force_s, cell.n),
-        _mean_seconds_cell(cell.above_impulse_ns, cell.n),
-        _seconds_cell(cell.first_s, "none unsafe"),
-        _fraction_cell(cell.unsafe_successes, "no success"),
-        _fraction_cell(cell.unsafe_failures, "no failure"),
-    )
+_EXPOSURE = (
+    POLICY,
+    SUITE,
+    Column("n", "episodes counted", lambda row: row.n),
+    Column("In violation", "seconds an episode, of any limit", lambda row: _mean_seconds_cell(row.violation_s, row.n)),
+    Column(
+        "Impulse there",
+        "N s an episode, of the contacts above",
+        lambda row: _mean_seconds_cell(row.above_impulse_ns, row.n),
+    ),
+    Column(
+        "First violation", "seconds, median of unsafe episodes", lambda row: number_cell(row.first_s, 2, "none unsafe")
+    ),
+    Column("Unsafe successes", "of all successes", lambda row: _fraction_cell(row.unsafe_successes, "no success")),
+    Column("Unsafe failures", "of all failures", lambda row: _fraction_cell(row.unsafe_failures, "no failure")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A specification, or a phase, of a cell."""
+
+    policy: str | None
+    suite: str
+    of: Any
 
 
 def spec_exposure_table(cells: Sequence[CellExposure]) -> Table:
@@ -64,68 +83,64 @@ def spec_exposure_table(cells: Sequence[CellExposure]) -> Table:
 
     Without any, no rows and a note that says so.
     """
-    columns = (
-        *_NAMES,
-        Column("Specification", numeric=False),
-        Column("In violation", meaning="seconds an episode in which it was judged"),
-        Column("First violation", meaning="seconds, median of those that violate it"),
-        Column("in successes", meaning="of those where it applies"),
-        Column("in failures", meaning="of those where it applies"),
-    )
-    rows = tuple(_spec_row(cell, spec) for cell in cells for spec in cell.specs if _has_violation(spec))
+    parts = [_Part(cell.policy, cell.suite, spec) for cell in cells for spec in cell.specs]
+    rows = [part for part in parts if part.of.in_successes.count + part.of.in_failures.count]
     notes = () if rows else ("No specification was violated.",)
-    return Table("Violations in time, and in successes and failures apart", columns, rows, notes, "exposure-specs")
+    title = "Violations in time, and in successes and failures apart"
+    return tabulate(title, rows, _SPEC_EXPOSURE, notes=notes, name="exposure-specs")
 
 
-def _has_violation(spec: SpecExposure) -> bool:
-    return bool(spec.in_successes.count + spec.in_failures.count)
-
-
-def _spec_row(cell: CellExposure, spec: SpecExposure) -> tuple[Cell, ...]:
-    return (
-        *_name_cells(cell),
-        Cell(spec.spec_id),
-        _mean_seconds_cell(spec.violation_s, spec.violation_s.n),
-        _seconds_cell(spec.first_s, ""),
-        _fraction_cell(spec.in_successes, "no success"),
-        _fraction_cell(spec.in_failures, "no failure"),
-    )
+_SPEC_EXPOSURE = (
+    POLICY,
+    SUITE,
+    text_column("Specification", lambda row: row.of.spec_id),
+    Column(
+        "In violation",
+        "seconds an episode in which it was judged",
+        lambda row: _mean_seconds_cell(row.of.violation_s, row.of.violation_s.n),
+    ),
+    Column(
+        "First violation", "seconds, median of those that violate it", lambda row: number_cell(row.of.first_s, 2, "")
+    ),
+    Column("in successes", _WHERE_IT_APPLIES, lambda row: _fraction_cell(row.of.in_successes, "no success")),
+    Column("in failures", _WHERE_IT_APPLIES, lambda row: _fraction_cell(row.of.in_failures, "no failure")),
+)
 
 
 def phase_table(cells: Sequence[CellExposure]) -> Table:
     """Return a table with a row per cell and phase of the task; cells whose tasks hold nothing have no row."""
-    columns = (
-        *_NAMES,
-        Column("Phase", numeric=False),
-        Column("Time", meaning="seconds, all episodes"),
-        Column("In violation", meaning="seconds of any limit"),
-        Column("Share %", meaning="of the time of the phase"),
-        Column("Begin here", meaning="episodes whose first violation lies in the phase"),
-    )
-    rows = tuple(
-        (
-            *_name_cells(cell),
-            Cell(phase.phase),
-            Cell(format_fixed(phase.total_s, 1), phase.total_s),
-            Cell(format_fixed(phase.violation_s, 2), phase.violation_s, emphasis="bad" if phase.violation_s else ""),
-            _time_share_cell(phase.violation_s, phase.total_s),
-            Cell(str(phase.first_violations), phase.first_violations),
-        )
-        for cell in cells
-        for phase in cell.phases
-    )
     lacking, total = sum(cell.n - cell.phased for cell in cells), sum(cell.n for cell in cells)
-    notes = [
+    left_out = f"Left out: {lacking} of {total} episodes; the task holds nothing, or the record lacks the grip."
+    rows = [_Part(cell.policy, cell.suite, phase) for cell in cells for phase in cell.phases]
+    notes = (
         "Before grasp: until the first grip. Transport: gripped and more than 5 cm above its start. After release: "
-        "from the last grip on. Handling: the rest between the first grip and the last."
-    ]
-    if lacking:
-        notes.append(f"Left out: {lacking} of {total} episodes; the task holds nothing, or the record lacks the grip.")
-    return Table("Violations by phase of the task", columns, rows, tuple(notes), "phases")
+        "from the last grip on. Handling: the rest between the first grip and the last.",
+        left_out if lacking else "",
+    )
+    return tabulate("Violations by phase of the task", rows, _PHASES, notes=notes, name="phases")
 
 
-def _name_cells(cell: CellExposure) -> tuple[Cell, Cell]:
-    return Cell(cell.policy or UNNAMED), Cell(cell.suite)
+def _violation_cell(row: _Part) -> Cell:
+    return number_cell(row.of.violation_s, 2, emphasis=_bad(row.of.violation_s))
+
+
+def _bad(number: float) -> Emphasis:
+    return "bad" if number else ""
+
+
+_PHASES = (
+    POLICY,
+    SUITE,
+    text_column("Phase", lambda row: row.of.phase),
+    Column("Time", "seconds, all episodes", lambda row: number_cell(row.of.total_s, 1)),
+    Column(
+        "In violation",
+        "seconds of any limit",
+        lambda row: number_cell(row.of.violation_s, 2, emphasis=_bad(row.of.violation_s)),
+    ),
+    Column("Share %", "of the time of the phase", lambda row: _time_share_cell(row.of.violation_s, row.of.total_s)),
+    Column("Begin here", "episodes whose first violation lies in the phase", lambda row: row.of.first_violations),
+)
 
 
 def _mean_seconds_cell(mean: Mean, n: int) -> Cell:
@@ -136,19 +151,14 @@ def _mean_seconds_cell(mean: Mean, n: int) -> Cell:
     return Cell(format_fixed(mean.value, 2), mean.value, ", ".join(filter(None, notes)))
 
 
-def _seconds_cell(value: float | None, why_none: str) -> Cell:
-    return Cell(NO_VALUE, detail=why_none) if value is None else Cell(format_fixed(value, 2), value)
-
-
 def _fraction_cell(rate: Rate, why_none: str) -> Cell:
     if not rate.n:
         return Cell(NO_VALUE, detail=why_none)
     share = f"{format_percent(rate.count, rate.n)} %"
-    return Cell(f"{rate.count}/{rate.n}", rate.value, share, "bad" if rate.count else "")
+    return Cell(f"{rate.count}/{rate.n}", rate.value, share, _bad(rate.count))
 
 
 def _time_share_cell(violation_s: float, phase_s: float) -> Cell:
     if not phase_s:
         return Cell(NO_VALUE, detail="no time in it")
-    share = 100 * violation_s / phase_s
-    return Cell(format_fixed(share, 1), share)
+    return number_cell(100 * violation_s / phase_s, 1)

@@ -9,19 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 
 from safevla_bench.judging.baseline import NOOP
-from safevla_bench.judging.metrics import Mean, Rate
+from safevla_bench.judging.rates import SAFETY, SBU, UNSAFE_SUCCESS, VSI, Metric
 from safevla_bench.report.published import PAPER, PublishedVariant, load_published
 from safevla_bench.report.tables.cells import HOST_TITLES, Roster, published_suites, suite_group
-from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, dash_cell
+from safevla_bench.report.tables.suites import exact_value
+from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, dash_cell, tabulate, text_column
 from safevla_bench.sensitivity.curves import SensitivityCurve, ThresholdAblation, VariantRates
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import format_fixed
 
-METRICS = ("safety", "sbu", "p_unsafe_given_success", "vsi")
+_AVERAGED = (SAFETY, SBU, UNSAFE_SUCCESS, VSI)
 AUXILIARY = "auxiliary entries"
-_HEADS = {"safety": "Safety %", "sbu": "SBU %", "p_unsafe_given_success": "P[U|S] %", "vsi": "VSI"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,8 @@ class HostMean:
     missing_suites: tuple[str, ...]
     """The paper's suites of this host that none of the cells is of."""
     cells: int
-    points: tuple[Mapping[str, ExactMean], ...]
-    """For each variant the mean of each of `METRICS`."""
+    points: tuple[Mapping[Metric, ExactMean], ...]
+    """For each variant the mean of each metric."""
     published: tuple[PublishedVariant | None, ...]
     """For each variant the paper's row of this host; None where it prints none."""
 
@@ -54,12 +55,6 @@ def host_means(
     """Return the means of each host, in order of first appearance, those of auxiliary entries last.
 
     The policy that does nothing is left out, and so is a suite that is not the paper's with a single cell.
-
-    Args:
-        ablation: the cells under each variant.
-        registry: says which host a suite is of, and which suites are the paper's.
-        roster: says which entries are auxiliary.
-        include_auxiliary: average auxiliary entries with the other cells of their host.
     """
     groups: dict[str, list[SensitivityCurve]] = {}
     for curve in sorted(ablation.curves, key=lambda curve: _is_apart(curve, roster, include_auxiliary)):
@@ -81,9 +76,6 @@ def _is_apart(curve: SensitivityCurve, roster: Roster, include_auxiliary: bool) 
 def _host_mean(
     title: str, curves: Sequence[SensitivityCurve], ablation: ThresholdAblation, registry: Registry
 ) -> HostMean:
-    """Return the means over some curves under each variant, with the paper's rows and the paper's suites that are
-    missing.
-    """
     suites = tuple(dict.fromkeys(curve.suite for curve in curves))
     return HostMean(
         title=title,
@@ -98,19 +90,13 @@ def _host_mean(
     )
 
 
-def _average_points(points: Sequence[VariantRates]) -> dict[str, ExactMean]:
-    values = {name: [_exact_value(getattr(point, name)) for point in points] for name in METRICS}
-    known_values = {name: [value for value in of_cells if value is not None] for name, of_cells in values.items()}
-    return {
-        name: ExactMean(sum(present, Fraction(0)) / len(present) if present else None, len(present))
-        for name, present in known_values.items()
-    }
+def _average_points(points: Sequence[VariantRates]) -> dict[Metric, ExactMean]:
+    return {metric: _average([exact_value(getattr(point, metric.key)) for point in points]) for metric in _AVERAGED}
 
 
-def _exact_value(number: Rate | Mean) -> Fraction | None:
-    if isinstance(number, Rate):
-        return Fraction(number.count, number.n) if number.n else None
-    return None if number.value is None else Fraction(number.value)
+def _average(values: Sequence[Fraction | None]) -> ExactMean:
+    known = [value for value in values if value is not None]
+    return ExactMean(sum(known, Fraction(0)) / len(known) if known else None, len(known))
 
 
 def _published_row(title: str, variant: str) -> PublishedVariant | None:
@@ -123,58 +109,58 @@ def host_mean_table(means: Sequence[HostMean], ablation: ThresholdAblation, rost
     a row.
     """
     beside_paper = any(row for mean in means for row in mean.published)
-    return Table(
-        title="Means of each host" + (" beside the paper's Table 9" if beside_paper else ""),
-        columns=(
-            Column("Host", numeric=False),
-            Column("Cells", meaning="policy × suite"),
-            Column("Variant", numeric=False),
-            *(column for name in METRICS for column in _metric_columns(_HEADS[name], beside_paper)),
+    return tabulate(
+        "Means of each host" + (" beside the paper's Table 9" if beside_paper else ""),
+        [
+            _VariantMean(mean, variant.name, point, row)
+            for mean in means
+            for variant, point, row in zip(ablation.variants, mean.points, mean.published, strict=True)
+        ],
+        (
+            text_column("Host", lambda row: row.host.title),
+            Column("Cells", "policy × suite", lambda row: row.host.cells),
+            text_column("Variant", lambda row: row.variant),
+            *(column for metric in _AVERAGED for column in _mean_columns(metric, beside_paper)),
         ),
-        rows=tuple(row for mean in means for row in _mean_rows(mean, ablation, beside_paper)),
-        notes=tuple(_mean_notes(means, roster, beside_paper)),
+        notes=_mean_notes(means, roster, beside_paper),
         remarks=ablation.warnings,
         name="host-means",
     )
 
 
-def _metric_columns(head: str, beside_paper: bool) -> tuple[Column, ...]:
-    return (Column("here", group=head), Column("paper", group=head)) if beside_paper else (Column(head),)
+@dataclass(frozen=True, slots=True)
+class _VariantMean:
+    """The means of a host under a variant."""
+
+    host: HostMean
+    variant: str
+    means: Mapping[Metric, ExactMean]
+    paper: PublishedVariant | None
 
 
-def _mean_rows(mean: HostMean, ablation: ThresholdAblation, beside_paper: bool) -> Iterator[tuple[Cell, ...]]:
-    """Yield the row of each variant of a host."""
-    for variant, point, row in zip(ablation.variants, mean.points, mean.published, strict=True):
-        numbers = [
-            cell
-            for name in METRICS
-            for cell in (
-                _mean_cell(name, point[name], mean.cells),
-                *([_published_cell(name, row)] if beside_paper else []),
-            )
-        ]
-        yield Cell(mean.title), Cell(str(mean.cells), mean.cells), Cell(variant.name), *numbers
+def _mean_columns(metric: Metric, beside_paper: bool) -> tuple[Column, ...]:
+    here, paper = partial(_mean_cell, metric), partial(_published_cell, metric)
+    if not beside_paper:
+        return (Column(metric.heading, value=here),)
+    return Column("here", value=here, group=metric.heading), Column("paper", value=paper, group=metric.heading)
 
 
-def _mean_cell(name: str, mean: ExactMean, cells: int) -> Cell:
+def _mean_cell(metric: Metric, row: _VariantMean) -> Cell:
+    mean, cells = row.means[metric], row.host.cells
     if mean.value is None:
         return dash_cell("no cell has it")
     detail = "" if mean.cells == cells else f"{mean.cells} of {cells} cells"
-    value, digits = (mean.value, 3) if name == "vsi" else (100 * mean.value, 1)
-    return Cell(format_fixed(value, digits), float(value), detail)
+    return Cell(metric.format(mean.value), float(metric.scale * mean.value), detail)
 
 
-def _published_cell(name: str, row: PublishedVariant | None) -> Cell:
-    if row is None:
+def _published_cell(metric: Metric, row: _VariantMean) -> Cell:
+    if row.paper is None:
         return dash_cell("not printed")
-    printed: float = getattr(row, name)
-    return Cell(format_fixed(Fraction(repr(printed)), 3 if name == "vsi" else 1), printed)
+    printed: float = getattr(row.paper, metric.key)
+    return Cell(format_fixed(Fraction(repr(printed)), metric.digits), printed)
 
 
 def _mean_notes(means: Sequence[HostMean], roster: Roster, beside_paper: bool) -> Iterator[str]:
-    """Yield notes on how means are made, missing suites, privileged policies, auxiliary entries and the paper's
-    numbers.
-    """
     yield "Unweighted means over cells; P[U|S] is a mean of ratios."
     for mean in means:
         if mean.missing_suites and any(mean.published):
@@ -202,28 +188,20 @@ def mean_documents(means: Sequence[HostMean], ablation: ThresholdAblation) -> li
     """
     return [
         {
-            "host": mean.title,
-            "cells": mean.cells,
-            "policies": list(mean.policies),
-            "suites": list(mean.suites),
-            "missing_suites": list(mean.missing_suites),
+            "host": host.title,
+            "cells": host.cells,
+            "policies": list(host.policies),
+            "suites": list(host.suites),
+            "missing_suites": list(host.missing_suites),
             "variants": [
                 {
                     "name": variant.name,
-                    "mean": {name: _float_or_none(point[name].value) for name in METRICS},
-                    "cells": {name: point[name].cells for name in METRICS},
-                    "paper": row and {name: _printed_share(name, row) for name in METRICS},
+                    "mean": {m.key: None if (mean := point[m].value) is None else float(mean) for m in _AVERAGED},
+                    "cells": {m.key: point[m].cells for m in _AVERAGED},
+                    "paper": row and {m.key: float(Fraction(repr(getattr(row, m.key))) / m.scale) for m in _AVERAGED},
                 }
-                for variant, point, row in zip(ablation.variants, mean.points, mean.published, strict=True)
+                for variant, point, row in zip(ablation.variants, host.points, host.published, strict=True)
             ],
         }
-        for mean in means
+        for host in means
     ]
-
-
-def _float_or_none(value: Fraction | None) -> float | None:
-    return None if value is None else float(value)
-
-
-def _printed_share(name: str, row: PublishedVariant) -> float:
-    return float(Fraction(repr(getattr(row, name))) / (1 if name == "vsi" else 100))

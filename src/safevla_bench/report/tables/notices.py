@@ -1,19 +1,49 @@
-"""Notices beside the numbers: what was not scored and why, and the warnings of the no-op baseline."""
+"""Notices beside the numbers: what was not scored and why, what doing nothing breaks, and the outcomes of gates."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from xml.etree import ElementTree
 
 from safevla_bench.judging.baseline import NOOP, Baseline, BaselineViolation, DoubtfulResult
+from safevla_bench.judging.gates import GateOutcome, GateReport
 from safevla_bench.judging.metrics import Summary
 from safevla_bench.judging.ruleset import LostEpisodes
 from safevla_bench.judging.scores import NO_VERDICT
-from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table
+from safevla_bench.report.tables.table import COUNT, UNNAMED, Cell, Column, Table, number_cell, tabulate, text_column
 from safevla_bench.sources.runs.folder import AbsentEpisode
-from safevla_bench.text import NO_VALUE, append_unit, display_unit, format_against_limit, format_compact
+from safevla_bench.text import (
+    NO_VALUE,
+    append_unit,
+    display_unit,
+    escape_controls,
+    format_against_limit,
+    format_compact,
+    format_fixed,
+    format_interval,
+)
 
 _NO_LOSS = LostEpisodes()
+
+
+@dataclass(frozen=True, slots=True)
+class _Exclusion:
+    """Episodes that were not scored; a count that is None is a dash."""
+
+    what: str
+    where: str
+    why: str
+    count: int | str | None
+
+
+_EXCLUSIONS = (
+    text_column("What", lambda row: row.what),
+    text_column("Where", lambda row: row.where),
+    text_column("Why", lambda row: row.why),
+    Column("Episodes", value=lambda row: NO_VALUE if row.count is None else row.count),
+)
 
 
 def exclusion_table(
@@ -25,56 +55,38 @@ def exclusion_table(
     """Return the table of what was not scored and why: lost episodes, damage, invalid ones, then clauses without a
     verdict.
 
-    Clauses are the inactive and vacuous specifications. Without any row a note says that everything was judged.
-
-    Args:
-        cells: the summaries.
-        absent: planned episodes without a record; the last line of each reason is shown.
-        skipped: the problem of each invalid episode that was left out.
-        damage: the episodes lost in damaged files.
+    Clauses are the inactive and vacuous specifications. Of each absent episode the last line of its reason is shown;
+    `skipped` are the problems of invalid ones. Without any row a note says that everything was judged.
     """
     rows = [*_lost_rows(cells, absent), *_damage_rows(damage), *_skipped_rows(skipped), *_spec_rows(cells)]
-    columns = ("What", "Where", "Why")
-    return Table(
-        title="What was not scored, and why",
-        columns=(*(Column(name, numeric=False) for name in columns), Column("Episodes")),
-        rows=tuple(rows),
-        notes=() if rows else ("Every specification was judged in every episode.",),
-    )
+    notes = () if rows else ("Every specification was judged in every episode.",)
+    return tabulate("What was not scored, and why", rows, _EXCLUSIONS, notes=notes)
 
 
-def _lost_rows(cells: Sequence[Summary], absent: Sequence[AbsentEpisode]) -> list[tuple[Cell, ...]]:
-    """Return rows of crashed, stopped and unjudged episodes, counted by policy, suite and reason.
-
-    Crashed and stopped episodes that `absent` does not explain follow as a rest with a general reason.
+def _lost_rows(cells: Sequence[Summary], absent: Sequence[AbsentEpisode]) -> Iterator[_Exclusion]:
+    """Yield crashed, stopped and unjudged episodes by policy, suite and reason; those that `absent` does not explain
+    follow with a general reason.
     """
     reason_counts = Counter(
         (_policy_and_suite(episode.policy, episode.benchmark), episode.outcome, _last_line(episode.reason))
         for episode in absent
     )
     explained = Counter((where, outcome) for where, outcome, _ in reason_counts.elements())
-    rows = [
-        _exclusion_row(f"{outcome} episodes", where, why, count)
-        for (where, outcome, why), count in reason_counts.items()
-    ]
+    for (where, outcome, why), count in reason_counts.items():
+        yield _Exclusion(f"{outcome} episodes", where, why, count)
     for cell in cells:
         where = _policy_and_suite(cell.policy, cell.suite)
         for outcome, count in (("crashed", cell.crashed), ("stopped", cell.stopped)):
-            rest = count - explained[where, outcome]
-            if rest > 0:
-                rows.append(_exclusion_row(f"{outcome} episodes", where, _why_outside(cell, outcome), rest))
-        rows += [_exclusion_row(f"{NO_VERDICT} on safety", where, why, count) for why, count in cell.no_verdict.items()]
-    return rows
+            if (rest := count - explained[where, outcome]) > 0:
+                yield _Exclusion(f"{outcome} episodes", where, _why_outside(cell, outcome), rest)
+        for why, count in cell.no_verdict.items():
+            yield _Exclusion(f"{NO_VERDICT} on safety", where, why, count)
 
 
 def _why_outside(cell: Summary, outcome: str) -> str:
     if outcome == "stopped" and cell.stopped_on_violation:
         return "outside n: a violation stopped them, and their success is unknown"
     return "outside n; no reason recorded"
-
-
-def _exclusion_row(what: str, where: str, why: str, count: int) -> tuple[Cell, ...]:
-    return Cell(what), Cell(where), Cell(why), Cell(str(count), count)
 
 
 def _policy_and_suite(policy: str | None, suite: str | None) -> str:
@@ -90,43 +102,32 @@ _MOST_SKIPPED = 20
 """Most invalid episodes that are named; the others are counted."""
 
 
-def _skipped_rows(skipped: Sequence[str]) -> list[tuple[Cell, ...]]:
-    reasons = [" ".join(why.split()) for why in skipped]
-    rows = [_exclusion_row("invalid episode", "left out on request", why, 1) for why in reasons[:_MOST_SKIPPED]]
-    unnamed_count = len(reasons) - len(rows)
-    return rows + (
-        [_exclusion_row("invalid episodes", "left out on request", "further ones", unnamed_count)]
-        if unnamed_count
-        else []
-    )
+def _skipped_rows(skipped: Sequence[str]) -> Iterator[_Exclusion]:
+    for why in skipped[:_MOST_SKIPPED]:
+        yield _Exclusion("invalid episode", "left out on request", " ".join(why.split()), 1)
+    if len(skipped) > _MOST_SKIPPED:
+        yield _Exclusion("invalid episodes", "left out on request", "further ones", len(skipped) - _MOST_SKIPPED)
 
 
-def _damage_rows(damage: LostEpisodes) -> list[tuple[Cell, ...]]:
-    """Return a row per lost episode and per damaged place, 20 of each at most, and rows that count the others.
-
-    Where more were lost than can be counted, the last row of the lost episodes says so; [] without damage.
-    """
-    rows = [_exclusion_row("lost episode", "in a damaged file", name, 1) for name in damage.named[:_MOST_SKIPPED]]
-    further = damage.episodes - len(rows)
+def _damage_rows(damage: LostEpisodes) -> Iterator[_Exclusion]:
+    """Yield lost episodes and damaged places, 20 of each at most, and how many others there are, if that is known."""
+    named = damage.named[:_MOST_SKIPPED]
+    for name in named:
+        yield _Exclusion("lost episode", "in a damaged file", name, 1)
+    further = damage.episodes - len(named)
     if damage.more:
-        count_text = f"{further} and more" if further else "unknown"
-        rows.append((Cell("lost episodes"), Cell("in a damaged file"), Cell("nobody knows how many"), Cell(count_text)))
+        count = f"{further} and more" if further else "unknown"
+        yield _Exclusion("lost episodes", "in a damaged file", "nobody knows how many", count)
     elif further:
-        rows.append(_exclusion_row("lost episodes", "in a damaged file", "further ones", further))
+        yield _Exclusion("lost episodes", "in a damaged file", "further ones", further)
     places = [" ".join(why.split()) for why in damage.places]
-    unnamed_count = len(places) - _MOST_SKIPPED
-    place_texts = [*places[:_MOST_SKIPPED], *([f"{unnamed_count} further places"] if unnamed_count > 0 else [])]
-    return rows + [
-        (Cell("damaged file"), Cell("read as far as it can be"), Cell(why), Cell(NO_VALUE)) for why in place_texts
-    ]
+    more = len(places) - _MOST_SKIPPED
+    for why in [*places[:_MOST_SKIPPED], *([f"{more} further places"] if more > 0 else [])]:
+        yield _Exclusion("damaged file", "read as far as it can be", why, None)
 
 
-def _spec_rows(cells: Sequence[Summary]) -> list[tuple[Cell, ...]]:
-    """Return rows that count inactive (by reason) and vacuous specifications of the safe tier, by specification and
-    suite.
-
-    The counts are over all policies of a suite, as these face the same tasks.
-    """
+def _spec_rows(cells: Sequence[Summary]) -> list[_Exclusion]:
+    """Return the inactive (by reason) and vacuous specifications of the safe tier, by specification and suite."""
     counts: Counter[tuple[str, str, str]] = Counter()
     for cell in cells:
         for spec in (spec for spec in cell.specs if spec.tier == "safe"):
@@ -135,7 +136,7 @@ def _spec_rows(cells: Sequence[Summary]) -> list[tuple[Cell, ...]]:
                 counts[spec.spec_id, suite, f"inactive: {reason}"] += count
             if spec.vacuous:
                 counts[spec.spec_id, suite, _VACUOUS] += spec.vacuous
-    return [_exclusion_row(*key, count) for key, count in counts.items()]
+    return [_Exclusion(*key, count) for key, count in counts.items()]
 
 
 _VACUOUS = "vacuous: it applies, but what it guards never arose (nothing held, lifted or tracked)"
@@ -160,10 +161,7 @@ def _success_warnings(baseline: Baseline) -> tuple[str, ...]:
 
 
 def _violation_warnings(baseline: Baseline) -> tuple[str, ...]:
-    """Return the warning that names the tasks in which doing nothing breaks limits, then one per doubtful result.
-
-    () if there are no such tasks.
-    """
+    """Return the warning that names the tasks in which doing nothing breaks limits, then one per doubtful result."""
     if not baseline.floors:
         return ()
     tasks = dict.fromkeys((floor.benchmark, floor.task_id) for floor in baseline.floors)
@@ -183,37 +181,110 @@ def _format_doubt(doubt: DoubtfulResult) -> str:
 
 
 def baseline_table(baseline: Baseline) -> Table:
-    """Return the table of the specifications that the no-op policy violates: in which task, how far and how often.
-
-    No rows where it violates none.
-    """
-    columns = (
-        Column("Suite", numeric=False),
-        Column("Task", numeric=False),
-        Column("Specification", numeric=False),
-        Column("Violated", meaning=f"of {NOOP}'s episodes there"),
-        Column("Worst value"),
-        Column("Limit"),
-        Column("From record", meaning="0 is before any action"),
-    )
+    """Return the table of the specifications that the no-op policy violates: in which task, how far and how often."""
     notes = ("Compare policies on such tasks with care, or leave these tasks out.",) if baseline.floors else ()
-    rows = tuple(_floor_row(floor) for floor in baseline.floors)
-    return Table("Limits that doing nothing breaks", columns, rows, notes)
+    return tabulate("Limits that doing nothing breaks", baseline.floors, _FLOORS, notes=notes)
 
 
-def _floor_row(floor: BaselineViolation) -> tuple[Cell, ...]:
-    """Return the row of one violated limit; the texts are in display units, the values behind them in the clause's
-    unit.
-    """
+def _worst_cell(floor: BaselineViolation) -> Cell:
     unit, scale = display_unit(floor.spec.unit, floor.spec.threshold)
-    limit = floor.spec.threshold * scale
-    worst = NO_VALUE if floor.extreme is None else append_unit(format_against_limit(floor.extreme * scale, limit), unit)
-    return (
-        Cell(floor.benchmark),
-        Cell(floor.task_id),
-        Cell(floor.spec.spec_id),
-        Cell(f"{floor.violations}/{floor.n}", floor.violations, emphasis="bad"),
-        Cell(worst, floor.extreme),
-        Cell("none at all" if floor.spec.binary else append_unit(format_compact(limit), unit), floor.spec.threshold),
-        Cell(str(floor.first_step), floor.first_step),
-    )
+    if floor.extreme is None:
+        return Cell(NO_VALUE)
+    text = format_against_limit(floor.extreme * scale, floor.spec.threshold * scale)
+    return Cell(append_unit(text, unit), floor.extreme)
+
+
+def _limit_cell(floor: BaselineViolation) -> Cell:
+    unit, scale = display_unit(floor.spec.unit, floor.spec.threshold)
+    text = append_unit(format_compact(floor.spec.threshold * scale), unit)
+    return Cell("none at all" if floor.spec.binary else text, floor.spec.threshold)
+
+
+_FLOORS = (
+    text_column("Suite", lambda floor: floor.benchmark),
+    text_column("Task", lambda floor: floor.task_id),
+    text_column("Specification", lambda floor: floor.spec.spec_id),
+    Column(
+        "Violated",
+        f"of {NOOP}'s episodes there",
+        lambda floor: Cell(f"{floor.violations}/{floor.n}", floor.violations, emphasis="bad"),
+    ),
+    Column("Worst value", value=_worst_cell),
+    Column("Limit", value=_limit_cell),
+    Column("From record", "0 is before any action", lambda floor: floor.first_step),
+)
+
+
+# Gates
+
+
+def gate_table(checked: GateReport, remarks: Sequence[str] = ()) -> Table:
+    """Return the table of a row per gate outcome, in the report's order, with `checked.verdict` in the title.
+
+    A column of intervals is there if the report has a confidence per gate. `remarks` are added to the notes.
+    """
+    level = "" if checked.each_confidence is None else f"{format_compact(round(100 * checked.each_confidence, 2))} %"
+    columns = (*_OUTCOMES[:5], Column(level, value=_interval_text) if level else None, *_OUTCOMES[5:])
+    notes = (*checked.notes, *remarks)
+    return tabulate(f"Gates: {checked.verdict}", checked.outcomes, columns, notes=notes, remarks=checked.warnings)
+
+
+def _interval_text(outcome: GateOutcome) -> str:
+    return NO_VALUE if outcome.ci is None else format_interval(*outcome.ci, digits=3)
+
+
+_OUTCOMES = (
+    text_column("Policy", lambda row: row.policy or "all"),
+    text_column("Suite", lambda row: row.suite or "all"),
+    text_column("Gate", lambda row: _gate_name(row)),
+    COUNT,
+    Column("Value", value=lambda row: number_cell(row.value, 3)),
+    text_column("Verdict", lambda row: Cell(row.verdict, emphasis="" if row.verdict == "passed" else "bad")),
+    text_column("Why", lambda row: row.reason),
+)
+
+
+def _gate_name(outcome: GateOutcome) -> str:
+    return "every planned episode scored" if outcome.gate is None else outcome.gate.name
+
+
+def format_junit(checked: GateReport, judged_by: str = "") -> bytes:
+    """Return JUnit XML with a test case per outcome: a failed gate is a failure, an undecided gate an error.
+
+    `judged_by`, if given, and the report's warnings and notes are properties of the suite. No times are written, so
+    that the same report gives the same bytes.
+    """
+    verdicts = [outcome.verdict for outcome in checked.outcomes]
+    totals = {
+        "tests": str(len(verdicts)),
+        "failures": str(verdicts.count("failed")),
+        "errors": str(verdicts.count("undecided")),
+        "skipped": "0",
+    }
+    root = ElementTree.Element("testsuites", {"name": "safevla gate", **totals})
+    suite = ElementTree.SubElement(root, "testsuite", {"name": "safevla gate", **totals})
+    property_values = [
+        *([("judged_by", judged_by)] if judged_by else []),
+        *(("warning", warning) for warning in checked.warnings),
+        *(("note", note) for note in checked.notes),
+    ]
+    if property_values:
+        properties = ElementTree.SubElement(suite, "properties")
+        for name, value in property_values:
+            ElementTree.SubElement(properties, "property", {"name": name, "value": escape_controls(value)})
+    for outcome in checked.outcomes:
+        where = escape_controls(f"{outcome.policy or 'all'} / {outcome.suite or 'all'}")
+        name = escape_controls(_gate_name(outcome))
+        case = ElementTree.SubElement(suite, "testcase", {"classname": where, "name": name})
+        if outcome.verdict != "passed":
+            kind = "failure" if outcome.verdict == "failed" else "error"
+            message = escape_controls(_outcome_message(outcome))
+            ElementTree.SubElement(case, kind, {"type": outcome.verdict, "message": message}).text = message
+    ElementTree.indent(root)
+    return bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
+
+
+def _outcome_message(outcome: GateOutcome) -> str:
+    value = "" if outcome.value is None else f"{format_fixed(outcome.value, 3)} over {outcome.n} episodes"
+    interval = "" if outcome.ci is None else f", interval {format_interval(*outcome.ci, digits=3)}"
+    return f"{value}{interval}: {outcome.reason}" if value else outcome.reason

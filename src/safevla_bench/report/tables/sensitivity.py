@@ -2,28 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 
 from safevla_bench.compare.difference import Difference
 from safevla_bench.compare.ranking import RankingSensitivity, VariantRanking
-from safevla_bench.judging.metrics import Mean, Rate
-from safevla_bench.report.tables.comparison import interval_cell, verdict_cell
-from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table
+from safevla_bench.judging.rates import SAFETY, SBU, UNSAFE_SUCCESS, VSI, Mean, Metric, Rate
+from safevla_bench.report.tables.comparison import interval_cell, value_cell, verdict_cell
+from safevla_bench.report.tables.table import POLICY, Cell, Column, Table, tabulate, text_column
 from safevla_bench.sensitivity.curves import SensitivityCurve, ThresholdAblation, ThresholdSweep, VariantRates
 from safevla_bench.sensitivity.readings import PROSE_DEPTH, ReadingCell, ReadingComparison, VerdictChanges
-from safevla_bench.text import NO_VALUE, display_unit, format_compact, format_fixed, format_interval
+from safevla_bench.text import NO_VALUE, display_unit, format_compact, format_interval
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """One cell under one variant, threshold or reading, which `head` names."""
+
+    cell: SensitivityCurve | ReadingCell
+    head: Cell
+    rates: VariantRates
+    changes: VerdictChanges | None = None
+
+
+def _number_cell(metric: Metric, row: _Point) -> Cell:
+    number: Rate | Mean = getattr(row.rates, metric.key)
+    if number.value is None or (number.ci is None and isinstance(number, Rate)):
+        return Cell(NO_VALUE, detail="no success" if metric is UNSAFE_SUCCESS else "")
+    exact = Fraction(number.count, number.n) if isinstance(number, Rate) else number.value
+    return Cell(metric.format(exact), float(metric.scale * exact))
+
+
+def _ends_text(metric: Metric, row: _Point) -> str:
+    number: Rate | Mean = getattr(row.rates, metric.key)
+    if number.ci is None or (isinstance(number, Mean) and number.n < 2):
+        return NO_VALUE
+    return format_interval(*number.ci, digits=metric.digits, scale=metric.scale)
+
+
+def _number_column(metric: Metric) -> Column:
+    return Column(metric.heading, metric.plain_meaning, partial(_number_cell, metric))
+
 
 _METRICS = (
-    Column("Safety %", meaning="share of episodes that break no limit"),
-    Column("95 %", meaning="Wilson interval"),
-    Column("SBU %", meaning="succeeded but unsafe, of all episodes"),
-    Column("95 %", meaning="Wilson interval"),
-    Column("P[U|S] %", meaning="unsafe, of the successes"),
-    Column("VSI", meaning="mean severity of the worst violation, 0 to 1"),
-    Column("95 %", meaning="interval of the mean severity"),
+    _number_column(SAFETY),
+    Column("95 %", "Wilson interval", partial(_ends_text, SAFETY)),
+    _number_column(SBU),
+    Column("95 %", "Wilson interval", partial(_ends_text, SBU)),
+    _number_column(UNSAFE_SUCCESS),
+    _number_column(VSI),
+    Column("95 %", "interval of the mean severity", partial(_ends_text, VSI)),
 )
-_NAMES = (Column("Policy", numeric=False), Column("Suite", numeric=False), Column("n"))
+_NAMES = (
+    text_column("Policy", lambda row: POLICY.cell(row.cell)),
+    text_column("Suite", lambda row: row.cell.suite),
+    Column("n", value=lambda row: row.cell.n),
+)
 _WHY = "SR does not depend on thresholds."
 
 
@@ -31,52 +67,60 @@ def variant_table(ablation: ThresholdAblation) -> Table:
     """Return the table of Safety, SBU, P[U|S] and VSI, a row per cell and threshold variant."""
     heads = [Cell(variant.name) for variant in ablation.variants]
     left_out = f"Left out, as the library has no such family: {', '.join(ablation.left_out)}."
-    return Table(
-        title="Sensitivity to thresholds (variants of the paper's Table 9)",
-        columns=(*_NAMES, Column("Variant", numeric=False), *_METRICS),
-        rows=tuple(row for curve in ablation.curves for row in _curve_rows(curve, heads)),
-        notes=(_WHY, *([left_out] if ablation.left_out else [])),
+    return tabulate(
+        "Sensitivity to thresholds (variants of the paper's Table 9)",
+        _curve_points(ablation.curves, heads),
+        (*_NAMES, text_column("Variant", lambda row: row.head), *_METRICS),
+        notes=(_WHY, left_out if ablation.left_out else ""),
         remarks=ablation.warnings,
     )
 
 
+def _curve_points(curves: Sequence[SensitivityCurve], heads: Sequence[Cell]) -> list[_Point]:
+    return [_Point(curve, head, point) for curve in curves for head, point in zip(heads, curve.points, strict=True)]
+
+
 def reading_table(comparison: ReadingComparison) -> Table:
     """Return the table of a row per cell and reading, with the verdicts that differ from those of the first reading."""
-    reference = comparison.readings[0]
-    return Table(
-        title="Readings of the paper",
-        columns=(
-            *_NAMES,
-            Column("Reading", numeric=False),
-            *(Column(name, group="Changed", meaning="verdicts") for name in ("all", "to unsafe", "to safe")),
-            *_METRICS,
-            Column("Violations more or fewer", numeric=False, meaning="episodes, by specification"),
-        ),
-        rows=tuple(
-            (*_name_cells(cell), Cell(name), *_change_cells(point.changes), *_point_cells(point.rates),
-             Cell(_format_differences(point.changes.violations)))
+    changed = {
+        "all": _changed_cell,
+        "to unsafe": lambda row: row.changes.to_unsafe,
+        "to safe": lambda row: row.changes.to_safe,
+    }
+    return tabulate(
+        "Readings of the paper",
+        [
+            _Point(cell, Cell(name), point.rates, point.changes)
             for cell in comparison.cells
             for name, point in zip(comparison.readings, cell.points, strict=True)
+        ],
+        (
+            *_NAMES,
+            text_column("Reading", lambda row: row.head),
+            *(Column(name, "verdicts", value, group="Changed") for name, value in changed.items()),
+            *_METRICS,
+            text_column("Violations more or fewer", _format_differences, "episodes, by specification"),
         ),
         notes=(
-            f"Changes are from {reference}. {PROSE_DEPTH.capitalize()}: depth is 1 where the signal reaches the severe "
-            "magnitude, not where its excess does (Eq. 1); no verdict depends on it.",
+            f"Changes are from {comparison.readings[0]}. {PROSE_DEPTH.capitalize()}: depth is 1 where the signal "
+            "reaches the severe magnitude, not where its excess does (Eq. 1); no verdict depends on it.",
             _WHY.replace("thresholds", "the reading"),
         ),
         remarks=comparison.warnings,
         name="readings",
-    )  # fmt: skip
+    )
 
 
-def _change_cells(changes: VerdictChanges) -> tuple[Cell, ...]:
-    lost = changes.changed - changes.to_unsafe - changes.to_safe
-    detail = f"{lost} to no verdict" if lost else ""
-    counts = (changes.changed, changes.to_unsafe, changes.to_safe)
-    return tuple(Cell(str(count), count, "" if k else detail) for k, count in enumerate(counts))
+def _changed_cell(row: _Point) -> Cell:
+    assert row.changes is not None
+    lost = row.changes.changed - row.changes.to_unsafe - row.changes.to_safe
+    return Cell(str(row.changes.changed), row.changes.changed, f"{lost} to no verdict" if lost else "")
 
 
-def _format_differences(violations: Mapping[str, int]) -> str:
-    return ", ".join(f"{spec_id} {'+' if count > 0 else '−'}{abs(count)}" for spec_id, count in violations.items())
+def _format_differences(row: _Point) -> str:
+    assert row.changes is not None
+    differences = row.changes.violations.items()
+    return ", ".join(f"{spec_id} {'+' if count > 0 else '−'}{abs(count)}" for spec_id, count in differences)
 
 
 def sweep_table(sweep: ThresholdSweep) -> Table:
@@ -84,58 +128,18 @@ def sweep_table(sweep: ThresholdSweep) -> Table:
     threshold.
     """
     unit, scale = display_unit(sweep.unit, sweep.default)
-    rows = []
-    for curve in sweep.curves:
-        cells = [_threshold_cell(value, scale, value == sweep.default) for value in sweep.thresholds]
-        rows += _curve_rows(curve, cells)
-    return Table(
-        title=f"Sweep of {sweep.name} ({', '.join(sweep.spec_ids)})",
-        columns=(*_NAMES, Column(f"Threshold{f' [{unit}]' if unit else ''}"), *_METRICS),
-        rows=tuple(rows),
-        notes=(
-            f"† The library's threshold, {format_compact(sweep.default * scale)} {unit}".rstrip()
-            + ". K = severe/threshold stays. "
-            + _WHY,
-        ),
+    heads = [
+        Cell(format_compact(value * scale), value * scale, mark="†" if value == sweep.default else "")
+        for value in sweep.thresholds
+    ]
+    default = f"† The library's threshold, {format_compact(sweep.default * scale)} {unit}".rstrip()
+    return tabulate(
+        f"Sweep of {sweep.name} ({', '.join(sweep.spec_ids)})",
+        _curve_points(sweep.curves, heads),
+        (*_NAMES, Column(f"Threshold{f' [{unit}]' if unit else ''}", value=lambda row: row.head), *_METRICS),
+        notes=[f"{default}. K = severe/threshold stays. {_WHY}"],
         remarks=sweep.warnings,
     )
-
-
-def _threshold_cell(value: float, scale: int, is_default: bool) -> Cell:
-    return Cell(format_compact(value * scale), value * scale, mark="†" if is_default else "")
-
-
-def _curve_rows(curve: SensitivityCurve, heads: Sequence[Cell]) -> list[tuple[Cell, ...]]:
-    return [(*_name_cells(curve), head, *_point_cells(point)) for head, point in zip(heads, curve.points, strict=True)]
-
-
-def _name_cells(cell: SensitivityCurve | ReadingCell) -> tuple[Cell, ...]:
-    return Cell(cell.policy or UNNAMED), Cell(cell.suite), Cell(str(cell.n), cell.n)
-
-
-def _point_cells(point: VariantRates) -> tuple[Cell, ...]:
-    """Return Safety and SBU with intervals, P[U|S], and VSI with its interval; dashes where there is no value."""
-    unsafe_given_success = point.p_unsafe_given_success
-    vsi = point.vsi
-    return (
-        *_rate_cells(point.safety),
-        *_rate_cells(point.sbu),
-        _rate_cells(unsafe_given_success)[0] if unsafe_given_success.n else Cell(NO_VALUE, detail="no success"),
-        Cell(NO_VALUE) if vsi.value is None else Cell(format_fixed(vsi.value, 3), vsi.value),
-        Cell(_format_mean_interval(vsi)),
-    )
-
-
-def _rate_cells(rate: Rate) -> tuple[Cell, Cell]:
-    if rate.ci is None:
-        return Cell(NO_VALUE), Cell(NO_VALUE)
-    percentage = Fraction(100 * rate.count, rate.n)
-    value = Cell(format_fixed(percentage, 1), float(percentage))
-    return value, Cell(format_interval(*rate.ci, digits=1, scale=100))
-
-
-def _format_mean_interval(mean: Mean) -> str:
-    return NO_VALUE if mean.ci is None or mean.n < 2 else format_interval(*mean.ci, digits=3)
 
 
 # The ranking of policies under the variants
@@ -150,46 +154,44 @@ def ranking_table(ranking: RankingSensitivity) -> Table:
 
     With more than 3 pairs of policies only those whose difference has another sign under some variant have rows.
     """
-    names = ranking.variants[0].order
     rows = [
-        (variant, item, _order_cell(ranking, variant, item))
+        _Ranked(variant.variant, item, _order_cell(ranking, variant, item))
         for variant in ranking.variants
         for item in variant.differences
     ]
-    moved = {(item.first, item.second) for _, item, order in rows if order.text != _SAME}
+    moved = {(row.of.first, row.of.second) for row in rows if row.order.text != _SAME}
     if len(ranking.variants[0].differences) > _MOST_PAIRS:
-        rows = [row for row in rows if (row[1].first, row[1].second) in moved]
+        rows = [row for row in rows if (row.of.first, row.of.second) in moved]
     level = f"{format_compact(100 * ranking.confidence)} %"
-    return Table(
-        title=f"Does the ranking by Safety change? Safest first: {', '.join(names)}",
-        columns=(
-            Column("Variant", numeric=False),
-            Column("A", numeric=False),
-            Column("B", numeric=False),
-            Column("A − B", meaning="Safety over all suites, in points"),
-            Column(level, meaning="interval if the same tasks were run again"),
-            Column("by task", meaning="interval if other tasks like these were run"),
-            Column("Told apart", numeric=False),
-            Column("Order", numeric=False),
+    return tabulate(
+        f"Does the ranking by Safety change? Safest first: {', '.join(ranking.variants[0].order)}",
+        rows,
+        (
+            text_column("Variant", lambda row: row.variant),
+            text_column("A", lambda row: row.of.first),
+            text_column("B", lambda row: row.of.second),
+            Column("A − B", "Safety over all suites, in points", lambda row: value_cell(row.of.difference, SAFETY)),
+            Column(level, "interval if the same tasks were run again", lambda row: interval_cell(row.of.ci, SAFETY)),
+            Column(
+                "by task",
+                "interval if other tasks like these were run",
+                lambda row: interval_cell(row.of.ci_by_task, SAFETY),
+            ),
+            text_column("Told apart", lambda row: verdict_cell(row.of, SAFETY)),
+            text_column("Order", lambda row: row.order),
         ),
-        rows=tuple(
-            (
-                Cell(variant.variant),
-                Cell(item.first),
-                Cell(item.second),
-                Cell(NO_VALUE)
-                if item.difference is None
-                else Cell(format_fixed(100 * item.difference, 1), 100 * item.difference),
-                interval_cell(item.ci, "safety"),
-                interval_cell(item.ci_by_task, "safety"),
-                verdict_cell(item, "safety"),
-                order,
-            )
-            for variant, item, order in rows
-        ),
-        notes=tuple(_ranking_notes(ranking)),
+        notes=_ranking_notes(ranking),
         name="ranking",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranked:
+    """The difference of two policies in Safety under a variant."""
+
+    variant: str
+    of: Difference
+    order: Cell
 
 
 def _order_cell(ranking: RankingSensitivity, variant: VariantRanking, item: Difference) -> Cell:

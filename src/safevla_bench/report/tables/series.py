@@ -7,22 +7,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from safevla_bench.compare.difference import Difference, least_tasks
 from safevla_bench.compare.series import SeriesComparison, SeriesCurve, SeriesPoint
+from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI, Bounds, Metric
 from safevla_bench.report.tables.table import (
+    DASH,
     PAPER_INTERVALS,
+    SERIES_INTERVALS,
     Cell,
     Column,
     Table,
-    add_notes,
     dash_cell,
     mean_cell,
     rate_cell,
+    tabulate,
+    text_column,
 )
 from safevla_bench.text import format_compact, format_fixed
 
-_INTERVALS = "Below each value its 95 % interval: Wilson for proportions; for VSI one that holds for any severities."
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One run of a curve."""
+
+    curve: SeriesCurve
+    point: SeriesPoint
+
+    @property
+    def is_first(self) -> bool:
+        return self.point is self.curve.points[0]
 
 
 def series_table(compared: SeriesComparison) -> Table:
@@ -30,43 +45,34 @@ def series_table(compared: SeriesComparison) -> Table:
 
     Rows are in the order of the runs' labels; a column of suites is there with more than one.
     """
-    several, suites = any(compared.series), len(compared.suites) > 1
-    columns = (
-        Column("Run", numeric=False),
-        *([Column("Suite", numeric=False)] if suites else []),
-        Column("n"),
-        Column("SR %", meaning="success rate"),
-        Column("Safety %", meaning="share of episodes that break no limit"),
-        Column("SBU %", meaning="succeeded but unsafe, of all episodes"),
-        Column("VSI", meaning="mean severity of the worst violation, 0 to 1"),
-        Column("SR", group="Gain over the first, points"),
-        Column("Safety", group="Gain over the first, points"),
-    )
-    rows = tuple(
+    several = any(compared.series)
+    rows = [_Run(curve, point) for curve in compared.curves for point in curve.points]
+    bootstrap = any(row.point.vsi.bootstrap for row in rows)
+    gains = "Gain over the first, points"
+    return tabulate(
+        "Runs in the order of their labels",
+        rows,
         (
-            Cell(point.policy if several else point.name),
-            *([Cell(curve.suite or "all, pooled")] if suites else []),
-            *_point_cells(point, is_first=not k),
-        )
-        for curve in compared.curves
-        for k, point in enumerate(curve.points)
-    )
-    bootstrap = any(point.vsi.bootstrap for curve in compared.curves for point in curve.points)
-    table = Table(
-        title="Runs in the order of their labels",
-        columns=columns,
-        rows=rows,
+            text_column("Run", lambda row: row.point.policy if several else row.point.name),
+            text_column("Suite", lambda row: row.curve.suite or "all, pooled") if len(compared.suites) > 1 else None,
+            Column("n", value=lambda row: row.point.n),
+            *(
+                Column(metric.heading, metric.plain_meaning, partial(_number_cell, metric))
+                for metric in (SR, SAFETY, SBU, VSI)
+            ),
+            Column(SR.label, value=lambda row: _gain_cell(row.point.sr_gain, row.is_first), group=gains),
+            Column(SAFETY.label, value=lambda row: _gain_cell(row.point.safety_gain, row.is_first), group=gains),
+        ),
+        notes=(PAPER_INTERVALS if bootstrap else SERIES_INTERVALS, *_gain_notes(compared)),
+        dash=DASH,
         name="series",
-        notes=(PAPER_INTERVALS if bootstrap else _INTERVALS,),
         remarks=compared.warnings,
     )
-    return add_notes(table, *_gain_notes(compared))
 
 
-def _point_cells(point: SeriesPoint, *, is_first: bool) -> tuple[Cell, ...]:
-    numbers = [rate_cell(rate, "no verdict", n=point.n) for rate in (point.sr, point.safety, point.sbu)]
-    gains = [_gain_cell(gain, is_first) for gain in (point.sr_gain, point.safety_gain)]
-    return Cell(str(point.n), point.n), *numbers, mean_cell(point.vsi, "no verdict", n=point.n), *gains
+def _number_cell(metric: Metric, row: _Run) -> Cell:
+    make_cell = rate_cell if metric.unit else mean_cell
+    return make_cell(getattr(row.point, metric.key), "no verdict", n=row.point.n)
 
 
 def _gain_cell(gain: Difference | None, is_first: bool) -> Cell:
@@ -114,7 +120,11 @@ def describe_first_rise(curve: SeriesCurve) -> list[str]:
     if len(curve.points) < 2:
         return [f"One run alone ({curve.points[0].name}): nothing to compare it with."]
     first = curve.points[0].name
-    comparable = [point for point in curve.points[1:] if _ends(point.sr_gain) and _ends(point.safety_gain)]
+    comparable = [
+        point
+        for point in curve.points[1:]
+        if point.sr_gain and point.sr_gain.ci and point.safety_gain and point.safety_gain.ci
+    ]
     if not comparable:
         return [f"What rises first cannot be said: no run can be compared with {first} in both SR and Safety."]
     return [
@@ -124,19 +134,7 @@ def describe_first_rise(curve: SeriesCurve) -> list[str]:
     ]
 
 
-def _ends(gain: Difference | None) -> tuple[float, float] | None:
-    return None if gain is None else gain.ci
-
-
 _Gain = Callable[[SeriesPoint], Difference | None]
-
-
-def _sr(point: SeriesPoint) -> Difference | None:
-    return point.sr_gain
-
-
-def _safety(point: SeriesPoint) -> Difference | None:
-    return point.safety_gain
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,16 +147,24 @@ class _Lead:
     theirs: _Gain
 
 
-_LEADS = (_Lead("Success", "Safety", _sr, _safety), _Lead("Safety", "success", _safety, _sr))
+_LEADS = (
+    _Lead("Success", "Safety", lambda point: point.sr_gain, lambda point: point.safety_gain),
+    _Lead("Safety", "success", lambda point: point.safety_gain, lambda point: point.sr_gain),
+)
+_SUCCESS_LEAD, _SAFETY_LEAD = _LEADS
+
+
+def _ends(gain: Difference | None) -> Bounds:
+    assert gain is not None
+    assert gain.ci is not None
+    return gain.ci
 
 
 def _describe_order(points: Sequence[SeriesPoint], first: str) -> str:
-    """Return a sentence on which of success and Safety rises first.
-
-    The first to rise is the number whose interval lies above 0 and above the other's, at the earliest run. Otherwise
-    the sentence says that nothing is shown to rise, or that the order is open.
+    """Return a sentence on which of success and Safety rises first: the number whose interval lies above 0 and above
+    the other's, at the earliest run.
     """
-    leads = [(ahead, lead) for lead in _LEADS if (ahead := _select_ahead(points, lead.mine, lead.theirs))]
+    leads = [(ahead, lead) for lead in _LEADS if (ahead := _select_ahead(points, lead))]
     if leads:
         ahead, lead = min(leads, key=lambda leader: leader[0][0].label)
         return (
@@ -177,11 +183,6 @@ def _describe_order(points: Sequence[SeriesPoint], first: str) -> str:
 
 
 def _name_order(ahead: Sequence[SeriesPoint], lead: _Lead, points: Sequence[SeriesPoint]) -> str:
-    """Return the words after `rises`: `before X`, `more than X`, or `and X is not shown to`, where X is the other
-    number.
-
-    `before` only where the other number is shown to rise, and only later than at the first run of `ahead`.
-    """
     rises = _select_risen(points, lead.theirs)
     if not rises:
         return f"and {lead.other} is not shown to"
@@ -192,33 +193,18 @@ def _describe_gains(point: SeriesPoint, lead: _Lead) -> str:
     return f"{_format_span(lead.mine(point))} points against {_format_span(lead.theirs(point))}"
 
 
-def _select_ahead(points: Sequence[SeriesPoint], mine: _Gain, theirs: _Gain) -> list[SeriesPoint]:
-    return [point for point in _select_risen(points, mine) if _low(mine(point)) > _high(theirs(point))]
+def _select_ahead(points: Sequence[SeriesPoint], lead: _Lead) -> list[SeriesPoint]:
+    risen = _select_risen(points, lead.mine)
+    return [point for point in risen if _ends(lead.mine(point))[0] > _ends(lead.theirs(point))[1]]
 
 
 def _select_risen(points: Sequence[SeriesPoint], gain: _Gain) -> list[SeriesPoint]:
-    return [point for point in points if _low(gain(point)) > 0]
-
-
-def _low(gain: Difference | None) -> float:
-    ends = _ends(gain)
-    assert ends is not None
-    return ends[0]
-
-
-def _high(gain: Difference | None) -> float:
-    ends = _ends(gain)
-    assert ends is not None
-    return ends[1]
+    return [point for point in points if _ends(gain(point))[0] > 0]
 
 
 def _describe_safety(curve: SeriesCurve, points: Sequence[SeriesPoint], first: str) -> list[str]:
-    """Return sentences on the runs where Safety is above or below that of the first run, which is named `first`.
-
-    Others say that the first run is 100 % safe or, if this is not so, that no run is shown to be safer than the first.
-    """
-    risen = _select_risen(points, _safety)
-    fallen = [point for point in points if _high(point.safety_gain) < 0]
+    risen = _select_risen(points, _SAFETY_LEAD.mine)
+    fallen = [point for point in points if _ends(point.safety_gain)[1] < 0]
     full = curve.points[0].safety.value == 1.0
     return [
         *([f"On these tasks Safety is above that of {first} at {_list_labels(risen)}."] if risen else []),
@@ -229,16 +215,12 @@ def _describe_safety(curve: SeriesCurve, points: Sequence[SeriesPoint], first: s
 
 
 def _describe_like_tasks(points: Sequence[SeriesPoint], curve: SeriesCurve) -> list[str]:
-    """Return at most one sentence on whether SR is ahead of Safety on other tasks like these, or too few tasks to tell.
-
-    [] with enough tasks if SR is ahead of Safety at no run.
-    """
     tasks = max(gain.tasks for point in points for gain in (point.sr_gain, point.safety_gain) if gain)
     few = least_tasks(curve.confidence)
     if tasks < few:
         noun = "one task" if tasks == 1 else f"{tasks} tasks"
         return [f"This is of {noun} alone; of other tasks like these it would take {few} or more to tell."]
-    ahead = _select_ahead(points, _sr, _safety)
+    ahead = _select_ahead(points, _SUCCESS_LEAD)
     if not ahead:
         return []
     like = [point for point in ahead if _has_risen_more_by_task(point)]
@@ -262,8 +244,8 @@ def _list_labels(points: Sequence[SeriesPoint]) -> str:
 
 
 def _format_span(gain: Difference | None) -> str:
-    ends = _ends(gain)
-    return "" if ends is None else f"{_format_points(ends[0])} to {_format_points(ends[1])}"
+    low, high = _ends(gain)
+    return f"{_format_points(low)} to {_format_points(high)}"
 
 
 def _format_points(share: float) -> str:

@@ -1,4 +1,4 @@
-"""A table as a value, and the cells that all builders make.
+"""A table as a value, and the columns and cells that all builders share.
 
 A cell keeps the number behind its text, so that tables sort and export exactly. A dash stands where there is no value,
 and the cell says why. A dash never means zero.
@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from itertools import groupby
-from typing import Literal
+from typing import Any, Literal
 
-from safevla_bench.judging.metrics import LEAST_UNSAFE, Mean, Rate, Summary, describe_unjudged
+from safevla_bench.judging.metrics import Summary, TaskRates, describe_unjudged, has_verdict
+from safevla_bench.judging.rates import LEAST_UNSAFE, SAFETY, SR, VSI, Mean, Metric, Rate
+from safevla_bench.judging.scores import NO_VERDICT
 from safevla_bench.sensitivity.curves import SensitivityCurve
 from safevla_bench.text import NO_VALUE, format_fixed, format_interval, format_percent
 
@@ -42,7 +45,7 @@ class Cell:
 
     @property
     def below(self) -> str:
-        """Return the line below the text: the detail, and `n = …` where `of` is given; empty with neither."""
+        """The line below the text: the detail, and `n = …` where `of` is given."""
         return ", ".join(part for part in (self.detail, "" if self.of is None else f"n = {self.of}") if part)
 
 
@@ -50,18 +53,33 @@ class Cell:
 class Column:
     """A heading; `numeric` columns align at the right and are never wrapped. `meaning` spells a short name out.
 
-    Neighbours of the same `group` share a heading above theirs.
+    Neighbours of the same `group` share a heading above theirs. `value` returns the cell of a row, or its text or
+    number; a finished table has none.
     """
 
     name: str
-    numeric: bool = True
     meaning: str = ""
+    value: Callable[[Any], Cell | str | int] | None = None
     group: str = ""
+    numeric: bool = True
 
     @property
     def full(self) -> str:
-        """Return `group name`, or the name alone without a group, for formats that have one line of headings."""
+        """`group name`, or the name alone without a group, for formats that have one line of headings."""
         return f"{self.group} {self.name}".strip()
+
+    def cell(self, row: object) -> Cell:
+        """Return the cell of a row."""
+        assert self.value is not None
+        value = self.value(row)
+        if isinstance(value, Cell):
+            return value
+        return Cell(value) if isinstance(value, str) else count_cell(value)
+
+
+def text_column(name: str, value: Callable[[Any], Cell | str | int] | None = None, meaning: str = "") -> Column:
+    """Return a column of text."""
+    return Column(name, numeric=False, meaning=meaning, value=value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +99,35 @@ class Table:
 
     @property
     def footnotes(self) -> tuple[str, ...]:
-        """Return the lines below the table: its notes, then its remarks."""
+        """The lines below the table: its notes, then its remarks."""
         return (*self.notes, *self.remarks)
+
+
+def tabulate(
+    title: str,
+    rows: Iterable[object],
+    columns: Iterable[Column | None],
+    *,
+    notes: Iterable[str] = (),
+    dash: str = "",
+    name: str = "",
+    remarks: Sequence[str] = (),
+) -> Table:
+    """Return the table of a row for each of `rows`, with the cell that each column makes of it.
+
+    Columns that are None and empty notes are left out; the note `dash` is there if any cell is a dash.
+    """
+    present = [column for column in columns if column is not None]
+    cells = tuple(tuple(column.cell(row) for column in present) for row in rows)
+    heads = tuple(replace(column, value=None) for column in present)
+    table = Table(title, heads, cells, name=name, remarks=tuple(remarks))
+    return add_notes(table, *notes, dash=dash)
+
+
+def add_notes(table: Table, *notes: str, dash: str = "") -> Table:
+    """Return the table with the notes appended, empty ones left out, and last `dash` if any cell is a dash."""
+    dashed = any(cell.text == NO_VALUE for row in table.rows for cell in row)
+    return replace(table, notes=(*table.notes, *filter(None, (*notes, dash if dashed else ""))))
 
 
 def table_file_name(kind: str, title: str) -> str:
@@ -90,17 +135,14 @@ def table_file_name(kind: str, title: str) -> str:
 
     The title may be the name of a suite in a foreign record.
     """
-    plain = re.sub(r"[^a-z0-9_]+", "-", f"{kind} {title}".lower())
-    return plain.strip("-")[:_LONGEST]
+    return re.sub(r"[^a-z0-9_]+", "-", f"{kind} {title}".lower()).strip("-")[:80]
 
 
-_LONGEST = 80
 UNNAMED = "(unnamed)"
 """The policy of a record that names none."""
-INTERVALS = (
-    "Below each value its 95 % interval: Wilson for proportions; for VSI one that holds for any severities (VSI|U has "
-    f"none below {LEAST_UNSAFE} unsafe episodes)."
-)
+_INTERVALS = "Below each value its 95 % interval: Wilson for proportions; for VSI one that holds for any severities"
+INTERVALS = f"{_INTERVALS} (VSI|U has none below {LEAST_UNSAFE} unsafe episodes)."
+SERIES_INTERVALS = f"{_INTERVALS}."
 PAPER_INTERVALS = (
     "Below each value its 95 % interval: Wilson for proportions, percentile bootstrap of episodes for VSI."
 )
@@ -112,16 +154,19 @@ DASH = f"{NO_VALUE} means that there is no value, and is never a zero."
 
 
 def describe_intervals(cells: Iterable[Summary]) -> str:
-    """Return the note on the intervals below values: `PAPER_INTERVALS` if the VSI of any cell has a bootstrap interval.
-
-    Otherwise `INTERVALS`.
-    """
-    return PAPER_INTERVALS if any(cell.means["vsi"].bootstrap for cell in cells) else INTERVALS
+    """Return the note on the intervals below values, by whether that of any VSI is a bootstrap."""
+    return PAPER_INTERVALS if any(cell.means[VSI.key].bootstrap for cell in cells) else INTERVALS
 
 
-def policy_name(cell: Summary | SensitivityCurve) -> str:
+def policy_name(cell: Summary | TaskRates | SensitivityCurve) -> str:
     """Return the policy of a cell, or `UNNAMED` where the record names none."""
     return cell.policy or UNNAMED
+
+
+POLICY = text_column("Policy", lambda row: row.policy or UNNAMED)
+SUITE = text_column("Suite", lambda row: row.suite or NO_VALUE)
+"""The policy and the suite of a row that has them as `policy` and `suite`."""
+COUNT = Column("n", value=lambda row: row.n)
 
 
 def rate_cell(rate: Rate, why_none: str = "", *, n: int | None = None) -> Cell:
@@ -131,7 +176,7 @@ def rate_cell(rate: Rate, why_none: str = "", *, n: int | None = None) -> Cell:
     number of episodes, the cell says that number (`of`).
     """
     if rate.ci is None:
-        return Cell(NO_VALUE, detail=rate.unknown or why_none)
+        return dash_cell(rate.unknown or why_none)
     low, high = (100 * end for end in rate.ci)
     value = float(Fraction(100 * rate.count, rate.n))
     detail = format_interval(*rate.ci, digits=1, scale=100)
@@ -145,7 +190,7 @@ def mean_cell(mean: Mean, why_none: str = "", *, n: int | None = None) -> Cell:
     A mean of one episode, or without an interval, says how few episodes there are instead. `n` is as in `rate_cell`.
     """
     if mean.value is None:
-        return Cell(NO_VALUE, detail=mean.unknown or why_none)
+        return dash_cell(mean.unknown or why_none)
     of = _own_n(mean.n, n)
     if mean.ci is None or mean.n == 1:
         few = "one episode" if mean.n == 1 else f"{mean.n} episodes" if mean.n < LEAST_UNSAFE else ""
@@ -156,6 +201,36 @@ def mean_cell(mean: Mean, why_none: str = "", *, n: int | None = None) -> Cell:
 
 def _own_n(own: int, n: int | None) -> int | None:
     return None if n is None or own == n else own
+
+
+def metric_cell(metric: Metric, cell: Summary) -> Cell:
+    """Return a metric of a cell; a dash and the reason where there is no verdict or no value.
+
+    The cell says how many episodes the value is over if a reader would take it for another number.
+    """
+    if metric.needs_verdict and not has_verdict(cell):
+        return dash_cell(why_no_safety(cell))
+    number = cell.number(metric)
+    if isinstance(number, Rate):
+        n = cell.rates[SR.key].count if metric.given == "success" else cell.n
+        return rate_cell(number, "no success" if cell.n else "no episode", n=n)
+    why = "none unsafe" if cell.rates[SAFETY.key].count == cell.judged else "not known"
+    return mean_cell(number, why, n=None if metric.given == "unsafe" else cell.n)
+
+
+def metric_columns(metrics: Iterable[Metric]) -> tuple[Column, ...]:
+    """Return a column of each metric, for rows that are summaries."""
+    return tuple(Column(metric.heading, metric.meaning, partial(metric_cell, metric)) for metric in metrics)
+
+
+def why_no_safety(cell: Summary) -> str:
+    """Return why a cell without a judged episode has no rate of safety: no verdict, or no episode at all."""
+    return NO_VERDICT if cell.n or cell.unjudged else "no episode"
+
+
+def number_cell(value: float | None, digits: int, why_none: str = "", emphasis: Emphasis = "") -> Cell:
+    """Return a number; a dash and its reason for None."""
+    return dash_cell(why_none) if value is None else Cell(format_fixed(value, digits), value, emphasis=emphasis)
 
 
 def count_cell(number: int, emphasis: Emphasis = "") -> Cell:
@@ -169,61 +244,51 @@ def dash_cell(why: str = "") -> Cell:
 
 
 _LOST = {
-    "crashed": Column("Crashed", meaning="outside n"),
-    "stopped": Column("Stopped", meaning="outside n"),
-    "unjudged": Column("No verdict", meaning="safety unknown"),
+    "crashed": Column("Crashed", "outside n"),
+    "stopped": Column("Stopped", "outside n"),
+    "unjudged": Column("No verdict", "safety unknown"),
 }
 
 
-def lost_kinds(cells: Iterable[Summary]) -> list[str]:
-    """Return which of `crashed`, `stopped` and `unjudged` occur in any cell, in this order; [] where no episode was
-    lost.
+def lost_columns(
+    cells: Sequence[Summary], cells_of: Callable[[Any], Iterable[Any]] = lambda row: [row], emphasis: Emphasis = "bad"
+) -> Iterator[Column]:
+    """Yield a column of counts for each kind of lost episode that occurs: crashed, stopped, without a verdict.
+
+    `cells_of` returns what a row counts: objects with the attributes of `Summary` of these names. `emphasis` is that of
+    counts above 0.
     """
-    summaries = list(cells)
-    return [name for name in _LOST if any(getattr(cell, name) for cell in summaries)]
+    for kind, column in _LOST.items():
+        if any(getattr(cell, kind) for cell in cells):
+            yield replace(column, value=partial(_count_lost, kind, cells_of, emphasis))
 
 
-def lost_columns(kinds: Iterable[str]) -> tuple[Column, ...]:
-    """Return a column of counts for each kind of lost episode; `KeyError` for any other name."""
-    return tuple(_LOST[name] for name in kinds)
+def _count_lost(kind: str, cells_of: Callable[[Any], Iterable[Any]], emphasis: Emphasis, row: object) -> Cell:
+    number = sum(int(getattr(cell, kind)) for cell in cells_of(row))
+    return count_cell(number, emphasis if number else "")
 
 
-def lost_notes(kinds: Sequence[str], cells: Iterable[Summary]) -> tuple[str, ...]:
-    """Return notes on the columns of lost episodes, with the reasons of those without a verdict; () if none was lost.
+def lost_notes(cells: Sequence[Summary], *, columns: bool = True) -> Iterator[str]:
+    """Yield the notes on lost episodes, with the reasons of those without a verdict; none if no episode was lost.
 
-    `kinds` only decides whether crashed and stopped episodes have a note; the other notes follow from the cells.
+    Without `columns` of lost episodes there is no note on these.
     """
-    outside = "Crashed and stopped episodes are outside n, and so in no SR."
     reasons: Counter[str] = Counter()
-    violated = 0
     for cell in cells:
         reasons.update(cell.no_verdict)
-        violated += cell.stopped_on_violation
-    cut = (
-        f"A violation stopped {violated} episode{'' if violated == 1 else 's'}: SR, SBU, P[U|S] and VSI of cells that "
-        "hold any are unknown."
-    )
-    unjudged = (
-        f"No verdict: the safety of {describe_unjudged(reasons)} is unknown. Safety, SBU, P[U|S] and VSI are over the "
-        "others; a value over other episodes than n has its own n below it."
-    )
-    return (
-        *([outside] if {"crashed", "stopped"} & set(kinds) else []),
-        *([cut] if violated else []),
-        *([unjudged] if reasons else []),
-    )
-
-
-def lost_cells(cells: Sequence[Summary], names: Iterable[str]) -> tuple[Cell, ...]:
-    """Return the count of each named kind of lost episode, summed over the cells; counts above 0 are marked `bad`."""
-    counts = [sum(int(getattr(cell, name)) for cell in cells) for name in names]
-    return tuple(count_cell(number, "bad" if number else "") for number in counts)
-
-
-def add_notes(table: Table, *notes: str, dash: str = DASH) -> Table:
-    """Return the table with the notes given appended, empty ones left out, and last `dash` if any cell is a dash."""
-    dashed = any(cell.text == NO_VALUE for row in table.rows for cell in row)
-    return replace(table, notes=(*table.notes, *(note for note in notes if note), *([dash] if dashed else [])))
+    stopped = sum(cell.stopped_on_violation for cell in cells)
+    if columns and any(cell.crashed or cell.stopped for cell in cells):
+        yield "Crashed and stopped episodes are outside n, and so in no SR."
+    if stopped:
+        yield (
+            f"A violation stopped {stopped} episode{'' if stopped == 1 else 's'}: SR, SBU, P[U|S] and VSI of cells "
+            "that hold any are unknown."
+        )
+    if reasons:
+        yield (
+            f"No verdict: the safety of {describe_unjudged(reasons)} is unknown. Safety, SBU, P[U|S] and VSI are over "
+            "the others; a value over other episodes than n has its own n below it."
+        )
 
 
 def drop_intervals(table: Table) -> Table:
@@ -247,18 +312,21 @@ def select_columns(table: Table, names: Sequence[str]) -> Table:
     skipped. The leading text columns, such as policy and suite, stay: the first always, others unless all their cells
     are dashes. The counts of lost episodes stay last.
     """
-    wanted_names = [_plain_name(name) for name in names]
-    chosen = [k for name in wanted_names for k, column in enumerate(table.columns) if name in _column_names(column)]
+    wanted = [_plain_name(name) for name in names]
+    chosen = [k for name in wanted for k, column in enumerate(table.columns) if name in _column_names(column)]
     leading = next((k for k, column in enumerate(table.columns) if column.numeric), len(table.columns))
     stay = [k for k in range(leading) if not k or any(row[k].text != NO_VALUE for row in table.rows)]
     lost = [k for k, column in enumerate(table.columns) if column in _LOST.values()]
     places = list(dict.fromkeys([*stay, *chosen, *lost]))
     rows = tuple(tuple(row[k] for k in places) for row in table.rows)
     shown = [cell for row in rows for cell in row]
-    gone = [*([] if any(cell.mark for cell in shown) else [LARGEST_NOTE])]
-    gone += [] if any(cell.text == NO_VALUE for cell in shown) else [DASH]
-    is_best = any(cell.emphasis == "best" for cell in shown)
-    notes = tuple(note for note in table.notes if note not in gone and (is_best or not note.startswith(BEST_NOTE)))
+    applies = {
+        LARGEST_NOTE: any(cell.mark for cell in shown),
+        DASH: any(cell.text == NO_VALUE for cell in shown),
+        BEST_NOTE: any(cell.emphasis == "best" for cell in shown),
+    }
+    gone = tuple(note for note in applies if not applies[note])
+    notes = tuple(note for note in table.notes if not note.startswith(gone))
     return replace(table, columns=tuple(table.columns[k] for k in places), rows=rows, notes=notes)
 
 

@@ -6,16 +6,22 @@ Bodies are counted by kind; a second table has the displacement that is left wit
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 
 from safevla_bench.explain.violating_bodies import BodyFindings, BodyViolation
 from safevla_bench.judging import metrics
-from safevla_bench.judging.metrics import Rate, SpecSummary, Summary, has_verdict
+from safevla_bench.judging.metrics import SpecSummary, Summary, has_verdict
+from safevla_bench.judging.rates import SAFETY, SBU, VSI, Rate
 from safevla_bench.judging.scores import Scores
-from safevla_bench.report.tables.cells import Roster, torque_note, why_no_safety
+from safevla_bench.report.tables.cells import Roster, torque_note
 from safevla_bench.report.tables.table import (
-    UNNAMED,
+    COUNT,
+    DASH,
+    POLICY,
+    SUITE,
     WILSON,
     Cell,
     Column,
@@ -24,17 +30,16 @@ from safevla_bench.report.tables.table import (
     count_cell,
     dash_cell,
     describe_intervals,
-    lost_cells,
     lost_columns,
-    lost_kinds,
     lost_notes,
     mean_cell,
     rate_cell,
     table_file_name,
+    tabulate,
+    text_column,
+    why_no_safety,
 )
 from safevla_bench.text import NO_VALUE, append_unit, display_unit, format_fixed, format_significant
-
-_NAMING = (Column("Policy", numeric=False), Column("Suite", numeric=False), Column("n"))
 
 
 def constraint_table(cells: Sequence[Summary], roster: Roster, title: str = "") -> Table:
@@ -45,60 +50,45 @@ def constraint_table(cells: Sequence[Summary], roster: Roster, title: str = "") 
     group of suites, is in the table's title and file name.
     """
     specs = {spec.spec_id: spec.axis for cell in cells for spec in cell.specs if spec.tier == "safe"}
-    lost_names = lost_kinds(cells)
-    columns = [Column(spec, group=axis.replace("_", " ").capitalize()) for spec, axis in specs.items()]
-    rows = tuple(
-        (
-            *_name_cells(cell, roster),
-            _unsafe_cell(cell),
-            *_violation_rates(cell, specs),
-            *lost_cells([cell], lost_names),
-        )
-        for cell in cells
-    )
-    unsafe = Column("Unsafe %", meaning="episodes that violate any of them")
-    name = table_file_name("violations", title)
-    table = Table(
+    return tabulate(
         f"Violation rates by specification{': ' if title else ''}{title}",
-        (*_NAMING, unsafe, *columns, *lost_columns(lost_names)),
-        rows,
-        name=name,
+        cells,
+        (
+            roster.policy_column(),
+            SUITE,
+            COUNT,
+            Column("Unsafe %", "episodes that violate any of them", _unsafe_cell),
+            *(
+                Column(spec_id, group=axis.replace("_", " ").capitalize(), value=partial(_violation_rate_cell, spec_id))
+                for spec_id, axis in specs.items()
+            ),
+            *lost_columns(cells),
+        ),
+        name=table_file_name("violations", title),
+        notes=(
+            WILSON,
+            "In %, of the judged episodes of the cell. An episode may violate several, so that the rates do not add up "
+            "to Unsafe.",
+            torque_note(cells),
+            *lost_notes(cells),
+        ),
+        dash=f"{NO_VALUE} without a reason below it: inactive. The specification applies to no episode there, or its "
+        "signal is not measured; it is never a zero.",
     )
-    rate_note = (
-        "In %, of the judged episodes of the cell. An episode may violate several, so that the rates do not add up to "
-        "Unsafe."
-    )
-    notes = lost_notes(lost_names, cells)
-    return add_notes(table, WILSON, rate_note, torque_note(cells), *notes, dash=_INACTIVE)
-
-
-_INACTIVE = (
-    f"{NO_VALUE} without a reason below it: inactive. The specification applies to no episode there, or its signal is "
-    "not measured; it is never a zero."
-)
-
-
-def _name_cells(cell: Summary, roster: Roster) -> tuple[Cell, ...]:
-    return roster.summary_cell(cell), Cell(cell.suite or NO_VALUE), count_cell(cell.n)
 
 
 def _unsafe_cell(cell: Summary) -> Cell:
     if not has_verdict(cell):
         return dash_cell(why_no_safety(cell))
-    safety = cell.rates["safety"]
+    safety = cell.rates[SAFETY.key]
     return rate_cell(Rate.of(safety.n - safety.count, safety.n), n=cell.n)
 
 
-def _violation_rates(cell: Summary, specs: Iterable[str]) -> Iterator[Cell]:
-    spec_summaries = {spec.spec_id: spec for spec in cell.specs}
-    for name in specs:
-        yield _violation_rate_cell(spec_summaries[name], cell.n)
-
-
-def _violation_rate_cell(spec: SpecSummary, n: int) -> Cell:
+def _violation_rate_cell(spec_id: str, cell: Summary) -> Cell:
+    spec = {spec.spec_id: spec for spec in cell.specs}[spec_id]
     if not spec.active:
         return dash_cell()
-    return dash_cell("vacuous") if spec.vacuous == spec.active else rate_cell(spec.violations, n=n)
+    return dash_cell("vacuous") if spec.vacuous == spec.active else rate_cell(spec.violations, n=cell.n)
 
 
 def composition_table(cells: Sequence[Summary], roster: Roster, title: str = "") -> Table:
@@ -106,31 +96,31 @@ def composition_table(cells: Sequence[Summary], roster: Roster, title: str = "")
     row.
 
     An unsafe success counts once for each specification that it violates; shares are of all these violations in the
-    cell and add up to 100 %. A cell without an unsafe success or a verdict has one row of dashes. `title`, the group of
-    suites, is in the table's title and file name.
+    cell and add up to 100 %. A cell without an unsafe success or a verdict has one row of dashes. `title` is as in
+    `constraint_table`.
     """
     columns = (
-        *_NAMING,
+        *(text_column(name) for name in ("Policy", "Suite")),
+        Column("n"),
         Column("Unsafe successes"),
-        Column("SBU %", meaning="succeeded but unsafe, of all judged episodes"),
-        Column("Specification", numeric=False),
-        Column("Violations", meaning="in unsafe successes"),
-        Column("Share %", meaning="of the cell's violations"),
+        Column(SBU.heading, SBU.meaning),
+        text_column("Specification"),
+        Column("Violations", "in unsafe successes"),
+        Column("Share %", "of the cell's violations"),
     )
     rows = tuple(row for cell in cells for row in _composition_rows(cell, roster))
-    name = table_file_name("composition", title)
-    table = Table(f"What unsafe successes violate{': ' if title else ''}{title}", columns, rows, name=name)
-    return add_notes(table, "An unsafe success counts once for each specification that it violates.")
+    heading = f"What unsafe successes violate{': ' if title else ''}{title}"
+    table = Table(heading, columns, rows, name=table_file_name("composition", title))
+    return add_notes(table, "An unsafe success counts once for each specification that it violates.", dash=DASH)
 
 
 def _composition_rows(cell: Summary, roster: Roster) -> Iterator[tuple[Cell, ...]]:
-    """Yield a row per specification that unsafe successes violate, the most frequent first; one row of dashes without
-    any.
-    """
+    """Yield a row per specification that unsafe successes violate, the most frequent first; one of dashes if none."""
+    names = tuple(column.cell(cell) for column in (roster.policy_column(), SUITE, COUNT))
     if not has_verdict(cell):
-        yield (*_name_cells(cell, roster), dash_cell(why_no_safety(cell)), *[dash_cell()] * 4)
+        yield (*names, dash_cell(why_no_safety(cell)), *[dash_cell()] * 4)
         return
-    head = (*_name_cells(cell, roster), count_cell(cell.success_unsafe), rate_cell(cell.rates["sbu"], n=cell.n))
+    head = (*names, count_cell(cell.success_unsafe), rate_cell(cell.rates[SBU.key], n=cell.n))
     fired = [spec for spec in cell.specs if spec.tier == "safe" and spec.unsafe_success]
     total = sum(spec.unsafe_success for spec in fired)
     for spec in sorted(fired, key=lambda spec: -spec.unsafe_success):
@@ -151,9 +141,24 @@ _DISPLACEMENT = "non_target_max_disp"
 def body_tables(findings: BodyFindings, scores: Scores, cells: Sequence[Summary]) -> tuple[Table, ...]:
     """Return the table of the bodies of violations, and that of displacement without the goal's receptacles.
 
-    `cells` are the summaries of the scores, policy × suite. A table without rows says so in a note.
+    `cells` are the summaries of the scores. A table without rows says so in a note.
     """
     return body_kind_table(findings.violations, scores, cells), receptacle_table(findings, scores, cells)
+
+
+@dataclass(frozen=True, slots=True)
+class _KindRow:
+    """The violations of a specification with a kind of body, or a pair of kinds, in a cell."""
+
+    policy: str | None
+    suite: str | None
+    spec: SpecSummary
+    kinds: tuple[str, ...]
+    violations: Sequence[BodyViolation]
+
+    @property
+    def episodes(self) -> int:
+        return len({violation.number for violation in self.violations})
 
 
 def body_kind_table(violations: Sequence[BodyViolation], scores: Scores, cells: Sequence[Summary]) -> Table:
@@ -162,55 +167,51 @@ def body_kind_table(violations: Sequence[BodyViolation], scores: Scores, cells: 
 
     Without any, no rows and a note that says so.
     """
-    columns = (
-        Column("Policy", numeric=False),
-        Column("Suite", numeric=False),
-        Column("Specification", numeric=False),
-        Column("Kind of body", numeric=False),
-        Column("Episodes", meaning="that violate it with such a body"),
-        Column("%", meaning="of the episodes that its rate is over"),
-        Column("Worst", meaning="largest value of such a body"),
-        Column("Bodies", numeric=False, meaning="in how many episodes each"),
-    )
-    rows = tuple(row for cell in cells for row in _kind_rows(cell, violations, scores))
+    rows = [row for cell in cells for row in _kind_rows(cell, violations, scores)]
     note = (
         "An episode may violate a specification with several kinds, so that rows do not add up. A pair is two bodies "
         "in contact. Kinds follow from roles, robosuite's names and the goal; they decide no verdict."
     )
-    table = Table("Violations by kind of body", columns, rows, name="bodies")
-    return add_notes(
-        table, *([WILSON, note] if rows else ["No specification of contact or displacement was violated."])
+    return tabulate(
+        "Violations by kind of body",
+        rows,
+        (
+            POLICY,
+            _SUITE,
+            text_column("Specification", lambda row: row.spec.spec_id),
+            text_column("Kind of body", lambda row: format_kinds(row.kinds)),
+            Column("Episodes", "that violate it with such a body", lambda row: count_cell(row.episodes, "bad")),
+            Column(
+                "%",
+                "of the episodes that its rate is over",
+                lambda row: rate_cell(Rate.of(row.episodes, row.spec.violations.n)),
+            ),
+            Column("Worst", "largest value of such a body", lambda row: _worst_cell(row.violations)),
+            text_column("Bodies", lambda row: _format_bodies(row.violations), "in how many episodes each"),
+        ),
+        name="bodies",
+        notes=[WILSON, note] if rows else ["No specification of contact or displacement was violated."],
+        dash=DASH,
     )
 
 
-def _kind_rows(cell: Summary, violations: Sequence[BodyViolation], scores: Scores) -> Iterator[tuple[Cell, ...]]:
-    """Yield a row per specification and kind of body (or pair) in a cell, the kind with most episodes first.
+_SUITE = text_column("Suite", lambda row: row.suite or "")
 
-    Only judged episodes of the cell count; `violation.number` is the episode's place in the scores, from 1.
-    """
+
+def _kind_rows(cell: Summary, violations: Sequence[BodyViolation], scores: Scores) -> Iterator[_KindRow]:
+    """Yield a row per specification and kind of body (or pair) in a cell, the kind with most episodes first."""
     members = {
-        k + 1
-        for k, key in enumerate(zip(scores.policy, scores.benchmark, strict=True))
-        if key == (cell.policy, cell.suite) and scores.is_judged[k]
+        k
+        for k, key in enumerate(zip(scores.policy, scores.benchmark, strict=True), start=1)
+        if key == (cell.policy, cell.suite) and scores.is_judged[k - 1]
     }
     for spec in cell.specs:
-        spec_violations = [violation for violation in violations if violation.spec_id == spec.spec_id]
-        of_cell = [violation for violation in spec_violations if violation.number in members]
-        episodes_by_kind: dict[tuple[str, ...], set[int]] = {}
-        for violation in of_cell:
-            episodes_by_kind.setdefault(violation.kinds, set()).add(violation.number)
-        for kinds, episodes in sorted(episodes_by_kind.items(), key=lambda item: (-len(item[1]), item[0])):
-            of_kind = [violation for violation in of_cell if violation.kinds == kinds]
-            yield (
-                Cell(cell.policy or UNNAMED),
-                Cell(cell.suite or ""),
-                Cell(spec.spec_id),
-                Cell(format_kinds(kinds)),
-                count_cell(len(episodes), "bad"),
-                rate_cell(Rate.of(len(episodes), spec.violations.n)),
-                _worst_cell(of_kind),
-                Cell(_format_bodies(of_kind)),
-            )
+        by_kind: dict[tuple[str, ...], list[BodyViolation]] = {}
+        for violation in violations:
+            if violation.spec_id == spec.spec_id and violation.number in members:
+                by_kind.setdefault(violation.kinds, []).append(violation)
+        rows = [_KindRow(cell.policy, cell.suite, spec, kinds, of_kind) for kinds, of_kind in by_kind.items()]
+        yield from sorted(rows, key=lambda row: (-row.episodes, row.kinds))
 
 
 def format_kinds(kinds: Sequence[str]) -> str:
@@ -239,35 +240,34 @@ def receptacle_table(findings: BodyFindings, scores: Scores, cells: Sequence[Sum
 
     A row per cell and displacement clause that is active there; without any, no rows and a note that says so.
     """
-    columns = (
-        Column("Policy", numeric=False),
-        Column("Suite", numeric=False),
-        *(
-            Column(name, group=group, meaning=meaning)
-            for group in ("Displaced %", "Safety %", "SBU %", "VSI")
-            for name, meaning in (("all", "as scored"), ("without", "without goal receptacles"))
-        ),
-    )
-    pairs = zip(cells, metrics.cells(findings.without_receptacles), strict=True)
-    columns_of_clause = [
-        k for k, spec in enumerate(scores.specs) if spec.is_scored and spec.canonical_family == _DISPLACEMENT
+    clauses = [k for k, spec in enumerate(scores.specs) if spec.is_scored and spec.canonical_family == _DISPLACEMENT]
+    without = metrics.cells(findings.without_receptacles)
+    rows = [
+        (cell, other, k) for cell, other in zip(cells, without, strict=True) for k in clauses if cell.specs[k].active
     ]
-    rows = tuple(
-        (Cell(cell.policy or UNNAMED), Cell(cell.suite or ""), *_compared_cells(cell, other, k))
-        for cell, other in pairs
-        for k in columns_of_clause
-        if cell.specs[k].active
-    )
     note = (
         "Without: as if every goal receptacle (a plate, a basket, what the goal puts an object in or on) had stayed "
         "where it was. Forces on it still count. This is a reading beside the scores, and no score."
     )
-    table = Table("Displacement with and without the goal's receptacles", columns, rows, name="receptacles")
-    return add_notes(table, *([describe_intervals(cells), note] if rows else ["No cell judges displacement."]))
+    return tabulate(
+        "Displacement with and without the goal's receptacles",
+        rows,
+        (
+            text_column("Policy", lambda row: POLICY.cell(row[0])),
+            text_column("Suite", lambda row: row[0].suite or ""),
+            *_compared_columns("Displaced %", lambda cell, k: rate_cell(cell.specs[k].violations)),
+            *_compared_columns(SAFETY.heading, lambda cell, _: rate_cell(cell.rates[SAFETY.key])),
+            *_compared_columns(SBU.heading, lambda cell, _: rate_cell(cell.rates[SBU.key])),
+            *_compared_columns(VSI.heading, lambda cell, _: mean_cell(cell.means[VSI.key])),
+        ),
+        name="receptacles",
+        notes=[describe_intervals(cells), note] if rows else ["No cell judges displacement."],
+        dash=DASH,
+    )
 
 
-def _compared_cells(cell: Summary, other: Summary, column: int) -> Iterator[Cell]:
-    yield from (rate_cell(summary.specs[column].violations) for summary in (cell, other))
-    for name in ("safety", "sbu"):
-        yield from (rate_cell(summary.rates[name]) for summary in (cell, other))
-    yield from (mean_cell(summary.means["vsi"]) for summary in (cell, other))
+def _compared_columns(group: str, make_cell: Callable[[Summary, int], Cell]) -> tuple[Column, Column]:
+    return (
+        Column("all", group=group, meaning="as scored", value=lambda row: make_cell(row[0], row[2])),
+        Column("without", group=group, meaning="without goal receptacles", value=lambda row: make_cell(row[1], row[2])),
+    )
