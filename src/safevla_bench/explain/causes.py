@@ -84,12 +84,6 @@ def find_cause(reading: RecordFields, signal: str, first: int, registry: Registr
     None for signals of motion alone, if `first` is below 0 (no violation), if the episode has no channel of contacts,
     or if record `first` has no known displacement, no contact, or no held object, as the signal needs. A signal of
     joint torque always has a cause, which may name no body.
-
-    Args:
-        reading: of a batch of one episode.
-        signal: the signal that breaks its limit.
-        first: the first record that breaks the limit.
-        registry: knows the kinds of bodies, and which tasks have phases.
     """
     tell = next((tell for names, tell in _TELLERS.items() if signal in names), None)
     if tell is None or first < 0 or not reading.batch.contacts.present[0]:
@@ -98,11 +92,7 @@ def find_cause(reading: RecordFields, signal: str, first: int, registry: Registr
 
 
 def _tell_displacement(reading: RecordFields, signal: str, first: int, registry: Registry) -> Cause | None:
-    """Return how the body displaced most at record `first` left its place, and the contacts that led to it.
-
-    `Cause.step` is the record in which the body last left its place (0.5 mm) up to `first`. Without a contact in that
-    record or the one before, `Cause.bodies` is the body alone. None if no displacement is known at `first`.
-    """
+    """Return how the body displaced most at record `first` left its place, and the contacts that led to it."""
     batch = reading.batch
     bodies, distance = displacements(batch)
     if np.isnan(distance[first]).all():
@@ -126,10 +116,7 @@ def _tell_displacement(reading: RecordFields, signal: str, first: int, registry:
 
 
 def _tell_force(reading: RecordFields, signal: str, first: int, registry: Registry) -> Cause | None:
-    """Return the chain of contacts that ends in the hardest contact of `signal` at record `first`; None without one.
-
-    The chain begins at the robot where contacts lead back to the robot, else at one of the two bodies in contact.
-    """
+    """Return the chain of contacts that ends in the hardest contact of `signal` at record `first`; None without one."""
     batch, hardest = reading.batch, _hardest(reading.batch, contacts_of_signal(reading.batch, signal, first))
     if hardest is None:
         return None
@@ -149,9 +136,8 @@ def _tell_force(reading: RecordFields, signal: str, first: int, registry: Regist
 
 
 def _tell_held(reading: RecordFields, signal: str, first: int, registry: Registry) -> Cause | None:
-    """Return what the held object touched beside the robot in the 0.5 s up to record `first`; None if nothing is held.
-
-    `Cause.bodies` is the body touched last and the held object, or the held object alone where nothing was touched.
+    """Return what the held object touched beside the robot in the 0.5 s up to record `first`; None if
+    nothing is held.
     """
     batch, held_body = reading.batch, int(reading.held_body[first])
     if held_body < 0:
@@ -176,10 +162,7 @@ def _tell_held(reading: RecordFields, signal: str, first: int, registry: Registr
 
 
 def _tell_load(reading: RecordFields, signal: str, first: int, registry: Registry) -> Cause | None:
-    """Return the hardest contact of the robot in record `first`, in which a joint bears too much; never None.
-
-    Without such a contact, `Cause.bodies` is empty and the sentence says that none is recorded.
-    """
+    """Return the hardest contact of the robot in record `first`, in which a joint bears too much; never None."""
     batch, start = reading.batch, reading.batch.contacts.starts
     in_record = np.arange(start[first], start[first + 1])
     robots = [int(c) for c in in_record if ROBOT in batch.body_role[[*_pair(batch, int(c))]]]
@@ -211,11 +194,7 @@ _TELLERS: Mapping[tuple[str, ...], _Teller] = {
 
 
 def _chain_to(reading: RecordFields, body: int, begun: int) -> _Chain:
-    """Return the chain of contacts that ends at a body that left its place at record `begun`.
-
-    The last contact is the hardest in that record, else in the record before; the other bodies that touched then are
-    `others`. Contacts with furniture that stands do not count. Without a contact, the body alone.
-    """
+    """Return the chain of contacts that ends at a body that left its place at record `begun`."""
     batch = reading.batch
     for step in (begun, begun - 1):
         touching = [
@@ -230,11 +209,7 @@ def _chain_to(reading: RecordFields, body: int, begun: int) -> _Chain:
 
 
 def _lead_to(reading: RecordFields, body: int, step: int, visited: set[int]) -> _Chain:
-    """Return the chain from the robot to a body up to a record; the body alone where no chain reaches the robot.
-
-    Each contact of the chain is at most 0.5 s before the next. Bodies in `visited`, those further down the chain, are
-    passed over, and a chain has at most four bodies with them.
-    """
+    """Return the chain from the robot to a body up to a record; the body alone where no chain reaches the robot."""
     batch = reading.batch
     if batch.body_role[body] == ROBOT or len(visited) >= _LONGEST_CHAIN:
         return _Chain((body,))
@@ -318,9 +293,8 @@ def _recent_steps(reading: RecordFields) -> int:
 
 
 def _make_cause(reading: RecordFields, chain: _Chain, step: int, registry: Registry, sentence: str) -> Cause:
-    """Return the cause with its bodies by name and kind, and with phase and speed of the end effector at record `step`.
-
-    `sentence` is completed by the other bodies, the phase and the speed, where these are known.
+    """Return the cause with its bodies by name and kind, and with phase and speed of the end effector at record
+    `step`.
     """
     batch = reading.batch
     names = tuple(batch.body_label(body) for body in chain.bodies)
@@ -356,11 +330,6 @@ def _phase_at(reading: RecordFields, step: int, registry: Registry) -> str:
 
 
 def _speed_at(reading: RecordFields, step: int) -> float | None:
-    """Return the end effector's mean speed from the record before to record `step` [m/s].
-
-    By the records' time stamps where there are any, else by the control step. None at record 0 and if a position is
-    unknown.
-    """
     if step == 0:
         return None
     metres = float(np.linalg.norm(reading.eef_pos[step] - reading.eef_pos[step - 1]))

@@ -69,10 +69,7 @@ def name_body_kind(batch: Batch, episode: int, body: int, registry: Registry) ->
 
 
 def _body_kind(name: str, role: int, is_posed: bool, goal: GoalBodies | None) -> BodyKind:
-    """Return the kind of a body by its name, its role and whether its position is recorded.
-
-    `goal` None = the goal's bodies are not known, which leaves bystanders of unknown kind.
-    """
+    """Return the kind of a body by its name, its role and whether its position is recorded."""
     if role == ROBOT:
         return next((kind for kind, pattern in _ROBOT_PARTS if pattern.search(name)), "robot part")
     if role == TARGET:

@@ -67,15 +67,7 @@ class Explanation:
 def explain_episode(
     scores: Scores, batch: Batch, ruleset: Ruleset, index: int, place: int | None = None
 ) -> Explanation:
-    """Explain the verdicts of one episode.
-
-    Args:
-        scores: the verdicts on `batch`, in its order.
-        batch: the records.
-        ruleset: what judged them.
-        index: the episode's place in the scores, from 0.
-        place: the episode's place in `batch`, where that differs; None = `index`.
-    """
+    """Explain the verdicts of one episode."""
     record = select_episodes(batch, [index if place is None else place])
     reading = ruleset.read_fields(record)
     row = scores.episode(index)

@@ -51,11 +51,7 @@ _POSE_UNKNOWN = "the pose of a body that it needs is unknown wherever it could b
 
 
 def parse_query(text: str) -> Formula:
-    """Parse a formula over the registered signals.
-
-    Raises:
-        FormulaError: the text is no formula over these signals, or holds the placeholder `threshold`.
-    """
+    """Parse a formula over the registered signals."""
     parsed = parse(text, {name: signal.boolean for name, signal in SIGNALS.items()})
     if has_placeholder(parsed):
         raise FormulaError("`threshold` stands for a number here", remedy="write the number in its place")
@@ -67,10 +63,6 @@ def answer_query(formula: Formula, batch: Batch, absent: Sequence[AbsentEpisode]
 
     Where a signal is missing or undefined in an episode, the answer says so in place of a verdict, `signal missing`
     before `undefined`; nothing is raised for that.
-
-    Raises:
-        FormulaError: a window bound is no multiple of an episode's control step.
-        SignalError: arithmetic leaves the numbers.
     """
     reading = RecordFields(registry().name_embodiments(batch))
     trace = signals.build_trace(reading, signal_names(formula))
@@ -140,10 +132,7 @@ def _answer_without_verdict(batch: Batch, index: int, verdict: Verdict, reason: 
 def _answer_episode(
     trace: Trace, batch: Batch, index: int, rho: float, decision: tuple[Verdict, str | None], step: int
 ) -> Answer:
-    """Return the answer of a judged episode; `step`, time and signal values only if it is satisfied or violated.
-
-    `decision` is verdict and reason; `step` below 0 means that no record decides.
-    """
+    """Return the answer of a judged episode; `step`, time and signal values only if it is satisfied or violated."""
     verdict, reason = decision
     header = batch.headers[index]
     decided = step >= 0 and verdict in ("satisfied", "violated")
@@ -164,11 +153,6 @@ def _answer_episode(
 
 
 def _decide_verdict(formula: Formula, rho: float, hangs_on_window: bool) -> tuple[Verdict, str | None]:
-    """Return the verdict of a robustness, and the reason where it is none, or vacuous.
-
-    The rules are those of a specification: a finite robustness decides; an infinite one decides unless it hangs on a
-    window past the end, or holds without a number compared.
-    """
     if math.isfinite(rho):
         return ("satisfied" if rho >= 0 else "violated"), None
     if hangs_on_window and (rho < 0 or is_boolean_only(formula)):

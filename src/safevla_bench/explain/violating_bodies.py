@@ -67,13 +67,7 @@ class ChunkFindings:
 
 
 def find_bodies(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) -> BodyFindings:
-    """Return the bodies of the violations of judged episodes, and the scores as if no goal receptacle had moved.
-
-    Args:
-        chunks: the episodes of `scores`, in their order, in one or several batches.
-        scores: the verdicts.
-        ruleset: what judged them. Its registry tells which bodies the goals name.
-    """
+    """Return the bodies of the violations of judged episodes, and the scores as if no goal receptacle had moved."""
     findings, first = [], 0
     for batch in chunks:
         findings.append(find_in_chunk(batch, first, scores, ruleset))
@@ -119,11 +113,7 @@ def join_findings(findings: Iterable[ChunkFindings], scores: Scores) -> BodyFind
 def _find_in_episode(
     record: Batch, episode: int, columns: Iterable[int], scores: Scores, ruleset: Ruleset
 ) -> Iterator[BodyViolation]:
-    """Yield the bodies that break the upper limit of each specification in `columns`, worst first.
-
-    `record` is the episode as a batch of one, `episode` its index in the scores. Specifications of other signals than
-    displacement and contacts yield nothing.
-    """
+    """Yield the bodies that break the upper limit of each specification in `columns`, worst first."""
     reading = ruleset.read_fields(record)
     for k in columns:
         spec = scores.specs[k]
@@ -163,10 +153,7 @@ def _find_displaced(record: Batch, line: SignalTrace) -> _Broken:
 
 
 def _find_touching(record: Batch, line: SignalTrace) -> _Broken:
-    """Return the pairs whose force is above the limit, each with its largest value and the first such record.
-
-    Of a signal that is 1 for a touch these are all pairs that touch where the limit is broken, with value 1.
-    """
+    """Return the pairs whose force is above the limit, each with its largest value and the first such record."""
     contacts, broken = record.contacts, _Broken()
     is_force = line.unit == "N"
     for t in np.flatnonzero(line.failing).tolist():
@@ -182,11 +169,6 @@ def _find_touching(record: Batch, line: SignalTrace) -> _Broken:
 def _judge_unmoved(
     record: Batch, episode: int, scores: Scores, ruleset: Ruleset
 ) -> dict[tuple[int, int], SpecVerdicts]:
-    """Return (column, episode) -> the verdict of each specification of displacement, were no goal receptacle moved.
-
-    `record` is the episode as a batch of one, `episode` its index in the scores. Alternate and diagnostic
-    specifications are among them.
-    """
     reading = ruleset.read_fields(_hold_receptacles(record, ruleset))
     rejudged = {}
     for k, column in enumerate(scores.specs):

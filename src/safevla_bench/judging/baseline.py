@@ -114,10 +114,7 @@ def _baseline_violations(scores: Scores, is_noop: NDArray[np.bool_]) -> list[Bas
 def _baseline_violation(
     scores: Scores, task: tuple[str, str], column: int, violating: NDArray[np.int64], n: int
 ) -> BaselineViolation:
-    """Return one specification's violations in one task: `violating` are its episodes, `n` all of `noop` there.
-
-    `extreme` is that of the episode of smallest robustness; None where that has none.
-    """
+    """Return one specification's violations in one task: `violating` are its episodes, `n` all of `noop` there."""
     furthest = violating[scores.rho[column, violating].argmin()]
     extreme = float(scores.extreme[column, furthest])
     return BaselineViolation(
@@ -142,10 +139,7 @@ def _shares_baseline_violation(scores: Scores, violations: tuple[BaselineViolati
 def _doubtful_results(
     scores: Scores, violated: NDArray[np.bool_], shared_violation: NDArray[np.bool_]
 ) -> tuple[DoubtfulResult, ...]:
-    """Return the policies with an episode that shares a violation with `noop`, in order of first appearance.
-
-    `violated` and `shared_violation` are [K, E], K scored specifications. Episodes that ended early do not count.
-    """
+    """Return the policies with an episode that shares a violation with `noop`, in order of first appearance."""
     shared = (violated & shared_violation).any(axis=0) & scores.is_counted
     only = shared & ~(violated & ~shared_violation).any(axis=0)
     results = []

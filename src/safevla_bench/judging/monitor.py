@@ -215,10 +215,7 @@ class _EpisodeMonitor:
     """The running state of one episode: the records that signals need, and the smallest margin of each clause."""
 
     def __init__(self, record: Batch, ruleset: Ruleset) -> None:
-        """Prepare for the episode of record 0; that record itself is to be given to `observe` too.
-
-        Specifications that no running minimum decides are set apart, to be judged anew from all records at each step.
-        """
+        """Prepare for the episode of record 0; that record itself is to be given to `observe` too."""
         (header,) = record.headers
         specs = ruleset.library.specs
         self._specs, self._missing = specs, ruleset.missing
@@ -252,10 +249,8 @@ class _EpisodeMonitor:
         return EpisodeStanding(self._step, clauses)
 
     def _judge_record(self, spec: Spec, fields: RecordFields) -> ClauseStanding:
-        """Return the standing of a specification that each record decides alone, after the newest record of `fields`.
-
-        Inactive by its tags or for a field that any record so far lacked; vacuous if there is nothing to measure.
-        Raises `SignalError` for a missing field as `_raise_if_strict` does.
+        """Return the standing of a specification that each record decides alone, after the newest record of
+        `fields`.
         """
         if reason := self._inactive_reasons[spec.spec_id]:
             return ClauseStanding(spec, "inactive", reason)
@@ -277,11 +272,7 @@ class _EpisodeMonitor:
         return self._add_margin(spec, float(stl_robustness(part, trace)[0]))
 
     def _add_margin(self, spec: Spec, margin: float) -> ClauseStanding:
-        """Return the standing of a clause with the newest record's margin, which is added to the running minimum.
-
-        A margin of +inf means that the gate is closed. While there is no other, a clause that is not binary is vacuous,
-        or inactive if a pose was unknown at any record.
-        """
+        """Return the standing of a clause with the newest record's margin, which is added to the running minimum."""
         least = self._least_margin[spec.spec_id] = min(self._least_margin.get(spec.spec_id, np.inf), margin)
         if margin < 0:
             self._first_violation.setdefault(spec.spec_id, self._step)
@@ -302,9 +293,8 @@ class _EpisodeMonitor:
             raise SignalError(problem, remedy=remedy, place=Place(step=self._step))
 
     def _rejudge(self, record: Batch) -> dict[str, ClauseStanding]:
-        """Return the standings of the specifications that no running minimum decides, judged from all records so far.
-
-        The record is kept; {} and nothing is kept if there are no such specifications.
+        """Return the standings of the specifications that no running minimum decides, judged from all
+        records so far.
         """
         specs = self._rejudged.library.specs
         if not specs:
@@ -351,9 +341,8 @@ class _RecordContext:
             raise RecordError("the record belongs to another episode", remedy=remedy, place=Place(header.episode_id))
 
     def read_newest(self, record: Batch) -> RecordFields:
-        """Return the fields of all kept records that the newest one's signals can depend on, in order, the newest last.
-
-        The record is kept; records that no later one can depend on are dropped.
+        """Return the fields of all kept records that the newest one's signals can depend on, in order, the newest
+        last.
         """
         self._step += 1
         records = {0: self._first, **self._latest_grip, **self._gripped_before, **self._recent, self._step: record}

@@ -381,10 +381,7 @@ def _warn_of_log_cells(cells: Iterable[CellLike]) -> tuple[str, ...]:
 
 
 def _describe_logs(inactive: Mapping[str, int], episodes: int, suites: Iterable[str]) -> tuple[str, ...]:
-    """Return the line on the clauses that judge no log of `episodes`; empty if there is no such clause or no log.
-
-    `inactive` has for each clause the number of logs in which it is inactive, `suites` the benchmarks of the logs.
-    """
+    """Return the line on the clauses that judge no log of `episodes`; empty if there is no such clause or no log."""
     silent = [spec_id for spec_id, count in inactive.items() if count == episodes]
     judged = [spec_id for spec_id, count in inactive.items() if count < episodes]
     if not episodes or not silent:

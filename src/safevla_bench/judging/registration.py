@@ -162,11 +162,7 @@ def describe_specs(ruleset: Ruleset) -> tuple[RegisteredSpec, ...]:
 
 
 def read_registration(path: Path) -> Registration:
-    """Return the registration of a file.
-
-    Raises:
-        RunError: it cannot be read, or is not byte for byte what was written.
-    """
+    """Return the registration of a file."""
     place = Place(file=str(path))
     try:
         content = read_input(path)
@@ -185,12 +181,7 @@ def read_registration(path: Path) -> Registration:
 
 
 def parse_registration(document: object) -> Registration:
-    """Return the registration of a document.
-
-    Raises:
-        ValueError: the document is no registration.
-        RunError: its content does not fit its digest.
-    """
+    """Return the registration of a document."""
     if not isinstance(document, dict) or not isinstance(document.get(_DIGEST), str):
         raise ValueError("it has no digest")
     registration = msgspec.convert({key: value for key, value in document.items() if key != _DIGEST}, Registration)
@@ -201,11 +192,6 @@ def parse_registration(document: object) -> Registration:
 
 
 def _dump_canonical(document: Mapping[str, object]) -> bytes:
-    """Return JSON as UTF-8 with sorted keys and a last newline.
-
-    There is a line for each key at the top, and for each item of a list there that holds an object. Raises `ValueError`
-    for NaN or infinity.
-    """
     lines = []
     for key, value in sorted(document.items()):
         items = value if isinstance(value, list | tuple) else []
@@ -217,7 +203,6 @@ def _dump_canonical(document: Mapping[str, object]) -> bytes:
 
 
 def _dump_line(value: object) -> str:
-    """Return JSON on one line with sorted keys. Raises `ValueError` for NaN or infinity."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
 
 
@@ -306,10 +291,7 @@ def _check_group(
 
 
 def _compare_descriptions(registration: Registration, run: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each field in which run.json differs from the registration, and for each other policy.
-
-    Registered policies that run.json lacks yield nothing: another run may have them.
-    """
+    """Yield a line for each field in which run.json differs from the registration, and for each other policy."""
     fields = ("host", "host_arguments", "protocol", "seed", "max_steps")
     until = run.get("until")
     described = {
@@ -339,9 +321,8 @@ def _compare_policies(registration: Registration, run_policies: Mapping[str, Map
 
 
 def _compare_episodes(registration: Registration, sources: Sequence[RecordSource]) -> Iterator[str]:
-    """Yield a line each if registered episodes are missing, if others are there, and for each task of another horizon.
-
-    Missing episodes yield nothing if a source says that its condition to stop was met.
+    """Yield a line each if registered episodes are missing, if others are there, and for each task of
+    another horizon.
     """
     rows = [row for source in sources for row in _rows_of(source)]
     planned = _planned_starts(registration)

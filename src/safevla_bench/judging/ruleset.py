@@ -46,7 +46,6 @@ class NamedDigest(msgspec.Struct, frozen=True):
         return f"another {self.name}" if is_other else self.name
 
     def __str__(self) -> str:
-        """Return the label with the digest's first letters."""
         return f"{self.label} ({self.digest[:_DIGEST_LETTERS]})"
 
 
@@ -62,7 +61,6 @@ class LostEpisodes(msgspec.Struct, frozen=True, kw_only=True):
     """Damaged places, each as an error message."""
 
     def __str__(self) -> str:
-        """Return how many were lost; empty where no file is damaged."""
         if not (self.places or self.named):
             return ""
         if self.more:
@@ -184,10 +182,6 @@ def _file_name(library: str | RuleFile) -> str:
 
 
 def _write_file(folder: str, place: str, file: RuleFile) -> Path:
-    """Write a file under its own base name, which outputs print, in a new folder `place`, and return its path.
-
-    Raises `RunError` for the name `..`.
-    """
     path = Path(folder, place, Path(file.name).name or "rules.toml")
     if path.name == "..":
         raise RunError(f"{file.name!r} is no name of a file", remedy="Say by what to judge, such as --library default.")
@@ -329,9 +323,6 @@ def choose_library(benchmarks: Iterable[str]) -> str:
 
     >>> choose_library(["mt10"]), choose_library(["libero-goal", "libero-10"])
     ('metaworld', 'default')
-
-    Raises:
-        RunError: the benchmarks have different libraries.
     """
     libraries = find_libraries(benchmarks)
     if len(libraries) > 1:

@@ -164,12 +164,7 @@ def join_chunks(chunks: Sequence[ScoredChunk], ruleset: Ruleset, *, absent: Sequ
 
 
 def _measure_actions(batch: Batch, registry: Registry) -> tuple[ActionStatistics | None, ...]:
-    """Return the statistics of each episode's actions, [E].
-
-    None without any, for those of `noop`, poses in the world, and a host whose actions are not known. The gripper is
-    left out where the task has no target, and for scripts that see the simulator's state, which may leave it, and for
-    replays.
-    """
+    """Return the statistics of each episode's actions, [E]."""
     suites = {name: registry.benchmarks.get(registry.find_suite(name)) for name in {h.benchmark for h in batch.headers}}
     spaces = {name: SPACES.get(suite.host) if suite else None for name, suite in suites.items()}
     is_pose, is_script, replays = mark_flags(batch, ABSOLUTE), mark_flags(batch, PRIVILEGED), replay_fields(batch)
@@ -190,11 +185,7 @@ def _unknown_counts(columns: Sequence[SpecVerdicts]) -> NDArray[np.int64] | None
 
 
 def _violation_stops(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Library) -> tuple[bool, ...]:
-    """Return for each episode whether it was stopped because it violated a scored specification.
-
-    The record's mark says so. In older records, without a mark, a stopped episode counts if its first violation is in
-    the last record.
-    """
+    """Return for each episode whether it was stopped because it violated a scored specification."""
     last = batch.lengths - 1
     first = np.full(len(batch), np.iinfo(np.int64).max)
     for spec, spec_verdicts in zip(library.specs, verdicts, strict=True):
@@ -208,10 +199,6 @@ def _violation_stops(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Li
 
 
 def _inactive_reasons(batch: Batch, ruleset: Ruleset) -> Mapping[str, NDArray[np.object_]]:
-    """Return, by specification, why it does not apply to each episode's task, [E]; "" where it does.
-
-    Raises `UnknownTaskError` for a task without an entry, `RegistryError` for an unknown capability set.
-    """
     tasks = [(header.benchmark, header.task_id) for header in batch.headers]
     reasons_by_task = {task: ruleset.inactive_reasons(*task) for task in dict.fromkeys(tasks)}
     return {

@@ -73,10 +73,6 @@ def judge_spec(reading: RecordFields, spec: Spec, reasons: NDArray[np.object_], 
         reasons: why its tags make it inactive, "" where it applies; [E].
         missing: whether an applying specification whose fields are missing is an error (`unjudged`); in the log of a
             robot it is inactive.
-
-    Raises:
-        FormulaError: a window bound is no multiple of an episode's control step, or `threshold` was not substituted.
-        SignalError: a signal has the wrong kind or is NaN, or arithmetic leaves the numbers.
     """
     reason = reasons.copy()
     unjudged: dict[str, tuple[str, ...]] = {}
@@ -99,11 +95,8 @@ def _judge_active(
     missing: MissingFields,
     unjudged: dict[str, tuple[str, ...]],
 ) -> SpecVerdicts:
-    """Return the verdicts of a specification that its tags and fields make `active` [E], or inactive with `reason` [E].
-
-    Active episodes too become inactive, or vacuous, where uneven stamps, unknown poses or a window past the end leave
-    no verdict. `unjudged` gets, under "", the episodes that are an error for the last if `missing` says so. Writes
-    `reason`.
+    """Return the verdicts of a specification that its tags and fields make `active` [E], or inactive with `reason`
+    [E].
     """
     count = len(reading.batch)
     state = np.where(active, VACUOUS, INACTIVE).astype(np.int8)

@@ -101,17 +101,6 @@ def calibrate(
     """Return the calibration of each scored specification, in order, that a success of the reference has a margin in.
 
     Specifications without a margin, or without `threshold` in their formula, are left out.
-
-    Args:
-        scores: of episodes judged by `library`.
-        library: whose thresholds are measured.
-        policy: the reference; None = the only one beside `idle`.
-        quantile: of the reference's successes that are to be safe by each clause.
-        idle: the policy that does nothing, whose extremes are the floor; it may have no episode.
-
-    Raises:
-        RunError: the quantile is below 0.5 or not below 1, the reference has no episode or is not clear, or it never
-            succeeds.
     """
     if not 0.5 <= quantile < 1:
         remedy = "Choose one from 0.5 to below 1, such as 0.95."
@@ -130,10 +119,7 @@ def calibrate(
 
 
 def _find_reference(scores: Scores, policy: str | None, idle: str) -> str:
-    """Return the policy to learn from: `policy`, else the only policy beside `idle`; "" is the unnamed policy.
-
-    Raises `RunError` if `policy` has no episode, or if it is None and there is no policy beside `idle`, or several.
-    """
+    """Return the policy to learn from: `policy`, else the only policy beside `idle`; "" is the unnamed policy."""
     names = sorted({name or "" for name in scores.policy})
     if policy is not None and policy in names:
         return policy
@@ -157,9 +143,8 @@ def _has_limit(spec: Spec) -> bool:
 def _calibrate_spec(
     scores: Scores, column: int, spec: Spec, policy: str, chosen: Bools, idle: Bools, quantile: float
 ) -> Calibration | None:
-    """Return the calibration of one specification over the `chosen` episodes; None if none of them has a finite margin.
-
-    `column` is its place in the scores, `policy` the reference's name; `chosen` and `idle` are masks, [E].
+    """Return the calibration of one specification over the `chosen` episodes; None if none of them has a finite
+    margin.
     """
     # rho = threshold - extreme for an upper bound, and threshold + extreme for a lower one at -threshold.
     magnitude = spec.threshold - scores.rho[column]
@@ -254,9 +239,6 @@ def format_limits(calibrations: Sequence[Calibration]) -> str:
     """Return a file for `--specs`: a `[[limits]]` table for each limit that replaces the library's.
 
     The others are comments that say why not.
-
-    Raises:
-        RunError: no limit is to be replaced.
     """
     if all(calibration.obstacle for calibration in calibrations):
         remedy = "Look at the table: more episodes, another reference, or the library as it is."

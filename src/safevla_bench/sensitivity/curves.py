@@ -41,8 +41,7 @@ def apply_variant(
     """Return the scores under a variant: safe, sbu, vsi, rho, depth and state equal a full re-score bit for bit.
 
     `first` is -1 throughout a changed specification, unless `rescore` judged anew: the worst value does not tell when a
-    violation begins. Raises `SpecError` for a specification that states its number instead of `threshold`, and where
-    the worst value does not decide a formula and there is no `rescore`; `KeyError` for an id not in the library.
+    violation begins.
     """
     specs = {spec_id: _apply_setting(library[spec_id], setting) for spec_id, setting in variant.settings.items()}
     if not all(_is_decided_by_extreme(library[spec_id]) for spec_id in specs):
@@ -70,10 +69,6 @@ def _replace_columns(scores: Scores, specs: Mapping[str, Spec]) -> tuple[SpecCol
 
 
 def _parse_placeholder(spec: Spec) -> Formula:
-    """Return the specification's formula with the placeholder `threshold` still in it.
-
-    Raises `SpecError` if the formula states the number itself.
-    """
     formula = parse(spec.stl, {name: signal.boolean for name, signal in SIGNALS.items()})
     if not has_placeholder(formula):
         remedy = "Write `threshold` in place of the number in its formula."
@@ -82,19 +77,11 @@ def _parse_placeholder(spec: Spec) -> Formula:
 
 
 def _apply_setting(spec: Spec, setting: ThresholdSetting) -> Spec:
-    """Return the specification with the setting's threshold and severe magnitude, also in its formula.
-
-    Raises `SpecError` if the formula states its number itself.
-    """
     formula = substitute_threshold(_parse_placeholder(spec), setting.threshold)
     return replace(spec, threshold=setting.threshold, severe=setting.severe, formula=formula)
 
 
 def _is_decided_by_extreme(spec: Spec) -> bool:
-    """Return whether the worst signal value decides the formula: G(predicate), also behind a gate of Booleans alone.
-
-    Raises `SpecError` if the formula states its number itself.
-    """
     match _parse_placeholder(spec):
         case Always(_, Implies(gate, _)) if not is_boolean_only(gate):
             return False
@@ -154,18 +141,7 @@ class ThresholdSweep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ablate_thresholds(scores: Scores, library: Library, rescore: Rescore | None = None) -> ThresholdAblation:
-    """Return the paper's Table 9 for any scores.
-
-    Args:
-        scores: the verdicts.
-        library: the specifications that judged.
-        rescore: judges the same records with another library; needed only for clauses of a shape that recorded
-            extremes do not decide.
-
-    Raises:
-        SpecError: a family of the library has another unit than a variant states; a specification that states its
-            number instead of `threshold`; a clause that must be judged anew without `rescore`.
-    """
+    """Return the paper's Table 9 for any scores."""
     variants, left_out = paper_variants(library)
     curves = _sensitivity_curves(scores, library, variants, rescore)
     return ThresholdAblation(variants=variants, curves=curves, left_out=left_out, warnings=score_warnings(scores))
@@ -266,10 +242,7 @@ def score_warnings(scores: Scores) -> tuple[str, ...]:
 def _variant_rates(
     variant_results: Sequence[Scores], members: NDArray[np.int64], vsi: NDArray[np.float64], intervals: bool
 ) -> Iterator[VariantRates]:
-    """Yield the rates of the episodes `members` under each variant.
-
-    `vsi` [V, n] has the episodes' severities, NaN = no verdict. Without `intervals` VSI has no interval.
-    """
+    """Yield the rates of the episodes `members` under each variant."""
     for scores, severity in zip(variant_results, vsi, strict=True):
         stopped = stop_reason(scores, members)
         least = [1 if intervals else len(severity) + 1]

@@ -63,17 +63,8 @@ class ReadingComparison(msgspec.Struct, frozen=True, kw_only=True):
 def compare_readings(scores: Scores, reference: Library, rescore: Rescore) -> ReadingComparison:
     """Return every reading of the scores: the reference, its prose depth, then the other built-in libraries.
 
-    Specifications that were added to the reference stay in every reading. Cells without any verdict are left out, and
-    a warning names them.
-
-    Args:
-        scores: the verdicts.
-        reference: the library that judged: a built-in one, with or without added specifications.
-        rescore: judges the same records with another library.
-
-    Raises:
-        SpecError: the reference is no reading of the paper.
-        SignalError: a record lacks a field that an active specification of another reading needs.
+    Specifications that were added to the reference stay in every reading. Cells without any verdict are left out, and a
+    warning names them.
     """
     name = reference.name.partition("+")[0]
     if name not in READINGS:

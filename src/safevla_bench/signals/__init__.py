@@ -21,8 +21,7 @@ _MODULES = (contact, motion)
 def derive_signals(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping[str, Values]:
     """Return the named signals, by sorted name, each [N] over the batch's records.
 
-    A numeric signal is NaN throughout an episode where it is missing or undefined. Raises `KeyError` for an unknown
-    name.
+    A numeric signal is NaN throughout an episode where it is missing or undefined.
     """
     fields = batch if isinstance(batch, RecordFields) else RecordFields(batch)
     with np.errstate(invalid="ignore"):

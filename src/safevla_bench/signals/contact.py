@@ -72,11 +72,7 @@ def _displacements(fields: RecordFields) -> tuple[Floats, Bools]:
 
 
 def _write_displacement(fields: RecordFields, episodes: Ints, count: int, largest: Floats, partial: Bools) -> None:
-    """Write what `_displacements` returns for the given episodes to `largest` and `partial`, [N] each.
-
-    Each of these episodes has `count` posed bodies. `partial` is left as it is where no pose of the batch is marked as
-    not known.
-    """
+    """Write what `_displacements` returns for the given episodes to `largest` and `partial`, [N] each."""
     batch, poses = fields.batch, fields.batch.body_pos_m
     role = batch.body_role[poses.body[poses.body_starts[episodes][:, None] + np.arange(count)]]
     watched = (role == BYSTANDER) | (role == FURNITURE)

@@ -189,10 +189,8 @@ def grip_onset(fields: RecordFields) -> Ints:
 
 
 def _grip_begins(fields: RecordFields) -> tuple[Bools, Ints, Ints]:
-    """Return where a grip begins at any rate [N], the rows where the same body is back after a short gap, and `before`.
-
-    `before` [N] is the row of the last gripped record before each record, which may lie in an earlier episode; -1 where
-    there is none.
+    """Return where a grip begins at any rate [N], the rows where the same body is back after a short gap, and
+    `before`.
     """
     number = np.arange(len(fields.held_body))
     gripped = np.maximum.accumulate(np.where(fields.grip, number, -1))

@@ -305,9 +305,8 @@ def signal(
     assert not misnamed, misnamed
 
     def register(compute: Callable[[RecordFields], Values]) -> Callable[[RecordFields], Values]:
-        """Register the function under its own name, replacing any of that name, and return it so that results are kept.
-
-        Raises `IndexError` if it has no docstring.
+        """Register the function under its own name, replacing any of that name, and return it so that results are
+        kept.
         """
         name = compute.__name__
         meaning = (compute.__doc__ or "").strip().splitlines()[0]

@@ -183,12 +183,7 @@ def is_library_file(path: Path) -> bool:
 
 
 def _read_toml_source(path: Traversable, origin: RowOrigin, is_built_in: bool) -> LibrarySource:
-    """Return the drafts, tags and limits of a TOML library; with `based_on`, after the built-in library's drafts.
-
-    [[replace]] changes inherited drafts; a new threshold also makes a new id, as in `…@100N`, unless `is_built_in`.
-    Raises the origin's error as `read_toml` does, for a limit of another form, for a `based_on` that is not built in,
-    and for [[replace]] without `based_on` or of an unknown id.
-    """
+    """Return the drafts, tags and limits of a TOML library; with `based_on`, after the built-in library's drafts."""
     tables = read_toml(path, LibraryFile, origin)
     drafts = tuple(
         SpecDraft(row, origin.with_subject(row.get("spec_id", f"specs[{k}]"))) for k, row in enumerate(tables.specs)
@@ -228,13 +223,7 @@ def meanings_by_class(tags: Iterable[Tag]) -> dict[str, dict[str, str]]:
 def _replace_drafts(
     drafts: Sequence[SpecDraft], changes: Iterable[Mapping[str, object]], origin: RowOrigin, *, keep_ids: bool
 ) -> Iterable[SpecDraft]:
-    """Return all drafts, in their order, with the keys that each change names replaced.
-
-    Their origin is then the change's. An id says which threshold judged (`max_contact_force_under_200N`). Unless
-    `keep_ids`, another threshold therefore makes another id, `max_contact_force_under_200N@100N`, which is the name
-    wherever one is printed or written. Raises the origin's error for a change of a specification that is not among the
-    drafts.
-    """
+    """Return all drafts, in their order, with the keys that each change names replaced."""
     by_id = {str(draft.row["spec_id"]): draft for draft in drafts}
     thresholds = {spec_id: draft.row.get("threshold") for spec_id, draft in by_id.items()}
     for change in changes:
@@ -268,10 +257,6 @@ def canonical_unit(unit: str) -> str:
 
 
 def _paper_row(row: object, place: RowOrigin) -> tuple[PaperSpecRow, RowOrigin]:
-    """Return a row of the paper's format, and its origin with the row's id where the row has an id.
-
-    Raises the origin's error for a row of another form, or with only one of signal and operator.
-    """
     spec_id_given = row.get("spec_id") if isinstance(row, Mapping) else None
     origin = place if spec_id_given is None else place.with_subject(spec_id_given)
     paper = convert_row(row, PaperSpecRow, origin)
@@ -281,11 +266,7 @@ def _paper_row(row: object, place: RowOrigin) -> tuple[PaperSpecRow, RowOrigin]:
 
 
 def _paper_draft(paper: PaperSpecRow, origin: RowOrigin) -> SpecDraft:
-    """Return a row of the paper's format as a draft under today's ids; its old id becomes a legacy id.
-
-    A scored row without severe magnitude is binary unless the row says otherwise. Raises as `_family_axis` does where
-    the row has no axis.
-    """
+    """Return a row of the paper's format as a draft under today's ids; its old id becomes a legacy id."""
     # A scored row without a severe magnitude is one of the paper's hard stops (its Table 17).
     hard_stop = paper.tier != "diagnostic" and paper.vsi_severe is None
     spec_id = _current_id(paper.spec_id)
@@ -313,10 +294,7 @@ OPERATORS: Mapping[str, Comparison] = {"lt": "<", "le": "<=", "gt": ">", "ge": "
 
 
 def _current_id(spec_id: str) -> str:
-    """Return the current id of a specification, and log a warning for an older id.
-
-    An unknown id is returned as it is.
-    """
+    """Return the current id of a specification, and log a warning for an older id."""
     older = {
         str(old): str(row["spec_id"])
         for draft in read_built_in("default").drafts
@@ -360,11 +338,7 @@ def paper_spec_rows(library: Library) -> list[dict[str, object]]:
 
 
 def _paper_spec_row(library: Library, spec: Spec) -> dict[str, object]:
-    """Return a specification as a row of the paper's format.
-
-    `signal`, `operator` and `threshold` are None where the formula has no such part; optional keys without content are
-    left out.
-    """
+    """Return a specification as a row of the paper's format."""
     written = parse(spec.stl, {name: signal.boolean for name, signal in SIGNALS.items()})
     stated = find_stated_predicate(written, spec.threshold)
     hard_stop = spec.tier != "diagnostic" and spec.severe is None

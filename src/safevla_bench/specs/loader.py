@@ -112,10 +112,6 @@ def extend_library(base: Library, path: Path) -> Library:
 
     A specification that the library has already, judged in the same way, is not added again. The name becomes
     `BASE+FILE`; `base` itself is returned if nothing is new.
-
-    Raises:
-        SpecError: as `library` does, for a limit of a specification that `base` lacks, for a file with `based_on`, and
-            for an id that the library already has for something else.
     """
     origin, source = RowOrigin(SpecError, str(path)), _read_library_file(path)
     if source.based_on is not None:
@@ -158,13 +154,7 @@ def _read_library_file(path: Path) -> LibrarySource:
 
 
 def _assemble_library(name: str, source: LibrarySource, vocabulary: Mapping[str, Tag]) -> Library:
-    """Return the library of a source's drafts in their order, with its limits set.
-
-    `vocabulary` has the tags that are declared elsewhere.
-
-    Raises the origin's error for a specification that is not valid, for ids or legacy ids that are repeated, and for a
-    limit that cannot be set.
-    """
+    """Return the library of a source's drafts in their order, with its limits set."""
     tags = {**vocabulary, **source.tags}
     specs: list[Spec] = []
     legacy: dict[str, str] = {}
@@ -200,10 +190,7 @@ def _parse_draft(draft: SpecDraft) -> Iterator[ParsedSpec]:
 
 
 def _alternate_row(row: SpecRow, other: AlternateRow) -> SpecRow:
-    """Return the row of an alternate: `row` with the id, threshold, severe magnitude and legacy ids of `other`.
-
-    Its tier is `alternate`. Source and rationale stay where `other` has none.
-    """
+    """Return the row of an alternate: `row` with the id, threshold, severe magnitude and legacy ids of `other`."""
     return msgspec.structs.replace(
         row,
         spec_id=other.spec_id,
@@ -217,10 +204,7 @@ def _alternate_row(row: SpecRow, other: AlternateRow) -> SpecRow:
 
 
 def _make_spec(entry: ParsedSpec, tags: Mapping[str, Tag]) -> Spec:
-    """Return the checked specification of a parsed row, its formula with the threshold filled in.
-
-    Raises the origin's error for an id, word, tag, formula, threshold, unit or severity that is not valid.
-    """
+    """Return the checked specification of a parsed row, its formula with the threshold filled in."""
     row, origin = entry.row, entry.origin
     if not re.fullmatch(r"[A-Za-z0-9_.@-]+", row.spec_id):
         raise origin.make_error("an id is made of letters, digits and _ . - @", field="spec_id", remedy="rename it")
@@ -267,15 +251,7 @@ def _parse_formula(entry: ParsedSpec) -> Formula:
 
 
 def _read_threshold(entry: ParsedSpec, formula: Formula) -> tuple[Formula, float]:
-    """Return the formula, with the placeholder `threshold` for the number, and the threshold.
-
-    In a JSON row that states its predicate, the number becomes the placeholder. In a binary row without a threshold,
-    `event <= 0` becomes `event < threshold`. Without a threshold, a formula of Boolean signals alone is returned as it
-    is. Both of these get `BINARY_THRESHOLD`.
-
-    Raises the row's error if the threshold is missing, is not positive, or is not used by the formula, or if the
-    formula lacks the predicate that a JSON row states.
-    """
+    """Return the formula, with the placeholder `threshold` for the number, and the threshold."""
     threshold, origin = entry.row.threshold, entry.origin
     if entry.stated_predicate is not None and threshold is not None and not has_placeholder(formula):
         formula = _restore_stated(entry.stated_predicate, threshold, formula, origin)
@@ -296,10 +272,7 @@ def _read_threshold(entry: ParsedSpec, formula: Formula) -> tuple[Formula, float
 
 
 def _restore_stated(stated: StatedPredicate, threshold: float, formula: Formula, origin: RowOrigin) -> Formula:
-    """Return the formula with `threshold` in the predicate that a JSON row names by signal, operator and threshold.
-
-    Raises the row's error if the signal is unknown or the formula holds no such predicate.
-    """
+    """Return the formula with `threshold` in the predicate that a JSON row names by signal, operator and threshold."""
     signal, operator = stated
     if signal not in SIGNALS:
         remedy = suggest_names(signal, SIGNALS, "known signals")
@@ -321,10 +294,7 @@ def _event_predicate(predicate: syntax.Compare) -> syntax.Compare:
 
 
 def _check_unit(row: SpecRow, formula: Formula, origin: RowOrigin) -> None:
-    """Raise the row's error if the threshold's unit is not that of each signal it is compared with.
-
-    Comparisons with a product or quotient are passed over.
-    """
+    """Raise the row's error if the threshold's unit is not that of each signal it is compared with."""
     for predicate in (node for node in syntax.walk_nodes(formula) if isinstance(node, syntax.Compare)):
         nodes = list(syntax.walk_nodes(predicate))
         if not has_placeholder(predicate) or any(
@@ -345,10 +315,8 @@ def _check_positive(value: float, key: str, origin: RowOrigin) -> None:
 
 
 def _check_severity(row: SpecRow, formula: Formula, origin: RowOrigin) -> None:
-    """Raise the row's error unless a specification is binary or graded; a scored graded one needs a severe magnitude.
-
-    A formula of Boolean signals alone must be binary, and a binary specification has no severe magnitude. One that is
-    given is positive and finite.
+    """Raise the row's error unless a specification is binary or graded; a scored graded one needs a severe
+    magnitude.
     """
     if is_boolean_only(formula) and not row.binary:
         problem = "all atoms are Boolean, so that no violation has a depth, yet it is not binary"

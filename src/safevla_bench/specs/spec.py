@@ -149,11 +149,7 @@ def spec_rows(library: Library) -> list[dict[str, object]]:
 
 
 def explain_spec(library: Library, spec_id: str) -> dict[str, object]:
-    """Return all about one specification: its row, the meaning of its tags and signals, its other thresholds.
-
-    Raises:
-        SpecError: the library has no such specification.
-    """
+    """Return all about one specification: its row, the meaning of its tags and signals, its other thresholds."""
     spec = library[spec_id]
     meaning = {name: tag.meaning for name, tag in library.vocabulary.items()}
     return {

@@ -161,11 +161,7 @@ def _is_json(text: str) -> bool:
 
 
 def _parse_json(text: str, origin: RowOrigin) -> object:
-    """Return the value of a JSON text.
-
-    Raises the origin's error, with its line where known, for wrong syntax, a repeated key, or NaN and infinite
-    numbers.
-    """
+    """Return the value of a JSON text."""
 
     def reject_repeated_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
         keys = [key for key, _ in pairs]

@@ -56,12 +56,8 @@ def set_thresholds(library: Library, changes: Sequence[str]) -> Library:
     """Return the library with other thresholds, each change as `SPEC=VALUE`, where a unit may follow the value.
 
     The severe magnitude is that of the alternate with this threshold, else it keeps its share of the threshold. The id
-    says what judged, as after a `[[replace]]`: `max_contact_force_under_200N@100N`. The
-    library's name gets `+ID` for each change; the threshold that a specification has is no change.
-
-    Raises:
-        SpecError: a change lacks `=`, there is no such specification or it has no threshold to set, or the value is no
-            positive number in its unit.
+    says what judged, as after a `[[replace]]`: `max_contact_force_under_200N@100N`. The library's name gets `+ID` for
+    each change; the threshold that a specification has is no change.
     """
     for change in changes:
         name, equals, text = change.partition("=")
@@ -87,11 +83,8 @@ def set_limit(
 ) -> Library:
     """Return the library with another threshold of a specification, whose id then ends in it: `ID@100N`.
 
-    Its order stays. With the threshold that it has, the id stays too.
-    Without `severe` the severe magnitude is that of the alternate with this threshold, else it keeps its share.
-
-    Raises:
-        SpecError: there is no such specification, it has no threshold, or a value is not positive and finite.
+    Its order stays. With the threshold that it has, the id stays too. Without `severe` the severe magnitude is that of
+    the alternate with this threshold, else it keeps its share.
     """
     spec = library[spec_id]
     for name, value in (("threshold", threshold), ("severe magnitude", severe)):
@@ -115,10 +108,7 @@ def _threshold_id(spec: Spec, threshold: float) -> str:
 
 
 def _with_threshold(library: Library, spec: Spec, threshold: float) -> Spec:
-    """Return the specification with another threshold, and so another id and severe magnitude.
-
-    Itself if nothing changes. Raises `SpecError` if the formula has no threshold that can be set.
-    """
+    """Return the specification with another threshold, and so another id and severe magnitude."""
     if threshold == spec.threshold:
         return spec
     written = parse(spec.stl, {name: signal.boolean for name, signal in SIGNALS.items()})
@@ -134,10 +124,7 @@ def _with_threshold(library: Library, spec: Spec, threshold: float) -> Spec:
 
 
 def _read_quantity(spec: Spec, text: str) -> float:
-    """Return the value of a text such as `0.5` or `20 mm` in the unit of the specification.
-
-    Raises `SpecError` if the text is no number with a unit of that kind, or the value is not positive and finite.
-    """
+    """Return the value of a text such as `0.5` or `20 mm` in the unit of the specification."""
     match = _QUANTITY.fullmatch(text)
     units = {spec.unit: Fraction(1), **_SMALLER_UNITS.get(spec.unit, {})}
     if match is None:
@@ -197,10 +184,7 @@ def try_spec(spec: Spec) -> SpecTrial:
 
 
 def _simple_traces(spec: Spec) -> Iterator[TrialTrace]:
-    """Yield traces of four records with their robustness: Boolean signals true, true in the middle or false.
-
-    Numeric signals rise in the middle to a share of their limit, or of the threshold where the formula has no limit.
-    """
+    """Yield traces of four records with their robustness: Boolean signals true, true in the middle or false."""
     limits = dict(_limits(spec.formula))
     booleans = sorted(name for name in spec.signals if SIGNALS[name].boolean)
     for pattern in ((True,) * 4, (False, True, True, False), (False,) * 4):

@@ -20,13 +20,6 @@ def bootstrap_means(
 ) -> list[Interval | None]:
     """Return percentile bootstrap intervals of means over episodes, from the same resamples for every row.
 
-    Args:
-        values: [M, n], one row per quantity, one column per episode. NaN = the episode does not count in that mean,
-            which is then recomputed in each resample over the episodes that count.
-        generator: the source of the resamples; its state decides the result.
-        resamples: how many times the n episodes are drawn with replacement.
-        confidence: of the two-sided interval, linear percentiles.
-
     Returns:
         One interval per row, None where no episode counts.
     """
@@ -55,13 +48,7 @@ def resampled_means(
 def _resample_means(
     filled: NDArray[np.float64], counted: NDArray[np.bool_], generator: np.random.Generator, resamples: int
 ) -> NDArray[np.float64]:
-    """Return the resampled means of all rows, [M, resamples]; NaN where nothing that counts was drawn.
-
-    `filled` [M, n] has 0 where a value is not `counted`; n is at least 1.
-
-    A resample is a row of a sparse matrix, with a 1 for each episode each time it is drawn. Its product with the
-    episodes adds up the drawn values in the order in which they were drawn.
-    """
+    """Return the resampled means of all rows, [M, resamples]; NaN where nothing that counts was drawn."""
     from scipy.sparse import csr_array  # takes longer to import than everything else together
 
     rows, n = filled.shape

@@ -227,12 +227,6 @@ def tango_interval(only_first: int, only_second: int, n: int, confidence: float 
 
     T. Tango, Statistics in Medicine 17 (1998) 891-908: all differences that a score test does not reject, the chance of
     a pair won by the second at its likeliest value under each. If no pair differs it is ± z²/(n + z²).
-
-    Args:
-        only_first: pairs that only the first has.
-        only_second: pairs that only the second has.
-        n: all pairs.
-        confidence: of the two-sided interval.
     """
     if n == 0:
         return None
@@ -247,11 +241,6 @@ def tango_interval(only_first: int, only_second: int, n: int, confidence: float 
 
 
 def _tango_score(b: int, c: int, n: int, difference: float) -> float:
-    """Return by how many standard errors the observed difference (b - c)/n exceeds a supposed one.
-
-    b and c are the pairs won by the first and the second, of n. Plus or minus infinity if the variance is zero, 0 if
-    there is no excess either.
-    """
     above = b - c - n * difference
     linear = (2 * n - b + c) * difference - b - c
     likeliest = (sqrt(linear**2 + 8 * n * c * difference * (1 - difference)) - linear) / (4 * n)

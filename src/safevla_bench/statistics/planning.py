@@ -37,8 +37,7 @@ def rate_sample_size(
     """Return the least n whose exact interval excludes `limit` with the given power if the true rate is `rate`.
 
     The interval is Clopper and Pearson's. The power rises in steps, so a slightly larger n may fall just short again.
-    None if `rate` is the limit, or about more than `most` would be needed. Raises `SafevlaError` if a number is no
-    share.
+    None if `rate` is the limit, or about more than `most` would be needed.
     """
     _check_shares(rate=rate, limit=limit)
     _check_level(power, confidence)
@@ -88,8 +87,7 @@ def sequential_rate_plan(
     """Return after how many episodes the confidence sequence excludes `limit` with the given power.
 
     By simulation of a rate, with a look after each of at most 600 evenly spaced numbers; the same arguments give the
-    same plan. None if `rate` is the limit, or too many episodes are needed. Raises `SafevlaError` if a number is no
-    share, or the limit is 0 or 1, which no number of episodes excludes or all do.
+    same plan. None if `rate` is the limit, or too many episodes are needed.
     """
     _check_shares(rate=rate, limit=limit)
     if limit in (0, 1):
@@ -123,14 +121,6 @@ def flip_power(
 
     Up to ten tasks it is simulated, with normal sums that are rounded to whole episodes; the same arguments give the
     same power. With more tasks it is that of a t test, which is as powerful then.
-
-    Args:
-        episodes: of each policy and task.
-        difference: of the two rates, averaged over tasks like these.
-        variance: of the difference in one episode of each policy on one task.
-        spread: standard deviation between tasks of the true difference; 0 = the same in each task.
-        tasks: number of tasks, at least 2.
-        confidence: 1 - the test's level.
     """
     deviation = sqrt(episodes**2 * spread**2 + episodes * variance)
     if tasks <= _SIMULATED_TASKS:

@@ -104,10 +104,7 @@ def _double_tail(share: float) -> float:
 
 
 def _count_subsets(differences: Floats, weights: Floats) -> Callable[[float], float]:
-    """Return the function of a centre that counts the subsets whose mean is below it, as a share of all subsets.
-
-    Subsets whose mean is the centre count half, and so does the empty one.
-    """
+    """Return the function of a centre that counts the subsets whose mean is below it, as a share of all subsets."""
     if len(differences) > _EXACT_TERMS:
         return lambda centre: _sum_on_grid(weights * (differences - centre))
     subsets, scaled = _list_subsets(len(differences)), weights / weights.max(initial=1.0)
@@ -128,12 +125,7 @@ def _list_subsets(count: int) -> Floats:
 
 
 def _sum_on_grid(terms: Floats) -> float:
-    """Return the share of all subsets of the terms [K] with a sum below zero; those with a sum of zero count half.
-
-    A subset's sum is below zero as often as the sum of a subset of magnitudes is below that of the negative terms.
-    Magnitudes that are whole numbers are summed exactly. Others are rounded to 1/32768 of their sum, and sums that the
-    rounding may have moved past each other count as equal: up to 200 terms this moves a p-value by less than 1 %.
-    """
+    """Return the share of all subsets of the terms [K] with a sum below zero; those with a sum of zero count half."""
     magnitudes = np.abs(terms)
     total = float(magnitudes.sum())
     is_whole = total <= _GRID and float(np.abs(terms - np.rint(terms)).max()) < 1e-9
@@ -261,13 +253,6 @@ def permute_task_means(
     The labels of the policies are drawn anew within each task. The statistic is the mean over tasks of the differences
     of means, in its standard errors, so that unequal spreads do not look like a difference. The observed labels are
     counted in. The interval holds the shifts of all the first policy's values which the same labels do not reject.
-
-    Args:
-        values: the first policy's values of each task, from 0 to 1, K arrays.
-        others: the second policy's, of the same tasks.
-        generator: the source of the labels.
-        confidence: of the interval.
-        tries: number of random labellings.
     """
     moments: Floats = np.zeros((5, tries + 1))
     for first, second in zip(values, others, strict=True):
@@ -293,11 +278,7 @@ _HALVINGS = 20
 
 
 def _draw_labels(first: Floats, second: Floats, generator: np.random.Generator, tries: int) -> Floats:
-    """Return what the labels of one task make of its values, [5, tries + 1]; the observed labels come first.
-
-    The difference of means of the values and of the marks of those that are the first policy's; then, added over both
-    sides, the squared standard error of the values' mean, its covariance with the marks', and that of the marks.
-    """
+    """Return what the labels of one task make of its values, [5, tries + 1]; the observed labels come first."""
     n = len(first)
     places = np.tile(np.arange(n + len(second), dtype=np.int32), (tries + 1, 1))
     places[1:] = generator.permuted(places[1:], axis=1)
@@ -315,10 +296,7 @@ def _draw_labels(first: Floats, second: Floats, generator: np.random.Generator, 
 
 
 def _shifted_p(moments: Floats, shift: float) -> float:
-    """Return the mid-p-value of the hypothesis that the first policy's values are greater by `shift` in every task.
-
-    `moments` [5, R] are those of `_draw_labels`, added over tasks.
-    """
+    """Return the mid-p-value of the hypothesis that the first policy's values are greater by `shift` in every task."""
     sums = np.abs(moments[0] - shift * moments[1])
     spreads = np.sqrt(np.maximum(0.0, moments[2] - 2 * shift * moments[3] + shift**2 * moments[4]))
     if not (spreads > _TOLERANCE).any():  # one episode a task and policy: no spread is known

@@ -35,10 +35,6 @@ def letter_display(count: int, distinct: Collection[tuple[int, int]]) -> tuple[s
 
     There is one letter for each maximal set without a significant difference.
 
-    Args:
-        count: number of policies, in the order in which letters are given.
-        distinct: pairs of their numbers that a test told apart.
-
     >>> letter_display(3, {(0, 2)})
     ('a', 'ab', 'b')
     """
@@ -113,11 +109,7 @@ def _barnard_region(count: int, n: int, other: int, m: int) -> tuple[Ints, Ints]
 
 
 def _supremum(region: tuple[Ints, Ints], n: int, m: int) -> float:
-    """Return the greatest probability of a region over the common proportion, at most 1.
-
-    The maximum of 256 points that are dense near 0 and 1 as a sine is, then of ever finer points around it. Rows
-    further than 9 standard deviations from their mean add less than 1e-18 and are left out.
-    """
+    """Return the greatest probability of a region over the common proportion, at most 1."""
 
     def probability(proportion: float) -> float:
         return _region_probability(region, n, m, proportion)
@@ -145,9 +137,8 @@ def _refine(probability: Callable[[float], float], low: float, high: float) -> f
 
 
 def _region_probability(region: tuple[Ints, Ints], n: int, m: int, proportion: float) -> float:
-    """Return the probability of a region for one common proportion: the sum of P(X = x) (P(Y <= low) + P(Y >= high)).
-
-    `region` is as `_barnard_region` returns it. Rows x far from the mean are left out.
+    """Return the probability of a region for one common proportion: the sum of P(X = x) (P(Y <= low) + P(Y
+    >= high)).
     """
     from scipy.special import bdtr
     from scipy.stats import binom

@@ -49,7 +49,6 @@ def evaluate_formula(formula: Formula, trace: Trace, *, at_start: bool, best: bo
 
     Values are margins, or truths where all atoms are Boolean. All episodes must have the same control step. Where
     signals are unknown, the value is the greatest that they could give the formula, or the smallest unless `best`.
-    Raises `SignalError` or `FormulaError` as `robustness` does.
     """
 
     def evaluate(part: Formula, *, at_start: bool = at_start, best: bool = best) -> Values:
@@ -112,10 +111,6 @@ def window_steps(window: Window, trace: Trace) -> tuple[int, int | None]:
 
 
 def _step_count(bound_s: float, trace: Trace) -> int:
-    """Return a bound in seconds as control steps of episode 0, at most the records of the longest episode.
-
-    Raises `FormulaError` if the bound is further than `STEP_TOLERANCE` steps from a multiple.
-    """
     dt_s = float(trace.dt_s[0])
     count = min(bound_s / dt_s, 1e18)  # beyond any episode, and still an integer
     if not abs(count - round(count)) <= STEP_TOLERANCE:
@@ -177,8 +172,7 @@ def reads_signal(expression: Expression) -> bool:
 def evaluate_expression(expression: Expression, trace: Trace | None) -> Floats | np.float64:
     """Return the expression at every record, [N], or one number if it reads no signal (`trace` may then be None).
 
-    NaN where a signal is unknown. Raises `SignalError` if a known value is NaN, or arithmetic divides by zero or
-    overflows; `FormulaError` if `threshold` was not substituted.
+    NaN where a signal is unknown.
     """
     match expression:
         case NumericSignal(name):
@@ -228,11 +222,6 @@ def predicate_margin(predicate: Compare, trace: Trace, *, best: bool = True) -> 
 
 
 def _unknown_margin(predicate: Compare, trace: Trace, best: bool) -> Floats | float:
-    """Return the margin of a comparison where a value is unknown: the greatest possible, or the smallest unless `best`.
-
-    An array [N] if a signal is compared with a constant and the least value of the signal bounds the margin on that
-    side; else +inf if `best`, -inf if not.
-    """
     below = predicate.operator in ("<", "<=")
     match (predicate.left, predicate.right) if below else (predicate.right, predicate.left):
         case NumericSignal(name), bound if best and not reads_signal(bound):

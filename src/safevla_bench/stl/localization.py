@@ -17,14 +17,10 @@ from safevla_bench.stl.trace import Bools, Floats, Ints, Trace, Values
 def deciding_records(formula: Formula, trace: Trace) -> Ints:
     """Return the record that decides each episode's robustness, counted from its first record, [E]; -1 = none.
 
-    Under a root G it is the record of the window with the smallest margin, under F the one with the greatest, under
-    `a U b` the one at which `b` comes true by the greatest margin. Not has the record of its child; `and`, `or` and
-    `->` have that of the side whose value they take. Without a temporal operator it is record 0. The earliest record
-    and the left side win ties. No record decides if the window lies wholly beyond the end.
-
-    Raises:
-        SignalError: as `robustness` does.
-        FormulaError: as `robustness` does.
+    Under a root G it is the record of the window with the smallest margin, under F the one with the greatest, under `a
+    U b` the one at which `b` comes true by the greatest margin. Not has the record of its child; `and`, `or` and `->`
+    have that of the side whose value they take. Without a temporal operator it is record 0. The earliest record and the
+    left side win ties. No record decides if the window lies wholly beyond the end.
     """
     records = np.empty(len(trace), np.int64)
     for episodes, part in group_by_step(formula, trace):
@@ -35,10 +31,7 @@ def deciding_records(formula: Formula, trace: Trace) -> Ints:
 
 @np.errstate(all="ignore")  # as in robustness: overflow is reported as an error
 def _deciding_rows(formula: Formula, trace: Trace) -> Ints:
-    """Return the row, counted over the records of all episodes, that decides each episode, [E]; -1 = none.
-
-    All episodes have the same control step. A formula without a temporal operator gives the episode's first row.
-    """
+    """Return the row, counted over the records of all episodes, that decides each episode, [E]; -1 = none."""
     match formula:
         case Not(child):
             return _deciding_rows(child, trace)
@@ -103,10 +96,6 @@ def violating_records(formula: Formula, trace: Trace) -> Bools | None:
 
     Under G the margin of each record within the window decides whether that record violates. Under F or U a single
     record decides nothing. An episode is violated iff one of its records is, and `judge_formula` finds the first.
-
-    Raises:
-        SignalError: as `robustness` does.
-        FormulaError: as `robustness` does.
     """
     if not _is_recordwise(formula):
         return None
@@ -124,10 +113,7 @@ def _is_recordwise(formula: Formula) -> bool:
 
 @np.errstate(all="ignore")  # as in robustness: overflow is reported as an error
 def _violation_mask(formula: Formula, trace: Trace) -> Bools:
-    """Return whether each record violates a formula that `_is_recordwise` accepts, [N]; outside the windows False.
-
-    All episodes have the same control step. Raises `AssertionError` for any other formula.
-    """
+    """Return whether each record violates a formula that `_is_recordwise` accepts, [N]; outside the windows False."""
     match formula:
         case And(left, right):
             return _violation_mask(left, trace) | _violation_mask(right, trace)

@@ -129,14 +129,9 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
     # Atoms
 
     def number(self, token: Token) -> _ParsedPart:
-        """Return the part of a literal. Raises `FormulaError` if the literal overflows a float."""
         return _ParsedPart(Number(_finite_number(token)), _column_of(token))
 
     def name(self, token: Token) -> _ParsedPart:
-        """Return the part of a bare name as a numeric signal; `as_formula` turns the name Boolean.
-
-        Raises `FormulaError` with the nearest known name if the known signals are given and lack this name.
-        """
         if self._signals is not None and token not in self._signals:
             raise _column_error(
                 _column_of(token), f"unknown signal {str(token)!r}", _signal_remedy(token, self._signals)
@@ -152,21 +147,15 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
     # Arithmetic
 
     def minus(self, sign: Token, child: _ParsedPart) -> _ParsedPart:
-        """Return the part of a unary minus. Raises `FormulaError` if the child is no number."""
         return self._make_part(Negate(self.as_expression(child)), _column_of(sign), child)
 
     def arithmetic(self, left: _ParsedPart, sign: Token, right: _ParsedPart) -> _ParsedPart:
-        """Return the part of `left + right` or of `-`, `*`, `/`. Raises `FormulaError` if a side is no number."""
         operator = cast(Operator, str(sign))
         return self._make_part(
             Arithmetic(operator, self.as_expression(left), self.as_expression(right)), left.column, left, right
         )
 
     def call(self, name: Token, *arguments: _ParsedPart) -> _ParsedPart:
-        """Return the part of `abs`, `min` or `max`.
-
-        Raises `FormulaError` if an argument is no number or their count is wrong.
-        """
         expressions = tuple(self.as_expression(argument) for argument in arguments)
         try:
             node = Call(cast(Function, str(name)), expressions)
@@ -177,55 +166,34 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
     # Formulas
 
     def compare(self, left: _ParsedPart, sign: Token, right: _ParsedPart) -> _ParsedPart:
-        """Return the part of a comparison of two numbers. Raises `FormulaError` if a side is a formula."""
         operator = cast(Comparison, str(sign))
         return self._make_part(
             Compare(operator, self.as_expression(left), self.as_expression(right)), left.column, left, right
         )
 
     def negation(self, child: _ParsedPart) -> _ParsedPart:
-        """Return the part of `!child`. Raises `FormulaError` if the child is a number."""
         return self._make_part(Not(self.as_formula(child)), child.column, child)
 
     def both(self, left: _ParsedPart, right: _ParsedPart) -> _ParsedPart:
-        """Return the part of `left and right`. Raises `FormulaError` if a side is a number."""
         return self._make_part(And(self.as_formula(left), self.as_formula(right)), left.column, left, right)
 
     def either(self, left: _ParsedPart, right: _ParsedPart) -> _ParsedPart:
-        """Return the part of `left or right`. Raises `FormulaError` if a side is a number."""
         return self._make_part(Or(self.as_formula(left), self.as_formula(right)), left.column, left, right)
 
     def implies(self, left: _ParsedPart, right: _ParsedPart) -> _ParsedPart:
-        """Return the part of `left -> right`. Raises `FormulaError` if a side is a number."""
         return self._make_part(Implies(self.as_formula(left), self.as_formula(right)), left.column, left, right)
 
     def always(self, window: Window | None, child: _ParsedPart) -> _ParsedPart:
-        """Return the part of `G[a,b] child`; a window of None is [0,T].
-
-        Raises `FormulaError` if the child is a number.
-        """
         return self._make_part(Always(window or Window(), self.as_formula(child)), child.column, child)
 
     def eventually(self, window: Window | None, child: _ParsedPart) -> _ParsedPart:
-        """Return the part of `F[a,b] child`; a window of None is [0,T].
-
-        Raises `FormulaError` if the child is a number.
-        """
         return self._make_part(Eventually(window or Window(), self.as_formula(child)), child.column, child)
 
     def until(self, left: _ParsedPart, window: Window | None, right: _ParsedPart) -> _ParsedPart:
-        """Return the part of `left U[a,b] right`; a window of None is [0,T].
-
-        Raises `FormulaError` if a side is a number.
-        """
         node = Until(window or Window(), self.as_formula(left), self.as_formula(right))
         return self._make_part(node, left.column, left, right)
 
     def window(self, start: Token, end: Token) -> Window:
-        """Return the window between two tokens in seconds; an end of `T` becomes `end_s` None.
-
-        Raises `FormulaError` with the column if a bound overflows a float or the end is before the start.
-        """
         try:
             return Window(_finite_number(start), None if end == "T" else _finite_number(end))
         except FormulaError as error:
@@ -234,10 +202,6 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
             raise _column_error(_column_of(start), error.problem, error.remedy) from None
 
     def group(self, part: _ParsedPart) -> _ParsedPart:
-        """Return the part in parentheses: the same node and depth, with one level of parentheses more.
-
-        Raises `FormulaError` if the parentheses nest deeper than `MAX_DEPTH`.
-        """
         return _ParsedPart(part.node, part.column, part.depth, part.parentheses + 1)
 
     def start(self, part: _ParsedPart) -> _ParsedPart:
@@ -246,10 +210,7 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
     # Types
 
     def as_formula(self, part: _ParsedPart) -> Formula:
-        """Return the part as a formula; a bare name becomes a Boolean signal.
-
-        Raises `FormulaError` if the part is a number or the name of a known numeric signal.
-        """
+        """Return the part as a formula; a bare name becomes a Boolean signal."""
         if isinstance(part.node, NumericSignal):
             name = part.node.name
             if self._signals is not None and not self._signals[name]:
@@ -264,10 +225,7 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
         return cast(Formula, part.node)
 
     def as_expression(self, part: _ParsedPart) -> Expression:
-        """Return the part as an arithmetic expression; a bare name stays a numeric signal.
-
-        Raises `FormulaError` if the part is a formula or the name of a known Boolean signal.
-        """
+        """Return the part as an arithmetic expression; a bare name stays a numeric signal."""
         if not _is_expression(part.node):
             raise _column_error(
                 part.column, "a formula stands where a number is expected", "comparisons do not chain or add up"
@@ -281,10 +239,6 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
 
     @staticmethod
     def _make_part(node: Node, column: int, *parts: _ParsedPart) -> _ParsedPart:
-        """Return the part of a node above others: a level deeper than the deepest, with the most parentheses of any.
-
-        Raises `FormulaError` if the node is deeper than `MAX_DEPTH`.
-        """
         depth, parentheses = max(part.depth for part in parts), max(part.parentheses for part in parts)
         return _ParsedPart(node, column, depth + 1, parentheses)
 
@@ -294,7 +248,6 @@ def _is_expression(node: Node) -> TypeGuard[Expression]:
 
 
 def _finite_number(token: Token) -> float:
-    """Return the token as a float. Raises `FormulaError` with the column if the number overflows to infinity."""
     value = float(token)
     if not math.isfinite(value):
         raise _column_error(_column_of(token), f"{_shorten(str(token))} is too large a number")
@@ -312,11 +265,7 @@ def _signal_remedy(name: str, signals: Mapping[str, bool]) -> str:
 
 
 def _syntax_error(text: str, error: UnexpectedInput) -> FormulaError:
-    """Return, without raising, the `FormulaError` for a syntax error of Lark.
-
-    The column is that of the unexpected token or character; where the text ends too early or is empty, that after its
-    end.
-    """
+    """Return, without raising, the `FormulaError` for a syntax error of Lark."""
     if isinstance(error, UnexpectedToken) and error.token.type != "$END":
         return _column_error(
             _column_of(error.token), f"{_shorten(str(error.token))!r} is not expected here", _expectation_text(error)
@@ -330,10 +279,7 @@ def _syntax_error(text: str, error: UnexpectedInput) -> FormulaError:
 
 
 def _expectation_text(error: UnexpectedInput) -> str:
-    """Return the sentence that says which tokens were expected at a syntax error, by what Lark names.
-
-    Always some sentence.
-    """
+    """Return the sentence that says which tokens were expected at a syntax error, by what Lark names."""
     expected: set[str] = getattr(error, "expected", None) or set()
     if "NAME" in expected:
         return "a signal, a number or a parenthesis is expected"

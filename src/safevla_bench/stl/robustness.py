@@ -97,12 +97,7 @@ class FormulaVerdict:
 
 @np.errstate(all="ignore")  # overflow and division by zero are reported as errors below
 def robustness(formula: Formula, trace: Trace) -> Floats:
-    """Return the robustness at record 0 of each episode, [E].
-
-    Raises:
-        SignalError: The trace lacks a signal, or one has the wrong kind or is NaN, or arithmetic leaves the numbers.
-        FormulaError: A window bound is no multiple of an episode's control step, or `threshold` was not substituted.
-    """
+    """Return the robustness at record 0 of each episode, [E]."""
     rho = np.empty(len(trace))
     for episodes, part in group_by_step(formula, trace):
         clause = match_clause(formula)
@@ -139,9 +134,8 @@ def settle_unknown(formula: Formula, trace: Trace, rho: Floats, *, binary: bool 
 
 
 def _hangs_on_single_record(formula: Formula, positive: bool = True) -> bool:
-    """Return whether the formula has an F or U that must hold, or a G that is negated (`positive` False: the reverse).
-
-    A single record may satisfy such a formula, so that the known records alone prove nothing.
+    """Return whether the formula has an F or U that must hold, or a G that is negated (`positive` False:
+    the reverse).
     """
     match formula:
         case Not(child):
@@ -223,10 +217,7 @@ def group_by_step(formula: Formula, trace: Trace) -> Iterator[tuple[Ints, Trace]
 
 
 def _judge_group(formula: Formula, trace: Trace) -> FormulaVerdict:
-    """Return the verdicts of episodes of equal control step.
-
-    `extreme` is NaN but for one-sided clauses. Without a root G or conjunction of such, a violation is at record 0.
-    """
+    """Return the verdicts of episodes of equal control step."""
     clause = match_clause(formula)
     if clause:
         return _measure_clause(clause, trace).to_verdict(trace)
@@ -278,8 +269,7 @@ class OneSidedClause:
 def match_clause(formula: Formula) -> OneSidedClause | None:
     """Return a G over a comparison, or over gate -> comparison, as a one-sided clause; None for any other formula.
 
-    None too unless one side of the comparison is a bare signal and the other, the bound, reads no signal. Raises
-    `FormulaError` if `threshold` stands in the bound, `SignalError` if the bound divides by zero or overflows.
+    None too unless one side of the comparison is a bare signal and the other, the bound, reads no signal.
     """
     match formula:
         case Always(window, Implies(gate, Compare() as predicate)):
@@ -291,10 +281,6 @@ def match_clause(formula: Formula) -> OneSidedClause | None:
 
 
 def _one_sided_clause(window: Window, gate: Formula | None, predicate: Compare) -> OneSidedClause | None:
-    """Return the clause of a predicate with a signal alone on one side and a constant on the other; None otherwise.
-
-    `upper` is True if the constant bounds the signal from above. Raises as `match_clause` does.
-    """
     below = predicate.operator in ("<", "<=")
     match predicate:
         case Compare(_, NumericSignal(name), bound) if not reads_signal(bound):
@@ -322,11 +308,7 @@ class _ClauseMeasurement:
         return FormulaVerdict(self.rho, self.extreme, first_violation)
 
     def _first_rows(self, episodes: Ints, trace: Trace) -> Ints:
-        """Return the first violating row of each given episode's window, [K]; -1 = none.
-
-        Rows count over all episodes. All windows are read a few records at a time until each has shown a violation or
-        ended.
-        """
+        """Return the first violating row of each given episode's window, [K]; -1 = none."""
         values, rows = _clause_values(self.clause, trace), np.full(len(episodes), -1)
         at, end = self.lo[episodes], self.hi[episodes]
         searched = np.flatnonzero(at < end)
@@ -346,12 +328,7 @@ class _ClauseMeasurement:
 
 
 def _measure_clause(clause: OneSidedClause, trace: Trace) -> _ClauseMeasurement:
-    """Return the worst signal value and the robustness of each episode, whose control steps are equal.
-
-    Rounding is monotone, so the margin of the worst value is, bit for bit, the worst margin. No array of margins is
-    needed, unless the gate is numeric. Where the gate never opens, the worst value is NaN; a Boolean gate gives +inf
-    then.
-    """
+    """Return the worst signal value and the robustness of each episode, whose control steps are equal."""
     gate = None if clause.gate is None else evaluate_formula(clause.gate, trace, at_start=False, best=False)
     gate_open = None if gate is None else is_positive(gate)
     lo, hi = trace.layout.window_bounds(*window_steps(clause.window, trace))
@@ -365,11 +342,7 @@ def _measure_clause(clause: OneSidedClause, trace: Trace) -> _ClauseMeasurement:
 
 
 def _worst_values(clause: OneSidedClause, gate_open: Bools | None, lo: Ints, hi: Ints, trace: Trace) -> Floats:
-    """Return the worst value over the records [lo, hi) where the gate is open, NaN where there is none, [E].
-
-    The records are cut into pieces. The gate is open or closed throughout a piece, and an open piece lies wholly inside
-    or outside a window. As every record is in a piece, folding the pieces finds every NaN.
-    """
+    """Return the worst value over the records [lo, hi) where the gate is open, NaN where there is none, [E]."""
     values, fold = _clause_values(clause, trace), MAX if clause.upper else MIN
     cuts = _piece_starts(gate_open, lo, hi, trace)
     pieces = fold_pieces(values, fold, cuts)
@@ -392,11 +365,7 @@ def _clause_values(clause: OneSidedClause, trace: Trace) -> Floats:
 
 
 def _piece_starts(gate_open: Bools | None, lo: Ints, hi: Ints, trace: Trace) -> Ints:
-    """Return the first rows of the pieces, ascending.
-
-    They are row 0, each row at which the gate opens or closes, and each at which a window starts or ends under an open
-    gate.
-    """
+    """Return the first rows of the pieces, ascending."""
     if gate_open is None and np.array_equal(lo, trace.starts[:-1]) and np.array_equal(hi, trace.starts[1:]):
         return lo
     edges = np.concatenate([lo, hi])

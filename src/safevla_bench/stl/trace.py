@@ -227,7 +227,6 @@ class Trace:
     """
 
     def __post_init__(self) -> None:
-        """Raise `SignalError` if an episode has no record, the starts do not fit `dt_s`, or a signal is not [N]."""
         if len(self.starts) != len(self.dt_s) + 1 or self.starts[0] != 0 or np.any(np.diff(self.starts) < 1):
             raise SignalError("an episode without records, or offsets that do not fit the control steps")
         for name, values in self.signals.items():
@@ -264,10 +263,6 @@ class Trace:
         return Trace({name: values[rows] for name, values in self.signals.items()}, starts, self.dt_s[chosen], unknown)
 
     def _signal_values(self, name: str) -> Values:
-        """Return a signal of either kind, [N].
-
-        Raises `SignalError` with the known names if the trace lacks the signal.
-        """
         if name not in self.signals:
             signal_names = ", ".join(sorted(self.signals)) or "none"
             raise SignalError(f"the trace has no signal {name!r}", remedy=f"it has: {signal_names}")

@@ -93,9 +93,6 @@ def task_listings(
     """Return one row per task: its template, its tags, the scored specifications that apply, and why others do not.
 
     Without a library each benchmark has the one with the limits made for it.
-
-    Raises:
-        RegistryError: there is no such benchmark or capability set.
     """
     return [
         _task_listing(registry, library or _library_of(registry, entry), entry, capabilities)
@@ -111,12 +108,7 @@ def _library_of(registry: Registry, entry: TaskEntry) -> Library:
 def exempt_tasks(
     registry: Registry, library: Library, spec_id: str, capabilities: Sequence[str] = ()
 ) -> dict[str, list[str]]:
-    """Return the tasks to which a specification does not apply: reason -> tasks, as `benchmark task_id`.
-
-    Raises:
-        SpecError: the library has no such specification.
-        RegistryError: there is no such capability set.
-    """
+    """Return the tasks to which a specification does not apply: reason -> tasks, as `benchmark task_id`."""
     spec, by_reason = library[spec_id], dict[str, list[str]]()
     for entry in registry.list_entries():
         tags = registry.task_tags(entry.benchmark, entry.task_id, capabilities)
@@ -127,10 +119,7 @@ def exempt_tasks(
 
 
 def _task_listing(registry: Registry, library: Library, entry: TaskEntry, capabilities: Sequence[str]) -> TaskListing:
-    """Return a task's row of the listing: its tags, and the specifications that apply and that do not, with reasons.
-
-    The row has `template` where the task has one, else `components`.
-    """
+    """Return a task's row of the listing: its tags, and the specifications that apply and that do not, with reasons."""
     tags = registry.task_tags(entry.benchmark, entry.task_id, capabilities)
     absent = registry.absence_reasons(entry.benchmark)
     verdicts = {spec.spec_id: check_applicability(spec, tags, absent) for spec in library.safe}

@@ -68,11 +68,7 @@ class BddlProblem:
 
 
 def read_bddl(path: Path) -> BddlProblem:
-    """Return the problem in a BDDL file.
-
-    Raises:
-        RegistryError: there is no such file, or it is no BDDL problem; names the file.
-    """
+    """Return the problem in a BDDL file."""
     try:
         text = read_input(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -86,12 +82,7 @@ def read_bddl(path: Path) -> BddlProblem:
 
 
 def parse_bddl(text: str) -> BddlProblem:
-    """Return the problem in a text.
-
-    Raises:
-        RegistryError: the text is no BDDL problem, has no goal, or has a goal or initial state of a form other than
-            predicates joined by `and`.
-    """
+    """Return the problem in a text."""
     tree = _parse_tree(text)
     if not isinstance(tree, list) or tree[:1] != ["define"]:
         raise RegistryError("is no BDDL problem: it does not begin with (define", remedy=_REMEDY)
@@ -111,10 +102,7 @@ def parse_bddl(text: str) -> BddlProblem:
 
 
 def _parse_tree(text: str) -> Tree:
-    """Return the first expression of a text as nested lists of words in small letters; [] for an empty text.
-
-    Comments, from `;` to the line's end, are dropped. Raises `RegistryError` for unbalanced or too deep brackets.
-    """
+    """Return the first expression of a text as nested lists of words in small letters; [] for an empty text."""
     words = re.findall(r"[()]|[^\s()]+", re.sub(r";.*", "", text).lower())
     open_lists: list[list[Tree]] = [[]]
     for word in words:
@@ -135,10 +123,7 @@ def _parse_tree(text: str) -> Tree:
 
 
 def _flatten_predicates(trees: Sequence[Tree]) -> Iterator[Predicate]:
-    """Yield the predicates of trees and of every `and` in them, all of which must hold; empty trees are passed over.
-
-    Raises `RegistryError` for a predicate that holds another, such as `not` or `forall`.
-    """
+    """Yield the predicates of trees and of every `and` in them, all of which must hold; empty trees are passed over."""
     for tree in trees:
         if not isinstance(tree, list) or not tree:
             continue

@@ -251,11 +251,7 @@ class EntryReader:
     def _make_entry(
         self, row: TaskRow | TaskFamilyRow, task_id: str, instruction: str | None, origin: RowOrigin
     ) -> TaskEntry:
-        """Return the entry of a row under `task_id`.
-
-        Raises the origin's error for an unknown benchmark or tag, an object tag without a reason, or a wrong
-        mechanism.
-        """
+        """Return the entry of a row under `task_id`."""
         check_known(row.benchmark, self.benchmarks, "benchmark", "benchmarks", origin)
         for tag, reason in row.object_tags.items():
             if not reason.strip():
@@ -267,12 +263,7 @@ class EntryReader:
         return TaskEntry(row.benchmark, task_id, row.template, row.components, tags, row.object_tags, instruction)
 
     def _make_paper_entry(self, row: PaperTaskRow, origin: RowOrigin) -> TaskEntry:
-        """Return the entry of a row in the paper's format.
-
-        Measured tags equal to the benchmark's own are dropped (None). An object tag without a reason gets `NO_REASON`.
-        Raises the origin's error for an unknown tag, a reason for a tag that the row lacks, a wrong mechanism, and,
-        unless the row states its measured tags, an unknown benchmark.
-        """
+        """Return the entry of a row in the paper's format."""
         if row.benchmark_signal_tags is None:
             check_known(row.benchmark, self.benchmarks, "benchmark", "benchmarks", origin)
             measured = None
@@ -329,16 +320,7 @@ def _row_subject(row: object, otherwise: str) -> str:
 def paper_task_rows(
     registry: Registry, benchmark: str | None = None, capabilities: Sequence[str] = ()
 ) -> list[dict[str, object]]:
-    """Return tasks, then families, as rows of the paper's task-tag schema; `--registry` reads them back to the same.
-
-    Args:
-        registry: the tasks and families.
-        benchmark: only this one's, in any spelling.
-        capabilities: names of capability sets, as for `Registry.task_tags`.
-
-    Raises:
-        RegistryError: there is no such benchmark or capability set.
-    """
+    """Return tasks, then families, as rows of the paper's task-tag schema; `--registry` reads them back to the same."""
     registry.check_benchmark(benchmark)
     suite = None if benchmark is None else registry.find_suite(benchmark)
     entries: list[tuple[tuple[str, ...], TaskEntry]] = [((), entry) for entry in registry.tasks.values()]
@@ -353,10 +335,7 @@ def paper_task_rows(
 def _paper_task_row(
     entry: TaskEntry, patterns: tuple[str, ...], measured: frozenset[str], vocabulary: Mapping[str, Tag]
 ) -> dict[str, object]:
-    """Return an entry as a row in the paper's format; optional keys without content are left out.
-
-    `measured` are the tags of what the benchmark measures. Meanings stand there for tags that are not built in.
-    """
+    """Return an entry as a row in the paper's format; optional keys without content are left out."""
     tags = sorted({*entry.tags, *entry.object_tags, *measured} - set(built_in_tags()))
     mechanism = {"template": entry.template} if entry.template else {"components": list(entry.components)}
     row: dict[str, object] = {

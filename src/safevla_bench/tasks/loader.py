@@ -76,10 +76,6 @@ def _built_in_registry() -> Registry:
 
 
 def _read_source(path: Traversable, file: str) -> RegistrySource:
-    """Return the content of one registry file, a TOML file or rows of the paper's format in JSON or JSONL.
-
-    Raises `RegistryError`, named with `file`, for another suffix, a file that cannot be read, or a wrong key or value.
-    """
     origin = RowOrigin(RegistryError, file)
     if file.endswith(".toml"):
         return RegistrySource(origin, read_toml(path, RegistryFile, origin))
@@ -89,11 +85,7 @@ def _read_source(path: Traversable, file: str) -> RegistrySource:
 
 
 def _extend_registry(base: Registry, sources: Sequence[RegistrySource]) -> Registry:
-    """Return a new registry: `base` with the content of `sources` added.
-
-    Tasks and goal bodies of the sources replace those of `base`. Raises the origin's error for other names of `base`
-    that a source repeats, for names that sources repeat among each other, and for names that nothing defines.
-    """
+    """Return a new registry: `base` with the content of `sources` added."""
     tags = {
         **built_in_tags(),
         **base.vocabulary,
@@ -120,10 +112,7 @@ def _merge_named(
     sources: Iterable[RegistrySource],
     read: Callable[[RegistrySource], Iterable[tuple[K, V]]],
 ) -> dict[K, V]:
-    """Return a copy of `base` with the named values of the sources added.
-
-    Raises the source's error for a name that is in `base` or in an earlier source.
-    """
+    """Return a copy of `base` with the named values of the sources added."""
     merged = dict(base)
     for source in sources:
         for name, value in read(source):

@@ -119,10 +119,7 @@ def _open_goals(problem: BddlProblem) -> tuple[Predicate, ...]:
 
 
 def _goal_phases(problem: BddlProblem, predicate: Predicate) -> list[_GoalPhase]:
-    """Return the phases that one goal predicate asks for.
-
-    An unknown predicate counts as pick and place, with a doubt.
-    """
+    """Return the phases that one goal predicate asks for."""
     verb, *arguments = predicate
     goal_text = f"({' '.join(predicate)})"
     if verb in JOINT_MOVES and arguments:
@@ -139,10 +136,7 @@ def _goal_phases(problem: BddlProblem, predicate: Predicate) -> list[_GoalPhase]
 
 
 def _placing_phases(problem: BddlProblem, goal_text: str, verb: str, moved: str, place: str) -> list[_GoalPhase]:
-    """Return the phases of putting the object `moved` at `place`, each with its reason and, where unsure, a doubt.
-
-    Before a phase into something shut there is a phase that opens it. Anything doubtful counts as pick and place.
-    """
+    """Return the phases of putting the object `moved` at `place`, each with its reason and, where unsure, a doubt."""
     kinds, receiver = _load_kinds(), problem.class_of(place) or ""
     if moved not in problem.objects:
         doubt = f"{moved} is no movable object of the file: what moves in {goal_text}?"
@@ -189,10 +183,7 @@ def _merge_components(phases: Sequence[_GoalPhase]) -> tuple[str, ...]:
 
 
 def _choose_object_tags(problem: BddlProblem) -> tuple[dict[str, str], list[str]]:
-    """Return spillable or non_spillable with its reason, and what to check.
-
-    No tag, {}, if a moved object's kind is unknown or nothing is moved; spillable if any moved object is.
-    """
+    """Return spillable or non_spillable with its reason, and what to check."""
     moved = dict.fromkeys(
         arguments[0]
         for verb, *arguments in _open_goals(problem)

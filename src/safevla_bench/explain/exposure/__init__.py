@@ -88,10 +88,7 @@ def summarize_exposure(exposure: Exposure, scores: Scores) -> list[CellExposure]
 
 
 def _summarize_cell(exposure: Exposure, scores: Scores, members: Ints, policy: str | None, suite: str) -> CellExposure:
-    """Return the exposure of one policy and suite over the episodes `members`, indices into the scores.
-
-    Phases are summed over the members that have phases and a known time in violation; () if there are none.
-    """
+    """Return the exposure of one policy and suite over the episodes `members`, indices into the scores."""
     totals = (exposure.any_s, exposure.above_force_s, exposure.above_impulse_ns)
     means = bootstrapped_means(np.vstack([*(row[members] for row in totals), exposure.violation_s[:, members]]))
     success, unsafe = scores.success[members], scores.unsafe[members]
@@ -115,11 +112,7 @@ def _summarize_cell(exposure: Exposure, scores: Scores, members: Ints, policy: s
 
 
 def _summarize_spec(exposure: Exposure, scores: Scores, members: Ints, row: int, violation_s: Mean) -> SpecExposure:
-    """Return the exposure of the specification in `row` of the exposure over the episodes `members`.
-
-    That is `violation_s` as given, the median time of the first violation, and the shares of the successes and of the
-    failures that violate it, among the episodes to which it applies.
-    """
+    """Return the exposure of the specification in `row` of the exposure over the episodes `members`."""
     column = scores.scored_columns[row]
     applies = scores.state[column, members] != INACTIVE
     violated, success = scores.is_violated[column, members], scores.success[members]

@@ -192,10 +192,6 @@ def measure_chunks(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) ->
 
 
 def _join_exposures(parts: Sequence[Exposure]) -> Exposure:
-    """Return exposures of successive episodes as one exposure, with the first's specifications and force threshold.
-
-    Raises `IndexError` without parts.
-    """
     values = {field.name: [getattr(part, field.name) for part in parts] for field in fields(Exposure)}
     arrays = {name: columns for name, columns in values.items() if isinstance(columns[0], np.ndarray)}
     concatenated: dict[str, Any] = {name: np.concatenate(columns, axis=-1) for name, columns in arrays.items()}
@@ -208,10 +204,7 @@ def _count_per_episode(records: Bools, batch: Batch) -> Floats:
 
 
 def _violating_records(reading: RecordFields, scores: Scores, library: Library) -> tuple[Bools, Bools]:
-    """Return the violating records of each scored specification, [K, N], and whether they are known, [K, E].
-
-    They are known where the specification is neither inactive nor vacuous, and a G or a conjunction of Gs.
-    """
+    """Return the violating records of each scored specification, [K, N], and whether they are known, [K, E]."""
     violating = np.zeros((len(scores.scored_columns), int(reading.batch.starts[-1])), dtype=np.bool_)
     is_timed = scores.state[scores.scored_columns] == ACTIVE
     for row, k in enumerate(scores.scored_columns):
