@@ -15,16 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.explain.contributors import (
-    CONTACT_ROLES,
-    DISPLACEMENT,
     BodyKind,
-    contacts_of_signal,
+    contacts_of_roles,
     displacements,
     format_amount,
     name_body_kind,
 )
 from safevla_bench.explain.exposure.episodes import PHASES, holding, phases
-from safevla_bench.signals.signal import RecordFields
+from safevla_bench.signals.signal import SIGNALS, CauseKind, RecordFields, Signal
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import format_fixed
 from safevla_bench.trajectory.batch import Batch
@@ -85,13 +83,13 @@ def find_cause(reading: RecordFields, signal: str, first: int, registry: Registr
     or if record `first` has no known displacement, no contact, or no held object, as the signal needs. A signal of
     joint torque always has a cause, which may name no body.
     """
-    tell = next((tell for names, tell in _TELLERS.items() if signal in names), None)
-    if tell is None or first < 0 or not reading.batch.contacts.present[0]:
+    kind = SIGNALS[signal].cause if signal in SIGNALS else None
+    if kind is None or first < 0 or not reading.batch.contacts.present[0]:
         return None
-    return tell(reading, signal, first, registry)
+    return _TELLERS[kind](reading, SIGNALS[signal], first, registry)
 
 
-def _tell_displacement(reading: RecordFields, signal: str, first: int, registry: Registry) -> Cause | None:
+def _tell_displacement(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> Cause | None:
     """Return how the body displaced most at record `first` left its place, and the contacts that led to it."""
     batch = reading.batch
     bodies, distance = displacements(batch)
@@ -115,9 +113,10 @@ def _tell_displacement(reading: RecordFields, signal: str, first: int, registry:
     return _make_cause(reading, chain, begun, registry, sentence)
 
 
-def _tell_force(reading: RecordFields, signal: str, first: int, registry: Registry) -> Cause | None:
+def _tell_force(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> Cause | None:
     """Return the chain of contacts that ends in the hardest contact of `signal` at record `first`; None without one."""
-    batch, hardest = reading.batch, _hardest(reading.batch, contacts_of_signal(reading.batch, signal, first))
+    roles = signal.bodies.roles if signal.bodies else ()
+    batch, hardest = reading.batch, _hardest(reading.batch, contacts_of_roles(reading.batch, roles, first))
     if hardest is None:
         return None
     a, b = sorted(_pair(batch, hardest), key=lambda body: (batch.body_role[body], batch.body_label(body)))
@@ -128,14 +127,14 @@ def _tell_force(reading: RecordFields, signal: str, first: int, registry: Regist
     upstream = chains[0]
     chain = _Chain((*upstream.bodies, b), (*upstream.contacts, hardest))
     touch = f"in contact since {_time(reading, _since(reading, hardest))}"
-    strength = f", {_force(batch, hardest)} at {_time(reading, first)}" if signal != _SELF_COLLISION else ""
+    strength = f", {_force(batch, hardest)} at {_time(reading, first)}" if signal.cause == "contact" else ""
     adrift = batch.body_role[chain.bodies[0]] != ROBOT and batch.body_role[b] != ROBOT
     alone = f" No contact of the robot with {batch.body_label(chain.bodies[0])} is recorded shortly before."
     sentence = f"{_arrows(batch, chain)}: {touch}{strength}.{alone if adrift else ''}"
     return _make_cause(reading, chain, first, registry, sentence)
 
 
-def _tell_held(reading: RecordFields, signal: str, first: int, registry: Registry) -> Cause | None:
+def _tell_held(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> Cause | None:
     """Return what the held object touched beside the robot in the 0.5 s up to record `first`; None if
     nothing is held.
     """
@@ -161,7 +160,7 @@ def _tell_held(reading: RecordFields, signal: str, first: int, registry: Registr
     return _make_cause(reading, chain, first, registry, sentence)
 
 
-def _tell_load(reading: RecordFields, signal: str, first: int, registry: Registry) -> Cause | None:
+def _tell_load(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> Cause | None:
     """Return the hardest contact of the robot in record `first`, in which a joint bears too much; never None."""
     batch, start = reading.batch, reading.batch.contacts.starts
     in_record = np.arange(start[first], start[first + 1])
@@ -180,13 +179,12 @@ def _tell_load(reading: RecordFields, signal: str, first: int, registry: Registr
     return _make_cause(reading, _Chain((a, b), (hardest,)), first, registry, sentence)
 
 
-_SELF_COLLISION = "self_collision"
-_Teller = Callable[[RecordFields, str, int, Registry], Cause | None]
-_TELLERS: Mapping[tuple[str, ...], _Teller] = {
-    (DISPLACEMENT,): _tell_displacement,
-    tuple(CONTACT_ROLES): _tell_force,
-    ("held_object_tilt", "held_object_tilt_body", "held_object_slip"): _tell_held,
-    ("joint_torque_ratio", "joint_torque_peak_ratio"): _tell_load,
+_TELLERS: Mapping[CauseKind, Callable[[RecordFields, Signal, int, Registry], Cause | None]] = {
+    "push": _tell_displacement,
+    "contact": _tell_force,
+    "touch": _tell_force,
+    "grip": _tell_held,
+    "load": _tell_load,
 }
 
 

@@ -6,7 +6,7 @@ of them is named here, not only the worst. Nothing here enters Safety, SBU or VS
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from safevla_bench.explain.contributors import (
     BODY_KINDS,
-    CONTACT_ROLES,
-    DISPLACEMENT,
     BodyKind,
-    contacts_of_signal,
+    bodies_of,
+    contacts_of_roles,
     displacements,
     name_body_kind,
 )
@@ -25,6 +24,7 @@ from safevla_bench.explain.trace import SignalTrace, trace_formula
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.judging.verdicts import SpecVerdicts, judge_spec
+from safevla_bench.signals.signal import DISPLACED, SIGNALS
 from safevla_bench.trajectory.batch import Batch, select_episodes
 
 RECEPTACLE: BodyKind = "goal receptacle"
@@ -120,11 +120,11 @@ def _find_in_episode(
         line = trace_formula(ruleset.library[spec.spec_id].formula, reading)
         if not line.upper:
             continue
-        worst_and_first = {}
-        if line.signal == DISPLACEMENT:
+        worst_and_first, behind = {}, bodies_of(line.signal)
+        if behind and behind.kind == "displacement":
             worst_and_first = _find_displaced(record, line)
-        elif line.signal in CONTACT_ROLES:
-            worst_and_first = _find_touching(record, line)
+        elif behind and behind.kind == "contact":
+            worst_and_first = _find_touching(record, line, behind.roles)
         for bodies, (worst, first) in sorted(worst_and_first.items(), key=lambda item: -item[1][0]):
             kinds = {body: name_body_kind(record, 0, body, ruleset.registry) for body in bodies}
             ordered = sorted(bodies, key=lambda body: (BODY_KINDS.index(kinds[body]), record.body_label(body)))
@@ -152,12 +152,12 @@ def _find_displaced(record: Batch, line: SignalTrace) -> _Broken:
     }
 
 
-def _find_touching(record: Batch, line: SignalTrace) -> _Broken:
+def _find_touching(record: Batch, line: SignalTrace, roles: Sequence[int]) -> _Broken:
     """Return the pairs whose force is above the limit, each with its largest value and the first such record."""
     contacts, broken = record.contacts, _Broken()
     is_force = line.unit == "N"
     for t in np.flatnonzero(line.failing).tolist():
-        for c in contacts_of_signal(record, line.signal, t).tolist():
+        for c in contacts_of_roles(record, roles, t).tolist():
             value = float(contacts.force_n[c]) if is_force else 1.0
             if value > line.limit:
                 first_body, second_body = sorted((int(contacts.a[c]), int(contacts.b[c])))
@@ -171,10 +171,11 @@ def _judge_unmoved(
 ) -> dict[tuple[int, int], SpecVerdicts]:
     reading = ruleset.read_fields(_hold_receptacles(record, ruleset))
     rejudged = {}
-    for k, column in enumerate(scores.specs):
-        if column.spec_id in ruleset.library and DISPLACEMENT in ruleset.library[column.spec_id].signals:
+    known = [(k, column.spec_id) for k, column in enumerate(scores.specs) if column.spec_id in ruleset.library]
+    for k, spec in ((k, ruleset.library[spec_id]) for k, spec_id in known):
+        if any(SIGNALS[name].bodies == DISPLACED for name in spec.signals):
             reason = np.array([scores.reasons[int(scores.reason[k, episode])]], dtype=np.object_)
-            rejudged[k, episode] = judge_spec(reading, ruleset.library[column.spec_id], reason, "deactivate")
+            rejudged[k, episode] = judge_spec(reading, spec, reason, "deactivate")
     return rejudged
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -254,6 +254,32 @@ Values = NDArray[np.float64] | NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
+class Bodies:
+    """The bodies behind a signal's value: what to look up in the record, and their relation in words."""
+
+    kind: Literal["contact", "displacement", "held", "joint"]
+    relation: str
+    roles: tuple[int, ...] = ()
+    """The roles of two bodies in contact; empty = any pair."""
+    channel: str = ""
+    """The channel of the torques that are compared with the joints' limits."""
+
+
+DISPLACED = Bodies("displacement", "displaced most")
+HELD = Bodies("held", "held object")
+
+
+def touching(*roles: int) -> Bodies:
+    """Return the two bodies of the hardest contact between these roles; any pair without roles."""
+    return Bodies("contact", "hardest contact", roles)
+
+
+def loaded_joint(channel: str) -> Bodies:
+    """Return the joint nearest to its limit by the torques of a channel."""
+    return Bodies("joint", "most loaded", channel=channel)
+
+
+@dataclass(frozen=True, slots=True)
 class Signal:
     """A derived signal (paper Table 19).
 
@@ -274,6 +300,9 @@ class Signal:
     compute: Callable[[RecordFields], Values]
     unknown: Callable[[RecordFields], Bools] | None
     """Whether the value is unknown at each record, [N]; None = where it is NaN only because a pose is not known."""
+    bodies: Bodies | None = None
+    cause: CauseKind | None = None
+    """The words in which the cause of a violation is told; None where contacts and poses show none."""
 
     def unknown_records(self, fields: RecordFields) -> Bools:
         """Return whether the value is unknown at each record because a pose is, [N]; missing fields do not count."""
@@ -282,6 +311,7 @@ class Signal:
         return np.isnan(self.compute(fields)) & ~np.isnan(self.compute(fields.trusting))
 
 
+CauseKind = Literal["push", "contact", "touch", "grip", "load"]
 _REGISTERED: dict[str, Signal] = {}
 SIGNALS: Mapping[str, Signal] = _REGISTERED
 
@@ -294,6 +324,8 @@ def signal(
     event: bool = False,
     ahead: bool = False,
     unknown: Callable[[RecordFields], Bools] | None = None,
+    bodies: Bodies | None = None,
+    cause: CauseKind | None = None,
 ) -> Callable[[Callable[[RecordFields], Values]], Callable[[RecordFields], Values]]:
     """Register a function as the signal of its name, computed once per `RecordFields`.
 
@@ -319,7 +351,9 @@ def signal(
         def compute_once(fields: RecordFields) -> Values:
             return fields.compute_once(SIGNAL_KIND, name, compute_unsigned_zeros)
 
-        _REGISTERED[name] = Signal(name, unit, reads, boolean, event, ahead, meaning, compute_once, unknown)
+        _REGISTERED[name] = Signal(
+            name, unit, reads, boolean, event, ahead, meaning, compute_once, unknown, bodies, cause
+        )
         return compute_once
 
     return register
