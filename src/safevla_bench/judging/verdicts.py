@@ -132,9 +132,8 @@ def _judge_defined(reading: RecordFields, spec: Spec, applies: NDArray[np.bool_]
     """Judge the episodes to which a specification applies and in which its signals are defined."""
     count = len(reading.batch)
     no_reason, nothing = np.full(count, "", dtype=np.object_), np.full(count, np.nan)
-    none = _Outcome(
-        np.zeros(count, np.bool_), no_reason, nothing, nothing, np.full(count, -1), np.zeros(count, np.int64)
-    )
+    never, zero = np.full(count, -1), np.zeros(count, np.int64)
+    none = _Outcome(np.zeros(count, np.bool_), no_reason, nothing, nothing, never, zero)
     if not applies.any():
         return none
     trace = signals.build_trace(reading, signal_names(spec.formula))

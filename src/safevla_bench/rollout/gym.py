@@ -29,7 +29,8 @@ except ModuleNotFoundError:
 from safevla_bench.hosts import make_host, registry_files
 from safevla_bench.interface import Action, EpisodeSeed, Host, Observation, Task, Wants
 from safevla_bench.judging.monitor import EpisodeStanding, Monitor, newest_record
-from safevla_bench.judging.ruleset import RuleFile, choose_library, load_ruleset
+from safevla_bench.judging.ruleset import choose_library, load_ruleset
+from safevla_bench.specs.table_reader import RuleFile
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import from_recording
 from safevla_recorder.attachment import find_recordable

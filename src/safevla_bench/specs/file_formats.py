@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
-from pathlib import Path
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -24,7 +23,7 @@ import msgspec
 from safevla_bench.errors import SpecError
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.specs.spec import Library, Spec, Tag, TagClass
-from safevla_bench.specs.table_reader import RowOrigin, convert_row, read_json_rows, read_toml, suggest_names
+from safevla_bench.specs.table_reader import RowOrigin, RuleFile, convert_row, read_json_rows, read_toml, suggest_names
 from safevla_bench.stl.formula import (
     Compare,
     Comparison,
@@ -164,7 +163,7 @@ def _library_folder() -> Traversable:
     return resources.files(__package__) / "library"
 
 
-def read_source(path: Traversable, file: str, *, is_built_in: bool = False) -> LibrarySource:
+def read_source(path: Traversable | RuleFile, file: str, *, is_built_in: bool = False) -> LibrarySource:
     """Return the content of one file, TOML or else rows of the paper's JSON format; `file` is its name in errors.
 
     Raises `SpecError` if the file cannot be read or a row is not valid.
@@ -177,12 +176,7 @@ def read_source(path: Traversable, file: str, *, is_built_in: bool = False) -> L
     return LibrarySource(tuple(_paper_draft(row, place) for row, place in rows), tags)
 
 
-def is_library_file(path: Path) -> bool:
-    """Return whether the suffix is one that `read_source` takes: `.toml`, `.json` or `.jsonl`; the file is not read."""
-    return path.suffix in (".toml", ".json", ".jsonl")
-
-
-def _read_toml_source(path: Traversable, origin: RowOrigin, is_built_in: bool) -> LibrarySource:
+def _read_toml_source(path: Traversable | RuleFile, origin: RowOrigin, is_built_in: bool) -> LibrarySource:
     """Return the drafts, tags and limits of a TOML library; with `based_on`, after the built-in library's drafts."""
     tables = read_toml(path, LibraryFile, origin)
     drafts = tuple(

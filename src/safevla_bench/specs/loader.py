@@ -16,19 +16,19 @@ from safevla_bench.errors import FormulaError, SpecError
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.specs.file_formats import (
     BUILT_IN,
+    LIBRARY_NAMES,
     LibrarySource,
     SpecDraft,
     StatedPredicate,
     built_in_tags,
     canonical_unit,
     current_name,
-    is_library_file,
     read_built_in,
     read_source,
     restore_placeholder,
 )
 from safevla_bench.specs.spec import Axis, Library, Spec, Tag, Tier, scoring_content
-from safevla_bench.specs.table_reader import RowOrigin, convert_row, suggest_names
+from safevla_bench.specs.table_reader import RowOrigin, RuleFile, convert_row, suggest_names
 from safevla_bench.specs.trial import set_limit
 from safevla_bench.stl import formula as syntax
 from safevla_bench.stl.formula import Formula, format_formula, has_placeholder, is_boolean_only, substitute_threshold
@@ -82,7 +82,7 @@ class ParsedSpec:
     stated_predicate: StatedPredicate | None = None
 
 
-def library(name_or_path: str | Path = "default") -> Library:
+def library(name_or_path: str | Path | RuleFile = "default") -> Library:
     """Return a library by its name (`default`, `paper-text`, `paper-as-run`), or from a file, with the file's name.
 
     A file that is called as a built-in library and judges otherwise is `file NAME.SUFFIX`. The older name
@@ -93,10 +93,9 @@ def library(name_or_path: str | Path = "default") -> Library:
         SpecError: there is no such library, its file cannot be read, or it contradicts itself; names the file, the
             specification and the key.
     """
-    name = current_name(str(name_or_path))
-    if name in BUILT_IN:
-        return _built_in_library(name)
-    path = Path(name_or_path)
+    if is_built_in(name_or_path):
+        return _built_in_library(current_name(str(name_or_path)))
+    path = name_or_path if isinstance(name_or_path, RuleFile) else Path(name_or_path)
     source = _read_library_file(path)
     if not source.drafts:
         problem = "holds [[limits]] alone, and no specification"
@@ -104,10 +103,15 @@ def library(name_or_path: str | Path = "default") -> Library:
     read = _assemble_library(path.stem, source, built_in_tags())
     namesake = re.split(r"[+@]", path.stem)[0]
     is_other = namesake in BUILT_IN and (path.stem != namesake or read.digest != _built_in_library(namesake).digest)
-    return replace(read, name=f"file {path.name}") if is_other else read
+    return replace(read, name=f"file {Path(path.name).name}") if is_other else read
 
 
-def extend_library(base: Library, path: Path) -> Library:
+def is_built_in(library: str | Path | RuleFile) -> bool:
+    """Return whether this is the name of a built-in library; any other is a file."""
+    return not isinstance(library, RuleFile) and str(library) in LIBRARY_NAMES
+
+
+def extend_library(base: Library, path: Path | RuleFile) -> Library:
     """Return `base` with the specifications of a file after its own, and the file's `[[limits]]` in place of its own.
 
     A specification that the library has already, judged in the same way, is not added again. The name becomes
@@ -140,9 +144,9 @@ def _built_in_library(name: str) -> Library:
     return _assemble_library(name, read_built_in(name), built_in_tags())
 
 
-def _read_library_file(path: Path) -> LibrarySource:
+def _read_library_file(path: Path | RuleFile) -> LibrarySource:
     """Return the content of a library file; raise `SpecError` if it cannot be read, is not valid or holds nothing."""
-    if not is_library_file(path):
+    if not str(path).endswith((".toml", ".json", ".jsonl")):
         remedy = f"built-in: {', '.join(BUILT_IN)}; or the path of a .toml, .json or .jsonl file"
         raise SpecError(f"there is no specification library {str(path)!r}", remedy=remedy)
     source = read_source(path, str(path))

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from safevla_bench.errors import RegistryError
 from safevla_bench.specs.file_formats import built_in_tags
-from safevla_bench.specs.table_reader import RowOrigin, read_json_rows, read_toml
+from safevla_bench.specs.table_reader import RowOrigin, RuleFile, read_json_rows, read_toml
 from safevla_bench.tasks.entries import Benchmark, CapabilitySet, Registry, TaskEntry
 from safevla_bench.tasks.file_formats import (
     EntryReader,
@@ -49,7 +49,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-def registry(extra: Sequence[Path] = ()) -> Registry:
+def registry(extra: Sequence[Path | RuleFile] = ()) -> Registry:
     """Return the built-in registry, with the tasks, templates, benchmarks and capability sets of files added.
 
     Tasks of the files replace built-in ones of the same id, and their families come first.
@@ -60,7 +60,8 @@ def registry(extra: Sequence[Path] = ()) -> Registry:
     """
     if not extra:
         return _built_in_registry()
-    base, sources = _built_in_registry(), [_read_source(Path(path), str(path)) for path in extra]
+    files = [path if isinstance(path, RuleFile) else Path(path) for path in extra]
+    base, sources = _built_in_registry(), [_read_source(file, str(file)) for file in files]
     added = _extend_registry(base, sources)
     # A user's family takes precedence over the built-in ones; one that is both stands once.
     families = (*added.families[len(base.families) :], *base.families)
@@ -75,7 +76,7 @@ def _built_in_registry() -> Registry:
     )
 
 
-def _read_source(path: Traversable, file: str) -> RegistrySource:
+def _read_source(path: Traversable | RuleFile, file: str) -> RegistrySource:
     origin = RowOrigin(RegistryError, file)
     if file.endswith(".toml"):
         return RegistrySource(origin, read_toml(path, RegistryFile, origin))
