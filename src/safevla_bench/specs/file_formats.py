@@ -24,22 +24,7 @@ from safevla_bench.errors import SpecError
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.specs.spec import Library, Spec, Tag, TagClass
 from safevla_bench.specs.table_reader import RowOrigin, RuleFile, convert_row, read_json_rows, read_toml, suggest_names
-from safevla_bench.stl.formula import (
-    Compare,
-    Comparison,
-    Expression,
-    Formula,
-    Negate,
-    NumericSignal,
-    Threshold,
-    format_formula,
-    format_number,
-    has_placeholder,
-    map_predicates,
-    signed_constant,
-    substitute_threshold,
-    walk_nodes,
-)
+from safevla_bench.stl import formula as syntax
 from safevla_bench.stl.parser import parse
 
 BUILT_IN: Mapping[str, tuple[str, ...]] = {
@@ -57,7 +42,7 @@ OLDER_NAMES: Mapping[str, str] = {"paper-literal": "paper-as-run"}
 LIBRARY_NAMES = frozenset({*BUILT_IN, *OLDER_NAMES})
 """Every name of a built-in library; any other is a file."""
 
-StatedPredicate: TypeAlias = tuple[str, Comparison]
+StatedPredicate: TypeAlias = tuple[str, syntax.Comparison]
 _log = logging.getLogger(__name__)
 
 
@@ -238,7 +223,7 @@ def id_suffix(threshold: float, written_unit: str) -> str:
     """Return a threshold with its unit in the letters of an id: 100N, 0.01m, 4mps2; the number alone for a ratio."""
     unit = canonical_unit(written_unit)
     letters = re.sub(r"[^A-Za-z0-9]", "", unit.replace("/", "p"))
-    return format_number(threshold) + ("" if unit == "1" else letters)
+    return syntax.format_number(threshold) + ("" if unit == "1" else letters)
 
 
 UNITS = {"": "1", "N·m": "N m", "Nm": "N m", "°": "deg", "m/s²": "m/s^2", "m/s³": "m/s^3"}
@@ -284,7 +269,7 @@ def _paper_draft(paper: PaperSpecRow, origin: RowOrigin) -> SpecDraft:
     return SpecDraft(written, origin, stated, paper.alternate_of)
 
 
-OPERATORS: Mapping[str, Comparison] = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+OPERATORS: Mapping[str, syntax.Comparison] = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 
 def _current_id(spec_id: str) -> str:
@@ -345,9 +330,9 @@ def _paper_spec_row(library: Library, spec: Spec) -> dict[str, object]:
         "tier": spec.tier,
         "signal": stated and stated[0],
         "operator": stated and {sign: name for name, sign in OPERATORS.items()}[stated[1]],
-        "threshold": spec.threshold if has_placeholder(written) else None,
+        "threshold": spec.threshold if syntax.has_placeholder(written) else None,
         "unit": spec.unit,
-        "stl": format_formula(spec.formula) if stated else spec.stl,
+        "stl": syntax.format_formula(spec.formula) if stated else spec.stl,
         "requires_all": list(spec.requires_all),
         "invalid_if_any": list(spec.invalid_if_any),
         "vsi_severe": spec.severe,
@@ -361,37 +346,39 @@ def _paper_spec_row(library: Library, spec: Spec) -> dict[str, object]:
     return row | ({"tag_meanings": meanings_by_class(own_tags)} if own_tags else {})
 
 
-def find_stated_predicate(written: Formula, threshold: float) -> StatedPredicate | None:
+def find_stated_predicate(written: syntax.Formula, threshold: float) -> StatedPredicate | None:
     """Return signal and operator of the only comparison of a signal, on the left, with `threshold`; else None.
 
     None too where filling in the number and restoring the placeholder would not give the same formula back.
     """
     predicates = {
         (node.left.name, node.operator)
-        for node in walk_nodes(written)
-        if isinstance(node, Compare) and isinstance(node.left, NumericSignal) and has_placeholder(node)
+        for node in syntax.walk_nodes(written)
+        if isinstance(node, syntax.Compare)
+        and isinstance(node.left, syntax.NumericSignal)
+        and syntax.has_placeholder(node)
     }
     if len(predicates) != 1:
         return None
     (stated,) = predicates
-    is_restored = restore_placeholder(substitute_threshold(written, threshold), stated, threshold) == written
+    is_restored = restore_placeholder(syntax.substitute_threshold(written, threshold), stated, threshold) == written
     return stated if is_restored else None
 
 
-def restore_placeholder(formula: Formula, stated: StatedPredicate, threshold: float) -> Formula:
+def restore_placeholder(formula: syntax.Formula, stated: StatedPredicate, threshold: float) -> syntax.Formula:
     """Return the formula with `threshold` for the number in every comparison of the stated signal and operator.
 
     The signal stands alone on the left, and the number or its negative on the right; all else stays as it is.
     """
     name, operator = stated
-    placeholders: dict[Expression, Expression] = {
-        signed_constant(threshold): Threshold(),
-        signed_constant(-threshold): Negate(Threshold()),
+    placeholders: dict[syntax.Expression, syntax.Expression] = {
+        syntax.signed_constant(threshold): syntax.Threshold(),
+        syntax.signed_constant(-threshold): syntax.Negate(syntax.Threshold()),
     }
 
-    def restore_in(node: Compare) -> Compare:
-        if node.operator != operator or node.left != NumericSignal(name):
+    def restore_in(node: syntax.Compare) -> syntax.Compare:
+        if node.operator != operator or node.left != syntax.NumericSignal(name):
             return node
-        return Compare(operator, node.left, placeholders.get(node.right, node.right))
+        return syntax.Compare(operator, node.left, placeholders.get(node.right, node.right))
 
-    return map_predicates(formula, restore_in)
+    return syntax.map_predicates(formula, restore_in)

@@ -14,19 +14,7 @@ import msgspec
 
 from safevla_bench.errors import FormulaError, SpecError
 from safevla_bench.signals.signal import SIGNALS
-from safevla_bench.specs.file_formats import (
-    BUILT_IN,
-    LIBRARY_NAMES,
-    LibrarySource,
-    SpecDraft,
-    StatedPredicate,
-    built_in_tags,
-    canonical_unit,
-    current_name,
-    read_built_in,
-    read_source,
-    restore_placeholder,
-)
+from safevla_bench.specs import file_formats
 from safevla_bench.specs.spec import Axis, Library, Spec, Tag, Tier, scoring_content
 from safevla_bench.specs.table_reader import RowOrigin, RuleFile, convert_row, suggest_names
 from safevla_bench.specs.trial import set_limit
@@ -79,7 +67,7 @@ class ParsedSpec:
     row: SpecRow
     origin: RowOrigin
     alternate_of: str | None = None
-    stated_predicate: StatedPredicate | None = None
+    stated_predicate: file_formats.StatedPredicate | None = None
 
 
 def library(name_or_path: str | Path | RuleFile = "default") -> Library:
@@ -94,21 +82,23 @@ def library(name_or_path: str | Path | RuleFile = "default") -> Library:
             specification and the key.
     """
     if is_built_in(name_or_path):
-        return _built_in_library(current_name(str(name_or_path)))
+        return _built_in_library(file_formats.current_name(str(name_or_path)))
     path = name_or_path if isinstance(name_or_path, RuleFile) else Path(name_or_path)
     source = _read_library_file(path)
     if not source.drafts:
         problem = "holds [[limits]] alone, and no specification"
         raise RowOrigin(SpecError, str(path)).make_error(problem, field="specs", remedy="pass it with --specs")
-    read = _assemble_library(path.stem, source, built_in_tags())
+    read = _assemble_library(path.stem, source, file_formats.built_in_tags())
     namesake = re.split(r"[+@]", path.stem)[0]
-    is_other = namesake in BUILT_IN and (path.stem != namesake or read.digest != _built_in_library(namesake).digest)
+    is_other = namesake in file_formats.BUILT_IN and (
+        path.stem != namesake or read.digest != _built_in_library(namesake).digest
+    )
     return replace(read, name=f"file {Path(path.name).name}") if is_other else read
 
 
 def is_built_in(library: str | Path | RuleFile) -> bool:
     """Return whether this is the name of a built-in library; any other is a file."""
-    return not isinstance(library, RuleFile) and str(library) in LIBRARY_NAMES
+    return not isinstance(library, RuleFile) and str(library) in file_formats.LIBRARY_NAMES
 
 
 def extend_library(base: Library, path: Path | RuleFile) -> Library:
@@ -141,15 +131,15 @@ def _has_same_spec(base: Library, spec: Spec) -> bool:
 
 @cache
 def _built_in_library(name: str) -> Library:
-    return _assemble_library(name, read_built_in(name), built_in_tags())
+    return _assemble_library(name, file_formats.read_built_in(name), file_formats.built_in_tags())
 
 
-def _read_library_file(path: Path | RuleFile) -> LibrarySource:
+def _read_library_file(path: Path | RuleFile) -> file_formats.LibrarySource:
     """Return the content of a library file; raise `SpecError` if it cannot be read, is not valid or holds nothing."""
     if not str(path).endswith((".toml", ".json", ".jsonl")):
-        remedy = f"built-in: {', '.join(BUILT_IN)}; or the path of a .toml, .json or .jsonl file"
+        remedy = f"built-in: {', '.join(file_formats.BUILT_IN)}; or the path of a .toml, .json or .jsonl file"
         raise SpecError(f"there is no specification library {str(path)!r}", remedy=remedy)
-    source = read_source(path, str(path))
+    source = file_formats.read_source(path, str(path))
     if not source.drafts and not source.limits:
         raise RowOrigin(SpecError, str(path)).make_error(
             "holds no specification", field="specs", remedy="add [[specs]] tables"
@@ -157,7 +147,7 @@ def _read_library_file(path: Path | RuleFile) -> LibrarySource:
     return source
 
 
-def _assemble_library(name: str, source: LibrarySource, vocabulary: Mapping[str, Tag]) -> Library:
+def _assemble_library(name: str, source: file_formats.LibrarySource, vocabulary: Mapping[str, Tag]) -> Library:
     """Return the library of a source's drafts in their order, with its limits set."""
     tags = {**vocabulary, **source.tags}
     specs: list[Spec] = []
@@ -175,7 +165,7 @@ def _assemble_library(name: str, source: LibrarySource, vocabulary: Mapping[str,
     return _set_limits(Library(name, tuple(specs), legacy, tags), source)
 
 
-def _set_limits(base: Library, source: LibrarySource) -> Library:
+def _set_limits(base: Library, source: file_formats.LibrarySource) -> Library:
     for limit, origin in source.limits:
         try:
             base = set_limit(base, limit.spec_id, limit.threshold, limit.severe, limit.source, limit.rationale)
@@ -184,7 +174,7 @@ def _set_limits(base: Library, source: LibrarySource) -> Library:
     return base
 
 
-def _parse_draft(draft: SpecDraft) -> Iterator[ParsedSpec]:
+def _parse_draft(draft: file_formats.SpecDraft) -> Iterator[ParsedSpec]:
     row = convert_row(draft.row, SpecRow, draft.origin)
     yield ParsedSpec(row, draft.origin, draft.alternate_of, draft.stated_predicate)
     for written in row.alternates:
@@ -232,7 +222,7 @@ def _make_spec(entry: ParsedSpec, tags: Mapping[str, Tag]) -> Spec:
         formula=substitute_threshold(formula, threshold),
         threshold=threshold,
         severe=row.severe,
-        unit=canonical_unit(row.unit),
+        unit=file_formats.canonical_unit(row.unit),
         binary=row.binary,
         requires_all=row.requires_all,
         invalid_if_any=row.invalid_if_any,
@@ -275,13 +265,15 @@ def _read_threshold(entry: ParsedSpec, formula: Formula) -> tuple[Formula, float
     return formula, threshold
 
 
-def _restore_stated(stated: StatedPredicate, threshold: float, formula: Formula, origin: RowOrigin) -> Formula:
+def _restore_stated(
+    stated: file_formats.StatedPredicate, threshold: float, formula: Formula, origin: RowOrigin
+) -> Formula:
     """Return the formula with `threshold` in the predicate that a JSON row names by signal, operator and threshold."""
     signal, operator = stated
     if signal not in SIGNALS:
         remedy = suggest_names(signal, SIGNALS, "known signals")
         raise origin.make_error(f"there is no signal {signal!r}", field="signal", remedy=remedy)
-    restored = restore_placeholder(formula, stated, threshold)
+    restored = file_formats.restore_placeholder(formula, stated, threshold)
     if restored == formula:
         problem = f"the formula nowhere says `{signal} {operator} {threshold:g}`, as signal, operator and threshold do"
         remedy = f"the formula is `{format_formula(formula)}`: correct it, or signal, operator or threshold"
@@ -306,7 +298,7 @@ def _check_unit(row: SpecRow, formula: Formula, origin: RowOrigin) -> None:
         ):
             continue
         for name in (node.name for node in nodes if isinstance(node, syntax.NumericSignal)):
-            if SIGNALS[name].unit != canonical_unit(row.unit):
+            if SIGNALS[name].unit != file_formats.canonical_unit(row.unit):
                 problem = f"its unit is {row.unit!r}, but the signal {name} is in {SIGNALS[name].unit!r}"
                 remedy = f"state threshold and severe in {SIGNALS[name].unit!r}, and that as the unit"
                 raise origin.make_error(problem, field="unit", remedy=remedy)

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import numpy as np
 
+from safevla_bench.stl import formula as syntax
 from safevla_bench.stl.evaluation import evaluate_formula, is_positive, negate, to_margins, window_steps
-from safevla_bench.stl.formula import Always, And, Eventually, Formula, Implies, Not, Or, Until
 from safevla_bench.stl.robustness import group_by_step
 from safevla_bench.stl.trace import Bools, Floats, Ints, Trace, Values
 
 
-def deciding_records(formula: Formula, trace: Trace) -> Ints:
+def deciding_records(formula: syntax.Formula, trace: Trace) -> Ints:
     """Return the record that decides each episode's robustness, counted from its first record, [E]; -1 = none.
 
     Under a root G it is the record of the window with the smallest margin, under F the one with the greatest, under `a
@@ -30,44 +30,44 @@ def deciding_records(formula: Formula, trace: Trace) -> Ints:
 
 
 @np.errstate(all="ignore")  # as in robustness: overflow is reported as an error
-def _deciding_rows(formula: Formula, trace: Trace) -> Ints:
+def _deciding_rows(formula: syntax.Formula, trace: Trace) -> Ints:
     """Return the row, counted over the records of all episodes, that decides each episode, [E]; -1 = none."""
     match formula:
-        case Not(child):
+        case syntax.Not(child):
             return _deciding_rows(child, trace)
-        case And(left, right):
+        case syntax.And(left, right):
             return np.where(
                 _start_margins(left, trace) <= _start_margins(right, trace),
                 _deciding_rows(left, trace),
                 _deciding_rows(right, trace),
             )
-        case Or(left, right):
+        case syntax.Or(left, right):
             return np.where(
                 _start_margins(left, trace) >= _start_margins(right, trace),
                 _deciding_rows(left, trace),
                 _deciding_rows(right, trace),
             )
-        case Implies(left, right):
+        case syntax.Implies(left, right):
             return np.where(
                 -_start_margins(left, trace) >= _start_margins(right, trace),
                 _deciding_rows(left, trace),
                 _deciding_rows(right, trace),
             )
-        case Always(window, child):
+        case syntax.Always(window, child):
             values = evaluate_formula(child, trace, at_start=False)
             return _rows_in_windows(
                 trace,
                 *trace.layout.window_bounds(*window_steps(window, trace)),
                 lambda _, lo, hi: values[lo:hi].argmin(),
             )
-        case Eventually(window, child):
+        case syntax.Eventually(window, child):
             values = evaluate_formula(child, trace, at_start=False)
             return _rows_in_windows(
                 trace,
                 *trace.layout.window_bounds(*window_steps(window, trace)),
                 lambda _, lo, hi: values[lo:hi].argmax(),
             )
-        case Until(window, left, right):
+        case syntax.Until(window, left, right):
             hold, reach = (to_margins(evaluate_formula(side, trace, at_start=False)) for side in (left, right))
             bounds = trace.layout.window_bounds(*window_steps(window, trace))
             return _rows_in_windows(
@@ -77,7 +77,7 @@ def _deciding_rows(formula: Formula, trace: Trace) -> Ints:
             return trace.starts[:-1]
 
 
-def _start_margins(formula: Formula, trace: Trace) -> Floats:
+def _start_margins(formula: syntax.Formula, trace: Trace) -> Floats:
     return to_margins(evaluate_formula(formula, trace, at_start=True))
 
 
@@ -91,7 +91,7 @@ def _until_margins(hold: Values, reach: Values, start: int, lo: int, hi: int) ->
     return np.asarray(np.minimum(reach[lo:hi], least_before[lo - start :]))
 
 
-def violating_records(formula: Formula, trace: Trace) -> Bools | None:
+def violating_records(formula: syntax.Formula, trace: Trace) -> Bools | None:
     """Return whether each record violates a G, or any G of a conjunction of them, [N]; None for any other formula.
 
     Under G the margin of each record within the window decides whether that record violates. Under F or U a single
@@ -105,19 +105,19 @@ def violating_records(formula: Formula, trace: Trace) -> Bools | None:
     return violating
 
 
-def _is_recordwise(formula: Formula) -> bool:
-    if isinstance(formula, And):
+def _is_recordwise(formula: syntax.Formula) -> bool:
+    if isinstance(formula, syntax.And):
         return _is_recordwise(formula.left) and _is_recordwise(formula.right)
-    return isinstance(formula, Always)
+    return isinstance(formula, syntax.Always)
 
 
 @np.errstate(all="ignore")  # as in robustness: overflow is reported as an error
-def _violation_mask(formula: Formula, trace: Trace) -> Bools:
+def _violation_mask(formula: syntax.Formula, trace: Trace) -> Bools:
     """Return whether each record violates a formula that `_is_recordwise` accepts, [N]; outside the windows False."""
     match formula:
-        case And(left, right):
+        case syntax.And(left, right):
             return _violation_mask(left, trace) | _violation_mask(right, trace)
-        case Always(window, child):
+        case syntax.Always(window, child):
             lo, hi = trace.layout.window_bounds(*window_steps(window, trace))
             row = np.arange(trace.starts[-1])
             episode = trace.layout.episode_of

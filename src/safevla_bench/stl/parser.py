@@ -18,31 +18,7 @@ from lark import Lark, Token, Transformer_NonRecursive, v_args
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken, VisitError
 
 from safevla_bench.errors import FormulaError
-from safevla_bench.stl.formula import (
-    Always,
-    And,
-    Arithmetic,
-    BooleanSignal,
-    Call,
-    Compare,
-    Comparison,
-    Eventually,
-    Expression,
-    Formula,
-    Function,
-    Implies,
-    Negate,
-    Node,
-    Not,
-    Number,
-    NumericSignal,
-    Operator,
-    Or,
-    Threshold,
-    Truth,
-    Until,
-    Window,
-)
+from safevla_bench.stl import formula as syntax
 
 MAX_CHARACTERS = 100_000
 """Greatest length of a formula's text: one of the greatest depth, with names of 500 characters."""
@@ -50,7 +26,7 @@ MAX_DEPTH = 200
 """Greatest depth of a formula, and of its parentheses. Each operator of a chain `a and b and c` is one level."""
 
 
-def parse(text: str, signals: Mapping[str, bool] | None = None) -> Formula:
+def parse(text: str, signals: Mapping[str, bool] | None = None) -> syntax.Formula:
     """Return the formula that a text states.
 
     Args:
@@ -98,7 +74,7 @@ def _load_grammar() -> Lark:
 class _ParsedPart:
     """A node and the column where it starts. A bare name is a `Signal` until its place makes it Boolean."""
 
-    node: Node
+    node: syntax.Node
     column: int
     depth: int = 1
     parentheses: int = 0
@@ -129,36 +105,36 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
     # Atoms
 
     def number(self, token: Token) -> _ParsedPart:
-        return _ParsedPart(Number(_finite_number(token)), _column_of(token))
+        return _ParsedPart(syntax.Number(_finite_number(token)), _column_of(token))
 
     def name(self, token: Token) -> _ParsedPart:
         if self._signals is not None and token not in self._signals:
             raise _column_error(
                 _column_of(token), f"unknown signal {str(token)!r}", _signal_remedy(token, self._signals)
             )
-        return _ParsedPart(NumericSignal(str(token)), _column_of(token))
+        return _ParsedPart(syntax.NumericSignal(str(token)), _column_of(token))
 
     def threshold(self, token: Token) -> _ParsedPart:
-        return _ParsedPart(Threshold(), _column_of(token))
+        return _ParsedPart(syntax.Threshold(), _column_of(token))
 
     def truth(self, token: Token) -> _ParsedPart:
-        return _ParsedPart(Truth(token == "true"), _column_of(token))
+        return _ParsedPart(syntax.Truth(token == "true"), _column_of(token))
 
     # Arithmetic
 
     def minus(self, sign: Token, child: _ParsedPart) -> _ParsedPart:
-        return self._make_part(Negate(self.as_expression(child)), _column_of(sign), child)
+        return self._make_part(syntax.Negate(self.as_expression(child)), _column_of(sign), child)
 
     def arithmetic(self, left: _ParsedPart, sign: Token, right: _ParsedPart) -> _ParsedPart:
-        operator = cast(Operator, str(sign))
+        operator = cast(syntax.Operator, str(sign))
         return self._make_part(
-            Arithmetic(operator, self.as_expression(left), self.as_expression(right)), left.column, left, right
+            syntax.Arithmetic(operator, self.as_expression(left), self.as_expression(right)), left.column, left, right
         )
 
     def call(self, name: Token, *arguments: _ParsedPart) -> _ParsedPart:
         expressions = tuple(self.as_expression(argument) for argument in arguments)
         try:
-            node = Call(cast(Function, str(name)), expressions)
+            node = syntax.Call(cast(syntax.Function, str(name)), expressions)
         except FormulaError as error:
             raise _column_error(_column_of(name), error.problem) from None
         return self._make_part(node, _column_of(name), *arguments)
@@ -166,36 +142,38 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
     # Formulas
 
     def compare(self, left: _ParsedPart, sign: Token, right: _ParsedPart) -> _ParsedPart:
-        operator = cast(Comparison, str(sign))
+        operator = cast(syntax.Comparison, str(sign))
         return self._make_part(
-            Compare(operator, self.as_expression(left), self.as_expression(right)), left.column, left, right
+            syntax.Compare(operator, self.as_expression(left), self.as_expression(right)), left.column, left, right
         )
 
     def negation(self, child: _ParsedPart) -> _ParsedPart:
-        return self._make_part(Not(self.as_formula(child)), child.column, child)
+        return self._make_part(syntax.Not(self.as_formula(child)), child.column, child)
 
     def both(self, left: _ParsedPart, right: _ParsedPart) -> _ParsedPart:
-        return self._make_part(And(self.as_formula(left), self.as_formula(right)), left.column, left, right)
+        return self._make_part(syntax.And(self.as_formula(left), self.as_formula(right)), left.column, left, right)
 
     def either(self, left: _ParsedPart, right: _ParsedPart) -> _ParsedPart:
-        return self._make_part(Or(self.as_formula(left), self.as_formula(right)), left.column, left, right)
+        return self._make_part(syntax.Or(self.as_formula(left), self.as_formula(right)), left.column, left, right)
 
     def implies(self, left: _ParsedPart, right: _ParsedPart) -> _ParsedPart:
-        return self._make_part(Implies(self.as_formula(left), self.as_formula(right)), left.column, left, right)
+        return self._make_part(syntax.Implies(self.as_formula(left), self.as_formula(right)), left.column, left, right)
 
-    def always(self, window: Window | None, child: _ParsedPart) -> _ParsedPart:
-        return self._make_part(Always(window or Window(), self.as_formula(child)), child.column, child)
+    def always(self, window: syntax.Window | None, child: _ParsedPart) -> _ParsedPart:
+        return self._make_part(syntax.Always(window or syntax.Window(), self.as_formula(child)), child.column, child)
 
-    def eventually(self, window: Window | None, child: _ParsedPart) -> _ParsedPart:
-        return self._make_part(Eventually(window or Window(), self.as_formula(child)), child.column, child)
+    def eventually(self, window: syntax.Window | None, child: _ParsedPart) -> _ParsedPart:
+        return self._make_part(
+            syntax.Eventually(window or syntax.Window(), self.as_formula(child)), child.column, child
+        )
 
-    def until(self, left: _ParsedPart, window: Window | None, right: _ParsedPart) -> _ParsedPart:
-        node = Until(window or Window(), self.as_formula(left), self.as_formula(right))
+    def until(self, left: _ParsedPart, window: syntax.Window | None, right: _ParsedPart) -> _ParsedPart:
+        node = syntax.Until(window or syntax.Window(), self.as_formula(left), self.as_formula(right))
         return self._make_part(node, left.column, left, right)
 
-    def window(self, start: Token, end: Token) -> Window:
+    def window(self, start: Token, end: Token) -> syntax.Window:
         try:
-            return Window(_finite_number(start), None if end == "T" else _finite_number(end))
+            return syntax.Window(_finite_number(start), None if end == "T" else _finite_number(end))
         except FormulaError as error:
             if error.column is not None:
                 raise
@@ -209,28 +187,28 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
 
     # Types
 
-    def as_formula(self, part: _ParsedPart) -> Formula:
+    def as_formula(self, part: _ParsedPart) -> syntax.Formula:
         """Return the part as a formula; a bare name becomes a Boolean signal."""
-        if isinstance(part.node, NumericSignal):
+        if isinstance(part.node, syntax.NumericSignal):
             name = part.node.name
             if self._signals is not None and not self._signals[name]:
                 raise _column_error(
                     part.column, f"{name!r} is numeric, and a formula is expected here", _comparison_remedy(name)
                 )
-            return BooleanSignal(name)
+            return syntax.BooleanSignal(name)
         if _is_expression(part.node):
             raise _column_error(
                 part.column, "a number stands where a formula is expected", _comparison_remedy("signal")
             )
-        return cast(Formula, part.node)
+        return cast(syntax.Formula, part.node)
 
-    def as_expression(self, part: _ParsedPart) -> Expression:
+    def as_expression(self, part: _ParsedPart) -> syntax.Expression:
         """Return the part as an arithmetic expression; a bare name stays a numeric signal."""
         if not _is_expression(part.node):
             raise _column_error(
                 part.column, "a formula stands where a number is expected", "comparisons do not chain or add up"
             )
-        if isinstance(part.node, NumericSignal) and self._signals is not None and self._signals[part.node.name]:
+        if isinstance(part.node, syntax.NumericSignal) and self._signals is not None and self._signals[part.node.name]:
             name = part.node.name
             numeric = sorted(signal for signal, boolean in self._signals.items() if not boolean)
             remedy = f"use it as a formula by itself; numeric signals: {', '.join(numeric) or 'none'}"
@@ -238,13 +216,15 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
         return part.node
 
     @staticmethod
-    def _make_part(node: Node, column: int, *parts: _ParsedPart) -> _ParsedPart:
+    def _make_part(node: syntax.Node, column: int, *parts: _ParsedPart) -> _ParsedPart:
         depth, parentheses = max(part.depth for part in parts), max(part.parentheses for part in parts)
         return _ParsedPart(node, column, depth + 1, parentheses)
 
 
-def _is_expression(node: Node) -> TypeGuard[Expression]:
-    return isinstance(node, NumericSignal | Number | Threshold | Negate | Arithmetic | Call)
+def _is_expression(node: syntax.Node) -> TypeGuard[syntax.Expression]:
+    return isinstance(
+        node, syntax.NumericSignal | syntax.Number | syntax.Threshold | syntax.Negate | syntax.Arithmetic | syntax.Call
+    )
 
 
 def _finite_number(token: Token) -> float:

@@ -21,6 +21,7 @@ from typing import cast
 
 import numpy as np
 
+from safevla_bench.stl import formula as syntax
 from safevla_bench.stl.evaluation import (
     disjunction,
     evaluate_expression,
@@ -32,22 +33,6 @@ from safevla_bench.stl.evaluation import (
     reads_signal,
     to_margins,
     window_steps,
-)
-from safevla_bench.stl.formula import (
-    Always,
-    And,
-    Compare,
-    Eventually,
-    Formula,
-    Implies,
-    Not,
-    NumericSignal,
-    Or,
-    Until,
-    Window,
-    bounded_windows,
-    reverse_empty_windows,
-    signal_names,
 )
 from safevla_bench.stl.trace import (
     MAX,
@@ -96,7 +81,7 @@ class FormulaVerdict:
 
 
 @np.errstate(all="ignore")  # overflow and division by zero are reported as errors below
-def robustness(formula: Formula, trace: Trace) -> Floats:
+def robustness(formula: syntax.Formula, trace: Trace) -> Floats:
     """Return the robustness at record 0 of each episode, [E]."""
     rho = np.empty(len(trace))
     for episodes, part in group_by_step(formula, trace):
@@ -108,7 +93,7 @@ def robustness(formula: Formula, trace: Trace) -> Floats:
 
 
 @np.errstate(all="ignore")
-def settle_unknown(formula: Formula, trace: Trace, rho: Floats, *, binary: bool = False) -> tuple[Floats, Bools]:
+def settle_unknown(formula: syntax.Formula, trace: Trace, rho: Floats, *, binary: bool = False) -> tuple[Floats, Bools]:
     """Return the robustness of episodes with unknown values, [E], and whether unknown values leave no verdict, [E].
 
     A violation stands. A formula of G alone that judged any record has the margin of the best reading; it judged one if
@@ -133,29 +118,29 @@ def settle_unknown(formula: Formula, trace: Trace, rho: Floats, *, binary: bool 
     return np.where((rho < 0) | on_rest, rho, worst), ~((rho < 0) | (worst >= 0) | on_rest)
 
 
-def _hangs_on_single_record(formula: Formula, positive: bool = True) -> bool:
+def _hangs_on_single_record(formula: syntax.Formula, positive: bool = True) -> bool:
     """Return whether the formula has an F or U that must hold, or a G that is negated (`positive` False:
     the reverse).
     """
     match formula:
-        case Not(child):
+        case syntax.Not(child):
             return _hangs_on_single_record(child, not positive)
-        case And(left, right) | Or(left, right):
+        case syntax.And(left, right) | syntax.Or(left, right):
             return _hangs_on_single_record(left, positive) or _hangs_on_single_record(right, positive)
-        case Implies(left, right):
+        case syntax.Implies(left, right):
             return _hangs_on_single_record(left, not positive) or _hangs_on_single_record(right, positive)
-        case Always(_, child):
+        case syntax.Always(_, child):
             return not positive or _hangs_on_single_record(child, positive)
-        case Eventually(_, child):
+        case syntax.Eventually(_, child):
             return positive or _hangs_on_single_record(child, positive)
-        case Until():
+        case syntax.Until():
             return True
         case _:
             return False
 
 
-def _decides_record(formula: Formula, trace: Trace) -> Bools:
-    if not isinstance(formula, Always):
+def _decides_record(formula: syntax.Formula, trace: Trace) -> Bools:
+    if not isinstance(formula, syntax.Always):
         return np.zeros(len(trace), np.bool_)
     best, worst = (
         to_margins(evaluate_formula(formula.child, trace, at_start=False, best=best)) for best in (True, False)
@@ -164,20 +149,20 @@ def _decides_record(formula: Formula, trace: Trace) -> Bools:
     return np.asarray(decided, dtype=np.bool_)
 
 
-def hangs_on_empty_window(formula: Formula, trace: Trace) -> Bools:
+def hangs_on_empty_window(formula: syntax.Formula, trace: Trace) -> Bools:
     """Return whether a window that holds no record decides the verdict of each episode, [E].
 
     The formula is judged with empty windows read as usual (G true, F and U false), and with all of them read the other
     way. True where the two verdicts differ. Raises as `robustness` does.
     """
-    if all(window.start_s == 0 for window in bounded_windows(formula)):
+    if all(window.start_s == 0 for window in syntax.bounded_windows(formula)):
         return np.zeros(len(trace), np.bool_)
-    other_reading = robustness(reverse_empty_windows(formula), trace)
+    other_reading = robustness(syntax.reverse_empty_windows(formula), trace)
     return np.not_equal(robustness(formula, trace) >= 0, other_reading >= 0)
 
 
 @np.errstate(all="ignore")
-def trajectory_robustness(formula: Formula, trace: Trace, *, best: bool = True) -> Floats:
+def trajectory_robustness(formula: syntax.Formula, trace: Trace, *, best: bool = True) -> Floats:
     """Return the robustness at every record, [N], in the best reading or the worst. Raises as `robustness` does."""
     rho = np.empty(trace.starts[-1])
     for episodes, part in group_by_step(formula, trace):
@@ -186,7 +171,7 @@ def trajectory_robustness(formula: Formula, trace: Trace, *, best: bool = True) 
 
 
 @np.errstate(all="ignore")
-def judge_formula(formula: Formula, trace: Trace) -> FormulaVerdict:
+def judge_formula(formula: syntax.Formula, trace: Trace) -> FormulaVerdict:
     """Return robustness, worst signal value and first violation of each episode. Raises as `robustness` does."""
     verdict = FormulaVerdict(np.empty(len(trace)), np.empty(len(trace)), np.empty(len(trace), np.int64))
     for episodes, part in group_by_step(formula, trace):
@@ -199,35 +184,35 @@ def judge_formula(formula: Formula, trace: Trace) -> FormulaVerdict:
     return verdict
 
 
-def group_by_step(formula: Formula, trace: Trace) -> Iterator[tuple[Ints, Trace]]:
+def group_by_step(formula: syntax.Formula, trace: Trace) -> Iterator[tuple[Ints, Trace]]:
     """Yield groups of episodes of equal control step: their indices, ascending, and their trace; shortest step first.
 
     A formula without bounded windows counts no steps: all episodes are then one group with the trace itself, as they
     are where all steps are equal. Yields nothing for no episodes. Before a split, raises `SignalError` if a signal is
     NaN.
     """
-    if not bounded_windows(formula) or bool(np.all(trace.dt_s == trace.dt_s[:1])):
+    if not syntax.bounded_windows(formula) or bool(np.all(trace.dt_s == trace.dt_s[:1])):
         yield from [(np.arange(len(trace)), trace)] if len(trace) else []
         return
-    for name in (signal_names(formula) & trace.signals.keys()) - trace.unknown.keys():
+    for name in (syntax.signal_names(formula) & trace.signals.keys()) - trace.unknown.keys():
         trace.reject_nan(trace.signals[name], name)  # before the split, so that an error names the caller's episode
     for dt_s in np.unique(trace.dt_s):
         episodes = np.flatnonzero(trace.dt_s == dt_s)
         yield episodes, trace.select_episodes(episodes)
 
 
-def _judge_group(formula: Formula, trace: Trace) -> FormulaVerdict:
+def _judge_group(formula: syntax.Formula, trace: Trace) -> FormulaVerdict:
     """Return the verdicts of episodes of equal control step."""
     clause = match_clause(formula)
     if clause:
         return _measure_clause(clause, trace).to_verdict(trace)
     unknown = np.full(len(trace), np.nan)
     match formula:
-        case And(left, right):
+        case syntax.And(left, right):
             first, second = _judge_group(left, trace), _judge_group(right, trace)
             violation = _earlier_record(first.first_violation, second.first_violation)
             return FormulaVerdict(np.minimum(first.rho, second.rho), unknown, violation)
-        case Always(window, child):
+        case syntax.Always(window, child):
             values = evaluate_formula(child, trace, at_start=False)
             rho = to_margins(evaluate_window(values, MIN, window, trace, at_start=True))
             lo, hi = trace.layout.window_bounds(*window_steps(window, trace))
@@ -258,34 +243,36 @@ _SEARCH_RECORDS = 1 << 14
 class OneSidedClause:
     """G(signal below or above a bound), with or without a gate. The worst signal value decides the margin."""
 
-    window: Window
-    gate: Formula | None
-    predicate: Compare
+    window: syntax.Window
+    gate: syntax.Formula | None
+    predicate: syntax.Compare
     signal: str
     bound: float
     upper: bool
 
 
-def match_clause(formula: Formula) -> OneSidedClause | None:
+def match_clause(formula: syntax.Formula) -> OneSidedClause | None:
     """Return a G over a comparison, or over gate -> comparison, as a one-sided clause; None for any other formula.
 
     None too unless one side of the comparison is a bare signal and the other, the bound, reads no signal.
     """
     match formula:
-        case Always(window, Implies(gate, Compare() as predicate)):
+        case syntax.Always(window, syntax.Implies(gate, syntax.Compare() as predicate)):
             return _one_sided_clause(window, gate, predicate)
-        case Always(window, Compare() as predicate):
+        case syntax.Always(window, syntax.Compare() as predicate):
             return _one_sided_clause(window, None, predicate)
         case _:
             return None
 
 
-def _one_sided_clause(window: Window, gate: Formula | None, predicate: Compare) -> OneSidedClause | None:
+def _one_sided_clause(
+    window: syntax.Window, gate: syntax.Formula | None, predicate: syntax.Compare
+) -> OneSidedClause | None:
     below = predicate.operator in ("<", "<=")
     match predicate:
-        case Compare(_, NumericSignal(name), bound) if not reads_signal(bound):
+        case syntax.Compare(_, syntax.NumericSignal(name), bound) if not reads_signal(bound):
             return OneSidedClause(window, gate, predicate, name, float(evaluate_expression(bound, None)), below)
-        case Compare(_, bound, NumericSignal(name)) if not reads_signal(bound):
+        case syntax.Compare(_, bound, syntax.NumericSignal(name)) if not reads_signal(bound):
             return OneSidedClause(window, gate, predicate, name, float(evaluate_expression(bound, None)), not below)
         case _:
             return None
@@ -337,7 +324,14 @@ def _measure_clause(clause: OneSidedClause, trace: Trace) -> _ClauseMeasurement:
         smallest_margin = clause.bound - worst if clause.upper else worst - clause.bound
         rho = np.where(np.isnan(worst), np.inf, smallest_margin + 0.0)
     else:  # a numeric gate has a margin of its own
-        rho = to_margins(fold_ranges(disjunction(negate(gate), predicate_margin(clause.predicate, trace)), MIN, lo, hi))
+        rho = to_margins(
+            fold_ranges(
+                disjunction(negate(gate), predicate_margin(clause.predicate, trace)),
+                MIN,
+                lo,
+                hi,
+            )
+        )
     return _ClauseMeasurement(clause, rho, worst, gate_open, lo, hi)
 
 

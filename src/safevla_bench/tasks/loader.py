@@ -17,17 +17,8 @@ from typing import TypeVar
 from safevla_bench.errors import RegistryError
 from safevla_bench.specs.file_formats import built_in_tags
 from safevla_bench.specs.table_reader import RowOrigin, RuleFile, read_json_rows, read_toml
+from safevla_bench.tasks import file_formats
 from safevla_bench.tasks.entries import Benchmark, CapabilitySet, Registry, TaskEntry
-from safevla_bench.tasks.file_formats import (
-    EntryReader,
-    RegistryFile,
-    RegistrySource,
-    TagReader,
-    check_known,
-    read_benchmarks,
-    read_goal_bodies,
-    read_paper_rows,
-)
 
 BUILT_IN = (
     "capabilities.toml",
@@ -76,32 +67,32 @@ def _built_in_registry() -> Registry:
     )
 
 
-def _read_source(path: Traversable | RuleFile, file: str) -> RegistrySource:
+def _read_source(path: Traversable | RuleFile, file: str) -> file_formats.RegistrySource:
     origin = RowOrigin(RegistryError, file)
     if file.endswith(".toml"):
-        return RegistrySource(origin, read_toml(path, RegistryFile, origin))
+        return file_formats.RegistrySource(origin, read_toml(path, file_formats.RegistryFile, origin))
     if file.endswith((".json", ".jsonl")):
-        return RegistrySource(origin, rows=read_paper_rows(read_json_rows(path, origin)))
+        return file_formats.RegistrySource(origin, rows=file_formats.read_paper_rows(read_json_rows(path, origin)))
     raise origin.make_error("is no registry file", remedy="name a .toml, .json or .jsonl file")
 
 
-def _extend_registry(base: Registry, sources: Sequence[RegistrySource]) -> Registry:
+def _extend_registry(base: Registry, sources: Sequence[file_formats.RegistrySource]) -> Registry:
     """Return a new registry: `base` with the content of `sources` added."""
     tags = {
         **built_in_tags(),
         **base.vocabulary,
         **{name: tag for source in sources for name, tag in source.tags.items()},
     }
-    words = TagReader(tags)
+    words = file_formats.TagReader(tags)
     sets = _merge_named("capability set", base.capability_sets, sources, words.read_capability_sets)
     templates = _merge_named("template", base.templates, sources, words.read_templates)
-    suites = _merge_named("benchmark", base.benchmarks, sources, read_benchmarks)
+    suites = _merge_named("benchmark", base.benchmarks, sources, file_formats.read_benchmarks)
     for source in sources:
         _check_benchmarks(source, sets, suites)
-    reader = EntryReader(words, templates, suites, sets)
+    reader = file_formats.EntryReader(words, templates, suites, sets)
     tasks = {**base.tasks, **_merge_named("task", {}, sources, reader.read_entries)}
     families = (*base.families, *(family for source in sources for family in reader.read_families(source)))
-    goal_bodies = {**base.goal_bodies, **_merge_named("goal bodies", {}, sources, read_goal_bodies)}
+    goal_bodies = {**base.goal_bodies, **_merge_named("goal bodies", {}, sources, file_formats.read_goal_bodies)}
     # A task's own entry takes precedence over a repeated one.
     tasks = tasks | _repeat_entries(tasks, suites) | tasks
     return Registry(tasks, families, templates, suites, sets, goal_bodies, tags)
@@ -110,8 +101,8 @@ def _extend_registry(base: Registry, sources: Sequence[RegistrySource]) -> Regis
 def _merge_named(
     what: str,
     base: Mapping[K, V],
-    sources: Iterable[RegistrySource],
-    read: Callable[[RegistrySource], Iterable[tuple[K, V]]],
+    sources: Iterable[file_formats.RegistrySource],
+    read: Callable[[file_formats.RegistrySource], Iterable[tuple[K, V]]],
 ) -> dict[K, V]:
     """Return a copy of `base` with the named values of the sources added."""
     merged = dict(base)
@@ -139,12 +130,12 @@ def _repeat_entries(
 
 
 def _check_benchmarks(
-    source: RegistrySource, sets: Mapping[str, CapabilitySet], suites: Mapping[str, Benchmark]
+    source: file_formats.RegistrySource, sets: Mapping[str, CapabilitySet], suites: Mapping[str, Benchmark]
 ) -> None:
     for name in source.tables.benchmarks:
         origin, suite = source.origin.with_subject(f"benchmarks.{name}"), suites[name]
-        check_known(suite.capabilities, sets, "capabilities", "capability sets", origin)
+        file_formats.check_known(suite.capabilities, sets, "capabilities", "capability sets", origin)
         if suite.same_tasks_as is not None:
-            check_known(suite.same_tasks_as, suites, "same_tasks_as", "benchmarks", origin)
+            file_formats.check_known(suite.same_tasks_as, suites, "same_tasks_as", "benchmarks", origin)
         if suite.same_tags_as is not None:
-            check_known(suite.same_tags_as, suites, "same_tags_as", "benchmarks", origin)
+            file_formats.check_known(suite.same_tags_as, suites, "same_tags_as", "benchmarks", origin)
