@@ -23,7 +23,7 @@ from safevla_bench.compare.difference import ComparisonOptions, judge_margin, pa
 from safevla_bench.compare.pairs import StateMeans
 from safevla_bench.compare.sample_size import SampleSizeRequest, plan_sample_size
 from safevla_bench.sensitivity.calibration import quantile_interval
-from safevla_bench.statistics.group_sequential import sum_limits
+from safevla_bench.statistics.sequential import sum_limits
 from safevla_bench.statistics.intervals import (
     Interval,
     bounded_mean_interval,

@@ -20,6 +20,7 @@ from safevla_bench.report.tables import gates as gating
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.statistics.intervals import bounded_mean_interval
 from safevla_bench.statistics.planning import rate_power
+from safevla_bench.trajectory.marks import STOPPED_ON_VIOLATION
 
 SPEC = SpecColumn(
     spec_id="force", canonical_family="f", axis="scene_interaction", tier="safe", threshold=1.0, severe=2.0, unit="N",
@@ -296,7 +297,7 @@ def test_success_needs_no_verdict():
 def test_what_a_violation_stopped_may_have_succeeded_or_not_whatever_is_allowed(allow):
     stopped = scores(2, 4, outcome=("stopped", "stopped", "success", "success"))
     stopped = replace(
-        stopped, success=np.array([False, False, True, True]), stopped_on_violation=(True, True, False, False)
+        stopped, success=np.array([False, False, True, True]), marks={STOPPED_ON_VIOLATION: (True, True, False, False)}
     )
     gates = [Gate("sr", "min", 0.9), Gate("sbu", "max", 0.4), Gate("vsi", "max", 0.4), Gate("safety", "min", 0.5)]
     found = estimate_gates(stopped, [*gates, Gate("sr", "min", 0.5)], allow_crashed=allow, allow_unjudged=allow)

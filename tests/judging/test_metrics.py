@@ -12,6 +12,7 @@ from safevla_bench.judging.metrics import LEAST_UNSAFE, Mean, aggregate, cells, 
 from safevla_bench.judging.scores import ACTIVE, INACTIVE, VACUOUS, Scores, SpecColumn
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.statistics.intervals import bounded_mean_interval
+from safevla_bench.trajectory.marks import STOPPED_ON_VIOLATION
 
 SPECS = (
     SpecColumn(spec_id="force", canonical_family="f", axis="scene_interaction", tier="safe", threshold=200.0,
@@ -386,7 +387,7 @@ def test_what_a_violation_stopped_leaves_only_safety_known():
     """Otherwise stopping at the first violation turns a success rate of 30 % into one of 100 %."""
     stopped = cut(
         ("success", "stopped", "stopped", "success", "stopped", "stopped"),
-        stopped_on_violation=(False, True, True, False, True, True),
+        marks={STOPPED_ON_VIOLATION: (False, True, True, False, True, True)},
     )
     found = aggregate(stopped)
     assert (found.safety, found.rates["safety"].n) == (2 / 6, 6)

@@ -46,6 +46,7 @@ from safevla_bench.sensitivity.curves import ablate_thresholds, sweep_threshold
 from safevla_bench.sensitivity.variants import parse_sweep
 from safevla_bench.specs.loader import library
 from safevla_bench.trajectory.batch import concatenate_batches
+from safevla_bench.trajectory.marks import STANDIN as STANDIN_ASSETS
 from safevla_bench.trajectory.marks import mark_standin
 
 KITCHEN, TABLE = "robocasa-365", "libero-goal"
@@ -58,7 +59,7 @@ def said(figure) -> str:
 
 def marked(scores: Scores) -> Scores:
     """The scores with the mark on every episode of the kitchen."""
-    return replace(scores, standin=tuple(name == KITCHEN for name in scores.benchmark))
+    return replace(scores, marks={STANDIN_ASSETS: tuple(name == KITCHEN for name in scores.benchmark)})
 
 
 SCORES = marked(
@@ -97,7 +98,7 @@ def judged(tmp_path_factory) -> Judged:
 
 def test_the_mark_of_a_record_is_in_its_verdict_its_cell_and_the_aggregate():
     scores = score(BATCH, load_ruleset())
-    assert scores.standin == (False, True, False, True)
+    assert scores.has_mark(STANDIN_ASSETS).tolist() == [False, True, False, True]
     assert [one.standin_assets for one in scores.episodes()] == [False, True, False, True]
     assert [one.standin_assets for one in metrics.cells(scores)] == [False, True, False, True]
     assert metrics.aggregate(scores).standin_assets
@@ -127,7 +128,7 @@ def test_every_table_about_them_says_so_and_no_other_does():
 def test_every_figure_says_so(name):
     shown = figures.FigureInput(SCORES, np.full(len(SCORES), 0.05), np.full(len(SCORES), 9))
     assert "no results on it" in said(figures.FIGURES[name].draw(shown))
-    plain = replace(shown, scores=replace(SCORES, standin=()))
+    plain = replace(shown, scores=replace(SCORES, marks={}))
     assert "Stand-in" not in said(figures.FIGURES[name].draw(plain))
 
 
@@ -195,7 +196,7 @@ def test_an_unmarked_score_says_nothing():
 
 OLD = {"mujoco": "3.2.3", "robosuite": "1.4.0"}
 NEW = {"mujoco": "3.17.0", "robosuite": "1.4.0"}
-MIXED = replace(SCORES, standin=(), simulator=tuple(OLD if policy == "a" else NEW for policy in SCORES.policy))
+MIXED = replace(SCORES, marks={}, simulator=tuple(OLD if policy == "a" else NEW for policy in SCORES.policy))
 PLAIN = replace(MIXED, simulator=(OLD,) * len(MIXED))
 MIXTURE = "Several physics versions: libero-goal: mujoco 3.2.3 (a) and 3.17.0 (b)"
 
@@ -269,7 +270,7 @@ def test_a_gate_and_a_report_of_several_versions_say_so(runs_of_two_versions):
 
 def test_a_tool_that_knows_no_versions_is_said_nothing_of():
     assert provenance_marks.describe_simulators(provenance_marks.simulator_by_cell(SCORES)) == ""
-    unknown = replace(SCORES, standin=(), simulator=({},) * len(SCORES))
+    unknown = replace(SCORES, marks={}, simulator=({},) * len(SCORES))
     assert provenance_marks.warn_of_scores(unknown) == ()
     half = replace(unknown, simulator=(OLD, *({},) * (len(SCORES) - 1)))
     assert provenance_marks.warn_of_scores(half) == ()

@@ -85,7 +85,7 @@ def same(paths, by=load_ruleset(), **more) -> bool:  # noqa: B008
     assert score_files(there) == score_files(here)
     assert there.records.headers == here.records.headers
     assert there.records.lengths.tolist() == here.records.lengths.tolist()
-    assert (there.privileged, there.scores.standin) == (here.privileged, here.scores.standin)
+    assert (there.privileged, there.scores.marks) == (here.privileged, here.scores.marks)
     return True
 
 

@@ -15,7 +15,8 @@ from safevla_bench.specs.file_formats import built_in_tags
 from safevla_bench.specs.loader import library
 from safevla_bench.specs.spec import Library, explain_spec, spec_rows
 from safevla_bench.stl.parser import parse
-from safevla_bench.stl.robustness import Trace, robustness
+from safevla_bench.stl.robustness import robustness
+from safevla_bench.stl.trace import Trace
 
 CASES = Path(__file__).parent / "cases"
 DEFAULT, TEXT, AS_RUN = library(), library("paper-text"), library("paper-as-run")

@@ -16,8 +16,14 @@ from numpy.typing import NDArray
 from safevla_bench.compare.pairs import StateMeans
 from safevla_bench.compare.policy_results import METRICS, TaskKey
 from safevla_bench.errors import SafevlaError
-from safevla_bench.statistics.bootstrap import RESAMPLES, percentile_interval
-from safevla_bench.statistics.intervals import CONFIDENCE, Interval, reconcile_interval, tango_interval
+from safevla_bench.statistics.intervals import (
+    CONFIDENCE,
+    RESAMPLES,
+    Interval,
+    percentile_interval,
+    reconcile_interval,
+    tango_interval,
+)
 from safevla_bench.statistics.sequential import sequential_difference, sequential_p
 from safevla_bench.statistics.strata import (
     MeanTest,

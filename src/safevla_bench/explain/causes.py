@@ -21,7 +21,7 @@ from safevla_bench.explain.contributors import (
     format_amount,
     name_body_kind,
 )
-from safevla_bench.explain.exposure.episodes import PHASES, holding, phases
+from safevla_bench.explain.exposure import PHASES, holding, phases
 from safevla_bench.signals.signal import SIGNALS, CauseKind, RecordFields, Signal
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import format_fixed
@@ -61,7 +61,6 @@ class Cause:
     contacts: tuple[ChainContact, ...]
     others: tuple[str, ...]
     step: int
-    """The record in which it began."""
     phase: str
     speed_m_s: float | None
     sentence: str

@@ -45,7 +45,6 @@ class Explanation:
     """One episode: its row of the scores, the clauses with a verdict, worst first, and why others are vacuous."""
 
     number: int
-    """Its place in the source, from 1."""
     score: EpisodeScore
     instruction: str | None
     records: int

@@ -16,7 +16,8 @@ from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.stl.formula import Formula, has_placeholder, is_boolean_only, signal_names
 from safevla_bench.stl.localization import deciding_records
 from safevla_bench.stl.parser import parse
-from safevla_bench.stl.robustness import Trace, hangs_on_empty_window, robustness, settle_unknown
+from safevla_bench.stl.robustness import hangs_on_empty_window, robustness, settle_unknown
+from safevla_bench.stl.trace import Trace
 from safevla_bench.tasks.loader import registry
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import STANDIN, mark_flags

@@ -16,7 +16,8 @@ from safevla_bench.judging.scores import ACTIVE, Scores, SpecColumn, nan_to_none
 from safevla_bench.signals.signal import SIGNALS, RecordFields
 from safevla_bench.stl import formula as syntax
 from safevla_bench.stl.evaluation import evaluate_expression, evaluate_formula, is_positive, window_steps
-from safevla_bench.stl.robustness import Trace, trajectory_robustness
+from safevla_bench.stl.robustness import trajectory_robustness
+from safevla_bench.stl.trace import Trace
 from safevla_bench.trajectory.batch import Batch
 
 Floats = NDArray[np.float64]
@@ -62,7 +63,6 @@ class SpecTrace:
     depth: float
     violated: bool
     first: int
-    """First violating record, -1 = none."""
     involved: Contributors | None
     cause: BooleanCause | None = None
     why: Cause | None = None

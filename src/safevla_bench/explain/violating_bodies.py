@@ -40,12 +40,10 @@ class BodyViolation:
     bodies: tuple[str, ...]
     """Its name, or those of a pair, in the order of `kinds`."""
     kinds: tuple[BodyKind, ...]
-    """In the order of the vocabulary."""
     worst: float
     """Its own largest value where the limit is broken, in the unit of the specification; 1 for a touch."""
     unit: str
     first_violation_step: int
-    """The first record in which it breaks the limit."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from safevla_bench.judging.scores import Scores, SpecColumn
 
 NOOP = "noop"
-"""The policy that does nothing."""
 
 
 class BaselineViolation(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,11 +39,9 @@ class DoubtfulResult(msgspec.Struct, frozen=True, kw_only=True):
 
     policy: str | None
     unsafe: int
-    """Its unsafe episodes, of all tasks."""
     shared: int
     """Those that violate, among others, a specification that doing nothing violates in that task."""
     only: int
-    """Those that violate nothing else."""
 
 
 class BaselineSuccess(msgspec.Struct, frozen=True, kw_only=True):

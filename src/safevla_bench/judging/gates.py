@@ -89,9 +89,7 @@ class GateReport(msgspec.Struct, frozen=True, kw_only=True):
     """Of each interval: greater where there are several."""
     sequential: bool = False
     notes: tuple[str, ...] = ()
-    """What the intervals cover, and what they do not."""
     warnings: tuple[str, ...] = ()
-    """Warnings that apply to the numbers, such as stand-in assets."""
 
 
 def check_gates(
@@ -159,7 +157,6 @@ def _require_valid(gates: Sequence[Gate]) -> None:
 
 
 StateKey = tuple[str, str, int]
-"""Suite, task, and the number of an initial state."""
 
 
 @dataclass(frozen=True)

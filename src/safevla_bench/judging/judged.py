@@ -121,9 +121,7 @@ class Judged:
     """The rules that decided, and the episodes that were left out; scores.json holds it as `judged_by`."""
     sources: tuple[JudgedSource, ...]
     records: EpisodeIndex
-    """The records behind the scores, which can be read again."""
     paths: tuple[Path, ...] = ()
-    """The sources, where their frames are."""
     makers: tuple[str, ...] = ()
     """A sentence for each run folder that its maker judged by other rules, with its Safety there and here."""
 

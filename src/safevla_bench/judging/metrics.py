@@ -18,9 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.judging.scores import INACTIVE, VACUOUS, IntervalMethod, Scores, collect_versions
-from safevla_bench.statistics.bootstrap import bootstrap_means
-from safevla_bench.statistics.intervals import Interval, bounded_mean_interval, exact_interval, wilson_interval
+from safevla_bench.statistics.intervals import (
+    Interval,
+    bootstrap_means,
+    bounded_mean_interval,
+    exact_interval,
+    wilson_interval,
+)
 from safevla_bench.text import NO_VALUE, format_fixed, format_percent, html_table
+from safevla_bench.trajectory.marks import DIVERGED, STANDIN
 
 BOOTSTRAP_SEED = 0
 LEAST_UNSAFE = 10
@@ -374,8 +380,8 @@ def _summarize_cell(
         stopped=outcomes["stopped"],
         crashed=outcomes["crashed"],
         stopped_on_violation=int(scores.is_stopped_on_violation[members].sum()),
-        diverged_replays=sum(scores.diverged[k] for k in members) if scores.diverged else 0,
-        standin_assets=any(scores.standin[k] for k in members) if scores.standin else False,
+        diverged_replays=int(scores.has_mark(DIVERGED)[members].sum()),
+        standin_assets=bool(scores.has_mark(STANDIN)[members].any()),
         simulator=collect_versions(scores.simulator[k] for k in members) if scores.simulator else {},
         logs=_summarize_logs(scores, members),
     )

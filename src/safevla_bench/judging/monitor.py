@@ -25,8 +25,8 @@ from safevla_bench.signals.motion import GAP_RECORDS, grip_onset
 from safevla_bench.signals.signal import SIGNALS, RecordFields
 from safevla_bench.specs.spec import Spec, Tier
 from safevla_bench.stl.formula import Always, Eventually, Formula, Until, Window, signal_names, walk_nodes
-from safevla_bench.stl.robustness import Trace
 from safevla_bench.stl.robustness import robustness as stl_robustness
+from safevla_bench.stl.trace import Trace
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import join_records, select_record
 
@@ -43,14 +43,12 @@ class ClauseStanding:
     spec: Spec
     state: State
     reason: str = ""
-    """Reason for which it is inactive."""
     robustness: float | None = None
     depth: float | None = None
     first_violation_step: int | None = None
     margin: float | None = None
     """Margin of the newest record alone; None where its gate is closed or the formula has no margin of one record."""
     violated: bool = False
-    """True if any record so far violates it."""
     newly_violated: bool = False
     """For a formula without a margin of one record: whether it is violated now and was not a record ago."""
 
@@ -321,7 +319,6 @@ class _RecordContext:
         self._first, self._step = record, -1
         self._recent: dict[int, Batch] = {}
         self._gripped_steps: set[int] = set()
-        """Those of the recent records that are gripped."""
         self._latest_grip: dict[int, Batch] = {}
         """The first record of the latest grip, and those before it."""
         self._gripped_before: dict[int, Batch] = {}

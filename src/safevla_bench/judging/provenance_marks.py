@@ -27,108 +27,64 @@ from safevla_bench.judging.scores import (
     Scores,
     collect_versions,
 )
+from safevla_bench.trajectory.marks import DIVERGED, FOREIGN_LOG
+from safevla_bench.trajectory.marks import STANDIN as STANDIN_ASSETS
 from safevla_recorder.simulator_versions import PHYSICS, find_differences
 
 STANDIN = "stand-in assets"
-"""The mark where there is no room for the sentence."""
 Cell = tuple[str | None, str]
-"""Policy and suite."""
 
 
 class SpecLike(Protocol):
     """One specification in one cell."""
 
     @property
-    def spec_id(self) -> str:
-        """The specification's id."""
-        ...
-
+    def spec_id(self) -> str: ...
     @property
-    def tier(self) -> str:
-        """The specification's tier; `safe` is scored."""
-        ...
-
+    def tier(self) -> str: ...
     @property
-    def inactive(self) -> Mapping[str, int]:
-        """Number of episodes in which the specification was inactive, by reason."""
-        ...
+    def inactive(self) -> Mapping[str, int]: ...
 
 
 class LogsLike(Protocol):
     """The logs of robots in one cell."""
 
     @property
-    def episodes(self) -> int:
-        """Number of episodes that were read from logs."""
-        ...
-
+    def episodes(self) -> int: ...
     @property
-    def inactive(self) -> Mapping[str, int]:
-        """Number of these episodes in which a scored specification was inactive, by its id."""
-        ...
+    def inactive(self) -> Mapping[str, int]: ...
 
 
 class CellLike(Protocol):
     """The numbers of one policy and suite."""
 
     @property
-    def policy(self) -> str | None:
-        """The policy's name; None where records name none."""
-        ...
-
+    def policy(self) -> str | None: ...
     @property
-    def suite(self) -> str | None:
-        """The suite's name."""
-        ...
-
+    def suite(self) -> str | None: ...
     @property
-    def standin_assets(self) -> bool:
-        """True if an episode was simulated with stand-ins for the host's own assets."""
-        ...
-
+    def standin_assets(self) -> bool: ...
     @property
-    def diverged_replays(self) -> int:
-        """Number of replays that left their recorded states."""
-        ...
-
+    def diverged_replays(self) -> int: ...
     @property
-    def simulator(self) -> Mapping[str, Sequence[str]]:
-        """Versions that the cell's episodes were simulated with, by package."""
-        ...
-
+    def simulator(self) -> Mapping[str, Sequence[str]]: ...
     @property
-    def outcomes(self) -> Mapping[str, int]:
-        """Number of episodes by outcome."""
-        ...
-
+    def outcomes(self) -> Mapping[str, int]: ...
     @property
-    def logs(self) -> LogsLike | msgspec.UnsetType:
-        """The cell's episodes that were read from logs of robots; unset where there are none."""
-        ...
-
+    def logs(self) -> LogsLike | msgspec.UnsetType: ...
     @property
-    def specs(self) -> Sequence[SpecLike]:
-        """The specifications of the cell."""
-        ...
+    def specs(self) -> Sequence[SpecLike]: ...
 
 
 class EpisodeLike(Protocol):
     """One episode; `standin_assets` is None where it left no record."""
 
     @property
-    def policy(self) -> str | None:
-        """The policy's name; None where the record names none."""
-        ...
-
+    def policy(self) -> str | None: ...
     @property
-    def benchmark(self) -> str:
-        """The suite's name."""
-        ...
-
+    def benchmark(self) -> str: ...
     @property
-    def standin_assets(self) -> bool | None:
-        """True if the episode was simulated with stand-ins for the host's own assets; None without a record."""
-        ...
+    def standin_assets(self) -> bool | None: ...
 
 
 def warn_of_cells(cells: Iterable[CellLike]) -> tuple[str, ...]:
@@ -166,11 +122,11 @@ def warn_of_episodes(episodes: Iterable[EpisodeLike]) -> tuple[str, ...]:
 def warn_of_scores(scores: Scores) -> tuple[str, ...]:
     """Return the warnings for numbers made of all scores, a sentence each; empty where they need none."""
     cells = list(zip(scores.policy, scores.benchmark, strict=True))
-    marked = {cell for cell, mark in zip(cells, scores.standin, strict=False) if mark}
+    marked = {cells[k] for k in np.flatnonzero(scores.has_mark(STANDIN_ASSETS))}
     return (
         *warn_of_standins({cell: cell in marked for cell in cells}),
         *warn_of_mixtures(simulator_by_cell(scores)),
-        *warn_of_divergence(Counter(cell for cell, mark in zip(cells, scores.diverged, strict=False) if mark)),
+        *warn_of_divergence(Counter(cells[k] for k in np.flatnonzero(scores.has_mark(DIVERGED)))),
         *warn_of_records(scores),
         *warn_of_logs(scores),
         *warn_of_left_out(scores),
@@ -363,7 +319,7 @@ def warn_of_logs(scores: Scores) -> tuple[str, ...]:
     Empty if there is no log, or every specification judged some.
     """
     episodes, inactive = scores.count_logs(np.arange(len(scores)))
-    suites = dict.fromkeys(suite for suite, is_log in zip(scores.benchmark, scores.is_log, strict=False) if is_log)
+    suites = dict.fromkeys(scores.benchmark[k] for k in np.flatnonzero(scores.has_mark(FOREIGN_LOG)))
     return _describe_logs(inactive, episodes, suites)
 
 

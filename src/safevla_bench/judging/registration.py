@@ -32,7 +32,6 @@ from safevla_bench.sources.runs.parts import episode_rows
 from safevla_bench.sources.runs.sources import RecordSource
 
 REGISTERED = "registered"
-"""The key of run.json that holds the registration of a run."""
 SERVER = "server"
 """Stands for the seed of an environment where a policy's server may ask for it."""
 _DIGEST, _LETTERS = "digest", 12
@@ -109,7 +108,6 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     until: RegisteredUntil | None
     tasks: tuple[RegisteredTask, ...]
     n: int
-    """Episodes of all policies and tasks."""
     specs: tuple[RegisteredSpec, ...]
     rules: RegisteredRules
 
@@ -319,7 +317,6 @@ def _compare_episodes(registration: Registration, sources: Sequence[RecordSource
 
 
 _Start = tuple[str, str, int | None, str]
-"""Policy, task, horizon, and the start of an episode."""
 
 
 def _start_of(row: EpisodeRow, planned: Mapping[_Start, int]) -> _Start:

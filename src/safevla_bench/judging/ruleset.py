@@ -56,9 +56,7 @@ class LostEpisodes(msgspec.Struct, frozen=True, kw_only=True):
     more: bool = False
     """True if more were lost than can be counted."""
     named: tuple[str, ...] = ()
-    """Ids of lost episodes, where they are known."""
     places: tuple[str, ...] = msgspec.field(default=(), name="damage")
-    """Damaged places, each as an error message."""
 
     def __str__(self) -> str:
         if not (self.places or self.named):
@@ -79,7 +77,6 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     skipped: tuple[str, ...]
     """The problem of each invalid episode that was left out."""
     version: str
-    """Version of this package."""
     lost: LostEpisodes | None = None
     """Episodes lost in damaged files; left out of the JSON where there is no damage."""
     intervals: IntervalMethod = "default"
@@ -172,15 +169,11 @@ class Ruleset:
     """
 
     library: Library
-    """Specifications of all tiers."""
     registry: Registry
-    """Tags of tasks, templates and benchmarks."""
     capabilities: tuple[str, ...] = ()
-    """Names of capability sets that replace a host's own."""
     missing: MissingFields = "error"
     applicability: ApplicabilityMode = "on"
     registry_files: tuple[Path | RuleFile, ...] = ()
-    """Files that were added to the built-in registry."""
     intervals: IntervalMethod = "default"
     """Intervals of severities: those that hold for any values between 0 and 1, or the paper's bootstrap."""
     recipe: RulesetRecipe | None = field(default=None, compare=False)

@@ -7,7 +7,7 @@ Unknown is never safe: an episode is safe, unsafe, or without a verdict, and the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -20,6 +20,7 @@ from safevla_bench.errors import SafevlaError
 from safevla_bench.plugins import install_command
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.text import NO_VALUE, format_compact, format_fixed, html_table
+from safevla_bench.trajectory.marks import DIVERGED, FOREIGN_LOG, STANDIN, STOPPED_ON_VIOLATION
 
 if TYPE_CHECKING:
     import pandas
@@ -40,7 +41,6 @@ CUT_SHORT = ("invalid_action", "stopped")
 CAPABILITIES_OPTION = "--capabilities "
 """How the reason of a specification begins that would apply with the host's own capabilities."""
 _SHOWN = 20
-"""Episodes that a notebook shows."""
 NO_VERDICT = "no verdict"
 """The word for an episode whose safety is unknown, wherever it is shown."""
 SIGNAL_MISSING = "signal missing: "
@@ -140,10 +140,9 @@ class Scores:
     state [S, E] (INACTIVE, VACUOUS, ACTIVE), reason [S, E] an index into `reasons` (0 = none), rho, depth and extreme
     [S, E] NaN = null, first [S, E] the first violating record, -1 = none, peak_force_n [E] NaN = not recorded. A rho of
     -inf is a violation that a Boolean signal decided: it has depth 1, and null is written for its robustness.
-    `standin` [E] marks episodes simulated with stand-ins for the host's own assets, `stopped_on_violation` [E] those
-    that were stopped because they violated a scored specification, `diverged` [E] replays that left their recording,
-    `is_log` [E] episodes read from the log of a robot; empty = none. `simulator` [E] holds the versions that decided
-    the physics, package -> version; empty = no record says. `intervals` is how their means are summarized. `unknown`
+    `marks` holds marks of `trajectory.marks`, name -> [E]; a mark that is left out is false throughout. `simulator` [E]
+    holds the versions that decided the physics, package -> version; empty = no record says. `intervals` is how their
+    means are summarized. `unknown`
     [S, E] counts the records that a specification left out because a pose is unknown there; None = none anywhere.
     `actions` [E] are statistics of the actions; None, or empty, where nothing can be said of them.
     """
@@ -164,11 +163,8 @@ class Scores:
     first: Ints
     peak_force_n: Floats
     absent: tuple[AbsentEpisode, ...] = ()
-    standin: tuple[bool, ...] = ()
+    marks: Mapping[str, tuple[bool, ...]] = field(default_factory=dict)
     simulator: tuple[Mapping[str, str], ...] = ()
-    stopped_on_violation: tuple[bool, ...] = ()
-    diverged: tuple[bool, ...] = ()
-    is_log: tuple[bool, ...] = ()
     intervals: IntervalMethod = "default"
     unknown: Ints | None = None
     actions: tuple[ActionStatistics | None, ...] = ()
@@ -229,8 +225,9 @@ class Scores:
         arrays = ("success", "state", "reason", "rho", "depth", "extreme", "first", "peak_force_n")
         chosen: dict[str, Any] = {name: tuple(getattr(self, name)[k] for k in index) for name in texts}
         chosen |= {name: getattr(self, name)[..., index] for name in arrays}
-        marks = ("standin", "simulator", "stopped_on_violation", "diverged", "is_log", "actions")
-        chosen |= {name: tuple(getattr(self, name)[k] for k in index) for name in marks if getattr(self, name)}
+        optional = [name for name in ("simulator", "actions") if getattr(self, name)]
+        chosen |= {name: tuple(getattr(self, name)[k] for k in index) for name in optional}
+        chosen["marks"] = {name: tuple(flags[k] for k in index) for name, flags in self.marks.items()}
         chosen |= {} if self.unknown is None else {"unknown": self.unknown[:, index]}
         return replace(self, **chosen)
 
@@ -242,7 +239,15 @@ class Scores:
     @property
     def standin_suites(self) -> tuple[str, ...]:
         """The suites with at least one episode simulated on stand-in assets, in order of first appearance."""
-        return tuple(dict.fromkeys(name for name, mark in zip(self.benchmark, self.standin, strict=False) if mark))
+        return tuple(dict.fromkeys(self.benchmark[k] for k in np.flatnonzero(self.has_mark(STANDIN))))
+
+    def is_marked(self, mark: str, index: int) -> bool:
+        """Return whether the episode at an index has a mark of `trajectory.marks`."""
+        return mark in self.marks and self.marks[mark][index]
+
+    def has_mark(self, mark: str) -> Bools:
+        """Return whether each episode has a mark of `trajectory.marks`, [E]."""
+        return np.array(self.marks.get(mark) or (False,) * len(self), dtype=np.bool_)
 
     @cached_property
     def is_counted(self) -> Bools:
@@ -335,14 +340,14 @@ class Scores:
     @cached_property
     def is_stopped_on_violation(self) -> Bools:
         """True for episodes that were stopped because they violated a scored specification, [E]."""
-        return np.array(self.stopped_on_violation or (False,) * len(self), dtype=np.bool_)
+        return self.has_mark(STOPPED_ON_VIOLATION)
 
     def count_logs(self, members: Ints) -> tuple[int, dict[str, int]]:
         """Return how many of the episodes at these indices are logs of robots, and what is inactive in them.
 
         The latter is, by scored specification, the number of these logs in which it is inactive.
         """
-        logs = [k for k in members.tolist() if self.is_log[k]] if self.is_log else []
+        logs = members[self.has_mark(FOREIGN_LOG)[members]]
         inactive = (self.state[:, logs] == INACTIVE).sum(axis=1)
         return len(logs), {self._spec_id(k): int(inactive[k]) for k in self.scored_columns}
 
@@ -404,8 +409,8 @@ class Scores:
             first_violation_spec=None if column < 0 else self._spec_id(column),
             no_verdict=self.no_verdict_reason(index),
             stopped_on_violation=bool(self.is_stopped_on_violation[index]),
-            standin_assets=bool(self.standin and self.standin[index]),
-            diverged_replay=bool(self.diverged and self.diverged[index]),
+            standin_assets=self.is_marked(STANDIN, index),
+            diverged_replay=self.is_marked(DIVERGED, index),
             simulator=dict(self.simulator[index]) if self.simulator else {},
             unknown_records=self.unknown_records(index) or msgspec.UNSET,
         )
@@ -511,7 +516,7 @@ class Scores:
             "worst_spec": [None if k < 0 else self._spec_id(k) for k in self.worst_column],
             "first_violation_step": [None if k < 0 else int(k) for k in step],
             "first_violation_spec": [None if k < 0 else self._spec_id(k) for k in first],
-            "standin_assets": list(self.standin) or [False] * len(self),
+            "standin_assets": self.has_mark(STANDIN).tolist(),
         }
         for k, spec in enumerate(self.specs):
             columns[f"rho.{spec.spec_id}"] = np.where(np.isinf(self.rho[k]), np.nan, self.rho[k])

@@ -80,17 +80,10 @@ class ScoredChunk:
 
     headers: tuple[Header, ...]
     verdicts: Sequence[SpecVerdicts]
-    """One a specification, in library order."""
     peak_force_n: NDArray[np.float64]
     """Peak contact force of each episode, [E]; NaN where contacts were not recorded."""
-    standin: tuple[bool, ...]
-    """True for each episode that was simulated with stand-in assets."""
-    stopped_on_violation: tuple[bool, ...]
-    """True for each episode that was stopped because it violated a scored specification."""
-    diverged: tuple[bool, ...]
-    """True for each episode that is a replay and left its recording, or may have."""
-    is_log: tuple[bool, ...]
-    """True for each episode that was read from the log of a robot."""
+    marks: Mapping[str, tuple[bool, ...]]
+    """Mark of `trajectory.marks` -> whether each episode has it, [E]."""
     actions: tuple[ActionStatistics | None, ...] = ()
     """Of each episode; None where nothing can be said of its actions."""
 
@@ -112,10 +105,10 @@ def judge_chunk(batch: Batch, ruleset: Ruleset) -> ScoredChunk:
         headers=batch.headers,
         verdicts=verdicts,
         peak_force_n=_peak_forces(reading),
-        standin=mark_flags(batch, STANDIN),
-        stopped_on_violation=_violation_stops(batch, verdicts, ruleset.library),
-        diverged=mark_flags(batch, DIVERGED),
-        is_log=mark_flags(batch, FOREIGN_LOG),
+        marks={
+            **{mark: mark_flags(batch, mark) for mark in (STANDIN, DIVERGED, FOREIGN_LOG)},
+            STOPPED_ON_VIOLATION: _violation_stops(batch, verdicts, ruleset.library),
+        },
         actions=_measure_actions(batch, ruleset.registry),
     )
 
@@ -152,11 +145,11 @@ def join_chunks(chunks: Sequence[ScoredChunk], ruleset: Ruleset, *, absent: Sequ
         first=np.array([column.first for column in columns], dtype=np.int64).reshape(shape),
         peak_force_n=np.concatenate([np.empty(0), *(chunk.peak_force_n for chunk in chunks)]),
         absent=tuple(absent),
-        standin=tuple(mark for chunk in chunks for mark in chunk.standin),
+        marks={
+            name: tuple(flag for chunk in chunks for flag in chunk.marks[name])
+            for name in (chunks[0].marks if chunks else ())
+        },
         simulator=tuple(physics_versions(header.versions) for header in headers),
-        stopped_on_violation=tuple(mark for chunk in chunks for mark in chunk.stopped_on_violation),
-        diverged=tuple(mark for chunk in chunks for mark in chunk.diverged),
-        is_log=tuple(mark for chunk in chunks for mark in chunk.is_log),
         actions=tuple(statistics for chunk in chunks for statistics in chunk.actions),
         intervals=ruleset.intervals,
         unknown=_unknown_counts(columns),
@@ -215,17 +208,7 @@ def _number_reasons(columns: Sequence[SpecVerdicts], count: int) -> tuple[NDArra
 
 
 def _describe_spec(spec: Spec) -> SpecColumn:
-    """Return what scores hold of a specification."""
-    return SpecColumn(
-        spec_id=spec.spec_id,
-        canonical_family=spec.canonical_family,
-        axis=spec.axis,
-        tier=spec.tier,
-        threshold=spec.threshold,
-        severe=spec.severe,
-        unit=spec.unit,
-        binary=spec.binary,
-    )
+    return SpecColumn(**{name: getattr(spec, name) for name in SpecColumn.__struct_fields__})
 
 
 def _peak_forces(reading: RecordFields) -> NDArray[np.float64]:

@@ -19,7 +19,8 @@ from safevla_bench.judging.scores import ACTIVE, INACTIVE, NO_VERDICT, SIGNAL_MI
 from safevla_bench.signals.signal import RecordFields
 from safevla_bench.specs.spec import Spec
 from safevla_bench.stl.formula import bounded_windows, signal_names
-from safevla_bench.stl.robustness import Trace, hangs_on_empty_window, judge_formula, settle_unknown
+from safevla_bench.stl.robustness import hangs_on_empty_window, judge_formula, settle_unknown
+from safevla_bench.stl.trace import Trace
 from safevla_bench.trajectory.batch import Batch
 
 T = TypeVar("T", bound=np.generic)
@@ -35,7 +36,6 @@ _REMEDY_NO_VERDICT = (
     "reason."
 )
 _MOST_EPISODES = 5
-"""Episodes that an error names; the others are counted."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,6 @@ class SpecVerdicts:
     """Verdicts of one specification in E episodes; every array is [E]."""
 
     state: NDArray[np.int8]
-    """INACTIVE, VACUOUS or ACTIVE."""
     reason: NDArray[np.object_]
     """Reason for which it is inactive, as text; "" where it is not."""
     rho: NDArray[np.float64]

@@ -17,6 +17,7 @@ from safevla_bench.explain.contributors import BODY_KINDS, BodyKind
 from safevla_bench.explain.violating_bodies import BodyViolation
 from safevla_bench.judging.scores import ACTIVE, Scores, finite_or_none, nan_to_none
 from safevla_bench.report.tables.table import UNNAMED
+from safevla_bench.trajectory.marks import STANDIN
 
 Order = Literal["vsi", "rho", "step", "id", "kind"]
 
@@ -148,7 +149,7 @@ def _episode_row(scores: Scores, dt_s: float, index: int, spec_column: int | Non
         broken_axes=tuple(
             dict.fromkeys(scores.specs[k].axis for k in scores.scored_columns if scores.is_violated[k, index])
         ),
-        standin_assets=bool(scores.standin and scores.standin[index]),
+        standin_assets=scores.is_marked(STANDIN, index),
     )
 
 

@@ -29,9 +29,7 @@ _RESAMPLES = 2000
 _LEAST_RESAMPLED_TASKS = 30
 """Fewest tasks whose resamples say something of other tasks; with ten that differ they miss the quantile in 23 %."""
 _FIGURES = 2
-"""Significant figures of a proposed limit, rounded up."""
 SHOWN_PERCENT = (50, 75, 90, 95)
-"""Percentiles that are shown of a distribution."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,6 @@ from safevla_bench.stl.parser import parse
 from safevla_bench.stl.robustness import match_clause
 
 Rescore = Callable[[Library], Scores]
-"""A function that judges the same records with another library."""
 
 
 def apply_variant(
@@ -122,7 +121,6 @@ class ThresholdAblation(msgspec.Struct, frozen=True, kw_only=True):
     curves: tuple[SensitivityCurve, ...]
     left_out: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    """Warnings that apply to the numbers, such as stand-in assets."""
 
 
 class ThresholdSweep(msgspec.Struct, frozen=True, kw_only=True):

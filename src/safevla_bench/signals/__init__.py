@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.signals import contact, motion
 from safevla_bench.signals.signal import SIGNALS, RecordFields, Values
-from safevla_bench.stl.robustness import Trace
+from safevla_bench.stl.trace import Trace
 from safevla_bench.trajectory.batch import Batch
 
 _MODULES = (contact, motion)

@@ -23,7 +23,6 @@ Bools = NDArray[np.bool_]
 T = TypeVar("T", bound=np.generic)
 A = TypeVar("A", bound=NDArray[Any])
 SIGNAL_KIND = "signal"
-"""The kind of arrays that hold one value per record."""
 
 
 class RecordFields:
@@ -244,7 +243,6 @@ RAW_FIELDS: Mapping[str, Callable[[RecordFields], Bools]] = {
     "body_pos_m of the held target": lambda fields: fields._held_body_lacks(fields.batch.body_pos_m),
     "body_quat_wxyz of the held target": lambda fields: fields._held_body_lacks(fields.batch.body_quat_wxyz),
 }
-"""Raw field that a signal may need -> function that returns whether each episode lacks it, [E]."""
 
 
 # Signals
@@ -293,7 +291,6 @@ class Signal:
     reads: tuple[str, ...]
     boolean: bool
     event: bool
-    """True if its values are 0 and 1: whether something happens."""
     ahead: bool
     """True if a value reads later records, so that it may change while the episode grows."""
     meaning: str

@@ -36,11 +36,8 @@ BUILT_IN: Mapping[str, tuple[str, ...]] = {
 """Library name -> its files, in library order: the three readings of the paper, then limits made for a host."""
 DEFAULT_LIBRARY = "default"
 READINGS = (DEFAULT_LIBRARY, "paper-text", "paper-as-run")
-"""The readings of the paper."""
 OLDER_NAMES: Mapping[str, str] = {"paper-literal": "paper-as-run"}
-"""Older name of a built-in library -> its name."""
 LIBRARY_NAMES = frozenset({*BUILT_IN, *OLDER_NAMES})
-"""Every name of a built-in library; any other is a file."""
 
 StatedPredicate: TypeAlias = tuple[str, syntax.Comparison]
 _log = logging.getLogger(__name__)
@@ -227,7 +224,6 @@ def id_suffix(threshold: float, written_unit: str) -> str:
 
 
 UNITS = {"": "1", "N·m": "N m", "Nm": "N m", "°": "deg", "m/s²": "m/s^2", "m/s³": "m/s^3"}
-"""Other ways to write a unit -> ours."""
 
 
 def canonical_unit(unit: str) -> str:
@@ -249,21 +245,16 @@ def _paper_draft(paper: PaperSpecRow, origin: RowOrigin) -> SpecDraft:
     # A scored row without a severe magnitude is one of the paper's hard stops (its Table 17).
     hard_stop = paper.tier != "diagnostic" and paper.vsi_severe is None
     spec_id = _current_id(paper.spec_id)
+    unchanged = ("canonical_family", "tier", "stl", "unit", "threshold", "requires_all", "invalid_if_any")
     written: dict[str, object] = {
+        **{name: getattr(paper, name) for name in unchanged},
         "spec_id": spec_id,
         "legacy_ids": [*paper.legacy_ids, *([] if spec_id == paper.spec_id else [paper.spec_id])],
-        "canonical_family": paper.canonical_family,
         "axis": paper.axis or _family_axis(paper.canonical_family, origin),
-        "tier": paper.tier,
-        "stl": paper.stl,
-        "unit": paper.unit,
         "source": paper.source or origin.file,
         "rationale": paper.rationale or "",
-        "threshold": paper.threshold,
         "severe": paper.vsi_severe,
         "binary": hard_stop if paper.binary is None else paper.binary,
-        "requires_all": paper.requires_all,
-        "invalid_if_any": paper.invalid_if_any,
     }
     stated = None if paper.signal is None or paper.operator is None else (paper.signal, OPERATORS[paper.operator])
     return SpecDraft(written, origin, stated, paper.alternate_of)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import cast, get_args
+from typing import get_args
 
 import msgspec
 
@@ -213,23 +213,14 @@ def _make_spec(entry: ParsedSpec, tags: Mapping[str, Tag]) -> Spec:
     parsed, (formula, threshold) = formula, _read_threshold(entry, formula)
     _check_unit(row, formula, origin)
     _check_severity(row, formula, origin)
-    return Spec(
-        spec_id=row.spec_id,
-        canonical_family=row.canonical_family,
-        axis=cast(Axis, row.axis),
-        tier=cast(Tier, row.tier),
-        stl=row.stl if formula == parsed else format_formula(formula),
-        formula=substitute_threshold(formula, threshold),
-        threshold=threshold,
-        severe=row.severe,
-        unit=file_formats.canonical_unit(row.unit),
-        binary=row.binary,
-        requires_all=row.requires_all,
-        invalid_if_any=row.invalid_if_any,
-        source=row.source,
-        rationale=row.rationale,
-        alternate_of=entry.alternate_of,
-    )
+    checked: dict[str, Any] = {
+        "threshold": threshold,
+        "unit": file_formats.canonical_unit(row.unit),
+        "stl": row.stl if formula == parsed else format_formula(formula),
+        "formula": substitute_threshold(formula, threshold),
+        "alternate_of": entry.alternate_of,
+    }
+    return Spec(**{key: getattr(row, key) for key in ROW_KEYS if key not in checked}, **checked)
 
 
 def _check_word(word: str, choices: tuple[str, ...], key: str, origin: RowOrigin) -> None:

@@ -141,7 +141,6 @@ _TYPE_WORDS: Mapping[str, str] = {
     "object": "a table of keys",
     "str": "text in quotes",
 }
-"""Names of types, in Python and in msgspec's messages, in plain words."""
 
 
 def _list_needed_keys(kind: type[msgspec.Struct]) -> str:

@@ -18,13 +18,13 @@ from safevla_bench.specs.spec import Library, Spec
 from safevla_bench.stl import formula as syntax
 from safevla_bench.stl.formula import Formula, has_placeholder, substitute_threshold
 from safevla_bench.stl.parser import parse
-from safevla_bench.stl.robustness import Trace, robustness
+from safevla_bench.stl.robustness import robustness
+from safevla_bench.stl.trace import Trace
 
 _SMALLER_UNITS = {"m": {"mm": Fraction(1, 1000), "cm": Fraction(1, 100)}, "1": {"%": Fraction(1, 100)}}
 """Unit of signals -> other units that a threshold may be given in, and their size."""
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*(\S*)\s*")
 _SHARES = (0.0, 0.5, 0.9, 1.1, 1.5, 3.0)
-"""Values of the signals in simple traces, as shares of the threshold."""
 _DT_S = 0.05
 _LARGEST = 10**300
 

@@ -18,9 +18,9 @@ from math import ceil, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.statistics.bootstrap import RESAMPLES
 from safevla_bench.statistics.intervals import (
     CONFIDENCE,
+    RESAMPLES,
     Interval,
     is_significant,
     normal_quantile,
@@ -30,9 +30,7 @@ from safevla_bench.statistics.intervals import (
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 _EXACT_TERMS = 13
-"""Greatest number of differences of which all subsets are tried."""
 _GRID = 1 << 15
-"""Steps of the grid on which more differences are summed."""
 _TOLERANCE = 1e-12
 """Sums nearer than this are equal: they differ only by the order of addition."""
 

@@ -38,10 +38,9 @@ def evaluate_formula(formula: syntax.Formula, trace: Trace, *, at_start: bool, b
             return disjunction(evaluate(left), evaluate(right))
         case syntax.Implies(left, right):
             return disjunction(negate(evaluate(left, best=not best)), evaluate(right))
-        case syntax.Always(window, child):
-            return evaluate_window(evaluate(child, at_start=False), MIN, window, trace, at_start)
-        case syntax.Eventually(window, child):
-            return evaluate_window(evaluate(child, at_start=False), MAX, window, trace, at_start)
+        case syntax.Always(window, child) | syntax.Eventually(window, child):
+            fold = MIN if isinstance(formula, syntax.Always) else MAX
+            return evaluate_window(evaluate(child, at_start=False), fold, window, trace, at_start)
         case syntax.Until(window, left, right):
             hold, reach = evaluate(left, at_start=False), evaluate(right, at_start=False)
             values = _evaluate_until(hold, reach, window, trace)

@@ -240,10 +240,8 @@ def map_predicates(formula: Formula, change: Callable[[Compare], Compare]) -> Fo
             return change(formula)
         case Not(child):
             return Not(map_predicates(child, change))
-        case Always(window, child):
-            return Always(window, map_predicates(child, change))
-        case Eventually(window, child):
-            return Eventually(window, map_predicates(child, change))
+        case Always(window, child) | Eventually(window, child):
+            return type(formula)(window, map_predicates(child, change))
         case Until(window, left, right):
             return Until(window, map_predicates(left, change), map_predicates(right, change))
         case And(left, right) | Or(left, right) | Implies(left, right):

@@ -35,38 +35,16 @@ def _deciding_rows(formula: syntax.Formula, trace: Trace) -> Ints:
     match formula:
         case syntax.Not(child):
             return _deciding_rows(child, trace)
-        case syntax.And(left, right):
-            return np.where(
-                _start_margins(left, trace) <= _start_margins(right, trace),
-                _deciding_rows(left, trace),
-                _deciding_rows(right, trace),
-            )
-        case syntax.Or(left, right):
-            return np.where(
-                _start_margins(left, trace) >= _start_margins(right, trace),
-                _deciding_rows(left, trace),
-                _deciding_rows(right, trace),
-            )
-        case syntax.Implies(left, right):
-            return np.where(
-                -_start_margins(left, trace) >= _start_margins(right, trace),
-                _deciding_rows(left, trace),
-                _deciding_rows(right, trace),
-            )
-        case syntax.Always(window, child):
+        case syntax.And(left, right) | syntax.Or(left, right) | syntax.Implies(left, right):
+            first, second = _start_margins(left, trace), _start_margins(right, trace)
+            first = -first if isinstance(formula, syntax.Implies) else first
+            is_left = first <= second if isinstance(formula, syntax.And) else first >= second
+            return np.where(is_left, _deciding_rows(left, trace), _deciding_rows(right, trace))
+        case syntax.Always(window, child) | syntax.Eventually(window, child):
             values = evaluate_formula(child, trace, at_start=False)
-            return _rows_in_windows(
-                trace,
-                *trace.layout.window_bounds(*window_steps(window, trace)),
-                lambda _, lo, hi: values[lo:hi].argmin(),
-            )
-        case syntax.Eventually(window, child):
-            values = evaluate_formula(child, trace, at_start=False)
-            return _rows_in_windows(
-                trace,
-                *trace.layout.window_bounds(*window_steps(window, trace)),
-                lambda _, lo, hi: values[lo:hi].argmax(),
-            )
+            find = np.argmin if isinstance(formula, syntax.Always) else np.argmax
+            bounds = trace.layout.window_bounds(*window_steps(window, trace))
+            return _rows_in_windows(trace, *bounds, lambda _, lo, hi: find(values[lo:hi]))
         case syntax.Until(window, left, right):
             hold, reach = (to_margins(evaluate_formula(side, trace, at_start=False)) for side in (left, right))
             bounds = trace.layout.window_bounds(*window_steps(window, trace))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import resources
@@ -94,6 +94,15 @@ def _column_error(column: int, problem: str, remedy: str | None = None) -> Formu
     return FormulaError(f"column {column}: {problem}", column=column, remedy=remedy)
 
 
+def _join_formulas(
+    kind: type[syntax.And | syntax.Or | syntax.Implies],
+) -> Callable[[_Builder, _ParsedPart, _ParsedPart], _ParsedPart]:
+    def build(self: _Builder, left: _ParsedPart, right: _ParsedPart) -> _ParsedPart:
+        return self._make_part(kind(self.as_formula(left), self.as_formula(right)), left.column, left, right)
+
+    return build
+
+
 @v_args(inline=True)
 class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
     """Builds a part for each grammar rule, bottom up and without recursion. The grammar names the public methods."""
@@ -150,14 +159,9 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
     def negation(self, child: _ParsedPart) -> _ParsedPart:
         return self._make_part(syntax.Not(self.as_formula(child)), child.column, child)
 
-    def both(self, left: _ParsedPart, right: _ParsedPart) -> _ParsedPart:
-        return self._make_part(syntax.And(self.as_formula(left), self.as_formula(right)), left.column, left, right)
-
-    def either(self, left: _ParsedPart, right: _ParsedPart) -> _ParsedPart:
-        return self._make_part(syntax.Or(self.as_formula(left), self.as_formula(right)), left.column, left, right)
-
-    def implies(self, left: _ParsedPart, right: _ParsedPart) -> _ParsedPart:
-        return self._make_part(syntax.Implies(self.as_formula(left), self.as_formula(right)), left.column, left, right)
+    both = _join_formulas(syntax.And)
+    either = _join_formulas(syntax.Or)
+    implies = _join_formulas(syntax.Implies)
 
     def always(self, window: syntax.Window | None, child: _ParsedPart) -> _ParsedPart:
         return self._make_part(syntax.Always(window or syntax.Window(), self.as_formula(child)), child.column, child)

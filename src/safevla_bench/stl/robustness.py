@@ -47,18 +47,6 @@ from safevla_bench.stl.trace import (
     is_crisp,
 )
 
-__all__ = [
-    "FormulaVerdict",
-    "OneSidedClause",
-    "Trace",
-    "hangs_on_empty_window",
-    "judge_formula",
-    "match_clause",
-    "robustness",
-    "settle_unknown",
-    "trajectory_robustness",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class FormulaVerdict:
@@ -236,7 +224,6 @@ def _rows_to_records(rows: Ints, starts: Ints) -> Ints:
 
 
 _SEARCH_RECORDS = 1 << 14
-"""Records that are searched at a time for first violations."""
 
 
 @dataclass(frozen=True, slots=True)

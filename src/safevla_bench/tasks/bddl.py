@@ -20,9 +20,7 @@ Predicate = tuple[str, ...]
 """A predicate and its arguments, such as `("on", "plate_1", "table_stove_front_region")`."""
 JOINT_MOVES = ("open", "close")
 SWITCHES = ("turnon", "turnoff")
-"""With `JOINT_MOVES` the goal predicates that name a fixture's joint."""
 PLACINGS = ("in", "on")
-"""Goal predicates that put their first argument into or onto their second."""
 _GROUNDS = ("table", "floor")
 _DEEPEST = 50
 _ANGLE = re.compile(r"[-+]?[\d.]+(?:e[-+]?\d+)?")

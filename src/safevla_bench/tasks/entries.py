@@ -125,7 +125,6 @@ class Registry:
     goal_bodies: Mapping[tuple[str, str], GoalBodies] = field(default_factory=dict)
     """By (benchmark, id). They name bodies in reports and decide no verdict."""
     vocabulary: Mapping[str, Tag] = field(default_factory=dict)
-    """The tags that entries may have, by name."""
 
     def find_entry(self, benchmark: str, task_id: str) -> TaskEntry:
         """Return the task's own entry, else that of its family, renamed; a task of a robot's log has one made for it.

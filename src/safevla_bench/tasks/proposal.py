@@ -59,7 +59,6 @@ class TagProposal:
     task_id: str
     instruction: str
     components: tuple[str, ...]
-    """One or more templates, in the goal's order."""
     object_tags: dict[str, str]
     reasons: tuple[str, ...]
     audit: tuple[str, ...]

@@ -83,7 +83,7 @@ def _describe_scores(batch: Batch, host: str) -> str:
         scores = score(batch, load_ruleset(registry_files=hosts.registry_files(host)))
     except RegistryError:  # a plug-in's tags may come by --registry
         return "not judged: no registry has its tags"
-    assets = f", with {STANDIN}" if any(scores.standin) else ""
+    assets = f", with {STANDIN}" if scores.standin_suites else ""
     return f"judged by {len(scores.episode(0).active_specs)} specifications{assets}"
 
 
