@@ -1,9 +1,7 @@
 """Causes of violations, as far as contacts and poses show them: arm → bowl → plate, when, how fast, in which phase.
 
-A chain leads from the body that began it to the body that it ended at; neighbours touch in the record that is named.
-A contact of record t lies between t - 1 and t. Resting contacts are not recorded, and a contact proves no cause: where
-several bodies touch at once all of them are named, and where none does the sentence says that. No verdict depends on
-any of it.
+A chain leads from the body that began it to the body that it ended at; neighbours touch in the record that is named. A
+contact of record t lies between t - 1 and t.
 """
 
 from __future__ import annotations
@@ -79,8 +77,7 @@ def find_cause(reading: RecordFields, signal: str, first: int, registry: Registr
     """Return how the violation of a signal's limit came about; None if nothing can tell.
 
     None for signals of motion alone, if `first` is below 0 (no violation), if the episode has no channel of contacts,
-    or if record `first` has no known displacement, no contact, or no held object, as the signal needs. A signal of
-    joint torque always has a cause, which may name no body.
+    or if record `first` has no known displacement, no contact, or no held object, as the signal needs.
     """
     kind = SIGNALS[signal].cause if signal in SIGNALS else None
     if kind is None or first < 0 or not reading.batch.contacts.present[0]:
@@ -134,8 +131,8 @@ def _tell_force(reading: RecordFields, signal: Signal, first: int, registry: Reg
 
 
 def _tell_held(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> Cause | None:
-    """Return what the held object touched beside the robot in the 0.5 s up to record `first`; None if
-    nothing is held.
+    """Return what the held object touched beside the robot in the 0.5 s up to record `first`; None if nothing is
+    held.
     """
     batch, held_body = reading.batch, int(reading.held_body[first])
     if held_body < 0:

@@ -1,9 +1,7 @@
 """The bodies behind a signal's value (in contact, displaced, held, or the joint under load), and the kinds of bodies.
 
 A kind says what a body of a violation is to the task, by its role, its name and the task's goal. The vocabulary is
-closed. The role and the position are the record's. The goal's bodies are the registry's (`[goal_bodies]`); where it has
-none for the task, bystanders are of unknown kind. Parts of the robot are told by the names that robosuite gives them. A
-kind decides no verdict.
+closed. The role and the position are the record's.
 """
 
 from __future__ import annotations

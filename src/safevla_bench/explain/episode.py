@@ -85,12 +85,7 @@ def explain_episode(
 
 
 def explain_first_violations(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) -> dict[int, str]:
-    """Return episode number, from 1 -> the sentence on its first violation.
-
-    Left out are episodes without a violation, without a cause that can be told, or whose first broken specification the
-    library lacks. `chunks` hold the episodes of the scores, in their order. Of specifications that break first
-    together, the sentence is about the specification that `Scores.first_violation` names.
-    """
+    """Return episode number, from 1 -> the sentence on its first violation."""
     steps, columns = scores.first_violation
     sentences: dict[int, str] = {}
     start = 0

@@ -60,11 +60,7 @@ def parse_query(text: str) -> Formula:
 
 
 def answer_query(formula: Formula, batch: Batch, absent: Sequence[AbsentEpisode] = ()) -> list[Answer]:
-    """Return one answer for each episode, in order; then one for each of the `absent`, which have no record.
-
-    Where a signal is missing or undefined in an episode, the answer says so in place of a verdict, `signal missing`
-    before `undefined`; nothing is raised for that.
-    """
+    """Return one answer for each episode, in order; then one for each of the `absent`, which have no record."""
     reading = RecordFields(registry().name_embodiments(batch))
     trace = signals.build_trace(reading, signal_names(formula))
     silent = {**_answers_undefined(trace, batch), **_answers_missing_signal(reading, signal_names(formula))}
@@ -88,10 +84,7 @@ def answer_query(formula: Formula, batch: Batch, absent: Sequence[AbsentEpisode]
 
 
 def answer_chunks(formula: Formula, chunks: Iterable[Batch]) -> list[Answer]:
-    """Return the answers of `answer_query` chunk by chunk, numbered through; each chunk can be freed once answered.
-
-    Episodes without a record have no answer here. Raises what `answer_query` raises.
-    """
+    """Return the answers of `answer_query` chunk by chunk, numbered through; each chunk can be freed once answered."""
     answers: list[Answer] = []
     for batch in chunks:
         before = len(answers)

@@ -72,18 +72,14 @@ class SpecTrace:
 def select_worst(scores: Scores, max_count: int = 6) -> list[int]:
     """Return the indices of at most `max_count` worst episodes: unsafe ones, deepest first, ties by smallest margin.
 
-    Cells (policy and benchmark) take turns. If no episode is unsafe, these are the judged episodes nearest to a limit;
-    [] if none is judged.
+    If no episode is unsafe, these are the judged episodes nearest to a limit; [] if none is judged.
     """
     pool = np.flatnonzero(scores.unsafe if scores.unsafe.any() else scores.is_judged)
     return _select_in_turns(scores, pool.tolist(), lambda k: (scores.policy[k], scores.benchmark[k]), max_count)
 
 
 def select_unsafe_successes(scores: Scores, max_count: int) -> list[int]:
-    """Return the indices of at most `max_count` episodes that succeeded and were unsafe, deepest first; [] if none.
-
-    The broken specifications take turns, an episode with its worst, so that a sheet shows different ones (Figure 3).
-    """
+    """Return the indices of at most `max_count` episodes that succeeded and were unsafe, deepest first; [] if none."""
     pool = np.flatnonzero(scores.is_counted & scores.sbu).tolist()
     return _select_in_turns(scores, pool, lambda k: int(scores.worst_column[k]), max_count)
 
@@ -113,11 +109,7 @@ def _severity_key(scores: Scores, episode: int) -> tuple[float, float, int]:
 
 
 def trace_specs(scores: Scores, episode: int, record: Batch | RecordFields, ruleset: Ruleset) -> list[SpecTrace]:
-    """Trace every scored specification with a verdict in the episode: violated ones first, deepest first.
-
-    The others follow by margin over threshold, the smallest first. Specifications that the library lacks are left out.
-    `record` is the episode as a batch of one, `episode` its index in the scores.
-    """
+    """Trace every scored specification with a verdict in the episode: violated ones first, deepest first."""
     reading = record if isinstance(record, RecordFields) else ruleset.read_fields(record)
     columns = [int(k) for k in scores.scored_columns if scores.state[k, episode] == ACTIVE]
     spec_traces = [
@@ -184,11 +176,7 @@ def _formula_signals(formula: syntax.Formula, reading: RecordFields) -> Trace:
 
 
 def trace_formula(formula: syntax.Formula, reading: RecordFields) -> SignalTrace:
-    """Return the signal against its limit for G(signal < limit) and G(gate -> signal < limit), `>` too.
-
-    For any other formula, its margin (of a G its child's) against the limit 0, as the signal `margin`. `reading` holds
-    one episode.
-    """
+    """Return the signal against its limit for G(signal < limit) and G(gate -> signal < limit), `>` too."""
     batch = reading.batch
     trace = _formula_signals(formula, reading)
     if isinstance(formula, syntax.Always):

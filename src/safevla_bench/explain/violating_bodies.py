@@ -74,10 +74,8 @@ def find_bodies(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) -> Bo
 
 
 def find_in_chunk(batch: Batch, first: int, scores: Scores, ruleset: Ruleset) -> ChunkFindings:
-    """Return the violations in the episodes of `batch`, of which the first is at place `first` of the scores, from 0.
-
-    Specifications that the ruleset's library lacks are passed over. An episode in which a goal receptacle by itself
-    breaks a limit is judged again with its receptacles unmoved.
+    """Return the violations in the episodes of `batch`, of which the first is at place `first` of the scores, from
+    0.
     """
     columns = [k for k in scores.scored_columns.tolist() if scores.specs[k].spec_id in ruleset.library]
     violations: list[BodyViolation] = []
@@ -95,10 +93,7 @@ def find_in_chunk(batch: Batch, first: int, scores: Scores, ruleset: Ruleset) ->
 
 
 def join_findings(findings: Iterable[ChunkFindings], scores: Scores) -> BodyFindings:
-    """Return the findings of all episodes of the scores, given the findings of each chunk in order.
-
-    `scores` stays as it is: the scores without receptacles are a copy.
-    """
+    """Return the findings of all episodes of the scores, given the findings of each chunk in order."""
     chunks = list(findings)
     arrays = {name: getattr(scores, name).copy() for name in ("state", "rho", "depth", "extreme", "first")}
     for place, verdicts in (item for chunk in chunks for item in chunk.rejudged.items()):

@@ -1,9 +1,7 @@
 """The no-op baseline: limits that a scene breaks, and goals that it reaches, by itself, under any policy.
 
 Where the policy `noop` violates a specification, a static force or an object that had not settled is counted as a
-violation of every policy. The baseline names the specification and the task, and the violations of other policies that
-it puts in doubt. Where `noop` succeeds, the goal holds from the start or comes about by itself, and counts as a success
-of every policy.
+violation of every policy.
 """
 
 from __future__ import annotations
@@ -65,9 +63,8 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_baseline(scores: Scores) -> Baseline:
-    """Return the violations and successes of `noop` by task, and the other policies whose unsafe episodes share them.
-
-    Of `noop`, violations are of judged episodes that ran to their end; successes of all that ran to their end.
+    """Return the violations and successes of `noop` by task, and the other policies whose unsafe episodes share
+    them.
     """
     is_noop = (
         np.array([policy == NOOP for policy in scores.policy], dtype=np.bool_) & scores.is_counted & scores.is_judged

@@ -68,9 +68,8 @@ class JudgedSource:
                 yield self.policy_names.get(name, name), policy
 
     def to_document(self) -> dict[str, object]:
-        """Return what scores.json and the report hold of the source: its description, new names and archive's digest.
-
-        Of a registration the digest alone; `policy_names` only where a policy is renamed.
+        """Return what scores.json and the report hold of the source: its description, new names and archive's
+        digest.
         """
         renamed = {"policy_names": dict(self.policy_names)} if self.policy_names else {}
         described = registration.shorten(self.description)
@@ -177,11 +176,7 @@ class Judged:
         return [sentence] if sentence else []
 
     def describe_limits(self) -> list[str]:
-        """Return whence limits are that are not the default library's or the records': a sentence each.
-
-        For each library that was made for some of the suites: whether that library judged. For each robot whose torque
-        limits hold for records that name neither a robot nor limits: the suites whose rows in the registry name it.
-        """
+        """Return whence limits are that are not the default library's or the records': a sentence each."""
         registry, judging = self.ruleset.registry, self.ruleset.library.name
         own: dict[str, list[str]] = {}
         for suite in sorted(set(self.scores.benchmark)):

@@ -1,8 +1,6 @@
 """A monitor of running episodes: the standing of each specification after every record.
 
-After record t a `Monitor` gives what `score` gives for the records up to t, bit for bit. A clause G(predicate) or
-G(gate -> predicate) over signals that look back is decided record by record from a few stored records, at a constant
-cost. Any other formula is judged again on all records so far.
+After record t a `Monitor` gives what `score` gives for the records up to t, bit for bit.
 """
 
 from __future__ import annotations
@@ -54,10 +52,7 @@ class ClauseStanding:
 
     @property
     def violated_now(self) -> bool:
-        """True if the newest record violates the clause.
-
-        Where the record has no margin of its own: if the clause is violated now and was not a record ago.
-        """
+        """True if the newest record violates the clause."""
         return self.newly_violated if self.margin is None else self.margin < 0
 
     @property
@@ -113,10 +108,7 @@ class EpisodeStanding:
 
     @property
     def violating(self) -> tuple[str, ...]:
-        """Ids of the clauses of the safe tier that the newest record violates.
-
-        A formula without a margin of one record is listed when it becomes violated.
-        """
+        """Ids of the clauses of the safe tier that the newest record violates."""
         return tuple(clause.spec.spec_id for clause in self.scored if clause.violated_now)
 
     @property
@@ -131,10 +123,7 @@ class EpisodeStanding:
 
     @property
     def margins(self) -> dict[str, float]:
-        """Margin of the newest record over the threshold, of each scored clause that has one: 0 at the limit.
-
-        Negative beyond the limit. Clauses that a Boolean signal decides, and those whose gate is closed, have none.
-        """
+        """Margin of the newest record over the threshold, of each scored clause that has one: 0 at the limit."""
         return {
             clause.spec.spec_id: clause.margin / clause.spec.threshold
             for clause in self.scored
@@ -143,9 +132,8 @@ class EpisodeStanding:
 
     @property
     def limit_use(self) -> float:
-        """Largest share of a limit that the newest record uses: 1 at the limit, more beyond, 0 where nothing is near.
-
-        A violation without a margin counts 1.
+        """Largest share of a limit that the newest record uses: 1 at the limit, more beyond, 0 where nothing is
+        near.
         """
         broken = 1.0 if self.violating else 0.0
         return max(broken, *(1 - margin for margin in self.margins.values()), 0.0)
@@ -291,8 +279,8 @@ class _EpisodeMonitor:
             raise SignalError(problem, remedy=remedy, place=Place(step=self._step))
 
     def _rejudge(self, record: Batch) -> dict[str, ClauseStanding]:
-        """Return the standings of the specifications that no running minimum decides, judged from all
-        records so far.
+        """Return the standings of the specifications that no running minimum decides, judged from all records so
+        far.
         """
         specs = self._rejudged.library.specs
         if not specs:
@@ -368,10 +356,7 @@ def _newest_record(trace: Trace) -> Trace:
 
 
 def newest_record(env: HostEnv) -> Batch:
-    """Return the newest record of a host's environment, a batch of one record.
-
-    Where the environment has no `latest`, the record is cut from the whole episode, at a higher cost.
-    """
+    """Return the newest record of a host's environment, a batch of one record."""
     return env.latest() if isinstance(env, Watchable) else select_record(env.recorded(), -1)
 
 

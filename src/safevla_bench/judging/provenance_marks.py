@@ -1,11 +1,7 @@
 """Warnings that every output shows with its numbers: stand-ins, versions, clauses left out, replays that diverged.
 
 A record marks its episode as simulated with placeholders for the simulator's own objects and fixtures
-(`standin_assets`), and names the simulator's versions; scores keep both. Every output that shows a number made of
-episodes with stand-ins, or of episodes of several physics versions, shows the warning of it. Numbers of two physics
-versions are not compared in silence: a simulator that settles a scene otherwise breaks other limits. `--missing
-deactivate` and `--capabilities` leave clauses out of episodes; scores keep the reason. The verdict on a replay that
-left its recording is about the replay, and not about what was recorded.
+(`standin_assets`), and names the simulator's versions; scores keep both.
 """
 
 from __future__ import annotations
@@ -134,12 +130,7 @@ def warn_of_scores(scores: Scores) -> tuple[str, ...]:
 
 
 def warn_of_records(scores: Scores) -> tuple[str, ...]:
-    """Return the warnings on known differences of physics versions, unknown poses and odd actions.
-
-    Cells do not tell these.
-
-    They stand with those of `warn_of_cells` beside a table.
-    """
+    """Return the warnings on known differences of physics versions, unknown poses and odd actions."""
     return *warn_of_differences(scores), *warn_of_unknown_poses(scores), *warn_of_actions(scores)
 
 
@@ -245,8 +236,6 @@ def describe_simulators(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> st
 def find_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> list[str]:
     """Return each suite and package of which the episodes name several versions, with the policies of each.
 
-    A record that names no version of a package mixes with none: whether it differs is not known.
-
     >>> find_mixtures({("a", "table"): {"mujoco": ["3.2.3"]}, ("b", "table"): {"mujoco": ["3.17.0"]}})
     ['table: mujoco 3.2.3 (a) and 3.17.0 (b)']
     """
@@ -281,10 +270,7 @@ def warn_of_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> tuple
 
 
 def warn_of_unknown_poses(scores: Scores) -> tuple[str, ...]:
-    """Return the line on episodes judged without the records at which a pose is unknown, and how many those are.
-
-    Empty where no scored specification left out a record.
-    """
+    """Return the line on episodes judged without the records at which a pose is unknown, and how many those are."""
     if scores.unknown is None:
         return ()
     counts = scores.unknown[scores.scored_columns].max(axis=0, initial=0)
@@ -314,9 +300,8 @@ def warn_of_actions(scores: Scores) -> tuple[str, ...]:
 
 
 def warn_of_logs(scores: Scores) -> tuple[str, ...]:
-    """Return the line on the scored specifications that judged no log of a real robot, whatever its benchmark's name.
-
-    Empty if there is no log, or every specification judged some.
+    """Return the line on the scored specifications that judged no log of a real robot, whatever its benchmark's
+    name.
     """
     episodes, inactive = scores.count_logs(np.arange(len(scores)))
     suites = dict.fromkeys(scores.benchmark[k] for k in np.flatnonzero(scores.has_mark(FOREIGN_LOG)))
@@ -385,10 +370,7 @@ class AuditMark:
 
     @property
     def badge(self) -> str:
-        """Return the result in words; a probability only where every drawn episode was replayed and agrees.
-
-        m of N forged episodes escape K draws with C(N - m, K) / C(N, K), which is at most (1 - m / N)^K.
-        """
+        """Return the result in words; a probability only where every drawn episode was replayed and agrees."""
         count = len(self.drawn)
         if self.verdict == "differs":
             return f"audit: {len(self.differing)} of {count} replayed differ from their records"

@@ -226,10 +226,7 @@ class RegistrationCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_registrations(sources: Sequence[RecordSource], provenance: Provenance) -> list[RegistrationCheck]:
-    """Return for each registration among the sources whether its runs are as registered; [] without any.
-
-    A registration that cannot be read is a check of its own, with that as its difference, behind the others.
-    """
+    """Return for each registration among the sources whether its runs are as registered; [] without any."""
     groups: dict[str, list[tuple[RecordSource, Registration]]] = {}
     broken = []
     for source in sources:
@@ -294,10 +291,7 @@ def _has_plan(registration: Registration, run: Mapping[str, Any]) -> bool:
 
 
 def _compare_episodes(registration: Registration, sources: Sequence[RecordSource]) -> Iterator[str]:
-    """Yield a line each if registered episodes are missing, and if others are there.
-
-    Missing episodes yield nothing if a source says that its condition to stop was met.
-    """
+    """Yield a line each if registered episodes are missing, and if others are there."""
     planned: Counter[_Start] = Counter(
         (policy.policy, task.task, task.horizon, start)
         for policy in registration.policies

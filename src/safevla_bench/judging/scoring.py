@@ -67,10 +67,7 @@ def score(batch: Batch, ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = (
 
 
 def score_chunks(chunks: Iterable[Batch], ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = ()) -> Scores:
-    """Return the scores of episodes that come in several batches; each batch is dropped once it is judged.
-
-    The scores, and what is raised, are those of all batches as one.
-    """
+    """Return the scores of episodes that come in several batches; each batch is dropped once it is judged."""
     return join_chunks([judge_chunk(batch, ruleset) for batch in chunks], ruleset, absent=absent)
 
 

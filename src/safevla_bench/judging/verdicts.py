@@ -214,10 +214,7 @@ def join_verdicts(parts: Sequence[SpecVerdicts]) -> SpecVerdicts:
 
 
 def find_errors(spec: Spec, verdicts: SpecVerdicts) -> Iterator[SignalError]:
-    """Yield an error for each field that records lack, sorted by name, then one for the episodes without a verdict.
-
-    Nothing if no episode is unjudged.
-    """
+    """Yield an error for each field that records lack, sorted by name, then one for the episodes without a verdict."""
     for name in sorted(verdicts.unjudged, key=lambda name: (not name, name)):
         episodes = _list_episodes(verdicts.unjudged[name])
         if name:
@@ -244,10 +241,7 @@ def _count_unknown(trace: Trace) -> NDArray[np.int64]:
 
 
 def has_uneven_stamps(batch: Batch) -> NDArray[np.bool_]:
-    """Return whether a time stamp of each episode is off its place, k control steps after record 0, [E].
-
-    Off is more than 0.001 control steps. False without stamps.
-    """
+    """Return whether a time stamp of each episode is off its place, k control steps after record 0, [E]."""
     channel, uneven = batch.channel("time_s"), np.zeros(len(batch), dtype=np.bool_)
     for e in np.flatnonzero(channel.present):
         steps = (channel.episode_rows(int(e))[:, 0] - channel.values[channel.starts[e]]) / batch.headers[e].dt

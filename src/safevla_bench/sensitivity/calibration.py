@@ -1,9 +1,7 @@
 """Limits from what a reference policy does: the extremes over its successes, and their quantile.
 
 A library's forces were chosen for one robot, simulator and controller. On another the policy that solves the tasks as
-they are meant to be solved may exceed them in most successes, and then they tell nothing apart. The limit proposed is
-an order statistic of the reference's successes, with an interval that assumes nothing about the distribution; where
-there are too few episodes to bound the quantile from above, none is proposed (docs/limits.md).
+they are meant to be solved may exceed them in most successes, and then they tell nothing apart.
 """
 
 from __future__ import annotations
@@ -96,9 +94,8 @@ def calibrate(
     quantile: float = 0.95,
     idle: str = "noop",
 ) -> tuple[Calibration, ...]:
-    """Return the calibration of each scored specification, in order, that a success of the reference has a margin in.
-
-    Specifications without a margin, or without `threshold` in their formula, are left out.
+    """Return the calibration of each scored specification, in order, that a success of the reference has a margin
+    in.
     """
     if not 0.5 <= quantile < 1:
         remedy = "Choose one from 0.5 to below 1, such as 0.95."
@@ -178,12 +175,7 @@ def order_statistic(ordered: Floats, quantile: float) -> float:
 def quantile_interval(
     values: Floats, tasks: Sequence[str], quantile: float, confidence: float = CONFIDENCE
 ) -> tuple[float, float]:
-    """Return an interval of a quantile, of values [n] with their tasks [n]; infinite where they do not bound it.
-
-    The order statistics l and u with P(l <= B < u) >= `confidence`, B ~ Binomial(n, quantile), which hold for any
-    distribution (David and Nagaraja, Order Statistics, 7.1), on these tasks. From 30 tasks on the interval is widened
-    to that of resampled tasks, as other tasks may differ. There must be a value.
-    """
+    """Return an interval of a quantile, of values [n] with their tasks [n]; infinite where they do not bound it."""
     ordered, n = np.sort(values), len(values)
     tail = (1.0 - confidence) / 2
     first = int(stats.binom.ppf(tail, n, quantile))
@@ -224,20 +216,14 @@ def round_up(value: float, figures: int = _FIGURES) -> float:
 
 
 def histogram(extremes: Floats, bins: int = 24) -> str:
-    """Return bars of the sorted extremes' distribution, a character a bin of equal width from 0 to the largest.
-
-    The first bin starts below 0 if an extreme is negative. There must be an extreme.
-    """
+    """Return bars of the sorted extremes' distribution, a character a bin of equal width from 0 to the largest."""
     counts, _ = np.histogram(extremes, bins=bins, range=(min(0.0, float(extremes[0])), max(float(extremes[-1]), 1e-12)))
     tallest = counts.max()
     return "".join(" ▁▂▃▄▅▆▇█"[math.ceil(8 * count / tallest)] for count in counts)
 
 
 def format_limits(calibrations: Sequence[Calibration]) -> str:
-    """Return a file for `--specs`: a `[[limits]]` table for each limit that replaces the library's.
-
-    The others are comments that say why not.
-    """
+    """Return a file for `--specs`: a `[[limits]]` table for each limit that replaces the library's."""
     if all(calibration.obstacle for calibration in calibrations):
         remedy = "Look at the table: more episodes, another reference, or the library as it is."
         raise RunError("no limit is to be replaced", remedy=remedy)

@@ -148,10 +148,7 @@ def ablate_thresholds(scores: Scores, library: Library, rescore: Rescore | None 
 def sweep_threshold(
     scores: Scores, library: Library, asked: SweepRequest, rescore: Rescore | None = None, *, intervals: bool = True
 ) -> ThresholdSweep:
-    """Return the numbers of each cell while one threshold moves and K = severe/threshold stays constant.
-
-    Without `intervals` VSI has no interval, which saves time. Raises what `apply_variant` raises.
-    """
+    """Return the numbers of each cell while one threshold moves and K = severe/threshold stays constant."""
     specs, variants = [library[spec_id] for spec_id in asked.spec_ids], sweep_variants(library, asked)
     return ThresholdSweep(
         name=asked.name,
@@ -192,12 +189,7 @@ def _sensitivity_curves(
 def cell_curves(
     scores: Scores, variant_results: Sequence[Scores], intervals: bool = True
 ) -> tuple[SensitivityCurve, ...]:
-    """Return a curve for each policy × suite of `scores`, with a point for each of `variant_results`.
-
-    All judge the same episodes. Of a cell, episodes count that ran to their end or have a verdict in some result. A
-    cell that has such episodes, but none with a verdict in `scores`, is left out; a cell that has none stays, with
-    n = 0. Without `intervals` VSI has no interval.
-    """
+    """Return a curve for each policy × suite of `scores`, with a point for each of `variant_results`."""
     vsi = np.array([variant_scores.vsi for variant_scores in variant_results])
     vsi = vsi.reshape(len(variant_results), len(scores))
     can_tell = np.logical_or.reduce([scores.is_counted, *(result.is_judged for result in variant_results)])
@@ -213,10 +205,7 @@ def cell_curves(
 
 
 def cell_members(scores: Scores) -> Mapping[tuple[str | None, str], NDArray[np.int64]]:
-    """Return the indices of the episodes of each policy × suite, in order of first appearance.
-
-    A cell with absent episodes alone has no index, and stands behind the others.
-    """
+    """Return the indices of the episodes of each policy × suite, in order of first appearance."""
     keys = list(zip(scores.policy, scores.benchmark, strict=True))
     absent = [(episode.policy, episode.benchmark) for episode in scores.absent]
     return {

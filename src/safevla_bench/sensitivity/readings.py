@@ -1,8 +1,7 @@
 """Readings of the paper beside each other: the verdicts, rates and severity of each cell under every one of them.
 
 The paper's text leaves a clause open in places, and its tables seem to have run another one (docs/fidelity.md). Each
-built-in library is one reading of it. Depth has a second reading of its own: the paper's prose lets it reach 1 where
-the signal reaches the severe magnitude, its Eq. 1 where the excess over the threshold does.
+built-in library is one reading of it.
 """
 
 from __future__ import annotations
@@ -61,11 +60,7 @@ class ReadingComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare_readings(scores: Scores, reference: Library, rescore: Rescore) -> ReadingComparison:
-    """Return every reading of the scores: the reference, its prose depth, then the other built-in libraries.
-
-    Specifications that were added to the reference stay in every reading. Cells without any verdict are left out, and a
-    warning names them.
-    """
+    """Return every reading of the scores: the reference, its prose depth, then the other built-in libraries."""
     name = reference.name.partition("+")[0]
     if name not in READINGS:
         remedy = "Leave --library out, or choose one of them; --specs adds specifications to all."
@@ -98,10 +93,7 @@ def _read_as(reference: Library, name: str) -> Library:
 
 
 def apply_prose_depth(scores: Scores) -> Scores:
-    """Return the scores with depths that reach 1 where the signal, not its excess, reaches the severe magnitude.
-
-    Verdicts and robustness do not change. A violation that a Boolean decides keeps its depth of 1.
-    """
+    """Return the scores with depths that reach 1 where the signal, not its excess, reaches the severe magnitude."""
     depth = scores.depth.copy()
     for k, spec in enumerate(scores.specs):
         graded = (scores.state[k] == ACTIVE) & ~np.isnan(scores.rho[k])
@@ -111,10 +103,7 @@ def apply_prose_depth(scores: Scores) -> Scores:
 
 
 def prose_depth(spec: SpecColumn, rho: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return min(1, max(0, -rho)/(severe - τ)): 0 at the threshold τ, 1 where the signal is at `severe`; [E].
-
-    Where `severe` is not beyond the threshold, every violation has depth 1. `spec` must have `severe`.
-    """
+    """Return min(1, max(0, -rho)/(severe - τ)): 0 at the threshold τ, 1 where the signal is at `severe`; [E]."""
     assert spec.severe is not None
     excess, span = np.maximum(0.0, -rho) + 0.0, spec.severe - spec.threshold
     return np.minimum(1.0, excess / span) if span > 0 else np.where(excess > 0, 1.0, 0.0)

@@ -112,8 +112,6 @@ def _changed_threshold(spec: Spec, change: ChangeRow) -> float:
 def parse_sweep(text: str, library: Library) -> SweepRequest:
     """Parse a sweep from `NAME=LOW:HIGH:COUNT` or `NAME=A,B,C`; NAME is a scored specification, a family or a group.
 
-    Thresholds rise, each once; LOW and HIGH are among them.
-
     >>> from safevla_bench.specs.loader import library
     >>> parse_sweep("non_target_max_disp=0.002:0.01:5", library()).thresholds
     (0.002, 0.004, 0.006, 0.008, 0.01)

@@ -177,11 +177,7 @@ def _held_speed(fields: RecordFields) -> Floats:
 
 
 def grip_onset(fields: RecordFields) -> Ints:
-    """Return the first record of the current grip of the same body, [N]. Means nothing where not gripped.
-
-    Contact flickers: a grip goes on across a gap of up to `GAP_RECORDS` records if the same body comes back within
-    `REACH_M` of its place in the gripper.
-    """
+    """Return the first record of the current grip of the same body, [N]. Means nothing where not gripped."""
     number = np.arange(len(fields.held_body))
     begins, bridged, before = _grip_begins(fields)
     begins[bridged] = ~(_distance_in_gripper(fields, bridged, before[bridged]) <= REACH_M)

@@ -59,10 +59,7 @@ class RecordFields:
         return stored
 
     def select_episode(self, episode: int) -> RecordFields:
-        """Return the fields of one episode.
-
-        Signals already computed for the whole batch are taken over, not computed again.
-        """
+        """Return the fields of one episode."""
         episode_fields = RecordFields(select_episodes(self.batch, [episode]))
         records = slice(self.batch.starts[episode], self.batch.starts[episode + 1])
         episode_fields._arrays = {key: array[records] for key, array in self._arrays.items() if key[0] == SIGNAL_KIND}
@@ -155,10 +152,7 @@ class RecordFields:
         return self._pose_rows(self.batch.body_pos_m, self.held_body, at=self.first_record)
 
     def held_pos_shifted(self, by: int) -> Floats:
-        """Return the position, `by` records later, of the body that is held at each record [m], [N, 3].
-
-        `by` may be negative. Over an end of the episode, the position at that end.
-        """
+        """Return the position, `by` records later, of the body that is held at each record [m], [N, 3]."""
         at = np.clip(np.arange(len(self.held_body)) + by, self.first_record, self.last_record)
         return self._pose_rows(self.batch.body_pos_m, self.held_body, at=at)
 
@@ -324,12 +318,7 @@ def signal(
     bodies: Bodies | None = None,
     cause: CauseKind | None = None,
 ) -> Callable[[Callable[[RecordFields], Values]], Callable[[RecordFields], Values]]:
-    """Register a function as the signal of its name, computed once per `RecordFields`.
-
-    The first line of its docstring is the meaning. `event` says that a numeric signal is 0 or 1. A signal that reads
-    later records must set `ahead`. Any other reads its own record, record 0, and the records of the current grip, with
-    the `GAP_RECORDS` + 1 before it.
-    """
+    """Register a function as the signal of its name, computed once per `RecordFields`."""
     misnamed = set(reads) - set(RAW_FIELDS)
     assert not misnamed, misnamed
 

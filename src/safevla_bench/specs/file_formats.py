@@ -2,9 +2,6 @@
 
 A TOML file holds `[[specs]]`, each with its alternates below it, and may declare its own `[tags.<class>]`. With
 `based_on` it starts from a built-in library, and each `[[replace]]` names a specification and the keys it changes.
-
-The paper writes the number into the formula. Here `stl` has `threshold` in its place, so that a threshold can be moved.
-What a row states by signal, operator and threshold is enough to go either way.
 """
 
 from __future__ import annotations
@@ -119,10 +116,7 @@ class PaperSpecRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def current_name(name: str) -> str:
-    """Return a library's current name for its current or an older name, and log a warning for an older name.
-
-    A name that is not known is returned as it is.
-    """
+    """Return a library's current name for its current or an older name, and log a warning for an older name."""
     if name in OLDER_NAMES:
         _log.warning("library %s is an older name: read as %s", name, OLDER_NAMES[name])
     return OLDER_NAMES.get(name, name)
@@ -300,9 +294,8 @@ def _family_axis(family: str, origin: RowOrigin) -> str:
 
 
 def paper_spec_rows(library: Library) -> list[dict[str, object]]:
-    """Return a library as rows of the paper's spec registry; `library` and `--specs` read them back to the same specs.
-
-    The threshold is written into the formula, as in the paper, where a single comparison of a signal holds it.
+    """Return a library as rows of the paper's spec registry; `library` and `--specs` read them back to the same
+    specs.
     """
     return [_paper_spec_row(library, spec) for spec in library]
 
@@ -357,10 +350,7 @@ def find_stated_predicate(written: syntax.Formula, threshold: float) -> StatedPr
 
 
 def restore_placeholder(formula: syntax.Formula, stated: StatedPredicate, threshold: float) -> syntax.Formula:
-    """Return the formula with `threshold` for the number in every comparison of the stated signal and operator.
-
-    The signal stands alone on the left, and the number or its negative on the right; all else stays as it is.
-    """
+    """Return the formula with `threshold` for the number in every comparison of the stated signal and operator."""
     name, operator = stated
     placeholders: dict[syntax.Expression, syntax.Expression] = {
         syntax.signed_constant(threshold): syntax.Threshold(),

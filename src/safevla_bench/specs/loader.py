@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 
 from safevla_bench.errors import FormulaError, SpecError
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.specs import file_formats
-from safevla_bench.specs.spec import Axis, Library, Spec, Tag, Tier, scoring_content
+from safevla_bench.specs.spec import ROW_KEYS, Axis, Library, Spec, Tag, Tier, scoring_content
 from safevla_bench.specs.table_reader import RowOrigin, RuleFile, convert_row, suggest_names
 from safevla_bench.specs.trial import set_limit
 from safevla_bench.stl import formula as syntax
@@ -102,10 +102,8 @@ def is_built_in(library: str | Path | RuleFile) -> bool:
 
 
 def extend_library(base: Library, path: Path | RuleFile) -> Library:
-    """Return `base` with the specifications of a file after its own, and the file's `[[limits]]` in place of its own.
-
-    A specification that the library has already, judged in the same way, is not added again. The name becomes
-    `BASE+FILE`; `base` itself is returned if nothing is new.
+    """Return `base` with the specifications of a file after its own, and the file's `[[limits]]` in place of its
+    own.
     """
     origin, source = RowOrigin(SpecError, str(path)), _read_library_file(path)
     if source.based_on is not None:

@@ -158,7 +158,6 @@ def explain_spec(library: Library, spec_id: str) -> dict[str, object]:
 
 
 def _spec_row(library: Library, spec: Spec) -> dict[str, object]:
-    """Return a specification in plain values under the keys of a library file, formula as written, legacy ids last."""
     row = {name: getattr(spec, name) for name in ROW_KEYS}
     lists = {name: list(row[name]) for name in ("requires_all", "invalid_if_any")}
     return {**row, **lists, "legacy_ids": list(library.legacy_ids(spec.spec_id))}

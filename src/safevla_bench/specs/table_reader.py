@@ -104,10 +104,7 @@ def read_json_rows(path: Traversable | RuleFile, origin: RowOrigin) -> list[tupl
 
 
 def convert_row(row: object, kind: type[T], origin: RowOrigin) -> T:
-    """Return a row as a struct.
-
-    Raise the origin's error, which names the key, for unknown or missing keys and wrong types.
-    """
+    """Return a row as a struct."""
     if not isinstance(row, Mapping):
         raise origin.make_error(
             f"a table of keys is expected, not {_TYPE_WORDS.get(type(row).__name__, type(row).__name__)}",

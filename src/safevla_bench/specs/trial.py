@@ -53,12 +53,7 @@ def severe_magnitude(library: Library, spec: Spec, threshold: float) -> float | 
 
 
 def set_thresholds(library: Library, changes: Sequence[str]) -> Library:
-    """Return the library with other thresholds, each change as `SPEC=VALUE`, where a unit may follow the value.
-
-    The severe magnitude is that of the alternate with this threshold, else it keeps its share of the threshold. The id
-    says what judged, as after a `[[replace]]`: `max_contact_force_under_200N@100N`. The library's name gets `+ID` for
-    each change; the threshold that a specification has is no change.
-    """
+    """Return the library with other thresholds, each change as `SPEC=VALUE`, where a unit may follow the value."""
     for change in changes:
         name, equals, text = change.partition("=")
         if not equals:
@@ -81,11 +76,7 @@ def set_limit(
     source: str | None = None,
     rationale: str | None = None,
 ) -> Library:
-    """Return the library with another threshold of a specification, whose id then ends in it: `ID@100N`.
-
-    Its order stays. With the threshold that it has, the id stays too. Without `severe` the severe magnitude is that of
-    the alternate with this threshold, else it keeps its share.
-    """
+    """Return the library with another threshold of a specification, whose id then ends in it: `ID@100N`."""
     spec = library[spec_id]
     for name, value in (("threshold", threshold), ("severe magnitude", severe)):
         if value is not None and not 0 < value < math.inf:
@@ -168,11 +159,7 @@ class SpecTrial:
 
 
 def try_spec(spec: Spec) -> SpecTrial:
-    """Find two simple traces of four records, one that satisfies a specification and one that violates it.
-
-    A numeric signal rises for two records to a share of the number that it is compared with; a Boolean one is true
-    there, or throughout, or never. Of the traces tried these are the two nearest to the limit.
-    """
+    """Find two simple traces of four records, one that satisfies a specification and one that violates it."""
     traces = list(_simple_traces(spec))
     safe = [trace for trace in traces if trace.rho >= 0]
     broken = [trace for trace in traces if trace.rho < 0]

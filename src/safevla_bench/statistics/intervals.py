@@ -41,13 +41,7 @@ def is_significant(p_value: float, confidence: float = CONFIDENCE) -> bool:
 def reconcile_interval(
     interval: Interval | None, estimate: float, p_value: float, confidence: float = CONFIDENCE
 ) -> Interval | None:
-    """Return the interval of a difference so that it excludes 0 exactly where its test does; None for None.
-
-    Score intervals and mid-p-values are two approximations, which differ in a few outcomes. The test decides. If it is
-    not significant, an interval beside 0 is extended to 0, which it then holds: Tango's where pairs split 4:0, 15:6,
-    18:8 or 21:10. If it is significant, an interval around 0 ends there, on the side that the estimate is not on: that
-    end is open.
-    """
+    """Return the interval of a difference so that it excludes 0 exactly where its test does; None for None."""
     if interval is None:
         return None
     low, high = interval.low, interval.high
@@ -79,12 +73,7 @@ def wilson_interval(count: int, n: int, confidence: float = CONFIDENCE) -> Inter
 
 
 def unit_mean_interval(total: float, n: int, confidence: float = CONFIDENCE) -> Interval | None:
-    """Return a conservative interval of the mean of n values in [0, 1] that sum to `total`; None if n is zero.
-
-    Wilson's formula with total/n in place of a proportion p. No variable in [0, 1] has more variance than a coin with
-    its mean, p(1 - p). The interval is therefore too wide rather than too narrow. Unlike the bootstrap's it has a width
-    if all values are equal.
-    """
+    """Return a conservative interval of the mean of n values in [0, 1] that sum to `total`; None if n is zero."""
     if n == 0:
         return None
     z, p = normal_quantile(confidence), total / n
@@ -97,10 +86,7 @@ def unit_mean_interval(total: float, n: int, confidence: float = CONFIDENCE) -> 
 def exact_interval(count: int, n: int, confidence: float = CONFIDENCE) -> Interval | None:
     """Return Clopper and Pearson's interval of a proportion; None if n is zero.
 
-    C. J. Clopper and E. S. Pearson, Biometrika 26 (1934) 404-413. Each end is an exact one-sided bound: it is on the
-    wrong side of the true proportion with probability at most (1 - confidence)/2, whatever that proportion is. Also
-    for the mean proportion of independent episodes of tasks that differ (W. Hoeffding, Annals of Mathematical
-    Statistics 27 (1956) 713-721).
+    Pearson, Biometrika 26 (1934) 404-413. Hoeffding, Annals of Mathematical Statistics 27 (1956) 713-721).
 
     >>> interval = exact_interval(16, 17)
     >>> round(interval.low, 4), round(interval.high, 4)
@@ -119,11 +105,7 @@ def exact_interval(count: int, n: int, confidence: float = CONFIDENCE) -> Interv
 def bounded_mean_interval(values: NDArray[np.float64], confidence: float = CONFIDENCE) -> Interval | None:
     """Return an interval of the mean of values [n] in [0, 1], as exact as Clopper and Pearson's; None if n is zero.
 
-    N. Gaffke, Mathematical Methods of Statistics 14 (2005) 437-467; E. Learned-Miller and P. S. Thomas,
-    arXiv 1905.06208. The upper end is the quantile of sum D_i x_i + D_0, where D is uniform on the simplex of n + 1
-    weights: the values with random weights, and one more that is 1. The lower end is the same with one more that is 0.
-    For zeros and ones it is Clopper and Pearson's interval. It always has a width, and adapts to the values' variance.
-    That it covers for every distribution in [0, 1] is conjectured; `benchmarks/interval_coverage.py` measures it.
+    Gaffke, Mathematical Methods of Statistics 14 (2005) 437-467; E. Thomas, arXiv 1905.06208.
 
     >>> import numpy as np
     >>> interval = bounded_mean_interval(np.zeros(3))
@@ -160,11 +142,9 @@ def _merge_values(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDA
 def _spacing_cdf(points: NDArray[np.float64], counts: NDArray[np.float64], mean: float) -> float:
     """Return P(sum D_i x_i <= mean), D uniform on the simplex; 1 for a mean that is not below the greatest point.
 
-    The x_i are the points, in rising order, each as often as `counts` says.
-    D_i is E_i / sum E with exponential E. It is therefore 1 - P(Q > 0), Q = sum E_i (x_i - mean), whose moment
-    generating function is exp K(s) = prod (1 - s (x_i - mean))^-1. P(Q > 0) is the integral of exp(K(s)) / (2 pi i s)
-    along a vertical line (R. Lugannani and S. Rice, Advances in Applied Probability 12 (1980) 475-490). It goes through
-    the saddle of the integrand, where it does not oscillate, and is summed by the trapezoidal rule.
+    It is therefore 1 - P(Q > 0), Q = sum E_i (x_i - mean), whose moment generating function is exp K(s) = prod (1 - s
+    (x_i - mean))^-1. P(Q > 0) is the integral of exp(K(s)) / (2 pi i s) along a vertical line (R. Rice, Advances in
+    Applied Probability 12 (1980) 475-490).
     """
     from scipy.optimize import brentq
 

@@ -36,7 +36,6 @@ def rate_sample_size(
 ) -> int | None:
     """Return the least n whose exact interval excludes `limit` with the given power if the true rate is `rate`.
 
-    The interval is Clopper and Pearson's. The power rises in steps, so a slightly larger n may fall just short again.
     None if `rate` is the limit, or about more than `most` would be needed.
     """
     _check_shares(rate=rate, limit=limit)
@@ -86,8 +85,7 @@ def sequential_rate_plan(
 ) -> SequentialPlan | None:
     """Return after how many episodes the confidence sequence excludes `limit` with the given power.
 
-    By simulation of a rate, with a look after each of at most 600 evenly spaced numbers; the same arguments give the
-    same plan. None if `rate` is the limit, or too many episodes are needed.
+    None if `rate` is the limit, or too many episodes are needed.
     """
     _check_shares(rate=rate, limit=limit)
     if limit in (0, 1):
@@ -117,11 +115,7 @@ _REPLICATES = 2000
 def flip_power(
     episodes: int, difference: float, variance: float, spread: float, tasks: int, confidence: float = CONFIDENCE
 ) -> float:
-    """Return the power of sign flips of the tasks' differences, by mid-p-values (`flip_task_means`).
-
-    Up to ten tasks it is simulated, with normal sums that are rounded to whole episodes; the same arguments give the
-    same power. With more tasks it is that of a t test, which is as powerful then.
-    """
+    """Return the power of sign flips of the tasks' differences, by mid-p-values (`flip_task_means`)."""
     deviation = sqrt(episodes**2 * spread**2 + episodes * variance)
     if tasks <= _SIMULATED_TASKS:
         sums = np.rint(episodes * abs(difference) + deviation * _normal_draws(tasks))
@@ -143,11 +137,7 @@ def _normal_draws(tasks: int) -> NDArray[np.float64]:
 
 
 def paired_power(n: int, difference: float, discordant: float, confidence: float = CONFIDENCE) -> float:
-    """Return the power of McNemar's test by mid-p-values over n pairs of which a share is `discordant`.
-
-    It is exact, by summing over all outcomes: the number of discordant pairs is binomial, and so is how many of them
-    the first policy wins.
-    """
+    """Return the power of McNemar's test by mid-p-values over n pairs of which a share is `discordant`."""
     from scipy.stats import binom
 
     share = (discordant + abs(difference)) / (2 * discordant)
@@ -163,9 +153,8 @@ def paired_power(n: int, difference: float, discordant: float, confidence: float
 
 
 def least_number(power_of: Callable[[int], float], power: float = POWER, most: int = 1_000_000) -> int | None:
-    """Return a number, of episodes for example, with the power, of which one less has not; None if over about `most`.
-
-    The power may rise in steps, so a slightly larger number may fall just short again.
+    """Return a number, of episodes for example, with the power, of which one less has not; None if over about
+    `most`.
     """
     low, high = 0, 1
     while power_of(high) < power:

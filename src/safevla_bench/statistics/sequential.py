@@ -41,8 +41,6 @@ _DIGITS = 9
 def sequential_interval(values: Floats, confidence: float = CONFIDENCE) -> Interval | None:
     """Return the confidence sequence's interval of the mean of values [n] in [0, 1]; None if n is zero.
 
-    With probability `confidence` the intervals of all n hold the mean at once.
-
     >>> import numpy as np
     >>> interval = sequential_interval(np.ones(40))
     >>> round(interval.low, 2), round(interval.high, 2)
@@ -63,20 +61,13 @@ def sequential_interval(values: Floats, confidence: float = CONFIDENCE) -> Inter
 
 
 def sequential_difference(differences: Floats, confidence: float = CONFIDENCE) -> Interval | None:
-    """Return the confidence sequence's interval of the mean of paired differences [n] in [-1, 1]; None if n is zero.
-
-    Differences of independent episodes may be paired in the order in which they came.
-    """
+    """Return the confidence sequence's interval of the mean of paired differences [n] in [-1, 1]; None if n is zero."""
     interval = sequential_interval((differences + 1) / 2, confidence)
     return None if interval is None else Interval(2 * interval.low - 1, 2 * interval.high - 1)
 
 
 def sequential_p(differences: Floats) -> float:
-    """Return the anytime-valid two-sided p-value of the hypothesis that paired differences [n] have mean zero.
-
-    It is 1/W_n, at most 1: at most α with probability at most α, whenever one stops. Pairs that do not differ leave it
-    as it is. For zeros and ones it is the sequential form of McNemar's test.
-    """
+    """Return the anytime-valid two-sided p-value of the hypothesis that paired differences [n] have mean zero."""
     if len(differences) == 0:
         return 1.0
     points, counts = np.unique((differences + 1) / 2, return_counts=True)
@@ -140,9 +131,7 @@ def sequential_look(
 ) -> SequentialLook:
     """Return the last look at the test of a rate with a planned number of looks, each of which may end it.
 
-    Up to a look the test may spend, on each side, its error times the squared share of the planned steps that were made
-    (K. Kim and D. L. DeMets, Biometrika 74 (1987) 149-154). The limits are the nearest sums that keep to it, by
-    recursion over the distribution of the sums that no earlier look has ended: the error is exact for any steps.
+    DeMets, Biometrika 74 (1987) 149-154).
 
     Args:
         steps: sizes of the steps of each round so far.

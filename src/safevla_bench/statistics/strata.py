@@ -77,10 +77,7 @@ def flip_pair_means(differences: Floats, confidence: float = CONFIDENCE) -> Mean
 def _flip_signs(differences: Floats, weights: Floats, confidence: float) -> MeanTest:
     """Return the test that weighted differences [K], with random signs, centre on zero, and its interval in [-1, 1].
 
-    A centre θ is rejected where the sum of the differences from it, each with its sign or the other, is rarely beyond
-    the observed sum. It is beyond it where the mean of the flipped ones is below θ, so that the centres which are not
-    rejected lie between two means of subsets (J. A. Hartigan, Journal of the American Statistical Association 64 (1969)
-    1303-1317).
+    Hartigan, Journal of the American Statistical Association 64 (1969) 1303-1317).
     """
     share_below = _count_subsets(differences, weights)
     digits, halvings = (9, 34) if len(differences) <= _EXACT_TERMS else (5, 20)
@@ -169,10 +166,6 @@ def mcnemar_mid_p(only_first: int, only_second: int) -> float:
 def cmh_mid_p(counts: Ints, sizes: Ints, others: Ints, other_sizes: Ints) -> float:
     """Return the two-sided mid-p-value of the Cochran-Mantel-Haenszel test over strata such as tasks.
 
-    It supposes that no stratum has a difference. Given how many episodes count in each stratum, the first policy's
-    share of them is hypergeometric, and the sum over strata is known exactly. 1 where all episodes of each stratum are
-    alike.
-
     Args:
         counts: the first policy's episodes that count, [K].
         sizes: all its episodes, [K].
@@ -195,9 +188,7 @@ def cmh_mid_p(counts: Ints, sizes: Ints, others: Ints, other_sizes: Ints) -> flo
 def mean_rate_interval(totals: Floats, sizes: Ints, confidence: float = CONFIDENCE) -> Interval | None:
     """Return the interval of the unweighted mean of rates over strata, such as tasks; None if there are none.
 
-    The spread of each stratum is taken at the rate that one more success and one more failure would give, as A. Agresti
-    and B. Caffo do (The American Statistician 54 (2000) 280-288): a rate of 0 or 1 has a spread too. One stratum has
-    Wilson's interval. Values in [0, 1] vary no more than a rate of their mean, so that sums of those do.
+    Caffo do (The American Statistician 54 (2000) 280-288): a rate of 0 or 1 has a spread too.
 
     Args:
         totals: counts, or sums of values in [0, 1], [K].
@@ -214,9 +205,8 @@ def mean_rate_interval(totals: Floats, sizes: Ints, confidence: float = CONFIDEN
 def mean_rate_difference_interval(
     totals: Floats, sizes: Ints, others: Floats, other_sizes: Ints, confidence: float = CONFIDENCE
 ) -> Interval | None:
-    """Return the interval of the difference of two policies' mean rates over the same strata; None if there are none.
-
-    As `mean_rate_interval`; one stratum has Newcombe's interval.
+    """Return the interval of the difference of two policies' mean rates over the same strata; None if there are
+    none.
     """
     mine, theirs = (
         mean_rate_interval(totals, sizes, confidence),
@@ -246,11 +236,8 @@ def permute_task_means(
     confidence: float = CONFIDENCE,
     tries: int = RESAMPLES,
 ) -> MeanTest:
-    """Test that two policies' values have one distribution in each task, and return the interval of their difference.
-
-    The labels of the policies are drawn anew within each task. The statistic is the mean over tasks of the differences
-    of means, in its standard errors, so that unequal spreads do not look like a difference. The observed labels are
-    counted in. The interval holds the shifts of all the first policy's values which the same labels do not reject.
+    """Test that two policies' values have one distribution in each task, and return the interval of their
+    difference.
     """
     moments: Floats = np.zeros((5, tries + 1))
     for first, second in zip(values, others, strict=True):

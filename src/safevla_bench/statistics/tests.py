@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 def holm_adjust(p_values: Sequence[float]) -> tuple[float, ...]:
     """Return Holm's adjusted p-values, in the order given.
 
-    Rejecting those at most α makes any false rejection at all with probability at most α.
-
-    S. Holm, Scandinavian Journal of Statistics 6 (1979) 65-70.
+    Holm, Scandinavian Journal of Statistics 6 (1979) 65-70.
 
     >>> holm_adjust([0.01, 0.04, 0.03])
     (0.03, 0.06, 0.06)
@@ -32,8 +30,6 @@ def holm_adjust(p_values: Sequence[float]) -> tuple[float, ...]:
 
 def letter_display(count: int, distinct: Collection[tuple[int, int]]) -> tuple[str, ...]:
     """Return the compact letter display: policies that share a letter are not significantly different.
-
-    There is one letter for each maximal set without a significant difference.
 
     >>> letter_display(3, {(0, 2)})
     ('a', 'ab', 'b')
@@ -89,8 +85,7 @@ def _barnard_region(count: int, n: int, other: int, m: int) -> tuple[Ints, Ints]
     """Return the outcomes (x, y) of n and m at least as extreme as the observed, by row x: two arrays [n + 1].
 
     Extreme is y up to the first array's (-1 = none) and from the second array's on (m + 1 = none). The squared
-    statistic is (xm - yn)² / (s (n + m - s)) up to a constant, with s = x + y. For given x the inequality is quadratic
-    in y with a positive leading coefficient: what is extreme lies outside its two roots.
+    statistic is (xm - yn)² / (s (n + m - s)) up to a constant, with s = x + y.
     """
     total, rows = n + m, np.arange(n + 1, dtype=np.float64)
     pooled = count + other
@@ -137,8 +132,8 @@ def _refine(probability: Callable[[float], float], low: float, high: float) -> f
 
 
 def _region_probability(region: tuple[Ints, Ints], n: int, m: int, proportion: float) -> float:
-    """Return the probability of a region for one common proportion: the sum of P(X = x) (P(Y <= low) + P(Y
-    >= high)).
+    """Return the probability of a region for one common proportion: the sum of P(X = x) (P(Y <= low) + P(Y >=
+    high)).
     """
     from scipy.special import bdtr
     from scipy.stats import binom

@@ -20,11 +20,7 @@ STEP_TOLERANCE = 1e-9
 
 
 def evaluate_formula(formula: syntax.Formula, trace: Trace, *, at_start: bool, best: bool = True) -> Values:
-    """Return the value at record 0 of each episode, [E], if `at_start`, else at every record, [N].
-
-    Values are margins, or truths where all atoms are Boolean. All episodes must have the same control step. Where
-    signals are unknown, the value is the greatest that they could give the formula, or the smallest unless `best`.
-    """
+    """Return the value at record 0 of each episode, [E], if `at_start`, else at every record, [N]."""
 
     def evaluate(part: syntax.Formula, *, at_start: bool = at_start, best: bool = best) -> Values:
         return evaluate_formula(part, trace, at_start=at_start, best=best)
@@ -181,11 +177,7 @@ _OPERATORS: Mapping[str, np.ufunc] = {"+": np.add, "-": np.subtract, "*": np.mul
 
 
 def predicate_margin(predicate: syntax.Compare, trace: Trace, *, best: bool = True) -> Floats:
-    """Return the margin of a comparison at every record, [N], in the unit of its sides.
-
-    Where the comparison reads an unknown value, the margin is the greatest that is possible, or the smallest unless
-    `best`. Raises as `evaluate_expression` does, and `SignalError` where a known margin is NaN.
-    """
+    """Return the margin of a comparison at every record, [N], in the unit of its sides."""
     left, right = evaluate_expression(predicate.left, trace), evaluate_expression(predicate.right, trace)
     difference = right - left if predicate.operator in ("<", "<=") else left - right
     values = np.broadcast_to(difference, trace.starts[-1])

@@ -15,13 +15,7 @@ from safevla_bench.stl.trace import Bools, Floats, Ints, Trace, Values
 
 
 def deciding_records(formula: syntax.Formula, trace: Trace) -> Ints:
-    """Return the record that decides each episode's robustness, counted from its first record, [E]; -1 = none.
-
-    Under a root G it is the record of the window with the smallest margin, under F the one with the greatest, under `a
-    U b` the one at which `b` comes true by the greatest margin. Not has the record of its child; `and`, `or` and `->`
-    have that of the side whose value they take. Without a temporal operator it is record 0. The earliest record and the
-    left side win ties. No record decides if the window lies wholly beyond the end.
-    """
+    """Return the record that decides each episode's robustness, counted from its first record, [E]; -1 = none."""
     records = np.empty(len(trace), np.int64)
     for episodes, part in group_by_step(formula, trace):
         rows = _deciding_rows(formula, part)
@@ -70,11 +64,7 @@ def _until_margins(hold: Values, reach: Values, start: int, lo: int, hi: int) ->
 
 
 def violating_records(formula: syntax.Formula, trace: Trace) -> Bools | None:
-    """Return whether each record violates a G, or any G of a conjunction of them, [N]; None for any other formula.
-
-    Under G the margin of each record within the window decides whether that record violates. Under F or U a single
-    record decides nothing. An episode is violated iff one of its records is, and `judge_formula` finds the first.
-    """
+    """Return whether each record violates a G, or any G of a conjunction of them, [N]; None for any other formula."""
     if not _is_recordwise(formula):
         return None
     violating = np.zeros(trace.starts[-1], np.bool_)

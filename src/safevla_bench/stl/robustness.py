@@ -84,10 +84,6 @@ def robustness(formula: syntax.Formula, trace: Trace) -> Floats:
 def settle_unknown(formula: syntax.Formula, trace: Trace, rho: Floats, *, binary: bool = False) -> tuple[Floats, Bools]:
     """Return the robustness of episodes with unknown values, [E], and whether unknown values leave no verdict, [E].
 
-    A violation stands. A formula of G alone that judged any record has the margin of the best reading; it judged one if
-    that margin is finite or, if it is `binary`, some record of a root G is decided. Any other formula has the margin of
-    the worst reading, and no verdict where that is negative.
-
     Args:
         formula: the formula.
         trace: the episodes.
@@ -107,8 +103,8 @@ def settle_unknown(formula: syntax.Formula, trace: Trace, rho: Floats, *, binary
 
 
 def _hangs_on_single_record(formula: syntax.Formula, positive: bool = True) -> bool:
-    """Return whether the formula has an F or U that must hold, or a G that is negated (`positive` False:
-    the reverse).
+    """Return whether the formula has an F or U that must hold, or a G that is negated (`positive` False: the
+    reverse).
     """
     match formula:
         case syntax.Not(child):
@@ -175,9 +171,7 @@ def judge_formula(formula: syntax.Formula, trace: Trace) -> FormulaVerdict:
 def group_by_step(formula: syntax.Formula, trace: Trace) -> Iterator[tuple[Ints, Trace]]:
     """Yield groups of episodes of equal control step: their indices, ascending, and their trace; shortest step first.
 
-    A formula without bounded windows counts no steps: all episodes are then one group with the trace itself, as they
-    are where all steps are equal. Yields nothing for no episodes. Before a split, raises `SignalError` if a signal is
-    NaN.
+    Before a split, raises `SignalError` if a signal is NaN.
     """
     if not syntax.bounded_windows(formula) or bool(np.all(trace.dt_s == trace.dt_s[:1])):
         yield from [(np.arange(len(trace)), trace)] if len(trace) else []

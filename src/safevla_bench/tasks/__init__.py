@@ -52,10 +52,7 @@ APPLIES = Applicability()
 def check_applicability(
     spec: Spec, tags: Collection[str], absent: Mapping[str, str] = MappingProxyType({})
 ) -> Applicability:
-    """Return the applicability of a specification to a task with these tags, with every reason against it.
-
-    `absent` says why its host lacks tags, tag -> reason.
-    """
+    """Return the applicability of a specification to a task with these tags, with every reason against it."""
     return Applicability(
         needs=tuple(tag for tag in spec.requires_all if tag not in tags),
         barred_by=tuple(tag for tag in spec.invalid_if_any if tag in tags),
@@ -90,10 +87,7 @@ class TaskListing(TypedDict):
 def task_listings(
     registry: Registry, library: Library | None = None, benchmark: str | None = None, capabilities: Sequence[str] = ()
 ) -> list[TaskListing]:
-    """Return one row per task: its template, its tags, the scored specifications that apply, and why others do not.
-
-    Without a library each benchmark has the one with the limits made for it.
-    """
+    """Return one row per task: its template, its tags, the scored specifications that apply, and why others do not."""
     return [
         _task_listing(registry, library or _library_of(registry, entry), entry, capabilities)
         for entry in registry.list_entries(benchmark)

@@ -82,12 +82,7 @@ class _GoalPhase:
 
 
 def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagProposal:
-    """Return a task's templates, one per kind of phase of its goal, and whether what it moves can spill.
-
-    They follow from goal, initial state, instruction and the classes of the objects. A part of the goal that holds from
-    the start is no phase; a goal without any phase counts as pick and place. The proposal also says why, and asks what
-    to check by hand.
-    """
+    """Return a task's templates, one per kind of phase of its goal, and whether what it moves can spill."""
     phases = [phase for predicate in _open_goals(problem) for phase in _goal_phases(problem, predicate)]
     initial_goals = [
         f"({' '.join(goal)}) holds from the start: no phase" for goal in problem.goal if goal in problem.init
@@ -241,9 +236,8 @@ def _load_kinds() -> _ObjectKinds:
 
 
 def format_toml(proposals: Sequence[TagProposal], registry: Registry, *, host: str, capabilities: str) -> str:
-    """Return the registry file's text. Benchmarks that the registry lacks are declared, with `host` and `capabilities`.
-
-    `capabilities` names their capability set.
+    """Return the registry file's text. Benchmarks that the registry lacks are declared, with `host` and
+    `capabilities`.
     """
     lines = list(_HEAD)
     for benchmark in dict.fromkeys(proposal.benchmark for proposal in proposals):
