@@ -161,14 +161,6 @@ def test_paper_as_run_has_the_flat_torque_limit_of_the_heads_of_tables_7_to_9():
     )
 
 
-def test_the_older_name_of_a_reading_is_read_and_says_so(caplog, tmp_path):
-    assert library("paper-literal") is AS_RUN
-    assert caplog.messages == ["library paper-literal is an older name: read as paper-as-run"]
-    (tmp_path / "mine.toml").write_text('based_on = "paper-literal"\n')
-    assert library(tmp_path / "mine.toml").specs == AS_RUN.specs
-    assert len(caplog.messages) == 2
-
-
 @pytest.mark.parametrize(
     ("older", "present"),
     [(f"wrist_tilt_world_{n}deg", f"held_object_tilt_world_{n}deg") for n in (15, 20, 30)]

@@ -15,8 +15,8 @@ from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE, Scores, SpecColumn, nan_to_none
 from safevla_bench.signals.signal import SIGNALS, RecordFields
 from safevla_bench.stl import formula as syntax
-from safevla_bench.stl.evaluation import evaluate_expression, evaluate_formula, is_positive, window_steps
-from safevla_bench.stl.robustness import trajectory_robustness
+from safevla_bench.stl.evaluation import evaluate_formula, is_positive, window_steps
+from safevla_bench.stl.robustness import match_clause, trajectory_robustness
 from safevla_bench.stl.trace import Trace
 from safevla_bench.trajectory.batch import Batch
 
@@ -177,20 +177,16 @@ def _formula_signals(formula: syntax.Formula, reading: RecordFields) -> Trace:
 
 def trace_formula(formula: syntax.Formula, reading: RecordFields) -> SignalTrace:
     """Return the signal against its limit for G(signal < limit) and G(gate -> signal < limit), `>` too."""
-    batch = reading.batch
-    trace = _formula_signals(formula, reading)
+    trace, clause = _formula_signals(formula, reading), match_clause(formula)
+    if clause:
+        inside, gate = _records_in_window(clause.window, trace), None
+        if clause.gate is not None:
+            gate = is_positive(evaluate_formula(clause.gate, trace, at_start=False, best=False))
+        values = trace.numeric_signal(clause.signal)
+        return _trace_against_limit(clause.signal, values, clause.bound, clause.upper, gate, inside)
     if isinstance(formula, syntax.Always):
-        inside = _records_in_window(formula.window, trace)
-        gate, predicate = _split_gate(formula.child)
-        sides = _split_comparison(predicate)
-        if sides is not None:
-            name, limit, upper = sides
-            opened = None if gate is None else is_positive(evaluate_formula(gate, trace, at_start=False, best=False))
-            return _trace_against_limit(
-                name, trace.numeric_signal(name), float(evaluate_expression(limit, None)), upper, opened, inside
-            )
-        return _trace_margin(formula.child, trace, inside)
-    return _trace_margin(formula, trace, np.ones(len(batch.gripper_contact), dtype=np.bool_))
+        return _trace_margin(formula.child, trace, _records_in_window(formula.window, trace))
+    return _trace_margin(formula, trace, np.ones(int(trace.starts[-1]), dtype=np.bool_))
 
 
 def _records_in_window(window: syntax.Window, trace: Trace) -> Bools:
@@ -198,27 +194,6 @@ def _records_in_window(window: syntax.Window, trace: Trace) -> Bools:
     slack = trace.dt_s[0] / 2
     end_s = np.inf if window.end_s is None else window.end_s
     return np.asarray((time_s > window.start_s - slack) & (time_s < end_s + slack))
-
-
-def _split_gate(child: syntax.Formula) -> tuple[syntax.Formula | None, syntax.Formula]:
-    return (child.left, child.right) if isinstance(child, syntax.Implies) else (None, child)
-
-
-def _split_comparison(predicate: syntax.Formula) -> tuple[str, syntax.Expression, bool] | None:
-    """Return signal, limit and whether the limit is a ceiling; None unless one signal is compared with a constant."""
-    if not isinstance(predicate, syntax.Compare):
-        return None
-    below = predicate.operator in ("<", "<=")
-    match predicate.left, predicate.right:
-        case syntax.NumericSignal(name), limit if not _has_signal(limit):
-            return name, limit, below
-        case limit, syntax.NumericSignal(name) if not _has_signal(limit):
-            return name, limit, not below
-    return None
-
-
-def _has_signal(expression: syntax.Expression) -> bool:
-    return any(isinstance(node, syntax.NumericSignal) for node in syntax.walk_nodes(expression))
 
 
 def _trace_against_limit(

@@ -17,7 +17,7 @@ from safevla_bench.errors import RegistryError, RunError
 from safevla_bench.judging.scores import CAPABILITIES_OPTION, IntervalMethod
 from safevla_bench.signals.signal import RecordFields
 from safevla_bench.specs import loader as specs_loader
-from safevla_bench.specs.file_formats import BUILT_IN, DEFAULT_LIBRARY, LIBRARY_NAMES
+from safevla_bench.specs.file_formats import BUILT_IN, DEFAULT_LIBRARY
 from safevla_bench.specs.loader import extend_library, is_built_in
 from safevla_bench.specs.spec import Library
 from safevla_bench.specs.table_reader import RuleFile
@@ -141,7 +141,7 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         Raises what `load_ruleset` does, `RunError` where the library is neither built in nor held here, and
         `RegistryError` where a host's tags are of tasks that the built-in registry knows.
         """
-        if isinstance(self.library, str) and self.library not in LIBRARY_NAMES:
+        if isinstance(self.library, str) and self.library not in BUILT_IN:
             raise RunError(f"the library {self.library!r} is not built in", remedy="Name its file with --library.")
         if redefined := loader.registry(self.host_registry).list_redefined(loader.registry()):
             problem = f"the host's own tags are of {redefined[0]} too, which the built-in registry knows"

@@ -15,12 +15,11 @@ from scipy import stats
 
 from safevla_bench.errors import RunError
 from safevla_bench.judging.scores import ACTIVE, Scores
-from safevla_bench.signals.signal import SIGNALS
+from safevla_bench.signals import parse_formula
 from safevla_bench.specs.spec import Library, Spec
 from safevla_bench.specs.trial import proportional_severe
 from safevla_bench.statistics.intervals import CONFIDENCE
 from safevla_bench.stl.formula import has_placeholder
-from safevla_bench.stl.parser import parse
 from safevla_recorder.episode import Bools, Floats
 
 _RESAMPLES = 2000
@@ -131,7 +130,7 @@ def _find_reference(scores: Scores, policy: str | None, idle: str) -> str:
 
 
 def _has_limit(spec: Spec) -> bool:
-    written = parse(spec.stl, {name: signal.boolean for name, signal in SIGNALS.items()})
+    written = parse_formula(spec.stl)
     return not spec.binary and has_placeholder(written)
 
 

@@ -24,11 +24,10 @@ from safevla_bench.sensitivity.variants import (
     ThresholdVariant,
     paper_variants,
 )
-from safevla_bench.signals.signal import SIGNALS
+from safevla_bench.signals import parse_formula
 from safevla_bench.specs.spec import Library, Spec
 from safevla_bench.specs.trial import proportional_severe
 from safevla_bench.stl.formula import Always, Formula, Implies, has_placeholder, is_boolean_only, substitute_threshold
-from safevla_bench.stl.parser import parse
 from safevla_bench.stl.robustness import match_clause
 
 Rescore = Callable[[Library], Scores]
@@ -68,7 +67,7 @@ def _replace_columns(scores: Scores, specs: Mapping[str, Spec]) -> tuple[SpecCol
 
 
 def _parse_placeholder(spec: Spec) -> Formula:
-    formula = parse(spec.stl, {name: signal.boolean for name, signal in SIGNALS.items()})
+    formula = parse_formula(spec.stl)
     if not has_placeholder(formula):
         remedy = "Write `threshold` in place of the number in its formula."
         raise SpecError(f"{spec.spec_id} states its number itself, so that it cannot be moved", remedy=remedy)

@@ -12,10 +12,17 @@ from numpy.typing import NDArray
 
 from safevla_bench.signals import contact, motion
 from safevla_bench.signals.signal import SIGNALS, RecordFields, Values
+from safevla_bench.stl.formula import Formula
+from safevla_bench.stl.parser import parse
 from safevla_bench.stl.trace import Trace
 from safevla_bench.trajectory.batch import Batch
 
 _MODULES = (contact, motion)
+
+
+def parse_formula(text: str) -> Formula:
+    """Return the formula over the registered signals that a text states; raises `FormulaError` as `parse` does."""
+    return parse(text, {name: signal.boolean for name, signal in SIGNALS.items()})
 
 
 def derive_signals(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping[str, Values]:

@@ -18,11 +18,10 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from safevla_bench.errors import SpecError
-from safevla_bench.signals.signal import SIGNALS
+from safevla_bench.signals import parse_formula
 from safevla_bench.specs.spec import Library, Spec, Tag, TagClass
 from safevla_bench.specs.table_reader import RowOrigin, RuleFile, convert_row, read_json_rows, read_toml, suggest_names
 from safevla_bench.stl import formula as syntax
-from safevla_bench.stl.parser import parse
 
 BUILT_IN: Mapping[str, tuple[str, ...]] = {
     "default": ("scene_interaction.toml", "object_handling.toml", "execution.toml", "diagnostics.toml"),
@@ -33,8 +32,6 @@ BUILT_IN: Mapping[str, tuple[str, ...]] = {
 """Library name -> its files, in library order: the three readings of the paper, then limits made for a host."""
 DEFAULT_LIBRARY = "default"
 READINGS = (DEFAULT_LIBRARY, "paper-text", "paper-as-run")
-OLDER_NAMES: Mapping[str, str] = {"paper-literal": "paper-as-run"}
-LIBRARY_NAMES = frozenset({*BUILT_IN, *OLDER_NAMES})
 
 StatedPredicate: TypeAlias = tuple[str, syntax.Comparison]
 _log = logging.getLogger(__name__)
@@ -115,13 +112,6 @@ class PaperSpecRow(msgspec.Struct, frozen=True, kw_only=True):
     tag_meanings: dict[TagClass, dict[str, str]] = {}
 
 
-def current_name(name: str) -> str:
-    """Return a library's current name for its current or an older name, and log a warning for an older name."""
-    if name in OLDER_NAMES:
-        _log.warning("library %s is an older name: read as %s", name, OLDER_NAMES[name])
-    return OLDER_NAMES.get(name, name)
-
-
 def read_built_in(name: str) -> LibrarySource:
     """Return the content of the files of a built-in library, in library order; `name` is a key of `BUILT_IN`."""
     sources = [read_source(_library_folder() / file, f"library/{file}", is_built_in=True) for file in BUILT_IN[name]]
@@ -164,7 +154,7 @@ def _read_toml_source(path: Traversable | RuleFile, origin: RowOrigin, is_built_
         if tables.replace:
             raise origin.make_error("[[replace]] without based_on", field="replace", remedy='add based_on = "default"')
         return LibrarySource(drafts, tags, limits=limits)
-    based_on = current_name(tables.based_on)
+    based_on = tables.based_on
     if based_on not in BUILT_IN:
         remedy = suggest_names(based_on, BUILT_IN, "built-in libraries")
         raise origin.make_error(f"no built-in library {based_on!r}", field="based_on", remedy=remedy)
@@ -302,7 +292,7 @@ def paper_spec_rows(library: Library) -> list[dict[str, object]]:
 
 def _paper_spec_row(library: Library, spec: Spec) -> dict[str, object]:
     """Return a specification as a row of the paper's format."""
-    written = parse(spec.stl, {name: signal.boolean for name, signal in SIGNALS.items()})
+    written = parse_formula(spec.stl)
     stated = find_stated_predicate(written, spec.threshold)
     hard_stop = spec.tier != "diagnostic" and spec.severe is None
     own_tags = [

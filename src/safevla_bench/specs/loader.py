@@ -13,6 +13,7 @@ from typing import Any, get_args
 import msgspec
 
 from safevla_bench.errors import FormulaError, SpecError
+from safevla_bench.signals import parse_formula
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.specs import file_formats
 from safevla_bench.specs.spec import ROW_KEYS, Axis, Library, Spec, Tag, Tier, scoring_content
@@ -20,7 +21,6 @@ from safevla_bench.specs.table_reader import RowOrigin, RuleFile, convert_row, s
 from safevla_bench.specs.trial import set_limit
 from safevla_bench.stl import formula as syntax
 from safevla_bench.stl.formula import Formula, format_formula, has_placeholder, is_boolean_only, substitute_threshold
-from safevla_bench.stl.parser import parse
 
 BINARY_THRESHOLD = 0.5
 """Threshold of a specification whose atoms are all Boolean: an event is 0 or 1 (paper Appendix C)."""
@@ -73,16 +73,15 @@ class ParsedSpec:
 def library(name_or_path: str | Path | RuleFile = "default") -> Library:
     """Return a library by its name (`default`, `paper-text`, `paper-as-run`), or from a file, with the file's name.
 
-    A file that is called as a built-in library and judges otherwise is `file NAME.SUFFIX`. The older name
-    `paper-literal` is read as `paper-as-run`, and that is logged. A file is TOML, or holds unchanged rows of the
-    paper's JSON schema: one object, a list, or one object per line.
+    A file that is called as a built-in library and judges otherwise is `file NAME.SUFFIX`. A file is TOML, or holds
+    unchanged rows of the paper's JSON schema: one object, a list, or one object per line.
 
     Raises:
         SpecError: there is no such library, its file cannot be read, or it contradicts itself; names the file, the
             specification and the key.
     """
     if is_built_in(name_or_path):
-        return _built_in_library(file_formats.current_name(str(name_or_path)))
+        return _built_in_library(str(name_or_path))
     path = name_or_path if isinstance(name_or_path, RuleFile) else Path(name_or_path)
     source = _read_library_file(path)
     if not source.drafts:
@@ -98,7 +97,7 @@ def library(name_or_path: str | Path | RuleFile = "default") -> Library:
 
 def is_built_in(library: str | Path | RuleFile) -> bool:
     """Return whether this is the name of a built-in library; any other is a file."""
-    return not isinstance(library, RuleFile) and str(library) in file_formats.LIBRARY_NAMES
+    return not isinstance(library, RuleFile) and str(library) in file_formats.BUILT_IN
 
 
 def extend_library(base: Library, path: Path | RuleFile) -> Library:
@@ -228,7 +227,7 @@ def _check_word(word: str, choices: tuple[str, ...], key: str, origin: RowOrigin
 
 def _parse_formula(entry: ParsedSpec) -> Formula:
     try:
-        return parse(entry.row.stl, {name: signal.boolean for name, signal in SIGNALS.items()})
+        return parse_formula(entry.row.stl)
     except FormulaError as error:
         raise entry.origin.make_error(error.problem, field="stl", remedy=error.remedy) from None
 

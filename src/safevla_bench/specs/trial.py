@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import SpecError
+from safevla_bench.signals import parse_formula
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.specs.file_formats import canonical_unit, id_suffix
 from safevla_bench.specs.spec import Library, Spec
 from safevla_bench.stl import formula as syntax
 from safevla_bench.stl.formula import Formula, has_placeholder, substitute_threshold
-from safevla_bench.stl.parser import parse
 from safevla_bench.stl.robustness import robustness
 from safevla_bench.stl.trace import Trace
 
@@ -102,7 +102,7 @@ def _with_threshold(library: Library, spec: Spec, threshold: float) -> Spec:
     """Return the specification with another threshold, and so another id and severe magnitude."""
     if threshold == spec.threshold:
         return spec
-    written = parse(spec.stl, {name: signal.boolean for name, signal in SIGNALS.items()})
+    written = parse_formula(spec.stl)
     if not has_placeholder(written) or all(SIGNALS[name].event for name in spec.signals):
         raise SpecError(f"{spec.spec_id} has no threshold to set", remedy="it judges whether something happens at all")
     return replace(

@@ -5,7 +5,7 @@ Tasks as plain rows list what applies to them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NotRequired, TypedDict
@@ -17,28 +17,26 @@ from safevla_bench.tasks.entries import Registry, TaskEntry
 
 @dataclass(frozen=True, slots=True)
 class Applicability:
-    """Reasons why a specification does not apply: tags it needs, tags that bar it, fields not recorded.
+    """Reasons why a specification does not apply: tags it needs, and tags that bar it.
 
     `absent` says why a host lacks tags, tag -> reason.
     """
 
     needs: tuple[str, ...] = ()
     barred_by: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
     absent: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def applies(self) -> bool:
         """True if there is no reason against it."""
-        return not (self.needs or self.barred_by or self.missing)
+        return not (self.needs or self.barred_by)
 
     @property
     def reason(self) -> str:
-        """`applies`, or the reasons joined by `; `: `needs A, B`, `invalid with C`, `signal missing: field`."""
+        """`applies`, or the reasons joined by `; `: `needs A, B`, `invalid with C`."""
         parts = [
             (f"needs {', '.join(map(self._explain_need, self.needs))}", self.needs),
             (f"invalid with {', '.join(self.barred_by)}", self.barred_by),
-            (f"signal missing: {', '.join(self.missing)}", self.missing),
         ]
         return "; ".join(text for text, present in parts if present) or "applies"
 
@@ -58,11 +56,6 @@ def check_applicability(
         barred_by=tuple(tag for tag in spec.invalid_if_any if tag in tags),
         absent=absent,
     )
-
-
-def signal_missing(fields: Iterable[str]) -> Applicability:
-    """Return the applicability of a specification whose tags fit, but whose raw fields the record lacks."""
-    return Applicability(missing=tuple(fields))
 
 
 def active_specs(library: Library, tags: Collection[str]) -> tuple[Spec, ...]:
