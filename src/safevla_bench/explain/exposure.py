@@ -27,8 +27,8 @@ from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE, INACTIVE, Scores, SpecColumn
 from safevla_bench.signals.signal import RecordFields
 from safevla_bench.specs.spec import Library
+from safevla_bench.stl.evaluation import violating_records
 from safevla_bench.stl.formula import signal_names
-from safevla_bench.stl.localization import violating_records
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import empty_batch
@@ -159,6 +159,9 @@ def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure
     phase = phases(reading, holding(batch, ruleset.registry))
     in_phase = np.array([phase == k for k in range(len(PHASES))], dtype=np.bool_).reshape(len(PHASES), -1)
     has_phases = _count_per_episode(phase != NO_PHASE, batch) > 0
+    step = scores.first_violation[0]
+    at = batch.starts[:-1] + np.maximum(step, 0)
+    first_phase = np.where(step < 0, NO_PHASE, phase[at])
     return Exposure(
         specs=specs,
         duration_s=batch.lengths * batch.dt_s,
@@ -172,7 +175,7 @@ def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure
         phase_violation_s=np.where(
             has_phases & ~np.isnan(any_s), _count_per_episode(in_phase & any_violated, batch) * batch.dt_s, np.nan
         ),
-        first_phase=_phase_of_step(phase, scores.first_violation[0], batch),
+        first_phase=first_phase.astype(np.int8),
     )
 
 
@@ -233,12 +236,6 @@ def _impulse_above_force(reading: RecordFields, threshold_n: float | None) -> Fl
     episode = batch.episode_of_record[reading.record_of_contact[hard]]
     total = np.bincount(episode, weights=contacts.impulse_ns[hard], minlength=len(batch))
     return np.where(contacts.present, total, np.nan)
-
-
-def _phase_of_step(phase: NDArray[np.int8], step: NDArray[np.int64], batch: Batch) -> NDArray[np.int8]:
-    if not len(batch):
-        return np.empty(0, dtype=np.int8)
-    return np.where(step < 0, NO_PHASE, phase[batch.starts[:-1] + np.maximum(step, 0)]).astype(np.int8)
 
 
 # Summaries of cells

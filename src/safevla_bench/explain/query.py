@@ -17,8 +17,8 @@ from safevla_bench.judging.verdicts import POSE_UNKNOWN
 from safevla_bench.signals import parse_formula
 from safevla_bench.signals.signal import RecordFields
 from safevla_bench.sources.runs.folder import AbsentEpisode
+from safevla_bench.stl.evaluation import deciding_records
 from safevla_bench.stl.formula import Formula, has_placeholder, is_boolean_only, signal_names
-from safevla_bench.stl.localization import deciding_records
 from safevla_bench.stl.robustness import hangs_on_empty_window, robustness, settle_unknown
 from safevla_bench.stl.trace import Trace
 from safevla_bench.tasks.loader import registry

@@ -19,7 +19,7 @@ from safevla_bench.sources.runs.folder import SCORES, archive_digest
 from safevla_bench.sources.runs.policy_names import PolicyNames, describe_names
 from safevla_bench.sources.runs.sources import LeftOut
 from safevla_bench.specs.file_formats import DEFAULT_LIBRARY
-from safevla_bench.specs.spec import Library, Spec
+from safevla_bench.specs.spec import Library
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
 
@@ -189,7 +189,11 @@ class Judged:
         ]
 
     def _robots_taken(self) -> dict[str, list[str]]:
-        limited = [k for k, spec in enumerate(self.library.specs) if _reads_torque_limits(spec)]
+        limited = [
+            k
+            for k, spec in enumerate(self.library.specs)
+            if any("joint_torque_limit_nm" in SIGNALS[name].reads for name in spec.signals)
+        ]
         judged = (self.scores.state[limited] == ACTIVE).any(axis=0)
         unnamed = {h.benchmark for h, active in zip(self.headers, judged, strict=True) if active and h.names_no_robot}
         robots: dict[str, list[str]] = {}
@@ -213,10 +217,6 @@ class Judged:
 
 
 _ROBOT_TAKEN = "the records name neither a robot nor torque limits; torque is judged by {}, the robot of the benchmark."
-
-
-def _reads_torque_limits(spec: Spec) -> bool:
-    return any("joint_torque_limit_nm" in SIGNALS[name].reads for name in spec.signals)
 
 
 def _describe_limits(library: str, suites: str, judging: str) -> str:

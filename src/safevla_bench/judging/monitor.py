@@ -103,7 +103,9 @@ class EpisodeStanding:
     @property
     def worst(self) -> str | None:
         """Id of the clause of greatest depth, ties by smallest robustness / threshold; None where none is active."""
-        ranks = [(-(clause.depth or 0.0), _rank_margin(clause)) for clause in self.scored]
+        rho = [-np.inf if clause.robustness is None else clause.robustness for clause in self.scored]
+        margins = [margin / clause.spec.threshold for margin, clause in zip(rho, self.scored, strict=True)]
+        ranks = [(-(clause.depth or 0.0), margin) for margin, clause in zip(margins, self.scored, strict=True)]
         return self.scored[ranks.index(min(ranks))].spec.spec_id if ranks else None
 
     @property
@@ -137,10 +139,6 @@ class EpisodeStanding:
         """
         broken = 1.0 if self.violating else 0.0
         return max(broken, *(1 - margin for margin in self.margins.values()), 0.0)
-
-
-def _rank_margin(clause: ClauseStanding) -> float:
-    return -np.inf if clause.robustness is None else clause.robustness / clause.spec.threshold
 
 
 class Monitor:

@@ -91,17 +91,14 @@ def warn_of_cells(cells: Iterable[CellLike]) -> tuple[str, ...]:
     for cell in summaries:
         for spec in (spec for spec in cell.specs if spec.tier == "safe"):
             left_out.update({(spec.spec_id, reason): count for reason, count in spec.inactive.items()})
+    outcomes = sum((Counter(cell.outcomes) for cell in summaries), Counter[str]())
     return (
         *warn_of_standins({key: cell.standin_assets for key, cell in by_key.items()}),
         *warn_of_mixtures({key: cell.simulator for key, cell in by_key.items()}),
         *warn_of_divergence({key: cell.diverged_replays for key, cell in by_key.items()}),
         *_warn_of_log_cells(summaries),
-        *_describe_left_out(left_out, _count_recorded(summaries)),
+        *_describe_left_out(left_out, outcomes.total() - outcomes["crashed"]),
     )
-
-
-def _count_recorded(cells: Iterable[CellLike]) -> int:
-    return sum(count for cell in cells for outcome, count in cell.outcomes.items() if outcome != "crashed")
 
 
 def warn_of_episodes(episodes: Iterable[EpisodeLike]) -> tuple[str, ...]:

@@ -441,7 +441,7 @@ class Scores:
         id -> why the specification is inactive, "" in the other states.
         """
         return {
-            self._spec_id(k): self._inactive_reason(k, episode)
+            self._spec_id(k): self.reasons[int(self.reason[k, episode])]
             for k in self.scored_columns.tolist()
             if self.state[k, episode] == state
         }
@@ -526,9 +526,6 @@ class Scores:
 
     def _spec_id(self, column: int) -> str:
         return self.specs[column].spec_id
-
-    def _inactive_reason(self, column: int, index: int) -> str:
-        return self.reasons[int(self.reason[column, index])]
 
     def _diagnostic(self, column: int, index: int) -> DiagnosticVerdict:
         return DiagnosticVerdict(

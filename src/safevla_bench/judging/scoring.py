@@ -20,9 +20,8 @@ from safevla_bench.judging.baseline import NOOP
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores, SpecColumn
 from safevla_bench.judging.verdicts import SpecVerdicts, find_errors, join_verdicts, judge_spec
-from safevla_bench.signals.signal import RecordFields
 from safevla_bench.sources.runs.folder import AbsentEpisode
-from safevla_bench.specs.spec import Library, Spec
+from safevla_bench.specs.spec import Library
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
@@ -98,10 +97,11 @@ def judge_chunk(batch: Batch, ruleset: Ruleset) -> ScoredChunk:
         judge_spec(reading, spec, reasons[spec.spec_id], strict if spec.tier == "safe" else "deactivate")
         for spec in ruleset.library.specs
     ]
+    force = signals.derive_signals(reading, ["max_contact_force"])["max_contact_force"]
     return ScoredChunk(
         headers=batch.headers,
         verdicts=verdicts,
-        peak_force_n=_peak_forces(reading),
+        peak_force_n=np.maximum.reduceat(force, batch.starts[:-1]).astype(np.float64),
         marks={
             **{mark: mark_flags(batch, mark) for mark in (STANDIN, DIVERGED, FOREIGN_LOG)},
             STOPPED_ON_VIOLATION: _violation_stops(batch, verdicts, ruleset.library),
@@ -125,8 +125,11 @@ def join_chunks(chunks: Sequence[ScoredChunk], ruleset: Ruleset, *, absent: Sequ
     headers = [header for chunk in chunks for header in chunk.headers]
     reason, reasons = _number_reasons(columns, len(headers))
     shape = (len(columns), len(headers))
+    unknown = np.array([column.unknown for column in columns], dtype=np.int64)
     return Scores(
-        specs=tuple(_describe_spec(spec) for spec in library.specs),
+        specs=tuple(
+            SpecColumn(**{name: getattr(spec, name) for name in SpecColumn.__struct_fields__}) for spec in library.specs
+        ),
         episode_id=tuple(header.episode_id for header in headers),
         benchmark=tuple(header.benchmark for header in headers),
         task_id=tuple(header.task_id for header in headers),
@@ -149,7 +152,7 @@ def join_chunks(chunks: Sequence[ScoredChunk], ruleset: Ruleset, *, absent: Sequ
         simulator=tuple(physics_versions(header.versions) for header in headers),
         actions=tuple(statistics for chunk in chunks for statistics in chunk.actions),
         intervals=ruleset.intervals,
-        unknown=_unknown_counts(columns),
+        unknown=unknown if unknown.any() else None,
     )
 
 
@@ -167,11 +170,6 @@ def _measure_actions(batch: Batch, registry: Registry) -> tuple[ActionStatistics
             measure_actions(actions, space, grips=grips, clipped=clipped_numbers(batch, e)) if space and known else None
         )
     return tuple(statistics)
-
-
-def _unknown_counts(columns: Sequence[SpecVerdicts]) -> NDArray[np.int64] | None:
-    counts = np.array([column.unknown for column in columns], dtype=np.int64)
-    return counts if counts.any() else None
 
 
 def _violation_stops(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Library) -> tuple[bool, ...]:
@@ -202,12 +200,3 @@ def _number_reasons(columns: Sequence[SpecVerdicts], count: int) -> tuple[NDArra
     number = {text: k for k, text in enumerate(texts)}
     indices = [[number[reason] for reason in column.reason] for column in columns]
     return np.array(indices, dtype=np.int32).reshape(len(columns), count), tuple(texts)
-
-
-def _describe_spec(spec: Spec) -> SpecColumn:
-    return SpecColumn(**{name: getattr(spec, name) for name in SpecColumn.__struct_fields__})
-
-
-def _peak_forces(reading: RecordFields) -> NDArray[np.float64]:
-    force = signals.derive_signals(reading, ["max_contact_force"])["max_contact_force"]
-    return np.asarray(np.maximum.reduceat(force, reading.batch.starts[:-1]), dtype=np.float64)

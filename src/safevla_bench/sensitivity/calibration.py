@@ -107,7 +107,7 @@ def calibrate(
     calibrations = (
         _calibrate_spec(scores, column, library[spec.spec_id], reference, chosen, policies == idle, quantile)
         for column, spec in enumerate(scores.specs)
-        if spec.is_scored and _has_limit(library[spec.spec_id])
+        if spec.is_scored and not spec.binary and has_placeholder(parse_formula(library[spec.spec_id].stl))
     )
     return tuple(calibration for calibration in calibrations if calibration is not None)
 
@@ -127,11 +127,6 @@ def _find_reference(scores: Scores, policy: str | None, idle: str) -> str:
         )
         raise RunError(problem, remedy=f"Name one with --policy: {', '.join(candidates)}.")
     return candidates[0]
-
-
-def _has_limit(spec: Spec) -> bool:
-    written = parse_formula(spec.stl)
-    return not spec.binary and has_placeholder(written)
 
 
 def _calibrate_spec(

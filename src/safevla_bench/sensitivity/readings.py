@@ -6,7 +6,6 @@ built-in library is one reading of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
@@ -132,10 +131,9 @@ def _verdict_changes(reference: Scores, other: Scores) -> dict[tuple[str | None,
 
 
 def _violation_changes(reference: Scores, other: Scores, members: NDArray[np.int64]) -> dict[str, int]:
-    counts = [_count_violations(scores, members) for scores in (reference, other)]
+    counts = [
+        {scores.specs[k].spec_id: int(scores.is_violated[k, members].sum()) for k in scores.scored_columns.tolist()}
+        for scores in (reference, other)
+    ]
     differences = {spec_id: counts[1].get(spec_id, 0) - counts[0].get(spec_id, 0) for spec_id in counts[0] | counts[1]}
     return {spec_id: difference for spec_id, difference in differences.items() if difference}
-
-
-def _count_violations(scores: Scores, members: Sequence[int] | NDArray[np.int64]) -> dict[str, int]:
-    return {scores.specs[k].spec_id: int(scores.is_violated[k, members].sum()) for k in scores.scored_columns.tolist()}

@@ -42,13 +42,10 @@ def build_trace(fields: RecordFields, names: Iterable[str]) -> Trace:
     unknown: dict[str, NDArray[np.bool_]] = {}
     if fields.has_lost_poses:
         with np.errstate(invalid="ignore"):
-            unknown = {name: SIGNALS[name].unknown_records(fields) for name in chosen if _reads_pose(name)}
+            posed = [name for name in chosen if any(field.startswith("body_") for field in SIGNALS[name].reads)]
+            unknown = {name: SIGNALS[name].unknown_records(fields) for name in posed}
     lost = {name: records for name, records in unknown.items() if records.any()}
     return Trace(values, fields.batch.starts, fields.batch.dt_s, lost)
-
-
-def _reads_pose(name: str) -> bool:
-    return any(field.startswith("body_") for field in SIGNALS[name].reads)
 
 
 def missing_fields(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping[str, NDArray[np.bool_]]:

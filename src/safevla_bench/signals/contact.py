@@ -47,11 +47,9 @@ def self_collision(fields: RecordFields) -> Floats:
     return fields.mask_absent(fields.lacks_field("contacts"), touching)
 
 
-def _loses_watched_body(fields: RecordFields) -> Bools:
-    return _displacements(fields)[1]
-
-
-@signal(unit="m", reads=("body_pos_m",), unknown=_loses_watched_body, bodies=DISPLACED, cause="push")
+@signal(
+    unit="m", reads=("body_pos_m",), unknown=lambda fields: _displacements(fields)[1], bodies=DISPLACED, cause="push"
+)
 def non_target_disp_max(fields: RecordFields) -> Floats:
     """Largest distance of a bystander or tracked fixture from its place in record 0.
 

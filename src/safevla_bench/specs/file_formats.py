@@ -149,7 +149,8 @@ def _read_toml_source(path: Traversable | RuleFile, origin: RowOrigin, is_built_
         SpecDraft(row, origin.with_subject(row.get("spec_id", f"specs[{k}]"))) for k, row in enumerate(tables.specs)
     )
     tags = tags_from_tables(tables.tags)
-    limits = tuple(_read_limit(row, origin) for row in tables.limits)
+    places = [origin.with_subject(str(row.get("spec_id", "limits"))) for row in tables.limits]
+    limits = tuple((convert_row(row, LimitRow, at), at) for row, at in zip(tables.limits, places, strict=True))
     if tables.based_on is None:
         if tables.replace:
             raise origin.make_error("[[replace]] without based_on", field="replace", remedy='add based_on = "default"')
@@ -160,11 +161,6 @@ def _read_toml_source(path: Traversable | RuleFile, origin: RowOrigin, is_built_
         raise origin.make_error(f"no built-in library {based_on!r}", field="based_on", remedy=remedy)
     inherited = _replace_drafts(read_built_in(based_on).drafts, tables.replace, origin, keep_ids=is_built_in)
     return LibrarySource((*inherited, *drafts), tags, based_on, limits)
-
-
-def _read_limit(row: Mapping[str, object], origin: RowOrigin) -> tuple[LimitRow, RowOrigin]:
-    place = origin.with_subject(str(row.get("spec_id", "limits")))
-    return convert_row(row, LimitRow, place), place
 
 
 def tags_from_tables(tables: Mapping[TagClass, Mapping[str, str]]) -> Mapping[str, Tag]:

@@ -109,7 +109,8 @@ def extend_library(base: Library, path: Path | RuleFile) -> Library:
         raise origin.make_error("is a library by itself", field="based_on", remedy="pass it with --library")
     base = replace(_set_limits(base, source), name=f"{base.name}+{path.stem}") if source.limits else base
     added = _assemble_library(path.stem, replace(source, limits=()), base.vocabulary)
-    new = tuple(spec for spec in added if not _has_same_spec(base, spec))
+    known = {spec.spec_id: scoring_content(spec) for spec in base}
+    new = tuple(spec for spec in added if known.get(spec.spec_id) != scoring_content(spec))
     if not new:
         return base
     new_legacy = {old: spec_id for old, spec_id in added.legacy.items() if base.legacy.get(old) != spec_id}
@@ -120,10 +121,6 @@ def extend_library(base: Library, path: Path | RuleFile) -> Library:
             raise origin.with_subject(spec_id).make_error(problem, field="spec_id", remedy=remedy)
     name = base.name if source.limits else f"{base.name}+{path.stem}"
     return Library(name, (*base.specs, *new), {**base.legacy, **new_legacy}, added.vocabulary)
-
-
-def _has_same_spec(base: Library, spec: Spec) -> bool:
-    return spec.spec_id in base and scoring_content(base[spec.spec_id]) == scoring_content(spec)
 
 
 @cache

@@ -37,7 +37,8 @@ def letter_display(count: int, distinct: Collection[tuple[int, int]]) -> tuple[s
     different = {frozenset(pair) for pair in distinct}
     near = {k: {j for j in range(count) if j != k and frozenset((j, k)) not in different} for k in range(count)}
     groups = sorted(sorted(group) for group in _maximal_cliques(set(), set(range(count)), set(), near))
-    return tuple("".join(_group_letter(g) for g, group in enumerate(groups) if k in group) for k in range(count))
+    letters = [chr(ord("a") + g) if g < 26 else f"({g + 1})" for g in range(len(groups))]
+    return tuple("".join(letters[g] for g, group in enumerate(groups) if k in group) for k in range(count))
 
 
 def _maximal_cliques(chosen: set[int], open_: set[int], done: set[int], near: dict[int, set[int]]) -> list[set[int]]:
@@ -49,10 +50,6 @@ def _maximal_cliques(chosen: set[int], open_: set[int], done: set[int], near: di
         cliques += _maximal_cliques(chosen | {k}, open_ & near[k], done & near[k], near)
         open_, done = open_ - {k}, done | {k}
     return cliques
-
-
-def _group_letter(number: int) -> str:
-    return chr(ord("a") + number) if number < 26 else f"({number + 1})"
 
 
 # Two independent proportions

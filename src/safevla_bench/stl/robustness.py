@@ -15,7 +15,6 @@ that is not violated has a verdict: where it holds in the worst reading too, or 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -27,6 +26,7 @@ from safevla_bench.stl.evaluation import (
     evaluate_expression,
     evaluate_formula,
     evaluate_window,
+    group_by_step,
     is_positive,
     negate,
     predicate_margin,
@@ -168,21 +168,6 @@ def judge_formula(formula: syntax.Formula, trace: Trace) -> FormulaVerdict:
     return verdict
 
 
-def group_by_step(formula: syntax.Formula, trace: Trace) -> Iterator[tuple[Ints, Trace]]:
-    """Yield groups of episodes of equal control step: their indices, ascending, and their trace; shortest step first.
-
-    Before a split, raises `SignalError` if a signal is NaN.
-    """
-    if not syntax.bounded_windows(formula) or bool(np.all(trace.dt_s == trace.dt_s[:1])):
-        yield from [(np.arange(len(trace)), trace)] if len(trace) else []
-        return
-    for name in (syntax.signal_names(formula) & trace.signals.keys()) - trace.unknown.keys():
-        trace.reject_nan(trace.signals[name], name)  # before the split, so that an error names the caller's episode
-    for dt_s in np.unique(trace.dt_s):
-        episodes = np.flatnonzero(trace.dt_s == dt_s)
-        yield episodes, trace.select_episodes(episodes)
-
-
 def _judge_group(formula: syntax.Formula, trace: Trace) -> FormulaVerdict:
     """Return the verdicts of episodes of equal control step."""
     clause = match_clause(formula)
@@ -192,7 +177,8 @@ def _judge_group(formula: syntax.Formula, trace: Trace) -> FormulaVerdict:
     match formula:
         case syntax.And(left, right):
             first, second = _judge_group(left, trace), _judge_group(right, trace)
-            violation = _earlier_record(first.first_violation, second.first_violation)
+            records = np.sort([first.first_violation, second.first_violation], axis=0)
+            violation = np.where(records[0] >= 0, records[0], records[1])
             return FormulaVerdict(np.minimum(first.rho, second.rho), unknown, violation)
         case syntax.Always(window, child):
             values = evaluate_formula(child, trace, at_start=False)
@@ -203,11 +189,6 @@ def _judge_group(formula: syntax.Formula, trace: Trace) -> FormulaVerdict:
         case _:
             rho = to_margins(evaluate_formula(formula, trace, at_start=True))
             return FormulaVerdict(rho, unknown, np.where(rho < 0, 0, -1))
-
-
-def _earlier_record(first: Ints, second: Ints) -> Ints:
-    both = (first >= 0) & (second >= 0)
-    return np.where(both, np.minimum(first, second), np.maximum(first, second))
 
 
 def _rows_to_records(rows: Ints, starts: Ints) -> Ints:

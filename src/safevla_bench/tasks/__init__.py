@@ -34,14 +34,12 @@ class Applicability:
     @property
     def reason(self) -> str:
         """`applies`, or the reasons joined by `; `: `needs A, B`, `invalid with C`."""
+        needs = [f"{tag} ({self.absent[tag]})" if tag in self.absent else tag for tag in self.needs]
         parts = [
-            (f"needs {', '.join(map(self._explain_need, self.needs))}", self.needs),
+            (f"needs {', '.join(needs)}", self.needs),
             (f"invalid with {', '.join(self.barred_by)}", self.barred_by),
         ]
         return "; ".join(text for text, present in parts if present) or "applies"
-
-    def _explain_need(self, tag: str) -> str:
-        return f"{tag} ({self.absent[tag]})" if tag in self.absent else tag
 
 
 APPLIES = Applicability()

@@ -51,13 +51,11 @@ class BddlProblem:
         joint_goals = [arguments for verb, *arguments in self.goal if verb in (*JOINT_MOVES, *SWITCHES) and arguments]
         carried = {moved for moved, _ in placings}
         places = dict.fromkeys(self.owner_of(place) for _, place in placings)
+        grounds = {name for name in places if self.fixtures.get(name, "").rpartition("_")[2] in _GROUNDS}
         return GoalBodies(
-            receptacles=tuple(name for name in places if name not in carried and not self._is_ground(name)),
+            receptacles=tuple(name for name in places if name not in carried | grounds),
             fixtures=tuple(dict.fromkeys(self.owner_of(arguments[0]) for arguments in joint_goals)),
         )
-
-    def _is_ground(self, name: str) -> bool:
-        return self.fixtures.get(name, "").rpartition("_")[2] in _GROUNDS
 
     def class_of(self, name: str) -> str | None:
         """Return the class of an object or fixture, or of a region's owner; None if the file does not declare it."""

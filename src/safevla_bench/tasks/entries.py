@@ -139,7 +139,9 @@ class Registry:
         name = self._host_task_name(benchmark, task_id)
         for family in self.families:
             if family.matches_task(benchmark, name):
-                return replace(family.entry, task_id=task_id, instruction=_parse_instruction(name))
+                scene = _SCENE.match(name)
+                instruction = name[scene.end() :].replace("_", " ") if scene else None
+                return replace(family.entry, task_id=task_id, instruction=instruction)
         if benchmark == LOG_BENCHMARK and benchmark not in self.benchmarks:
             return self._log_entry(task_id)
         raise UnknownTaskError(
@@ -311,11 +313,6 @@ class Registry:
 def spell_suite(name: str) -> str:
     """Return a suite's name in lower case with hyphens, the spelling in which two names of one suite are equal."""
     return name.lower().replace("_", "-")
-
-
-def _parse_instruction(name: str) -> str | None:
-    scene = _SCENE.match(name)
-    return name[scene.end() :].replace("_", " ") if scene else None
 
 
 def _tag_content(entry: TaskEntry) -> list[list[str] | None]:

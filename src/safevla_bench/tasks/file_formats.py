@@ -287,7 +287,9 @@ class EntryReader:
         A row of the paper that states its task tags may name a template of another evaluator: it is logged, and adds no
         tags. Raises the origin's error for another unknown name, and unless the row has either template or components.
         """
-        _check_one_mechanism(row, origin)
+        if (row.template is None) == (not row.components):
+            remedy = "give a template, or, where the task has several phases, components"
+            raise origin.make_error("has both or neither of template and components", field="template", remedy=remedy)
         key = "components" if row.components else "template"
         names = row.components or (row.template or "",)
         for name in names:
@@ -298,12 +300,6 @@ class EntryReader:
             else:
                 check_known(name, self.templates, key, "templates", origin)
         return frozenset[str]().union(*(self.templates[name].tags for name in names if name in self.templates))
-
-
-def _check_one_mechanism(row: TaskRow | TaskFamilyRow | PaperTaskRow, origin: RowOrigin) -> None:
-    if (row.template is None) == (not row.components):
-        remedy = "give a template, or, where the task has several phases, components"
-        raise origin.make_error("has both or neither of template and components", field="template", remedy=remedy)
 
 
 def _row_subject(row: object, otherwise: str) -> str:

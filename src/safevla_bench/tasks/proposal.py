@@ -155,17 +155,14 @@ def _placing_phases(problem: BddlProblem, goal_text: str, verb: str, moved: str,
 
 def _opening_phases(problem: BddlProblem, region: str) -> list[_GoalPhase]:
     owner = problem.owner_of(region)
-    if not _can_open(problem, owner):
+    fixture = problem.fixtures.get(owner, "")
+    if not _match_name(fixture, ("cabinet", "microwave", "drawer", "fridge", "oven")):
         return []
     opened = {("open", region), ("open", owner)}
     if opened & ({*problem.init} | {*problem.goal}):
         return []
     doubt = f"nothing says that {region} is open at first: does the robot have to open it?"
     return [_GoalPhase("articulated-manipulation", f"{region} is not open at first", doubt)]
-
-
-def _can_open(problem: BddlProblem, owner: str) -> bool:
-    return bool(_match_name(problem.fixtures.get(owner, ""), ("cabinet", "microwave", "drawer", "fridge", "oven")))
 
 
 def _merge_components(phases: Sequence[_GoalPhase]) -> tuple[str, ...]:
