@@ -23,7 +23,6 @@ from safevla_bench.compare.difference import ComparisonOptions, judge_margin, pa
 from safevla_bench.compare.pairs import StateMeans
 from safevla_bench.compare.sample_size import SampleSizeRequest, plan_sample_size
 from safevla_bench.sensitivity.calibration import quantile_interval
-from safevla_bench.statistics.group_sequential import sum_limits
 from safevla_bench.statistics.intervals import (
     Interval,
     bounded_mean_interval,
@@ -32,7 +31,7 @@ from safevla_bench.statistics.intervals import (
     wilson_interval,
 )
 from safevla_bench.statistics.planning import rate_power, rate_sample_size
-from safevla_bench.statistics.sequential import log_wealth_of_counts
+from safevla_bench.statistics.sequential import log_wealth_of_counts, sum_limits
 from safevla_bench.statistics.strata import cmh_mid_p, flip_task_p, mcnemar_mid_p, permute_task_means
 from safevla_bench.statistics.tests import holm_adjust
 

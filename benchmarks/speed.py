@@ -34,9 +34,10 @@ from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.judging.scoring import score_chunks
 from safevla_bench.sources.runs.episode_index import Scan
 from safevla_bench.specs.loader import library
-from safevla_bench.statistics.bootstrap import bootstrap_means
+from safevla_bench.statistics.intervals import bootstrap_means
 from safevla_bench.stl.formula import Formula, format_formula, signal_names
-from safevla_bench.stl.robustness import Trace, judge_formula
+from safevla_bench.stl.robustness import judge_formula
+from safevla_bench.stl.trace import Trace
 from safevla_bench.tasks.loader import registry
 
 ROOT = Path(__file__).resolve().parents[1]

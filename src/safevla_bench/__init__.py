@@ -25,8 +25,8 @@ if TYPE_CHECKING:  # for type checkers and editors, which cannot follow `_HOMES`
     from safevla_bench.archive import open_archive as open_archive
     from safevla_bench.archive.record_schema import schema as record_schema
     from safevla_bench.errors import SafevlaError as SafevlaError
+    from safevla_bench.explain.exposure import measure_exposure as measure_exposure
     from safevla_bench.explain.exposure import summarize_exposure as summarize_exposure
-    from safevla_bench.explain.exposure.episodes import measure_exposure as measure_exposure
     from safevla_bench.interface.policy import Observation as Observation
     from safevla_bench.interface.policy import Policy as Policy
     from safevla_bench.interface.policy import Wants as Wants
@@ -64,8 +64,7 @@ _HOMES = {
     "safevla_bench.jobs.evaluation.request": ("Request",),
     "safevla_bench.jobs.evaluation.results": ("Evaluation", "evaluate", "load"),
     "safevla_bench.jobs.evaluation.rollouts": ("roll_out",),
-    "safevla_bench.explain.exposure": ("summarize_exposure",),
-    "safevla_bench.explain.exposure.episodes": ("measure_exposure",),
+    "safevla_bench.explain.exposure": ("measure_exposure", "summarize_exposure"),
     "safevla_bench.interface.policy": ("Observation", "Policy", "Wants"),
     "safevla_bench.judging.metrics": ("Summary", "aggregate", "cells"),
     "safevla_bench.judging.monitor": ("Monitor",),

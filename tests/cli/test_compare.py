@@ -190,14 +190,6 @@ def test_readings_and_sweeps_are_not_asked_together(safevla, shipped):
     assert safevla("sensitivity", shipped, "--readings", "--sweep", "force=100,200")[0] == 2
 
 
-def test_the_older_name_of_a_library_is_taken_and_says_so(safevla, shipped, caplog):
-    code, out, _ = safevla("sensitivity", shipped, "--library", "paper-literal")
-    assert code == 0
-    assert "library paper-literal is an older name: read as paper-as-run" in caplog.text
-    assert "Judged by safevla-bench" in out
-    assert "library paper-as-run (" in out
-
-
 def test_sweeps_show_each_threshold_in_its_unit_and_mark_the_library_s(safevla, shipped, monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
     code, out, _ = safevla(

@@ -223,4 +223,4 @@ def test_a_registration_holds_what_makes_a_policy_and_sees_another(safevla):
     assert (code, "not as registered" in err) == (0, False)
     assert "mine" in out
     err = safevla("eval", "--registered", "r.json", "--policy", "mine=noop", "--out", "other")[2]
-    assert "not as registered: spec of mine" in err
+    assert "not as registered: this plan has the digest" in err

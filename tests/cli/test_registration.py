@@ -74,11 +74,10 @@ def test_other_options_are_told_of_before_the_run_and_after_it(safevla, tmp_path
     freeze(safevla, path)
     code, out, err = safevla("eval", "--registered", path, "--seed", 1, "--library", "paper-text", "--out", run)
     assert code == 0
-    assert "note: not as registered: seed: registered is 0, here is 1" in err
-    assert "note: not as registered: library: registered is default" in err
+    assert "note: not as registered: this plan has the digest" in err
     assert "Not as registered beforehand" in out
-    assert "seed: registered is 0, here is 1" in out
-    assert "library: registered is default" in out
+    assert "the plan in run.json is another" in out
+    assert "judged by other rules: library paper-text" in out
 
 
 def test_a_registered_run_is_resumed_and_sharded_without_the_file_or_with_it(safevla, tmp_path):

@@ -11,7 +11,8 @@ import numpy as np
 from safevla_bench.errors import FormulaError, SignalError
 from safevla_bench.stl.formula import Arithmetic, Call, Formula, Number, Truth, format_formula, walk_nodes
 from safevla_bench.stl.parser import parse
-from safevla_bench.stl.robustness import Trace, robustness, trajectory_robustness
+from safevla_bench.stl.robustness import robustness, trajectory_robustness
+from safevla_bench.stl.trace import Trace
 from stl.oracle import KNOWN, FormulaSource, literal_trajectory, random_trace
 from stl.test_rtamt import rtamt_trajectory
 

@@ -5,8 +5,9 @@ import pytest
 
 from safevla_bench.errors import RegistryError, RunError, SpecError
 from safevla_bench.judging.monitor import Monitor
-from safevla_bench.judging.ruleset import LostEpisodes, Provenance, RuleFile, Ruleset, load_ruleset
+from safevla_bench.judging.ruleset import LostEpisodes, Provenance, Ruleset, load_ruleset
 from safevla_bench.specs.loader import library
+from safevla_bench.specs.table_reader import RuleFile
 from safevla_bench.tasks.loader import registry
 from safevla_bench.version import __version__
 

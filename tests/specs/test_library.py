@@ -15,7 +15,8 @@ from safevla_bench.specs.file_formats import built_in_tags
 from safevla_bench.specs.loader import library
 from safevla_bench.specs.spec import Library, explain_spec, spec_rows
 from safevla_bench.stl.parser import parse
-from safevla_bench.stl.robustness import Trace, robustness
+from safevla_bench.stl.robustness import robustness
+from safevla_bench.stl.trace import Trace
 
 CASES = Path(__file__).parent / "cases"
 DEFAULT, TEXT, AS_RUN = library(), library("paper-text"), library("paper-as-run")
@@ -158,14 +159,6 @@ def test_paper_as_run_has_the_flat_torque_limit_of_the_heads_of_tables_7_to_9():
         174,
         "N m",
     )
-
-
-def test_the_older_name_of_a_reading_is_read_and_says_so(caplog, tmp_path):
-    assert library("paper-literal") is AS_RUN
-    assert caplog.messages == ["library paper-literal is an older name: read as paper-as-run"]
-    (tmp_path / "mine.toml").write_text('based_on = "paper-literal"\n')
-    assert library(tmp_path / "mine.toml").specs == AS_RUN.specs
-    assert len(caplog.messages) == 2
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from safevla_bench.statistics.group_sequential import sequential_look, sum_limits
+from safevla_bench.statistics.sequential import sequential_look, sum_limits
 
 shapes = st.lists(st.lists(st.sampled_from([1, 1, 1, 2, 3]), max_size=4), min_size=1, max_size=4)
 

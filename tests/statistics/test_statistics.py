@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from statsmodels.stats.proportion import proportion_confint
 
-from safevla_bench.statistics.bootstrap import bootstrap_means, resampled_means
-from safevla_bench.statistics.intervals import wilson_interval
+from safevla_bench.statistics.intervals import bootstrap_means, resampled_means, wilson_interval
 
 
 def generator(seed: int = 0) -> np.random.Generator:

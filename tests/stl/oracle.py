@@ -29,7 +29,7 @@ from safevla_bench.stl.formula import (
     child_nodes,
     signed_constant,
 )
-from safevla_bench.stl.robustness import Trace
+from safevla_bench.stl.trace import Trace
 
 NUMERIC = ("x", "y", "z")
 BOOLEAN = ("p", "q")

@@ -26,7 +26,7 @@ from safevla_bench.stl.formula import (
     Until,
     Window,
 )
-from safevla_bench.stl.robustness import Trace
+from safevla_bench.stl.trace import Trace
 from stl.oracle import BOOLEAN, NUMERIC
 
 DT_S = 0.05

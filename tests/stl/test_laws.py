@@ -33,7 +33,8 @@ from safevla_bench.stl.formula import (
     substitute_threshold,
     walk_nodes,
 )
-from safevla_bench.stl.robustness import Trace, hangs_on_empty_window, judge_formula, robustness, trajectory_robustness
+from safevla_bench.stl.robustness import hangs_on_empty_window, judge_formula, robustness, trajectory_robustness
+from safevla_bench.stl.trace import Trace
 from stl.oracle import episodes_of, literal_rho, literal_trajectory
 from stl.strategies import expressions, formulas, traces, windows
 

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 
 from safevla_bench.errors import FormulaError
+from safevla_bench.stl.evaluation import deciding_records, violating_records
 from safevla_bench.stl.formula import Always, And, Eventually, Formula, Implies, Not, Or, Until, Window
-from safevla_bench.stl.localization import deciding_records, violating_records
 from safevla_bench.stl.parser import parse
-from safevla_bench.stl.robustness import Trace, judge_formula, robustness
+from safevla_bench.stl.robustness import judge_formula, robustness
+from safevla_bench.stl.trace import Trace
 from stl.oracle import Episode, literal_rho
 from stl.strategies import DT_S, formulas, traces
 

@@ -23,7 +23,8 @@ from safevla_bench.stl.formula import (
     substitute_threshold,
 )
 from safevla_bench.stl.parser import MAX_DEPTH, parse
-from safevla_bench.stl.robustness import Trace, judge_formula, robustness, trajectory_robustness
+from safevla_bench.stl.robustness import judge_formula, robustness, trajectory_robustness
+from safevla_bench.stl.trace import Trace
 from stl.oracle import KNOWN
 
 

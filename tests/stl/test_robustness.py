@@ -11,7 +11,8 @@ from numpy.typing import ArrayLike
 from safevla_bench.errors import FormulaError, SignalError
 from safevla_bench.stl.formula import Always, Until, substitute_threshold
 from safevla_bench.stl.parser import parse
-from safevla_bench.stl.robustness import Trace, judge_formula, robustness, trajectory_robustness
+from safevla_bench.stl.robustness import judge_formula, robustness, trajectory_robustness
+from safevla_bench.stl.trace import Trace
 from stl.oracle import KNOWN, FormulaSource, literal_trajectory, random_trace
 
 INF = float("inf")

@@ -58,8 +58,8 @@ from safevla_bench.stl.formula import (
     walk_nodes,
 )
 from safevla_bench.stl.parser import parse
-from safevla_bench.stl.robustness import Trace, robustness, trajectory_robustness
-from safevla_bench.stl.trace import RaggedLayout
+from safevla_bench.stl.robustness import robustness, trajectory_robustness
+from safevla_bench.stl.trace import RaggedLayout, Trace
 from stl.oracle import BOOLEAN, NUMERIC, FormulaSource, episodes_of, nesting, random_trace
 
 COUNT = 5000

@@ -14,7 +14,8 @@ import sentil
 from safevla_bench.errors import FormulaError
 from safevla_bench.stl.formula import Formula, format_formula
 from safevla_bench.stl.parser import parse
-from safevla_bench.stl.robustness import Trace, trajectory_robustness
+from safevla_bench.stl.robustness import trajectory_robustness
+from safevla_bench.stl.trace import Trace
 from stl.oracle import NUMERIC, FormulaSource, random_trace
 
 

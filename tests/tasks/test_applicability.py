@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from safevla_bench.specs.file_formats import built_in_tags
 from safevla_bench.specs.loader import library
-from safevla_bench.tasks import APPLIES, Applicability, active_specs, check_applicability, signal_missing
+from safevla_bench.tasks import APPLIES, Applicability, active_specs, check_applicability
 
 DEFAULT = library()
 TILT = DEFAULT["held_object_tilt_world_15deg"]
@@ -25,12 +25,6 @@ def test_the_reason_names_every_tag_that_stands_against_it_in_the_specification_
     verdict = check_applicability(TILT, tags)
     assert verdict == Applicability(("target_pose_signal",), ("non_spillable", "task_requires_extreme_tilt"))
     assert verdict.reason == "needs target_pose_signal; invalid with non_spillable, task_requires_extreme_tilt"
-
-
-def test_a_missing_signal_is_a_reason_of_its_own():
-    verdict = signal_missing(["contacts", "body_pos_m"])
-    assert (verdict.applies, verdict.reason) == (False, "signal missing: contacts, body_pos_m")
-    assert verdict == Applicability(missing=("contacts", "body_pos_m"))
 
 
 def test_only_the_safe_tier_is_ever_active():

@@ -34,7 +34,7 @@ from safevla_bench.rollout.ray_cluster import ADDRESS, HERE, RayCluster
 from safevla_bench.sources.runs.folder import RUN
 from safevla_bench.sources.runs.policy_names import NamedSource
 from safevla_bench.sources.runs.sources import require_source
-from safevla_bench.specs.file_formats import DEFAULT_LIBRARY, LIBRARY_NAMES
+from safevla_bench.specs.file_formats import BUILT_IN, DEFAULT_LIBRARY
 from safevla_bench.text import escape_controls
 
 if TYPE_CHECKING:
@@ -493,4 +493,4 @@ def _option_type(option: click.Option) -> tuple[type, str]:
 
 
 def _names_library_file(option: click.Option, value: str) -> bool:
-    return option.name == "library" and value not in LIBRARY_NAMES
+    return option.name == "library" and value not in BUILT_IN

@@ -23,7 +23,7 @@ from safevla_bench.jobs.evaluation.outputs import write_outputs
 from safevla_bench.jobs.evaluation.preparation import estimate_run, list_start_notes, request_rules
 from safevla_bench.jobs.evaluation.request import open_questions
 from safevla_bench.jobs.evaluation.results import evaluate_request
-from safevla_bench.jobs.evaluation.rollouts import freeze_request, list_deviations, roll_out
+from safevla_bench.jobs.evaluation.rollouts import describe_deviation, freeze_request, roll_out
 from safevla_bench.jobs.evaluation.stopping_rule import describe_decision
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.publishing import tracking
@@ -173,9 +173,8 @@ def _print_open_questions(run_command: RunCommand) -> None:
 
 def _print_deviations(run_command: RunCommand, ruleset: Ruleset) -> None:
     registration = run_command.request.registration
-    if registration is not None:
-        for line in list_deviations(registration, run_command.request, ruleset):
-            click.echo(make_printable(f"note: not as registered: {line}"), err=True)
+    if registration is not None and (deviation := describe_deviation(registration, run_command.request, ruleset)):
+        click.echo(make_printable(f"note: not as registered: {deviation}"), err=True)
 
 
 def _write_registration(run_command: RunCommand, ruleset: Ruleset, path: Path) -> None:

@@ -17,8 +17,14 @@ from safevla_bench.compare.pairs import StateMeans
 from safevla_bench.compare.policy_results import PolicyResults, TaskKey
 from safevla_bench.errors import SafevlaError
 from safevla_bench.judging.rates import COMPARED, METRICS, Bounds
-from safevla_bench.statistics.bootstrap import RESAMPLES, percentile_interval
-from safevla_bench.statistics.intervals import CONFIDENCE, Interval, reconcile_interval, tango_interval
+from safevla_bench.statistics.intervals import (
+    CONFIDENCE,
+    RESAMPLES,
+    Interval,
+    percentile_interval,
+    reconcile_interval,
+    tango_interval,
+)
 from safevla_bench.statistics.sequential import sequential_difference, sequential_p
 from safevla_bench.statistics.strata import (
     MeanTest,

@@ -1,9 +1,7 @@
 """Causes of violations, as far as contacts and poses show them: arm → bowl → plate, when, how fast, in which phase.
 
-A chain leads from the body that began it to the body that it ended at; neighbours touch in the record that is named.
-A contact of record t lies between t - 1 and t. Resting contacts are not recorded, and a contact proves no cause: where
-several bodies touch at once all of them are named, and where none does the sentence says that. No verdict depends on
-any of it.
+A chain leads from the body that began it to the body that it ended at; neighbours touch in the record that is named. A
+contact of record t lies between t - 1 and t.
 """
 
 from __future__ import annotations
@@ -15,16 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.explain.contributors import (
-    CONTACT_ROLES,
-    DISPLACEMENT,
     BodyKind,
-    contacts_of_signal,
+    contacts_of_roles,
     displacements,
     format_amount,
     name_body_kind,
 )
-from safevla_bench.explain.exposure.episodes import PHASES, holding, phases
-from safevla_bench.signals.signal import RecordFields
+from safevla_bench.explain.exposure import PHASES, holding, phases
+from safevla_bench.signals.signal import SIGNALS, CauseKind, RecordFields, Signal
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import format_fixed
 from safevla_bench.trajectory.batch import Batch
@@ -63,7 +59,6 @@ class Cause:
     contacts: tuple[ChainContact, ...]
     others: tuple[str, ...]
     step: int
-    """The record in which it began."""
     phase: str
     speed_m_s: float | None
     sentence: str
@@ -82,27 +77,16 @@ def find_cause(reading: RecordFields, signal: str, first: int, registry: Registr
     """Return how the violation of a signal's limit came about; None if nothing can tell.
 
     None for signals of motion alone, if `first` is below 0 (no violation), if the episode has no channel of contacts,
-    or if record `first` has no known displacement, no contact, or no held object, as the signal needs. A signal of
-    joint torque always has a cause, which may name no body.
-
-    Args:
-        reading: of a batch of one episode.
-        signal: the signal that breaks its limit.
-        first: the first record that breaks the limit.
-        registry: knows the kinds of bodies, and which tasks have phases.
+    or if record `first` has no known displacement, no contact, or no held object, as the signal needs.
     """
-    tell = next((tell for names, tell in _TELLERS.items() if signal in names), None)
-    if tell is None or first < 0 or not reading.batch.contacts.present[0]:
+    kind = SIGNALS[signal].cause if signal in SIGNALS else None
+    if kind is None or first < 0 or not reading.batch.contacts.present[0]:
         return None
-    return tell(reading, signal, first, registry)
+    return _TELLERS[kind](reading, SIGNALS[signal], first, registry)
 
 
-def _tell_displacement(reading: RecordFields, signal: str, first: int, registry: Registry) -> Cause | None:
-    """Return how the body displaced most at record `first` left its place, and the contacts that led to it.
-
-    `Cause.step` is the record in which the body last left its place (0.5 mm) up to `first`. Without a contact in that
-    record or the one before, `Cause.bodies` is the body alone. None if no displacement is known at `first`.
-    """
+def _tell_displacement(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> Cause | None:
+    """Return how the body displaced most at record `first` left its place, and the contacts that led to it."""
     batch = reading.batch
     bodies, distance = displacements(batch)
     if np.isnan(distance[first]).all():
@@ -125,12 +109,10 @@ def _tell_displacement(reading: RecordFields, signal: str, first: int, registry:
     return _make_cause(reading, chain, begun, registry, sentence)
 
 
-def _tell_force(reading: RecordFields, signal: str, first: int, registry: Registry) -> Cause | None:
-    """Return the chain of contacts that ends in the hardest contact of `signal` at record `first`; None without one.
-
-    The chain begins at the robot where contacts lead back to the robot, else at one of the two bodies in contact.
-    """
-    batch, hardest = reading.batch, _hardest(reading.batch, contacts_of_signal(reading.batch, signal, first))
+def _tell_force(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> Cause | None:
+    """Return the chain of contacts that ends in the hardest contact of `signal` at record `first`; None without one."""
+    roles = signal.bodies.roles if signal.bodies else ()
+    batch, hardest = reading.batch, _hardest(reading.batch, contacts_of_roles(reading.batch, roles, first))
     if hardest is None:
         return None
     a, b = sorted(_pair(batch, hardest), key=lambda body: (batch.body_role[body], batch.body_label(body)))
@@ -141,17 +123,16 @@ def _tell_force(reading: RecordFields, signal: str, first: int, registry: Regist
     upstream = chains[0]
     chain = _Chain((*upstream.bodies, b), (*upstream.contacts, hardest))
     touch = f"in contact since {_time(reading, _since(reading, hardest))}"
-    strength = f", {_force(batch, hardest)} at {_time(reading, first)}" if signal != _SELF_COLLISION else ""
+    strength = f", {_force(batch, hardest)} at {_time(reading, first)}" if signal.cause == "contact" else ""
     adrift = batch.body_role[chain.bodies[0]] != ROBOT and batch.body_role[b] != ROBOT
     alone = f" No contact of the robot with {batch.body_label(chain.bodies[0])} is recorded shortly before."
     sentence = f"{_arrows(batch, chain)}: {touch}{strength}.{alone if adrift else ''}"
     return _make_cause(reading, chain, first, registry, sentence)
 
 
-def _tell_held(reading: RecordFields, signal: str, first: int, registry: Registry) -> Cause | None:
-    """Return what the held object touched beside the robot in the 0.5 s up to record `first`; None if nothing is held.
-
-    `Cause.bodies` is the body touched last and the held object, or the held object alone where nothing was touched.
+def _tell_held(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> Cause | None:
+    """Return what the held object touched beside the robot in the 0.5 s up to record `first`; None if nothing is
+    held.
     """
     batch, held_body = reading.batch, int(reading.held_body[first])
     if held_body < 0:
@@ -175,11 +156,8 @@ def _tell_held(reading: RecordFields, signal: str, first: int, registry: Registr
     return _make_cause(reading, chain, first, registry, sentence)
 
 
-def _tell_load(reading: RecordFields, signal: str, first: int, registry: Registry) -> Cause | None:
-    """Return the hardest contact of the robot in record `first`, in which a joint bears too much; never None.
-
-    Without such a contact, `Cause.bodies` is empty and the sentence says that none is recorded.
-    """
+def _tell_load(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> Cause | None:
+    """Return the hardest contact of the robot in record `first`, in which a joint bears too much; never None."""
     batch, start = reading.batch, reading.batch.contacts.starts
     in_record = np.arange(start[first], start[first + 1])
     robots = [int(c) for c in in_record if ROBOT in batch.body_role[[*_pair(batch, int(c))]]]
@@ -197,13 +175,12 @@ def _tell_load(reading: RecordFields, signal: str, first: int, registry: Registr
     return _make_cause(reading, _Chain((a, b), (hardest,)), first, registry, sentence)
 
 
-_SELF_COLLISION = "self_collision"
-_Teller = Callable[[RecordFields, str, int, Registry], Cause | None]
-_TELLERS: Mapping[tuple[str, ...], _Teller] = {
-    (DISPLACEMENT,): _tell_displacement,
-    tuple(CONTACT_ROLES): _tell_force,
-    ("held_object_tilt", "held_object_tilt_body", "held_object_slip"): _tell_held,
-    ("joint_torque_ratio", "joint_torque_peak_ratio"): _tell_load,
+_TELLERS: Mapping[CauseKind, Callable[[RecordFields, Signal, int, Registry], Cause | None]] = {
+    "push": _tell_displacement,
+    "contact": _tell_force,
+    "touch": _tell_force,
+    "grip": _tell_held,
+    "load": _tell_load,
 }
 
 
@@ -211,11 +188,7 @@ _TELLERS: Mapping[tuple[str, ...], _Teller] = {
 
 
 def _chain_to(reading: RecordFields, body: int, begun: int) -> _Chain:
-    """Return the chain of contacts that ends at a body that left its place at record `begun`.
-
-    The last contact is the hardest in that record, else in the record before; the other bodies that touched then are
-    `others`. Contacts with furniture that stands do not count. Without a contact, the body alone.
-    """
+    """Return the chain of contacts that ends at a body that left its place at record `begun`."""
     batch = reading.batch
     for step in (begun, begun - 1):
         touching = [
@@ -230,11 +203,7 @@ def _chain_to(reading: RecordFields, body: int, begun: int) -> _Chain:
 
 
 def _lead_to(reading: RecordFields, body: int, step: int, visited: set[int]) -> _Chain:
-    """Return the chain from the robot to a body up to a record; the body alone where no chain reaches the robot.
-
-    Each contact of the chain is at most 0.5 s before the next. Bodies in `visited`, those further down the chain, are
-    passed over, and a chain has at most four bodies with them.
-    """
+    """Return the chain from the robot to a body up to a record; the body alone where no chain reaches the robot."""
     batch = reading.batch
     if batch.body_role[body] == ROBOT or len(visited) >= _LONGEST_CHAIN:
         return _Chain((body,))
@@ -318,9 +287,8 @@ def _recent_steps(reading: RecordFields) -> int:
 
 
 def _make_cause(reading: RecordFields, chain: _Chain, step: int, registry: Registry, sentence: str) -> Cause:
-    """Return the cause with its bodies by name and kind, and with phase and speed of the end effector at record `step`.
-
-    `sentence` is completed by the other bodies, the phase and the speed, where these are known.
+    """Return the cause with its bodies by name and kind, and with phase and speed of the end effector at record
+    `step`.
     """
     batch = reading.batch
     names = tuple(batch.body_label(body) for body in chain.bodies)
@@ -356,11 +324,6 @@ def _phase_at(reading: RecordFields, step: int, registry: Registry) -> str:
 
 
 def _speed_at(reading: RecordFields, step: int) -> float | None:
-    """Return the end effector's mean speed from the record before to record `step` [m/s].
-
-    By the records' time stamps where there are any, else by the control step. None at record 0 and if a position is
-    unknown.
-    """
     if step == 0:
         return None
     metres = float(np.linalg.norm(reading.eef_pos[step] - reading.eef_pos[step - 1]))

@@ -1,9 +1,7 @@
 """The bodies behind a signal's value (in contact, displaced, held, or the joint under load), and the kinds of bodies.
 
 A kind says what a body of a violation is to the task, by its role, its name and the task's goal. The vocabulary is
-closed. The role and the position are the record's. The goal's bodies are the registry's (`[goal_bodies]`); where it has
-none for the task, bystanders are of unknown kind. Parts of the robot are told by the names that robosuite gives them. A
-kind decides no verdict.
+closed. The role and the position are the record's.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.signals.signal import RecordFields
+from safevla_bench.signals.signal import SIGNALS, Bodies, RecordFields
 from safevla_bench.tasks.entries import GoalBodies, Registry
 from safevla_bench.text import append_unit, display_unit, format_significant
 from safevla_bench.trajectory.batch import Batch
@@ -69,10 +67,7 @@ def name_body_kind(batch: Batch, episode: int, body: int, registry: Registry) ->
 
 
 def _body_kind(name: str, role: int, is_posed: bool, goal: GoalBodies | None) -> BodyKind:
-    """Return the kind of a body by its name, its role and whether its position is recorded.
-
-    `goal` None = the goal's bodies are not known, which leaves bystanders of unknown kind.
-    """
+    """Return the kind of a body by its name, its role and whether its position is recorded."""
     if role == ROBOT:
         return next((kind for kind, pattern in _ROBOT_PARTS if pattern.search(name)), "robot part")
     if role == TARGET:
@@ -91,16 +86,6 @@ def _names_body(names: Sequence[str], body: str) -> bool:
 
 
 # The bodies behind a value
-
-
-CONTACT_ROLES: Mapping[str, tuple[int, ...]] = {
-    "arm_furniture_force": (ROBOT, FURNITURE),
-    "target_furniture_force": (TARGET, FURNITURE),
-    "max_contact_force": (),
-    "self_collision": (ROBOT, ROBOT),
-}
-"""Signal of contacts -> the roles of the two bodies; empty = any pair."""
-DISPLACEMENT = "non_target_disp_max"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,25 +111,27 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
 
     For signals of torque that is `joint K`, the joint nearest to its limit, from 1, without kinds; None without joints.
     """
-    if signal in _TORQUE_CHANNELS:
-        return _most_loaded_joint(reading, _TORQUE_CHANNELS[signal], record)
-    find = _FINDERS.get(signal)
-    finding = find(reading, signal, record) if find else None
-    if finding is None:
+    behind = bodies_of(signal)
+    if behind is None:
         return None
-    what, bodies, amount = finding
-    batch = reading.batch
+    if behind.kind == "joint":
+        return _most_loaded_joint(reading, behind, record)
+    batch, (bodies, amount) = reading.batch, _FINDERS[behind.kind](reading, behind, record)
+    if not bodies:
+        return None
     names = tuple(batch.body_label(body) for body in bodies)
-    return Contributors(what, names, amount, tuple(name_body_kind(batch, 0, body, registry) for body in bodies))
+    kinds = tuple(name_body_kind(batch, 0, body, registry) for body in bodies)
+    return Contributors(behind.relation, names, amount, kinds)
 
 
-def contacts_of_signal(batch: Batch, signal: str, record: int) -> NDArray[np.int64]:
-    """Return the contacts of one record that a signal of contacts reads, as indices into those of the batch.
+def bodies_of(signal: str) -> Bodies | None:
+    """Return which bodies are behind a signal; None for the margin of a formula, and if no body is."""
+    return SIGNALS[signal].bodies if signal in SIGNALS else None
 
-    Raises `KeyError` for a signal that is not in `CONTACT_ROLES`.
-    """
+
+def contacts_of_roles(batch: Batch, roles: Sequence[int], record: int) -> NDArray[np.int64]:
+    """Return the contacts of one record between two roles (empty = any), as indices into those of the batch."""
     contacts = np.arange(batch.contacts.starts[record], batch.contacts.starts[record + 1])
-    roles = CONTACT_ROLES[signal]
     if not roles:
         return contacts
     a, b = batch.contacts.a[contacts], batch.contacts.b[contacts]
@@ -171,59 +158,51 @@ def displacements(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.float64]]
     return body[watched], distance
 
 
-_Found = tuple[str, tuple[int, ...], str]
-"""Relation, bodies as indices into the body table, amount."""
+_Found = tuple[tuple[int, ...], str]
+"""Bodies as indices into the body table, () = none; and the amount."""
 
 
-def _hardest_contact(reading: RecordFields, signal: str, record: int) -> _Found | None:
-    batch = reading.batch
-    chosen = contacts_of_signal(batch, signal, record)
+def _hardest_contact(reading: RecordFields, behind: Bodies, record: int) -> _Found:
+    contacts = reading.batch.contacts
+    chosen = contacts_of_roles(reading.batch, behind.roles, record)
     if not len(chosen):
-        return None
-    top = int(chosen[batch.contacts.force_n[chosen].argmax()])
-    bodies = int(batch.contacts.a[top]), int(batch.contacts.b[top])
-    return "hardest contact", bodies, format_amount(float(batch.contacts.force_n[top]), "N")
+        return (), ""
+    top = int(chosen[contacts.force_n[chosen].argmax()])
+    return (int(contacts.a[top]), int(contacts.b[top])), format_amount(float(contacts.force_n[top]), "N")
 
 
-def _most_displaced_body(reading: RecordFields, signal: str, record: int) -> _Found | None:
+def _most_displaced_body(reading: RecordFields, behind: Bodies, record: int) -> _Found:
     bodies, distance = displacements(reading.batch)
     if np.isnan(distance[record]).all():
-        return None
+        return (), ""
     top = int(np.nanargmax(distance[record]))
-    return "displaced most", (int(bodies[top]),), format_amount(float(distance[record, top]), "m")
+    return (int(bodies[top]),), format_amount(float(distance[record, top]), "m")
 
 
-def _held_object(reading: RecordFields, signal: str, record: int) -> _Found | None:
+def _held_object(reading: RecordFields, behind: Bodies, record: int) -> _Found:
     body = int(reading.held_body[record])
-    return ("held object", (body,), "") if body >= 0 else None
+    return ((body,) if body >= 0 else ()), ""
 
 
-_TORQUE_CHANNELS = {"joint_torque_ratio": "joint_torque_nm", "joint_torque_peak_ratio": "joint_torque_peak_nm"}
-"""Signal -> the channel of the torques that it compares with the limits."""
+_FINDERS: Mapping[str, Callable[[RecordFields, Bodies, int], _Found]] = {
+    "contact": _hardest_contact,
+    "displacement": _most_displaced_body,
+    "held": _held_object,
+}
 
 
-def _most_loaded_joint(reading: RecordFields, channel: str, record: int) -> Contributors | None:
+def _most_loaded_joint(reading: RecordFields, behind: Bodies, record: int) -> Contributors | None:
     batch = reading.batch
-    torque, limit = np.abs(batch.channel(channel).episode_rows(0)[record]), np.array(batch.headers[0].torque_limit_nm)
+    torque = np.abs(batch.channel(behind.channel).episode_rows(0)[record])
+    limit = np.array(batch.headers[0].torque_limit_nm)
     if not len(torque):
         return None
     top = int((torque / limit).argmax())
     amount = f"{format_significant(float(torque[top]))} of {format_amount(float(limit[top]), 'N·m')}"
-    return Contributors("most loaded", (f"joint {top + 1}",), amount)
+    return Contributors(behind.relation, (f"joint {top + 1}",), amount)
 
 
 def format_amount(value: float, unit: str) -> str:
     """Return an amount with its unit, in the unit in which it reads best, such as 8.2 mm for 0.0082 m."""
     shown_unit, scale = display_unit(unit, value)
     return append_unit(format_significant(value * scale), shown_unit)
-
-
-_FINDERS: Mapping[str, Callable[[RecordFields, str, int], _Found | None]] = {
-    **dict.fromkeys(CONTACT_ROLES, _hardest_contact),
-    DISPLACEMENT: _most_displaced_body,
-    **dict.fromkeys(
-        ("held_object_tilt", "held_object_tilt_body", "held_object_slip", "target_height", "target_obj_speed",
-         "release_speed"),
-        _held_object,
-    ),
-}  # fmt: skip

@@ -45,7 +45,6 @@ class Explanation:
     """One episode: its row of the scores, the clauses with a verdict, worst first, and why others are vacuous."""
 
     number: int
-    """Its place in the source, from 1."""
     score: EpisodeScore
     instruction: str | None
     records: int
@@ -67,15 +66,7 @@ class Explanation:
 def explain_episode(
     scores: Scores, batch: Batch, ruleset: Ruleset, index: int, place: int | None = None
 ) -> Explanation:
-    """Explain the verdicts of one episode.
-
-    Args:
-        scores: the verdicts on `batch`, in its order.
-        batch: the records.
-        ruleset: what judged them.
-        index: the episode's place in the scores, from 0.
-        place: the episode's place in `batch`, where that differs; None = `index`.
-    """
+    """Explain the verdicts of one episode."""
     record = select_episodes(batch, [index if place is None else place])
     reading = ruleset.read_fields(record)
     row = scores.episode(index)
@@ -94,12 +85,7 @@ def explain_episode(
 
 
 def explain_first_violations(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) -> dict[int, str]:
-    """Return episode number, from 1 -> the sentence on its first violation.
-
-    Left out are episodes without a violation, without a cause that can be told, or whose first broken specification the
-    library lacks. `chunks` hold the episodes of the scores, in their order. Of specifications that break first
-    together, the sentence is about the specification that `Scores.first_violation` names.
-    """
+    """Return episode number, from 1 -> the sentence on its first violation."""
     steps, columns = scores.first_violation
     sentences: dict[int, str] = {}
     start = 0

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from safevla_bench import signals
 from safevla_bench.errors import FormulaError
-from safevla_bench.signals.signal import SIGNALS, RecordFields
+from safevla_bench.judging.scores import NO_VERDICT
+from safevla_bench.judging.verdicts import POSE_UNKNOWN
+from safevla_bench.signals import parse_formula
+from safevla_bench.signals.signal import RecordFields
 from safevla_bench.sources.runs.folder import AbsentEpisode
+from safevla_bench.stl.evaluation import deciding_records
 from safevla_bench.stl.formula import Formula, has_placeholder, is_boolean_only, signal_names
-from safevla_bench.stl.localization import deciding_records
-from safevla_bench.stl.parser import parse
-from safevla_bench.stl.robustness import Trace, hangs_on_empty_window, robustness, settle_unknown
+from safevla_bench.stl.robustness import hangs_on_empty_window, robustness, settle_unknown
+from safevla_bench.stl.trace import Trace
 from safevla_bench.tasks.loader import registry
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import STANDIN, mark_flags
@@ -47,42 +51,28 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """True if it was simulated with stand-ins for the host's own assets; None where it left no record."""
 
 
-_POSE_UNKNOWN = "the pose of a body that it needs is unknown wherever it could be judged"
-
-
 def parse_query(text: str) -> Formula:
-    """Parse a formula over the registered signals.
-
-    Raises:
-        FormulaError: the text is no formula over these signals, or holds the placeholder `threshold`.
-    """
-    parsed = parse(text, {name: signal.boolean for name, signal in SIGNALS.items()})
+    """Parse a formula over the registered signals."""
+    parsed = parse_formula(text)
     if has_placeholder(parsed):
         raise FormulaError("`threshold` stands for a number here", remedy="write the number in its place")
     return parsed
 
 
 def answer_query(formula: Formula, batch: Batch, absent: Sequence[AbsentEpisode] = ()) -> list[Answer]:
-    """Return one answer for each episode, in order; then one for each of the `absent`, which have no record.
-
-    Where a signal is missing or undefined in an episode, the answer says so in place of a verdict, `signal missing`
-    before `undefined`; nothing is raised for that.
-
-    Raises:
-        FormulaError: a window bound is no multiple of an episode's control step.
-        SignalError: arithmetic leaves the numbers.
-    """
+    """Return one answer for each episode, in order; then one for each of the `absent`, which have no record."""
     reading = RecordFields(registry().name_embodiments(batch))
     trace = signals.build_trace(reading, signal_names(formula))
-    silent = {**_answers_undefined(trace, batch), **_answers_missing_signal(reading, signal_names(formula))}
+    silent = _answer_silent(reading, trace)
     judged = np.array([k for k in range(len(batch)) if k not in silent], dtype=np.int64)
     part = trace.select_episodes(judged)
     rho, hanging = robustness(formula, part), hangs_on_empty_window(formula, part)
     lost = np.zeros(len(part), dtype=np.bool_)
     if part.unknown:
         rho, lost = settle_unknown(formula, part, rho, binary=is_boolean_only(formula))
+    pose_unknown = POSE_UNKNOWN.removeprefix(f"{NO_VERDICT}: ")
     verdicts = [
-        ("no verdict", _POSE_UNKNOWN) if is_lost else _decide_verdict(formula, margin, hangs)
+        ("no verdict", pose_unknown) if is_lost else _decide_verdict(formula, margin, hangs)
         for margin, hangs, is_lost in zip(rho.tolist(), hanging.tolist(), lost.tolist(), strict=True)
     ]
     rows = zip(judged.tolist(), rho.tolist(), verdicts, deciding_records(formula, part).tolist(), strict=True)
@@ -95,10 +85,7 @@ def answer_query(formula: Formula, batch: Batch, absent: Sequence[AbsentEpisode]
 
 
 def answer_chunks(formula: Formula, chunks: Iterable[Batch]) -> list[Answer]:
-    """Return the answers of `answer_query` chunk by chunk, numbered through; each chunk can be freed once answered.
-
-    Episodes without a record have no answer here. Raises what `answer_query` raises.
-    """
+    """Return the answers of `answer_query` chunk by chunk, numbered through; each chunk can be freed once answered."""
     answers: list[Answer] = []
     for batch in chunks:
         before = len(answers)
@@ -108,42 +95,31 @@ def answer_chunks(formula: Formula, chunks: Iterable[Batch]) -> list[Answer]:
     return answers
 
 
-def _answers_undefined(trace: Trace, batch: Batch) -> dict[int, Answer]:
-    """Return index -> an `undefined` answer for the episodes in which a signal is NaN from record 0 on."""
-    names: dict[int, list[str]] = {}
-    for name, values in trace.signals.items():
-        for k in () if values.dtype == np.bool_ else np.flatnonzero(trace.is_undefined(name)).tolist():
-            names.setdefault(k, []).append(name)
+def _answer_silent(reading: RecordFields, trace: Trace) -> dict[int, Answer]:
+    """Return index -> the answer for each episode that lacks a field, or in which a signal is NaN from record 0 on."""
+    numeric = [name for name, values in trace.signals.items() if values.dtype != np.bool_]
+    undefined = _names_by_episode({name: trace.is_undefined(name) for name in numeric})
+    missing = _names_by_episode(signals.missing_fields(reading, trace.signals))
     why = "nothing to measure: no such body, or too few records"
-    return {
-        k: _answer_without_verdict(batch, k, "undefined", f"{', '.join(undefined_names)}: {why}")
-        for k, undefined_names in names.items()
+    decisions: dict[int, tuple[Verdict, str]] = {
+        **{k: ("undefined", f"{', '.join(names)}: {why}") for k, names in undefined.items()},
+        **{k: ("signal missing", f"not recorded: {', '.join(names)}") for k, names in missing.items()},
     }
+    return {k: _answer_episode(trace, reading.batch, k, np.nan, decision) for k, decision in decisions.items()}
 
 
-def _answers_missing_signal(reading: RecordFields, names: frozenset[str]) -> dict[int, Answer]:
-    fields: dict[int, list[str]] = {}
-    for field, lacking in signals.missing_fields(reading, names).items():
-        for k in np.flatnonzero(lacking).tolist():
-            fields.setdefault(k, []).append(field)
-    return {
-        k: _answer_without_verdict(reading.batch, k, "signal missing", f"not recorded: {', '.join(missing_fields)}")
-        for k, missing_fields in fields.items()
-    }
-
-
-def _answer_without_verdict(batch: Batch, index: int, verdict: Verdict, reason: str) -> Answer:
-    header = batch.headers[index]
-    return Answer(number=index + 1, episode_id=header.episode_id, policy=header.policy, verdict=verdict, reason=reason)
+def _names_by_episode(marks: Mapping[str, NDArray[np.bool_]]) -> dict[int, list[str]]:
+    by_episode: dict[int, list[str]] = {}
+    for name, episodes in marks.items():
+        for k in np.flatnonzero(episodes).tolist():
+            by_episode.setdefault(k, []).append(name)
+    return by_episode
 
 
 def _answer_episode(
-    trace: Trace, batch: Batch, index: int, rho: float, decision: tuple[Verdict, str | None], step: int
+    trace: Trace, batch: Batch, index: int, rho: float, decision: tuple[Verdict, str | None], step: int = -1
 ) -> Answer:
-    """Return the answer of a judged episode; `step`, time and signal values only if it is satisfied or violated.
-
-    `decision` is verdict and reason; `step` below 0 means that no record decides.
-    """
+    """Return the answer of a judged episode; `step`, time and signal values only if it is satisfied or violated."""
     verdict, reason = decision
     header = batch.headers[index]
     decided = step >= 0 and verdict in ("satisfied", "violated")
@@ -156,19 +132,12 @@ def _answer_episode(
         rho=rho if math.isfinite(rho) else None,
         step=step if decided else None,
         time_s=batch.elapsed_s(index, step) if decided else None,
-        signals={name: _to_json_value(values[row]) for name, values in sorted(trace.signals.items())}
-        if decided
-        else {},
+        signals={name: _to_json_value(trace.signals[name][row]) for name in sorted(trace.signals) if decided},
         reason=reason,
     )
 
 
 def _decide_verdict(formula: Formula, rho: float, hangs_on_window: bool) -> tuple[Verdict, str | None]:
-    """Return the verdict of a robustness, and the reason where it is none, or vacuous.
-
-    The rules are those of a specification: a finite robustness decides; an infinite one decides unless it hangs on a
-    window past the end, or holds without a number compared.
-    """
     if math.isfinite(rho):
         return ("satisfied" if rho >= 0 else "violated"), None
     if hangs_on_window and (rho < 0 or is_boolean_only(formula)):

@@ -14,21 +14,10 @@ from safevla_bench.explain.contributors import Contributors, find_contributors
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE, Scores, SpecColumn, nan_to_none
 from safevla_bench.signals.signal import SIGNALS, RecordFields
-from safevla_bench.stl.evaluation import evaluate_expression, evaluate_formula, is_positive, window_steps
-from safevla_bench.stl.formula import (
-    Always,
-    And,
-    Compare,
-    Expression,
-    Formula,
-    Implies,
-    NumericSignal,
-    Window,
-    format_formula,
-    signal_names,
-    walk_nodes,
-)
-from safevla_bench.stl.robustness import Trace, trajectory_robustness
+from safevla_bench.stl import formula as syntax
+from safevla_bench.stl.evaluation import evaluate_formula, is_positive, window_steps
+from safevla_bench.stl.robustness import match_clause, trajectory_robustness
+from safevla_bench.stl.trace import Trace
 from safevla_bench.trajectory.batch import Batch
 
 Floats = NDArray[np.float64]
@@ -74,7 +63,6 @@ class SpecTrace:
     depth: float
     violated: bool
     first: int
-    """First violating record, -1 = none."""
     involved: Contributors | None
     cause: BooleanCause | None = None
     why: Cause | None = None
@@ -84,18 +72,14 @@ class SpecTrace:
 def select_worst(scores: Scores, max_count: int = 6) -> list[int]:
     """Return the indices of at most `max_count` worst episodes: unsafe ones, deepest first, ties by smallest margin.
 
-    Cells (policy and benchmark) take turns. If no episode is unsafe, these are the judged episodes nearest to a limit;
-    [] if none is judged.
+    If no episode is unsafe, these are the judged episodes nearest to a limit; [] if none is judged.
     """
     pool = np.flatnonzero(scores.unsafe if scores.unsafe.any() else scores.is_judged)
     return _select_in_turns(scores, pool.tolist(), lambda k: (scores.policy[k], scores.benchmark[k]), max_count)
 
 
 def select_unsafe_successes(scores: Scores, max_count: int) -> list[int]:
-    """Return the indices of at most `max_count` episodes that succeeded and were unsafe, deepest first; [] if none.
-
-    The broken specifications take turns, an episode with its worst, so that a sheet shows different ones (Figure 3).
-    """
+    """Return the indices of at most `max_count` episodes that succeeded and were unsafe, deepest first; [] if none."""
     pool = np.flatnonzero(scores.is_counted & scores.sbu).tolist()
     return _select_in_turns(scores, pool, lambda k: int(scores.worst_column[k]), max_count)
 
@@ -125,11 +109,7 @@ def _severity_key(scores: Scores, episode: int) -> tuple[float, float, int]:
 
 
 def trace_specs(scores: Scores, episode: int, record: Batch | RecordFields, ruleset: Ruleset) -> list[SpecTrace]:
-    """Trace every scored specification with a verdict in the episode: violated ones first, deepest first.
-
-    The others follow by margin over threshold, the smallest first. Specifications that the library lacks are left out.
-    `record` is the episode as a batch of one, `episode` its index in the scores.
-    """
+    """Trace every scored specification with a verdict in the episode: violated ones first, deepest first."""
     reading = record if isinstance(record, RecordFields) else ruleset.read_fields(record)
     columns = [int(k) for k in scores.scored_columns if scores.state[k, episode] == ACTIVE]
     spec_traces = [
@@ -153,7 +133,7 @@ def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields
     signal = SIGNALS.get(signal_trace.signal)
     return SpecTrace(
         spec=scores.specs[column],
-        formula=format_formula(spec.formula),
+        formula=syntax.format_formula(spec.formula),
         meaning=signal.meaning if signal else "Margin of the formula: below zero it is violated.",
         dt_s=float(reading.batch.dt_s[0]),
         signal_trace=signal_trace,
@@ -167,7 +147,7 @@ def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields
     )
 
 
-def find_boolean_cause(formula: Formula, trace: Trace, step: int = 0) -> BooleanCause:
+def find_boolean_cause(formula: syntax.Formula, trace: Trace, step: int = 0) -> BooleanCause:
     """Return the smallest part of a formula that is -inf at a record because of a Boolean signal.
 
     Of a conjunction whose parts are both -inf that is in the left part; of a G, in the child at the first record where
@@ -175,74 +155,45 @@ def find_boolean_cause(formula: Formula, trace: Trace, step: int = 0) -> Boolean
     record `step`.
     """
     match formula:
-        case And(left, right):
+        case syntax.And(left, right):
             return find_boolean_cause(left if _is_lost(left, trace)[step] else right, trace, step)
-        case Implies(_, child):
+        case syntax.Implies(_, child):
             return find_boolean_cause(child, trace, step)
-        case Always(window, child):
+        case syntax.Always(window, child):
             first, last = window_steps(window, trace)
             begin = step + first
             end = None if last is None else step + last + 1
             return find_boolean_cause(child, trace, begin + int(_is_lost(child, trace)[begin:end].argmax()))
-    return BooleanCause(format_formula(formula), step)
+    return BooleanCause(syntax.format_formula(formula), step)
 
 
-def _is_lost(formula: Formula, trace: Trace) -> Bools:
+def _is_lost(formula: syntax.Formula, trace: Trace) -> Bools:
     return np.isneginf(trajectory_robustness(formula, trace))
 
 
-def _formula_signals(formula: Formula, reading: RecordFields) -> Trace:
-    return signals.build_trace(reading, signal_names(formula))
+def _formula_signals(formula: syntax.Formula, reading: RecordFields) -> Trace:
+    return signals.build_trace(reading, syntax.signal_names(formula))
 
 
-def trace_formula(formula: Formula, reading: RecordFields) -> SignalTrace:
-    """Return the signal against its limit for G(signal < limit) and G(gate -> signal < limit), `>` too.
-
-    For any other formula, its margin (of a G its child's) against the limit 0, as the signal `margin`. `reading` holds
-    one episode.
-    """
-    batch = reading.batch
-    trace = _formula_signals(formula, reading)
-    if isinstance(formula, Always):
-        inside = _records_in_window(formula.window, trace)
-        gate, predicate = _split_gate(formula.child)
-        sides = _split_comparison(predicate)
-        if sides is not None:
-            name, limit, upper = sides
-            opened = None if gate is None else is_positive(evaluate_formula(gate, trace, at_start=False, best=False))
-            return _trace_against_limit(
-                name, trace.numeric_signal(name), float(evaluate_expression(limit, None)), upper, opened, inside
-            )
-        return _trace_margin(formula.child, trace, inside)
-    return _trace_margin(formula, trace, np.ones(len(batch.gripper_contact), dtype=np.bool_))
+def trace_formula(formula: syntax.Formula, reading: RecordFields) -> SignalTrace:
+    """Return the signal against its limit for G(signal < limit) and G(gate -> signal < limit), `>` too."""
+    trace, clause = _formula_signals(formula, reading), match_clause(formula)
+    if clause:
+        inside, gate = _records_in_window(clause.window, trace), None
+        if clause.gate is not None:
+            gate = is_positive(evaluate_formula(clause.gate, trace, at_start=False, best=False))
+        values = trace.numeric_signal(clause.signal)
+        return _trace_against_limit(clause.signal, values, clause.bound, clause.upper, gate, inside)
+    if isinstance(formula, syntax.Always):
+        return _trace_margin(formula.child, trace, _records_in_window(formula.window, trace))
+    return _trace_margin(formula, trace, np.ones(int(trace.starts[-1]), dtype=np.bool_))
 
 
-def _records_in_window(window: Window, trace: Trace) -> Bools:
+def _records_in_window(window: syntax.Window, trace: Trace) -> Bools:
     time_s = np.arange(trace.starts[-1]) * trace.dt_s[0]
     slack = trace.dt_s[0] / 2
     end_s = np.inf if window.end_s is None else window.end_s
     return np.asarray((time_s > window.start_s - slack) & (time_s < end_s + slack))
-
-
-def _split_gate(child: Formula) -> tuple[Formula | None, Formula]:
-    return (child.left, child.right) if isinstance(child, Implies) else (None, child)
-
-
-def _split_comparison(predicate: Formula) -> tuple[str, Expression, bool] | None:
-    """Return signal, limit and whether the limit is a ceiling; None unless one signal is compared with a constant."""
-    if not isinstance(predicate, Compare):
-        return None
-    below = predicate.operator in ("<", "<=")
-    match predicate.left, predicate.right:
-        case NumericSignal(name), limit if not _has_signal(limit):
-            return name, limit, below
-        case limit, NumericSignal(name) if not _has_signal(limit):
-            return name, limit, not below
-    return None
-
-
-def _has_signal(expression: Expression) -> bool:
-    return any(isinstance(node, NumericSignal) for node in walk_nodes(expression))
 
 
 def _trace_against_limit(
@@ -263,7 +214,7 @@ def _trace_against_limit(
     )
 
 
-def _trace_margin(formula: Formula, trace: Trace, inside: Bools) -> SignalTrace:
+def _trace_margin(formula: syntax.Formula, trace: Trace, inside: Bools) -> SignalTrace:
     margin = trajectory_robustness(formula, trace)
     values = np.clip(margin, -1.0, 1.0) if np.isinf(margin).all() else margin
     failing = inside & (values < 0)

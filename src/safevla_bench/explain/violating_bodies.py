@@ -6,7 +6,7 @@ of them is named here, not only the worst. Nothing here enters Safety, SBU or VS
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from safevla_bench.explain.contributors import (
     BODY_KINDS,
-    CONTACT_ROLES,
-    DISPLACEMENT,
     BodyKind,
-    contacts_of_signal,
+    bodies_of,
+    contacts_of_roles,
     displacements,
     name_body_kind,
 )
@@ -25,6 +24,7 @@ from safevla_bench.explain.trace import SignalTrace, trace_formula
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.judging.verdicts import SpecVerdicts, judge_spec
+from safevla_bench.signals.signal import DISPLACED, SIGNALS
 from safevla_bench.trajectory.batch import Batch, select_episodes
 
 RECEPTACLE: BodyKind = "goal receptacle"
@@ -40,12 +40,10 @@ class BodyViolation:
     bodies: tuple[str, ...]
     """Its name, or those of a pair, in the order of `kinds`."""
     kinds: tuple[BodyKind, ...]
-    """In the order of the vocabulary."""
     worst: float
     """Its own largest value where the limit is broken, in the unit of the specification; 1 for a touch."""
     unit: str
     first_violation_step: int
-    """The first record in which it breaks the limit."""
 
 
 @dataclass(frozen=True)
@@ -67,13 +65,7 @@ class ChunkFindings:
 
 
 def find_bodies(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) -> BodyFindings:
-    """Return the bodies of the violations of judged episodes, and the scores as if no goal receptacle had moved.
-
-    Args:
-        chunks: the episodes of `scores`, in their order, in one or several batches.
-        scores: the verdicts.
-        ruleset: what judged them. Its registry tells which bodies the goals name.
-    """
+    """Return the bodies of the violations of judged episodes, and the scores as if no goal receptacle had moved."""
     findings, first = [], 0
     for batch in chunks:
         findings.append(find_in_chunk(batch, first, scores, ruleset))
@@ -82,10 +74,8 @@ def find_bodies(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) -> Bo
 
 
 def find_in_chunk(batch: Batch, first: int, scores: Scores, ruleset: Ruleset) -> ChunkFindings:
-    """Return the violations in the episodes of `batch`, of which the first is at place `first` of the scores, from 0.
-
-    Specifications that the ruleset's library lacks are passed over. An episode in which a goal receptacle by itself
-    breaks a limit is judged again with its receptacles unmoved.
+    """Return the violations in the episodes of `batch`, of which the first is at place `first` of the scores, from
+    0.
     """
     columns = [k for k in scores.scored_columns.tolist() if scores.specs[k].spec_id in ruleset.library]
     violations: list[BodyViolation] = []
@@ -103,10 +93,7 @@ def find_in_chunk(batch: Batch, first: int, scores: Scores, ruleset: Ruleset) ->
 
 
 def join_findings(findings: Iterable[ChunkFindings], scores: Scores) -> BodyFindings:
-    """Return the findings of all episodes of the scores, given the findings of each chunk in order.
-
-    `scores` stays as it is: the scores without receptacles are a copy.
-    """
+    """Return the findings of all episodes of the scores, given the findings of each chunk in order."""
     chunks = list(findings)
     arrays = {name: getattr(scores, name).copy() for name in ("state", "rho", "depth", "extreme", "first")}
     for place, verdicts in (item for chunk in chunks for item in chunk.rejudged.items()):
@@ -119,22 +106,18 @@ def join_findings(findings: Iterable[ChunkFindings], scores: Scores) -> BodyFind
 def _find_in_episode(
     record: Batch, episode: int, columns: Iterable[int], scores: Scores, ruleset: Ruleset
 ) -> Iterator[BodyViolation]:
-    """Yield the bodies that break the upper limit of each specification in `columns`, worst first.
-
-    `record` is the episode as a batch of one, `episode` its index in the scores. Specifications of other signals than
-    displacement and contacts yield nothing.
-    """
+    """Yield the bodies that break the upper limit of each specification in `columns`, worst first."""
     reading = ruleset.read_fields(record)
     for k in columns:
         spec = scores.specs[k]
         line = trace_formula(ruleset.library[spec.spec_id].formula, reading)
         if not line.upper:
             continue
-        worst_and_first = {}
-        if line.signal == DISPLACEMENT:
+        worst_and_first, behind = {}, bodies_of(line.signal)
+        if behind and behind.kind == "displacement":
             worst_and_first = _find_displaced(record, line)
-        elif line.signal in CONTACT_ROLES:
-            worst_and_first = _find_touching(record, line)
+        elif behind and behind.kind == "contact":
+            worst_and_first = _find_touching(record, line, behind.roles)
         for bodies, (worst, first) in sorted(worst_and_first.items(), key=lambda item: -item[1][0]):
             kinds = {body: name_body_kind(record, 0, body, ruleset.registry) for body in bodies}
             ordered = sorted(bodies, key=lambda body: (BODY_KINDS.index(kinds[body]), record.body_label(body)))
@@ -162,15 +145,12 @@ def _find_displaced(record: Batch, line: SignalTrace) -> _Broken:
     }
 
 
-def _find_touching(record: Batch, line: SignalTrace) -> _Broken:
-    """Return the pairs whose force is above the limit, each with its largest value and the first such record.
-
-    Of a signal that is 1 for a touch these are all pairs that touch where the limit is broken, with value 1.
-    """
+def _find_touching(record: Batch, line: SignalTrace, roles: Sequence[int]) -> _Broken:
+    """Return the pairs whose force is above the limit, each with its largest value and the first such record."""
     contacts, broken = record.contacts, _Broken()
     is_force = line.unit == "N"
     for t in np.flatnonzero(line.failing).tolist():
-        for c in contacts_of_signal(record, line.signal, t).tolist():
+        for c in contacts_of_roles(record, roles, t).tolist():
             value = float(contacts.force_n[c]) if is_force else 1.0
             if value > line.limit:
                 first_body, second_body = sorted((int(contacts.a[c]), int(contacts.b[c])))
@@ -182,17 +162,13 @@ def _find_touching(record: Batch, line: SignalTrace) -> _Broken:
 def _judge_unmoved(
     record: Batch, episode: int, scores: Scores, ruleset: Ruleset
 ) -> dict[tuple[int, int], SpecVerdicts]:
-    """Return (column, episode) -> the verdict of each specification of displacement, were no goal receptacle moved.
-
-    `record` is the episode as a batch of one, `episode` its index in the scores. Alternate and diagnostic
-    specifications are among them.
-    """
     reading = ruleset.read_fields(_hold_receptacles(record, ruleset))
     rejudged = {}
-    for k, column in enumerate(scores.specs):
-        if column.spec_id in ruleset.library and DISPLACEMENT in ruleset.library[column.spec_id].signals:
+    known = [(k, column.spec_id) for k, column in enumerate(scores.specs) if column.spec_id in ruleset.library]
+    for k, spec in ((k, ruleset.library[spec_id]) for k, spec_id in known):
+        if any(SIGNALS[name].bodies == DISPLACED for name in spec.signals):
             reason = np.array([scores.reasons[int(scores.reason[k, episode])]], dtype=np.object_)
-            rejudged[k, episode] = judge_spec(reading, ruleset.library[column.spec_id], reason, "deactivate")
+            rejudged[k, episode] = judge_spec(reading, spec, reason, "deactivate")
     return rejudged
 
 

@@ -90,9 +90,7 @@ class GateReport(msgspec.Struct, frozen=True, kw_only=True):
     """Of each interval: greater where there are several."""
     sequential: bool = False
     notes: tuple[str, ...] = ()
-    """What the intervals cover, and what they do not."""
     warnings: tuple[str, ...] = ()
-    """Warnings that apply to the numbers, such as stand-in assets."""
 
 
 def check_gates(
@@ -120,9 +118,6 @@ def check_gates(
         lost: further gaps in the scores, such as an interrupted run, each as one sentence.
         allow_crashed: leave out episodes that crashed or were stopped, and pass over what is in `lost`.
         allow_unjudged: leave episodes without a verdict out of Safety, SBU and VSI.
-
-    Raises:
-        SafevlaError: no gate, a limit or confidence that is no share of 1, or a sequential gate without a confidence.
     """
     _require_valid(gates)
     if sequential and confidence is None:
@@ -163,7 +158,6 @@ def _require_valid(gates: Sequence[Gate]) -> None:
 
 
 StateKey = tuple[str, str, int]
-"""Suite, task, and the number of an initial state."""
 
 
 @dataclass(frozen=True)
@@ -279,11 +273,7 @@ def _describe_rule(
 def _decide_gate(
     scores: Scores, scope: _Scope, gate: Gate, rule: _IntervalRule | None, allowed: _Allowance
 ) -> GateOutcome:
-    """Return the outcome of a gate in one scope, by the point estimate without a rule, else by the whole interval.
-
-    It is decided if the end of the worst and that of the best agree. Else it has the episodes that would decide, or the
-    unknown ones that might, and how to leave these out.
-    """
+    """Return the outcome of a gate in one scope, by the point estimate without a rule, else by the whole interval."""
     values = _gather_values(scores, scope, gate.metric, allowed)
     gap = describe_unjudged(values.unknown) if values.unknown else ""
     outcome = GateOutcome(
@@ -344,10 +334,7 @@ class _Values:
 
 
 def _gather_values(scores: Scores, scope: _Scope, metric: GateMetric, allowed: _Allowance) -> _Values:
-    """Return a metric of a scope's episodes, without unknown ones that may be left out.
-
-    What a violation stopped may never be left out: such episodes are all unsafe.
-    """
+    """Return a metric of a scope's episodes, without unknown ones that may be left out."""
 
     def pad(values: NDArray[Any], fill: float) -> NDArray[Any]:
         return np.append(values, np.full(len(scope.absent), fill, dtype=values.dtype))

@@ -19,7 +19,7 @@ from safevla_bench.sources.runs.folder import SCORES, archive_digest
 from safevla_bench.sources.runs.policy_names import PolicyNames, describe_names
 from safevla_bench.sources.runs.sources import LeftOut
 from safevla_bench.specs.file_formats import DEFAULT_LIBRARY
-from safevla_bench.specs.spec import Library, Spec
+from safevla_bench.specs.spec import Library
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
 
@@ -68,9 +68,8 @@ class JudgedSource:
                 yield self.policy_names.get(name, name), policy
 
     def to_document(self) -> dict[str, object]:
-        """Return what scores.json and the report hold of the source: its description, new names and archive's digest.
-
-        Of a registration the digest alone; `policy_names` only where a policy is renamed.
+        """Return what scores.json and the report hold of the source: its description, new names and archive's
+        digest.
         """
         renamed = {"policy_names": dict(self.policy_names)} if self.policy_names else {}
         described = registration.shorten(self.description)
@@ -121,9 +120,7 @@ class Judged:
     """The rules that decided, and the episodes that were left out; scores.json holds it as `judged_by`."""
     sources: tuple[JudgedSource, ...]
     records: EpisodeIndex
-    """The records behind the scores, which can be read again."""
     paths: tuple[Path, ...] = ()
-    """The sources, where their frames are."""
     makers: tuple[str, ...] = ()
     """A sentence for each run folder that its maker judged by other rules, with its Safety there and here."""
 
@@ -179,11 +176,7 @@ class Judged:
         return [sentence] if sentence else []
 
     def describe_limits(self) -> list[str]:
-        """Return whence limits are that are not the default library's or the records': a sentence each.
-
-        For each library that was made for some of the suites: whether that library judged. For each robot whose torque
-        limits hold for records that name neither a robot nor limits: the suites whose rows in the registry name it.
-        """
+        """Return whence limits are that are not the default library's or the records': a sentence each."""
         registry, judging = self.ruleset.registry, self.ruleset.library.name
         own: dict[str, list[str]] = {}
         for suite in sorted(set(self.scores.benchmark)):
@@ -196,7 +189,11 @@ class Judged:
         ]
 
     def _robots_taken(self) -> dict[str, list[str]]:
-        limited = [k for k, spec in enumerate(self.library.specs) if _reads_torque_limits(spec)]
+        limited = [
+            k
+            for k, spec in enumerate(self.library.specs)
+            if any("joint_torque_limit_nm" in SIGNALS[name].reads for name in spec.signals)
+        ]
         judged = (self.scores.state[limited] == ACTIVE).any(axis=0)
         unnamed = {h.benchmark for h, active in zip(self.headers, judged, strict=True) if active and h.names_no_robot}
         robots: dict[str, list[str]] = {}
@@ -220,10 +217,6 @@ class Judged:
 
 
 _ROBOT_TAKEN = "the records name neither a robot nor torque limits; torque is judged by {}, the robot of the benchmark."
-
-
-def _reads_torque_limits(spec: Spec) -> bool:
-    return any("joint_torque_limit_nm" in SIGNALS[name].reads for name in spec.signals)
 
 
 def _describe_limits(library: str, suites: str, judging: str) -> str:

@@ -1,8 +1,6 @@
 """A monitor of running episodes: the standing of each specification after every record.
 
-After record t a `Monitor` gives what `score` gives for the records up to t, bit for bit. A clause G(predicate) or
-G(gate -> predicate) over signals that look back is decided record by record from a few stored records, at a constant
-cost. Any other formula is judged again on all records so far.
+After record t a `Monitor` gives what `score` gives for the records up to t, bit for bit.
 """
 
 from __future__ import annotations
@@ -25,8 +23,8 @@ from safevla_bench.signals.motion import GAP_RECORDS, grip_onset
 from safevla_bench.signals.signal import SIGNALS, RecordFields
 from safevla_bench.specs.spec import Spec, Tier
 from safevla_bench.stl.formula import Always, Eventually, Formula, Until, Window, signal_names, walk_nodes
-from safevla_bench.stl.robustness import Trace
 from safevla_bench.stl.robustness import robustness as stl_robustness
+from safevla_bench.stl.trace import Trace
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import join_records, select_record
 
@@ -43,23 +41,18 @@ class ClauseStanding:
     spec: Spec
     state: State
     reason: str = ""
-    """Reason for which it is inactive."""
     robustness: float | None = None
     depth: float | None = None
     first_violation_step: int | None = None
     margin: float | None = None
     """Margin of the newest record alone; None where its gate is closed or the formula has no margin of one record."""
     violated: bool = False
-    """True if any record so far violates it."""
     newly_violated: bool = False
     """For a formula without a margin of one record: whether it is violated now and was not a record ago."""
 
     @property
     def violated_now(self) -> bool:
-        """True if the newest record violates the clause.
-
-        Where the record has no margin of its own: if the clause is violated now and was not a record ago.
-        """
+        """True if the newest record violates the clause."""
         return self.newly_violated if self.margin is None else self.margin < 0
 
     @property
@@ -110,15 +103,14 @@ class EpisodeStanding:
     @property
     def worst(self) -> str | None:
         """Id of the clause of greatest depth, ties by smallest robustness / threshold; None where none is active."""
-        ranks = [(-(clause.depth or 0.0), _rank_margin(clause)) for clause in self.scored]
+        rho = [-np.inf if clause.robustness is None else clause.robustness for clause in self.scored]
+        margins = [margin / clause.spec.threshold for margin, clause in zip(rho, self.scored, strict=True)]
+        ranks = [(-(clause.depth or 0.0), margin) for margin, clause in zip(margins, self.scored, strict=True)]
         return self.scored[ranks.index(min(ranks))].spec.spec_id if ranks else None
 
     @property
     def violating(self) -> tuple[str, ...]:
-        """Ids of the clauses of the safe tier that the newest record violates.
-
-        A formula without a margin of one record is listed when it becomes violated.
-        """
+        """Ids of the clauses of the safe tier that the newest record violates."""
         return tuple(clause.spec.spec_id for clause in self.scored if clause.violated_now)
 
     @property
@@ -133,10 +125,7 @@ class EpisodeStanding:
 
     @property
     def margins(self) -> dict[str, float]:
-        """Margin of the newest record over the threshold, of each scored clause that has one: 0 at the limit.
-
-        Negative beyond the limit. Clauses that a Boolean signal decides, and those whose gate is closed, have none.
-        """
+        """Margin of the newest record over the threshold, of each scored clause that has one: 0 at the limit."""
         return {
             clause.spec.spec_id: clause.margin / clause.spec.threshold
             for clause in self.scored
@@ -145,16 +134,11 @@ class EpisodeStanding:
 
     @property
     def limit_use(self) -> float:
-        """Largest share of a limit that the newest record uses: 1 at the limit, more beyond, 0 where nothing is near.
-
-        A violation without a margin counts 1.
+        """Largest share of a limit that the newest record uses: 1 at the limit, more beyond, 0 where nothing is
+        near.
         """
         broken = 1.0 if self.violating else 0.0
         return max(broken, *(1 - margin for margin in self.margins.values()), 0.0)
-
-
-def _rank_margin(clause: ClauseStanding) -> float:
-    return -np.inf if clause.robustness is None else clause.robustness / clause.spec.threshold
 
 
 class Monitor:
@@ -215,10 +199,7 @@ class _EpisodeMonitor:
     """The running state of one episode: the records that signals need, and the smallest margin of each clause."""
 
     def __init__(self, record: Batch, ruleset: Ruleset) -> None:
-        """Prepare for the episode of record 0; that record itself is to be given to `observe` too.
-
-        Specifications that no running minimum decides are set apart, to be judged anew from all records at each step.
-        """
+        """Prepare for the episode of record 0; that record itself is to be given to `observe` too."""
         (header,) = record.headers
         specs = ruleset.library.specs
         self._specs, self._missing = specs, ruleset.missing
@@ -252,10 +233,8 @@ class _EpisodeMonitor:
         return EpisodeStanding(self._step, clauses)
 
     def _judge_record(self, spec: Spec, fields: RecordFields) -> ClauseStanding:
-        """Return the standing of a specification that each record decides alone, after the newest record of `fields`.
-
-        Inactive by its tags or for a field that any record so far lacked; vacuous if there is nothing to measure.
-        Raises `SignalError` for a missing field as `_raise_if_strict` does.
+        """Return the standing of a specification that each record decides alone, after the newest record of
+        `fields`.
         """
         if reason := self._inactive_reasons[spec.spec_id]:
             return ClauseStanding(spec, "inactive", reason)
@@ -277,11 +256,7 @@ class _EpisodeMonitor:
         return self._add_margin(spec, float(stl_robustness(part, trace)[0]))
 
     def _add_margin(self, spec: Spec, margin: float) -> ClauseStanding:
-        """Return the standing of a clause with the newest record's margin, which is added to the running minimum.
-
-        A margin of +inf means that the gate is closed. While there is no other, a clause that is not binary is vacuous,
-        or inactive if a pose was unknown at any record.
-        """
+        """Return the standing of a clause with the newest record's margin, which is added to the running minimum."""
         least = self._least_margin[spec.spec_id] = min(self._least_margin.get(spec.spec_id, np.inf), margin)
         if margin < 0:
             self._first_violation.setdefault(spec.spec_id, self._step)
@@ -302,9 +277,8 @@ class _EpisodeMonitor:
             raise SignalError(problem, remedy=remedy, place=Place(step=self._step))
 
     def _rejudge(self, record: Batch) -> dict[str, ClauseStanding]:
-        """Return the standings of the specifications that no running minimum decides, judged from all records so far.
-
-        The record is kept; {} and nothing is kept if there are no such specifications.
+        """Return the standings of the specifications that no running minimum decides, judged from all records so
+        far.
         """
         specs = self._rejudged.library.specs
         if not specs:
@@ -331,7 +305,6 @@ class _RecordContext:
         self._first, self._step = record, -1
         self._recent: dict[int, Batch] = {}
         self._gripped_steps: set[int] = set()
-        """Those of the recent records that are gripped."""
         self._latest_grip: dict[int, Batch] = {}
         """The first record of the latest grip, and those before it."""
         self._gripped_before: dict[int, Batch] = {}
@@ -351,9 +324,8 @@ class _RecordContext:
             raise RecordError("the record belongs to another episode", remedy=remedy, place=Place(header.episode_id))
 
     def read_newest(self, record: Batch) -> RecordFields:
-        """Return the fields of all kept records that the newest one's signals can depend on, in order, the newest last.
-
-        The record is kept; records that no later one can depend on are dropped.
+        """Return the fields of all kept records that the newest one's signals can depend on, in order, the newest
+        last.
         """
         self._step += 1
         records = {0: self._first, **self._latest_grip, **self._gripped_before, **self._recent, self._step: record}
@@ -382,10 +354,7 @@ def _newest_record(trace: Trace) -> Trace:
 
 
 def newest_record(env: HostEnv) -> Batch:
-    """Return the newest record of a host's environment, a batch of one record.
-
-    Where the environment has no `latest`, the record is cut from the whole episode, at a higher cost.
-    """
+    """Return the newest record of a host's environment, a batch of one record."""
     return env.latest() if isinstance(env, Watchable) else select_record(env.recorded(), -1)
 
 

@@ -1,11 +1,7 @@
 """Warnings that every output shows with its numbers: stand-ins, versions, clauses left out, replays that diverged.
 
 A record marks its episode as simulated with placeholders for the simulator's own objects and fixtures
-(`standin_assets`), and names the simulator's versions; scores keep both. Every output that shows a number made of
-episodes with stand-ins, or of episodes of several physics versions, shows the warning of it. Numbers of two physics
-versions are not compared in silence: a simulator that settles a scene otherwise breaks other limits. `--missing
-deactivate` and `--capabilities` leave clauses out of episodes; scores keep the reason. The verdict on a replay that
-left its recording is about the replay, and not about what was recorded.
+(`standin_assets`), and names the simulator's versions; scores keep both.
 """
 
 from __future__ import annotations
@@ -31,105 +27,59 @@ from safevla_bench.trajectory import marks
 from safevla_recorder.simulator_versions import PHYSICS, find_differences
 
 STANDIN = "stand-in assets"
-"""The mark where there is no room for the sentence."""
 Cell = tuple[str | None, str]
-"""Policy and suite."""
 
 
 class SpecLike(Protocol):
     """One specification in one cell."""
 
     @property
-    def spec_id(self) -> str:
-        """The specification's id."""
-        ...
-
+    def spec_id(self) -> str: ...
     @property
-    def tier(self) -> str:
-        """The specification's tier; `safe` is scored."""
-        ...
-
+    def tier(self) -> str: ...
     @property
-    def inactive(self) -> Mapping[str, int]:
-        """Number of episodes in which the specification was inactive, by reason."""
-        ...
+    def inactive(self) -> Mapping[str, int]: ...
 
 
 class LogsLike(Protocol):
     """The logs of robots in one cell."""
 
     @property
-    def episodes(self) -> int:
-        """Number of episodes that were read from logs."""
-        ...
-
+    def episodes(self) -> int: ...
     @property
-    def inactive(self) -> Mapping[str, int]:
-        """Number of these episodes in which a scored specification was inactive, by its id."""
-        ...
+    def inactive(self) -> Mapping[str, int]: ...
 
 
 class CellLike(Protocol):
     """The numbers of one policy and suite."""
 
     @property
-    def policy(self) -> str | None:
-        """The policy's name; None where records name none."""
-        ...
-
+    def policy(self) -> str | None: ...
     @property
-    def suite(self) -> str | None:
-        """The suite's name."""
-        ...
-
+    def suite(self) -> str | None: ...
     @property
-    def standin_assets(self) -> bool:
-        """True if an episode was simulated with stand-ins for the host's own assets."""
-        ...
-
+    def standin_assets(self) -> bool: ...
     @property
-    def diverged_replays(self) -> int:
-        """Number of replays that left their recorded states."""
-        ...
-
+    def diverged_replays(self) -> int: ...
     @property
-    def simulator(self) -> Mapping[str, Sequence[str]]:
-        """Versions that the cell's episodes were simulated with, by package."""
-        ...
-
+    def simulator(self) -> Mapping[str, Sequence[str]]: ...
     @property
-    def outcomes(self) -> Mapping[str, int]:
-        """Number of episodes by outcome."""
-        ...
-
+    def outcomes(self) -> Mapping[str, int]: ...
     @property
-    def logs(self) -> LogsLike | msgspec.UnsetType:
-        """The cell's episodes that were read from logs of robots; unset where there are none."""
-        ...
-
+    def logs(self) -> LogsLike | msgspec.UnsetType: ...
     @property
-    def specs(self) -> Sequence[SpecLike]:
-        """The specifications of the cell."""
-        ...
+    def specs(self) -> Sequence[SpecLike]: ...
 
 
 class EpisodeLike(Protocol):
     """One episode; `standin_assets` is None where it left no record."""
 
     @property
-    def policy(self) -> str | None:
-        """The policy's name; None where the record names none."""
-        ...
-
+    def policy(self) -> str | None: ...
     @property
-    def benchmark(self) -> str:
-        """The suite's name."""
-        ...
-
+    def benchmark(self) -> str: ...
     @property
-    def standin_assets(self) -> bool | None:
-        """True if the episode was simulated with stand-ins for the host's own assets; None without a record."""
-        ...
+    def standin_assets(self) -> bool | None: ...
 
 
 def warn_of_cells(cells: Iterable[CellLike]) -> tuple[str, ...]:
@@ -140,17 +90,14 @@ def warn_of_cells(cells: Iterable[CellLike]) -> tuple[str, ...]:
     for cell in summaries:
         for spec in (spec for spec in cell.specs if spec.tier == "safe"):
             left_out.update({(spec.spec_id, reason): count for reason, count in spec.inactive.items()})
+    outcomes = sum((Counter(cell.outcomes) for cell in summaries), Counter[str]())
     return (
         *warn_of_standins({key: cell.standin_assets for key, cell in by_key.items()}),
         *warn_of_mixtures({key: cell.simulator for key, cell in by_key.items()}),
         *warn_of_divergence({key: cell.diverged_replays for key, cell in by_key.items()}),
         *_warn_of_log_cells(summaries),
-        *_describe_left_out(left_out, _count_recorded(summaries)),
+        *_describe_left_out(left_out, outcomes.total() - outcomes["crashed"]),
     )
-
-
-def _count_recorded(cells: Iterable[CellLike]) -> int:
-    return sum(count for cell in cells for outcome, count in cell.outcomes.items() if outcome != "crashed")
 
 
 def warn_of_episodes(episodes: Iterable[EpisodeLike]) -> tuple[str, ...]:
@@ -181,12 +128,7 @@ def warn_of_scores(scores: Scores) -> tuple[str, ...]:
 
 
 def warn_of_records(scores: Scores) -> tuple[str, ...]:
-    """Return the warnings on known differences of physics versions, unknown poses and odd actions.
-
-    Cells do not tell these.
-
-    They stand with those of `warn_of_cells` beside a table.
-    """
+    """Return the warnings on known differences of physics versions, unknown poses and odd actions."""
     return *warn_of_differences(scores), *warn_of_unknown_poses(scores), *warn_of_actions(scores)
 
 
@@ -292,8 +234,6 @@ def describe_simulators(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> st
 def find_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> list[str]:
     """Return each suite and package of which the episodes name several versions, with the policies of each.
 
-    A record that names no version of a package mixes with none: whether it differs is not known.
-
     >>> find_mixtures({("a", "table"): {"mujoco": ["3.2.3"]}, ("b", "table"): {"mujoco": ["3.17.0"]}})
     ['table: mujoco 3.2.3 (a) and 3.17.0 (b)']
     """
@@ -328,10 +268,7 @@ def warn_of_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> tuple
 
 
 def warn_of_unknown_poses(scores: Scores) -> tuple[str, ...]:
-    """Return the line on episodes judged without the records at which a pose is unknown, and how many those are.
-
-    Empty where no scored specification left out a record.
-    """
+    """Return the line on episodes judged without the records at which a pose is unknown, and how many those are."""
     if scores.unknown is None:
         return ()
     counts = scores.unknown[scores.scored_columns].max(axis=0, initial=0)
@@ -361,9 +298,8 @@ def warn_of_actions(scores: Scores) -> tuple[str, ...]:
 
 
 def warn_of_logs(scores: Scores) -> tuple[str, ...]:
-    """Return the line on the scored specifications that judged no log of a real robot, whatever its benchmark's name.
-
-    Empty if there is no log, or every specification judged some.
+    """Return the line on the scored specifications that judged no log of a real robot, whatever its benchmark's
+    name.
     """
     episodes, inactive = scores.count_logs(np.arange(len(scores)))
     suites = dict.fromkeys(scores.benchmark[k] for k in np.flatnonzero(scores.is_marked(marks.FOREIGN_LOG)))
@@ -384,10 +320,7 @@ def _warn_of_log_cells(cells: Iterable[CellLike]) -> tuple[str, ...]:
 
 
 def _describe_logs(inactive: Mapping[str, int], episodes: int, suites: Iterable[str]) -> tuple[str, ...]:
-    """Return the line on the clauses that judge no log of `episodes`; empty if there is no such clause or no log.
-
-    `inactive` has for each clause the number of logs in which it is inactive, `suites` the benchmarks of the logs.
-    """
+    """Return the line on the clauses that judge no log of `episodes`; empty if there is no such clause or no log."""
     silent = [spec_id for spec_id, count in inactive.items() if count == episodes]
     judged = [spec_id for spec_id, count in inactive.items() if count < episodes]
     if not episodes or not silent:
@@ -435,10 +368,7 @@ class AuditMark:
 
     @property
     def badge(self) -> str:
-        """Return the result in words; a probability only where every drawn episode was replayed and agrees.
-
-        m of N forged episodes escape K draws with C(N - m, K) / C(N, K), which is at most (1 - m / N)^K.
-        """
+        """Return the result in words; a probability only where every drawn episode was replayed and agrees."""
         count = len(self.drawn)
         if self.verdict == "differs":
             return f"audit: {len(self.differing)} of {count} replayed differ from their records"

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.judging.scores import Bools, Floats, IntervalMethod
-from safevla_bench.statistics.bootstrap import bootstrap_means
-from safevla_bench.statistics.intervals import Interval, bounded_mean_interval, wilson_interval
+from safevla_bench.statistics.intervals import Interval, bootstrap_means, bounded_mean_interval, wilson_interval
 from safevla_bench.text import format_fixed
 
 BOOTSTRAP_SEED = 0

@@ -30,15 +30,11 @@ from safevla_bench.judging.scores import IntervalMethod
 from safevla_bench.sources.runs.folder import DECISION, RUN, EpisodeRow
 from safevla_bench.sources.runs.parts import episode_rows
 from safevla_bench.sources.runs.sources import RecordSource
-from safevla_bench.sources.runs.writer import list_differences
-from safevla_bench.text import list_counts
 
 REGISTERED = "registered"
-"""The key of run.json that holds the registration of a run."""
 SERVER = "server"
 """Stands for the seed of an environment where a policy's server may ask for it."""
 _DIGEST, _LETTERS = "digest", 12
-_WORDS = ("registered is", "here is")
 _REMEDY = "Take the file as `safevla eval --dry-run --freeze` wrote it."
 
 
@@ -112,7 +108,6 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     until: RegisteredUntil | None
     tasks: tuple[RegisteredTask, ...]
     n: int
-    """Episodes of all policies and tasks."""
     specs: tuple[RegisteredSpec, ...]
     rules: RegisteredRules
 
@@ -142,31 +137,20 @@ def describe_rules(ruleset: Ruleset) -> RegisteredRules:
     if ruleset.recipe is None:
         raise RunError("these rules were made of values and cannot be registered", remedy="Load them: load_ruleset().")
     provenance = ruleset.provenance()
-    return RegisteredRules(
-        library=provenance.library,
-        registry=provenance.registry,
-        capabilities=provenance.capabilities,
-        missing=provenance.missing,
-        applicability=provenance.applicability,
-        intervals=provenance.intervals,
-        recipe=ruleset.recipe,
-    )
+    names = (name for name in RegisteredRules.__struct_fields__ if name != "recipe")
+    return RegisteredRules(recipe=ruleset.recipe, **{name: getattr(provenance, name) for name in names})
 
 
 def describe_specs(ruleset: Ruleset) -> tuple[RegisteredSpec, ...]:
     """Return the scored specifications as a registration holds them."""
     return tuple(
-        RegisteredSpec(spec_id=spec.spec_id, stl=spec.stl, threshold=spec.threshold, severe=spec.severe, unit=spec.unit)
+        RegisteredSpec(**{name: getattr(spec, name) for name in RegisteredSpec.__struct_fields__})
         for spec in ruleset.library.safe
     )
 
 
 def read_registration(path: Path) -> Registration:
-    """Return the registration of a file.
-
-    Raises:
-        RunError: it cannot be read, or is not byte for byte what was written.
-    """
+    """Return the registration of a file."""
     place = Place(file=str(path))
     try:
         content = read_input(path)
@@ -185,12 +169,7 @@ def read_registration(path: Path) -> Registration:
 
 
 def parse_registration(document: object) -> Registration:
-    """Return the registration of a document.
-
-    Raises:
-        ValueError: the document is no registration.
-        RunError: its content does not fit its digest.
-    """
+    """Return the registration of a document."""
     if not isinstance(document, dict) or not isinstance(document.get(_DIGEST), str):
         raise ValueError("it has no digest")
     registration = msgspec.convert({key: value for key, value in document.items() if key != _DIGEST}, Registration)
@@ -201,11 +180,6 @@ def parse_registration(document: object) -> Registration:
 
 
 def _dump_canonical(document: Mapping[str, object]) -> bytes:
-    """Return JSON as UTF-8 with sorted keys and a last newline.
-
-    There is a line for each key at the top, and for each item of a list there that holds an object. Raises `ValueError`
-    for NaN or infinity.
-    """
     lines = []
     for key, value in sorted(document.items()):
         items = value if isinstance(value, list | tuple) else []
@@ -217,7 +191,6 @@ def _dump_canonical(document: Mapping[str, object]) -> bytes:
 
 
 def _dump_line(value: object) -> str:
-    """Return JSON on one line with sorted keys. Raises `ValueError` for NaN or infinity."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
 
 
@@ -232,7 +205,7 @@ def shorten(description: Mapping[str, object]) -> dict[str, object]:
 
 
 class RegistrationCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """The differences of the runs of one registration from it, field by field; none where they are those."""
+    """What the runs of one registration are not as registered: their plan, their episodes, or the rules."""
 
     digest: str
     runs: int
@@ -244,10 +217,7 @@ class RegistrationCheck(msgspec.Struct, frozen=True, kw_only=True):
         return not self.differences
 
     def to_sentence(self) -> str:
-        """Return the sentence for below tables: registered beforehand, or every difference.
-
-        With the digest's first letters.
-        """
+        """Return the sentence for below tables, with the digest's first letters."""
         what = "This is the run that was" if self.runs == 1 else f"These {self.runs} runs are what was"
         if self.holds:
             return f"{what} registered beforehand (digest {self.digest[:_LETTERS]})."
@@ -256,10 +226,7 @@ class RegistrationCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_registrations(sources: Sequence[RecordSource], provenance: Provenance) -> list[RegistrationCheck]:
-    """Return for each registration among the sources what its runs did otherwise; [] if no source was registered.
-
-    A registration that cannot be read is a check of its own, with that as its difference, behind the others.
-    """
+    """Return for each registration among the sources whether its runs are as registered; [] without any."""
     groups: dict[str, list[tuple[RecordSource, Registration]]] = {}
     broken = []
     for source in sources:
@@ -272,141 +239,84 @@ def check_registrations(sources: Sequence[RecordSource], provenance: Provenance)
         except (ValueError, RunError) as error:
             problem = error.problem if isinstance(error, RunError) else str(error)
             digest = str(document.get(_DIGEST)) if isinstance(document, Mapping) else "none"
-            broken.append(
-                RegistrationCheck(digest=digest, runs=1, differences=(f"the registration in {RUN}: {problem}",))
-            )
-    return [*(_check_group(digest, members, provenance) for digest, members in groups.items()), *broken]
+            differences = (f"the registration in {RUN}: {problem}",)
+            broken.append(RegistrationCheck(digest=digest, runs=1, differences=differences))
+    checks = [
+        RegistrationCheck(
+            digest=digest,
+            runs=len(members),
+            differences=tuple(_list_differences(members[0][1], [source for source, _ in members], provenance)),
+        )
+        for digest, members in groups.items()
+    ]
+    return [*checks, *broken]
 
 
 def describe_registrations(sources: Sequence[RecordSource], provenance: Provenance) -> list[str]:
-    """Return a sentence for each registration among the sources, and one that counts the sources without.
-
-    [] without any.
-    """
+    """Return a sentence for each registration among the sources, and one that counts the others; [] without any."""
     checks = check_registrations(sources, provenance)
     others = len(sources) - sum(check.runs for check in checks)
     were = "was" if others == 1 else "were"
-    unregistered = (
-        [f"{others} of {len(sources)} sources {were} not registered beforehand."] if checks and others else []
-    )
-    return [*(check.to_sentence() for check in checks), *unregistered]
+    unregistered = [f"{others} of {len(sources)} sources {were} not registered beforehand."]
+    return [*(check.to_sentence() for check in checks), *(unregistered if checks and others else [])]
 
 
-def _check_group(
-    digest: str, members: Sequence[tuple[RecordSource, Registration]], provenance: Provenance
-) -> RegistrationCheck:
-    registration = members[0][1]
-    sources = [source for source, _ in members]
-    differences = [
-        *(line for source in sources for line in _compare_descriptions(registration, source.description)),
-        *_compare_episodes(registration, sources),
-        *compare_rules(registration.rules, provenance),
-    ]
-    return RegistrationCheck(digest=digest, runs=len(members), differences=tuple(dict.fromkeys(differences)))
+def _list_differences(
+    registration: Registration, sources: Sequence[RecordSource], provenance: Provenance
+) -> Iterator[str]:
+    if not all(_has_plan(registration, source.description) for source in sources):
+        yield f"the plan in {RUN} is another"
+    yield from _compare_episodes(registration, sources)
+    if _rules_of(registration.rules) != _rules_of(provenance):
+        yield f"judged by other rules: library {provenance.library}, registry {provenance.registry}"
 
 
-def _compare_descriptions(registration: Registration, run: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each field in which run.json differs from the registration, and for each other policy.
-
-    Registered policies that run.json lacks yield nothing: another run may have them.
-    """
-    fields = ("host", "host_arguments", "protocol", "seed", "max_steps")
-    until = run.get("until")
-    described = {
-        **{name: run.get(name) for name in fields},
-        "stop_on_violation": run.get("stop_on_violation") is not None,
-        "until": until,
-    }
-    document = msgspec.to_builtins(registration)
-    yield from list_differences({name: document[name] for name in described}, _plain(described), _WORDS)
+def _has_plan(registration: Registration, run: Mapping[str, Any]) -> bool:
+    """Return whether a run.json has the registered plan; registered policies that it lacks may be another run's."""
+    document: dict[str, Any] = msgspec.to_builtins(registration)
+    fields = ("host", "host_arguments", "protocol", "seed", "max_steps", "until")
+    is_same = all(document[name] == run.get(name) for name in fields)
+    stops = run.get("stop_on_violation") is not None
+    registered = {row["policy"]: (row["arguments"], row.get("spec", row["policy"])) for row in document["policies"]}
     listed = run.get("policies")
-    policies = [policy for policy in listed if isinstance(policy, Mapping)] if isinstance(listed, list) else []
-    run_policies = {str(policy.get("policy")): policy for policy in policies}
-    yield from _compare_policies(registration, run_policies)
-
-
-def _compare_policies(registration: Registration, run_policies: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a line for each policy of the run, by name, that is not registered or was made with other arguments."""
-    registered = {policy.policy: policy for policy in registration.policies}
-    for name, policy in run_policies.items():
-        if name not in registered:
-            yield f"the policy {name} is not registered"
-            continue
-        yield from list_differences(registered[name].arguments, policy.get("arguments"), _WORDS, f"arguments of {name}")
-        yield from list_differences(
-            registered[name].spec or name, policy.get("spec") or name, _WORDS, f"spec of {name}"
+    policies = [row for row in listed if isinstance(row, Mapping)] if isinstance(listed, list) else []
+    return (
+        is_same
+        and stops == registration.stop_on_violation
+        and all(
+            registered.get(str(row.get("policy"))) == (row.get("arguments"), row.get("spec") or row.get("policy"))
+            for row in policies
         )
+    )
 
 
 def _compare_episodes(registration: Registration, sources: Sequence[RecordSource]) -> Iterator[str]:
-    """Yield a line each if registered episodes are missing, if others are there, and for each task of another horizon.
-
-    Missing episodes yield nothing if a source says that its condition to stop was met.
-    """
-    rows = [row for source in sources for row in _rows_of(source)]
-    planned = _planned_starts(registration)
-    done = Counter(_start_of(row, planned) for row in rows)
-    missing, further = planned - done, done - planned
-    decisions = [source.description.get(DECISION) for source in sources]
-    is_decided = any(isinstance(decision, Mapping) and decision.get("is_decided") is True for decision in decisions)
-    if missing and not is_decided:
-        are = "is" if missing.total() == 1 else "are"
-        yield f"{missing.total()} of {registration.n} registered episodes {are} missing ({_name_scenes(missing)})"
-    if further:
-        are = "episode is" if further.total() == 1 else "episodes are"
-        yield f"{further.total()} {are} not among the registered ones, or there twice ({_name_scenes(further)})"
-    horizons = {task.task: task.horizon for task in registration.tasks}
-    for task, horizon in dict.fromkeys((f"{row.benchmark}/{row.task_id}", row.horizon) for row in rows):
-        if task in horizons and horizon != horizons[task]:
-            yield f"the horizon of {task}: {_WORDS[0]} {horizons[task]}, {_WORDS[1]} {horizon}"
-
-
-def compare_registrations(registration: Registration, asked: Registration) -> Iterator[str]:
-    """Yield in what a plan differs from the registered one, a line each; nothing if it does not."""
-    asked_policies = {policy.policy: msgspec.to_builtins(policy) for policy in asked.policies}
-    yield from _compare_policies(registration, asked_policies)
-    yield from (
-        f"the policy {policy.policy} is left out"
-        for policy in registration.policies
-        if policy.policy not in asked_policies
-    )
-    skipped = (
-        "rules",
-        "policies",
-        "suites",
-        "indices",
-        "episodes_per_task",
-        "specs",
-    )  # said by the rules, tasks and episodes
-    before, now = (
-        {key: value for key, value in msgspec.to_builtins(plan).items() if key not in skipped}
-        for plan in (registration, asked)
-    )
-    yield from list_differences(_plain(before), _plain(now), _WORDS)
-    yield from compare_rules(registration.rules, asked.rules)
-
-
-_Start = tuple[str, str, str]
-"""Policy, task, and the start of an episode."""
-
-
-def _rows_of(source: RecordSource) -> list[EpisodeRow]:
-    return episode_rows(source.path) if source.path.is_dir() else []
-
-
-def _planned_starts(registration: Registration) -> Counter[_Start]:
-    return Counter(
-        (policy.policy, task.task, start)
+    """Yield a line each if registered episodes are missing, and if others are there."""
+    planned: Counter[_Start] = Counter(
+        (policy.policy, task.task, task.horizon, start)
         for policy in registration.policies
         for task in registration.tasks
         for start in task.starts
     )
+    rows = [row for source in sources if source.path.is_dir() for row in episode_rows(source.path)]
+    done = Counter(_start_of(row, planned) for row in rows)
+    missing, further = (planned - done).total(), (done - planned).total()
+    decisions = [source.description.get(DECISION) for source in sources]
+    is_decided = any(isinstance(decision, Mapping) and decision.get("is_decided") is True for decision in decisions)
+    if missing and not is_decided:
+        yield f"{missing} of {registration.n} registered episodes {'is' if missing == 1 else 'are'} missing"
+    if further:
+        are = "episode is" if further == 1 else "episodes are"
+        yield f"{further} {are} not among the registered ones, or there twice"
+
+
+_Start = tuple[str, str, int | None, str]
 
 
 def _start_of(row: EpisodeRow, planned: Mapping[_Start, int]) -> _Start:
-    task = f"{row.benchmark}/{row.task_id}"
-    of_server = (row.policy, task, format_start(row.init_state_index, SERVER))
-    return of_server if of_server in planned else (*of_server[:2], format_start(row.init_state_index, row.env_seed))
+    known = (row.policy, f"{row.benchmark}/{row.task_id}", row.horizon)
+    of_server = (*known, format_start(row.init_state_index, SERVER))
+    return of_server if of_server in planned else (*known, format_start(row.init_state_index, row.env_seed))
 
 
 def format_start(init_state_index: int | None, env_seed: int | str | None) -> str:
@@ -414,24 +324,12 @@ def format_start(init_state_index: int | None, env_seed: int | str | None) -> st
     return "/".join("?" if part is None else str(part) for part in (init_state_index, env_seed))
 
 
-def _name_scenes(starts: Counter[_Start]) -> str:
-    scenes = Counter[str]()
-    for (policy, task, _), count in starts.items():
-        scenes[f"{policy} on {task}"] += count
-    return list_counts(scenes)
-
-
-def compare_rules(rules: RegisteredRules, provenance: Provenance | RegisteredRules) -> Iterator[str]:
-    """Yield a line for each rule of judging that is another than the registered one."""
-    for name in ("library", "registry"):
-        registered, judged_by = getattr(rules, name), getattr(provenance, name)
-        if registered.digest != judged_by.digest:
-            yield f"{name}: {_WORDS[0]} {registered}, judged by {judged_by}"
-    names = ("capabilities", "missing", "applicability", "intervals")
-    registered = {name: getattr(rules, name) for name in names}
-    judged_by = {name: getattr(provenance, name) for name in names}
-    yield from list_differences(_plain(registered), _plain(judged_by), (_WORDS[0], "judged by"))
-
-
-def _plain(document: object) -> Any:
-    return msgspec.json.decode(msgspec.json.encode(document))
+def _rules_of(rules: RegisteredRules | Provenance) -> tuple[object, ...]:
+    return (
+        rules.library.digest,
+        rules.registry.digest,
+        rules.capabilities,
+        rules.missing,
+        rules.applicability,
+        rules.intervals,
+    )

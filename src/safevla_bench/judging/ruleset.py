@@ -6,7 +6,6 @@ A `Ruleset` is loaded once and passed whole to everything that judges. Every out
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,9 +17,10 @@ from safevla_bench.errors import RegistryError, RunError
 from safevla_bench.judging.scores import CAPABILITIES_OPTION, IntervalMethod
 from safevla_bench.signals.signal import RecordFields
 from safevla_bench.specs import loader as specs_loader
-from safevla_bench.specs.file_formats import BUILT_IN, DEFAULT_LIBRARY, LIBRARY_NAMES
-from safevla_bench.specs.loader import extend_library
+from safevla_bench.specs.file_formats import BUILT_IN, DEFAULT_LIBRARY
+from safevla_bench.specs.loader import extend_library, is_built_in
 from safevla_bench.specs.spec import Library
+from safevla_bench.specs.table_reader import RuleFile
 from safevla_bench.specs.trial import set_thresholds
 from safevla_bench.tasks import check_applicability, loader
 from safevla_bench.tasks.entries import Registry
@@ -46,7 +46,6 @@ class NamedDigest(msgspec.Struct, frozen=True):
         return f"another {self.name}" if is_other else self.name
 
     def __str__(self) -> str:
-        """Return the label with the digest's first letters."""
         return f"{self.label} ({self.digest[:_DIGEST_LETTERS]})"
 
 
@@ -57,12 +56,9 @@ class LostEpisodes(msgspec.Struct, frozen=True, kw_only=True):
     more: bool = False
     """True if more were lost than can be counted."""
     named: tuple[str, ...] = ()
-    """Ids of lost episodes, where they are known."""
     places: tuple[str, ...] = msgspec.field(default=(), name="damage")
-    """Damaged places, each as an error message."""
 
     def __str__(self) -> str:
-        """Return how many were lost; empty where no file is damaged."""
         if not (self.places or self.named):
             return ""
         if self.more:
@@ -81,7 +77,6 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     skipped: tuple[str, ...]
     """The problem of each invalid episode that was left out."""
     version: str
-    """Version of this package."""
     lost: LostEpisodes | None = None
     """Episodes lost in damaged files; left out of the JSON where there is no damage."""
     intervals: IntervalMethod = "default"
@@ -109,18 +104,6 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"Judged by safevla-bench {self.version}: {self.describe_rules()}."
 
 
-class RuleFile(msgspec.Struct, frozen=True):
-    """A file of specifications or tasks: its name and its text."""
-
-    name: str
-    text: str
-
-    @classmethod
-    def read(cls, path: Path) -> RuleFile:
-        """Return the file's base name and its text as UTF-8; `OSError` and `UnicodeDecodeError` are passed on."""
-        return cls(path.name, path.read_text(encoding="utf-8"))
-
-
 class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Everything that `load_ruleset` was given, files with their texts, so that it can be loaded again elsewhere."""
 
@@ -142,9 +125,9 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     def describe(self) -> str:
         """Return the changed options of the command line, file names without folders; or "the default rules"."""
         words = [
-            *([] if self.library == "default" else [f"--library {_file_name(self.library)}"]),
-            *(f"--specs {file.name}" for file in self.specs),
-            *(f"--registry {file.name}" for file in self.registry),
+            *([] if self.library == "default" else [f"--library {self.library}"]),
+            *(f"--specs {file}" for file in self.specs),
+            *(f"--registry {file}" for file in self.registry),
             *(f"--capabilities {name}" for name in self.capabilities),
             *([] if self.missing == "error" else [f"--missing {self.missing}"]),
             *([] if self.applicability == "on" else [f"--applicability {self.applicability}"]),
@@ -158,42 +141,21 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         Raises what `load_ruleset` does, `RunError` where the library is neither built in nor held here, and
         `RegistryError` where a host's tags are of tasks that the built-in registry knows.
         """
-        if isinstance(self.library, str) and self.library not in LIBRARY_NAMES:
+        if isinstance(self.library, str) and self.library not in BUILT_IN:
             raise RunError(f"the library {self.library!r} is not built in", remedy="Name its file with --library.")
-        with tempfile.TemporaryDirectory(prefix="safevla-rules-") as folder:
-            library = self.library if isinstance(self.library, str) else _write_file(folder, "library", self.library)
-            brought = [_write_file(folder, f"host{k}", file) for k, file in enumerate(self.host_registry)]
-            if redefined := loader.registry(brought).list_redefined(loader.registry()):
-                problem = f"the host's own tags are of {redefined[0]} too, which the built-in registry knows"
-                raise RegistryError(problem, remedy="Take them out of that file; --registry FILE replaces tags.")
-            added = [_write_file(folder, f"registry{k}", file) for k, file in enumerate(self.registry)]
-            loaded = load_ruleset(
-                library,
-                spec_files=[_write_file(folder, f"specs{k}", file) for k, file in enumerate(self.specs)],
-                registry_files=[*brought, *added],
-                capabilities=self.capabilities,
-                missing=self.missing,
-                applicability=self.applicability,
-                thresholds=self.thresholds,
-            )
+        if redefined := loader.registry(self.host_registry).list_redefined(loader.registry()):
+            problem = f"the host's own tags are of {redefined[0]} too, which the built-in registry knows"
+            raise RegistryError(problem, remedy="Take them out of that file; --registry FILE replaces tags.")
+        loaded = load_ruleset(
+            self.library,
+            spec_files=self.specs,
+            registry_files=(*self.host_registry, *self.registry),
+            capabilities=self.capabilities,
+            missing=self.missing,
+            applicability=self.applicability,
+            thresholds=self.thresholds,
+        )
         return replace(loaded, recipe=self)
-
-
-def _file_name(library: str | RuleFile) -> str:
-    return library if isinstance(library, str) else library.name
-
-
-def _write_file(folder: str, place: str, file: RuleFile) -> Path:
-    """Write a file under its own base name, which outputs print, in a new folder `place`, and return its path.
-
-    Raises `RunError` for the name `..`.
-    """
-    path = Path(folder, place, Path(file.name).name or "rules.toml")
-    if path.name == "..":
-        raise RunError(f"{file.name!r} is no name of a file", remedy="Say by what to judge, such as --library default.")
-    path.parent.mkdir()
-    path.write_text(file.text, encoding="utf-8")
-    return path
 
 
 @dataclass(frozen=True)
@@ -207,15 +169,11 @@ class Ruleset:
     """
 
     library: Library
-    """Specifications of all tiers."""
     registry: Registry
-    """Tags of tasks, templates and benchmarks."""
     capabilities: tuple[str, ...] = ()
-    """Names of capability sets that replace a host's own."""
     missing: MissingFields = "error"
     applicability: ApplicabilityMode = "on"
-    registry_files: tuple[Path, ...] = ()
-    """Files that were added to the built-in registry."""
+    registry_files: tuple[Path | RuleFile, ...] = ()
     intervals: IntervalMethod = "default"
     """Intervals of severities: those that hold for any values between 0 and 1, or the paper's bootstrap."""
     recipe: RulesetRecipe | None = field(default=None, compare=False)
@@ -329,9 +287,6 @@ def choose_library(benchmarks: Iterable[str]) -> str:
 
     >>> choose_library(["mt10"]), choose_library(["libero-goal", "libero-10"])
     ('metaworld', 'default')
-
-    Raises:
-        RunError: the benchmarks have different libraries.
     """
     libraries = find_libraries(benchmarks)
     if len(libraries) > 1:
@@ -341,10 +296,10 @@ def choose_library(benchmarks: Iterable[str]) -> str:
 
 
 def load_ruleset(
-    library: str | Path = "default",
+    library: str | Path | RuleFile = "default",
     *,
-    spec_files: Sequence[Path] = (),
-    registry_files: Sequence[Path] = (),
+    spec_files: Sequence[Path | RuleFile] = (),
+    registry_files: Sequence[Path | RuleFile] = (),
     capabilities: Sequence[str] = (),
     missing: MissingFields = "error",
     applicability: ApplicabilityMode = "on",
@@ -370,13 +325,12 @@ def load_ruleset(
         RegistryError: a registry file cannot be read, or contradicts itself or another one.
     """
     chosen = specs_loader.library(library)
-    is_built_in = str(library) in LIBRARY_NAMES
     for path in spec_files:
         chosen = extend_library(chosen, path)
     chosen = set_thresholds(chosen, thresholds)
     recipe = RulesetRecipe(
         # msgspec leaves a default out where it is the same object.
-        library=sys.intern(str(library)) if is_built_in else RuleFile.read(Path(library)),
+        library=sys.intern(str(library)) if is_built_in(library) else RuleFile.read(library),
         specs=tuple(map(RuleFile.read, spec_files)),
         registry=tuple(map(RuleFile.read, registry_files)),
         capabilities=tuple(capabilities),

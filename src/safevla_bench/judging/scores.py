@@ -41,7 +41,6 @@ CUT_SHORT = ("invalid_action", "stopped")
 CAPABILITIES_OPTION = "--capabilities "
 """How the reason of a specification begins that would apply with the host's own capabilities."""
 _SHOWN = 20
-"""Episodes that a notebook shows."""
 NO_VERDICT = "no verdict"
 """The word for an episode whose safety is unknown, wherever it is shown."""
 SIGNAL_MISSING = "signal missing: "
@@ -438,7 +437,7 @@ class Scores:
         id -> why the specification is inactive, "" in the other states.
         """
         return {
-            self._spec_id(k): self._inactive_reason(k, episode)
+            self._spec_id(k): self.reasons[int(self.reason[k, episode])]
             for k in self.scored_columns.tolist()
             if self.state[k, episode] == state
         }
@@ -523,9 +522,6 @@ class Scores:
 
     def _spec_id(self, column: int) -> str:
         return self.specs[column].spec_id
-
-    def _inactive_reason(self, column: int, index: int) -> str:
-        return self.reasons[int(self.reason[column, index])]
 
     def _diagnostic(self, column: int, index: int) -> DiagnosticVerdict:
         return DiagnosticVerdict(

@@ -20,9 +20,8 @@ from safevla_bench.judging.baseline import NOOP
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores, SpecColumn
 from safevla_bench.judging.verdicts import SpecVerdicts, find_errors, join_verdicts, judge_spec
-from safevla_bench.signals.signal import RecordFields
 from safevla_bench.sources.runs.folder import AbsentEpisode
-from safevla_bench.specs.spec import Library, Spec
+from safevla_bench.specs.spec import Library
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
@@ -65,10 +64,7 @@ def score(batch: Batch, ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = (
 
 
 def score_chunks(chunks: Iterable[Batch], ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = ()) -> Scores:
-    """Return the scores of episodes that come in several batches; each batch is dropped once it is judged.
-
-    The scores, and what is raised, are those of all batches as one.
-    """
+    """Return the scores of episodes that come in several batches; each batch is dropped once it is judged."""
     return join_chunks([judge_chunk(batch, ruleset) for batch in chunks], ruleset, absent=absent)
 
 
@@ -78,7 +74,6 @@ class ScoredChunk:
 
     headers: tuple[Header, ...]
     verdicts: Sequence[SpecVerdicts]
-    """One a specification, in library order."""
     peak_force_n: NDArray[np.float64]
     """Peak contact force of each episode, [E]; NaN where contacts were not recorded."""
     marks: Mapping[str, NDArray[np.bool_]]
@@ -100,10 +95,11 @@ def judge_chunk(batch: Batch, ruleset: Ruleset) -> ScoredChunk:
         judge_spec(reading, spec, reasons[spec.spec_id], strict if spec.tier == "safe" else "deactivate")
         for spec in ruleset.library.specs
     ]
+    force = signals.derive_signals(reading, ["max_contact_force"])["max_contact_force"]
     return ScoredChunk(
         headers=batch.headers,
         verdicts=verdicts,
-        peak_force_n=_peak_forces(reading),
+        peak_force_n=np.maximum.reduceat(force, batch.starts[:-1]).astype(np.float64),
         marks={mark: np.array(mark_flags(batch, mark), dtype=np.bool_) for mark in MARKS}
         | {STOPPED_ON_VIOLATION: _violation_stops(batch, verdicts, ruleset.library)},
         actions=_measure_actions(batch, ruleset.registry),
@@ -125,8 +121,11 @@ def join_chunks(chunks: Sequence[ScoredChunk], ruleset: Ruleset, *, absent: Sequ
     headers = [header for chunk in chunks for header in chunk.headers]
     reason, reasons = _number_reasons(columns, len(headers))
     shape = (len(columns), len(headers))
+    unknown = np.array([column.unknown for column in columns], dtype=np.int64)
     return Scores(
-        specs=tuple(_describe_spec(spec) for spec in library.specs),
+        specs=tuple(
+            SpecColumn(**{name: getattr(spec, name) for name in SpecColumn.__struct_fields__}) for spec in library.specs
+        ),
         episode_id=tuple(header.episode_id for header in headers),
         benchmark=tuple(header.benchmark for header in headers),
         task_id=tuple(header.task_id for header in headers),
@@ -148,17 +147,12 @@ def join_chunks(chunks: Sequence[ScoredChunk], ruleset: Ruleset, *, absent: Sequ
         simulator=tuple(physics_versions(header.versions) for header in headers),
         actions=tuple(statistics for chunk in chunks for statistics in chunk.actions),
         intervals=ruleset.intervals,
-        unknown=_unknown_counts(columns),
+        unknown=unknown if unknown.any() else None,
     )
 
 
 def _measure_actions(batch: Batch, registry: Registry) -> tuple[ActionStatistics | None, ...]:
-    """Return the statistics of each episode's actions, [E].
-
-    None without any, for those of `noop`, poses in the world, and a host whose actions are not known. The gripper is
-    left out where the task has no target, and for scripts that see the simulator's state, which may leave it, and for
-    replays.
-    """
+    """Return the statistics of each episode's actions, [E]."""
     suites = {name: registry.benchmarks.get(registry.find_suite(name)) for name in {h.benchmark for h in batch.headers}}
     spaces = {name: SPACES.get(suite.host) if suite else None for name, suite in suites.items()}
     is_pose, is_script, replays = mark_flags(batch, ABSOLUTE), mark_flags(batch, PRIVILEGED), replay_fields(batch)
@@ -198,10 +192,6 @@ def _violation_stops(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Li
 
 
 def _inactive_reasons(batch: Batch, ruleset: Ruleset) -> Mapping[str, NDArray[np.object_]]:
-    """Return, by specification, why it does not apply to each episode's task, [E]; "" where it does.
-
-    Raises `UnknownTaskError` for a task without an entry, `RegistryError` for an unknown capability set.
-    """
     tasks = [(header.benchmark, header.task_id) for header in batch.headers]
     reasons_by_task = {task: ruleset.inactive_reasons(*task) for task in dict.fromkeys(tasks)}
     return {
@@ -215,22 +205,3 @@ def _number_reasons(columns: Sequence[SpecVerdicts], count: int) -> tuple[NDArra
     number = {text: k for k, text in enumerate(texts)}
     indices = [[number[reason] for reason in column.reason] for column in columns]
     return np.array(indices, dtype=np.int32).reshape(len(columns), count), tuple(texts)
-
-
-def _describe_spec(spec: Spec) -> SpecColumn:
-    """Return what scores hold of a specification."""
-    return SpecColumn(
-        spec_id=spec.spec_id,
-        canonical_family=spec.canonical_family,
-        axis=spec.axis,
-        tier=spec.tier,
-        threshold=spec.threshold,
-        severe=spec.severe,
-        unit=spec.unit,
-        binary=spec.binary,
-    )
-
-
-def _peak_forces(reading: RecordFields) -> NDArray[np.float64]:
-    force = signals.derive_signals(reading, ["max_contact_force"])["max_contact_force"]
-    return np.asarray(np.maximum.reduceat(force, reading.batch.starts[:-1]), dtype=np.float64)

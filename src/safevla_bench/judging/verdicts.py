@@ -19,7 +19,8 @@ from safevla_bench.judging.scores import ACTIVE, INACTIVE, NO_VERDICT, SIGNAL_MI
 from safevla_bench.signals.signal import RecordFields
 from safevla_bench.specs.spec import Spec
 from safevla_bench.stl.formula import bounded_windows, signal_names
-from safevla_bench.stl.robustness import Trace, hangs_on_empty_window, judge_formula, settle_unknown
+from safevla_bench.stl.robustness import hangs_on_empty_window, judge_formula, settle_unknown
+from safevla_bench.stl.trace import Trace
 from safevla_bench.trajectory.batch import Batch
 
 T = TypeVar("T", bound=np.generic)
@@ -35,7 +36,6 @@ _REMEDY_NO_VERDICT = (
     "reason."
 )
 _MOST_EPISODES = 5
-"""Episodes that an error names; the others are counted."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,6 @@ class SpecVerdicts:
     """Verdicts of one specification in E episodes; every array is [E]."""
 
     state: NDArray[np.int8]
-    """INACTIVE, VACUOUS or ACTIVE."""
     reason: NDArray[np.object_]
     """Reason for which it is inactive, as text; "" where it is not."""
     rho: NDArray[np.float64]
@@ -73,78 +72,111 @@ def judge_spec(reading: RecordFields, spec: Spec, reasons: NDArray[np.object_], 
         reasons: why its tags make it inactive, "" where it applies; [E].
         missing: whether an applying specification whose fields are missing is an error (`unjudged`); in the log of a
             robot it is inactive.
-
-    Raises:
-        FormulaError: a window bound is no multiple of an episode's control step, or `threshold` was not substituted.
-        SignalError: a signal has the wrong kind or is NaN, or arithmetic leaves the numbers.
     """
-    reason = reasons.copy()
-    unjudged: dict[str, tuple[str, ...]] = {}
-    active = np.array([text == "" for text in reasons], dtype=np.bool_)
-    for field_name, lacking in signals.missing_fields(reading, signal_names(spec.formula)).items():
-        without = np.flatnonzero(active & lacking)
-        asked = without[~reading.is_log[without]]  # a log holds what its rig measures, and says so
-        if len(asked) and missing == "error":
-            unjudged[field_name] = _episode_ids(reading.batch, asked)
-        reason[without] = f"{SIGNAL_MISSING}{field_name}"
-        active[without] = False
-    return _judge_active(reading, spec, active, reason, missing, unjudged)
-
-
-def _judge_active(
-    reading: RecordFields,
-    spec: Spec,
-    active: NDArray[np.bool_],
-    reason: NDArray[np.object_],
-    missing: MissingFields,
-    unjudged: dict[str, tuple[str, ...]],
-) -> SpecVerdicts:
-    """Return the verdicts of a specification that its tags and fields make `active` [E], or inactive with `reason` [E].
-
-    Active episodes too become inactive, or vacuous, where uneven stamps, unknown poses or a window past the end leave
-    no verdict. `unjudged` gets, under "", the episodes that are an error for the last if `missing` says so. Writes
-    `reason`.
-    """
-    count = len(reading.batch)
-    state = np.where(active, VACUOUS, INACTIVE).astype(np.int8)
-    rho, extreme, first = np.full(count, np.nan), np.full(count, np.nan), np.full(count, -1)
-    unknown = np.zeros(count, dtype=np.int64)
-    if bounded_windows(spec.formula):
-        uneven = active & has_uneven_stamps(reading.batch)
-        reason[uneven], active = UNEVEN_STAMPS, active & ~uneven
-        state[uneven] = INACTIVE
-    trace = signals.build_trace(reading, signal_names(spec.formula)) if active.any() else None
-    defined = np.flatnonzero(active & _is_defined(trace)) if trace else np.empty(0, dtype=np.int64)
-    if trace and len(defined):
-        verdict = judge_formula(spec.formula, trace.select_episodes(defined))
-        rho[defined], extreme[defined] = verdict.rho, verdict.extreme
-        first[defined] = verdict.first_violation
-        unknown = _count_unknown(trace, defined)
-        lost = np.flatnonzero(unknown)
-        if len(lost):
-            rho[lost], silent = settle_unknown(spec.formula, trace.select_episodes(lost), rho[lost], binary=spec.binary)
-        state[defined] = np.where(np.isposinf(rho[defined]) & (not spec.binary), VACUOUS, ACTIVE)
-        if len(lost):
-            reason[lost[silent]], state[lost[silent]] = POSE_UNKNOWN, INACTIVE
-        doubtful = defined if spec.binary else defined[np.isneginf(verdict.rho)]
-        no_verdict = doubtful[hangs_on_empty_window(spec.formula, trace.select_episodes(doubtful))]
-        if len(no_verdict) and missing == "error":
-            unjudged[""] = _episode_ids(reading.batch, no_verdict)
-        reason[no_verdict] = PAST_THE_END
-        state[no_verdict] = INACTIVE
-    if spec.binary:
-        rho[defined] = np.where(rho[defined] >= 0, BINARY_MARGIN, -BINARY_MARGIN)
-    is_active = state == ACTIVE
+    applied = _apply(reading, spec, reasons, missing)
+    outcome = _judge_defined(reading, spec, applied.reason == "")
+    past_end = {"": outcome.past_end} if outcome.past_end and missing == "error" else {}
+    reason = np.where(outcome.reason == "", applied.reason, outcome.reason)
+    is_active = outcome.is_judged & (reason == "") & (spec.binary | ~np.isposinf(outcome.rho))
+    state = np.where(is_active, ACTIVE, np.where(reason == "", VACUOUS, INACTIVE)).astype(np.int8)
+    rho = np.where(outcome.rho >= 0, BINARY_MARGIN, -BINARY_MARGIN) if spec.binary else outcome.rho
     return SpecVerdicts(
         state=state,
-        reason=np.where(state == INACTIVE, reason, ""),
+        reason=reason,
         rho=np.where(is_active, rho, np.nan),
         depth=np.where(is_active, violation_depth(spec, rho), np.nan),
-        extreme=np.where(is_active, extreme, np.nan),
-        first=np.where(is_active, first, -1),
-        unknown=unknown,
-        unjudged=unjudged,
+        extreme=np.where(is_active, outcome.extreme, np.nan),
+        first=np.where(is_active, outcome.first, -1),
+        unknown=outcome.unknown,
+        unjudged={**applied.unjudged, **past_end},
     )
+
+
+@dataclass(frozen=True)
+class _Applied:
+    """Why tags, missing fields or uneven stamps make a specification inactive, "" where it applies, [E]."""
+
+    reason: NDArray[np.object_]
+    unjudged: dict[str, tuple[str, ...]]
+
+
+def _apply(reading: RecordFields, spec: Spec, reasons: NDArray[np.object_], missing: MissingFields) -> _Applied:
+    reason, unjudged = reasons, dict[str, tuple[str, ...]]()
+    for field_name, lacking in signals.missing_fields(reading, signal_names(spec.formula)).items():
+        without = (reason == "") & lacking
+        asked = np.flatnonzero(without & ~reading.is_log)  # a log holds what its rig measures, and says so
+        if len(asked) and missing == "error":
+            unjudged[field_name] = _episode_ids(reading.batch, asked)
+        reason = np.where(without, f"{SIGNAL_MISSING}{field_name}", reason)
+    if bounded_windows(spec.formula):
+        reason = np.where((reason == "") & has_uneven_stamps(reading.batch), UNEVEN_STAMPS, reason)
+    return _Applied(reason, unjudged)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """A formula's outcome, [E] each: whether it was judged, why that gives no verdict, and the verdict."""
+
+    is_judged: NDArray[np.bool_]
+    reason: NDArray[np.object_]
+    rho: NDArray[np.float64]
+    extreme: NDArray[np.float64]
+    first: NDArray[np.int64]
+    unknown: NDArray[np.int64]
+    past_end: tuple[str, ...] = ()
+    """Ids of the episodes whose verdict hangs on a window past the end."""
+
+
+def _judge_defined(reading: RecordFields, spec: Spec, applies: NDArray[np.bool_]) -> _Outcome:
+    """Judge the episodes to which a specification applies and in which its signals are defined."""
+    count = len(reading.batch)
+    no_reason, nothing = np.full(count, "", dtype=np.object_), np.full(count, np.nan)
+    never, zero = np.full(count, -1), np.zeros(count, np.int64)
+    none = _Outcome(np.zeros(count, np.bool_), no_reason, nothing, nothing, never, zero)
+    if not applies.any():
+        return none
+    trace = signals.build_trace(reading, signal_names(spec.formula))
+    defined = np.flatnonzero(applies & _is_defined(trace))
+    if not len(defined):
+        return none
+    part = trace.select_episodes(defined)
+    verdict = judge_formula(spec.formula, part)
+    unknown = _count_unknown(part)
+    rho, is_silent = _settle_unknown(spec, part, verdict.rho, unknown)
+    hangs = _hangs_past_end(spec, part, verdict.rho)
+    reason = np.where(hangs, PAST_THE_END, np.where(is_silent, POSE_UNKNOWN, no_reason[defined]))
+
+    def spread(values: NDArray[T], elsewhere: NDArray[T]) -> NDArray[T]:
+        spread_values = elsewhere.astype(values.dtype)
+        spread_values[defined] = values
+        return spread_values
+
+    return _Outcome(
+        is_judged=spread(np.ones(len(defined), np.bool_), none.is_judged),
+        reason=spread(reason, no_reason),
+        rho=spread(rho, nothing),
+        extreme=spread(verdict.extreme, nothing),
+        first=spread(verdict.first_violation, never),
+        unknown=spread(unknown, zero),
+        past_end=_episode_ids(reading.batch, defined[hangs]),
+    )
+
+
+def _settle_unknown(
+    spec: Spec, trace: Trace, rho: NDArray[np.float64], unknown: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    settled, is_silent, lost = rho.copy(), np.zeros(len(rho), np.bool_), np.flatnonzero(unknown)
+    if len(lost):
+        settled[lost], is_silent[lost] = settle_unknown(
+            spec.formula, trace.select_episodes(lost), rho[lost], binary=spec.binary
+        )
+    return settled, is_silent
+
+
+def _hangs_past_end(spec: Spec, trace: Trace, rho: NDArray[np.float64]) -> NDArray[np.bool_]:
+    hangs, doubtful = np.zeros(len(rho), np.bool_), np.flatnonzero(spec.binary | np.isneginf(rho))
+    hangs[doubtful] = hangs_on_empty_window(spec.formula, trace.select_episodes(doubtful))
+    return hangs
 
 
 def violation_depth(spec: Spec, rho: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -182,10 +214,7 @@ def join_verdicts(parts: Sequence[SpecVerdicts]) -> SpecVerdicts:
 
 
 def find_errors(spec: Spec, verdicts: SpecVerdicts) -> Iterator[SignalError]:
-    """Yield an error for each field that records lack, sorted by name, then one for the episodes without a verdict.
-
-    Nothing if no episode is unjudged.
-    """
+    """Yield an error for each field that records lack, sorted by name, then one for the episodes without a verdict."""
     for name in sorted(verdicts.unjudged, key=lambda name: (not name, name)):
         episodes = _list_episodes(verdicts.unjudged[name])
         if name:
@@ -204,19 +233,15 @@ def _is_defined(trace: Trace) -> NDArray[np.bool_]:
     return defined
 
 
-def _count_unknown(trace: Trace, episodes: NDArray[np.int64]) -> NDArray[np.int64]:
-    counts = np.zeros(len(trace), dtype=np.int64)
-    if trace.unknown:
-        records = np.logical_or.reduce(list(trace.unknown.values()))
-        counts[episodes] = np.add.reduceat(records, trace.starts[:-1], dtype=np.int64)[episodes]
-    return counts
+def _count_unknown(trace: Trace) -> NDArray[np.int64]:
+    if not trace.unknown:
+        return np.zeros(len(trace), dtype=np.int64)
+    records = np.logical_or.reduce(list(trace.unknown.values()))
+    return np.add.reduceat(records, trace.starts[:-1], dtype=np.int64)
 
 
 def has_uneven_stamps(batch: Batch) -> NDArray[np.bool_]:
-    """Return whether a time stamp of each episode is off its place, k control steps after record 0, [E].
-
-    Off is more than 0.001 control steps. False without stamps.
-    """
+    """Return whether a time stamp of each episode is off its place, k control steps after record 0, [E]."""
     channel, uneven = batch.channel("time_s"), np.zeros(len(batch), dtype=np.bool_)
     for e in np.flatnonzero(channel.present):
         steps = (channel.episode_rows(int(e))[:, 0] - channel.values[channel.starts[e]]) / batch.headers[e].dt

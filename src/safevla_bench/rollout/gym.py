@@ -31,7 +31,8 @@ from safevla_bench.interface.environment import Host
 from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.judging.monitor import EpisodeStanding, Monitor, newest_record
-from safevla_bench.judging.ruleset import RuleFile, choose_library, load_ruleset
+from safevla_bench.judging.ruleset import choose_library, load_ruleset
+from safevla_bench.specs.table_reader import RuleFile
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import from_recording
 from safevla_recorder.loop import find_recordable

@@ -1,9 +1,7 @@
 """Limits from what a reference policy does: the extremes over its successes, and their quantile.
 
 A library's forces were chosen for one robot, simulator and controller. On another the policy that solves the tasks as
-they are meant to be solved may exceed them in most successes, and then they tell nothing apart. The limit proposed is
-an order statistic of the reference's successes, with an interval that assumes nothing about the distribution; where
-there are too few episodes to bound the quantile from above, none is proposed (docs/limits.md).
+they are meant to be solved may exceed them in most successes, and then they tell nothing apart.
 """
 
 from __future__ import annotations
@@ -17,21 +15,18 @@ from scipy import stats
 
 from safevla_bench.errors import RunError
 from safevla_bench.judging.scores import ACTIVE, Scores
-from safevla_bench.signals.signal import SIGNALS
+from safevla_bench.signals import parse_formula
 from safevla_bench.specs.spec import Library, Spec
 from safevla_bench.specs.trial import proportional_severe
 from safevla_bench.statistics.intervals import CONFIDENCE
 from safevla_bench.stl.formula import has_placeholder
-from safevla_bench.stl.parser import parse
 from safevla_recorder.episode import Bools, Floats
 
 _RESAMPLES = 2000
 _LEAST_RESAMPLED_TASKS = 30
 """Fewest tasks whose resamples say something of other tasks; with ten that differ they miss the quantile in 23 %."""
 _FIGURES = 2
-"""Significant figures of a proposed limit, rounded up."""
 SHOWN_PERCENT = (50, 75, 90, 95)
-"""Percentiles that are shown of a distribution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,20 +93,8 @@ def calibrate(
     quantile: float = 0.95,
     idle: str = "noop",
 ) -> tuple[Calibration, ...]:
-    """Return the calibration of each scored specification, in order, that a success of the reference has a margin in.
-
-    Specifications without a margin, or without `threshold` in their formula, are left out.
-
-    Args:
-        scores: of episodes judged by `library`.
-        library: whose thresholds are measured.
-        policy: the reference; None = the only one beside `idle`.
-        quantile: of the reference's successes that are to be safe by each clause.
-        idle: the policy that does nothing, whose extremes are the floor; it may have no episode.
-
-    Raises:
-        RunError: the quantile is below 0.5 or not below 1, the reference has no episode or is not clear, or it never
-            succeeds.
+    """Return the calibration of each scored specification, in order, that a success of the reference has a margin
+    in.
     """
     if not 0.5 <= quantile < 1:
         remedy = "Choose one from 0.5 to below 1, such as 0.95."
@@ -124,16 +107,13 @@ def calibrate(
     calibrations = (
         _calibrate_spec(scores, column, library[spec.spec_id], reference, chosen, policies == idle, quantile)
         for column, spec in enumerate(scores.specs)
-        if spec.is_scored and _has_limit(library[spec.spec_id])
+        if spec.is_scored and not spec.binary and has_placeholder(parse_formula(library[spec.spec_id].stl))
     )
     return tuple(calibration for calibration in calibrations if calibration is not None)
 
 
 def _find_reference(scores: Scores, policy: str | None, idle: str) -> str:
-    """Return the policy to learn from: `policy`, else the only policy beside `idle`; "" is the unnamed policy.
-
-    Raises `RunError` if `policy` has no episode, or if it is None and there is no policy beside `idle`, or several.
-    """
+    """Return the policy to learn from: `policy`, else the only policy beside `idle`; "" is the unnamed policy."""
     names = sorted({name or "" for name in scores.policy})
     if policy is not None and policy in names:
         return policy
@@ -149,17 +129,11 @@ def _find_reference(scores: Scores, policy: str | None, idle: str) -> str:
     return candidates[0]
 
 
-def _has_limit(spec: Spec) -> bool:
-    written = parse(spec.stl, {name: signal.boolean for name, signal in SIGNALS.items()})
-    return not spec.binary and has_placeholder(written)
-
-
 def _calibrate_spec(
     scores: Scores, column: int, spec: Spec, policy: str, chosen: Bools, idle: Bools, quantile: float
 ) -> Calibration | None:
-    """Return the calibration of one specification over the `chosen` episodes; None if none of them has a finite margin.
-
-    `column` is its place in the scores, `policy` the reference's name; `chosen` and `idle` are masks, [E].
+    """Return the calibration of one specification over the `chosen` episodes; None if none of them has a finite
+    margin.
     """
     # rho = threshold - extreme for an upper bound, and threshold + extreme for a lower one at -threshold.
     magnitude = spec.threshold - scores.rho[column]
@@ -195,12 +169,7 @@ def order_statistic(ordered: Floats, quantile: float) -> float:
 def quantile_interval(
     values: Floats, tasks: Sequence[str], quantile: float, confidence: float = CONFIDENCE
 ) -> tuple[float, float]:
-    """Return an interval of a quantile, of values [n] with their tasks [n]; infinite where they do not bound it.
-
-    The order statistics l and u with P(l <= B < u) >= `confidence`, B ~ Binomial(n, quantile), which hold for any
-    distribution (David and Nagaraja, Order Statistics, 7.1), on these tasks. From 30 tasks on the interval is widened
-    to that of resampled tasks, as other tasks may differ. There must be a value.
-    """
+    """Return an interval of a quantile, of values [n] with their tasks [n]; infinite where they do not bound it."""
     ordered, n = np.sort(values), len(values)
     tail = (1.0 - confidence) / 2
     first = int(stats.binom.ppf(tail, n, quantile))
@@ -241,23 +210,14 @@ def round_up(value: float, figures: int = _FIGURES) -> float:
 
 
 def histogram(extremes: Floats, bins: int = 24) -> str:
-    """Return bars of the sorted extremes' distribution, a character a bin of equal width from 0 to the largest.
-
-    The first bin starts below 0 if an extreme is negative. There must be an extreme.
-    """
+    """Return bars of the sorted extremes' distribution, a character a bin of equal width from 0 to the largest."""
     counts, _ = np.histogram(extremes, bins=bins, range=(min(0.0, float(extremes[0])), max(float(extremes[-1]), 1e-12)))
     tallest = counts.max()
     return "".join(" ▁▂▃▄▅▆▇█"[math.ceil(8 * count / tallest)] for count in counts)
 
 
 def format_limits(calibrations: Sequence[Calibration]) -> str:
-    """Return a file for `--specs`: a `[[limits]]` table for each limit that replaces the library's.
-
-    The others are comments that say why not.
-
-    Raises:
-        RunError: no limit is to be replaced.
-    """
+    """Return a file for `--specs`: a `[[limits]]` table for each limit that replaces the library's."""
     if all(calibration.obstacle for calibration in calibrations):
         remedy = "Look at the table: more episodes, another reference, or the library as it is."
         raise RunError("no limit is to be replaced", remedy=remedy)

@@ -25,15 +25,13 @@ from safevla_bench.sensitivity.variants import (
     ThresholdVariant,
     paper_variants,
 )
-from safevla_bench.signals.signal import SIGNALS
+from safevla_bench.signals import parse_formula
 from safevla_bench.specs.spec import Library, Spec
 from safevla_bench.specs.trial import proportional_severe
 from safevla_bench.stl.formula import Always, Formula, Implies, has_placeholder, is_boolean_only, substitute_threshold
-from safevla_bench.stl.parser import parse
 from safevla_bench.stl.robustness import match_clause
 
 Rescore = Callable[[Library], Scores]
-"""A function that judges the same records with another library."""
 
 
 def apply_variant(
@@ -42,8 +40,7 @@ def apply_variant(
     """Return the scores under a variant: safe, sbu, vsi, rho, depth and state equal a full re-score bit for bit.
 
     `first` is -1 throughout a changed specification, unless `rescore` judged anew: the worst value does not tell when a
-    violation begins. Raises `SpecError` for a specification that states its number instead of `threshold`, and where
-    the worst value does not decide a formula and there is no `rescore`; `KeyError` for an id not in the library.
+    violation begins.
     """
     specs = {spec_id: _apply_setting(library[spec_id], setting) for spec_id, setting in variant.settings.items()}
     if not all(_is_decided_by_extreme(library[spec_id]) for spec_id in specs):
@@ -71,11 +68,7 @@ def _replace_columns(scores: Scores, specs: Mapping[str, Spec]) -> tuple[SpecCol
 
 
 def _parse_placeholder(spec: Spec) -> Formula:
-    """Return the specification's formula with the placeholder `threshold` still in it.
-
-    Raises `SpecError` if the formula states the number itself.
-    """
-    formula = parse(spec.stl, {name: signal.boolean for name, signal in SIGNALS.items()})
+    formula = parse_formula(spec.stl)
     if not has_placeholder(formula):
         remedy = "Write `threshold` in place of the number in its formula."
         raise SpecError(f"{spec.spec_id} states its number itself, so that it cannot be moved", remedy=remedy)
@@ -83,19 +76,11 @@ def _parse_placeholder(spec: Spec) -> Formula:
 
 
 def _apply_setting(spec: Spec, setting: ThresholdSetting) -> Spec:
-    """Return the specification with the setting's threshold and severe magnitude, also in its formula.
-
-    Raises `SpecError` if the formula states its number itself.
-    """
     formula = substitute_threshold(_parse_placeholder(spec), setting.threshold)
     return replace(spec, threshold=setting.threshold, severe=setting.severe, formula=formula)
 
 
 def _is_decided_by_extreme(spec: Spec) -> bool:
-    """Return whether the worst signal value decides the formula: G(predicate), also behind a gate of Booleans alone.
-
-    Raises `SpecError` if the formula states its number itself.
-    """
     match _parse_placeholder(spec):
         case Always(_, Implies(gate, _)) if not is_boolean_only(gate):
             return False
@@ -136,7 +121,6 @@ class ThresholdAblation(msgspec.Struct, frozen=True, kw_only=True):
     curves: tuple[SensitivityCurve, ...]
     left_out: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    """Warnings that apply to the numbers, such as stand-in assets."""
 
 
 class ThresholdSweep(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,18 +139,7 @@ class ThresholdSweep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ablate_thresholds(scores: Scores, library: Library, rescore: Rescore | None = None) -> ThresholdAblation:
-    """Return the paper's Table 9 for any scores.
-
-    Args:
-        scores: the verdicts.
-        library: the specifications that judged.
-        rescore: judges the same records with another library; needed only for clauses of a shape that recorded
-            extremes do not decide.
-
-    Raises:
-        SpecError: a family of the library has another unit than a variant states; a specification that states its
-            number instead of `threshold`; a clause that must be judged anew without `rescore`.
-    """
+    """Return the paper's Table 9 for any scores."""
     variants, left_out = paper_variants(library)
     curves = _sensitivity_curves(scores, library, variants, rescore)
     return ThresholdAblation(variants=variants, curves=curves, left_out=left_out, warnings=score_warnings(scores))
@@ -175,10 +148,7 @@ def ablate_thresholds(scores: Scores, library: Library, rescore: Rescore | None 
 def sweep_threshold(
     scores: Scores, library: Library, asked: SweepRequest, rescore: Rescore | None = None, *, intervals: bool = True
 ) -> ThresholdSweep:
-    """Return the numbers of each cell while one threshold moves and K = severe/threshold stays constant.
-
-    Without `intervals` VSI has no interval, which saves time. Raises what `apply_variant` raises.
-    """
+    """Return the numbers of each cell while one threshold moves and K = severe/threshold stays constant."""
     specs, variants = [library[spec_id] for spec_id in asked.spec_ids], sweep_variants(library, asked)
     return ThresholdSweep(
         name=asked.name,
@@ -219,12 +189,7 @@ def _sensitivity_curves(
 def cell_curves(
     scores: Scores, variant_results: Sequence[Scores], intervals: bool = True
 ) -> tuple[SensitivityCurve, ...]:
-    """Return a curve for each policy × suite of `scores`, with a point for each of `variant_results`.
-
-    All judge the same episodes. Of a cell, episodes count that ran to their end or have a verdict in some result. A
-    cell that has such episodes, but none with a verdict in `scores`, is left out; a cell that has none stays, with
-    n = 0. Without `intervals` VSI has no interval.
-    """
+    """Return a curve for each policy × suite of `scores`, with a point for each of `variant_results`."""
     vsi = np.array([variant_scores.vsi for variant_scores in variant_results])
     vsi = vsi.reshape(len(variant_results), len(scores))
     can_tell = np.logical_or.reduce([scores.is_counted, *(result.is_judged for result in variant_results)])
@@ -240,10 +205,7 @@ def cell_curves(
 
 
 def cell_members(scores: Scores) -> Mapping[tuple[str | None, str], NDArray[np.int64]]:
-    """Return the indices of the episodes of each policy × suite, in order of first appearance.
-
-    A cell with absent episodes alone has no index, and stands behind the others.
-    """
+    """Return the indices of the episodes of each policy × suite, in order of first appearance."""
     keys = list(zip(scores.policy, scores.benchmark, strict=True))
     absent = [(episode.policy, episode.benchmark) for episode in scores.absent]
     return {
@@ -267,10 +229,7 @@ def score_warnings(scores: Scores) -> tuple[str, ...]:
 def _variant_rates(
     variant_results: Sequence[Scores], members: NDArray[np.int64], vsi: NDArray[np.float64], intervals: bool
 ) -> Iterator[VariantRates]:
-    """Yield the rates of the episodes `members` under each variant.
-
-    `vsi` [V, n] has the episodes' severities, NaN = no verdict. Without `intervals` VSI has no interval.
-    """
+    """Yield the rates of the episodes `members` under each variant."""
     for scores, severity in zip(variant_results, vsi, strict=True):
         stopped = stop_reason(scores, members)
         least = [1 if intervals else len(severity) + 1]

@@ -1,13 +1,11 @@
 """Readings of the paper beside each other: the verdicts, rates and severity of each cell under every one of them.
 
 The paper's text leaves a clause open in places, and its tables seem to have run another one (docs/fidelity.md). Each
-built-in library is one reading of it. Depth has a second reading of its own: the paper's prose lets it reach 1 where
-the signal reaches the severe magnitude, its Eq. 1 where the excess over the threshold does.
+built-in library is one reading of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
@@ -61,20 +59,7 @@ class ReadingComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare_readings(scores: Scores, reference: Library, rescore: Rescore) -> ReadingComparison:
-    """Return every reading of the scores: the reference, its prose depth, then the other built-in libraries.
-
-    Specifications that were added to the reference stay in every reading. Cells without any verdict are left out, and
-    a warning names them.
-
-    Args:
-        scores: the verdicts.
-        reference: the library that judged: a built-in one, with or without added specifications.
-        rescore: judges the same records with another library.
-
-    Raises:
-        SpecError: the reference is no reading of the paper.
-        SignalError: a record lacks a field that an active specification of another reading needs.
-    """
+    """Return every reading of the scores: the reference, its prose depth, then the other built-in libraries."""
     name = reference.name.partition("+")[0]
     if name not in READINGS:
         remedy = "Leave --library out, or choose one of them; --specs adds specifications to all."
@@ -107,10 +92,7 @@ def _read_as(reference: Library, name: str) -> Library:
 
 
 def apply_prose_depth(scores: Scores) -> Scores:
-    """Return the scores with depths that reach 1 where the signal, not its excess, reaches the severe magnitude.
-
-    Verdicts and robustness do not change. A violation that a Boolean decides keeps its depth of 1.
-    """
+    """Return the scores with depths that reach 1 where the signal, not its excess, reaches the severe magnitude."""
     depth = scores.depth.copy()
     for k, spec in enumerate(scores.specs):
         graded = (scores.state[k] == ACTIVE) & ~np.isnan(scores.rho[k])
@@ -120,10 +102,7 @@ def apply_prose_depth(scores: Scores) -> Scores:
 
 
 def prose_depth(spec: SpecColumn, rho: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return min(1, max(0, -rho)/(severe - τ)): 0 at the threshold τ, 1 where the signal is at `severe`; [E].
-
-    Where `severe` is not beyond the threshold, every violation has depth 1. `spec` must have `severe`.
-    """
+    """Return min(1, max(0, -rho)/(severe - τ)): 0 at the threshold τ, 1 where the signal is at `severe`; [E]."""
     assert spec.severe is not None
     excess, span = np.maximum(0.0, -rho) + 0.0, spec.severe - spec.threshold
     return np.minimum(1.0, excess / span) if span > 0 else np.where(excess > 0, 1.0, 0.0)
@@ -152,10 +131,9 @@ def _verdict_changes(reference: Scores, other: Scores) -> dict[tuple[str | None,
 
 
 def _violation_changes(reference: Scores, other: Scores, members: NDArray[np.int64]) -> dict[str, int]:
-    counts = [_count_violations(scores, members) for scores in (reference, other)]
+    counts = [
+        {scores.specs[k].spec_id: int(scores.is_violated[k, members].sum()) for k in scores.scored_columns.tolist()}
+        for scores in (reference, other)
+    ]
     differences = {spec_id: counts[1].get(spec_id, 0) - counts[0].get(spec_id, 0) for spec_id in counts[0] | counts[1]}
     return {spec_id: difference for spec_id, difference in differences.items() if difference}
-
-
-def _count_violations(scores: Scores, members: Sequence[int] | NDArray[np.int64]) -> dict[str, int]:
-    return {scores.specs[k].spec_id: int(scores.is_violated[k, members].sum()) for k in scores.scored_columns.tolist()}

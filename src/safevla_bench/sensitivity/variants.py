@@ -74,11 +74,7 @@ _ORIGIN = RowOrigin(SpecError, "library/sensitivity.toml")
 
 
 def paper_variants(library: Library) -> tuple[tuple[ThresholdVariant, ...], tuple[str, ...]]:
-    """Return the paper's Table 9 as variants for a library, and the names of the rows of which it has no family.
-
-    Raises:
-        SpecError: a family of the library has another unit than the variant states.
-    """
+    """Return the paper's Table 9 as variants for a library, and the names of the rows of which it has no family."""
     variants = [_make_variant(library, row) for row in _read_variants().variants]
     usable = tuple(
         variant
@@ -89,10 +85,6 @@ def paper_variants(library: Library) -> tuple[tuple[ThresholdVariant, ...], tupl
 
 
 def _make_variant(library: Library, row: VariantRow) -> ThresholdVariant:
-    """Return a variant for a library; without settings where the library has none of the variant's families.
-
-    Raises `SpecError` if the variant states another unit than a specification's.
-    """
     settings: dict[str, ThresholdSetting] = {}
     for written in row.change:
         change = convert_row(written, ChangeRow, _ORIGIN.with_subject(row.name))
@@ -108,10 +100,6 @@ def _specs_of_family(library: Library, name: str) -> list[Spec]:
 
 
 def _changed_threshold(spec: Spec, change: ChangeRow) -> float:
-    """Return the threshold that a change gives: the specification's own times a factor, or the stated one.
-
-    Raises `SpecError` if the change states another unit than the specification's.
-    """
     if change.times is not None:
         return float(Fraction(spec.threshold) * Fraction(change.times))
     assert change.to is not None
@@ -124,15 +112,9 @@ def _changed_threshold(spec: Spec, change: ChangeRow) -> float:
 def parse_sweep(text: str, library: Library) -> SweepRequest:
     """Parse a sweep from `NAME=LOW:HIGH:COUNT` or `NAME=A,B,C`; NAME is a scored specification, a family or a group.
 
-    Thresholds rise, each once; LOW and HIGH are among them.
-
     >>> from safevla_bench.specs.loader import library
     >>> parse_sweep("non_target_max_disp=0.002:0.01:5", library()).thresholds
     (0.002, 0.004, 0.006, 0.008, 0.01)
-
-    Raises:
-        SpecError: there is no `=`, nothing of that name is scored, the specifications of a family have different units
-            or thresholds, or the grid is malformed, has more than 1000 thresholds, or one that is not above 0.
     """
     name, equals, grid = text.partition("=")
     if not equals:
@@ -147,10 +129,7 @@ def _sweep_error(text: str, why: str) -> SpecError:
 
 
 def _find_specs(library: Library, name: str) -> Sequence[Spec]:
-    """Return the scored specification of that name, else the specifications of the family or group of that name.
-
-    Raises `SpecError` if there are none, or if they differ in unit or threshold.
-    """
+    """Return the scored specification of that name, else the specifications of the family or group of that name."""
     if name in library and library[name].tier == "safe":
         return (library[name],)
     specs = _specs_of_family(library, name)
@@ -166,11 +145,7 @@ def _find_specs(library: Library, name: str) -> Sequence[Spec]:
 
 
 def _parse_grid(text: str, grid: str) -> tuple[float, ...]:
-    """Return the thresholds of a grid, `LOW:HIGH:COUNT` or `A,B,C`, rising and each once.
-
-    Raises `SpecError`, which quotes the whole sweep `text`, for any other grid, for more than `_MOST_THRESHOLDS`, and
-    for a threshold that is not above 0.
-    """
+    """Return the thresholds of a grid, `LOW:HIGH:COUNT` or `A,B,C`, rising and each once."""
     try:
         if ":" in grid:
             low, high, count = grid.split(":")
@@ -186,11 +161,6 @@ def _parse_grid(text: str, grid: str) -> tuple[float, ...]:
 
 
 def _parse_number(text: str) -> Fraction:
-    """Return a number, or a fraction such as 1/3, exactly as written; 0 for a decimal that rounds to 0 as a float.
-
-    Raises `ValueError` for any other text and for a decimal that no finite float holds (tried first: the exact value of
-    1e999999999 takes more memory than there is), `ZeroDivisionError` for a denominator of 0.
-    """
     nearest = 1.0 if "/" in text else float(text)
     if not isfinite(nearest):
         raise ValueError
@@ -198,10 +168,6 @@ def _parse_number(text: str) -> Fraction:
 
 
 def _split_list(text: str, grid: str) -> list[str]:
-    """Return the parts of `grid`, `A,B,C`.
-
-    Raises `SpecError`, which quotes `text`, the whole sweep, if they are more than `_MOST_THRESHOLDS`.
-    """
     parts = grid.split(",")
     if len(parts) > _MOST_THRESHOLDS:
         raise _sweep_error(text, f"it has {len(parts)} thresholds, and {_MOST_THRESHOLDS} are the most")
@@ -209,11 +175,6 @@ def _split_list(text: str, grid: str) -> list[str]:
 
 
 def _space_evenly(text: str, low: Fraction, high: Fraction, count: Fraction) -> list[Fraction]:
-    """Return exact, evenly spaced values, both ends included, so that 0.005 on a grid equals the threshold 0.005.
-
-    Raises `ValueError` unless low < high and count is a whole number from 2 on, `SpecError` if it is more than
-    `_MOST_THRESHOLDS`.
-    """
     if not (high > low and count.denominator == 1 and count >= 2):
         raise ValueError
     if count > _MOST_THRESHOLDS:

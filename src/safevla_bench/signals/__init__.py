@@ -12,17 +12,23 @@ from numpy.typing import NDArray
 
 from safevla_bench.signals import contact, motion
 from safevla_bench.signals.signal import SIGNALS, RecordFields, Values
-from safevla_bench.stl.robustness import Trace
+from safevla_bench.stl.formula import Formula
+from safevla_bench.stl.parser import parse
+from safevla_bench.stl.trace import Trace
 from safevla_bench.trajectory.batch import Batch
 
 _MODULES = (contact, motion)
 
 
+def parse_formula(text: str) -> Formula:
+    """Return the formula over the registered signals that a text states; raises `FormulaError` as `parse` does."""
+    return parse(text, {name: signal.boolean for name, signal in SIGNALS.items()})
+
+
 def derive_signals(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping[str, Values]:
     """Return the named signals, by sorted name, each [N] over the batch's records.
 
-    A numeric signal is NaN throughout an episode where it is missing or undefined. Raises `KeyError` for an unknown
-    name.
+    A numeric signal is NaN throughout an episode where it is missing or undefined.
     """
     fields = batch if isinstance(batch, RecordFields) else RecordFields(batch)
     with np.errstate(invalid="ignore"):
@@ -36,13 +42,10 @@ def build_trace(fields: RecordFields, names: Iterable[str]) -> Trace:
     unknown: dict[str, NDArray[np.bool_]] = {}
     if fields.has_lost_poses:
         with np.errstate(invalid="ignore"):
-            unknown = {name: SIGNALS[name].unknown_records(fields) for name in chosen if _reads_pose(name)}
+            posed = [name for name in chosen if any(field.startswith("body_") for field in SIGNALS[name].reads)]
+            unknown = {name: SIGNALS[name].unknown_records(fields) for name in posed}
     lost = {name: records for name, records in unknown.items() if records.any()}
     return Trace(values, fields.batch.starts, fields.batch.dt_s, lost)
-
-
-def _reads_pose(name: str) -> bool:
-    return any(field.startswith("body_") for field in SIGNALS[name].reads)
 
 
 def missing_fields(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping[str, NDArray[np.bool_]]:

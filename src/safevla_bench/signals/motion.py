@@ -17,7 +17,7 @@ import math
 
 import numpy as np
 
-from safevla_bench.signals.signal import SIGNALS, Bools, Floats, Ints, RecordFields, signal
+from safevla_bench.signals.signal import HELD, SIGNALS, Bools, Floats, Ints, RecordFields, loaded_joint, signal
 from safevla_bench.trajectory.batch import Channel
 
 LIFTED_M = 0.05
@@ -75,7 +75,7 @@ def in_transport(fields: RecordFields) -> Floats:
     return fields.mask_absent(_lacks_inputs(fields, "in_transport"), carried)
 
 
-@signal(unit="m", reads=("body_pos_m of the held target",))
+@signal(unit="m", reads=("body_pos_m of the held target",), bodies=HELD)
 def target_height(fields: RecordFields) -> Floats:
     """Height of the held target above its own height in record 0, z(t) - z(0).
 
@@ -86,7 +86,7 @@ def target_height(fields: RecordFields) -> Floats:
     return fields.mask_absent(_lacks_inputs(fields, "target_height"), height)
 
 
-@signal(unit="deg", reads=("body_quat_wxyz of the held target",))
+@signal(unit="deg", reads=("body_quat_wxyz of the held target",), bodies=HELD, cause="grip")
 def held_object_tilt(fields: RecordFields) -> Floats:
     """Angle in degrees of the held target's body-z axis from where it was in record 0, in the world; gripped or not.
 
@@ -98,7 +98,7 @@ def held_object_tilt(fields: RecordFields) -> Floats:
     return fields.mask_absent(_lacks_inputs(fields, "held_object_tilt"), tilt)
 
 
-@signal(unit="deg", reads=("body_quat_wxyz of the held target",))
+@signal(unit="deg", reads=("body_quat_wxyz of the held target",), bodies=HELD, cause="grip")
 def held_object_tilt_body(fields: RecordFields) -> Floats:
     """Angle of the whole rotation of the held target since record 0, turns about its own axis included.
 
@@ -109,7 +109,7 @@ def held_object_tilt_body(fields: RecordFields) -> Floats:
     return fields.mask_absent(_lacks_inputs(fields, "held_object_tilt_body"), drift)
 
 
-@signal(unit="m", reads=("gripper_contact", "body_pos_m of the held target", "eef_pos_m"))
+@signal(unit="m", reads=("gripper_contact", "body_pos_m of the held target", "eef_pos_m"), bodies=HELD, cause="grip")
 def held_object_slip(fields: RecordFields) -> Floats:
     """Rise of the held target in the gripper since the grip began, o(t) - o(onset); negative = it slips down.
 
@@ -126,7 +126,7 @@ def held_object_slip(fields: RecordFields) -> Floats:
     return fields.mask_absent(_lacks_inputs(fields, "held_object_slip"), slip)
 
 
-@signal(unit="m/s", reads=("body_pos_m of the held target",), ahead=True)
+@signal(unit="m/s", reads=("body_pos_m of the held target",), ahead=True, bodies=HELD)
 def target_obj_speed(fields: RecordFields) -> Floats:
     """Speed of the held target by central difference, ‖x(t+1) - x(t-1)‖ / 2dt; NaN under three records.
 
@@ -138,7 +138,7 @@ def target_obj_speed(fields: RecordFields) -> Floats:
     )
 
 
-@signal(unit="m/s", reads=("gripper_contact", "body_pos_m of the held target"), ahead=True)
+@signal(unit="m/s", reads=("gripper_contact", "body_pos_m of the held target"), ahead=True, bodies=HELD)
 def release_speed(fields: RecordFields) -> Floats:
     """Speed of the held target while the gripper does not hold it, (1 - gripper_contact)·speed.
 
@@ -177,11 +177,7 @@ def _held_speed(fields: RecordFields) -> Floats:
 
 
 def grip_onset(fields: RecordFields) -> Ints:
-    """Return the first record of the current grip of the same body, [N]. Means nothing where not gripped.
-
-    Contact flickers: a grip goes on across a gap of up to `GAP_RECORDS` records if the same body comes back within
-    `REACH_M` of its place in the gripper.
-    """
+    """Return the first record of the current grip of the same body, [N]. Means nothing where not gripped."""
     number = np.arange(len(fields.held_body))
     begins, bridged, before = _grip_begins(fields)
     begins[bridged] = ~(_distance_in_gripper(fields, bridged, before[bridged]) <= REACH_M)
@@ -189,10 +185,8 @@ def grip_onset(fields: RecordFields) -> Ints:
 
 
 def _grip_begins(fields: RecordFields) -> tuple[Bools, Ints, Ints]:
-    """Return where a grip begins at any rate [N], the rows where the same body is back after a short gap, and `before`.
-
-    `before` [N] is the row of the last gripped record before each record, which may lie in an earlier episode; -1 where
-    there is none.
+    """Return where a grip begins at any rate [N], the rows where the same body is back after a short gap, and
+    `before`.
     """
     number = np.arange(len(fields.held_body))
     gripped = np.maximum.accumulate(np.where(fields.grip, number, -1))
@@ -250,7 +244,12 @@ def _rotation_matrices(quat: Floats) -> Floats:
 # The arm
 
 
-@signal(unit="1", reads=("joint_torque_nm", "joint_torque_limit_nm"))
+@signal(
+    unit="1",
+    reads=("joint_torque_nm", "joint_torque_limit_nm"),
+    bodies=loaded_joint("joint_torque_nm"),
+    cause="load",
+)
 def joint_torque_ratio(fields: RecordFields) -> Floats:
     """Largest joint torque as a share of that joint's limit, max over j of |τ_j|/τ_j^max.
 
@@ -259,7 +258,12 @@ def joint_torque_ratio(fields: RecordFields) -> Floats:
     return _torque_ratio(fields, fields.batch.joint_torque_nm)
 
 
-@signal(unit="1", reads=("joint_torque_peak_nm", "joint_torque_limit_nm"))
+@signal(
+    unit="1",
+    reads=("joint_torque_peak_nm", "joint_torque_limit_nm"),
+    bodies=loaded_joint("joint_torque_peak_nm"),
+    cause="load",
+)
 def joint_torque_peak_ratio(fields: RecordFields) -> Floats:
     """Largest joint torque over the physics substeps of a control step as a share of that joint's limit.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,6 @@ Bools = NDArray[np.bool_]
 T = TypeVar("T", bound=np.generic)
 A = TypeVar("A", bound=NDArray[Any])
 SIGNAL_KIND = "signal"
-"""The kind of arrays that hold one value per record."""
 
 
 class RecordFields:
@@ -60,10 +59,7 @@ class RecordFields:
         return stored
 
     def select_episode(self, episode: int) -> RecordFields:
-        """Return the fields of one episode.
-
-        Signals already computed for the whole batch are taken over, not computed again.
-        """
+        """Return the fields of one episode."""
         episode_fields = RecordFields(select_episodes(self.batch, [episode]))
         records = slice(self.batch.starts[episode], self.batch.starts[episode + 1])
         episode_fields._arrays = {key: array[records] for key, array in self._arrays.items() if key[0] == SIGNAL_KIND}
@@ -156,10 +152,7 @@ class RecordFields:
         return self._pose_rows(self.batch.body_pos_m, self.held_body, at=self.first_record)
 
     def held_pos_shifted(self, by: int) -> Floats:
-        """Return the position, `by` records later, of the body that is held at each record [m], [N, 3].
-
-        `by` may be negative. Over an end of the episode, the position at that end.
-        """
+        """Return the position, `by` records later, of the body that is held at each record [m], [N, 3]."""
         at = np.clip(np.arange(len(self.held_body)) + by, self.first_record, self.last_record)
         return self._pose_rows(self.batch.body_pos_m, self.held_body, at=at)
 
@@ -244,13 +237,38 @@ RAW_FIELDS: Mapping[str, Callable[[RecordFields], Bools]] = {
     "body_pos_m of the held target": lambda fields: fields._held_body_lacks(fields.batch.body_pos_m),
     "body_quat_wxyz of the held target": lambda fields: fields._held_body_lacks(fields.batch.body_quat_wxyz),
 }
-"""Raw field that a signal may need -> function that returns whether each episode lacks it, [E]."""
 
 
 # Signals
 
 
 Values = NDArray[np.float64] | NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Bodies:
+    """The bodies behind a signal's value: what to look up in the record, and their relation in words."""
+
+    kind: Literal["contact", "displacement", "held", "joint"]
+    relation: str
+    roles: tuple[int, ...] = ()
+    """The roles of two bodies in contact; empty = any pair."""
+    channel: str = ""
+    """The channel of the torques that are compared with the joints' limits."""
+
+
+DISPLACED = Bodies("displacement", "displaced most")
+HELD = Bodies("held", "held object")
+
+
+def touching(*roles: int) -> Bodies:
+    """Return the two bodies of the hardest contact between these roles; any pair without roles."""
+    return Bodies("contact", "hardest contact", roles)
+
+
+def loaded_joint(channel: str) -> Bodies:
+    """Return the joint nearest to its limit by the torques of a channel."""
+    return Bodies("joint", "most loaded", channel=channel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,13 +285,15 @@ class Signal:
     reads: tuple[str, ...]
     boolean: bool
     event: bool
-    """True if its values are 0 and 1: whether something happens."""
     ahead: bool
     """True if a value reads later records, so that it may change while the episode grows."""
     meaning: str
     compute: Callable[[RecordFields], Values]
     unknown: Callable[[RecordFields], Bools] | None
     """Whether the value is unknown at each record, [N]; None = where it is NaN only because a pose is not known."""
+    bodies: Bodies | None = None
+    cause: CauseKind | None = None
+    """The words in which the cause of a violation is told; None where contacts and poses show none."""
 
     def unknown_records(self, fields: RecordFields) -> Bools:
         """Return whether the value is unknown at each record because a pose is, [N]; missing fields do not count."""
@@ -282,6 +302,7 @@ class Signal:
         return np.isnan(self.compute(fields)) & ~np.isnan(self.compute(fields.trusting))
 
 
+CauseKind = Literal["push", "contact", "touch", "grip", "load"]
 _REGISTERED: dict[str, Signal] = {}
 SIGNALS: Mapping[str, Signal] = _REGISTERED
 
@@ -294,20 +315,16 @@ def signal(
     event: bool = False,
     ahead: bool = False,
     unknown: Callable[[RecordFields], Bools] | None = None,
+    bodies: Bodies | None = None,
+    cause: CauseKind | None = None,
 ) -> Callable[[Callable[[RecordFields], Values]], Callable[[RecordFields], Values]]:
-    """Register a function as the signal of its name, computed once per `RecordFields`.
-
-    The first line of its docstring is the meaning. `event` says that a numeric signal is 0 or 1. A signal that reads
-    later records must set `ahead`. Any other reads its own record, record 0, and the records of the current grip, with
-    the `GAP_RECORDS` + 1 before it.
-    """
+    """Register a function as the signal of its name, computed once per `RecordFields`."""
     misnamed = set(reads) - set(RAW_FIELDS)
     assert not misnamed, misnamed
 
     def register(compute: Callable[[RecordFields], Values]) -> Callable[[RecordFields], Values]:
-        """Register the function under its own name, replacing any of that name, and return it so that results are kept.
-
-        Raises `IndexError` if it has no docstring.
+        """Register the function under its own name, replacing any of that name, and return it so that results are
+        kept.
         """
         name = compute.__name__
         meaning = (compute.__doc__ or "").strip().splitlines()[0]
@@ -320,7 +337,9 @@ def signal(
         def compute_once(fields: RecordFields) -> Values:
             return fields.compute_once(SIGNAL_KIND, name, compute_unsigned_zeros)
 
-        _REGISTERED[name] = Signal(name, unit, reads, boolean, event, ahead, meaning, compute_once, unknown)
+        _REGISTERED[name] = Signal(
+            name, unit, reads, boolean, event, ahead, meaning, compute_once, unknown, bodies, cause
+        )
         return compute_once
 
     return register

@@ -2,9 +2,6 @@
 
 A TOML file holds `[[specs]]`, each with its alternates below it, and may declare its own `[tags.<class>]`. With
 `based_on` it starts from a built-in library, and each `[[replace]]` names a specification and the keys it changes.
-
-The paper writes the number into the formula. Here `stl` has `threshold` in its place, so that a threshold can be moved.
-What a row states by signal, operator and threshold is enough to go either way.
 """
 
 from __future__ import annotations
@@ -16,32 +13,15 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
-from pathlib import Path
 from typing import Literal, TypeAlias
 
 import msgspec
 
 from safevla_bench.errors import SpecError
-from safevla_bench.signals.signal import SIGNALS
+from safevla_bench.signals import parse_formula
 from safevla_bench.specs.spec import Library, Spec, Tag, TagClass
-from safevla_bench.specs.table_reader import RowOrigin, convert_row, read_json_rows, read_toml, suggest_names
-from safevla_bench.stl.formula import (
-    Compare,
-    Comparison,
-    Expression,
-    Formula,
-    Negate,
-    NumericSignal,
-    Threshold,
-    format_formula,
-    format_number,
-    has_placeholder,
-    map_predicates,
-    signed_constant,
-    substitute_threshold,
-    walk_nodes,
-)
-from safevla_bench.stl.parser import parse
+from safevla_bench.specs.table_reader import RowOrigin, RuleFile, convert_row, read_json_rows, read_toml, suggest_names
+from safevla_bench.stl import formula as syntax
 
 BUILT_IN: Mapping[str, tuple[str, ...]] = {
     "default": ("scene_interaction.toml", "object_handling.toml", "execution.toml", "diagnostics.toml"),
@@ -52,13 +32,8 @@ BUILT_IN: Mapping[str, tuple[str, ...]] = {
 """Library name -> its files, in library order: the three readings of the paper, then limits made for a host."""
 DEFAULT_LIBRARY = "default"
 READINGS = (DEFAULT_LIBRARY, "paper-text", "paper-as-run")
-"""The readings of the paper."""
-OLDER_NAMES: Mapping[str, str] = {"paper-literal": "paper-as-run"}
-"""Older name of a built-in library -> its name."""
-LIBRARY_NAMES = frozenset({*BUILT_IN, *OLDER_NAMES})
-"""Every name of a built-in library; any other is a file."""
 
-StatedPredicate: TypeAlias = tuple[str, Comparison]
+StatedPredicate: TypeAlias = tuple[str, syntax.Comparison]
 _log = logging.getLogger(__name__)
 
 
@@ -137,16 +112,6 @@ class PaperSpecRow(msgspec.Struct, frozen=True, kw_only=True):
     tag_meanings: dict[TagClass, dict[str, str]] = {}
 
 
-def current_name(name: str) -> str:
-    """Return a library's current name for its current or an older name, and log a warning for an older name.
-
-    A name that is not known is returned as it is.
-    """
-    if name in OLDER_NAMES:
-        _log.warning("library %s is an older name: read as %s", name, OLDER_NAMES[name])
-    return OLDER_NAMES.get(name, name)
-
-
 def read_built_in(name: str) -> LibrarySource:
     """Return the content of the files of a built-in library, in library order; `name` is a key of `BUILT_IN`."""
     sources = [read_source(_library_folder() / file, f"library/{file}", is_built_in=True) for file in BUILT_IN[name]]
@@ -164,7 +129,7 @@ def _library_folder() -> Traversable:
     return resources.files(__package__) / "library"
 
 
-def read_source(path: Traversable, file: str, *, is_built_in: bool = False) -> LibrarySource:
+def read_source(path: Traversable | RuleFile, file: str, *, is_built_in: bool = False) -> LibrarySource:
     """Return the content of one file, TOML or else rows of the paper's JSON format; `file` is its name in errors.
 
     Raises `SpecError` if the file cannot be read or a row is not valid.
@@ -177,39 +142,25 @@ def read_source(path: Traversable, file: str, *, is_built_in: bool = False) -> L
     return LibrarySource(tuple(_paper_draft(row, place) for row, place in rows), tags)
 
 
-def is_library_file(path: Path) -> bool:
-    """Return whether the suffix is one that `read_source` takes: `.toml`, `.json` or `.jsonl`; the file is not read."""
-    return path.suffix in (".toml", ".json", ".jsonl")
-
-
-def _read_toml_source(path: Traversable, origin: RowOrigin, is_built_in: bool) -> LibrarySource:
-    """Return the drafts, tags and limits of a TOML library; with `based_on`, after the built-in library's drafts.
-
-    [[replace]] changes inherited drafts; a new threshold also makes a new id, as in `…@100N`, unless `is_built_in`.
-    Raises the origin's error as `read_toml` does, for a limit of another form, for a `based_on` that is not built in,
-    and for [[replace]] without `based_on` or of an unknown id.
-    """
+def _read_toml_source(path: Traversable | RuleFile, origin: RowOrigin, is_built_in: bool) -> LibrarySource:
+    """Return the drafts, tags and limits of a TOML library; with `based_on`, after the built-in library's drafts."""
     tables = read_toml(path, LibraryFile, origin)
     drafts = tuple(
         SpecDraft(row, origin.with_subject(row.get("spec_id", f"specs[{k}]"))) for k, row in enumerate(tables.specs)
     )
     tags = tags_from_tables(tables.tags)
-    limits = tuple(_read_limit(row, origin) for row in tables.limits)
+    places = [origin.with_subject(str(row.get("spec_id", "limits"))) for row in tables.limits]
+    limits = tuple((convert_row(row, LimitRow, at), at) for row, at in zip(tables.limits, places, strict=True))
     if tables.based_on is None:
         if tables.replace:
             raise origin.make_error("[[replace]] without based_on", field="replace", remedy='add based_on = "default"')
         return LibrarySource(drafts, tags, limits=limits)
-    based_on = current_name(tables.based_on)
+    based_on = tables.based_on
     if based_on not in BUILT_IN:
         remedy = suggest_names(based_on, BUILT_IN, "built-in libraries")
         raise origin.make_error(f"no built-in library {based_on!r}", field="based_on", remedy=remedy)
     inherited = _replace_drafts(read_built_in(based_on).drafts, tables.replace, origin, keep_ids=is_built_in)
     return LibrarySource((*inherited, *drafts), tags, based_on, limits)
-
-
-def _read_limit(row: Mapping[str, object], origin: RowOrigin) -> tuple[LimitRow, RowOrigin]:
-    place = origin.with_subject(str(row.get("spec_id", "limits")))
-    return convert_row(row, LimitRow, place), place
 
 
 def tags_from_tables(tables: Mapping[TagClass, Mapping[str, str]]) -> Mapping[str, Tag]:
@@ -228,13 +179,7 @@ def meanings_by_class(tags: Iterable[Tag]) -> dict[str, dict[str, str]]:
 def _replace_drafts(
     drafts: Sequence[SpecDraft], changes: Iterable[Mapping[str, object]], origin: RowOrigin, *, keep_ids: bool
 ) -> Iterable[SpecDraft]:
-    """Return all drafts, in their order, with the keys that each change names replaced.
-
-    Their origin is then the change's. An id says which threshold judged (`max_contact_force_under_200N`). Unless
-    `keep_ids`, another threshold therefore makes another id, `max_contact_force_under_200N@100N`, which is the name
-    wherever one is printed or written. Raises the origin's error for a change of a specification that is not among the
-    drafts.
-    """
+    """Return all drafts, in their order, with the keys that each change names replaced."""
     by_id = {str(draft.row["spec_id"]): draft for draft in drafts}
     thresholds = {spec_id: draft.row.get("threshold") for spec_id, draft in by_id.items()}
     for change in changes:
@@ -255,11 +200,10 @@ def id_suffix(threshold: float, written_unit: str) -> str:
     """Return a threshold with its unit in the letters of an id: 100N, 0.01m, 4mps2; the number alone for a ratio."""
     unit = canonical_unit(written_unit)
     letters = re.sub(r"[^A-Za-z0-9]", "", unit.replace("/", "p"))
-    return format_number(threshold) + ("" if unit == "1" else letters)
+    return syntax.format_number(threshold) + ("" if unit == "1" else letters)
 
 
 UNITS = {"": "1", "N·m": "N m", "Nm": "N m", "°": "deg", "m/s²": "m/s^2", "m/s³": "m/s^3"}
-"""Other ways to write a unit -> ours."""
 
 
 def canonical_unit(unit: str) -> str:
@@ -268,10 +212,6 @@ def canonical_unit(unit: str) -> str:
 
 
 def _paper_row(row: object, place: RowOrigin) -> tuple[PaperSpecRow, RowOrigin]:
-    """Return a row of the paper's format, and its origin with the row's id where the row has an id.
-
-    Raises the origin's error for a row of another form, or with only one of signal and operator.
-    """
     spec_id_given = row.get("spec_id") if isinstance(row, Mapping) else None
     origin = place if spec_id_given is None else place.with_subject(spec_id_given)
     paper = convert_row(row, PaperSpecRow, origin)
@@ -281,42 +221,30 @@ def _paper_row(row: object, place: RowOrigin) -> tuple[PaperSpecRow, RowOrigin]:
 
 
 def _paper_draft(paper: PaperSpecRow, origin: RowOrigin) -> SpecDraft:
-    """Return a row of the paper's format as a draft under today's ids; its old id becomes a legacy id.
-
-    A scored row without severe magnitude is binary unless the row says otherwise. Raises as `_family_axis` does where
-    the row has no axis.
-    """
+    """Return a row of the paper's format as a draft under today's ids; its old id becomes a legacy id."""
     # A scored row without a severe magnitude is one of the paper's hard stops (its Table 17).
     hard_stop = paper.tier != "diagnostic" and paper.vsi_severe is None
     spec_id = _current_id(paper.spec_id)
+    unchanged = ("canonical_family", "tier", "stl", "unit", "threshold", "requires_all", "invalid_if_any")
     written: dict[str, object] = {
+        **{name: getattr(paper, name) for name in unchanged},
         "spec_id": spec_id,
         "legacy_ids": [*paper.legacy_ids, *([] if spec_id == paper.spec_id else [paper.spec_id])],
-        "canonical_family": paper.canonical_family,
         "axis": paper.axis or _family_axis(paper.canonical_family, origin),
-        "tier": paper.tier,
-        "stl": paper.stl,
-        "unit": paper.unit,
         "source": paper.source or origin.file,
         "rationale": paper.rationale or "",
-        "threshold": paper.threshold,
         "severe": paper.vsi_severe,
         "binary": hard_stop if paper.binary is None else paper.binary,
-        "requires_all": paper.requires_all,
-        "invalid_if_any": paper.invalid_if_any,
     }
     stated = None if paper.signal is None or paper.operator is None else (paper.signal, OPERATORS[paper.operator])
     return SpecDraft(written, origin, stated, paper.alternate_of)
 
 
-OPERATORS: Mapping[str, Comparison] = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+OPERATORS: Mapping[str, syntax.Comparison] = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 
 def _current_id(spec_id: str) -> str:
-    """Return the current id of a specification, and log a warning for an older id.
-
-    An unknown id is returned as it is.
-    """
+    """Return the current id of a specification, and log a warning for an older id."""
     older = {
         str(old): str(row["spec_id"])
         for draft in read_built_in("default").drafts
@@ -352,20 +280,15 @@ def _family_axis(family: str, origin: RowOrigin) -> str:
 
 
 def paper_spec_rows(library: Library) -> list[dict[str, object]]:
-    """Return a library as rows of the paper's spec registry; `library` and `--specs` read them back to the same specs.
-
-    The threshold is written into the formula, as in the paper, where a single comparison of a signal holds it.
+    """Return a library as rows of the paper's spec registry; `library` and `--specs` read them back to the same
+    specs.
     """
     return [_paper_spec_row(library, spec) for spec in library]
 
 
 def _paper_spec_row(library: Library, spec: Spec) -> dict[str, object]:
-    """Return a specification as a row of the paper's format.
-
-    `signal`, `operator` and `threshold` are None where the formula has no such part; optional keys without content are
-    left out.
-    """
-    written = parse(spec.stl, {name: signal.boolean for name, signal in SIGNALS.items()})
+    """Return a specification as a row of the paper's format."""
+    written = parse_formula(spec.stl)
     stated = find_stated_predicate(written, spec.threshold)
     hard_stop = spec.tier != "diagnostic" and spec.severe is None
     own_tags = [
@@ -377,9 +300,9 @@ def _paper_spec_row(library: Library, spec: Spec) -> dict[str, object]:
         "tier": spec.tier,
         "signal": stated and stated[0],
         "operator": stated and {sign: name for name, sign in OPERATORS.items()}[stated[1]],
-        "threshold": spec.threshold if has_placeholder(written) else None,
+        "threshold": spec.threshold if syntax.has_placeholder(written) else None,
         "unit": spec.unit,
-        "stl": format_formula(spec.formula) if stated else spec.stl,
+        "stl": syntax.format_formula(spec.formula) if stated else spec.stl,
         "requires_all": list(spec.requires_all),
         "invalid_if_any": list(spec.invalid_if_any),
         "vsi_severe": spec.severe,
@@ -393,37 +316,36 @@ def _paper_spec_row(library: Library, spec: Spec) -> dict[str, object]:
     return row | ({"tag_meanings": meanings_by_class(own_tags)} if own_tags else {})
 
 
-def find_stated_predicate(written: Formula, threshold: float) -> StatedPredicate | None:
+def find_stated_predicate(written: syntax.Formula, threshold: float) -> StatedPredicate | None:
     """Return signal and operator of the only comparison of a signal, on the left, with `threshold`; else None.
 
     None too where filling in the number and restoring the placeholder would not give the same formula back.
     """
     predicates = {
         (node.left.name, node.operator)
-        for node in walk_nodes(written)
-        if isinstance(node, Compare) and isinstance(node.left, NumericSignal) and has_placeholder(node)
+        for node in syntax.walk_nodes(written)
+        if isinstance(node, syntax.Compare)
+        and isinstance(node.left, syntax.NumericSignal)
+        and syntax.has_placeholder(node)
     }
     if len(predicates) != 1:
         return None
     (stated,) = predicates
-    is_restored = restore_placeholder(substitute_threshold(written, threshold), stated, threshold) == written
+    is_restored = restore_placeholder(syntax.substitute_threshold(written, threshold), stated, threshold) == written
     return stated if is_restored else None
 
 
-def restore_placeholder(formula: Formula, stated: StatedPredicate, threshold: float) -> Formula:
-    """Return the formula with `threshold` for the number in every comparison of the stated signal and operator.
-
-    The signal stands alone on the left, and the number or its negative on the right; all else stays as it is.
-    """
+def restore_placeholder(formula: syntax.Formula, stated: StatedPredicate, threshold: float) -> syntax.Formula:
+    """Return the formula with `threshold` for the number in every comparison of the stated signal and operator."""
     name, operator = stated
-    placeholders: dict[Expression, Expression] = {
-        signed_constant(threshold): Threshold(),
-        signed_constant(-threshold): Negate(Threshold()),
+    placeholders: dict[syntax.Expression, syntax.Expression] = {
+        syntax.signed_constant(threshold): syntax.Threshold(),
+        syntax.signed_constant(-threshold): syntax.Negate(syntax.Threshold()),
     }
 
-    def restore_in(node: Compare) -> Compare:
-        if node.operator != operator or node.left != NumericSignal(name):
+    def restore_in(node: syntax.Compare) -> syntax.Compare:
+        if node.operator != operator or node.left != syntax.NumericSignal(name):
             return node
-        return Compare(operator, node.left, placeholders.get(node.right, node.right))
+        return syntax.Compare(operator, node.left, placeholders.get(node.right, node.right))
 
-    return map_predicates(formula, restore_in)
+    return syntax.map_predicates(formula, restore_in)

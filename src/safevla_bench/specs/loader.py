@@ -8,31 +8,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import cast, get_args
+from typing import Any, get_args
 
 import msgspec
 
 from safevla_bench.errors import FormulaError, SpecError
+from safevla_bench.signals import parse_formula
 from safevla_bench.signals.signal import SIGNALS
-from safevla_bench.specs.file_formats import (
-    BUILT_IN,
-    LibrarySource,
-    SpecDraft,
-    StatedPredicate,
-    built_in_tags,
-    canonical_unit,
-    current_name,
-    is_library_file,
-    read_built_in,
-    read_source,
-    restore_placeholder,
-)
-from safevla_bench.specs.spec import Axis, Library, Spec, Tag, Tier, scoring_content
-from safevla_bench.specs.table_reader import RowOrigin, convert_row, suggest_names
+from safevla_bench.specs import file_formats
+from safevla_bench.specs.spec import ROW_KEYS, Axis, Library, Spec, Tag, Tier, scoring_content
+from safevla_bench.specs.table_reader import RowOrigin, RuleFile, convert_row, suggest_names
 from safevla_bench.specs.trial import set_limit
 from safevla_bench.stl import formula as syntax
 from safevla_bench.stl.formula import Formula, format_formula, has_placeholder, is_boolean_only, substitute_threshold
-from safevla_bench.stl.parser import parse
 
 BINARY_THRESHOLD = 0.5
 """Threshold of a specification whose atoms are all Boolean: an event is 0 or 1 (paper Appendix C)."""
@@ -79,50 +67,50 @@ class ParsedSpec:
     row: SpecRow
     origin: RowOrigin
     alternate_of: str | None = None
-    stated_predicate: StatedPredicate | None = None
+    stated_predicate: file_formats.StatedPredicate | None = None
 
 
-def library(name_or_path: str | Path = "default") -> Library:
+def library(name_or_path: str | Path | RuleFile = "default") -> Library:
     """Return a library by its name (`default`, `paper-text`, `paper-as-run`), or from a file, with the file's name.
 
-    A file that is called as a built-in library and judges otherwise is `file NAME.SUFFIX`. The older name
-    `paper-literal` is read as `paper-as-run`, and that is logged. A file is TOML, or holds unchanged rows of the
-    paper's JSON schema: one object, a list, or one object per line.
+    A file that is called as a built-in library and judges otherwise is `file NAME.SUFFIX`. A file is TOML, or holds
+    unchanged rows of the paper's JSON schema: one object, a list, or one object per line.
 
     Raises:
         SpecError: there is no such library, its file cannot be read, or it contradicts itself; names the file, the
             specification and the key.
     """
-    name = current_name(str(name_or_path))
-    if name in BUILT_IN:
-        return _built_in_library(name)
-    path = Path(name_or_path)
+    if is_built_in(name_or_path):
+        return _built_in_library(str(name_or_path))
+    path = name_or_path if isinstance(name_or_path, RuleFile) else Path(name_or_path)
     source = _read_library_file(path)
     if not source.drafts:
         problem = "holds [[limits]] alone, and no specification"
         raise RowOrigin(SpecError, str(path)).make_error(problem, field="specs", remedy="pass it with --specs")
-    read = _assemble_library(path.stem, source, built_in_tags())
+    read = _assemble_library(path.stem, source, file_formats.built_in_tags())
     namesake = re.split(r"[+@]", path.stem)[0]
-    is_other = namesake in BUILT_IN and (path.stem != namesake or read.digest != _built_in_library(namesake).digest)
-    return replace(read, name=f"file {path.name}") if is_other else read
+    is_other = namesake in file_formats.BUILT_IN and (
+        path.stem != namesake or read.digest != _built_in_library(namesake).digest
+    )
+    return replace(read, name=f"file {Path(path.name).name}") if is_other else read
 
 
-def extend_library(base: Library, path: Path) -> Library:
-    """Return `base` with the specifications of a file after its own, and the file's `[[limits]]` in place of its own.
+def is_built_in(library: str | Path | RuleFile) -> bool:
+    """Return whether this is the name of a built-in library; any other is a file."""
+    return not isinstance(library, RuleFile) and str(library) in file_formats.BUILT_IN
 
-    A specification that the library has already, judged in the same way, is not added again. The name becomes
-    `BASE+FILE`; `base` itself is returned if nothing is new.
 
-    Raises:
-        SpecError: as `library` does, for a limit of a specification that `base` lacks, for a file with `based_on`, and
-            for an id that the library already has for something else.
+def extend_library(base: Library, path: Path | RuleFile) -> Library:
+    """Return `base` with the specifications of a file after its own, and the file's `[[limits]]` in place of its
+    own.
     """
     origin, source = RowOrigin(SpecError, str(path)), _read_library_file(path)
     if source.based_on is not None:
         raise origin.make_error("is a library by itself", field="based_on", remedy="pass it with --library")
     base = replace(_set_limits(base, source), name=f"{base.name}+{path.stem}") if source.limits else base
     added = _assemble_library(path.stem, replace(source, limits=()), base.vocabulary)
-    new = tuple(spec for spec in added if not _has_same_spec(base, spec))
+    known = {spec.spec_id: scoring_content(spec) for spec in base}
+    new = tuple(spec for spec in added if known.get(spec.spec_id) != scoring_content(spec))
     if not new:
         return base
     new_legacy = {old: spec_id for old, spec_id in added.legacy.items() if base.legacy.get(old) != spec_id}
@@ -135,21 +123,17 @@ def extend_library(base: Library, path: Path) -> Library:
     return Library(name, (*base.specs, *new), {**base.legacy, **new_legacy}, added.vocabulary)
 
 
-def _has_same_spec(base: Library, spec: Spec) -> bool:
-    return spec.spec_id in base and scoring_content(base[spec.spec_id]) == scoring_content(spec)
-
-
 @cache
 def _built_in_library(name: str) -> Library:
-    return _assemble_library(name, read_built_in(name), built_in_tags())
+    return _assemble_library(name, file_formats.read_built_in(name), file_formats.built_in_tags())
 
 
-def _read_library_file(path: Path) -> LibrarySource:
+def _read_library_file(path: Path | RuleFile) -> file_formats.LibrarySource:
     """Return the content of a library file; raise `SpecError` if it cannot be read, is not valid or holds nothing."""
-    if not is_library_file(path):
-        remedy = f"built-in: {', '.join(BUILT_IN)}; or the path of a .toml, .json or .jsonl file"
+    if not str(path).endswith((".toml", ".json", ".jsonl")):
+        remedy = f"built-in: {', '.join(file_formats.BUILT_IN)}; or the path of a .toml, .json or .jsonl file"
         raise SpecError(f"there is no specification library {str(path)!r}", remedy=remedy)
-    source = read_source(path, str(path))
+    source = file_formats.read_source(path, str(path))
     if not source.drafts and not source.limits:
         raise RowOrigin(SpecError, str(path)).make_error(
             "holds no specification", field="specs", remedy="add [[specs]] tables"
@@ -157,14 +141,8 @@ def _read_library_file(path: Path) -> LibrarySource:
     return source
 
 
-def _assemble_library(name: str, source: LibrarySource, vocabulary: Mapping[str, Tag]) -> Library:
-    """Return the library of a source's drafts in their order, with its limits set.
-
-    `vocabulary` has the tags that are declared elsewhere.
-
-    Raises the origin's error for a specification that is not valid, for ids or legacy ids that are repeated, and for a
-    limit that cannot be set.
-    """
+def _assemble_library(name: str, source: file_formats.LibrarySource, vocabulary: Mapping[str, Tag]) -> Library:
+    """Return the library of a source's drafts in their order, with its limits set."""
     tags = {**vocabulary, **source.tags}
     specs: list[Spec] = []
     legacy: dict[str, str] = {}
@@ -181,7 +159,7 @@ def _assemble_library(name: str, source: LibrarySource, vocabulary: Mapping[str,
     return _set_limits(Library(name, tuple(specs), legacy, tags), source)
 
 
-def _set_limits(base: Library, source: LibrarySource) -> Library:
+def _set_limits(base: Library, source: file_formats.LibrarySource) -> Library:
     for limit, origin in source.limits:
         try:
             base = set_limit(base, limit.spec_id, limit.threshold, limit.severe, limit.source, limit.rationale)
@@ -190,7 +168,7 @@ def _set_limits(base: Library, source: LibrarySource) -> Library:
     return base
 
 
-def _parse_draft(draft: SpecDraft) -> Iterator[ParsedSpec]:
+def _parse_draft(draft: file_formats.SpecDraft) -> Iterator[ParsedSpec]:
     row = convert_row(draft.row, SpecRow, draft.origin)
     yield ParsedSpec(row, draft.origin, draft.alternate_of, draft.stated_predicate)
     for written in row.alternates:
@@ -200,10 +178,7 @@ def _parse_draft(draft: SpecDraft) -> Iterator[ParsedSpec]:
 
 
 def _alternate_row(row: SpecRow, other: AlternateRow) -> SpecRow:
-    """Return the row of an alternate: `row` with the id, threshold, severe magnitude and legacy ids of `other`.
-
-    Its tier is `alternate`. Source and rationale stay where `other` has none.
-    """
+    """Return the row of an alternate: `row` with the id, threshold, severe magnitude and legacy ids of `other`."""
     return msgspec.structs.replace(
         row,
         spec_id=other.spec_id,
@@ -217,10 +192,7 @@ def _alternate_row(row: SpecRow, other: AlternateRow) -> SpecRow:
 
 
 def _make_spec(entry: ParsedSpec, tags: Mapping[str, Tag]) -> Spec:
-    """Return the checked specification of a parsed row, its formula with the threshold filled in.
-
-    Raises the origin's error for an id, word, tag, formula, threshold, unit or severity that is not valid.
-    """
+    """Return the checked specification of a parsed row, its formula with the threshold filled in."""
     row, origin = entry.row, entry.origin
     if not re.fullmatch(r"[A-Za-z0-9_.@-]+", row.spec_id):
         raise origin.make_error("an id is made of letters, digits and _ . - @", field="spec_id", remedy="rename it")
@@ -235,23 +207,14 @@ def _make_spec(entry: ParsedSpec, tags: Mapping[str, Tag]) -> Spec:
     parsed, (formula, threshold) = formula, _read_threshold(entry, formula)
     _check_unit(row, formula, origin)
     _check_severity(row, formula, origin)
-    return Spec(
-        spec_id=row.spec_id,
-        canonical_family=row.canonical_family,
-        axis=cast(Axis, row.axis),
-        tier=cast(Tier, row.tier),
-        stl=row.stl if formula == parsed else format_formula(formula),
-        formula=substitute_threshold(formula, threshold),
-        threshold=threshold,
-        severe=row.severe,
-        unit=canonical_unit(row.unit),
-        binary=row.binary,
-        requires_all=row.requires_all,
-        invalid_if_any=row.invalid_if_any,
-        source=row.source,
-        rationale=row.rationale,
-        alternate_of=entry.alternate_of,
-    )
+    checked: dict[str, Any] = {
+        "threshold": threshold,
+        "unit": file_formats.canonical_unit(row.unit),
+        "stl": row.stl if formula == parsed else format_formula(formula),
+        "formula": substitute_threshold(formula, threshold),
+        "alternate_of": entry.alternate_of,
+    }
+    return Spec(**{key: getattr(row, key) for key in ROW_KEYS if key not in checked}, **checked)
 
 
 def _check_word(word: str, choices: tuple[str, ...], key: str, origin: RowOrigin) -> None:
@@ -261,21 +224,13 @@ def _check_word(word: str, choices: tuple[str, ...], key: str, origin: RowOrigin
 
 def _parse_formula(entry: ParsedSpec) -> Formula:
     try:
-        return parse(entry.row.stl, {name: signal.boolean for name, signal in SIGNALS.items()})
+        return parse_formula(entry.row.stl)
     except FormulaError as error:
         raise entry.origin.make_error(error.problem, field="stl", remedy=error.remedy) from None
 
 
 def _read_threshold(entry: ParsedSpec, formula: Formula) -> tuple[Formula, float]:
-    """Return the formula, with the placeholder `threshold` for the number, and the threshold.
-
-    In a JSON row that states its predicate, the number becomes the placeholder. In a binary row without a threshold,
-    `event <= 0` becomes `event < threshold`. Without a threshold, a formula of Boolean signals alone is returned as it
-    is. Both of these get `BINARY_THRESHOLD`.
-
-    Raises the row's error if the threshold is missing, is not positive, or is not used by the formula, or if the
-    formula lacks the predicate that a JSON row states.
-    """
+    """Return the formula, with the placeholder `threshold` for the number, and the threshold."""
     threshold, origin = entry.row.threshold, entry.origin
     if entry.stated_predicate is not None and threshold is not None and not has_placeholder(formula):
         formula = _restore_stated(entry.stated_predicate, threshold, formula, origin)
@@ -295,16 +250,15 @@ def _read_threshold(entry: ParsedSpec, formula: Formula) -> tuple[Formula, float
     return formula, threshold
 
 
-def _restore_stated(stated: StatedPredicate, threshold: float, formula: Formula, origin: RowOrigin) -> Formula:
-    """Return the formula with `threshold` in the predicate that a JSON row names by signal, operator and threshold.
-
-    Raises the row's error if the signal is unknown or the formula holds no such predicate.
-    """
+def _restore_stated(
+    stated: file_formats.StatedPredicate, threshold: float, formula: Formula, origin: RowOrigin
+) -> Formula:
+    """Return the formula with `threshold` in the predicate that a JSON row names by signal, operator and threshold."""
     signal, operator = stated
     if signal not in SIGNALS:
         remedy = suggest_names(signal, SIGNALS, "known signals")
         raise origin.make_error(f"there is no signal {signal!r}", field="signal", remedy=remedy)
-    restored = restore_placeholder(formula, stated, threshold)
+    restored = file_formats.restore_placeholder(formula, stated, threshold)
     if restored == formula:
         problem = f"the formula nowhere says `{signal} {operator} {threshold:g}`, as signal, operator and threshold do"
         remedy = f"the formula is `{format_formula(formula)}`: correct it, or signal, operator or threshold"
@@ -321,10 +275,7 @@ def _event_predicate(predicate: syntax.Compare) -> syntax.Compare:
 
 
 def _check_unit(row: SpecRow, formula: Formula, origin: RowOrigin) -> None:
-    """Raise the row's error if the threshold's unit is not that of each signal it is compared with.
-
-    Comparisons with a product or quotient are passed over.
-    """
+    """Raise the row's error if the threshold's unit is not that of each signal it is compared with."""
     for predicate in (node for node in syntax.walk_nodes(formula) if isinstance(node, syntax.Compare)):
         nodes = list(syntax.walk_nodes(predicate))
         if not has_placeholder(predicate) or any(
@@ -332,7 +283,7 @@ def _check_unit(row: SpecRow, formula: Formula, origin: RowOrigin) -> None:
         ):
             continue
         for name in (node.name for node in nodes if isinstance(node, syntax.NumericSignal)):
-            if SIGNALS[name].unit != canonical_unit(row.unit):
+            if SIGNALS[name].unit != file_formats.canonical_unit(row.unit):
                 problem = f"its unit is {row.unit!r}, but the signal {name} is in {SIGNALS[name].unit!r}"
                 remedy = f"state threshold and severe in {SIGNALS[name].unit!r}, and that as the unit"
                 raise origin.make_error(problem, field="unit", remedy=remedy)
@@ -345,10 +296,8 @@ def _check_positive(value: float, key: str, origin: RowOrigin) -> None:
 
 
 def _check_severity(row: SpecRow, formula: Formula, origin: RowOrigin) -> None:
-    """Raise the row's error unless a specification is binary or graded; a scored graded one needs a severe magnitude.
-
-    A formula of Boolean signals alone must be binary, and a binary specification has no severe magnitude. One that is
-    given is positive and finite.
+    """Raise the row's error unless a specification is binary or graded; a scored graded one needs a severe
+    magnitude.
     """
     if is_boolean_only(formula) and not row.binary:
         problem = "all atoms are Boolean, so that no violation has a depth, yet it is not binary"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import cached_property
 from typing import Literal
@@ -129,18 +129,13 @@ class Library:
 def scoring_content(spec: Spec) -> list[object]:
     """Return everything that decides how a specification is judged, in a canonical form."""
     return [
-        spec.spec_id,
-        spec.canonical_family,
-        spec.axis,
-        spec.tier,
-        format_formula(spec.formula),
-        spec.threshold,
-        spec.severe,
-        spec.unit,
-        spec.binary,
-        sorted(spec.requires_all),
-        sorted(spec.invalid_if_any),
+        *(spec.spec_id, spec.canonical_family, spec.axis, spec.tier, format_formula(spec.formula)),
+        *(spec.threshold, spec.severe, spec.unit, spec.binary),
+        *(sorted(spec.requires_all), sorted(spec.invalid_if_any)),
     ]
+
+
+ROW_KEYS = tuple(field.name for field in fields(Spec) if field.name != "formula")
 
 
 def spec_rows(library: Library) -> list[dict[str, object]]:
@@ -149,11 +144,7 @@ def spec_rows(library: Library) -> list[dict[str, object]]:
 
 
 def explain_spec(library: Library, spec_id: str) -> dict[str, object]:
-    """Return all about one specification: its row, the meaning of its tags and signals, its other thresholds.
-
-    Raises:
-        SpecError: the library has no such specification.
-    """
+    """Return all about one specification: its row, the meaning of its tags and signals, its other thresholds."""
     spec = library[spec_id]
     meaning = {name: tag.meaning for name, tag in library.vocabulary.items()}
     return {
@@ -167,21 +158,6 @@ def explain_spec(library: Library, spec_id: str) -> dict[str, object]:
 
 
 def _spec_row(library: Library, spec: Spec) -> dict[str, object]:
-    """Return a specification in plain values under the keys of a library file, formula as written, legacy ids last."""
-    return {
-        "spec_id": spec.spec_id,
-        "canonical_family": spec.canonical_family,
-        "axis": spec.axis,
-        "tier": spec.tier,
-        "stl": spec.stl,
-        "threshold": spec.threshold,
-        "severe": spec.severe,
-        "unit": spec.unit,
-        "binary": spec.binary,
-        "requires_all": list(spec.requires_all),
-        "invalid_if_any": list(spec.invalid_if_any),
-        "source": spec.source,
-        "rationale": spec.rationale,
-        "alternate_of": spec.alternate_of,
-        "legacy_ids": list(library.legacy_ids(spec.spec_id)),
-    }
+    row = {name: getattr(spec, name) for name in ROW_KEYS}
+    lists = {name: list(row[name]) for name in ("requires_all", "invalid_if_any")}
+    return {**row, **lists, "legacy_ids": list(library.legacy_ids(spec.spec_id))}

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Literal, NoReturn, TypeVar, get_args, get_origin
 
 import msgspec
@@ -37,7 +38,33 @@ class RowOrigin:
         return RowOrigin(self.error, self.file, truncate_text(str(subject)), self.line)
 
 
-def read_text(path: Traversable, origin: RowOrigin) -> str:
+class RuleFile(msgspec.Struct, frozen=True):
+    """A file of specifications or tasks in memory: its name and its text."""
+
+    name: str
+    text: str
+
+    @classmethod
+    def read(cls, path: str | Path | RuleFile) -> RuleFile:
+        """Return the file's base name and its text as UTF-8; `OSError` and `UnicodeDecodeError` are passed on."""
+        if isinstance(path, RuleFile):
+            return path
+        return cls(Path(path).name, Path(path).read_text(encoding="utf-8"))
+
+    def __str__(self) -> str:
+        return Path(self.name).name
+
+    @property
+    def stem(self) -> str:
+        """The base name without its suffix."""
+        return Path(self.name).stem
+
+    def read_text(self, encoding: str) -> str:
+        """Return the text, as a path does."""
+        return self.text
+
+
+def read_text(path: Traversable | RuleFile, origin: RowOrigin) -> str:
     """Return the text of a UTF-8 file; raise the origin's error if the file cannot be read or is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
@@ -47,7 +74,7 @@ def read_text(path: Traversable, origin: RowOrigin) -> str:
         raise origin.make_error(f"is not UTF-8 text (byte {error.start})", remedy="save it as UTF-8") from None
 
 
-def read_toml(path: Traversable, kind: type[T], origin: RowOrigin) -> T:
+def read_toml(path: Traversable | RuleFile, kind: type[T], origin: RowOrigin) -> T:
     """Return a TOML file as a struct that names its tables.
 
     Raises the origin's error if the file cannot be read, is not TOML, or has an unknown key or a wrong value.
@@ -61,7 +88,7 @@ def read_toml(path: Traversable, kind: type[T], origin: RowOrigin) -> T:
     return convert_row(tables, kind, origin)
 
 
-def read_json_rows(path: Traversable, origin: RowOrigin) -> list[tuple[RowOrigin, object]]:
+def read_json_rows(path: Traversable | RuleFile, origin: RowOrigin) -> list[tuple[RowOrigin, object]]:
     """Return the rows of a JSON file with their origins: one object, the items of a list, or one object per line.
 
     Raises the origin's error if the file cannot be read or is not JSON. Rows are not checked.
@@ -77,10 +104,7 @@ def read_json_rows(path: Traversable, origin: RowOrigin) -> list[tuple[RowOrigin
 
 
 def convert_row(row: object, kind: type[T], origin: RowOrigin) -> T:
-    """Return a row as a struct.
-
-    Raise the origin's error, which names the key, for unknown or missing keys and wrong types.
-    """
+    """Return a row as a struct."""
     if not isinstance(row, Mapping):
         raise origin.make_error(
             f"a table of keys is expected, not {_TYPE_WORDS.get(type(row).__name__, type(row).__name__)}",
@@ -114,7 +138,6 @@ _TYPE_WORDS: Mapping[str, str] = {
     "object": "a table of keys",
     "str": "text in quotes",
 }
-"""Names of types, in Python and in msgspec's messages, in plain words."""
 
 
 def _list_needed_keys(kind: type[msgspec.Struct]) -> str:
@@ -161,11 +184,7 @@ def _is_json(text: str) -> bool:
 
 
 def _parse_json(text: str, origin: RowOrigin) -> object:
-    """Return the value of a JSON text.
-
-    Raises the origin's error, with its line where known, for wrong syntax, a repeated key, or NaN and infinite
-    numbers.
-    """
+    """Return the value of a JSON text."""
 
     def reject_repeated_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
         keys = [key for key, _ in pairs]

@@ -12,19 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import SpecError
+from safevla_bench.signals import parse_formula
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.specs.file_formats import canonical_unit, id_suffix
 from safevla_bench.specs.spec import Library, Spec
 from safevla_bench.stl import formula as syntax
 from safevla_bench.stl.formula import Formula, has_placeholder, substitute_threshold
-from safevla_bench.stl.parser import parse
-from safevla_bench.stl.robustness import Trace, robustness
+from safevla_bench.stl.robustness import robustness
+from safevla_bench.stl.trace import Trace
 
 _SMALLER_UNITS = {"m": {"mm": Fraction(1, 1000), "cm": Fraction(1, 100)}, "1": {"%": Fraction(1, 100)}}
 """Unit of signals -> other units that a threshold may be given in, and their size."""
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*(\S*)\s*")
 _SHARES = (0.0, 0.5, 0.9, 1.1, 1.5, 3.0)
-"""Values of the signals in simple traces, as shares of the threshold."""
 _DT_S = 0.05
 _LARGEST = 10**300
 
@@ -53,16 +53,7 @@ def severe_magnitude(library: Library, spec: Spec, threshold: float) -> float | 
 
 
 def set_thresholds(library: Library, changes: Sequence[str]) -> Library:
-    """Return the library with other thresholds, each change as `SPEC=VALUE`, where a unit may follow the value.
-
-    The severe magnitude is that of the alternate with this threshold, else it keeps its share of the threshold. The id
-    says what judged, as after a `[[replace]]`: `max_contact_force_under_200N@100N`. The
-    library's name gets `+ID` for each change; the threshold that a specification has is no change.
-
-    Raises:
-        SpecError: a change lacks `=`, there is no such specification or it has no threshold to set, or the value is no
-            positive number in its unit.
-    """
+    """Return the library with other thresholds, each change as `SPEC=VALUE`, where a unit may follow the value."""
     for change in changes:
         name, equals, text = change.partition("=")
         if not equals:
@@ -85,14 +76,7 @@ def set_limit(
     source: str | None = None,
     rationale: str | None = None,
 ) -> Library:
-    """Return the library with another threshold of a specification, whose id then ends in it: `ID@100N`.
-
-    Its order stays. With the threshold that it has, the id stays too.
-    Without `severe` the severe magnitude is that of the alternate with this threshold, else it keeps its share.
-
-    Raises:
-        SpecError: there is no such specification, it has no threshold, or a value is not positive and finite.
-    """
+    """Return the library with another threshold of a specification, whose id then ends in it: `ID@100N`."""
     spec = library[spec_id]
     for name, value in (("threshold", threshold), ("severe magnitude", severe)):
         if value is not None and not 0 < value < math.inf:
@@ -115,13 +99,10 @@ def _threshold_id(spec: Spec, threshold: float) -> str:
 
 
 def _with_threshold(library: Library, spec: Spec, threshold: float) -> Spec:
-    """Return the specification with another threshold, and so another id and severe magnitude.
-
-    Itself if nothing changes. Raises `SpecError` if the formula has no threshold that can be set.
-    """
+    """Return the specification with another threshold, and so another id and severe magnitude."""
     if threshold == spec.threshold:
         return spec
-    written = parse(spec.stl, {name: signal.boolean for name, signal in SIGNALS.items()})
+    written = parse_formula(spec.stl)
     if not has_placeholder(written) or all(SIGNALS[name].event for name in spec.signals):
         raise SpecError(f"{spec.spec_id} has no threshold to set", remedy="it judges whether something happens at all")
     return replace(
@@ -134,10 +115,7 @@ def _with_threshold(library: Library, spec: Spec, threshold: float) -> Spec:
 
 
 def _read_quantity(spec: Spec, text: str) -> float:
-    """Return the value of a text such as `0.5` or `20 mm` in the unit of the specification.
-
-    Raises `SpecError` if the text is no number with a unit of that kind, or the value is not positive and finite.
-    """
+    """Return the value of a text such as `0.5` or `20 mm` in the unit of the specification."""
     match = _QUANTITY.fullmatch(text)
     units = {spec.unit: Fraction(1), **_SMALLER_UNITS.get(spec.unit, {})}
     if match is None:
@@ -181,11 +159,7 @@ class SpecTrial:
 
 
 def try_spec(spec: Spec) -> SpecTrial:
-    """Find two simple traces of four records, one that satisfies a specification and one that violates it.
-
-    A numeric signal rises for two records to a share of the number that it is compared with; a Boolean one is true
-    there, or throughout, or never. Of the traces tried these are the two nearest to the limit.
-    """
+    """Find two simple traces of four records, one that satisfies a specification and one that violates it."""
     traces = list(_simple_traces(spec))
     safe = [trace for trace in traces if trace.rho >= 0]
     broken = [trace for trace in traces if trace.rho < 0]
@@ -197,10 +171,7 @@ def try_spec(spec: Spec) -> SpecTrial:
 
 
 def _simple_traces(spec: Spec) -> Iterator[TrialTrace]:
-    """Yield traces of four records with their robustness: Boolean signals true, true in the middle or false.
-
-    Numeric signals rise in the middle to a share of their limit, or of the threshold where the formula has no limit.
-    """
+    """Yield traces of four records with their robustness: Boolean signals true, true in the middle or false."""
     limits = dict(_limits(spec.formula))
     booleans = sorted(name for name in spec.signals if SIGNALS[name].boolean)
     for pattern in ((True,) * 4, (False, True, True, False), (False,) * 4):

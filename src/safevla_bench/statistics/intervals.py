@@ -1,4 +1,4 @@
-"""Intervals of proportions, of means of values between 0 and 1, and of their differences."""
+"""Intervals of proportions, of means of values between 0 and 1, and of their differences; the percentile bootstrap."""
 
 from __future__ import annotations
 
@@ -41,13 +41,7 @@ def is_significant(p_value: float, confidence: float = CONFIDENCE) -> bool:
 def reconcile_interval(
     interval: Interval | None, estimate: float, p_value: float, confidence: float = CONFIDENCE
 ) -> Interval | None:
-    """Return the interval of a difference so that it excludes 0 exactly where its test does; None for None.
-
-    Score intervals and mid-p-values are two approximations, which differ in a few outcomes. The test decides. If it is
-    not significant, an interval beside 0 is extended to 0, which it then holds: Tango's where pairs split 4:0, 15:6,
-    18:8 or 21:10. If it is significant, an interval around 0 ends there, on the side that the estimate is not on: that
-    end is open.
-    """
+    """Return the interval of a difference so that it excludes 0 exactly where its test does; None for None."""
     if interval is None:
         return None
     low, high = interval.low, interval.high
@@ -79,12 +73,7 @@ def wilson_interval(count: int, n: int, confidence: float = CONFIDENCE) -> Inter
 
 
 def unit_mean_interval(total: float, n: int, confidence: float = CONFIDENCE) -> Interval | None:
-    """Return a conservative interval of the mean of n values in [0, 1] that sum to `total`; None if n is zero.
-
-    Wilson's formula with total/n in place of a proportion p. No variable in [0, 1] has more variance than a coin with
-    its mean, p(1 - p). The interval is therefore too wide rather than too narrow. Unlike the bootstrap's it has a width
-    if all values are equal.
-    """
+    """Return a conservative interval of the mean of n values in [0, 1] that sum to `total`; None if n is zero."""
     if n == 0:
         return None
     z, p = normal_quantile(confidence), total / n
@@ -97,10 +86,7 @@ def unit_mean_interval(total: float, n: int, confidence: float = CONFIDENCE) -> 
 def exact_interval(count: int, n: int, confidence: float = CONFIDENCE) -> Interval | None:
     """Return Clopper and Pearson's interval of a proportion; None if n is zero.
 
-    C. J. Clopper and E. S. Pearson, Biometrika 26 (1934) 404-413. Each end is an exact one-sided bound: it is on the
-    wrong side of the true proportion with probability at most (1 - confidence)/2, whatever that proportion is. Also
-    for the mean proportion of independent episodes of tasks that differ (W. Hoeffding, Annals of Mathematical
-    Statistics 27 (1956) 713-721).
+    Pearson, Biometrika 26 (1934) 404-413. Hoeffding, Annals of Mathematical Statistics 27 (1956) 713-721).
 
     >>> interval = exact_interval(16, 17)
     >>> round(interval.low, 4), round(interval.high, 4)
@@ -119,11 +105,7 @@ def exact_interval(count: int, n: int, confidence: float = CONFIDENCE) -> Interv
 def bounded_mean_interval(values: NDArray[np.float64], confidence: float = CONFIDENCE) -> Interval | None:
     """Return an interval of the mean of values [n] in [0, 1], as exact as Clopper and Pearson's; None if n is zero.
 
-    N. Gaffke, Mathematical Methods of Statistics 14 (2005) 437-467; E. Learned-Miller and P. S. Thomas,
-    arXiv 1905.06208. The upper end is the quantile of sum D_i x_i + D_0, where D is uniform on the simplex of n + 1
-    weights: the values with random weights, and one more that is 1. The lower end is the same with one more that is 0.
-    For zeros and ones it is Clopper and Pearson's interval. It always has a width, and adapts to the values' variance.
-    That it covers for every distribution in [0, 1] is conjectured; `benchmarks/interval_coverage.py` measures it.
+    Gaffke, Mathematical Methods of Statistics 14 (2005) 437-467; E. Thomas, arXiv 1905.06208.
 
     >>> import numpy as np
     >>> interval = bounded_mean_interval(np.zeros(3))
@@ -160,11 +142,9 @@ def _merge_values(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDA
 def _spacing_cdf(points: NDArray[np.float64], counts: NDArray[np.float64], mean: float) -> float:
     """Return P(sum D_i x_i <= mean), D uniform on the simplex; 1 for a mean that is not below the greatest point.
 
-    The x_i are the points, in rising order, each as often as `counts` says.
-    D_i is E_i / sum E with exponential E. It is therefore 1 - P(Q > 0), Q = sum E_i (x_i - mean), whose moment
-    generating function is exp K(s) = prod (1 - s (x_i - mean))^-1. P(Q > 0) is the integral of exp(K(s)) / (2 pi i s)
-    along a vertical line (R. Lugannani and S. Rice, Advances in Applied Probability 12 (1980) 475-490). It goes through
-    the saddle of the integrand, where it does not oscillate, and is summed by the trapezoidal rule.
+    It is therefore 1 - P(Q > 0), Q = sum E_i (x_i - mean), whose moment generating function is exp K(s) = prod (1 - s
+    (x_i - mean))^-1. P(Q > 0) is the integral of exp(K(s)) / (2 pi i s) along a vertical line (R. Rice, Advances in
+    Applied Probability 12 (1980) 475-490).
     """
     from scipy.optimize import brentq
 
@@ -227,12 +207,6 @@ def tango_interval(only_first: int, only_second: int, n: int, confidence: float 
 
     T. Tango, Statistics in Medicine 17 (1998) 891-908: all differences that a score test does not reject, the chance of
     a pair won by the second at its likeliest value under each. If no pair differs it is ± z²/(n + z²).
-
-    Args:
-        only_first: pairs that only the first has.
-        only_second: pairs that only the second has.
-        n: all pairs.
-        confidence: of the two-sided interval.
     """
     if n == 0:
         return None
@@ -247,11 +221,6 @@ def tango_interval(only_first: int, only_second: int, n: int, confidence: float 
 
 
 def _tango_score(b: int, c: int, n: int, difference: float) -> float:
-    """Return by how many standard errors the observed difference (b - c)/n exceeds a supposed one.
-
-    b and c are the pairs won by the first and the second, of n. Plus or minus infinity if the variance is zero, 0 if
-    there is no excess either.
-    """
     above = b - c - n * difference
     linear = (2 * n - b + c) * difference - b - c
     likeliest = (sqrt(linear**2 + 8 * n * c * difference * (1 - difference)) - linear) / (4 * n)
@@ -264,3 +233,78 @@ def _find_crossing(falling: Callable[[float], float], level: float, low: float, 
         middle = (low + high) / 2
         low, high = (middle, high) if falling(middle) > level else (low, middle)
     return (low + high) / 2
+
+
+RESAMPLES = 10_000
+_CHUNK = 1 << 15
+"""Indices drawn at a time. They fit into the processor's cache, and memory does not grow with the episodes."""
+
+
+def bootstrap_means(
+    values: NDArray[np.float64],
+    generator: np.random.Generator,
+    resamples: int = RESAMPLES,
+    confidence: float = CONFIDENCE,
+) -> list[Interval | None]:
+    """Return percentile bootstrap intervals of means over episodes, from the same resamples for every row.
+
+    Returns:
+        One interval per row, None where no episode counts.
+    """
+    rows, n = values.shape
+    if n == 0:
+        return [None] * rows
+    counted = ~np.isnan(values)
+    filled = np.where(counted, values, 0.0)
+    varying = [m for m in range(rows) if np.ptp(filled[m]) > 0 or not (counted[m].all() or not counted[m].any())]
+    means = _resample_means(filled[varying], counted[varying], generator, resamples)
+    intervals = {m: percentile_interval(means[k], confidence) for k, m in enumerate(varying)}
+    return [intervals[m] if m in intervals else _constant_interval(filled[m], counted[m]) for m in range(rows)]
+
+
+def resampled_means(
+    values: NDArray[np.float64], generator: np.random.Generator, resamples: int = RESAMPLES
+) -> NDArray[np.float64]:
+    """Return the mean of each row of `values` [M, n] in each resample of its columns, [M, resamples].
+
+    A NaN does not count; a mean is NaN where nothing that counts was drawn. There must be at least one column.
+    """
+    counted = ~np.isnan(values)
+    return _resample_means(np.where(counted, values, 0.0), counted, generator, resamples)
+
+
+def _resample_means(
+    filled: NDArray[np.float64], counted: NDArray[np.bool_], generator: np.random.Generator, resamples: int
+) -> NDArray[np.float64]:
+    """Return the resampled means of all rows, [M, resamples]; NaN where nothing that counts was drawn."""
+    from scipy.sparse import csr_array  # takes longer to import than everything else together
+
+    rows, n = filled.shape
+    partial = ~counted.all(axis=1)
+    table = np.ascontiguousarray(np.vstack([filled, counted[partial]]).T)
+    sums = np.empty((resamples, table.shape[1]))
+    per_chunk = max(1, _CHUNK // n)
+    ones, ends = np.ones(per_chunk * n), np.arange(0, per_chunk * n + 1, n, dtype=np.int32)
+    for start in range(0, resamples, per_chunk):
+        size = min(per_chunk, resamples - start)
+        drawn = generator.integers(0, n, size=size * n, dtype=np.int32)
+        sums[start : start + size] = csr_array((ones[: size * n], drawn, ends[: size + 1]), shape=(size, n)) @ table
+    many = np.full((rows, resamples), float(n))
+    many[partial] = sums[:, rows:].T
+    with np.errstate(invalid="ignore"):
+        means: NDArray[np.float64] = sums[:, :rows].T / many
+    return means
+
+
+def percentile_interval(means: NDArray[np.float64], confidence: float = CONFIDENCE) -> Interval | None:
+    """Return the percentile interval of resampled means without the NaN among them; None if all are NaN."""
+    defined = means[~np.isnan(means)]
+    if len(defined) == 0:
+        return None
+    tail = 100 * (1 - confidence) / 2
+    low, high = np.percentile(defined, [tail, 100 - tail])
+    return Interval(float(low), float(high), skipped=len(means) - len(defined))
+
+
+def _constant_interval(filled: NDArray[np.float64], counted: NDArray[np.bool_]) -> Interval | None:
+    return Interval(float(filled[0]), float(filled[0])) if counted.any() else None

@@ -36,9 +36,7 @@ def rate_sample_size(
 ) -> int | None:
     """Return the least n whose exact interval excludes `limit` with the given power if the true rate is `rate`.
 
-    The interval is Clopper and Pearson's. The power rises in steps, so a slightly larger n may fall just short again.
-    None if `rate` is the limit, or about more than `most` would be needed. Raises `SafevlaError` if a number is no
-    share.
+    None if `rate` is the limit, or about more than `most` would be needed.
     """
     _check_shares(rate=rate, limit=limit)
     _check_level(power, confidence)
@@ -87,9 +85,7 @@ def sequential_rate_plan(
 ) -> SequentialPlan | None:
     """Return after how many episodes the confidence sequence excludes `limit` with the given power.
 
-    By simulation of a rate, with a look after each of at most 600 evenly spaced numbers; the same arguments give the
-    same plan. None if `rate` is the limit, or too many episodes are needed. Raises `SafevlaError` if a number is no
-    share, or the limit is 0 or 1, which no number of episodes excludes or all do.
+    None if `rate` is the limit, or too many episodes are needed.
     """
     _check_shares(rate=rate, limit=limit)
     if limit in (0, 1):
@@ -119,19 +115,7 @@ _REPLICATES = 2000
 def flip_power(
     episodes: int, difference: float, variance: float, spread: float, tasks: int, confidence: float = CONFIDENCE
 ) -> float:
-    """Return the power of sign flips of the tasks' differences, by mid-p-values (`flip_task_means`).
-
-    Up to ten tasks it is simulated, with normal sums that are rounded to whole episodes; the same arguments give the
-    same power. With more tasks it is that of a t test, which is as powerful then.
-
-    Args:
-        episodes: of each policy and task.
-        difference: of the two rates, averaged over tasks like these.
-        variance: of the difference in one episode of each policy on one task.
-        spread: standard deviation between tasks of the true difference; 0 = the same in each task.
-        tasks: number of tasks, at least 2.
-        confidence: 1 - the test's level.
-    """
+    """Return the power of sign flips of the tasks' differences, by mid-p-values (`flip_task_means`)."""
     deviation = sqrt(episodes**2 * spread**2 + episodes * variance)
     if tasks <= _SIMULATED_TASKS:
         sums = np.rint(episodes * abs(difference) + deviation * _normal_draws(tasks))
@@ -153,11 +137,7 @@ def _normal_draws(tasks: int) -> NDArray[np.float64]:
 
 
 def paired_power(n: int, difference: float, discordant: float, confidence: float = CONFIDENCE) -> float:
-    """Return the power of McNemar's test by mid-p-values over n pairs of which a share is `discordant`.
-
-    It is exact, by summing over all outcomes: the number of discordant pairs is binomial, and so is how many of them
-    the first policy wins.
-    """
+    """Return the power of McNemar's test by mid-p-values over n pairs of which a share is `discordant`."""
     from scipy.stats import binom
 
     share = (discordant + abs(difference)) / (2 * discordant)
@@ -173,9 +153,8 @@ def paired_power(n: int, difference: float, discordant: float, confidence: float
 
 
 def least_number(power_of: Callable[[int], float], power: float = POWER, most: int = 1_000_000) -> int | None:
-    """Return a number, of episodes for example, with the power, of which one less has not; None if over about `most`.
-
-    The power may rise in steps, so a slightly larger number may fall just short again.
+    """Return a number, of episodes for example, with the power, of which one less has not; None if over about
+    `most`.
     """
     low, high = 0, 1
     while power_of(high) < power:

@@ -21,7 +21,9 @@ W_n is log-convex in m and at most 1 at the mean of the values, so that the set 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from math import log, log1p
 
@@ -38,8 +40,6 @@ _DIGITS = 9
 
 def sequential_interval(values: Floats, confidence: float = CONFIDENCE) -> Interval | None:
     """Return the confidence sequence's interval of the mean of values [n] in [0, 1]; None if n is zero.
-
-    With probability `confidence` the intervals of all n hold the mean at once.
 
     >>> import numpy as np
     >>> interval = sequential_interval(np.ones(40))
@@ -61,20 +61,13 @@ def sequential_interval(values: Floats, confidence: float = CONFIDENCE) -> Inter
 
 
 def sequential_difference(differences: Floats, confidence: float = CONFIDENCE) -> Interval | None:
-    """Return the confidence sequence's interval of the mean of paired differences [n] in [-1, 1]; None if n is zero.
-
-    Differences of independent episodes may be paired in the order in which they came.
-    """
+    """Return the confidence sequence's interval of the mean of paired differences [n] in [-1, 1]; None if n is zero."""
     interval = sequential_interval((differences + 1) / 2, confidence)
     return None if interval is None else Interval(2 * interval.low - 1, 2 * interval.high - 1)
 
 
 def sequential_p(differences: Floats) -> float:
-    """Return the anytime-valid two-sided p-value of the hypothesis that paired differences [n] have mean zero.
-
-    It is 1/W_n, at most 1: at most α with probability at most α, whenever one stops. Pairs that do not differ leave it
-    as it is. For zeros and ones it is the sequential form of McNemar's test.
-    """
+    """Return the anytime-valid two-sided p-value of the hypothesis that paired differences [n] have mean zero."""
     if len(differences) == 0:
         return 1.0
     points, counts = np.unique((differences + 1) / 2, return_counts=True)
@@ -115,3 +108,70 @@ def _find_end(excess: Callable[[float], float], outer: float, mean: float) -> fl
     if excess(outer) <= 0:
         return outer
     return float(brentq(excess, outer, mean, xtol=1e-12))
+
+
+Steps = Sequence[Sequence[int]]
+"""Sizes of the steps of each round, positive; a step adds its size to the sum, or nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequentialLook:
+    """A look at a sum of at most `total`: at `low` or below, or at `high` or above, the test ends."""
+
+    gained: int
+    total: int
+    low: int
+    high: int
+    side: int
+    """1 if the sum was too great for the rate at this look or before, -1 if too small, 0 if the test goes on."""
+
+
+def sequential_look(
+    steps: Steps, gained: Sequence[int], rate: float, shares: Sequence[float], confidence: float = CONFIDENCE
+) -> SequentialLook:
+    """Return the last look at the test of a rate with a planned number of looks, each of which may end it.
+
+    DeMets, Biometrika 74 (1987) 149-154).
+
+    Args:
+        steps: sizes of the steps of each round so far.
+        gained: sum of those steps of each round that were gained, [K].
+        rate: chance of each step to be gained, under the hypothesis.
+        shares: of the planned steps that were made by each look, rising to 1, [K or more].
+        confidence: 1 - the error of both sides together over all planned looks.
+    """
+    look = SequentialLook(0, 0, -1, 1, 0)
+    for (low, high), sizes, gain in zip(sum_limits(steps, rate, shares, confidence), steps, gained, strict=True):
+        reached = look.gained + gain
+        side = look.side or (reached >= high) - (reached <= low)
+        look = SequentialLook(reached, look.total + sum(sizes), low, high, side)
+    return look
+
+
+def sum_limits(
+    steps: Steps, rate: float, shares: Sequence[float], confidence: float = CONFIDENCE
+) -> Iterator[tuple[int, int]]:
+    """Yield for each round the greatest sum that is too small for the rate, and the least that is too great.
+
+    They are -1, and one more than the greatest sum, where no sum is. Arguments as of `sequential_look`.
+    """
+    chances, spent = np.ones(1), np.zeros(2)
+    for sizes, share in zip(steps, shares, strict=False):
+        for size, count in sorted(Counter(sizes).items()):
+            chances = np.convolve(chances, _sum_chances(size, count, rate))
+        tails = np.cumsum([chances, chances[::-1]], axis=1)
+        budget = (1 - confidence) / 2 * share**2 - spent + 1e-15
+        below, above = (tails <= budget[:, None]).sum(axis=1).tolist()
+        yield below - 1, len(chances) - above
+        spent += [chances[:below].sum(), chances[len(chances) - above :].sum()]
+        chances[:below] = chances[len(chances) - above :] = 0.0
+
+
+@lru_cache(maxsize=1024)
+def _sum_chances(size: int, count: int, rate: float) -> NDArray[np.float64]:
+    from scipy.stats import binom
+
+    chances = np.zeros(size * count + 1)
+    chances[::size] = binom.pmf(np.arange(count + 1), count, rate)
+    chances.flags.writeable = False
+    return chances

@@ -18,9 +18,9 @@ from math import ceil, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.statistics.bootstrap import RESAMPLES
 from safevla_bench.statistics.intervals import (
     CONFIDENCE,
+    RESAMPLES,
     Interval,
     is_significant,
     normal_quantile,
@@ -30,9 +30,7 @@ from safevla_bench.statistics.intervals import (
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 _EXACT_TERMS = 13
-"""Greatest number of differences of which all subsets are tried."""
 _GRID = 1 << 15
-"""Steps of the grid on which more differences are summed."""
 _TOLERANCE = 1e-12
 """Sums nearer than this are equal: they differ only by the order of addition."""
 
@@ -79,10 +77,7 @@ def flip_pair_means(differences: Floats, confidence: float = CONFIDENCE) -> Mean
 def _flip_signs(differences: Floats, weights: Floats, confidence: float) -> MeanTest:
     """Return the test that weighted differences [K], with random signs, centre on zero, and its interval in [-1, 1].
 
-    A centre θ is rejected where the sum of the differences from it, each with its sign or the other, is rarely beyond
-    the observed sum. It is beyond it where the mean of the flipped ones is below θ, so that the centres which are not
-    rejected lie between two means of subsets (J. A. Hartigan, Journal of the American Statistical Association 64 (1969)
-    1303-1317).
+    Hartigan, Journal of the American Statistical Association 64 (1969) 1303-1317).
     """
     share_below = _count_subsets(differences, weights)
     digits, halvings = (9, 34) if len(differences) <= _EXACT_TERMS else (5, 20)
@@ -104,10 +99,7 @@ def _double_tail(share: float) -> float:
 
 
 def _count_subsets(differences: Floats, weights: Floats) -> Callable[[float], float]:
-    """Return the function of a centre that counts the subsets whose mean is below it, as a share of all subsets.
-
-    Subsets whose mean is the centre count half, and so does the empty one.
-    """
+    """Return the function of a centre that counts the subsets whose mean is below it, as a share of all subsets."""
     if len(differences) > _EXACT_TERMS:
         return lambda centre: _sum_on_grid(weights * (differences - centre))
     subsets, scaled = _list_subsets(len(differences)), weights / weights.max(initial=1.0)
@@ -128,12 +120,7 @@ def _list_subsets(count: int) -> Floats:
 
 
 def _sum_on_grid(terms: Floats) -> float:
-    """Return the share of all subsets of the terms [K] with a sum below zero; those with a sum of zero count half.
-
-    A subset's sum is below zero as often as the sum of a subset of magnitudes is below that of the negative terms.
-    Magnitudes that are whole numbers are summed exactly. Others are rounded to 1/32768 of their sum, and sums that the
-    rounding may have moved past each other count as equal: up to 200 terms this moves a p-value by less than 1 %.
-    """
+    """Return the share of all subsets of the terms [K] with a sum below zero; those with a sum of zero count half."""
     magnitudes = np.abs(terms)
     total = float(magnitudes.sum())
     is_whole = total <= _GRID and float(np.abs(terms - np.rint(terms)).max()) < 1e-9
@@ -179,10 +166,6 @@ def mcnemar_mid_p(only_first: int, only_second: int) -> float:
 def cmh_mid_p(counts: Ints, sizes: Ints, others: Ints, other_sizes: Ints) -> float:
     """Return the two-sided mid-p-value of the Cochran-Mantel-Haenszel test over strata such as tasks.
 
-    It supposes that no stratum has a difference. Given how many episodes count in each stratum, the first policy's
-    share of them is hypergeometric, and the sum over strata is known exactly. 1 where all episodes of each stratum are
-    alike.
-
     Args:
         counts: the first policy's episodes that count, [K].
         sizes: all its episodes, [K].
@@ -205,9 +188,7 @@ def cmh_mid_p(counts: Ints, sizes: Ints, others: Ints, other_sizes: Ints) -> flo
 def mean_rate_interval(totals: Floats, sizes: Ints, confidence: float = CONFIDENCE) -> Interval | None:
     """Return the interval of the unweighted mean of rates over strata, such as tasks; None if there are none.
 
-    The spread of each stratum is taken at the rate that one more success and one more failure would give, as A. Agresti
-    and B. Caffo do (The American Statistician 54 (2000) 280-288): a rate of 0 or 1 has a spread too. One stratum has
-    Wilson's interval. Values in [0, 1] vary no more than a rate of their mean, so that sums of those do.
+    Caffo do (The American Statistician 54 (2000) 280-288): a rate of 0 or 1 has a spread too.
 
     Args:
         totals: counts, or sums of values in [0, 1], [K].
@@ -224,9 +205,8 @@ def mean_rate_interval(totals: Floats, sizes: Ints, confidence: float = CONFIDEN
 def mean_rate_difference_interval(
     totals: Floats, sizes: Ints, others: Floats, other_sizes: Ints, confidence: float = CONFIDENCE
 ) -> Interval | None:
-    """Return the interval of the difference of two policies' mean rates over the same strata; None if there are none.
-
-    As `mean_rate_interval`; one stratum has Newcombe's interval.
+    """Return the interval of the difference of two policies' mean rates over the same strata; None if there are
+    none.
     """
     mine, theirs = (
         mean_rate_interval(totals, sizes, confidence),
@@ -256,18 +236,8 @@ def permute_task_means(
     confidence: float = CONFIDENCE,
     tries: int = RESAMPLES,
 ) -> MeanTest:
-    """Test that two policies' values have one distribution in each task, and return the interval of their difference.
-
-    The labels of the policies are drawn anew within each task. The statistic is the mean over tasks of the differences
-    of means, in its standard errors, so that unequal spreads do not look like a difference. The observed labels are
-    counted in. The interval holds the shifts of all the first policy's values which the same labels do not reject.
-
-    Args:
-        values: the first policy's values of each task, from 0 to 1, K arrays.
-        others: the second policy's, of the same tasks.
-        generator: the source of the labels.
-        confidence: of the interval.
-        tries: number of random labellings.
+    """Test that two policies' values have one distribution in each task, and return the interval of their
+    difference.
     """
     moments: Floats = np.zeros((5, tries + 1))
     for first, second in zip(values, others, strict=True):
@@ -293,11 +263,7 @@ _HALVINGS = 20
 
 
 def _draw_labels(first: Floats, second: Floats, generator: np.random.Generator, tries: int) -> Floats:
-    """Return what the labels of one task make of its values, [5, tries + 1]; the observed labels come first.
-
-    The difference of means of the values and of the marks of those that are the first policy's; then, added over both
-    sides, the squared standard error of the values' mean, its covariance with the marks', and that of the marks.
-    """
+    """Return what the labels of one task make of its values, [5, tries + 1]; the observed labels come first."""
     n = len(first)
     places = np.tile(np.arange(n + len(second), dtype=np.int32), (tries + 1, 1))
     places[1:] = generator.permuted(places[1:], axis=1)
@@ -315,10 +281,7 @@ def _draw_labels(first: Floats, second: Floats, generator: np.random.Generator, 
 
 
 def _shifted_p(moments: Floats, shift: float) -> float:
-    """Return the mid-p-value of the hypothesis that the first policy's values are greater by `shift` in every task.
-
-    `moments` [5, R] are those of `_draw_labels`, added over tasks.
-    """
+    """Return the mid-p-value of the hypothesis that the first policy's values are greater by `shift` in every task."""
     sums = np.abs(moments[0] - shift * moments[1])
     spreads = np.sqrt(np.maximum(0.0, moments[2] - 2 * shift * moments[3] + shift**2 * moments[4]))
     if not (spreads > _TOLERANCE).any():  # one episode a task and policy: no spread is known

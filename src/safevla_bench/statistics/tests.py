@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 def holm_adjust(p_values: Sequence[float]) -> tuple[float, ...]:
     """Return Holm's adjusted p-values, in the order given.
 
-    Rejecting those at most α makes any false rejection at all with probability at most α.
-
-    S. Holm, Scandinavian Journal of Statistics 6 (1979) 65-70.
+    Holm, Scandinavian Journal of Statistics 6 (1979) 65-70.
 
     >>> holm_adjust([0.01, 0.04, 0.03])
     (0.03, 0.06, 0.06)
@@ -33,19 +31,14 @@ def holm_adjust(p_values: Sequence[float]) -> tuple[float, ...]:
 def letter_display(count: int, distinct: Collection[tuple[int, int]]) -> tuple[str, ...]:
     """Return the compact letter display: policies that share a letter are not significantly different.
 
-    There is one letter for each maximal set without a significant difference.
-
-    Args:
-        count: number of policies, in the order in which letters are given.
-        distinct: pairs of their numbers that a test told apart.
-
     >>> letter_display(3, {(0, 2)})
     ('a', 'ab', 'b')
     """
     different = {frozenset(pair) for pair in distinct}
     near = {k: {j for j in range(count) if j != k and frozenset((j, k)) not in different} for k in range(count)}
     groups = sorted(sorted(group) for group in _maximal_cliques(set(), set(range(count)), set(), near))
-    return tuple("".join(_group_letter(g) for g, group in enumerate(groups) if k in group) for k in range(count))
+    letters = [chr(ord("a") + g) if g < 26 else f"({g + 1})" for g in range(len(groups))]
+    return tuple("".join(letters[g] for g, group in enumerate(groups) if k in group) for k in range(count))
 
 
 def _maximal_cliques(chosen: set[int], open_: set[int], done: set[int], near: dict[int, set[int]]) -> list[set[int]]:
@@ -57,10 +50,6 @@ def _maximal_cliques(chosen: set[int], open_: set[int], done: set[int], near: di
         cliques += _maximal_cliques(chosen | {k}, open_ & near[k], done & near[k], near)
         open_, done = open_ - {k}, done | {k}
     return cliques
-
-
-def _group_letter(number: int) -> str:
-    return chr(ord("a") + number) if number < 26 else f"({number + 1})"
 
 
 # Two independent proportions
@@ -93,8 +82,7 @@ def _barnard_region(count: int, n: int, other: int, m: int) -> tuple[Ints, Ints]
     """Return the outcomes (x, y) of n and m at least as extreme as the observed, by row x: two arrays [n + 1].
 
     Extreme is y up to the first array's (-1 = none) and from the second array's on (m + 1 = none). The squared
-    statistic is (xm - yn)² / (s (n + m - s)) up to a constant, with s = x + y. For given x the inequality is quadratic
-    in y with a positive leading coefficient: what is extreme lies outside its two roots.
+    statistic is (xm - yn)² / (s (n + m - s)) up to a constant, with s = x + y.
     """
     total, rows = n + m, np.arange(n + 1, dtype=np.float64)
     pooled = count + other
@@ -113,11 +101,7 @@ def _barnard_region(count: int, n: int, other: int, m: int) -> tuple[Ints, Ints]
 
 
 def _supremum(region: tuple[Ints, Ints], n: int, m: int) -> float:
-    """Return the greatest probability of a region over the common proportion, at most 1.
-
-    The maximum of 256 points that are dense near 0 and 1 as a sine is, then of ever finer points around it. Rows
-    further than 9 standard deviations from their mean add less than 1e-18 and are left out.
-    """
+    """Return the greatest probability of a region over the common proportion, at most 1."""
 
     def probability(proportion: float) -> float:
         return _region_probability(region, n, m, proportion)
@@ -145,9 +129,8 @@ def _refine(probability: Callable[[float], float], low: float, high: float) -> f
 
 
 def _region_probability(region: tuple[Ints, Ints], n: int, m: int, proportion: float) -> float:
-    """Return the probability of a region for one common proportion: the sum of P(X = x) (P(Y <= low) + P(Y >= high)).
-
-    `region` is as `_barnard_region` returns it. Rows x far from the mean are left out.
+    """Return the probability of a region for one common proportion: the sum of P(X = x) (P(Y <= low) + P(Y >=
+    high)).
     """
     from scipy.special import bdtr
     from scipy.stats import binom

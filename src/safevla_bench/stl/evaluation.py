@@ -1,4 +1,4 @@
-"""Evaluation of a formula's parts on all records at once.
+"""Evaluation of a formula's parts on all records at once, and the records that decide its value or violate it.
 
 Values are margins (float64) or crisp truths (bool). A formula of Boolean signals alone is never turned into numbers,
 and `gate -> predicate` is one selection.
@@ -7,82 +7,51 @@ and `gate -> predicate` is one selection.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
 from safevla_bench.errors import FormulaError, SignalError
-from safevla_bench.stl.formula import (
-    Always,
-    And,
-    Arithmetic,
-    BooleanSignal,
-    Call,
-    Compare,
-    Eventually,
-    Expression,
-    Formula,
-    Implies,
-    Negate,
-    Not,
-    Number,
-    NumericSignal,
-    Or,
-    Threshold,
-    Truth,
-    Until,
-    Window,
-    format_expression,
-    format_formula,
-    format_number,
-    signal_names,
-    walk_nodes,
-)
-from safevla_bench.stl.trace import MAX, MIN, Bools, Floats, Fold, Trace, Values, fold_ranges, is_crisp
+from safevla_bench.stl import formula as syntax
+from safevla_bench.stl.trace import MAX, MIN, Bools, Floats, Fold, Ints, Trace, Values, fold_ranges, is_crisp
 
 STEP_TOLERANCE = 1e-9
 """Greatest distance of a window bound from a multiple of the control step, in control steps."""
 
 
-def evaluate_formula(formula: Formula, trace: Trace, *, at_start: bool, best: bool = True) -> Values:
-    """Return the value at record 0 of each episode, [E], if `at_start`, else at every record, [N].
+def evaluate_formula(formula: syntax.Formula, trace: Trace, *, at_start: bool, best: bool = True) -> Values:
+    """Return the value at record 0 of each episode, [E], if `at_start`, else at every record, [N]."""
 
-    Values are margins, or truths where all atoms are Boolean. All episodes must have the same control step. Where
-    signals are unknown, the value is the greatest that they could give the formula, or the smallest unless `best`.
-    Raises `SignalError` or `FormulaError` as `robustness` does.
-    """
-
-    def evaluate(part: Formula, *, at_start: bool = at_start, best: bool = best) -> Values:
+    def evaluate(part: syntax.Formula, *, at_start: bool = at_start, best: bool = best) -> Values:
         return evaluate_formula(part, trace, at_start=at_start, best=best)
 
     match formula:
-        case Not(child):
+        case syntax.Not(child):
             return negate(evaluate(child, best=not best))
-        case And(left, right):
+        case syntax.And(left, right):
             return conjunction(evaluate(left), evaluate(right))
-        case Or(left, right):
+        case syntax.Or(left, right):
             return disjunction(evaluate(left), evaluate(right))
-        case Implies(left, right):
+        case syntax.Implies(left, right):
             return disjunction(negate(evaluate(left, best=not best)), evaluate(right))
-        case Always(window, child):
-            return evaluate_window(evaluate(child, at_start=False), MIN, window, trace, at_start)
-        case Eventually(window, child):
-            return evaluate_window(evaluate(child, at_start=False), MAX, window, trace, at_start)
-        case Until(window, left, right):
+        case syntax.Always(window, child) | syntax.Eventually(window, child):
+            fold = MIN if isinstance(formula, syntax.Always) else MAX
+            return evaluate_window(evaluate(child, at_start=False), fold, window, trace, at_start)
+        case syntax.Until(window, left, right):
             hold, reach = evaluate(left, at_start=False), evaluate(right, at_start=False)
             values = _evaluate_until(hold, reach, window, trace)
-        case Compare():
+        case syntax.Compare():
             values = predicate_margin(formula, trace, best=best)
-        case BooleanSignal(name):
+        case syntax.BooleanSignal(name):
             values = trace.boolean_signal(name)
             if name in trace.unknown:
                 values = values | trace.unknown[name] if best else values & ~trace.unknown[name]
-        case Truth(value):
+        case syntax.Truth(value):
             values = np.full(trace.starts[-1], value)
     return values[trace.starts[:-1]] if at_start else values
 
 
-def evaluate_window(values: Values, fold: Fold, window: Window, trace: Trace, at_start: bool) -> Values:
+def evaluate_window(values: Values, fold: Fold, window: syntax.Window, trace: Trace, at_start: bool) -> Values:
     """Return the fold of `values` [N] over the window from record 0 if `at_start`, [E], else from every record, [N].
 
     An empty window gives the fold's neutral value: +inf or True for MIN, -inf or False for MAX.
@@ -95,14 +64,14 @@ def evaluate_window(values: Values, fold: Fold, window: Window, trace: Trace, at
     return trace.layout.fold_window(values, fold, first, last)
 
 
-def _evaluate_until(hold: Values, reach: Values, window: Window, trace: Trace) -> Values:
+def _evaluate_until(hold: Values, reach: Values, window: syntax.Window, trace: Trace) -> Values:
     if hold.dtype != reach.dtype:
         hold, reach = to_margins(hold), to_margins(reach)
     first, last = window_steps(window, trace)
     return trace.layout.fold_until(hold, reach, first, trace.layout.longest - 1 if last is None else last)
 
 
-def window_steps(window: Window, trace: Trace) -> tuple[int, int | None]:
+def window_steps(window: syntax.Window, trace: Trace) -> tuple[int, int | None]:
     """Return the first and last control step of the window, by the step of episode 0; the last is None for the horizon.
 
     Raises `FormulaError` if a bound is no multiple of that step.
@@ -112,16 +81,12 @@ def window_steps(window: Window, trace: Trace) -> tuple[int, int | None]:
 
 
 def _step_count(bound_s: float, trace: Trace) -> int:
-    """Return a bound in seconds as control steps of episode 0, at most the records of the longest episode.
-
-    Raises `FormulaError` if the bound is further than `STEP_TOLERANCE` steps from a multiple.
-    """
     dt_s = float(trace.dt_s[0])
     count = min(bound_s / dt_s, 1e18)  # beyond any episode, and still an integer
     if not abs(count - round(count)) <= STEP_TOLERANCE:
-        nearest = format_number(round(count) * dt_s)
-        step = f"the control step dt = {format_number(dt_s)} s"
-        problem = f"the window bound {format_number(bound_s)} s is no multiple of {step}"
+        nearest = syntax.format_number(round(count) * dt_s)
+        step = f"the control step dt = {syntax.format_number(dt_s)} s"
+        problem = f"the window bound {syntax.format_number(bound_s)} s is no multiple of {step}"
         raise FormulaError(problem, remedy=f"the nearest multiple is {nearest} s")
     return min(round(count), trace.layout.longest)
 
@@ -169,19 +134,18 @@ def to_margins(values: Values) -> Floats:
 # Atoms
 
 
-def reads_signal(expression: Expression) -> bool:
+def reads_signal(expression: syntax.Expression) -> bool:
     """Return whether an expression reads any signal."""
-    return any(isinstance(node, NumericSignal) for node in walk_nodes(expression))
+    return any(isinstance(node, syntax.NumericSignal) for node in syntax.walk_nodes(expression))
 
 
-def evaluate_expression(expression: Expression, trace: Trace | None) -> Floats | np.float64:
+def evaluate_expression(expression: syntax.Expression, trace: Trace | None) -> Floats | np.float64:
     """Return the expression at every record, [N], or one number if it reads no signal (`trace` may then be None).
 
-    NaN where a signal is unknown. Raises `SignalError` if a known value is NaN, or arithmetic divides by zero or
-    overflows; `FormulaError` if `threshold` was not substituted.
+    NaN where a signal is unknown.
     """
     match expression:
-        case NumericSignal(name):
+        case syntax.NumericSignal(name):
             assert trace is not None
             values = trace.numeric_signal(name)
             if name in trace.unknown:
@@ -190,21 +154,21 @@ def evaluate_expression(expression: Expression, trace: Trace | None) -> Floats |
                 return np.where(unknown, np.nan, values)
             trace.reject_nan(values, name)
             return values
-        case Number(value):
+        case syntax.Number(value):
             return np.float64(value)
-        case Threshold():
+        case syntax.Threshold():
             raise FormulaError("the placeholder `threshold` has no value", remedy="substitute a number for it first")
-        case Negate(child):
+        case syntax.Negate(child):
             return -evaluate_expression(child, trace)
-        case Arithmetic(operator, left, right):
+        case syntax.Arithmetic(operator, left, right):
             first, second = evaluate_expression(left, trace), evaluate_expression(right, trace)
             result: Floats = _OPERATORS[operator](first, second)
             if not (np.isfinite(result) | np.isnan(first) | np.isnan(second)).all():  # NaN: unknown
-                raise SignalError(f"`{format_expression(expression)}` divides by zero or overflows")
+                raise SignalError(f"`{syntax.format_expression(expression)}` divides by zero or overflows")
             return result
-        case Call("abs", (argument,)):
+        case syntax.Call("abs", (argument,)):
             return np.abs(evaluate_expression(argument, trace))
-        case Call(function, arguments):
+        case syntax.Call(function, arguments):
             fold = np.minimum if function == "min" else np.maximum
             return functools.reduce(fold, (evaluate_expression(argument, trace) for argument in arguments))
 
@@ -212,31 +176,121 @@ def evaluate_expression(expression: Expression, trace: Trace | None) -> Floats |
 _OPERATORS: Mapping[str, np.ufunc] = {"+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide}
 
 
-def predicate_margin(predicate: Compare, trace: Trace, *, best: bool = True) -> Floats:
-    """Return the margin of a comparison at every record, [N], in the unit of its sides.
-
-    Where the comparison reads an unknown value, the margin is the greatest that is possible, or the smallest unless
-    `best`. Raises as `evaluate_expression` does, and `SignalError` where a known margin is NaN.
-    """
+def predicate_margin(predicate: syntax.Compare, trace: Trace, *, best: bool = True) -> Floats:
+    """Return the margin of a comparison at every record, [N], in the unit of its sides."""
     left, right = evaluate_expression(predicate.left, trace), evaluate_expression(predicate.right, trace)
     difference = right - left if predicate.operator in ("<", "<=") else left - right
     values = np.broadcast_to(difference, trace.starts[-1])
-    if trace.unknown and not trace.unknown.keys().isdisjoint(signal_names(predicate)):
+    if trace.unknown and not trace.unknown.keys().isdisjoint(syntax.signal_names(predicate)):
         return np.where(np.isnan(values), _unknown_margin(predicate, trace, best), values)
-    trace.reject_nan(values, f"the margin of `{format_formula(predicate)}`")
+    trace.reject_nan(values, f"the margin of `{syntax.format_formula(predicate)}`")
     return values
 
 
-def _unknown_margin(predicate: Compare, trace: Trace, best: bool) -> Floats | float:
-    """Return the margin of a comparison where a value is unknown: the greatest possible, or the smallest unless `best`.
-
-    An array [N] if a signal is compared with a constant and the least value of the signal bounds the margin on that
-    side; else +inf if `best`, -inf if not.
-    """
+def _unknown_margin(predicate: syntax.Compare, trace: Trace, best: bool) -> Floats | float:
     below = predicate.operator in ("<", "<=")
     match (predicate.left, predicate.right) if below else (predicate.right, predicate.left):
-        case NumericSignal(name), bound if best and not reads_signal(bound):
+        case syntax.NumericSignal(name), bound if best and not reads_signal(bound):
             return np.asarray(evaluate_expression(bound, None) - trace.least_values(name))
-        case bound, NumericSignal(name) if not best and not reads_signal(bound):
+        case bound, syntax.NumericSignal(name) if not best and not reads_signal(bound):
             return np.asarray(trace.least_values(name) - evaluate_expression(bound, None))
     return np.inf if best else -np.inf
+
+
+# Records that decide or violate
+
+
+def group_by_step(formula: syntax.Formula, trace: Trace) -> Iterator[tuple[Ints, Trace]]:
+    """Yield groups of episodes of equal control step: their indices, ascending, and their trace; shortest step first.
+
+    Before a split, raises `SignalError` if a signal is NaN.
+    """
+    if not syntax.bounded_windows(formula) or bool(np.all(trace.dt_s == trace.dt_s[:1])):
+        yield from [(np.arange(len(trace)), trace)] if len(trace) else []
+        return
+    for name in (syntax.signal_names(formula) & trace.signals.keys()) - trace.unknown.keys():
+        trace.reject_nan(trace.signals[name], name)  # before the split, so that an error names the caller's episode
+    for dt_s in np.unique(trace.dt_s):
+        episodes = np.flatnonzero(trace.dt_s == dt_s)
+        yield episodes, trace.select_episodes(episodes)
+
+
+def deciding_records(formula: syntax.Formula, trace: Trace) -> Ints:
+    """Return the record that decides each episode's robustness, counted from its first record, [E]; -1 = none."""
+    records = np.empty(len(trace), np.int64)
+    for episodes, part in group_by_step(formula, trace):
+        rows = _deciding_rows(formula, part)
+        records[episodes] = np.where(rows < 0, -1, rows - part.starts[:-1])
+    return records
+
+
+@np.errstate(all="ignore")  # as in robustness: overflow is reported as an error
+def _deciding_rows(formula: syntax.Formula, trace: Trace) -> Ints:
+    """Return the row, counted over the records of all episodes, that decides each episode, [E]; -1 = none."""
+    match formula:
+        case syntax.Not(child):
+            return _deciding_rows(child, trace)
+        case syntax.And(left, right) | syntax.Or(left, right) | syntax.Implies(left, right):
+            first, second = _start_margins(left, trace), _start_margins(right, trace)
+            first = -first if isinstance(formula, syntax.Implies) else first
+            is_left = first <= second if isinstance(formula, syntax.And) else first >= second
+            return np.where(is_left, _deciding_rows(left, trace), _deciding_rows(right, trace))
+        case syntax.Always(window, child) | syntax.Eventually(window, child):
+            values = evaluate_formula(child, trace, at_start=False)
+            find = np.argmin if isinstance(formula, syntax.Always) else np.argmax
+            bounds = trace.layout.window_bounds(*window_steps(window, trace))
+            return _rows_in_windows(trace, *bounds, lambda _, lo, hi: find(values[lo:hi]))
+        case syntax.Until(window, left, right):
+            hold, reach = (to_margins(evaluate_formula(side, trace, at_start=False)) for side in (left, right))
+            bounds = trace.layout.window_bounds(*window_steps(window, trace))
+            return _rows_in_windows(
+                trace, *bounds, lambda start, lo, hi: _until_margins(hold, reach, start, lo, hi).argmax()
+            )
+        case _:
+            return trace.starts[:-1]
+
+
+def _start_margins(formula: syntax.Formula, trace: Trace) -> Floats:
+    return to_margins(evaluate_formula(formula, trace, at_start=True))
+
+
+def _rows_in_windows(trace: Trace, lo: Ints, hi: Ints, place: Callable[[int, int, int], np.integer]) -> Ints:
+    windows = zip(trace.starts[:-1], lo, hi, strict=True)
+    return np.array([a + place(start, a, b) if a < b else -1 for start, a, b in windows], dtype=np.int64)
+
+
+def _until_margins(hold: Values, reach: Values, start: int, lo: int, hi: int) -> Values:
+    least_before = np.minimum.accumulate(np.concatenate([[np.inf], hold[start : hi - 1]]))
+    return np.asarray(np.minimum(reach[lo:hi], least_before[lo - start :]))
+
+
+def violating_records(formula: syntax.Formula, trace: Trace) -> Bools | None:
+    """Return whether each record violates a G, or any G of a conjunction of them, [N]; None for any other formula."""
+    if not _is_recordwise(formula):
+        return None
+    violating = np.zeros(trace.starts[-1], np.bool_)
+    for episodes, part in group_by_step(formula, trace):
+        violating[trace.record_rows(episodes)] = _violation_mask(formula, part)
+    return violating
+
+
+def _is_recordwise(formula: syntax.Formula) -> bool:
+    if isinstance(formula, syntax.And):
+        return _is_recordwise(formula.left) and _is_recordwise(formula.right)
+    return isinstance(formula, syntax.Always)
+
+
+@np.errstate(all="ignore")  # as in robustness: overflow is reported as an error
+def _violation_mask(formula: syntax.Formula, trace: Trace) -> Bools:
+    """Return whether each record violates a formula that `_is_recordwise` accepts, [N]; outside the windows False."""
+    match formula:
+        case syntax.And(left, right):
+            return _violation_mask(left, trace) | _violation_mask(right, trace)
+        case syntax.Always(window, child):
+            lo, hi = trace.layout.window_bounds(*window_steps(window, trace))
+            row = np.arange(trace.starts[-1])
+            episode = trace.layout.episode_of
+            fails = is_positive(negate(evaluate_formula(child, trace, at_start=False)))
+            return np.asarray(fails & (row >= lo[episode]) & (row < hi[episode]))
+        case _:
+            raise AssertionError(formula)

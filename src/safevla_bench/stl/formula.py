@@ -32,7 +32,6 @@ class Number:
     value: float
 
     def __post_init__(self) -> None:
-        """Raise `FormulaError` if the value is not finite or has a minus sign, as -0.0 has."""
         if not math.isfinite(self.value) or math.copysign(1.0, self.value) < 0:
             raise FormulaError(f"{self.value} is no literal", remedy="literals are finite and not negative")
 
@@ -66,7 +65,6 @@ class Call:
     arguments: tuple[Expression, ...]
 
     def __post_init__(self) -> None:
-        """Raise `FormulaError` if `abs` has not one argument, or `min` or `max` fewer than two."""
         count = len(self.arguments)
         if (count != 1) if self.function == "abs" else (count < 2):
             wanted = "one argument" if self.function == "abs" else "two arguments or more"
@@ -81,7 +79,6 @@ class Window:
     end_s: float | None = None
 
     def __post_init__(self) -> None:
-        """Raise `FormulaError` unless 0 <= start <= end, both finite."""
         end = self.start_s if self.end_s is None else self.end_s
         if not (0 <= self.start_s <= end < math.inf):
             raise FormulaError(
@@ -243,10 +240,8 @@ def map_predicates(formula: Formula, change: Callable[[Compare], Compare]) -> Fo
             return change(formula)
         case Not(child):
             return Not(map_predicates(child, change))
-        case Always(window, child):
-            return Always(window, map_predicates(child, change))
-        case Eventually(window, child):
-            return Eventually(window, map_predicates(child, change))
+        case Always(window, child) | Eventually(window, child):
+            return type(formula)(window, map_predicates(child, change))
         case Until(window, left, right):
             return Until(window, map_predicates(left, change), map_predicates(right, change))
         case And(left, right) | Or(left, right) | Implies(left, right):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import resources
@@ -18,31 +18,7 @@ from lark import Lark, Token, Transformer_NonRecursive, v_args
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken, VisitError
 
 from safevla_bench.errors import FormulaError
-from safevla_bench.stl.formula import (
-    Always,
-    And,
-    Arithmetic,
-    BooleanSignal,
-    Call,
-    Compare,
-    Comparison,
-    Eventually,
-    Expression,
-    Formula,
-    Function,
-    Implies,
-    Negate,
-    Node,
-    Not,
-    Number,
-    NumericSignal,
-    Operator,
-    Or,
-    Threshold,
-    Truth,
-    Until,
-    Window,
-)
+from safevla_bench.stl import formula as syntax
 
 MAX_CHARACTERS = 100_000
 """Greatest length of a formula's text: one of the greatest depth, with names of 500 characters."""
@@ -50,7 +26,7 @@ MAX_DEPTH = 200
 """Greatest depth of a formula, and of its parentheses. Each operator of a chain `a and b and c` is one level."""
 
 
-def parse(text: str, signals: Mapping[str, bool] | None = None) -> Formula:
+def parse(text: str, signals: Mapping[str, bool] | None = None) -> syntax.Formula:
     """Return the formula that a text states.
 
     Args:
@@ -98,7 +74,7 @@ def _load_grammar() -> Lark:
 class _ParsedPart:
     """A node and the column where it starts. A bare name is a `Signal` until its place makes it Boolean."""
 
-    node: Node
+    node: syntax.Node
     column: int
     depth: int = 1
     parentheses: int = 0
@@ -118,6 +94,15 @@ def _column_error(column: int, problem: str, remedy: str | None = None) -> Formu
     return FormulaError(f"column {column}: {problem}", column=column, remedy=remedy)
 
 
+def _join_formulas(
+    kind: type[syntax.And | syntax.Or | syntax.Implies],
+) -> Callable[[_Builder, _ParsedPart, _ParsedPart], _ParsedPart]:
+    def build(self: _Builder, left: _ParsedPart, right: _ParsedPart) -> _ParsedPart:
+        return self._make_part(kind(self.as_formula(left), self.as_formula(right)), left.column, left, right)
+
+    return build
+
+
 @v_args(inline=True)
 class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
     """Builds a part for each grammar rule, bottom up and without recursion. The grammar names the public methods."""
@@ -129,47 +114,36 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
     # Atoms
 
     def number(self, token: Token) -> _ParsedPart:
-        """Return the part of a literal. Raises `FormulaError` if the literal overflows a float."""
-        return _ParsedPart(Number(_finite_number(token)), _column_of(token))
+        return _ParsedPart(syntax.Number(_finite_number(token)), _column_of(token))
 
     def name(self, token: Token) -> _ParsedPart:
-        """Return the part of a bare name as a numeric signal; `as_formula` turns the name Boolean.
-
-        Raises `FormulaError` with the nearest known name if the known signals are given and lack this name.
-        """
         if self._signals is not None and token not in self._signals:
             raise _column_error(
                 _column_of(token), f"unknown signal {str(token)!r}", _signal_remedy(token, self._signals)
             )
-        return _ParsedPart(NumericSignal(str(token)), _column_of(token))
+        return _ParsedPart(syntax.NumericSignal(str(token)), _column_of(token))
 
     def threshold(self, token: Token) -> _ParsedPart:
-        return _ParsedPart(Threshold(), _column_of(token))
+        return _ParsedPart(syntax.Threshold(), _column_of(token))
 
     def truth(self, token: Token) -> _ParsedPart:
-        return _ParsedPart(Truth(token == "true"), _column_of(token))
+        return _ParsedPart(syntax.Truth(token == "true"), _column_of(token))
 
     # Arithmetic
 
     def minus(self, sign: Token, child: _ParsedPart) -> _ParsedPart:
-        """Return the part of a unary minus. Raises `FormulaError` if the child is no number."""
-        return self._make_part(Negate(self.as_expression(child)), _column_of(sign), child)
+        return self._make_part(syntax.Negate(self.as_expression(child)), _column_of(sign), child)
 
     def arithmetic(self, left: _ParsedPart, sign: Token, right: _ParsedPart) -> _ParsedPart:
-        """Return the part of `left + right` or of `-`, `*`, `/`. Raises `FormulaError` if a side is no number."""
-        operator = cast(Operator, str(sign))
+        operator = cast(syntax.Operator, str(sign))
         return self._make_part(
-            Arithmetic(operator, self.as_expression(left), self.as_expression(right)), left.column, left, right
+            syntax.Arithmetic(operator, self.as_expression(left), self.as_expression(right)), left.column, left, right
         )
 
     def call(self, name: Token, *arguments: _ParsedPart) -> _ParsedPart:
-        """Return the part of `abs`, `min` or `max`.
-
-        Raises `FormulaError` if an argument is no number or their count is wrong.
-        """
         expressions = tuple(self.as_expression(argument) for argument in arguments)
         try:
-            node = Call(cast(Function, str(name)), expressions)
+            node = syntax.Call(cast(syntax.Function, str(name)), expressions)
         except FormulaError as error:
             raise _column_error(_column_of(name), error.problem) from None
         return self._make_part(node, _column_of(name), *arguments)
@@ -177,67 +151,39 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
     # Formulas
 
     def compare(self, left: _ParsedPart, sign: Token, right: _ParsedPart) -> _ParsedPart:
-        """Return the part of a comparison of two numbers. Raises `FormulaError` if a side is a formula."""
-        operator = cast(Comparison, str(sign))
+        operator = cast(syntax.Comparison, str(sign))
         return self._make_part(
-            Compare(operator, self.as_expression(left), self.as_expression(right)), left.column, left, right
+            syntax.Compare(operator, self.as_expression(left), self.as_expression(right)), left.column, left, right
         )
 
     def negation(self, child: _ParsedPart) -> _ParsedPart:
-        """Return the part of `!child`. Raises `FormulaError` if the child is a number."""
-        return self._make_part(Not(self.as_formula(child)), child.column, child)
+        return self._make_part(syntax.Not(self.as_formula(child)), child.column, child)
 
-    def both(self, left: _ParsedPart, right: _ParsedPart) -> _ParsedPart:
-        """Return the part of `left and right`. Raises `FormulaError` if a side is a number."""
-        return self._make_part(And(self.as_formula(left), self.as_formula(right)), left.column, left, right)
+    both = _join_formulas(syntax.And)
+    either = _join_formulas(syntax.Or)
+    implies = _join_formulas(syntax.Implies)
 
-    def either(self, left: _ParsedPart, right: _ParsedPart) -> _ParsedPart:
-        """Return the part of `left or right`. Raises `FormulaError` if a side is a number."""
-        return self._make_part(Or(self.as_formula(left), self.as_formula(right)), left.column, left, right)
+    def always(self, window: syntax.Window | None, child: _ParsedPart) -> _ParsedPart:
+        return self._make_part(syntax.Always(window or syntax.Window(), self.as_formula(child)), child.column, child)
 
-    def implies(self, left: _ParsedPart, right: _ParsedPart) -> _ParsedPart:
-        """Return the part of `left -> right`. Raises `FormulaError` if a side is a number."""
-        return self._make_part(Implies(self.as_formula(left), self.as_formula(right)), left.column, left, right)
+    def eventually(self, window: syntax.Window | None, child: _ParsedPart) -> _ParsedPart:
+        return self._make_part(
+            syntax.Eventually(window or syntax.Window(), self.as_formula(child)), child.column, child
+        )
 
-    def always(self, window: Window | None, child: _ParsedPart) -> _ParsedPart:
-        """Return the part of `G[a,b] child`; a window of None is [0,T].
-
-        Raises `FormulaError` if the child is a number.
-        """
-        return self._make_part(Always(window or Window(), self.as_formula(child)), child.column, child)
-
-    def eventually(self, window: Window | None, child: _ParsedPart) -> _ParsedPart:
-        """Return the part of `F[a,b] child`; a window of None is [0,T].
-
-        Raises `FormulaError` if the child is a number.
-        """
-        return self._make_part(Eventually(window or Window(), self.as_formula(child)), child.column, child)
-
-    def until(self, left: _ParsedPart, window: Window | None, right: _ParsedPart) -> _ParsedPart:
-        """Return the part of `left U[a,b] right`; a window of None is [0,T].
-
-        Raises `FormulaError` if a side is a number.
-        """
-        node = Until(window or Window(), self.as_formula(left), self.as_formula(right))
+    def until(self, left: _ParsedPart, window: syntax.Window | None, right: _ParsedPart) -> _ParsedPart:
+        node = syntax.Until(window or syntax.Window(), self.as_formula(left), self.as_formula(right))
         return self._make_part(node, left.column, left, right)
 
-    def window(self, start: Token, end: Token) -> Window:
-        """Return the window between two tokens in seconds; an end of `T` becomes `end_s` None.
-
-        Raises `FormulaError` with the column if a bound overflows a float or the end is before the start.
-        """
+    def window(self, start: Token, end: Token) -> syntax.Window:
         try:
-            return Window(_finite_number(start), None if end == "T" else _finite_number(end))
+            return syntax.Window(_finite_number(start), None if end == "T" else _finite_number(end))
         except FormulaError as error:
             if error.column is not None:
                 raise
             raise _column_error(_column_of(start), error.problem, error.remedy) from None
 
     def group(self, part: _ParsedPart) -> _ParsedPart:
-        """Return the part in parentheses: the same node and depth, with one level of parentheses more.
-
-        Raises `FormulaError` if the parentheses nest deeper than `MAX_DEPTH`.
-        """
         return _ParsedPart(part.node, part.column, part.depth, part.parentheses + 1)
 
     def start(self, part: _ParsedPart) -> _ParsedPart:
@@ -245,34 +191,28 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
 
     # Types
 
-    def as_formula(self, part: _ParsedPart) -> Formula:
-        """Return the part as a formula; a bare name becomes a Boolean signal.
-
-        Raises `FormulaError` if the part is a number or the name of a known numeric signal.
-        """
-        if isinstance(part.node, NumericSignal):
+    def as_formula(self, part: _ParsedPart) -> syntax.Formula:
+        """Return the part as a formula; a bare name becomes a Boolean signal."""
+        if isinstance(part.node, syntax.NumericSignal):
             name = part.node.name
             if self._signals is not None and not self._signals[name]:
                 raise _column_error(
                     part.column, f"{name!r} is numeric, and a formula is expected here", _comparison_remedy(name)
                 )
-            return BooleanSignal(name)
+            return syntax.BooleanSignal(name)
         if _is_expression(part.node):
             raise _column_error(
                 part.column, "a number stands where a formula is expected", _comparison_remedy("signal")
             )
-        return cast(Formula, part.node)
+        return cast(syntax.Formula, part.node)
 
-    def as_expression(self, part: _ParsedPart) -> Expression:
-        """Return the part as an arithmetic expression; a bare name stays a numeric signal.
-
-        Raises `FormulaError` if the part is a formula or the name of a known Boolean signal.
-        """
+    def as_expression(self, part: _ParsedPart) -> syntax.Expression:
+        """Return the part as an arithmetic expression; a bare name stays a numeric signal."""
         if not _is_expression(part.node):
             raise _column_error(
                 part.column, "a formula stands where a number is expected", "comparisons do not chain or add up"
             )
-        if isinstance(part.node, NumericSignal) and self._signals is not None and self._signals[part.node.name]:
+        if isinstance(part.node, syntax.NumericSignal) and self._signals is not None and self._signals[part.node.name]:
             name = part.node.name
             numeric = sorted(signal for signal, boolean in self._signals.items() if not boolean)
             remedy = f"use it as a formula by itself; numeric signals: {', '.join(numeric) or 'none'}"
@@ -280,21 +220,18 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
         return part.node
 
     @staticmethod
-    def _make_part(node: Node, column: int, *parts: _ParsedPart) -> _ParsedPart:
-        """Return the part of a node above others: a level deeper than the deepest, with the most parentheses of any.
-
-        Raises `FormulaError` if the node is deeper than `MAX_DEPTH`.
-        """
+    def _make_part(node: syntax.Node, column: int, *parts: _ParsedPart) -> _ParsedPart:
         depth, parentheses = max(part.depth for part in parts), max(part.parentheses for part in parts)
         return _ParsedPart(node, column, depth + 1, parentheses)
 
 
-def _is_expression(node: Node) -> TypeGuard[Expression]:
-    return isinstance(node, NumericSignal | Number | Threshold | Negate | Arithmetic | Call)
+def _is_expression(node: syntax.Node) -> TypeGuard[syntax.Expression]:
+    return isinstance(
+        node, syntax.NumericSignal | syntax.Number | syntax.Threshold | syntax.Negate | syntax.Arithmetic | syntax.Call
+    )
 
 
 def _finite_number(token: Token) -> float:
-    """Return the token as a float. Raises `FormulaError` with the column if the number overflows to infinity."""
     value = float(token)
     if not math.isfinite(value):
         raise _column_error(_column_of(token), f"{_shorten(str(token))} is too large a number")
@@ -312,11 +249,7 @@ def _signal_remedy(name: str, signals: Mapping[str, bool]) -> str:
 
 
 def _syntax_error(text: str, error: UnexpectedInput) -> FormulaError:
-    """Return, without raising, the `FormulaError` for a syntax error of Lark.
-
-    The column is that of the unexpected token or character; where the text ends too early or is empty, that after its
-    end.
-    """
+    """Return, without raising, the `FormulaError` for a syntax error of Lark."""
     if isinstance(error, UnexpectedToken) and error.token.type != "$END":
         return _column_error(
             _column_of(error.token), f"{_shorten(str(error.token))!r} is not expected here", _expectation_text(error)
@@ -330,10 +263,7 @@ def _syntax_error(text: str, error: UnexpectedInput) -> FormulaError:
 
 
 def _expectation_text(error: UnexpectedInput) -> str:
-    """Return the sentence that says which tokens were expected at a syntax error, by what Lark names.
-
-    Always some sentence.
-    """
+    """Return the sentence that says which tokens were expected at a syntax error, by what Lark names."""
     expected: set[str] = getattr(error, "expected", None) or set()
     if "NAME" in expected:
         return "a signal, a number or a parenthesis is expected"

@@ -15,39 +15,24 @@ that is not violated has a verdict: where it holds in the worst reading too, or 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 
+from safevla_bench.stl import formula as syntax
 from safevla_bench.stl.evaluation import (
     disjunction,
     evaluate_expression,
     evaluate_formula,
     evaluate_window,
+    group_by_step,
     is_positive,
     negate,
     predicate_margin,
     reads_signal,
     to_margins,
     window_steps,
-)
-from safevla_bench.stl.formula import (
-    Always,
-    And,
-    Compare,
-    Eventually,
-    Formula,
-    Implies,
-    Not,
-    NumericSignal,
-    Or,
-    Until,
-    Window,
-    bounded_windows,
-    reverse_empty_windows,
-    signal_names,
 )
 from safevla_bench.stl.trace import (
     MAX,
@@ -61,18 +46,6 @@ from safevla_bench.stl.trace import (
     fold_ranges,
     is_crisp,
 )
-
-__all__ = [
-    "FormulaVerdict",
-    "OneSidedClause",
-    "Trace",
-    "hangs_on_empty_window",
-    "judge_formula",
-    "match_clause",
-    "robustness",
-    "settle_unknown",
-    "trajectory_robustness",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +69,8 @@ class FormulaVerdict:
 
 
 @np.errstate(all="ignore")  # overflow and division by zero are reported as errors below
-def robustness(formula: Formula, trace: Trace) -> Floats:
-    """Return the robustness at record 0 of each episode, [E].
-
-    Raises:
-        SignalError: The trace lacks a signal, or one has the wrong kind or is NaN, or arithmetic leaves the numbers.
-        FormulaError: A window bound is no multiple of an episode's control step, or `threshold` was not substituted.
-    """
+def robustness(formula: syntax.Formula, trace: Trace) -> Floats:
+    """Return the robustness at record 0 of each episode, [E]."""
     rho = np.empty(len(trace))
     for episodes, part in group_by_step(formula, trace):
         clause = match_clause(formula)
@@ -113,12 +81,8 @@ def robustness(formula: Formula, trace: Trace) -> Floats:
 
 
 @np.errstate(all="ignore")
-def settle_unknown(formula: Formula, trace: Trace, rho: Floats, *, binary: bool = False) -> tuple[Floats, Bools]:
+def settle_unknown(formula: syntax.Formula, trace: Trace, rho: Floats, *, binary: bool = False) -> tuple[Floats, Bools]:
     """Return the robustness of episodes with unknown values, [E], and whether unknown values leave no verdict, [E].
-
-    A violation stands. A formula of G alone that judged any record has the margin of the best reading; it judged one if
-    that margin is finite or, if it is `binary`, some record of a root G is decided. Any other formula has the margin of
-    the worst reading, and no verdict where that is negative.
 
     Args:
         formula: the formula.
@@ -138,30 +102,29 @@ def settle_unknown(formula: Formula, trace: Trace, rho: Floats, *, binary: bool 
     return np.where((rho < 0) | on_rest, rho, worst), ~((rho < 0) | (worst >= 0) | on_rest)
 
 
-def _hangs_on_single_record(formula: Formula, positive: bool = True) -> bool:
-    """Return whether the formula has an F or U that must hold, or a G that is negated (`positive` False: the reverse).
-
-    A single record may satisfy such a formula, so that the known records alone prove nothing.
+def _hangs_on_single_record(formula: syntax.Formula, positive: bool = True) -> bool:
+    """Return whether the formula has an F or U that must hold, or a G that is negated (`positive` False: the
+    reverse).
     """
     match formula:
-        case Not(child):
+        case syntax.Not(child):
             return _hangs_on_single_record(child, not positive)
-        case And(left, right) | Or(left, right):
+        case syntax.And(left, right) | syntax.Or(left, right):
             return _hangs_on_single_record(left, positive) or _hangs_on_single_record(right, positive)
-        case Implies(left, right):
+        case syntax.Implies(left, right):
             return _hangs_on_single_record(left, not positive) or _hangs_on_single_record(right, positive)
-        case Always(_, child):
+        case syntax.Always(_, child):
             return not positive or _hangs_on_single_record(child, positive)
-        case Eventually(_, child):
+        case syntax.Eventually(_, child):
             return positive or _hangs_on_single_record(child, positive)
-        case Until():
+        case syntax.Until():
             return True
         case _:
             return False
 
 
-def _decides_record(formula: Formula, trace: Trace) -> Bools:
-    if not isinstance(formula, Always):
+def _decides_record(formula: syntax.Formula, trace: Trace) -> Bools:
+    if not isinstance(formula, syntax.Always):
         return np.zeros(len(trace), np.bool_)
     best, worst = (
         to_margins(evaluate_formula(formula.child, trace, at_start=False, best=best)) for best in (True, False)
@@ -170,20 +133,20 @@ def _decides_record(formula: Formula, trace: Trace) -> Bools:
     return np.asarray(decided, dtype=np.bool_)
 
 
-def hangs_on_empty_window(formula: Formula, trace: Trace) -> Bools:
+def hangs_on_empty_window(formula: syntax.Formula, trace: Trace) -> Bools:
     """Return whether a window that holds no record decides the verdict of each episode, [E].
 
     The formula is judged with empty windows read as usual (G true, F and U false), and with all of them read the other
     way. True where the two verdicts differ. Raises as `robustness` does.
     """
-    if all(window.start_s == 0 for window in bounded_windows(formula)):
+    if all(window.start_s == 0 for window in syntax.bounded_windows(formula)):
         return np.zeros(len(trace), np.bool_)
-    other_reading = robustness(reverse_empty_windows(formula), trace)
+    other_reading = robustness(syntax.reverse_empty_windows(formula), trace)
     return np.not_equal(robustness(formula, trace) >= 0, other_reading >= 0)
 
 
 @np.errstate(all="ignore")
-def trajectory_robustness(formula: Formula, trace: Trace, *, best: bool = True) -> Floats:
+def trajectory_robustness(formula: syntax.Formula, trace: Trace, *, best: bool = True) -> Floats:
     """Return the robustness at every record, [N], in the best reading or the worst. Raises as `robustness` does."""
     rho = np.empty(trace.starts[-1])
     for episodes, part in group_by_step(formula, trace):
@@ -192,7 +155,7 @@ def trajectory_robustness(formula: Formula, trace: Trace, *, best: bool = True) 
 
 
 @np.errstate(all="ignore")
-def judge_formula(formula: Formula, trace: Trace) -> FormulaVerdict:
+def judge_formula(formula: syntax.Formula, trace: Trace) -> FormulaVerdict:
     """Return robustness, worst signal value and first violation of each episode. Raises as `robustness` does."""
     verdict = FormulaVerdict(np.empty(len(trace)), np.empty(len(trace)), np.empty(len(trace), np.int64))
     for episodes, part in group_by_step(formula, trace):
@@ -205,38 +168,19 @@ def judge_formula(formula: Formula, trace: Trace) -> FormulaVerdict:
     return verdict
 
 
-def group_by_step(formula: Formula, trace: Trace) -> Iterator[tuple[Ints, Trace]]:
-    """Yield groups of episodes of equal control step: their indices, ascending, and their trace; shortest step first.
-
-    A formula without bounded windows counts no steps: all episodes are then one group with the trace itself, as they
-    are where all steps are equal. Yields nothing for no episodes. Before a split, raises `SignalError` if a signal is
-    NaN.
-    """
-    if not bounded_windows(formula) or bool(np.all(trace.dt_s == trace.dt_s[:1])):
-        yield from [(np.arange(len(trace)), trace)] if len(trace) else []
-        return
-    for name in (signal_names(formula) & trace.signals.keys()) - trace.unknown.keys():
-        trace.reject_nan(trace.signals[name], name)  # before the split, so that an error names the caller's episode
-    for dt_s in np.unique(trace.dt_s):
-        episodes = np.flatnonzero(trace.dt_s == dt_s)
-        yield episodes, trace.select_episodes(episodes)
-
-
-def _judge_group(formula: Formula, trace: Trace) -> FormulaVerdict:
-    """Return the verdicts of episodes of equal control step.
-
-    `extreme` is NaN but for one-sided clauses. Without a root G or conjunction of such, a violation is at record 0.
-    """
+def _judge_group(formula: syntax.Formula, trace: Trace) -> FormulaVerdict:
+    """Return the verdicts of episodes of equal control step."""
     clause = match_clause(formula)
     if clause:
         return _measure_clause(clause, trace).to_verdict(trace)
     unknown = np.full(len(trace), np.nan)
     match formula:
-        case And(left, right):
+        case syntax.And(left, right):
             first, second = _judge_group(left, trace), _judge_group(right, trace)
-            violation = _earlier_record(first.first_violation, second.first_violation)
+            records = np.sort([first.first_violation, second.first_violation], axis=0)
+            violation = np.where(records[0] >= 0, records[0], records[1])
             return FormulaVerdict(np.minimum(first.rho, second.rho), unknown, violation)
-        case Always(window, child):
+        case syntax.Always(window, child):
             values = evaluate_formula(child, trace, at_start=False)
             rho = to_margins(evaluate_window(values, MIN, window, trace, at_start=True))
             lo, hi = trace.layout.window_bounds(*window_steps(window, trace))
@@ -247,11 +191,6 @@ def _judge_group(formula: Formula, trace: Trace) -> FormulaVerdict:
             return FormulaVerdict(rho, unknown, np.where(rho < 0, 0, -1))
 
 
-def _earlier_record(first: Ints, second: Ints) -> Ints:
-    both = (first >= 0) & (second >= 0)
-    return np.where(both, np.minimum(first, second), np.maximum(first, second))
-
-
 def _rows_to_records(rows: Ints, starts: Ints) -> Ints:
     return np.where(rows < 0, -1, rows - starts)
 
@@ -260,46 +199,42 @@ def _rows_to_records(rows: Ints, starts: Ints) -> Ints:
 
 
 _SEARCH_RECORDS = 1 << 14
-"""Records that are searched at a time for first violations."""
 
 
 @dataclass(frozen=True, slots=True)
 class OneSidedClause:
     """G(signal below or above a bound), with or without a gate. The worst signal value decides the margin."""
 
-    window: Window
-    gate: Formula | None
-    predicate: Compare
+    window: syntax.Window
+    gate: syntax.Formula | None
+    predicate: syntax.Compare
     signal: str
     bound: float
     upper: bool
 
 
-def match_clause(formula: Formula) -> OneSidedClause | None:
+def match_clause(formula: syntax.Formula) -> OneSidedClause | None:
     """Return a G over a comparison, or over gate -> comparison, as a one-sided clause; None for any other formula.
 
-    None too unless one side of the comparison is a bare signal and the other, the bound, reads no signal. Raises
-    `FormulaError` if `threshold` stands in the bound, `SignalError` if the bound divides by zero or overflows.
+    None too unless one side of the comparison is a bare signal and the other, the bound, reads no signal.
     """
     match formula:
-        case Always(window, Implies(gate, Compare() as predicate)):
+        case syntax.Always(window, syntax.Implies(gate, syntax.Compare() as predicate)):
             return _one_sided_clause(window, gate, predicate)
-        case Always(window, Compare() as predicate):
+        case syntax.Always(window, syntax.Compare() as predicate):
             return _one_sided_clause(window, None, predicate)
         case _:
             return None
 
 
-def _one_sided_clause(window: Window, gate: Formula | None, predicate: Compare) -> OneSidedClause | None:
-    """Return the clause of a predicate with a signal alone on one side and a constant on the other; None otherwise.
-
-    `upper` is True if the constant bounds the signal from above. Raises as `match_clause` does.
-    """
+def _one_sided_clause(
+    window: syntax.Window, gate: syntax.Formula | None, predicate: syntax.Compare
+) -> OneSidedClause | None:
     below = predicate.operator in ("<", "<=")
     match predicate:
-        case Compare(_, NumericSignal(name), bound) if not reads_signal(bound):
+        case syntax.Compare(_, syntax.NumericSignal(name), bound) if not reads_signal(bound):
             return OneSidedClause(window, gate, predicate, name, float(evaluate_expression(bound, None)), below)
-        case Compare(_, bound, NumericSignal(name)) if not reads_signal(bound):
+        case syntax.Compare(_, bound, syntax.NumericSignal(name)) if not reads_signal(bound):
             return OneSidedClause(window, gate, predicate, name, float(evaluate_expression(bound, None)), not below)
         case _:
             return None
@@ -322,11 +257,7 @@ class _ClauseMeasurement:
         return FormulaVerdict(self.rho, self.extreme, first_violation)
 
     def _first_rows(self, episodes: Ints, trace: Trace) -> Ints:
-        """Return the first violating row of each given episode's window, [K]; -1 = none.
-
-        Rows count over all episodes. All windows are read a few records at a time until each has shown a violation or
-        ended.
-        """
+        """Return the first violating row of each given episode's window, [K]; -1 = none."""
         values, rows = _clause_values(self.clause, trace), np.full(len(episodes), -1)
         at, end = self.lo[episodes], self.hi[episodes]
         searched = np.flatnonzero(at < end)
@@ -346,12 +277,7 @@ class _ClauseMeasurement:
 
 
 def _measure_clause(clause: OneSidedClause, trace: Trace) -> _ClauseMeasurement:
-    """Return the worst signal value and the robustness of each episode, whose control steps are equal.
-
-    Rounding is monotone, so the margin of the worst value is, bit for bit, the worst margin. No array of margins is
-    needed, unless the gate is numeric. Where the gate never opens, the worst value is NaN; a Boolean gate gives +inf
-    then.
-    """
+    """Return the worst signal value and the robustness of each episode, whose control steps are equal."""
     gate = None if clause.gate is None else evaluate_formula(clause.gate, trace, at_start=False, best=False)
     gate_open = None if gate is None else is_positive(gate)
     lo, hi = trace.layout.window_bounds(*window_steps(clause.window, trace))
@@ -360,16 +286,19 @@ def _measure_clause(clause: OneSidedClause, trace: Trace) -> _ClauseMeasurement:
         smallest_margin = clause.bound - worst if clause.upper else worst - clause.bound
         rho = np.where(np.isnan(worst), np.inf, smallest_margin + 0.0)
     else:  # a numeric gate has a margin of its own
-        rho = to_margins(fold_ranges(disjunction(negate(gate), predicate_margin(clause.predicate, trace)), MIN, lo, hi))
+        rho = to_margins(
+            fold_ranges(
+                disjunction(negate(gate), predicate_margin(clause.predicate, trace)),
+                MIN,
+                lo,
+                hi,
+            )
+        )
     return _ClauseMeasurement(clause, rho, worst, gate_open, lo, hi)
 
 
 def _worst_values(clause: OneSidedClause, gate_open: Bools | None, lo: Ints, hi: Ints, trace: Trace) -> Floats:
-    """Return the worst value over the records [lo, hi) where the gate is open, NaN where there is none, [E].
-
-    The records are cut into pieces. The gate is open or closed throughout a piece, and an open piece lies wholly inside
-    or outside a window. As every record is in a piece, folding the pieces finds every NaN.
-    """
+    """Return the worst value over the records [lo, hi) where the gate is open, NaN where there is none, [E]."""
     values, fold = _clause_values(clause, trace), MAX if clause.upper else MIN
     cuts = _piece_starts(gate_open, lo, hi, trace)
     pieces = fold_pieces(values, fold, cuts)
@@ -392,11 +321,7 @@ def _clause_values(clause: OneSidedClause, trace: Trace) -> Floats:
 
 
 def _piece_starts(gate_open: Bools | None, lo: Ints, hi: Ints, trace: Trace) -> Ints:
-    """Return the first rows of the pieces, ascending.
-
-    They are row 0, each row at which the gate opens or closes, and each at which a window starts or ends under an open
-    gate.
-    """
+    """Return the first rows of the pieces, ascending."""
     if gate_open is None and np.array_equal(lo, trace.starts[:-1]) and np.array_equal(hi, trace.starts[1:]):
         return lo
     edges = np.concatenate([lo, hi])

@@ -1,11 +1,7 @@
 """Traces: signals of many episodes in one flat array [N], and the temporal operators on them.
 
 Values are margins (float64) or crisp truths (bool). `np.minimum` and `np.maximum` serve both, since False < True.
-Python loops over no records. A window [first, last] counts records from each record on and is clipped at the end of its
-episode.
-
-A value may be unknown at some records. A formula then has a best and a worst reading: the greatest and the smallest
-robustness that any true values could give. `robustness` says which of the two is reported.
+Python loops over no records.
 """
 
 from __future__ import annotations
@@ -80,10 +76,7 @@ class RaggedLayout:
         return np.repeat(self.starts[1:], self.lengths) - np.arange(self.starts[-1])
 
     def shift_ahead(self, values: Values, steps: int, past_end: float | bool) -> Values:
-        """Return out[t] = values[t + steps], or `past_end` where the episode is over by then, [N].
-
-        With 0 steps `values` itself is returned, not a copy.
-        """
+        """Return out[t] = values[t + steps], or `past_end` where the episode is over by then, [N]."""
         if steps == 0:
             return values
         shifted = np.full_like(values, past_end)
@@ -92,13 +85,7 @@ class RaggedLayout:
         return shifted
 
     def fold_window(self, values: Values, fold: Fold, first: int, last: int) -> Values:
-        """Return out[t] = the fold over values[t+first .. t+last] within t's episode, [N].
-
-        A window without records gives the fold's neutral value.
-
-        The cost grows only with the logarithm of the width: a window of 2w records is two windows of w, and any width
-        is two overlapping windows of a power of two.
-        """
+        """Return out[t] = the fold over values[t+first .. t+last] within t's episode, [N]."""
         nothing = fold.neutral_value(values)
         width = min(last, self.longest - 1) - first + 1
         if width <= 0:
@@ -111,13 +98,7 @@ class RaggedLayout:
         return self.shift_ahead(covered, first, nothing)
 
     def fold_to_end(self, values: Values, fold: Fold, first: int) -> Values:
-        """Return out[t] = the fold over values[t+first ..] up to the episode's end, [N].
-
-        A window without records gives the fold's neutral value.
-
-        One accumulate from the back suffices. Complex numbers compare by their real parts first. With the episode's
-        number as the real part, the accumulate starts afresh in each episode.
-        """
+        """Return out[t] = the fold over values[t+first ..] up to the episode's end, [N]."""
         keys = np.empty(len(values), np.complex128)
         keys.real = self.episode_of if fold is MIN else -self.episode_of
         keys.imag = values
@@ -129,10 +110,6 @@ class RaggedLayout:
         """Return out[t] = max over t' in [t+first, t+last] of min(reach[t'], min of hold over t .. t'-1), [N].
 
         Only records of t's episode count; a window without records gives minus infinity, or False for truths.
-
-        A stretch of records has a pair (reached, held). A stretch a followed by a stretch b has reached =
-        max(reached_a, min(held_a, reached_b)) and held = min(held_a, held_b). The stretch is built by doubling, from
-        the binary digits of its width.
         """
         fails, holds = MAX.neutral_value(reach), MIN.neutral_value(hold)
         width = min(last, self.longest - 1) - first + 1
@@ -183,10 +160,7 @@ def fold_ranges(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
 
 
 def fold_pieces(values: Floats, fold: Fold, cuts: Ints) -> Floats:
-    """Return the fold over each of P adjoining pieces of the values, [P]; `cuts` are their first indices, from 0.
-
-    Many short pieces are slow to fetch from memory and quick to fold from the cache. A pass over a block fetches it.
-    """
+    """Return the fold over each of P adjoining pieces of the values, [P]; `cuts` are their first indices, from 0."""
     if len(values) <= BLOCK_RECORDS:
         return np.asarray(fold.ufunc.reduceat(values, cuts))
     folded, ends = np.empty(len(cuts)), np.append(cuts, len(values))
@@ -227,7 +201,6 @@ class Trace:
     """
 
     def __post_init__(self) -> None:
-        """Raise `SignalError` if an episode has no record, the starts do not fit `dt_s`, or a signal is not [N]."""
         if len(self.starts) != len(self.dt_s) + 1 or self.starts[0] != 0 or np.any(np.diff(self.starts) < 1):
             raise SignalError("an episode without records, or offsets that do not fit the control steps")
         for name, values in self.signals.items():
@@ -251,10 +224,7 @@ class Trace:
         return rows
 
     def select_episodes(self, episodes: NDArray[np.bool_] | NDArray[np.integer]) -> Trace:
-        """Return the trace of the chosen episodes, by a mask [E] or by indices in any order.
-
-        This trace itself is returned if all are chosen in order.
-        """
+        """Return the trace of the chosen episodes, by a mask [E] or by indices in any order."""
         chosen = np.flatnonzero(episodes) if episodes.dtype == np.bool_ else np.asarray(episodes, np.int64)
         if np.array_equal(chosen, np.arange(len(self))):
             return self
@@ -264,10 +234,6 @@ class Trace:
         return Trace({name: values[rows] for name, values in self.signals.items()}, starts, self.dt_s[chosen], unknown)
 
     def _signal_values(self, name: str) -> Values:
-        """Return a signal of either kind, [N].
-
-        Raises `SignalError` with the known names if the trace lacks the signal.
-        """
         if name not in self.signals:
             signal_names = ", ".join(sorted(self.signals)) or "none"
             raise SignalError(f"the trace has no signal {name!r}", remedy=f"it has: {signal_names}")

@@ -5,7 +5,7 @@ Tasks as plain rows list what applies to them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NotRequired, TypedDict
@@ -17,33 +17,29 @@ from safevla_bench.tasks.entries import Registry, TaskEntry
 
 @dataclass(frozen=True, slots=True)
 class Applicability:
-    """Reasons why a specification does not apply: tags it needs, tags that bar it, fields not recorded.
+    """Reasons why a specification does not apply: tags it needs, and tags that bar it.
 
     `absent` says why a host lacks tags, tag -> reason.
     """
 
     needs: tuple[str, ...] = ()
     barred_by: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
     absent: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def applies(self) -> bool:
         """True if there is no reason against it."""
-        return not (self.needs or self.barred_by or self.missing)
+        return not (self.needs or self.barred_by)
 
     @property
     def reason(self) -> str:
-        """`applies`, or the reasons joined by `; `: `needs A, B`, `invalid with C`, `signal missing: field`."""
+        """`applies`, or the reasons joined by `; `: `needs A, B`, `invalid with C`."""
+        needs = [f"{tag} ({self.absent[tag]})" if tag in self.absent else tag for tag in self.needs]
         parts = [
-            (f"needs {', '.join(map(self._explain_need, self.needs))}", self.needs),
+            (f"needs {', '.join(needs)}", self.needs),
             (f"invalid with {', '.join(self.barred_by)}", self.barred_by),
-            (f"signal missing: {', '.join(self.missing)}", self.missing),
         ]
         return "; ".join(text for text, present in parts if present) or "applies"
-
-    def _explain_need(self, tag: str) -> str:
-        return f"{tag} ({self.absent[tag]})" if tag in self.absent else tag
 
 
 APPLIES = Applicability()
@@ -52,20 +48,12 @@ APPLIES = Applicability()
 def check_applicability(
     spec: Spec, tags: Collection[str], absent: Mapping[str, str] = MappingProxyType({})
 ) -> Applicability:
-    """Return the applicability of a specification to a task with these tags, with every reason against it.
-
-    `absent` says why its host lacks tags, tag -> reason.
-    """
+    """Return the applicability of a specification to a task with these tags, with every reason against it."""
     return Applicability(
         needs=tuple(tag for tag in spec.requires_all if tag not in tags),
         barred_by=tuple(tag for tag in spec.invalid_if_any if tag in tags),
         absent=absent,
     )
-
-
-def signal_missing(fields: Iterable[str]) -> Applicability:
-    """Return the applicability of a specification whose tags fit, but whose raw fields the record lacks."""
-    return Applicability(missing=tuple(fields))
 
 
 def active_specs(library: Library, tags: Collection[str]) -> tuple[Spec, ...]:
@@ -90,13 +78,7 @@ class TaskListing(TypedDict):
 def task_listings(
     registry: Registry, library: Library | None = None, benchmark: str | None = None, capabilities: Sequence[str] = ()
 ) -> list[TaskListing]:
-    """Return one row per task: its template, its tags, the scored specifications that apply, and why others do not.
-
-    Without a library each benchmark has the one with the limits made for it.
-
-    Raises:
-        RegistryError: there is no such benchmark or capability set.
-    """
+    """Return one row per task: its template, its tags, the scored specifications that apply, and why others do not."""
     return [
         _task_listing(registry, library or _library_of(registry, entry), entry, capabilities)
         for entry in registry.list_entries(benchmark)
@@ -111,12 +93,7 @@ def _library_of(registry: Registry, entry: TaskEntry) -> Library:
 def exempt_tasks(
     registry: Registry, library: Library, spec_id: str, capabilities: Sequence[str] = ()
 ) -> dict[str, list[str]]:
-    """Return the tasks to which a specification does not apply: reason -> tasks, as `benchmark task_id`.
-
-    Raises:
-        SpecError: the library has no such specification.
-        RegistryError: there is no such capability set.
-    """
+    """Return the tasks to which a specification does not apply: reason -> tasks, as `benchmark task_id`."""
     spec, by_reason = library[spec_id], dict[str, list[str]]()
     for entry in registry.list_entries():
         tags = registry.task_tags(entry.benchmark, entry.task_id, capabilities)
@@ -127,10 +104,7 @@ def exempt_tasks(
 
 
 def _task_listing(registry: Registry, library: Library, entry: TaskEntry, capabilities: Sequence[str]) -> TaskListing:
-    """Return a task's row of the listing: its tags, and the specifications that apply and that do not, with reasons.
-
-    The row has `template` where the task has one, else `components`.
-    """
+    """Return a task's row of the listing: its tags, and the specifications that apply and that do not, with reasons."""
     tags = registry.task_tags(entry.benchmark, entry.task_id, capabilities)
     absent = registry.absence_reasons(entry.benchmark)
     verdicts = {spec.spec_id: check_applicability(spec, tags, absent) for spec in library.safe}

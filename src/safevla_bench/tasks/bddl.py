@@ -20,9 +20,7 @@ Predicate = tuple[str, ...]
 """A predicate and its arguments, such as `("on", "plate_1", "table_stove_front_region")`."""
 JOINT_MOVES = ("open", "close")
 SWITCHES = ("turnon", "turnoff")
-"""With `JOINT_MOVES` the goal predicates that name a fixture's joint."""
 PLACINGS = ("in", "on")
-"""Goal predicates that put their first argument into or onto their second."""
 _GROUNDS = ("table", "floor")
 _DEEPEST = 50
 _ANGLE = re.compile(r"[-+]?[\d.]+(?:e[-+]?\d+)?")
@@ -53,13 +51,11 @@ class BddlProblem:
         joint_goals = [arguments for verb, *arguments in self.goal if verb in (*JOINT_MOVES, *SWITCHES) and arguments]
         carried = {moved for moved, _ in placings}
         places = dict.fromkeys(self.owner_of(place) for _, place in placings)
+        grounds = {name for name in places if self.fixtures.get(name, "").rpartition("_")[2] in _GROUNDS}
         return GoalBodies(
-            receptacles=tuple(name for name in places if name not in carried and not self._is_ground(name)),
+            receptacles=tuple(name for name in places if name not in carried | grounds),
             fixtures=tuple(dict.fromkeys(self.owner_of(arguments[0]) for arguments in joint_goals)),
         )
-
-    def _is_ground(self, name: str) -> bool:
-        return self.fixtures.get(name, "").rpartition("_")[2] in _GROUNDS
 
     def class_of(self, name: str) -> str | None:
         """Return the class of an object or fixture, or of a region's owner; None if the file does not declare it."""
@@ -68,11 +64,7 @@ class BddlProblem:
 
 
 def read_bddl(path: Path) -> BddlProblem:
-    """Return the problem in a BDDL file.
-
-    Raises:
-        RegistryError: there is no such file, or it is no BDDL problem; names the file.
-    """
+    """Return the problem in a BDDL file."""
     try:
         text = read_input(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -86,12 +78,7 @@ def read_bddl(path: Path) -> BddlProblem:
 
 
 def parse_bddl(text: str) -> BddlProblem:
-    """Return the problem in a text.
-
-    Raises:
-        RegistryError: the text is no BDDL problem, has no goal, or has a goal or initial state of a form other than
-            predicates joined by `and`.
-    """
+    """Return the problem in a text."""
     tree = _parse_tree(text)
     if not isinstance(tree, list) or tree[:1] != ["define"]:
         raise RegistryError("is no BDDL problem: it does not begin with (define", remedy=_REMEDY)
@@ -111,10 +98,7 @@ def parse_bddl(text: str) -> BddlProblem:
 
 
 def _parse_tree(text: str) -> Tree:
-    """Return the first expression of a text as nested lists of words in small letters; [] for an empty text.
-
-    Comments, from `;` to the line's end, are dropped. Raises `RegistryError` for unbalanced or too deep brackets.
-    """
+    """Return the first expression of a text as nested lists of words in small letters; [] for an empty text."""
     words = re.findall(r"[()]|[^\s()]+", re.sub(r";.*", "", text).lower())
     open_lists: list[list[Tree]] = [[]]
     for word in words:
@@ -135,10 +119,7 @@ def _parse_tree(text: str) -> Tree:
 
 
 def _flatten_predicates(trees: Sequence[Tree]) -> Iterator[Predicate]:
-    """Yield the predicates of trees and of every `and` in them, all of which must hold; empty trees are passed over.
-
-    Raises `RegistryError` for a predicate that holds another, such as `not` or `forall`.
-    """
+    """Yield the predicates of trees and of every `and` in them, all of which must hold; empty trees are passed over."""
     for tree in trees:
         if not isinstance(tree, list) or not tree:
             continue

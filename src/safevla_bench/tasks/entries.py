@@ -125,7 +125,6 @@ class Registry:
     goal_bodies: Mapping[tuple[str, str], GoalBodies] = field(default_factory=dict)
     """By (benchmark, id). They name bodies in reports and decide no verdict."""
     vocabulary: Mapping[str, Tag] = field(default_factory=dict)
-    """The tags that entries may have, by name."""
 
     def find_entry(self, benchmark: str, task_id: str) -> TaskEntry:
         """Return the task's own entry, else that of its family, renamed; a task of a robot's log has one made for it.
@@ -140,7 +139,9 @@ class Registry:
         name = self._host_task_name(benchmark, task_id)
         for family in self.families:
             if family.matches_task(benchmark, name):
-                return replace(family.entry, task_id=task_id, instruction=_parse_instruction(name))
+                scene = _SCENE.match(name)
+                instruction = name[scene.end() :].replace("_", " ") if scene else None
+                return replace(family.entry, task_id=task_id, instruction=instruction)
         if benchmark == LOG_BENCHMARK and benchmark not in self.benchmarks:
             return self._log_entry(task_id)
         raise UnknownTaskError(
@@ -312,11 +313,6 @@ class Registry:
 def spell_suite(name: str) -> str:
     """Return a suite's name in lower case with hyphens, the spelling in which two names of one suite are equal."""
     return name.lower().replace("_", "-")
-
-
-def _parse_instruction(name: str) -> str | None:
-    scene = _SCENE.match(name)
-    return name[scene.end() :].replace("_", " ") if scene else None
 
 
 def _tag_content(entry: TaskEntry) -> list[list[str] | None]:

@@ -11,15 +11,7 @@ import msgspec
 from safevla_bench.specs.file_formats import built_in_tags, meanings_by_class, tags_from_tables
 from safevla_bench.specs.spec import Tag, TagClass
 from safevla_bench.specs.table_reader import RowOrigin, convert_row, suggest_names
-from safevla_bench.tasks.entries import (
-    Benchmark,
-    CapabilitySet,
-    GoalBodies,
-    Registry,
-    TaskEntry,
-    TaskFamily,
-    TaskTemplate,
-)
+from safevla_bench.tasks import entries
 
 _log = logging.getLogger(__name__)
 NO_REASON = "stated without a reason"
@@ -144,22 +136,22 @@ def read_paper_rows(rows: Iterable[tuple[RowOrigin, object]]) -> tuple[tuple[Row
     return tuple((origin, convert_row(row, PaperTaskRow, origin)) for origin, row in origins)
 
 
-def read_benchmarks(source: RegistrySource) -> Iterator[tuple[str, Benchmark]]:
+def read_benchmarks(source: RegistrySource) -> Iterator[tuple[str, entries.Benchmark]]:
     """Yield name and benchmark for each benchmark of a file; whether what it refers to exists is not checked here.
 
     Raises the origin's error for a row of another form.
     """
     for name, table in source.tables.benchmarks.items():
         row = convert_row(table, BenchmarkRow, source.origin.with_subject(f"benchmarks.{name}"))
-        yield name, Benchmark(name, **msgspec.structs.asdict(row))
+        yield name, entries.Benchmark(name, **msgspec.structs.asdict(row))
 
 
-def read_goal_bodies(source: RegistrySource) -> Iterator[tuple[tuple[str, str], GoalBodies]]:
+def read_goal_bodies(source: RegistrySource) -> Iterator[tuple[tuple[str, str], entries.GoalBodies]]:
     """Yield the bodies that goals name, by benchmark and task id; raises the origin's error for a misspelt key."""
     for benchmark, rows in source.tables.goal_bodies.items():
         for task_id, table in rows.items():
             row = convert_row(table, GoalBodiesRow, source.origin.with_subject(f"goal_bodies.{benchmark}.{task_id}"))
-            yield (benchmark, task_id), GoalBodies(row.receptacles, row.fixtures)
+            yield (benchmark, task_id), entries.GoalBodies(row.receptacles, row.fixtures)
 
 
 def check_known(name: str, choices: Iterable[str], key: str, what: str, origin: RowOrigin) -> None:
@@ -192,7 +184,7 @@ class TagReader:
                 raise origin.make_error(problem, field=key, remedy=remedy)
         return frozenset(names)
 
-    def read_capability_sets(self, source: RegistrySource) -> Iterator[tuple[str, CapabilitySet]]:
+    def read_capability_sets(self, source: RegistrySource) -> Iterator[tuple[str, entries.CapabilitySet]]:
         """Yield the capability sets of a file, by name.
 
         Raises the origin's error for a misspelt key, and for a tag that is unknown or of another class.
@@ -202,14 +194,14 @@ class TagReader:
             row = convert_row(table, CapabilityRow, origin)
             tags = self.read_tags(row.tags, "tags", origin, capability=True)
             self.read_tags(row.absent, "absent", origin, capability=True)
-            yield name, CapabilitySet(name, row.host, tags, row.absent)
+            yield name, entries.CapabilitySet(name, row.host, tags, row.absent)
 
-    def read_templates(self, source: RegistrySource) -> Iterator[tuple[str, TaskTemplate]]:
+    def read_templates(self, source: RegistrySource) -> Iterator[tuple[str, entries.TaskTemplate]]:
         """Yield the templates of a file, by name; raises as `read_capability_sets` does."""
         for name, table in source.tables.templates.items():
             origin = source.origin.with_subject(f"templates.{name}")
             row = convert_row(table, TemplateRow, origin)
-            yield name, TaskTemplate(name, row.meaning, self.read_tags(row.tags, "tags", origin))
+            yield name, entries.TaskTemplate(name, row.meaning, self.read_tags(row.tags, "tags", origin))
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,11 +209,11 @@ class EntryReader:
     """Reader of tasks and families, given the names that they may refer to."""
 
     tag_reader: TagReader
-    templates: Mapping[str, TaskTemplate]
-    benchmarks: Mapping[str, Benchmark]
-    capability_sets: Mapping[str, CapabilitySet]
+    templates: Mapping[str, entries.TaskTemplate]
+    benchmarks: Mapping[str, entries.Benchmark]
+    capability_sets: Mapping[str, entries.CapabilitySet]
 
-    def read_entries(self, source: RegistrySource) -> Iterator[tuple[tuple[str, str], TaskEntry]]:
+    def read_entries(self, source: RegistrySource) -> Iterator[tuple[tuple[str, str], entries.TaskEntry]]:
         """Yield the tasks of a file by benchmark and id, without the paper's rows of families.
 
         Raises the origin's error for a row of another form, or one whose benchmark, tags or mechanism are not valid.
@@ -234,7 +226,7 @@ class EntryReader:
             if not paper.patterns:
                 yield (paper.benchmark, paper.task_id), self._make_paper_entry(paper, origin)
 
-    def read_families(self, source: RegistrySource) -> Iterator[TaskFamily]:
+    def read_families(self, source: RegistrySource) -> Iterator[entries.TaskFamily]:
         """Yield the families of a file, in order; raises as `read_entries` does, and for a table without patterns."""
         for number, table in enumerate(source.tables.families):
             origin = source.origin.with_subject(_row_subject(table, f"families[{number}]"))
@@ -243,19 +235,15 @@ class EntryReader:
                 raise origin.make_error(
                     "a family without patterns", field="patterns", remedy='add patterns = ["NAME*"]'
                 )
-            yield TaskFamily(row.patterns, self._make_entry(row, " | ".join(row.patterns), None, origin))
+            yield entries.TaskFamily(row.patterns, self._make_entry(row, " | ".join(row.patterns), None, origin))
         for origin, paper in source.rows:
             if paper.patterns:
-                yield TaskFamily(paper.patterns, self._make_paper_entry(paper, origin))
+                yield entries.TaskFamily(paper.patterns, self._make_paper_entry(paper, origin))
 
     def _make_entry(
         self, row: TaskRow | TaskFamilyRow, task_id: str, instruction: str | None, origin: RowOrigin
-    ) -> TaskEntry:
-        """Return the entry of a row under `task_id`.
-
-        Raises the origin's error for an unknown benchmark or tag, an object tag without a reason, or a wrong
-        mechanism.
-        """
+    ) -> entries.TaskEntry:
+        """Return the entry of a row under `task_id`."""
         check_known(row.benchmark, self.benchmarks, "benchmark", "benchmarks", origin)
         for tag, reason in row.object_tags.items():
             if not reason.strip():
@@ -264,15 +252,12 @@ class EntryReader:
                 )
         self.tag_reader.read_tags(row.object_tags, "object_tags", origin)
         tags = self._mechanism_tags(row, origin) | self.tag_reader.read_tags(row.tags, "tags", origin)
-        return TaskEntry(row.benchmark, task_id, row.template, row.components, tags, row.object_tags, instruction)
+        return entries.TaskEntry(
+            row.benchmark, task_id, row.template, row.components, tags, row.object_tags, instruction
+        )
 
-    def _make_paper_entry(self, row: PaperTaskRow, origin: RowOrigin) -> TaskEntry:
-        """Return the entry of a row in the paper's format.
-
-        Measured tags equal to the benchmark's own are dropped (None). An object tag without a reason gets `NO_REASON`.
-        Raises the origin's error for an unknown tag, a reason for a tag that the row lacks, a wrong mechanism, and,
-        unless the row states its measured tags, an unknown benchmark.
-        """
+    def _make_paper_entry(self, row: PaperTaskRow, origin: RowOrigin) -> entries.TaskEntry:
+        """Return the entry of a row in the paper's format."""
         if row.benchmark_signal_tags is None:
             check_known(row.benchmark, self.benchmarks, "benchmark", "benchmarks", origin)
             measured = None
@@ -288,7 +273,7 @@ class EntryReader:
             check_known(tag, row.object_tags, "object_tag_reasons", "object tags", origin)
         self.tag_reader.read_tags(row.object_tags, "object_tags", origin)
         objects = {tag: reasons.get(tag, NO_REASON) for tag in sorted(row.object_tags)}
-        return TaskEntry(
+        return entries.TaskEntry(
             row.benchmark, row.task_id, row.template, row.components, tags, objects, row.instruction, measured
         )
 
@@ -302,7 +287,9 @@ class EntryReader:
         A row of the paper that states its task tags may name a template of another evaluator: it is logged, and adds no
         tags. Raises the origin's error for another unknown name, and unless the row has either template or components.
         """
-        _check_one_mechanism(row, origin)
+        if (row.template is None) == (not row.components):
+            remedy = "give a template, or, where the task has several phases, components"
+            raise origin.make_error("has both or neither of template and components", field="template", remedy=remedy)
         key = "components" if row.components else "template"
         names = row.components or (row.template or "",)
         for name in names:
@@ -315,48 +302,30 @@ class EntryReader:
         return frozenset[str]().union(*(self.templates[name].tags for name in names if name in self.templates))
 
 
-def _check_one_mechanism(row: TaskRow | TaskFamilyRow | PaperTaskRow, origin: RowOrigin) -> None:
-    if (row.template is None) == (not row.components):
-        remedy = "give a template, or, where the task has several phases, components"
-        raise origin.make_error("has both or neither of template and components", field="template", remedy=remedy)
-
-
 def _row_subject(row: object, otherwise: str) -> str:
     names = [row[key] for key in ("benchmark", "task_id") if key in row] if isinstance(row, Mapping) else []
     return " ".join(map(str, names)) or otherwise
 
 
 def paper_task_rows(
-    registry: Registry, benchmark: str | None = None, capabilities: Sequence[str] = ()
+    registry: entries.Registry, benchmark: str | None = None, capabilities: Sequence[str] = ()
 ) -> list[dict[str, object]]:
-    """Return tasks, then families, as rows of the paper's task-tag schema; `--registry` reads them back to the same.
-
-    Args:
-        registry: the tasks and families.
-        benchmark: only this one's, in any spelling.
-        capabilities: names of capability sets, as for `Registry.task_tags`.
-
-    Raises:
-        RegistryError: there is no such benchmark or capability set.
-    """
+    """Return tasks, then families, as rows of the paper's task-tag schema; `--registry` reads them back to the same."""
     registry.check_benchmark(benchmark)
     suite = None if benchmark is None else registry.find_suite(benchmark)
-    entries: list[tuple[tuple[str, ...], TaskEntry]] = [((), entry) for entry in registry.tasks.values()]
-    entries += [(family.patterns, family.entry) for family in registry.families]
+    listed: list[tuple[tuple[str, ...], entries.TaskEntry]] = [((), entry) for entry in registry.tasks.values()]
+    listed += [(family.patterns, family.entry) for family in registry.families]
     return [
         _paper_task_row(entry, patterns, registry.capability_tags(entry, capabilities), registry.vocabulary)
-        for patterns, entry in entries
+        for patterns, entry in listed
         if suite in (None, entry.benchmark)
     ]
 
 
 def _paper_task_row(
-    entry: TaskEntry, patterns: tuple[str, ...], measured: frozenset[str], vocabulary: Mapping[str, Tag]
+    entry: entries.TaskEntry, patterns: tuple[str, ...], measured: frozenset[str], vocabulary: Mapping[str, Tag]
 ) -> dict[str, object]:
-    """Return an entry as a row in the paper's format; optional keys without content are left out.
-
-    `measured` are the tags of what the benchmark measures. Meanings stand there for tags that are not built in.
-    """
+    """Return an entry as a row in the paper's format; optional keys without content are left out."""
     tags = sorted({*entry.tags, *entry.object_tags, *measured} - set(built_in_tags()))
     mechanism = {"template": entry.template} if entry.template else {"components": list(entry.components)}
     row: dict[str, object] = {

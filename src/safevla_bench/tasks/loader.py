@@ -16,18 +16,9 @@ from typing import TypeVar
 
 from safevla_bench.errors import RegistryError
 from safevla_bench.specs.file_formats import built_in_tags
-from safevla_bench.specs.table_reader import RowOrigin, read_json_rows, read_toml
+from safevla_bench.specs.table_reader import RowOrigin, RuleFile, read_json_rows, read_toml
+from safevla_bench.tasks import file_formats
 from safevla_bench.tasks.entries import Benchmark, CapabilitySet, Registry, TaskEntry
-from safevla_bench.tasks.file_formats import (
-    EntryReader,
-    RegistryFile,
-    RegistrySource,
-    TagReader,
-    check_known,
-    read_benchmarks,
-    read_goal_bodies,
-    read_paper_rows,
-)
 
 BUILT_IN = (
     "capabilities.toml",
@@ -49,7 +40,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-def registry(extra: Sequence[Path] = ()) -> Registry:
+def registry(extra: Sequence[Path | RuleFile] = ()) -> Registry:
     """Return the built-in registry, with the tasks, templates, benchmarks and capability sets of files added.
 
     Tasks of the files replace built-in ones of the same id, and their families come first.
@@ -60,7 +51,8 @@ def registry(extra: Sequence[Path] = ()) -> Registry:
     """
     if not extra:
         return _built_in_registry()
-    base, sources = _built_in_registry(), [_read_source(Path(path), str(path)) for path in extra]
+    files = [path if isinstance(path, RuleFile) else Path(path) for path in extra]
+    base, sources = _built_in_registry(), [_read_source(file, str(file)) for file in files]
     added = _extend_registry(base, sources)
     # A user's family takes precedence over the built-in ones; one that is both stands once.
     families = (*added.families[len(base.families) :], *base.families)
@@ -75,40 +67,32 @@ def _built_in_registry() -> Registry:
     )
 
 
-def _read_source(path: Traversable, file: str) -> RegistrySource:
-    """Return the content of one registry file, a TOML file or rows of the paper's format in JSON or JSONL.
-
-    Raises `RegistryError`, named with `file`, for another suffix, a file that cannot be read, or a wrong key or value.
-    """
+def _read_source(path: Traversable | RuleFile, file: str) -> file_formats.RegistrySource:
     origin = RowOrigin(RegistryError, file)
     if file.endswith(".toml"):
-        return RegistrySource(origin, read_toml(path, RegistryFile, origin))
+        return file_formats.RegistrySource(origin, read_toml(path, file_formats.RegistryFile, origin))
     if file.endswith((".json", ".jsonl")):
-        return RegistrySource(origin, rows=read_paper_rows(read_json_rows(path, origin)))
+        return file_formats.RegistrySource(origin, rows=file_formats.read_paper_rows(read_json_rows(path, origin)))
     raise origin.make_error("is no registry file", remedy="name a .toml, .json or .jsonl file")
 
 
-def _extend_registry(base: Registry, sources: Sequence[RegistrySource]) -> Registry:
-    """Return a new registry: `base` with the content of `sources` added.
-
-    Tasks and goal bodies of the sources replace those of `base`. Raises the origin's error for other names of `base`
-    that a source repeats, for names that sources repeat among each other, and for names that nothing defines.
-    """
+def _extend_registry(base: Registry, sources: Sequence[file_formats.RegistrySource]) -> Registry:
+    """Return a new registry: `base` with the content of `sources` added."""
     tags = {
         **built_in_tags(),
         **base.vocabulary,
         **{name: tag for source in sources for name, tag in source.tags.items()},
     }
-    words = TagReader(tags)
+    words = file_formats.TagReader(tags)
     sets = _merge_named("capability set", base.capability_sets, sources, words.read_capability_sets)
     templates = _merge_named("template", base.templates, sources, words.read_templates)
-    suites = _merge_named("benchmark", base.benchmarks, sources, read_benchmarks)
+    suites = _merge_named("benchmark", base.benchmarks, sources, file_formats.read_benchmarks)
     for source in sources:
         _check_benchmarks(source, sets, suites)
-    reader = EntryReader(words, templates, suites, sets)
+    reader = file_formats.EntryReader(words, templates, suites, sets)
     tasks = {**base.tasks, **_merge_named("task", {}, sources, reader.read_entries)}
     families = (*base.families, *(family for source in sources for family in reader.read_families(source)))
-    goal_bodies = {**base.goal_bodies, **_merge_named("goal bodies", {}, sources, read_goal_bodies)}
+    goal_bodies = {**base.goal_bodies, **_merge_named("goal bodies", {}, sources, file_formats.read_goal_bodies)}
     # A task's own entry takes precedence over a repeated one.
     tasks = tasks | _repeat_entries(tasks, suites) | tasks
     return Registry(tasks, families, templates, suites, sets, goal_bodies, tags)
@@ -117,13 +101,10 @@ def _extend_registry(base: Registry, sources: Sequence[RegistrySource]) -> Regis
 def _merge_named(
     what: str,
     base: Mapping[K, V],
-    sources: Iterable[RegistrySource],
-    read: Callable[[RegistrySource], Iterable[tuple[K, V]]],
+    sources: Iterable[file_formats.RegistrySource],
+    read: Callable[[file_formats.RegistrySource], Iterable[tuple[K, V]]],
 ) -> dict[K, V]:
-    """Return a copy of `base` with the named values of the sources added.
-
-    Raises the source's error for a name that is in `base` or in an earlier source.
-    """
+    """Return a copy of `base` with the named values of the sources added."""
     merged = dict(base)
     for source in sources:
         for name, value in read(source):
@@ -149,12 +130,12 @@ def _repeat_entries(
 
 
 def _check_benchmarks(
-    source: RegistrySource, sets: Mapping[str, CapabilitySet], suites: Mapping[str, Benchmark]
+    source: file_formats.RegistrySource, sets: Mapping[str, CapabilitySet], suites: Mapping[str, Benchmark]
 ) -> None:
     for name in source.tables.benchmarks:
         origin, suite = source.origin.with_subject(f"benchmarks.{name}"), suites[name]
-        check_known(suite.capabilities, sets, "capabilities", "capability sets", origin)
+        file_formats.check_known(suite.capabilities, sets, "capabilities", "capability sets", origin)
         if suite.same_tasks_as is not None:
-            check_known(suite.same_tasks_as, suites, "same_tasks_as", "benchmarks", origin)
+            file_formats.check_known(suite.same_tasks_as, suites, "same_tasks_as", "benchmarks", origin)
         if suite.same_tags_as is not None:
-            check_known(suite.same_tags_as, suites, "same_tags_as", "benchmarks", origin)
+            file_formats.check_known(suite.same_tags_as, suites, "same_tags_as", "benchmarks", origin)

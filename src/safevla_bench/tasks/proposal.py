@@ -59,7 +59,6 @@ class TagProposal:
     task_id: str
     instruction: str
     components: tuple[str, ...]
-    """One or more templates, in the goal's order."""
     object_tags: dict[str, str]
     reasons: tuple[str, ...]
     audit: tuple[str, ...]
@@ -83,12 +82,7 @@ class _GoalPhase:
 
 
 def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagProposal:
-    """Return a task's templates, one per kind of phase of its goal, and whether what it moves can spill.
-
-    They follow from goal, initial state, instruction and the classes of the objects. A part of the goal that holds from
-    the start is no phase; a goal without any phase counts as pick and place. The proposal also says why, and asks what
-    to check by hand.
-    """
+    """Return a task's templates, one per kind of phase of its goal, and whether what it moves can spill."""
     phases = [phase for predicate in _open_goals(problem) for phase in _goal_phases(problem, predicate)]
     initial_goals = [
         f"({' '.join(goal)}) holds from the start: no phase" for goal in problem.goal if goal in problem.init
@@ -119,10 +113,7 @@ def _open_goals(problem: BddlProblem) -> tuple[Predicate, ...]:
 
 
 def _goal_phases(problem: BddlProblem, predicate: Predicate) -> list[_GoalPhase]:
-    """Return the phases that one goal predicate asks for.
-
-    An unknown predicate counts as pick and place, with a doubt.
-    """
+    """Return the phases that one goal predicate asks for."""
     verb, *arguments = predicate
     goal_text = f"({' '.join(predicate)})"
     if verb in JOINT_MOVES and arguments:
@@ -139,10 +130,7 @@ def _goal_phases(problem: BddlProblem, predicate: Predicate) -> list[_GoalPhase]
 
 
 def _placing_phases(problem: BddlProblem, goal_text: str, verb: str, moved: str, place: str) -> list[_GoalPhase]:
-    """Return the phases of putting the object `moved` at `place`, each with its reason and, where unsure, a doubt.
-
-    Before a phase into something shut there is a phase that opens it. Anything doubtful counts as pick and place.
-    """
+    """Return the phases of putting the object `moved` at `place`, each with its reason and, where unsure, a doubt."""
     kinds, receiver = _load_kinds(), problem.class_of(place) or ""
     if moved not in problem.objects:
         doubt = f"{moved} is no movable object of the file: what moves in {goal_text}?"
@@ -167,17 +155,14 @@ def _placing_phases(problem: BddlProblem, goal_text: str, verb: str, moved: str,
 
 def _opening_phases(problem: BddlProblem, region: str) -> list[_GoalPhase]:
     owner = problem.owner_of(region)
-    if not _can_open(problem, owner):
+    fixture = problem.fixtures.get(owner, "")
+    if not _match_name(fixture, ("cabinet", "microwave", "drawer", "fridge", "oven")):
         return []
     opened = {("open", region), ("open", owner)}
     if opened & ({*problem.init} | {*problem.goal}):
         return []
     doubt = f"nothing says that {region} is open at first: does the robot have to open it?"
     return [_GoalPhase("articulated-manipulation", f"{region} is not open at first", doubt)]
-
-
-def _can_open(problem: BddlProblem, owner: str) -> bool:
-    return bool(_match_name(problem.fixtures.get(owner, ""), ("cabinet", "microwave", "drawer", "fridge", "oven")))
 
 
 def _merge_components(phases: Sequence[_GoalPhase]) -> tuple[str, ...]:
@@ -189,10 +174,7 @@ def _merge_components(phases: Sequence[_GoalPhase]) -> tuple[str, ...]:
 
 
 def _choose_object_tags(problem: BddlProblem) -> tuple[dict[str, str], list[str]]:
-    """Return spillable or non_spillable with its reason, and what to check.
-
-    No tag, {}, if a moved object's kind is unknown or nothing is moved; spillable if any moved object is.
-    """
+    """Return spillable or non_spillable with its reason, and what to check."""
     moved = dict.fromkeys(
         arguments[0]
         for verb, *arguments in _open_goals(problem)
@@ -251,9 +233,8 @@ def _load_kinds() -> _ObjectKinds:
 
 
 def format_toml(proposals: Sequence[TagProposal], registry: Registry, *, host: str, capabilities: str) -> str:
-    """Return the registry file's text. Benchmarks that the registry lacks are declared, with `host` and `capabilities`.
-
-    `capabilities` names their capability set.
+    """Return the registry file's text. Benchmarks that the registry lacks are declared, with `host` and
+    `capabilities`.
     """
     lines = list(_HEAD)
     for benchmark in dict.fromkeys(proposal.benchmark for proposal in proposals):

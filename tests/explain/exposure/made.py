@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from builders import LINK, PLATE, contacts, episode
-from safevla_bench.explain.exposure.episodes import measure_exposure
+from safevla_bench.explain.exposure import measure_exposure
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.specs.loader import library

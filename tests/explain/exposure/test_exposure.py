@@ -12,8 +12,7 @@ from builders import BOWL, DRAWER, HAND, contacts, episode
 from explain.exposure.made import LIBRARY, REGISTRY, held, hit, measured
 from report.scenes import run
 from safevla_bench import signals
-from safevla_bench.explain.exposure import summarize_exposure
-from safevla_bench.explain.exposure.episodes import PHASES, holding, measure_exposure, phases
+from safevla_bench.explain.exposure import PHASES, holding, measure_exposure, phases, summarize_exposure
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE
 from safevla_bench.judging.scoring import score

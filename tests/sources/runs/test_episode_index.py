@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from builders import episode, same_bits
 from safevla_bench import archive
 from safevla_bench.errors import CollectedError, RunError, SafevlaError, SignalError, UnknownTaskError
-from safevla_bench.explain.exposure.episodes import measure_chunks, measure_exposure
+from safevla_bench.explain.exposure import measure_chunks, measure_exposure
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.outputs import render_report, write_outputs
 from safevla_bench.judging.ruleset import load_ruleset

@@ -26,7 +26,6 @@ from safevla_bench.judging.registration import REGISTERED, parse_registration
 from safevla_bench.judging.ruleset import (
     LostEpisodes,
     Provenance,
-    RuleFile,
     Ruleset,
     RulesetRecipe,
     choose_library,
@@ -41,6 +40,7 @@ from safevla_bench.sources.runs.folder import RUN, SCORES, read_description
 from safevla_bench.sources.runs.policy_names import NamedSource
 from safevla_bench.sources.runs.sources import open_sources
 from safevla_bench.specs.spec import Library
+from safevla_bench.specs.table_reader import RuleFile
 
 
 def judge(

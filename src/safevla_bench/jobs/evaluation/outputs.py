@@ -16,7 +16,7 @@ from safevla_bench.compare.comparison import Comparison
 from safevla_bench.compare.policy_results import PolicyResults
 from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.explain import exposure
-from safevla_bench.explain.exposure.episodes import measure_chunks
+from safevla_bench.explain.exposure import measure_chunks
 from safevla_bench.explain.violating_bodies import find_bodies
 from safevla_bench.files import make_folder, write_together
 from safevla_bench.jobs.evaluation.judgement import RULES, judge, make_rescorer

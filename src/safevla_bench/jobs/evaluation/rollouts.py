@@ -27,7 +27,6 @@ from safevla_bench.judging.registration import (
     RegisteredPolicy,
     RegisteredTask,
     Registration,
-    compare_registrations,
     describe_rules,
     describe_specs,
     format_start,
@@ -291,13 +290,15 @@ def _register_tasks(episodes: Sequence[PlannedEpisode], policy: str) -> tuple[Re
     )
 
 
-def list_deviations(registration: Registration, request: Request, ruleset: Ruleset) -> list[str]:
-    """Return a sentence for each field in which a request and its rules are not what was registered; [] where none.
+def describe_deviation(registration: Registration, request: Request, ruleset: Ruleset) -> str:
+    """Return a sentence if a request and its rules are not what was registered, "" if they are.
 
     A shard of the registered plan is no deviation. Raises what `freeze_request` raises.
     """
-    asked = freeze_request(replace(request, shard=None), ruleset)
-    return list(compare_registrations(registration, asked))
+    digest = freeze_request(replace(request, shard=None), ruleset).digest
+    if digest == registration.digest:
+        return ""
+    return f"this plan has the digest {digest}, the registered one {registration.digest}; --freeze writes it"
 
 
 def registered_request(registration: Registration, file: Path = Path("registration")) -> Request:

@@ -1,18 +1,12 @@
-"""Exposure of episodes: time in violation, impulse above the force threshold, and phases of the task.
+"""Exposure: duration, severity and time of violations, and the phase of the task in which they occurred.
 
-A record stands for one control step: what it shows is counted as lasting dt. Time in violation of a specification is
-the number of its violating records times dt, over all specifications that of the records which violate any.
-Nothing here enters Safety, SBU or VSI.
-
-Phases of a task with a held object:
+A record stands for one control step: what it shows is counted as lasting dt. Nothing here enters Safety, SBU or VSI.
+Phases of a task with a held object; tasks without the tag `held_target`, and records without the fields, have none:
 
     before grasp     the records before the first `grip` of the episode; all of them where there is none
     transport        the records in which `transport` holds: a target gripped, more than 5 cm above its start
     after release    the records after the last `grip`
     handling         the rest, between the first and the last `grip`: gripping, lifting, lowering, gripping again
-
-Every record of such an episode has exactly one phase, so that times by phase add up. Tasks without the tag
-`held_target`, and episodes whose records lack a field that `transport` reads, have no phases.
 """
 
 from __future__ import annotations
@@ -22,21 +16,26 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench import signals
 from safevla_bench.errors import UnknownTaskError
+from safevla_bench.judging.rates import Mean, Rate, bootstrapped_means
 from safevla_bench.judging.ruleset import Ruleset
-from safevla_bench.judging.scores import ACTIVE, Scores, SpecColumn
+from safevla_bench.judging.scores import ACTIVE, INACTIVE, Scores, SpecColumn
 from safevla_bench.signals.signal import RecordFields
 from safevla_bench.specs.spec import Library
+from safevla_bench.stl.evaluation import violating_records
 from safevla_bench.stl.formula import signal_names
-from safevla_bench.stl.localization import violating_records
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import empty_batch
 
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 PHASES = ("before grasp", "handling", "transport", "after release")
 BEFORE, HANDLING, TRANSPORT, AFTER = range(4)
 NO_PHASE = -1
@@ -88,8 +87,6 @@ def _task_has_held_object(registry: Registry, benchmark: str, task_id: str) -> b
         return False
 
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 _FORCE = "max_contact_force"
 """The canonical family whose threshold counts as the force threshold."""
 
@@ -105,13 +102,11 @@ class Exposure:
 
     specs: tuple[SpecColumn, ...]
     duration_s: Floats
-    """Records times dt, [E]."""
     violation_s: Floats
     """Time in violation of each specification, [K, E]."""
     any_s: Floats
     """Time in violation of any, [E]."""
     first_s: Floats
-    """Time of the first violation of each specification, [K, E]; NaN where there is none."""
     force_threshold_n: float | None
     """The library's threshold on `max_contact_force`; None where it has none, and then the next two are NaN."""
     above_force_s: Floats
@@ -164,6 +159,9 @@ def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure
     phase = phases(reading, holding(batch, ruleset.registry))
     in_phase = np.array([phase == k for k in range(len(PHASES))], dtype=np.bool_).reshape(len(PHASES), -1)
     has_phases = _count_per_episode(phase != NO_PHASE, batch) > 0
+    step = scores.first_violation[0]
+    at = batch.starts[:-1] + np.maximum(step, 0)
+    first_phase = np.where(step < 0, NO_PHASE, phase[at])
     return Exposure(
         specs=specs,
         duration_s=batch.lengths * batch.dt_s,
@@ -177,7 +175,7 @@ def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure
         phase_violation_s=np.where(
             has_phases & ~np.isnan(any_s), _count_per_episode(in_phase & any_violated, batch) * batch.dt_s, np.nan
         ),
-        first_phase=_phase_of_step(phase, scores.first_violation[0], batch),
+        first_phase=first_phase.astype(np.int8),
     )
 
 
@@ -192,10 +190,6 @@ def measure_chunks(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) ->
 
 
 def _join_exposures(parts: Sequence[Exposure]) -> Exposure:
-    """Return exposures of successive episodes as one exposure, with the first's specifications and force threshold.
-
-    Raises `IndexError` without parts.
-    """
     values = {field.name: [getattr(part, field.name) for part in parts] for field in fields(Exposure)}
     arrays = {name: columns for name, columns in values.items() if isinstance(columns[0], np.ndarray)}
     concatenated: dict[str, Any] = {name: np.concatenate(columns, axis=-1) for name, columns in arrays.items()}
@@ -208,10 +202,7 @@ def _count_per_episode(records: Bools, batch: Batch) -> Floats:
 
 
 def _violating_records(reading: RecordFields, scores: Scores, library: Library) -> tuple[Bools, Bools]:
-    """Return the violating records of each scored specification, [K, N], and whether they are known, [K, E].
-
-    They are known where the specification is neither inactive nor vacuous, and a G or a conjunction of Gs.
-    """
+    """Return the violating records of each scored specification, [K, N], and whether they are known, [K, E]."""
     violating = np.zeros((len(scores.scored_columns), int(reading.batch.starts[-1])), dtype=np.bool_)
     is_timed = scores.state[scores.scored_columns] == ACTIVE
     for row, k in enumerate(scores.scored_columns):
@@ -247,7 +238,128 @@ def _impulse_above_force(reading: RecordFields, threshold_n: float | None) -> Fl
     return np.where(contacts.present, total, np.nan)
 
 
-def _phase_of_step(phase: NDArray[np.int8], step: NDArray[np.int64], batch: Batch) -> NDArray[np.int8]:
-    if not len(batch):
-        return np.empty(0, dtype=np.int8)
-    return np.where(step < 0, NO_PHASE, phase[batch.starts[:-1] + np.maximum(step, 0)]).astype(np.int8)
+# Summaries of cells
+
+
+class SpecExposure(msgspec.Struct, frozen=True, kw_only=True):
+    """One specification in one cell."""
+
+    spec_id: str
+    violation_s: Mean
+    """Time in violation, over the episodes in which it reached a verdict."""
+    first_s: float | None
+    """Median time of the first violation over the episodes that violate it."""
+    in_successes: Rate
+    """Violating episodes of the successes in which it applies."""
+    in_failures: Rate
+
+
+class PhaseExposure(msgspec.Struct, frozen=True, kw_only=True):
+    """One phase of the task, over the `phased` episodes of a cell."""
+
+    phase: str
+    total_s: float
+    violation_s: float
+    first_violations: int
+    """Episodes whose first violation lies in it."""
+
+
+class CellExposure(msgspec.Struct, frozen=True, kw_only=True):
+    """One policy × suite."""
+
+    policy: str | None
+    suite: str
+    n: int
+    violation_s: Mean
+    above_force_s: Mean
+    above_impulse_ns: Mean
+    first_s: float | None
+    """Median time of the first violation over the unsafe episodes."""
+    unsafe_successes: Rate
+    unsafe_failures: Rate
+    specs: tuple[SpecExposure, ...]
+    phased: int
+    """Episodes that have phases and a time in violation; `phases` is empty where none has."""
+    phases: tuple[PhaseExposure, ...]
+
+
+def summarize_exposure(exposure: Exposure, scores: Scores) -> list[CellExposure]:
+    """Summarize each policy × suite, in order of first appearance: its judged episodes that ran to their end.
+
+    A cell without such an episode has n = 0, and no mean, median or rate. `exposure` and `scores` hold the same
+    episodes in the same order.
+
+    >>> import safevla_bench as sb
+    >>> from safevla_bench.explain.exposure import summarize_exposure
+    >>> from safevla_bench.explain.exposure import measure_exposure
+    >>> batch = sb.open_archive("tests/cases/appendix_b.json")
+    >>> ruleset = sb.load_ruleset()
+    >>> scores = sb.score(batch, ruleset)
+    >>> [cell] = summarize_exposure(measure_exposure(batch, scores, ruleset), scores)
+    >>> cell.n, cell.violation_s.value, cell.first_s
+    (1, 0.0, None)
+    """
+    keys = list(zip(scores.policy, scores.benchmark, strict=True))
+    summaries = []
+    for policy, suite in dict.fromkeys(keys):
+        of_cell = (
+            np.array([key == (policy, suite) for key in keys], dtype=np.bool_) & scores.is_counted & scores.is_judged
+        )
+        summaries.append(_summarize_cell(exposure, scores, np.flatnonzero(of_cell), policy, suite))
+    return summaries
+
+
+def _summarize_cell(exposure: Exposure, scores: Scores, members: Ints, policy: str | None, suite: str) -> CellExposure:
+    """Return the exposure of one policy and suite over the episodes `members`, indices into the scores."""
+    totals = (exposure.any_s, exposure.above_force_s, exposure.above_impulse_ns)
+    means = bootstrapped_means(np.vstack([*(row[members] for row in totals), exposure.violation_s[:, members]]))
+    success, unsafe = scores.success[members], scores.unsafe[members]
+    phased = members[~np.isnan(exposure.phase_violation_s[0, members])]
+    return CellExposure(
+        policy=policy,
+        suite=suite,
+        n=len(members),
+        violation_s=means[0],
+        above_force_s=means[1],
+        above_impulse_ns=means[2],
+        first_s=_median_or_none(exposure.first_any_s[members]),
+        unsafe_successes=Rate.of((unsafe & success).sum(), success.sum()),
+        unsafe_failures=Rate.of((unsafe & ~success).sum(), (~success).sum()),
+        specs=tuple(
+            _summarize_spec(exposure, scores, members, row, means[3 + row]) for row in range(len(exposure.specs))
+        ),
+        phased=len(phased),
+        phases=_summarize_phases(exposure, phased) if len(phased) else (),
+    )
+
+
+def _summarize_spec(exposure: Exposure, scores: Scores, members: Ints, row: int, violation_s: Mean) -> SpecExposure:
+    """Return the exposure of the specification in `row` of the exposure over the episodes `members`."""
+    column = scores.scored_columns[row]
+    applies = scores.state[column, members] != INACTIVE
+    violated, success = scores.is_violated[column, members], scores.success[members]
+    return SpecExposure(
+        spec_id=exposure.specs[row].spec_id,
+        violation_s=violation_s,
+        first_s=_median_or_none(exposure.first_s[row, members]),
+        in_successes=Rate.of((violated & success).sum(), (applies & success).sum()),
+        in_failures=Rate.of((violated & ~success).sum(), (applies & ~success).sum()),
+    )
+
+
+def _summarize_phases(exposure: Exposure, members: Ints) -> tuple[PhaseExposure, ...]:
+    """Return time and violating time [s], summed over the episodes `members`, and first violations in each phase."""
+    return tuple(
+        PhaseExposure(
+            phase=name,
+            total_s=float(exposure.phase_s[k, members].sum()),
+            violation_s=float(exposure.phase_violation_s[k, members].sum()),
+            first_violations=int((exposure.first_phase[members] == k).sum()),
+        )
+        for k, name in enumerate(PHASES)
+    )
+
+
+def _median_or_none(values: Floats) -> float | None:
+    defined = values[~np.isnan(values)]
+    return float(np.median(defined)) if len(defined) else None
