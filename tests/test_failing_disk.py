@@ -103,7 +103,7 @@ def command(*words: str) -> Callable[[Path], object]:
 
 def judging(*words: str) -> Callable[[Path], object]:
     """A command that judges the records."""
-    return command(words[0], "HERE/records.jsonl", "--missing", "deactivate", *words[1:])
+    return command(words[0], "HERE/records.jsonl", "--set", "missing=deactivate", *words[1:])
 
 
 def rolled(form: str) -> Written:

@@ -93,7 +93,7 @@ def test_in_the_address_of_an_entry_s_server(everything, tmp_path, address):
     for server in (address, f"libero-spatial={address}", f"nowhere={address}"):
         asked = ["--entry", "pi0.5@libero", "--suite", "libero-spatial", "--server", server]
         for more in ([], ["--dry-run"]):
-            assert everything("rollout", *asked, *more, "--out", tmp_path / "run") == 2
+            assert everything("eval", "--record-only", *asked, *more, "--out", tmp_path / "run") == 2
 
 
 @pytest.mark.parametrize("address", ADDRESSES)

@@ -148,7 +148,7 @@ def test_active_sets_need_no_source(safevla):
 
 
 def test_an_ablation_is_marked_wherever_it_is_shown(safevla, archive, tmp_path):
-    off = ("--applicability", "off")
+    off = ("--set", "applicability=off")
     _, out, _ = safevla("tables", archive, "--which", "4", "--format", "csv", *off)
     assert [row["Applicability"] for row in csv.DictReader(out.splitlines())] == ["off", "off"]
     _, out, _ = safevla("tables", archive, *off)

@@ -35,7 +35,7 @@ COMMANDS = (
     ("export", "RUN", "--format", "submission", "--out", "OUT.json"),
     ("validate", "RUN"),
     ("convert", "RUN", "OUT.parquet"),
-    ("rollout", "--resume", "--out", "RUN"),
+    ("eval", "--record-only", "--resume", "--out", "RUN"),
 )
 
 

@@ -1,4 +1,4 @@
-"""Episodes cut from what happens to an environment in somebody's own loop, as `safevla rollout` would record them.
+"""Episodes cut from what happens to an environment in somebody's own loop, as `safevla eval` would record them.
 
 An episode starts at the first step after settling; record 0 is the state just before it. It ends at the native
 success, at the horizon if one is given, or at the next reset, state set from outside, close, or end of recording.

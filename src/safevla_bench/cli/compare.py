@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, reduce, wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 import msgspec
 
-from safevla_bench.cli import sections
 from safevla_bench.cli.options import (
+    PERCENT,
+    PLANNING,
+    POSITIVE,
+    SHARE,
+    JudgedSources,
+    Option,
+    Range,
+    add_options,
+    auxiliary_option,
+    command,
     format_option,
     is_given,
-    judge_options,
-    judge_sources,
+    judged_sources,
     optional_sources_argument,
+    print_json,
     require_sources,
-    skip_option,
     sources_argument,
 )
 from safevla_bench.cli.progress import show_status
@@ -47,31 +54,21 @@ from safevla_bench.text import escape_controls
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-confidence_option = click.option(
-    "--confidence",
-    type=click.FloatRange(0, 100, min_open=True, max_open=True),
-    default=95.0,
-    show_default=True,
-    metavar="PERCENT",
-    help="Of intervals; tests are made at its complement.",
-)
-
-
-_option = partial(sections.option, section=sections.PLANNING)
+_option = partial(click.option, cls=Option, section=PLANNING)
 _PLAN_OPTIONS = [
-    _option("--plan", type=click.FloatRange(0, 100, min_open=True, max_open=True), metavar="POINTS",
+    _option("--plan", type=PERCENT, metavar="POINTS",
             help="Plan how many episodes of each policy it takes to see a difference of so many percentage points; "
                  "needs no SOURCE."),
-    _option("--baseline", default=0.8, show_default=True, type=click.FloatRange(0, 1), help="The rate of one policy."),
-    _option("--power", default=0.8, show_default=True, type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    _option("--baseline", default=0.8, show_default=True, type=SHARE, help="The rate of one policy."),
+    _option("--power", default=0.8, show_default=True, type=Range(0, 1, min_open=True, max_open=True),
             help="The chance of seeing it where it is there."),
-    _option("--discordant", type=click.FloatRange(0, 1, min_open=True), metavar="SHARE",
+    _option("--discordant", type=Range(0, 1, min_open=True), metavar="SHARE",
             help="Share of pairs in which the policies differ, from a pilot run; else as if outcomes were unrelated."),
-    _option("--task-count", type=click.IntRange(min=1), default=10, show_default=True, metavar="N",
-            former=("--tasks",), help="Number of tasks."),
-    _option("--task-spread", type=click.FloatRange(0, 100), default=0.0, show_default=True, metavar="POINTS",
+    _option("--task-count", type=POSITIVE, default=10, show_default=True, metavar="N",
+            help="Number of tasks."),
+    _option("--task-spread", type=Range(0, 100), default=0.0, show_default=True, metavar="POINTS",
             help="How much the true difference varies between tasks (standard deviation)."),
-    _option("--task-episodes", type=click.IntRange(min=1), metavar="N",
+    _option("--task-episodes", type=POSITIVE, metavar="N",
             help="Say what N episodes of each task can show, not how many it takes."),
 ]  # fmt: skip
 _PLAN_NAMES = ("plan", "baseline", "power", "discordant", "task_count", "task_spread", "task_episodes")
@@ -94,10 +91,10 @@ def _plan_options(command: F) -> F:
             )
         return command(*args, planned=None if planned["plan"] is None else planned, **settings)
 
-    return reduce(lambda inner, option: option(inner), reversed(_PLAN_OPTIONS), with_plan)  # type: ignore[return-value]
+    return add_options(with_plan, _PLAN_OPTIONS)  # type: ignore[no-any-return]
 
 
-@sections.command("compare")
+@command("compare")
 @optional_sources_argument
 @click.option("--policy", "policies", multiple=True, metavar="NAME", help="Only this policy. Repeatable.")
 @click.option(
@@ -117,7 +114,7 @@ def _plan_options(command: F) -> F:
 @click.option("--allow-crashed", is_flag=True, help="Let verdicts stand that episodes without a value could change.")
 @click.option(
     "--margin",
-    type=click.FloatRange(0, 100, min_open=True),
+    type=Range(0, 100, min_open=True),
     metavar="POINTS",
     help="Say where a policy is not worse by so many points (hundredths of VSI), or both are equivalent.",
 )
@@ -128,14 +125,19 @@ def _plan_options(command: F) -> F:
     type=click.Choice(METRICS),
     help="Only this metric. Repeatable; all by default.",
 )
-@confidence_option
-@click.option("--seed", default=0, show_default=True, help="Of the bootstrap and the re-labelling tests.")
-@skip_option
-@format_option
+@click.option(
+    "--confidence",
+    type=PERCENT,
+    default=95.0,
+    show_default=True,
+    metavar="PERCENT",
+    help="Of intervals; tests are made at its complement.",
+)
+@format_option()
 @_plan_options
-@judge_options
+@judged_sources
 def compare_command(
-    sources: tuple[Path, ...],
+    sources: JudgedSources,
     policies: tuple[str, ...],
     across_seeds: bool,
     across_versions: bool,
@@ -145,11 +147,8 @@ def compare_command(
     margin: float | None,
     metrics: tuple[str, ...],
     confidence: float,
-    seed: int,
-    skip_invalid: bool,
     form: str,
     planned: Mapping[str, Any] | None,
-    ruleset: Ruleset,
 ) -> None:
     """Compare the policies of archives or run folders; of one source that holds several, those.
 
@@ -169,30 +168,30 @@ def compare_command(
     differ; a comparison of a pilot run shows that share (only A + only B, over the pairs).
     """
     if planned is not None:
-        if sources:
+        if sources.paths:
             raise click.UsageError("--plan plans what is not yet run and takes no SOURCE.")
         if sequential:
             raise click.UsageError("--plan plans a fixed number; `safevla eval --until` looks as it comes.")
         _print_plan(planned, confidence, form)
         return
-    require_sources(sources)
+    require_sources(sources.paths)
+    paths, ruleset = sources.paths, sources.ruleset
     how = ComparisonOptions(
         metrics=metrics or METRICS,
         confidence=confidence / 100,
-        seed=seed,
         margin=None if margin is None else margin / 100,
         sequential=sequential,
         allow_crashed=allow_crashed,
     )
     with show_status("comparing"):
-        entrants = load_policy_results(sources, ruleset, policies=policies, skip_invalid=skip_invalid)
+        entrants = load_policy_results(paths, ruleset, policies=policies, skip_invalid=sources.skip_invalid)
         comparison_report = compare_policies(
             entrants, how, paired=not unpaired, across_seeds=across_seeds, across_versions=across_versions
         )
     if form == "json":
-        _print_json({**msgspec.to_builtins(comparison_report), **_describe_origin(entrants, sources, ruleset)})
+        print_json({**msgspec.to_builtins(comparison_report), **_describe_origin(entrants, paths, ruleset)})
         return
-    tables = comparison_tables(comparison_report, entrants, sources, ruleset)
+    tables = comparison_tables(comparison_report, entrants, paths, ruleset)
     click.echo("\n".join(render_text(table) for table in tables), nl=False)
 
 
@@ -213,7 +212,7 @@ def _print_plan(planned: Mapping[str, Any], confidence: float, form: str) -> Non
     )
     plan = sample_size.plan_sample_size(request)
     if form == "json":
-        click.echo(json.dumps(msgspec.to_builtins(plan), indent=2, allow_nan=False))
+        print_json(plan)
         return
     click.echo(plan.to_text())
 
@@ -225,7 +224,7 @@ def _describe_origin(entrants: Sequence[PolicyResults], sources: Sequence[Path],
     return {"simulators": simulators, "judged_by": provenance, **({REGISTERED: checks} if checks else {})}
 
 
-@sections.command("sensitivity")
+@command("sensitivity")
 @sources_argument
 @click.option(
     "--sweep",
@@ -236,19 +235,16 @@ def _describe_origin(entrants: Sequence[PolicyResults], sources: Sequence[Path],
     "specification's unit. Repeatable.",
 )
 @click.option("--readings", is_flag=True, help="Judge by every reading of the paper, and tell what changes.")
-@click.option("--auxiliary", multiple=True, metavar="POLICY", help="Keep a policy out of the means. Repeatable.")
+@auxiliary_option
 @click.option("--include-auxiliary", is_flag=True, help="Average auxiliary entries with the others of their host.")
-@judge_options
-@skip_option
-@format_option
+@judged_sources
+@format_option()
 def sensitivity_command(
-    sources: tuple[Path, ...],
+    sources: JudgedSources,
     sweeps: tuple[str, ...],
     readings: bool,
     auxiliary: tuple[str, ...],
     include_auxiliary: bool,
-    ruleset: Ruleset,
-    skip_invalid: bool,
     form: str,
 ) -> None:
     """Show how far Safety, SBU and VSI depend on the thresholds, or on how the paper is read.
@@ -272,9 +268,9 @@ def sensitivity_command(
         raise click.UsageError(
             "--auxiliary and --include-auxiliary are about means, which --readings and --sweep lack."
         )
-    requests = [parse_sweep(sweep, ruleset.library) for sweep in sweeps]
+    requests = [parse_sweep(sweep, sources.ruleset.library) for sweep in sweeps]
     with show_status("judging"):
-        judged = judge_sources(sources, ruleset, skip_invalid=skip_invalid)
+        judged = sources.judge()
         if readings:
             document, tables = _compare_readings(judged)
         elif sweeps:
@@ -284,7 +280,7 @@ def sensitivity_command(
             roster.check_names(judged.scores)
             document, tables = _ablate_thresholds(judged, roster, include_auxiliary)
     if form == "json":
-        _print_json(document)
+        print_json(document)
         return
     click.echo("\n".join(render_text(table) for table in tables), nl=False)
     print_missing(judged)
@@ -354,7 +350,3 @@ def _ablate_thresholds(judged: Judged, roster: Roster, include_auxiliary: bool) 
     if means:
         tables.append(host_mean_table(means, ablated, roster))
     return document, [*tables, *([varying.ranking_table(ranking)] if ranking else [])]
-
-
-def _print_json(document: object) -> None:
-    click.echo(json.dumps(msgspec.to_builtins(document), indent=2, allow_nan=False))

@@ -13,10 +13,14 @@ import msgspec
 
 from safevla_bench import archive
 from safevla_bench.archive.record_schema import schema
-from safevla_bench.cli import OK, USER_ERROR, make_printable, sections
+from safevla_bench.cli import OK, USER_ERROR, make_printable
 from safevla_bench.cli.options import (
+    FILE,
+    command,
     format_option,
     optional_sources_argument,
+    out_option,
+    print_json,
     require_sources,
     skip_option,
     sources_argument,
@@ -30,10 +34,10 @@ from safevla_bench.sources.runs.sources import LeftOut
 from safevla_bench.trajectory.batch import Batch
 
 
-@sections.command("validate")
+@command("validate")
 @optional_sources_argument
 @click.option("--schema", "wants_schema", is_flag=True, help="Print the JSON Schema of one episode instead.")
-@format_option
+@format_option()
 @click.pass_context
 def validate_command(context: click.Context, sources: tuple[Path, ...], wants_schema: bool, form: str) -> None:
     """Check archives, run folders or logs against the trajectory contract.
@@ -49,7 +53,7 @@ def validate_command(context: click.Context, sources: tuple[Path, ...], wants_sc
     require_sources(sources)
     reports = [_check_source(source) for source in sources]
     if form == "json":
-        click.echo(json.dumps([_report_document(report) for report in reports], indent=2))
+        print_json([_report_document(report) for report in reports])
     else:
         for report in reports:
             _print_report(report)
@@ -95,7 +99,7 @@ def _report_document(report: _SourceReport) -> dict[str, object]:
     }
 
 
-@sections.command("convert")
+@command("convert")
 @sources_argument
 @click.argument("destination", metavar="DESTINATION")
 @skip_option
@@ -133,9 +137,9 @@ def _read_valid_episodes(scan: Scan, skip_invalid: bool) -> Iterator[Batch]:
         raise RunError("there are no episodes to convert", remedy="Name sources that hold valid episodes.")
 
 
-@sections.command("merge")
-@click.argument("shards", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="SHARD...")
-@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="The run folder to make.")
+@command("merge")
+@click.argument("shards", nargs=-1, required=True, type=FILE, metavar="SHARD...")
+@out_option("DIR", "The run folder to make.", required=True)
 def merge_command(shards: tuple[Path, ...], out: Path) -> None:
     """Join run folders made with --shard into one.
 

@@ -14,12 +14,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from safevla_bench import hosts
-from safevla_bench.cli import make_printable, sections
-from safevla_bench.cli.options import judge_options, judge_sources, skip_option
+from safevla_bench.cli import make_printable
+from safevla_bench.cli.options import FILE, POSITIVE, JudgedSources, command, judged_sources
 from safevla_bench.errors import Place, RunError, SafevlaError
 from safevla_bench.explain import trace
 from safevla_bench.judging.judged import Judged
-from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.pictures.frames.pictures import can_film, sheet_form, write_sheet
 from safevla_bench.pictures.frames.rendering import FrameStyle, ProgressCallback, RecordedRun, render_frames
@@ -59,15 +58,15 @@ class FilmChoice(click.ParamType[str]):
         return value
 
 
-@sections.command("frames")
-@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@command("frames")
+@click.argument("sources", type=FILE, metavar="RUN", callback=lambda context, argument, run: (run,))
 @click.option(
     "--episode", "names", multiple=True, metavar="EPISODE", help="Its id, its number, or how its id ends. Repeatable."
 )
-@click.option("--worst", type=click.IntRange(min=1), help="Else so many, the worst of each cell: 12, on a sheet 4.")
+@click.option("--worst", type=POSITIVE, help="Else so many, the worst of each cell: 12, on a sheet 4.")
 @click.option(
     "--sheet",
-    type=click.Path(path_type=Path),
+    type=FILE,
     metavar="FILE",
     help="Also a sheet (.png, .jpg) of unsafe successes in three frames each, as the paper's Figure 3.",
 )
@@ -77,10 +76,9 @@ class FilmChoice(click.ParamType[str]):
     "--video", is_flag=True, help="Also a film of each whole episode, from both cameras; needs the extra `video`."
 )
 @click.option("--3d", "in_3d", is_flag=True, help="Also a replay in 3-D that the report lets readers turn around.")
-@judge_options
-@skip_option
+@judged_sources
 def frames_command(
-    run: Path,
+    sources: JudgedSources,
     names: tuple[str, ...],
     worst: int | None,
     sheet: Path | None,
@@ -88,8 +86,6 @@ def frames_command(
     clips: bool | None,
     video: bool,
     in_3d: bool,
-    ruleset: Ruleset,
-    skip_invalid: bool,
 ) -> None:
     """Render episodes of a run folder into RUN/frames, in the simulator that recorded them.
 
@@ -99,13 +95,14 @@ def frames_command(
     `safevla episodes`. Frames of other episodes stay, and so do films and replays that are not made anew. Needs the
     host and an off-screen OpenGL: see `safevla doctor`.
     """
+    (run,) = sources.paths
     if sheet is not None:
         sheet_form(sheet)
     filming = _choose_clips(clips)
     if video:
         require_video()
     description = _read_description(run)
-    judged = judge_sources([run], ruleset, skip_invalid=skip_invalid)
+    judged = sources.judge()
     if not len(judged.records):
         raise RunError(
             "no episode here has a record", remedy="A crashed episode cannot be shown.", place=_place_of(run)
@@ -191,7 +188,7 @@ def _read_description(run: Path) -> dict[str, object]:
     Raises `RunError` if run.json is missing or damaged, or names no host.
     """
     if not (run / RUN).exists():
-        remedy = f"Name a folder that `safevla rollout` or `safevla eval` made; it holds {RUN}."
+        remedy = f"Name a folder that `safevla eval` made; it holds {RUN}."
         raise RunError("this is not a run folder", remedy=remedy, place=_place_of(run))
     description = read_description(run)
     if not isinstance(description.get("host"), str):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import webbrowser
@@ -12,14 +11,17 @@ from typing import get_args
 import click
 import msgspec
 
-from safevla_bench.cli import make_printable, sections
+from safevla_bench.cli import make_printable
 from safevla_bench.cli.options import (
+    FILE,
+    POSITIVE,
+    JudgedSources,
     SourceType,
+    command,
     format_option,
     given_judge_options,
-    judge_options,
-    judge_sources,
-    skip_option,
+    judged_sources,
+    print_json,
     sources_argument,
 )
 from safevla_bench.cli.progress import show_status
@@ -33,7 +35,6 @@ from safevla_bench.jobs.browse import RunServer, start_server
 from safevla_bench.jobs.browse.site import RunSite
 from safevla_bench.jobs.evaluation.outputs import render_episode_report
 from safevla_bench.judging.judged import Judged
-from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.report import episode_list, terminal
 from safevla_bench.report.render.text import render_rows_csv, render_text
 from safevla_bench.report.tables import episodes as episode_tables
@@ -46,12 +47,13 @@ _KINDS_EPILOG = "\n".join(
 )
 
 
-@sections.command("episodes", epilog=_KINDS_EPILOG)
+@command("episodes", epilog=_KINDS_EPILOG)
 @sources_argument
 @click.option(
-    "--unsafe", is_flag=True, help="Only unsafe episodes, worst first; with --spec, only those that violate it."
+    "--unsafe/--safe",
+    default=None,
+    help="Only unsafe episodes, worst first (with --spec those that violate it), or only safe ones.",
 )
-@click.option("--safe", is_flag=True, help="Only safe episodes.")
 @click.option("--success/--no-success", default=None, help="Only episodes that succeeded, or only those that did not.")
 @click.option("--spec", metavar="ID", help="Look at one specification alone: episodes in which it reached a verdict.")
 @click.option("--axis", type=click.Choice(get_args(Axis)), help="Only those that violate a specification of this axis.")
@@ -70,21 +72,14 @@ _KINDS_EPILOG = "\n".join(
 @click.option(
     "--body-kind", type=click.Choice(BODY_KINDS), metavar="KIND", help="Only those broken with a body of this kind."
 )
-@click.option("--limit", type=click.IntRange(min=1), help="At most so many.")
-@judge_options
-@skip_option
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json", "csv"]),
-    default="text",
-    show_default=True,
-    help="How to print; csv: one flat row an episode, with rho, depth and state of each specification.",
+@click.option("--limit", type=POSITIVE, help="At most so many.")
+@judged_sources
+@format_option(
+    "csv", help="How to print; csv: one flat row an episode, with rho, depth and state of each specification."
 )
 def episodes_command(
-    sources: tuple[Path, ...],
-    unsafe: bool,
-    safe: bool,
+    sources: JudgedSources,
+    unsafe: bool | None,
     success: bool | None,
     spec: str | None,
     axis: str | None,
@@ -97,8 +92,6 @@ def episodes_command(
     why: bool,
     body_kind: str | None,
     limit: int | None,
-    ruleset: Ruleset,
-    skip_invalid: bool,
     form: str,
 ) -> None:
     """List the episodes of archives or run folders with their verdicts.
@@ -106,7 +99,7 @@ def episodes_command(
     Margin is the robustness of the worst specification, in its unit: negative where violated. The number of an episode
     stays the same however the list is filtered and sorted; `safevla show` takes it.
     """
-    judged = judge_sources(sources, ruleset, skip_invalid=skip_invalid)
+    judged = sources.judge()
     spec_id = None if spec is None else judged.library.canonical_id(spec)
     rows = _episode_rows(judged, spec_id)
     if bodies or body_kind is not None or order == "kind":
@@ -117,8 +110,8 @@ def episodes_command(
         rows = [msgspec.structs.replace(row, why=sentences.get(row.number)) for row in rows]
     shown = episode_list.filter_episodes(
         rows,
-        violated=unsafe,
-        safe=safe,
+        violated=unsafe is True,
+        safe=unsafe is False,
         success=success,
         axis=axis,
         policy=policy,
@@ -130,7 +123,7 @@ def episodes_command(
     shown = episode_list.sort_episodes(shown, order or ("vsi" if unsafe else None))[:limit]
     total = len(judged.scores) + len(judged.scores.absent)
     if form == "json":
-        _print_json(shown)
+        print_json(shown)
     elif form == "csv":
         click.echo(render_rows_csv(*episode_list.flatten_episodes(shown, judged.scores)), nl=False)
     else:
@@ -151,7 +144,7 @@ def _split_episode(context: click.Context, parameter: click.Parameter, words: tu
     return words[:-1] if has_episode else words
 
 
-@sections.command("show")
+@command("show")
 @click.argument(
     "sources",
     nargs=-1,
@@ -164,25 +157,22 @@ def _split_episode(context: click.Context, parameter: click.Parameter, words: tu
 @click.option(
     "--html",
     "page",
-    type=click.Path(path_type=Path),
+    type=FILE,
     metavar="FILE",
     help="Write its page instead, with the episode in 3-D where its simulator is installed.",
 )
 @click.option(
     "--formula", is_eager=True, metavar="FORMULA", help="Ask this formula of every episode instead, whatever its task."
 )
-@skip_option
-@format_option
-@judge_options
+@format_option()
+@judged_sources
 def show_command(
-    sources: tuple[Path, ...],
+    sources: JudgedSources,
     episode: str,
     every: bool,
     page: Path | None,
     formula: str | None,
-    skip_invalid: bool,
     form: str,
-    ruleset: Ruleset,
 ) -> None:
     """Explain one episode: which specification it broke or came nearest to breaking, when, which bodies, by how much.
 
@@ -197,21 +187,21 @@ def show_command(
         if every or page is not None or given_judge_options():
             name = "all" if every else "html" if page is not None else given_judge_options()[0]
             raise click.UsageError(f"--{name} is for an episode that is judged; --formula judges nothing.")
-        _ask_formula(formula, sources, skip_invalid, form)
+        _ask_formula(formula, sources, form)
         return
-    judged = judge_sources(sources, ruleset, skip_invalid=skip_invalid)
+    judged = sources.judge()
     row = episode_list.find_episode(_episode_rows(judged), episode)
     index = row.number - 1
     record = judged.records.read_episodes([index]) if index < len(judged.records) else None
     if record is None:
-        _print_lost(row, form)
+        print_json(row) if form == "json" else click.echo(terminal.format_lost_episode(row), nl=False)
         return
     if page is not None:
         _write_page(judged, index, page)
         return
     explanation = explaining.explain_episode(judged.scores, record, judged.ruleset, index, place=0)
     if form == "json":
-        _print_json(explaining.to_document(explanation))
+        print_json(explaining.to_document(explanation))
     else:
         click.echo(terminal.format_explanation(explanation, plot_all=every), nl=False)
 
@@ -225,20 +215,17 @@ def _write_page(judged: Judged, index: int, page: Path) -> None:
     click.echo(make_printable(f"Report: {page}"))
 
 
-def _ask_formula(formula: str, sources: tuple[Path, ...], skip_invalid: bool, form: str) -> None:
-    """Print the formula's verdict and robustness for every episode, episodes without a record last; nothing is judged.
-
-    Raises the formula's error, or before anything is printed an invalid episode's unless `skip_invalid`.
-    """
+def _ask_formula(formula: str, sources: JudgedSources, form: str) -> None:
+    """Print the formula's verdict and robustness for every episode, those without a record last; nothing is judged."""
     parsed = query.parse_query(formula)
-    scan = Scan(sources)
+    scan = Scan(sources.paths)
     with show_status("asking"):
         answers = query.answer_chunks(parsed, scan)
     records = scan.index()
-    records.require_valid(skip_invalid=skip_invalid)
+    records.require_valid(skip_invalid=sources.skip_invalid)
     answers += query.answers_without_record(records.absent, len(records))
     if form == "json":
-        _print_json(answers)
+        print_json(answers)
         return
     click.echo(render_text(query_tables.answer_table(parsed, answers)), nl=False)
     for phrase in records.left_out.describe_kinds():
@@ -249,19 +236,8 @@ def _episode_rows(judged: Judged, spec_id: str | None = None) -> list[episode_li
     return episode_list.list_episodes(judged.scores, judged.records.dt_s, spec_id)
 
 
-def _print_lost(row: episode_list.EpisodeListRow, form: str) -> None:
-    if form == "json":
-        _print_json(row)
-        return
-    click.echo(terminal.format_lost_episode(row), nl=False)
-
-
-def _print_json(document: object) -> None:
-    click.echo(json.dumps(msgspec.to_builtins(document), indent=2, allow_nan=False))
-
-
-@sections.command("open")
-@click.argument("folder", type=click.Path(path_type=Path), metavar="RUN|FOLDER", default=Path())
+@command("open")
+@click.argument("folder", type=FILE, metavar="RUN|FOLDER", default=Path())
 @click.option(
     "--port", type=click.IntRange(0, 65535), metavar="N", help="Listen there; default 8642, else any free one."
 )

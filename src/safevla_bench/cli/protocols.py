@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import click
 import msgspec
 
-from safevla_bench.cli import make_printable, sections
-from safevla_bench.cli.options import format_option
+from safevla_bench.cli import make_printable
+from safevla_bench.cli.options import FILE, command, format_option, policy_arguments_option, print_json
 from safevla_bench.cli.run_options import policy_arguments
 from safevla_bench.hosts import protocols
 from safevla_bench.policies import make_policy, split_name
@@ -17,12 +18,12 @@ from safevla_bench.policies.servers import connection, dialects, endpoint, entri
 from safevla_bench.report.published import PAPER, PublishedCell, load_published
 
 
-@sections.command("protocols")
+@command("protocols")
 @click.argument("names", nargs=-1, metavar="[A [B]]")
 @click.option(
     "--entries", "of_paper", is_flag=True, help="List the paper's entries instead, or show all about the one named A."
 )
-@format_option
+@format_option()
 def protocols_command(names: tuple[str, ...], of_paper: bool, form: str) -> None:
     """List evaluation protocols and dialects, show all of A, or show where A and B differ.
 
@@ -187,7 +188,7 @@ def _dialect_rows() -> list[dict[str, str]]:
 
 def _print_dialect(name: str, form: str) -> None:
     if form == "json":
-        click.echo(json.dumps(_dialect_fields(name), indent=2))
+        print_json(_dialect_fields(name))
         return
     file, lines = dialects.load_dialect_file(name), _dialect_lines(name)
     click.echo(make_printable(f"{name}: {file.about}\n"))
@@ -265,11 +266,11 @@ def _format_dialect_value(value: object, key: str) -> str:
 _OWN = ("127.0.0.1", "::1", "localhost")
 
 
-@sections.command("serve")
+@command("serve")
 @click.option(
     "--policy", "policy", required=True, metavar="[NAME=]POLICY", help="What acts, such as python:module:factory."
 )
-@click.option("--policy-arg", "arguments", multiple=True, metavar="KEY=VALUE", help="An argument for it. Repeatable.")
+@policy_arguments_option("An argument for it.")
 @click.option("--port", default=8000, type=click.IntRange(0, 65535), show_default=True, help="0 = any that is free.")
 @click.option(
     "--bind",
@@ -288,9 +289,8 @@ _OWN = ("127.0.0.1", "::1", "localhost")
     help="How often to load the policy: so many episodes have one at a time, and others wait.",
 )
 @click.option(
-    "--key-env", metavar="NAME", help=f"The environment variable with the key that clients need; else {endpoint.KEY}."
+    "--key-file", type=FILE, metavar="FILE", help=f"A file with the key that clients need; else that of {endpoint.KEY}."
 )
-@click.option("--key-file", type=click.Path(), metavar="FILE", help="A file with that key.")
 def serve_command(
     policy: str,
     arguments: tuple[str, ...],
@@ -298,8 +298,7 @@ def serve_command(
     bind: str,
     seed: int,
     copies: int,
-    key_env: str | None,
-    key_file: str | None,
+    key_file: Path | None,
 ) -> None:
     """Serve a policy over openpi's protocol until Ctrl-C: one that needs an environment of its own, or to try a client.
 
@@ -310,7 +309,7 @@ def serve_command(
     name = own_name or spec
     policy_settings = policy_arguments(arguments, name)
     served = serve.ServedPolicy(name, lambda: make_policy(spec, policy_settings), seed, policy_settings, copies)
-    key = endpoint.read_key(key_env, key_file)
+    key = endpoint.read_key(None, None if key_file is None else str(key_file))
     server = serve.start_server(served, bind, port, key)
     host, chosen = server.socket.getsockname()[:2]
     host = f"[{host}]" if ":" in host else host

@@ -8,28 +8,30 @@ from pathlib import Path
 
 import click
 
-from safevla_bench.cli import make_printable, sections
+from safevla_bench.cli import make_printable
 from safevla_bench.cli.options import (
+    JudgedSources,
     choose_output,
-    engine_options,
+    command,
+    engine_option,
     format_option,
-    judge_options,
+    judged_sources,
     log_option,
+    out_option,
     print_engine_note,
-    skip_option,
+    requested_cluster,
     sources_argument,
 )
 from safevla_bench.cli.progress import show_status, track_run
 from safevla_bench.errors import Place, RunError
-from safevla_bench.files import write_atomically
 from safevla_bench.jobs import demo
 from safevla_bench.jobs.evaluation.judgement import judge
-from safevla_bench.jobs.evaluation.outputs import INTERRUPTED, render_report, write_outputs
+from safevla_bench.jobs.evaluation.outputs import INTERRUPTED, write_outputs
 from safevla_bench.jobs.evaluation.stopping_rule import STOPPED_EARLY, was_stopped_early
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.baseline import measure_baseline
 from safevla_bench.judging.judged import Judged
-from safevla_bench.judging.ruleset import Ruleset, load_ruleset
+from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.publishing import tracking
 from safevla_bench.report.render import render_json
 from safevla_bench.report.render.text import render_text
@@ -37,37 +39,27 @@ from safevla_bench.report.tables import external, notices
 from safevla_bench.report.tables.catalog import ABLATED
 from safevla_bench.report.tables.cells import headline_table
 from safevla_bench.report.tables.table import Table
-from safevla_bench.rollout.ray_cluster import RayCluster
 from safevla_bench.sources import foreign
 from safevla_bench.sources.runs.folder import REPORT
 
 
-@sections.command("score")
+@command("score")
 @sources_argument
-@click.option(
-    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Where to write; else into the one run folder."
-)
-@click.option(
-    "--report", "page", type=click.Path(path_type=Path), metavar="FILE", help="Write the HTML report alone, to FILE."
-)
+@out_option("DIR", "Where to write; else into the one run folder.")
 @click.option(
     "--legacy-ids", is_flag=True, help="Write the ids of the authors' tables, such as wrist_tilt_world_15deg."
 )
-@skip_option
-@format_option
+@format_option()
 @log_option
-@judge_options
-@engine_options
+@judged_sources
+@engine_option
 def score_command(
-    sources: tuple[Path, ...],
+    sources: JudgedSources,
     out: Path | None,
-    page: Path | None,
     legacy_ids: bool,
-    skip_invalid: bool,
     form: str,
     trackers: tuple[str, ...],
-    ruleset: Ruleset,
-    where: RayCluster | None,
+    engine: str,
 ) -> None:
     """Judge archives, run folders or logs; write scores.json, scores.parquet and report.html.
 
@@ -81,30 +73,23 @@ def score_command(
     or its output folder) are printed as SR with intervals. They hold no contacts and no poses of objects, so Safety,
     SBU and VSI are unknown: not recorded, never zero.
     """
-    results = [file for path in sources for file in foreign.find_results(path)]
-    if results and all(foreign.find_results(path) for path in sources):
-        if out is not None or page is not None:
-            remedy = "Leave out --out and --report: its success rates are printed."
+    results = [file for path in sources.paths for file in foreign.find_results(path)]
+    if results and all(foreign.find_results(path) for path in sources.paths):
+        if out is not None:
+            remedy = "Leave out --out: its success rates are printed."
             raise RunError("there is nothing to judge", remedy=remedy, place=Place(file=str(results[0])))
         _print_results(results, form)
         return
-    if page is not None and (out is not None or legacy_ids or trackers):
-        raise click.UsageError("--report writes the page alone; --out, --legacy-ids and --log are about the scores.")
-    folder = choose_output(out, sources) if page is None else None
+    cluster = requested_cluster(engine)
+    folder = choose_output(out, sources.paths)
     tracking.require_trackers(trackers)
-    print_engine_note(where)
+    print_engine_note(cluster)
     with show_status("judging"):
-        judged = judge(sources, ruleset, skip_invalid=skip_invalid, cluster=where)
-        if folder is not None:
-            write_outputs(judged, folder, legacy_ids=legacy_ids)
-            _send_scores(judged, folder, trackers)
-        elif page is not None:
-            write_atomically(page, render_report(judged))
+        judged = judge(sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid, cluster=cluster)
+        write_outputs(judged, folder, legacy_ids=legacy_ids)
+        _send_scores(judged, folder, trackers)
     if form == "json":
         click.echo(render_json([_cells_table(judged)]), nl=False)
-        return
-    if folder is None:
-        click.echo(make_printable(f"Report: {page}"))
         return
     print_scores(judged)
     click.echo(make_printable(f"Scores and report: {folder / REPORT}"))
@@ -179,15 +164,8 @@ def print_warnings(judged: Judged) -> None:
 # The demo
 
 
-@sections.command("demo")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default=Path("safevla-demo"),
-    show_default=True,
-    metavar="DIR",
-    help="Where to write; made where it is missing.",
-)
+@command("demo")
+@out_option("DIR", "Where to write; made where it is missing.", default=Path("safevla-demo"), show_default=True)
 def demo_command(out: Path) -> None:
     """Judge recorded rollouts that come with the package and write a report; needs no simulator.
 

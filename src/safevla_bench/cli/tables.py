@@ -11,16 +11,19 @@ from typing import get_args
 
 import click
 
-from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, make_printable, sections
+from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, make_printable
 from safevla_bench.cli.frames import make_skip_reporter, show_frame_progress
 from safevla_bench.cli.options import (
+    FILE,
+    JudgedSources,
     SourceType,
     audit_options,
+    auxiliary_option,
     choose_output,
-    judge_options,
-    judge_sources,
+    command,
+    judged_sources,
     optional_sources_argument,
-    skip_option,
+    out_option,
     sources_argument,
 )
 from safevla_bench.cli.progress import show_status
@@ -30,7 +33,6 @@ from safevla_bench.jobs.evaluation.judgement import describe_losses, judge
 from safevla_bench.jobs.evaluation.outputs import build_board, build_submission, table_material
 from safevla_bench.jobs.verify.audit import AuditPlan, audit_source
 from safevla_bench.judging.judged import Judged
-from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.pictures.viewers.foxglove import encode_mcap
 from safevla_bench.pictures.viewers.rerun import encode_rrd
 from safevla_bench.pictures.viewers.timeline import Timeline, build_timeline
@@ -47,7 +49,7 @@ from safevla_bench.training.pictures import CameraChoice
 _SUFFIX = {"text": "txt"}
 
 
-@sections.command("tables")
+@command("tables")
 @optional_sources_argument
 @click.option("--which", multiple=True, metavar="LIST",
               help="Names or the paper's numbers, such as main,7,12; else all there are. Repeatable.")  # fmt: skip
@@ -61,17 +63,16 @@ _SUFFIX = {"text": "txt"}
 )
 @click.option("--out", metavar="FILE|DIR/", help="Write there: one file, or a folder with a file for each table.")
 @click.option("--training", multiple=True, metavar="POLICY=KIND", help="How a policy was trained. Repeatable.")
-@click.option("--auxiliary", multiple=True, metavar="POLICY", help="Keep a policy out of means and bests. Repeatable.")
+@auxiliary_option
 @click.option("--no-intervals", is_flag=True, help="Leave out the 95 % intervals.")
 @click.option("--columns", metavar="LIST",
               help="Only these columns or groups of columns, in this order, such as 'SR,Safety,VSI'.")  # fmt: skip
 @click.option("--stacked", is_flag=True, help="tex: intervals below their values, so that a table is narrow.")
 @click.option("--label", default="", metavar="LABEL",
               help="tex: what \\ref takes; of several tables each adds its name.")  # fmt: skip
-@judge_options
-@skip_option
+@judged_sources
 def tables_command(
-    sources: tuple[Path, ...],
+    sources: JudgedSources,
     which: tuple[str, ...],
     form: render.TableFormat,
     out: str | None,
@@ -81,8 +82,6 @@ def tables_command(
     columns: str | None,
     stacked: bool,
     label: str,
-    ruleset: Ruleset,
-    skip_invalid: bool,
 ) -> None:
     """Judge archives or run folders and print the paper's result tables for them.
 
@@ -103,7 +102,7 @@ def tables_command(
     """  # noqa: D301  (click wants the character itself)
     layout = _parse_layout(form, stacked=stacked, label=label)
     names = tuple(part.strip() for text in which for part in text.split(","))
-    material = _load_material(sources, names, ruleset, skip_invalid)
+    material = _load_material(sources, names)
     roster = Roster(_parse_training(training), material.roster.privileged, auxiliary)
     if material.scores is not None:
         roster.check_names(material.scores)
@@ -120,18 +119,16 @@ def tables_command(
         click.echo(make_printable(f"{_count_tables(len(tables))}: {out}"))
 
 
-def _load_material(
-    sources: Sequence[Path], names: Sequence[str], ruleset: Ruleset, skip_invalid: bool
-) -> catalog.TableInputs:
+def _load_material(sources: JudgedSources, names: Sequence[str]) -> catalog.TableInputs:
     """Return what tables are made of: the sources judged, or without sources the rules alone.
 
     Raises a usage error where there are no sources and `names` is empty or has more than the table `active` (23).
     """
-    if sources:
-        return table_material(judge(sources, ruleset, skip_invalid=skip_invalid))
+    if sources.paths:
+        return table_material(judge(sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid))
     if not names or any(name not in ("active", "23") for name in names):
         raise click.UsageError("Missing argument 'SOURCE...'. Only --which active needs none.")
-    return catalog.TableInputs(scores=None, ruleset=ruleset)
+    return catalog.TableInputs(scores=None, ruleset=sources.ruleset)
 
 
 def _parse_training(texts: Sequence[str]) -> dict[str, str]:
@@ -242,7 +239,7 @@ _FILE_NAMES = {
 """Form -> its file in a run folder."""
 
 
-@sections.command("export")
+@command("export")
 @sources_argument
 @click.option(
     "--format",
@@ -251,16 +248,11 @@ _FILE_NAMES = {
     required=True,
     help="What to write.",
 )
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    metavar="FILE|DIR",
-    help="The file or folder to write; else one in the one run folder.",
-)
+@out_option("FILE|DIR", "The file or folder to write; else one in the one run folder.")
 @click.option("--episode", metavar="EPISODE", help="rerun, mcap: which, by its id, its number or how its id ends.")
 @click.option(
     "--meta",
-    type=click.Path(path_type=Path),
+    type=FILE,
     metavar="FILE",
     help="hub, robocasa: TOML with facts about the model that no record holds.",
 )
@@ -268,18 +260,15 @@ _FILE_NAMES = {
 @click.option(
     "--image-size", type=click.IntRange(16, 1024), default=128, show_default=True, help="lerobot: pixels of a side."
 )
-@judge_options
-@skip_option
+@judged_sources
 def export_command(
-    sources: tuple[Path, ...],
+    sources: JudgedSources,
     form: str,
     out: Path | None,
     episode: str | None,
     meta: Path | None,
     cameras: str | None,
     image_size: int,
-    ruleset: Ruleset,
-    skip_invalid: bool,
 ) -> None:
     """Judge archives or run folders and write the results for others.
 
@@ -293,10 +282,10 @@ def export_command(
     lerobot      a folder: dataset v3 for training, with safety labels of each frame and episode; with --cameras, in
                  the simulator that recorded the run, also pictures
 
-    An ablation (--applicability off) is not exported.
+    An ablation (--set applicability=off) is not exported.
     """  # noqa: D301  (click wants the character itself)
-    if ruleset.is_ablation:
-        remedy = "Export with --applicability on; `safevla tables --which applicability` shows the ablation."
+    if sources.ruleset.is_ablation:
+        remedy = "Export without --set applicability=off; `safevla tables --which applicability` shows the ablation."
         raise RunError("an ablation is no result to publish", remedy=remedy)
     if episode is not None and form not in _VIEWER_FORMS:
         raise click.UsageError(f"--episode is for {' and '.join(_VIEWER_FORMS)}; {form} takes all episodes.")
@@ -307,8 +296,8 @@ def export_command(
     if meta is not None and form not in _MODEL_FORMS:
         raise click.UsageError(f"--meta is for {' and '.join(_MODEL_FORMS)}.")
     facts = model_card.read_facts(meta)
-    file = choose_output(out, sources, _FILE_NAMES[form])
-    judged = judge_sources(sources, ruleset, skip_invalid=skip_invalid)
+    file = choose_output(out, sources.paths, _FILE_NAMES[form])
+    judged = sources.judge()
     if form == "hub":
         _export_card(judged, file, facts)
     elif form == "robocasa":
@@ -316,7 +305,9 @@ def export_command(
     elif form == _DATASET:
         _export_dataset(judged, file, cameras, image_size)
     else:
-        content = _export_timeline(judged, form, episode) if form in _VIEWER_FORMS else _EXPORTS[form](judged, sources)
+        content = (
+            _export_timeline(judged, form, episode) if form in _VIEWER_FORMS else _EXPORTS[form](judged, sources.paths)
+        )
         _save_file(file, content)
     if not judged.is_complete:
         click.echo(make_printable(f"Not complete: {', '.join(describe_losses(judged))}."), err=True)
@@ -367,30 +358,22 @@ def _export_timeline(judged: Judged, form: str, episode: str | None) -> bytes:
     )
 
 
-@sections.command("board")
-@click.argument("runs", nargs=-1, type=SourceType(), metavar="[[NAME=]RUN...]")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Where to write the site; of one run folder, else its board/.",
-)
+@command("board")
+@click.argument("sources", nargs=-1, type=SourceType(), metavar="[[NAME=]RUN...]")
+@out_option("DIR", "Where to write the site; of one run folder, else its board/.")
 @click.option("--title", default="Safety board", show_default=True, help="What the board is called.")
 @click.option("--reports/--no-reports", default=True, show_default=True, help="Add a full report of each policy.")
 @audit_options
-@judge_options
-@skip_option
+@judged_sources
 @click.pass_context
 def board_command(
     context: click.Context,
-    runs: tuple[Path, ...],
+    sources: JudgedSources,
     out: Path | None,
     title: str,
     reports: bool,
     audit: int,
     audit_seed: int,
-    ruleset: Ruleset,
-    skip_invalid: bool,
 ) -> None:
     """Write a static site: policies ranked by Safety, the rank by SR beside it, a page for each.
 
@@ -399,18 +382,21 @@ def board_command(
     what makes it incomparable; without a RUN they are all that there is.
 
     The site fetches nothing and runs no script. It works from a folder and from any path of a web server; written
-    again, it replaces the board in DIR. An ablation (--applicability off) is refused.
+    again, it replaces the board in DIR. An ablation (--set applicability=off) is refused.
 
     With --audit, K recorded episodes of each policy of each run are played again in the simulator; its row says what
     that shows. Exit code 1 if a replay differs from its record, 2 if a policy could not be audited.
     """
+    runs, ruleset = sources.paths, sources.ruleset
     folder = choose_output(out, runs, "board")
     check_folder(folder)
     plan = AuditPlan(audit, audit_seed)
     with show_status("replaying"):
         audits = [audit_source(run, plan) for run in runs] if audit else None
     with show_status("judging and drawing"):
-        files = build_board(runs, ruleset, title=title, reports=reports, skip_invalid=skip_invalid, audits=audits)
+        files = build_board(
+            runs, ruleset, title=title, reports=reports, skip_invalid=sources.skip_invalid, audits=audits
+        )
         write_folder(files, folder)
     click.echo(make_printable(f"Board: {folder / INDEX}   (open it in a browser; {len(files)} pages)"))
     marks = [(policy, mark) for marks in audits or () for policy, mark in marks.items()]

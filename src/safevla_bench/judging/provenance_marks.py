@@ -3,8 +3,8 @@
 A record marks its episode as simulated with placeholders for the simulator's own objects and fixtures
 (`standin_assets`), and names the simulator's versions; scores keep both. Every output that shows a number made of
 episodes with stand-ins, or of episodes of several physics versions, shows the warning of it. Numbers of two physics
-versions are not compared in silence: a simulator that settles a scene otherwise breaks other limits. `--missing
-deactivate` and `--capabilities` leave clauses out of episodes; scores keep the reason. The verdict on a replay that
+versions are not compared in silence: a simulator that settles a scene otherwise breaks other limits. `--set missing=
+deactivate` and `capabilities=` leave clauses out of episodes; scores keep the reason. The verdict on a replay that
 left its recording is about the replay, and not about what was recorded.
 """
 

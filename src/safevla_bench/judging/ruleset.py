@@ -143,11 +143,10 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         """Return the changed options of the command line, file names without folders; or "the default rules"."""
         words = [
             *([] if self.library == "default" else [f"--library {_file_name(self.library)}"]),
-            *(f"--specs {file.name}" for file in self.specs),
-            *(f"--registry {file.name}" for file in self.registry),
-            *(f"--capabilities {name}" for name in self.capabilities),
-            *([] if self.missing == "error" else [f"--missing {self.missing}"]),
-            *([] if self.applicability == "on" else [f"--applicability {self.applicability}"]),
+            *(f"--rules {file.name}" for file in (*self.specs, *self.registry)),
+            *(f"--set capabilities={name}" for name in self.capabilities),
+            *([] if self.missing == "error" else [f"--set missing={self.missing}"]),
+            *([] if self.applicability == "on" else [f"--set applicability={self.applicability}"]),
             *(f"--set {change}" for change in self.thresholds),
         ]
         return " ".join(words) or "the default rules"
@@ -165,7 +164,7 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             brought = [_write_file(folder, f"host{k}", file) for k, file in enumerate(self.host_registry)]
             if redefined := loader.registry(brought).list_redefined(loader.registry()):
                 problem = f"the host's own tags are of {redefined[0]} too, which the built-in registry knows"
-                raise RegistryError(problem, remedy="Take them out of that file; --registry FILE replaces tags.")
+                raise RegistryError(problem, remedy="Take them out of that file; --rules FILE replaces tags.")
             added = [_write_file(folder, f"registry{k}", file) for k, file in enumerate(self.registry)]
             loaded = load_ruleset(
                 library,
@@ -270,7 +269,7 @@ class Ruleset:
     def require_tags(self) -> None:
         """Raise `RunError` where applicability is off: episodes cannot be watched without tags."""
         if self.is_ablation:
-            raise RunError("a monitor needs the tasks' tags", remedy="Leave --applicability on to stop on violations.")
+            raise RunError("a monitor needs the tasks' tags", remedy="Leave applicability on to stop on violations.")
 
     def check_suites(self, benchmarks: Iterable[str]) -> None:
         """Raise `RunError` where episodes are of suites with other limits than those that the library was chosen for.

@@ -352,7 +352,7 @@ def _family_axis(family: str, origin: RowOrigin) -> str:
 
 
 def paper_spec_rows(library: Library) -> list[dict[str, object]]:
-    """Return a library as rows of the paper's spec registry; `library` and `--specs` read them back to the same specs.
+    """Return a library as rows of the paper's spec registry; `library` and `--rules` read them back to the same specs.
 
     The threshold is written into the formula, as in the paper, where a single comparison of a signal holds it.
     """

@@ -100,7 +100,7 @@ def library(name_or_path: str | Path = "default") -> Library:
     source = _read_library_file(path)
     if not source.drafts:
         problem = "holds [[limits]] alone, and no specification"
-        raise RowOrigin(SpecError, str(path)).make_error(problem, field="specs", remedy="pass it with --specs")
+        raise RowOrigin(SpecError, str(path)).make_error(problem, field="specs", remedy="pass it with --rules")
     read = _assemble_library(path.stem, source, built_in_tags())
     namesake = re.split(r"[+@]", path.stem)[0]
     is_other = namesake in BUILT_IN and (path.stem != namesake or read.digest != _built_in_library(namesake).digest)

@@ -329,7 +329,7 @@ def _row_subject(row: object, otherwise: str) -> str:
 def paper_task_rows(
     registry: Registry, benchmark: str | None = None, capabilities: Sequence[str] = ()
 ) -> list[dict[str, object]]:
-    """Return tasks, then families, as rows of the paper's task-tag schema; `--registry` reads them back to the same.
+    """Return tasks, then families, as rows of the paper's task-tag schema; `--rules` reads them back to the same.
 
     Args:
         registry: the tasks and families.

@@ -96,12 +96,13 @@ def _describe_makers(records: EpisodeIndex, scores: Scores, provenance: Provenan
 def _explain_unknown(error: UnknownTaskError, paths: Sequence[Path]) -> UnknownTaskError:
     if not any(_read_brought(path) for path in paths):
         return error
-    remedy = f"its run brings tags of its maker's: install its host, or take them with --as-judged; or {error.remedy}"
+    tags = "its run brings tags of its maker's: install its host, or take them with --rules as-judged"
+    remedy = f"{tags}; or {error.remedy}"
     return UnknownTaskError(error.problem, remedy=remedy, place=error.place)
 
 
 RULES = "judged_with.json"
-"""The file of a run folder that holds by what it was judged, if not by the default; taken with --as-judged alone."""
+"""The file of a run folder that holds by what it was judged, if not by the default; see --rules as-judged."""
 HOST_REGISTRY = "host_registry"
 """Field of run.json: name and text of each file of tags that the run's host brought."""
 
@@ -122,7 +123,7 @@ def find_recipe(paths: Sequence[Path]) -> RulesetRecipe | None:
     for path, recipe in recipes.items():
         if recipe != recipes[first]:
             problem = f"{first} was judged by {recipes[first].describe()}, {path} by {recipe.describe()}"
-            raise RunError(problem, remedy="Leave --as-judged out: all are then judged alike.")
+            raise RunError(problem, remedy="Leave --rules as-judged out: all are then judged alike.")
     return recipes[first]
 
 
@@ -218,7 +219,7 @@ def _read_recipe(path: Path) -> RulesetRecipe:
     except FileNotFoundError:
         return RulesetRecipe()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
-        remedy = "Leave --as-judged out, and say by what to judge, such as --library FILE."
+        remedy = "Leave --rules as-judged out, and say by what to judge, such as --library FILE."
         raise RunError(f"cannot be read: {error}", remedy=remedy, place=Place(file=str(path))) from None
 
 

@@ -161,7 +161,7 @@ def scores_document(judged: Judged, sources: object = None) -> dict[str, object]
 def write_outputs(judged: Judged, folder: Path, *, legacy_ids: bool = False) -> None:
     """Write scores.json, scores.parquet and report.html into a folder, which is made where it is missing.
 
-    Rules other than the default are written too, as judged_with.json, for --as-judged; older files are replaced
+    Rules other than the default are written too, as judged_with.json, for --rules as-judged; older files are replaced
     together, so that scores never stand beside the report of others. Raises `FileError` where the disk refuses.
     With `legacy_ids` the two score files use the names of the authors' published tables where they differ from ours.
     """
