@@ -15,9 +15,9 @@ from typing import Any
 
 import click
 import msgspec
-from safevla_bench.cli.options import Command
 
 from safevla_bench.cli import GROUPS, safevla
+from safevla_bench.cli.options import Command
 
 DOCS = Path(__file__).parent
 UNEXPLAINED: set[str] = set()

@@ -127,7 +127,6 @@ TABLE: dict[str, Written] = {
         write=lambda folder: write_outputs(judged(folder, "default"), folder / "out"),
         together=("out/scores.json", "out/scores.parquet", "out/report.html", "out/judged_with.json"),
     ),
-    "a report": Written(before=archived, write=judging("score", "--report", "HERE/page.html")),
     "tables": Written(
         before=archived, write=judging("tables", "--which", "main,tasks", "--out", "HERE/tables/", "--format", "csv")
     ),

@@ -388,8 +388,8 @@ def test_a_replay_in_3d_lies_beside_the_pictures_and_in_the_report(safevla, run,
     (frame,) = [one for one in read_frames(run) if one.kind == "replay3d"]
     document = json.loads((run / FRAMES / frame.file).read_bytes())
     assert document["parts"] == ["table", "tray", "cup", "block", "gripper"]
-    safevla("score", run, *tight, "--report", tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text()
+    safevla("score", run, *tight, "--out", tmp_path / "scores")
+    page = (tmp_path / "scores" / "report.html").read_text()
     assert page.count('class="replay3d"') == 1
     assert "did not fit" not in page
 

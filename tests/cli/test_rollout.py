@@ -53,7 +53,7 @@ def test_what_is_done_can_be_scored_and_is_said_to_be_incomplete(safevla, tmp_pa
     assert code == 0
     assert "An interrupted run is among these" in out
     assert json.loads((tmp_path / "scored" / "scores.json").read_text())["aggregate"]["n"] == 2
-    assert safevla("score", tmp_path / "run", "--report", tmp_path / "page.html")[0] == 0
+    assert safevla("score", tmp_path / "run", "--out", tmp_path / "scores")[0] == 0
 
 
 def test_without_resume_an_unfinished_run_is_left_alone_and_the_remedy_is_the_command(safevla, tmp_path, unfinished):

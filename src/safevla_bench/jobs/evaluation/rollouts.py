@@ -62,11 +62,11 @@ def roll_out(
     require_counts(workers=running.workers)
     out = out.absolute()  # a policy may change this process's folder
     prepared = prepare_run(request)
-    try:
-        with RunWriter(out, prepared.description, resume=running.resume) as writer:
-            _run_pending(writer, prepared, running, observer)
-    finally:
-        prepared.close()
+    if running.cluster or running.workers > 1:  # the workers make their own; a large model need not be here too
+        prepared.resources.close()
+        prepared = replace(prepared, policies={})
+    with prepared.resources, RunWriter(out, prepared.description, resume=running.resume) as writer:
+        _run_pending(writer, prepared, running, observer)
     return episode_rows(out)
 
 
@@ -178,23 +178,17 @@ def _run_episodes(
     running: ExecutionOptions,
     observer: Observer | None,
 ) -> Generator[FinishedEpisode]:
-    """Yield the pending episodes as they end, run in this process, by worker processes or by Ray actors.
-
-    With workers or actors this process's own policies are closed first.
-    """
+    """Yield the pending episodes as they end, run in this process, by worker processes or by Ray actors."""
     if not pending:
         return
     if running.cluster:
-        prepared.close()
         yield from run_actors(prepared.cast, pending, running.workers, running.cluster, observer)
-        return
-    if running.workers > 1:
-        prepared.close()  # the workers make their own; a large model need not be here too
+    elif running.workers > 1:
         yield from run_workers(prepared.cast, pending, running.workers, observer)
-        return
-    watch = Monitor(prepared.cast.stopping) if prepared.cast.stopping else None
-    for outcome in run_serially(prepared.host, pending, prepared.policies, observer, watch):
-        yield FinishedEpisode.from_outcome(outcome)
+    else:
+        watch = Monitor(prepared.cast.stopping) if prepared.cast.stopping else None
+        for outcome in run_serially(prepared.host, pending, prepared.policies, observer, watch):
+            yield FinishedEpisode.from_outcome(outcome)
 
 
 def _raw_episode(finished: FinishedEpisode) -> RawEpisode:
@@ -237,7 +231,7 @@ def freeze_request(request: Request, ruleset: Ruleset) -> Registration:
         replace(request, servers=request.servers or placeholder_servers(request), ruleset=ruleset, registration=None),
         is_dry=True,
     )
-    prepared.close()
+    prepared.resources.close()
     return Registration(
         host=prepared.host.name,
         host_arguments=dict(request.host_arguments),
