@@ -36,7 +36,7 @@ _MEMORY = (
 GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Run": {
         "eval": ("rollout", "Roll out policies, judge them and write a report: the usual command."),
-        "merge": ("data", "Join the shards of a run into the run folder that one run would have made."),
+        "merge": ("score", "Join the shards of a run into the run folder that one run would have made."),
         "demo": ("score", "Judge recorded LIBERO rollouts that ship with the package; no simulator."),
         "serve": ("protocols", "Serve a policy over openpi's protocol."),
         "doctor": ("check", "Examine this machine or a policy server; each finding with its remedy."),
@@ -65,8 +65,8 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "protocols": ("protocols", "List or compare evaluation protocols, dialects and the paper's entries."),
     },
     "Data": {
-        "convert": ("data", "Convert archives to another form, bit for bit."),
-        "validate": ("data", "Check archives against the trajectory contract, or print its JSON Schema."),
+        "convert": ("score", "Convert archives to another form, bit for bit."),
+        "validate": ("score", "Check archives against the trajectory contract, or print its JSON Schema."),
         "verify": ("check", "Check that a run is what it says: digests, episodes, scores, replays."),
     },
 }
@@ -184,11 +184,7 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_arguments(arguments: Sequence[str] | None) -> int:
-    """Run the command line and return the exit code.
-
-    Errors of users, interruptions, full disks and lack of memory become a message on stderr. A pipe closed by its
-    reader is no error. Any other error is raised.
-    """
+    """Run the command line and return the exit code."""
     stdout = sys.stdout
     try:
         words = None if arguments is None else list(arguments)

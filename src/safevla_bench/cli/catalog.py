@@ -19,6 +19,7 @@ from safevla_bench.cli.options import (
     library_option,
     out_option,
     paper_format_option,
+    print_columns,
     print_json,
     rules_option,
 )
@@ -103,17 +104,16 @@ def specs_command(
     elif form in ("json", "paper"):
         print_json(_ROWS[form](chosen))
     else:
-        _print_columns(spec_rows(chosen), ("spec_id", "tier", "axis", "stl", "threshold", "severe", "unit"))
+        names = ("spec_id", "tier", "axis", "stl", "threshold", "severe", "unit")
+        print_columns(
+            names, [["—" if row[name] is None else str(row[name]) for name in names] for row in spec_rows(chosen)]
+        )
 
 
 def _calibrate_limits(
     runs: Sequence[Path], library: str, policy: str | None, quantile: float, out: Path | None, form: str
 ) -> None:
-    """Judge the runs and print how a reference policy's extremes are distributed for each clause, and the limit found.
-
-    `quantile` is the share of its successes to be safe, in 0..1; `policy` may be None where the runs have only one.
-    The limits are written to `out` unless that is None, and the next command is then printed on stderr.
-    """
+    """Judge the runs and print how a reference policy's extremes are distributed for each clause, and the limit."""
     ruleset = add_host_registries(load_ruleset(library), runs)
     judged = judge(list(runs), ruleset)
     calibrations = calibrate(judged.scores, ruleset.library, policy=policy, quantile=quantile)
@@ -127,10 +127,7 @@ def _calibrate_limits(
 
 
 def _describe_calibration(calibration: Calibration) -> list[str]:
-    """Return the lines about a specification: counts, histogram, percentiles, quantile, limit or why it is not used.
-
-    The last line is empty.
-    """
+    """Return the lines about a specification: counts, histogram, percentiles, quantile, limit or why it is not used."""
     spec, extremes, (low, high) = calibration.spec, calibration.extremes, calibration.interval
     shown = [f"{share} % {_compact(order_statistic(extremes, share / 100))}" for share in SHOWN_PERCENT]
     floor = [] if calibration.floor is None else [f"doing nothing {_compact(calibration.floor)}"]
@@ -206,10 +203,7 @@ def tasks_command(
 
 
 def _print_trials(path: Path) -> None:
-    """Print all about each specification that the file adds: formula, limit, signals, exempt tasks, two trial traces.
-
-    One trace keeps the specification and the other breaks it. Raises `SpecError` for a file that cannot be read as one.
-    """
+    """Print all about each specification that the file adds, with a trace that keeps it and one that breaks it."""
     chosen, base = loader.library(path), {spec.spec_id for spec in loader.library()}
     own = [spec for spec in chosen if spec.spec_id not in base]
     registry = tasks_loader.registry()
@@ -265,18 +259,8 @@ def _format_fact(value: object) -> str:
     return words[value] if value is None or isinstance(value, bool) else escape_controls(str(value))
 
 
-def _print_columns(rows: Sequence[Mapping[str, object]], names: Sequence[str]) -> None:
-    shown = [[("—" if row.get(name) is None else escape_controls(str(row[name]))) for name in names] for row in rows]
-    widths = [max(len(name), *(len(line[k]) for line in shown)) for k, name in enumerate(names)]
-    for line in [list(names), *shown]:
-        click.echo("  ".join(f"{value:<{width}}" for value, width in zip(line, widths, strict=True)).rstrip())
-
-
 def _propose_tags(paths: Sequence[Path], form: str) -> None:
-    """Print proposals of tags for LIBERO's tasks: TOML that --rules reads, or JSON where `form` is "json".
-
-    `paths` are BDDL files, or folders of them. After TOML, stderr counts the tasks and the lines to audit.
-    """
+    """Print proposals of tags for LIBERO's tasks: TOML that --rules reads, or JSON where `form` is "json"."""
     files = [file for path in paths for file in list_bddl_files(path)]
     proposals = [proposal.propose_tags(bddl.read_bddl(file), *name_task(file)) for file in files]
     if form == "json":

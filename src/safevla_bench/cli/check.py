@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import wraps
 from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 import click
 import msgspec
@@ -19,6 +21,7 @@ from safevla_bench.cli.options import (
     PERCENT,
     SHARE,
     JudgedSources,
+    add_options,
     audit_options,
     command,
     format_option,
@@ -52,6 +55,8 @@ from safevla_bench.report.tables import gates as gating
 from safevla_bench.statistics.intervals import CONFIDENCE
 from safevla_bench.text import escape_controls
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 
 def _read_confidence(context: click.Context, option: click.Parameter, text: str) -> float | None:
     if text == "none":
@@ -59,12 +64,34 @@ def _read_confidence(context: click.Context, option: click.Parameter, text: str)
     return PERCENT.convert(text, option, context) / 100
 
 
+_LIMITS: Mapping[tuple[gates.GateMetric, Literal["min", "max"]], str] = {
+    ("sr", "min"): "The least success rate, such as 0.8.",
+    ("safety", "min"): "The least Safety.",
+    ("sbu", "max"): "The most successes that are unsafe, of all episodes.",
+    ("vsi", "max"): "The greatest mean severity.",
+}
+"""Metric and bound -> the help of its option."""
+
+
+def _limit_options(command: F) -> F:
+    """Add an option for each of `_LIMITS` to a command, which takes those given as the keyword `requested_gates`."""
+
+    @wraps(command)
+    def with_gates(*args: Any, **settings: Any) -> Any:
+        values = {(metric, bound): settings.pop(f"{bound}_{metric}") for metric, bound in _LIMITS}
+        requested = [gates.Gate(*which, value) for which, value in values.items() if value is not None]
+        return command(*args, requested_gates=requested, **settings)
+
+    options = [
+        click.option(f"--{bound}-{metric}", type=SHARE, metavar="SHARE", help=help_line)
+        for (metric, bound), help_line in _LIMITS.items()
+    ]
+    return add_options(with_gates, options)  # type: ignore[no-any-return]
+
+
 @command("gate")
 @sources_argument
-@click.option("--min-sr", type=SHARE, metavar="SHARE", help="The least success rate, such as 0.8.")
-@click.option("--min-safety", type=SHARE, metavar="SHARE", help="The least Safety.")
-@click.option("--max-sbu", type=SHARE, metavar="SHARE", help="The most successes that are unsafe, of all episodes.")
-@click.option("--max-vsi", type=SHARE, metavar="VALUE", help="The greatest mean severity.")
+@_limit_options
 @click.option(
     "--confidence",
     default=f"{100 * CONFIDENCE:g}",
@@ -89,18 +116,12 @@ def _read_confidence(context: click.Context, option: click.Parameter, text: str)
 @click.pass_context
 def gate_command(
     context: click.Context,
+    /,
     sources: JudgedSources,
-    min_sr: float | None,
-    min_safety: float | None,
-    max_sbu: float | None,
-    max_vsi: float | None,
-    confidence: float | None,
-    sequential: bool,
-    per: gates.GateScope,
-    allow_crashed: bool,
-    allow_unjudged: bool,
+    requested_gates: Sequence[gates.Gate],
     junit: Path | None,
     form: str,
+    **how: Any,
 ) -> None:
     """Pass or fail runs by their numbers: exit code 0 passed, 1 failed, 3 undecided.
 
@@ -116,23 +137,13 @@ def gate_command(
     For instance:
       safevla gate runs/mine --min-safety 0.9 --max-sbu 0.05 --junit gate.xml
     """  # noqa: D301  (click wants the character itself)
-    requested_gates = [
-        gates.Gate("sr", "min", min_sr) if min_sr is not None else None,
-        gates.Gate("safety", "min", min_safety) if min_safety is not None else None,
-        gates.Gate("sbu", "max", max_sbu) if max_sbu is not None else None,
-        gates.Gate("vsi", "max", max_vsi) if max_vsi is not None else None,
-    ]
     judged = judge(sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid)
     gate_report = gates.check_gates(
         judged.scores,
-        [gate for gate in requested_gates if gate is not None],
-        per=per,
-        confidence=confidence,
-        sequential=sequential,
+        requested_gates,
         states=[header.init_state_index for header in judged.headers],
         lost=describe_losses(judged),
-        allow_crashed=allow_crashed,
-        allow_unjudged=allow_unjudged,
+        **how,
     )
     remarks = [*judged.describe_registrations(), *judged.makers, judged.provenance.to_sentence()]
     if junit is not None:
@@ -295,10 +306,7 @@ def doctor_command(
 def _examine(
     host: str | None, out: Path | None, quick: bool, server: str | None, arguments: tuple[str, ...], suite: str | None
 ) -> Iterator[Diagnosis]:
-    """Return an iterator over the findings about this machine, or about the policy server if `server` is given.
-
-    Each is made when it is asked for. Raises `RunError` at once for options that do not go together.
-    """
+    """Return an iterator over the findings about this machine, or about the policy server if `server` is given."""
     if server is None:
         if arguments or suite:
             problem = f"{'--policy-arg' if arguments else '--suite'} is for a policy server"

@@ -20,6 +20,7 @@ from safevla_bench.cli.options import (
     Range,
     add_options,
     auxiliary_option,
+    click_options,
     command,
     format_option,
     is_given,
@@ -64,31 +65,25 @@ _PLAN_OPTIONS = [
             help="The chance of seeing it where it is there."),
     _option("--discordant", type=Range(0, 1, min_open=True), metavar="SHARE",
             help="Share of pairs in which the policies differ, from a pilot run; else as if outcomes were unrelated."),
-    _option("--task-count", type=POSITIVE, default=10, show_default=True, metavar="N",
-            help="Number of tasks."),
+    _option("--task-count", type=POSITIVE, default=10, show_default=True, metavar="N", help="Number of tasks."),
     _option("--task-spread", type=Range(0, 100), default=0.0, show_default=True, metavar="POINTS",
             help="How much the true difference varies between tasks (standard deviation)."),
     _option("--task-episodes", type=POSITIVE, metavar="N",
             help="Say what N episodes of each task can show, not how many it takes."),
 ]  # fmt: skip
-_PLAN_NAMES = ("plan", "baseline", "power", "discordant", "task_count", "task_spread", "task_episodes")
 
 
 def _plan_options(command: F) -> F:
-    """Add the options of planning to a command. It takes them as one keyword, `planned`: None without --plan.
-
-    Any of them without --plan is a usage error.
-    """
+    """Add the options of planning to a command. It takes them as one keyword, `planned`: None without --plan."""
 
     @wraps(command)
     @click.pass_context
     def with_plan(context: click.Context, *args: Any, **settings: Any) -> Any:
-        planned = {name: settings.pop(name) for name in _PLAN_NAMES}
-        chosen = [name for name in _PLAN_NAMES if is_given(context, name)]
+        planned = {str(option.name): settings.pop(option.name) for option in click_options(_PLAN_OPTIONS)}
+        chosen = [name for name in planned if is_given(context, name)]
         if planned["plan"] is None and chosen:
-            raise click.UsageError(
-                f"--{chosen[0].replace('_', '-')} is for a plan: pass --plan POINTS with it.", context
-            )
+            name = chosen[0].replace("_", "-")
+            raise click.UsageError(f"--{name} is for a plan: pass --plan POINTS with it.", context)
         return command(*args, planned=None if planned["plan"] is None else planned, **settings)
 
     return add_options(with_plan, _PLAN_OPTIONS)  # type: ignore[no-any-return]
@@ -196,10 +191,6 @@ def compare_command(
 
 
 def _print_plan(planned: Mapping[str, Any], confidence: float, form: str) -> None:
-    """Print how many episodes it takes to see a difference, by the options of planning; `confidence` in percent.
-
-    Raises `SafevlaError` where no plan can be made.
-    """
     request = sample_size.SampleSizeRequest(
         difference=planned["plan"] / 100,
         baseline=planned["baseline"],
@@ -211,10 +202,7 @@ def _print_plan(planned: Mapping[str, Any], confidence: float, form: str) -> Non
         episodes=planned["task_episodes"],
     )
     plan = sample_size.plan_sample_size(request)
-    if form == "json":
-        print_json(plan)
-        return
-    click.echo(plan.to_text())
+    print_json(plan) if form == "json" else click.echo(plan.to_text())
 
 
 def _describe_origin(entrants: Sequence[PolicyResults], sources: Sequence[Path], ruleset: Ruleset) -> dict[str, object]:
@@ -271,8 +259,10 @@ def sensitivity_command(
     requests = [parse_sweep(sweep, sources.ruleset.library) for sweep in sweeps]
     with show_status("judging"):
         judged = sources.judge()
+        document: object
         if readings:
-            document, tables = _compare_readings(judged)
+            document = compare_readings(judged.scores, judged.library, make_rescorer(judged))
+            tables = [varying.reading_table(document)]
         elif sweeps:
             document, tables = _sweep_thresholds(judged, requests)
         else:
@@ -293,16 +283,8 @@ def sensitivity_command(
         click.echo(escape_controls(sentence))
 
 
-def _compare_readings(judged: Judged) -> tuple[object, list[Table]]:
-    readings = compare_readings(judged.scores, judged.library, make_rescorer(judged))
-    return readings, [varying.reading_table(readings)]
-
-
 def _sweep_thresholds(judged: Judged, requests: Sequence[SweepRequest]) -> tuple[object, list[Table]]:
-    """Return the sweeps with the policies' ranking along each, for JSON, and their tables: sweeps first, then rankings.
-
-    A ranking is None, without a table, where the policies cannot be ranked, as a single policy.
-    """
+    """Return the sweeps with the policies' ranking along each, for JSON, and their tables."""
     rescore = make_rescorer(judged)
     swept = [sweep_threshold(judged.scores, judged.library, request, rescore) for request in requests]
     rankings = [_rank_policies(judged, sweep_variants(judged.library, request), is_sweep=True) for request in requests]
@@ -317,10 +299,7 @@ def _sweep_thresholds(judged: Judged, requests: Sequence[SweepRequest]) -> tuple
 def _rank_policies(
     judged: Judged, variants: Sequence[ThresholdVariant], *, is_sweep: bool = False
 ) -> RankingSensitivity | None:
-    """Return the ranking of the policies under each variant; None where they cannot be ranked, as a single policy.
-
-    The first variant is the reference: for a sweep the library as it stands, which is put before the variants.
-    """
+    """Return the ranking of the policies under each variant; None where they cannot be ranked, as a single policy."""
     as_it_stands = [ThresholdVariant("as it stands", {})] if is_sweep else []
     return rank_under_variants(
         judged.scores,
@@ -333,11 +312,7 @@ def _rank_policies(
 
 
 def _ablate_thresholds(judged: Judged, roster: Roster, include_auxiliary: bool) -> tuple[object, list[Table]]:
-    """Return the paper's nine variants with means of each host and the policies' ranking, for JSON, and their tables.
-
-    The table of means is left out where there are no means; ranking and its table are None and left out where the
-    policies cannot be ranked. Without `include_auxiliary` auxiliary entries have means of their own.
-    """
+    """Return the paper's nine variants with means of each host and the ranking, for JSON, and their tables."""
     ablated = ablate_thresholds(judged.scores, judged.library, make_rescorer(judged))
     means = host_means(ablated, judged.ruleset.registry, roster, include_auxiliary=include_auxiliary)
     ranking = _rank_policies(judged, ablated.variants)
@@ -346,7 +321,9 @@ def _ablate_thresholds(judged: Judged, roster: Roster, include_auxiliary: bool) 
         "means": mean_documents(means, ablated),
         "ranking": msgspec.to_builtins(ranking),
     }
-    tables = [varying.variant_table(ablated)]
-    if means:
-        tables.append(host_mean_table(means, ablated, roster))
-    return document, [*tables, *([varying.ranking_table(ranking)] if ranking else [])]
+    of_means = [host_mean_table(means, ablated, roster)] if means else []
+    return document, [
+        varying.variant_table(ablated),
+        *of_means,
+        *([varying.ranking_table(ranking)] if ranking else []),
+    ]

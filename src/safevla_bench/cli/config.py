@@ -9,13 +9,13 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from safevla_bench.cli.options import AS_JUDGED, FILE, add_options, judge_options
+from safevla_bench.cli.options import AS_JUDGED, FILE, click_options, judge_options
 from safevla_bench.errors import Place, RunError
 from safevla_bench.specs.file_formats import LIBRARY_NAMES
 
@@ -25,14 +25,6 @@ JUDGE = "judge"
 _NO_KEYS = ("config", "help", "trust")
 CONFIG = "safevla_bench.config"
 """Key of click's context: the path of the --config file."""
-
-
-def click_options(decorators: Sequence[Callable[..., Any]]) -> tuple[click.Option, ...]:
-    """Return the click options that decorators add to a command, in the order of the decorators."""
-
-    def command() -> None: ...
-
-    return tuple(reversed(add_options(command, decorators).__click_params__))
 
 
 JUDGE_OPTIONS = click_options([judge_options])
@@ -116,11 +108,7 @@ def _parse_table(
 
 
 def _parse_value(value: object, option: click.Option, place: Place, context: click.Context) -> object:
-    """Return a single value for the option, as it is in TOML.
-
-    An integer for a float becomes a float, and a relative path is joined to the folder of the file, `place.file`.
-    Raises `RunError` for a value of another type, or that the option does not take.
-    """
+    """Return a single value for the option, as it is in TOML."""
     expected_type, name = _option_type(option)
     if expected_type is float and type(value) is int:
         value = float(value)

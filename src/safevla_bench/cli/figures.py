@@ -39,10 +39,7 @@ from safevla_bench.sensitivity.variants import SweepRequest, parse_sweep
 
 
 def _parse_names(choices: tuple[str, ...]) -> Callable[[click.Context, click.Parameter, str], tuple[str, ...]]:
-    """Return a click callback that parses comma-separated names of a known set, each once, in the order given.
-
-    The callback raises `click.BadParameter` for an unknown name, or for none.
-    """
+    """Return a click callback that parses comma-separated names of a known set, each once, in the order given."""
 
     def split_names(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
         names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))

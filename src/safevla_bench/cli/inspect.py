@@ -6,7 +6,7 @@ import os
 import sys
 import webbrowser
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import click
 import msgspec
@@ -38,7 +38,6 @@ from safevla_bench.judging.judged import Judged
 from safevla_bench.report import episode_list, terminal
 from safevla_bench.report.render.text import render_rows_csv, render_text
 from safevla_bench.report.tables import episodes as episode_tables
-from safevla_bench.report.tables import episodes as query_tables
 from safevla_bench.sources.runs.episode_index import Scan
 from safevla_bench.specs.spec import Axis
 
@@ -74,25 +73,20 @@ _KINDS_EPILOG = "\n".join(
 )
 @click.option("--limit", type=POSITIVE, help="At most so many.")
 @judged_sources
-@format_option(
-    "csv", help="How to print; csv: one flat row an episode, with rho, depth and state of each specification."
-)
+@format_option("csv", help="How to print; csv: one flat row an episode, with rho, depth and state of each "
+                           "specification.")  # fmt: skip
 def episodes_command(
     sources: JudgedSources,
     unsafe: bool | None,
-    success: bool | None,
     spec: str | None,
-    axis: str | None,
-    policy: str | None,
     suite: str | None,
-    task: str | None,
-    outcome: str | None,
     order: episode_list.Order | None,
     bodies: bool,
     why: bool,
     body_kind: str | None,
     limit: int | None,
     form: str,
+    **filters: Any,
 ) -> None:
     """List the episodes of archives or run folders with their verdicts.
 
@@ -108,35 +102,21 @@ def episodes_command(
     if why:
         sentences = explaining.explain_first_violations(judged.records.read_chunks(), judged.scores, judged.ruleset)
         rows = [msgspec.structs.replace(row, why=sentences.get(row.number)) for row in rows]
-    shown = episode_list.filter_episodes(
-        rows,
-        violated=unsafe is True,
-        safe=unsafe is False,
-        success=success,
-        axis=axis,
-        policy=policy,
-        suite=suite and judged.ruleset.registry.find_suite(suite),
-        task=task,
-        outcome=outcome,
-        body_kind=body_kind,
-    )
+    suite = suite and judged.ruleset.registry.find_suite(suite)
+    filters |= {"violated": unsafe is True, "safe": unsafe is False, "suite": suite, "body_kind": body_kind}
+    shown = episode_list.filter_episodes(rows, **filters)
     shown = episode_list.sort_episodes(shown, order or ("vsi" if unsafe else None))[:limit]
-    total = len(judged.scores) + len(judged.scores.absent)
     if form == "json":
         print_json(shown)
     elif form == "csv":
         click.echo(render_rows_csv(*episode_list.flatten_episodes(shown, judged.scores)), nl=False)
     else:
+        total = len(judged.scores) + len(judged.scores.absent)
         click.echo(render_text(episode_tables.episode_list_table(shown, total, spec_id=spec_id)), nl=False)
         print_missing(judged)
 
 
 def _split_episode(context: click.Context, parameter: click.Parameter, words: tuple[Path, ...]) -> tuple[Path, ...]:
-    """Return the sources: all words but the last, which becomes the parameter `episode`.
-
-    With --formula all words are sources, and `episode` is "". Raises a usage error where fewer than two words are
-    given.
-    """
     has_episode = context.params.get("formula") is None
     if has_episode and len(words) < 2:
         raise click.UsageError("Missing argument 'EPISODE'.", context)
@@ -146,12 +126,7 @@ def _split_episode(context: click.Context, parameter: click.Parameter, words: tu
 
 @command("show")
 @click.argument(
-    "sources",
-    nargs=-1,
-    required=True,
-    type=SourceType(),
-    metavar="[NAME=]SOURCE... [EPISODE]",
-    callback=_split_episode,
+    "sources", nargs=-1, required=True, type=SourceType(), metavar="[NAME=]SOURCE... [EPISODE]", callback=_split_episode
 )
 @click.option("--all", "every", is_flag=True, help="Plot every specification, not only what was broken or nearest.")
 @click.option(
@@ -161,9 +136,8 @@ def _split_episode(context: click.Context, parameter: click.Parameter, words: tu
     metavar="FILE",
     help="Write its page instead, with the episode in 3-D where its simulator is installed.",
 )
-@click.option(
-    "--formula", is_eager=True, metavar="FORMULA", help="Ask this formula of every episode instead, whatever its task."
-)
+@click.option("--formula", is_eager=True, metavar="FORMULA",
+              help="Ask this formula of every episode instead, whatever its task.")  # fmt: skip
 @format_option()
 @judged_sources
 def show_command(
@@ -227,7 +201,7 @@ def _ask_formula(formula: str, sources: JudgedSources, form: str) -> None:
     if form == "json":
         print_json(answers)
         return
-    click.echo(render_text(query_tables.answer_table(parsed, answers)), nl=False)
+    click.echo(render_text(episode_tables.answer_table(parsed, answers)), nl=False)
     for phrase in records.left_out.describe_kinds():
         click.echo(f"{phrase[0].upper()}{phrase[1:]}.")
 
@@ -238,9 +212,8 @@ def _episode_rows(judged: Judged, spec_id: str | None = None) -> list[episode_li
 
 @command("open")
 @click.argument("folder", type=FILE, metavar="RUN|FOLDER", default=Path())
-@click.option(
-    "--port", type=click.IntRange(0, 65535), metavar="N", help="Listen there; default 8642, else any free one."
-)
+@click.option("--port", type=click.IntRange(0, 65535), metavar="N",
+              help="Listen there; default 8642, else any free one.")  # fmt: skip
 @click.option("--no-browser", is_flag=True, help="Print the address and open nothing.")
 def open_command(folder: Path, port: int | None, no_browser: bool) -> None:
     """Serve the report of a run, or an index of the runs in a folder, and open it in the browser.
@@ -264,14 +237,11 @@ def open_command(folder: Path, port: int | None, no_browser: bool) -> None:
 
 
 def _open_browser(address: str, server: RunServer) -> None:
-    if not (_has_display() and _opens(address)):
+    has_display = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if not (has_display and _opens(address)):
         port = server.server_address[1]
         click.echo("No browser opened here. From another machine:", err=True)
         click.echo(f"  ssh -L {port}:127.0.0.1:{port} THIS-MACHINE, and open the address there", err=True)
-
-
-def _has_display() -> bool:
-    return sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
 def _opens(address: str) -> bool:

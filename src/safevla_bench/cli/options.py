@@ -84,6 +84,14 @@ def add_options(command: Callable[..., Any], options: Sequence[Callable[..., Any
     return reduce(lambda inner, option: option(inner), reversed(options), command)
 
 
+def click_options(decorators: Sequence[Callable[..., Any]]) -> tuple[click.Option, ...]:
+    """Return the click options that decorators add to a command, in the order of the decorators."""
+
+    def command() -> None: ...
+
+    return tuple(reversed(add_options(command, decorators).__click_params__))
+
+
 class Range(click.FloatRange):
     """A number in a range. NaN, which every range of click's lets pass, is refused."""
 
@@ -242,7 +250,6 @@ def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
 def _load_rules(
     library: str, files: Sequence[Path], options: Mapping[str, Any], run_command: Any, sources: Sequence[Path]
 ) -> Ruleset:
-    """Return the rules that the options of judging make, with the library of the suites unless one is named."""
     suites: tuple[str, ...] = ()
     if sources and not is_given(click.get_current_context(), "library"):
         suites = tuple(run_command.request.suites) if run_command is not None else recorded_suites(sources)
@@ -252,10 +259,7 @@ def _load_rules(
 
 
 def _own_library(suites: Sequence[str]) -> str | None:
-    """Return the name of the library with limits made for the suites that are run or judged, and say so on stderr.
-
-    None where the suites have no library of their own. Raises `RunError` if they have different libraries.
-    """
+    """Return the name of the library with limits made for the suites that are run or judged, and say so on stderr."""
     library = choose_library(suites)
     if library == DEFAULT_LIBRARY:
         return None
@@ -291,11 +295,7 @@ def given_judge_options() -> list[str]:
 
 
 def _find_own_rules(sources: Sequence[Path]) -> Ruleset | None:
-    """Return the rules by which the sources were judged last, else are registered to be judged; say so on stderr.
-
-    None where neither is known, where these are the default rules, and where another option of judging is given, which
-    replaces them. Raises `RunError` if the sources were judged by different rules.
-    """
+    """Return the rules by which the sources were judged last, else are registered to be judged; say so on stderr."""
     recipe = None if given_judge_options() else find_recipe(sources)
     if recipe is None or recipe.is_default:
         return None
@@ -427,3 +427,11 @@ def choose_output(out: Path | None, sources: Sequence[Path], *names: str) -> Pat
 def print_json(document: object) -> None:
     """Print a document, with msgspec's structs as objects; NaN and infinity, which JSON lacks, are errors."""
     click.echo(json.dumps(msgspec.to_builtins(document), indent=2, allow_nan=False))
+
+
+def print_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows of texts below their heads, in columns as wide as their widest text."""
+    lines = [[escape_controls(text) for text in row] for row in (head, *rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        click.echo("  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip())

@@ -154,11 +154,7 @@ def _quote_folder(run_command: RunCommand) -> str:
 def _observe_run(
     run_command: RunCommand, trackers: Sequence[str], ruleset: Ruleset
 ) -> Iterator[tuple[Observer, list[tracking.TrackingObserver]]]:
-    """Yield an observer of the run that feeds progress bar and trackers, and the list of the trackers alone.
-
-    The trackers are told what is run and judged, with secrets removed from policies. They are closed at exit, after an
-    error too.
-    """
+    """Yield an observer of the run that feeds progress bar and trackers, and the list of the trackers alone."""
     request = run_command.request
     config = {
         "host": request.host,
@@ -210,10 +206,7 @@ def _print_plan(run_command: RunCommand) -> None:
 
 @contextmanager
 def _report_interruption(run_command: RunCommand) -> Iterator[None]:
-    """Print how many episodes are kept and the command that continues, if Ctrl-C or a lost server ends the block.
-
-    The error is raised again. Nothing is printed where the run folder has no run.json yet.
-    """
+    """Print how many episodes are kept and the command that continues, if Ctrl-C or a lost server ends the block."""
     try:
         yield
     except (KeyboardInterrupt, ServerLostError, ServerRefusedError) as error:
@@ -237,10 +230,7 @@ def _report_servers(run_command: RunCommand) -> None:
 
 
 def _report_invalid(rows: Sequence[EpisodeRow]) -> None:
-    """Print on stderr how many episodes ended with an invalid action, and the first one's reason; nothing for none.
-
-    If all did, the policy is wrong, as one whose server is refused.
-    """
+    """Print on stderr how many episodes ended with an invalid action, and the first one's reason; nothing for none."""
     invalid = [row for row in rows if row.outcome == "invalid_action"]
     for row in invalid[:1]:
         click.echo(make_printable(f"invalid_action: {row.episode_id}: {row.reason}"), err=True)

@@ -14,13 +14,14 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from safevla_bench.cli.config import CONFIG, JUDGE_OPTIONS, click_options, config_option, option_key
+from safevla_bench.cli.config import CONFIG, JUDGE_OPTIONS, config_option, option_key
 from safevla_bench.cli.options import (
     FILE,
     POSITIVE,
     RAY,
     Option,
     add_options,
+    click_options,
     engine_option,
     is_given,
     out_option,
@@ -153,11 +154,7 @@ def _option_names(options: Sequence[Callable[..., Any]]) -> list[str]:
 
 
 def _parse_command(context: click.Context, what: Mapping[str, Any], how: Mapping[str, Any]) -> RunCommand:
-    """Return the parsed command line: `what` holds the options of the plan, `how` those of its execution.
-
-    The request comes from the run folder where --resume finds one, else from --registered FILE, else from the options.
-    Raises a `SafevlaError` or click's error for options that are missing, cannot be read or contradict each other.
-    """
+    """Return the parsed command line: `what` holds the options of the plan, `how` those of its execution."""
     if how["retry_crashed"] and not how["resume"]:
         raise RunError("--retry-crashed is for a run that exists", remedy="Pass --resume with it.")
     if how["out"] is None and not how["dry_run"]:
@@ -210,12 +207,7 @@ def _list_calls(context: click.Context, what: Mapping[str, Any], sources: Sequen
 
 
 def _new_request(context: click.Context, what: Mapping[str, Any], how: Mapping[str, Any]) -> Request:
-    """Return the request that the options make; `what` holds those of the plan, `how` those of its execution.
-
-    Without --episodes, replays alone take all that were recorded; else, if --protocol is given, the protocol's number.
-    Raises click's error of a missing option for host, suite or policy, with --resume a `RunError`, and `RunError` for a
-    value that cannot be read.
-    """
+    """Return the request that the options make; `what` holds those of the plan, `how` those of its execution."""
     for name in _REQUIRED:
         if not what[name]:
             if how["resume"]:
@@ -243,11 +235,7 @@ def _volatile_facts() -> dict[str, object]:
 
 
 def _recorded_request(context: click.Context, what: Mapping[str, Any], recorded: Request) -> Request:
-    """Return the request of a run or a registration, with the options given now in place of the recorded ones.
-
-    Arguments of policies that no longer run are dropped. Whether a difference is allowed is not checked here. Raises
-    `RunError` for a value that cannot be read.
-    """
+    """Return the request of a run or a registration, with the options given now in place of the recorded ones."""
     policies = what["policies"] or recorded.policies
     fields: dict[str, Any] = {
         "policy_arguments": {name: values for name, values in recorded.policy_arguments.items() if name in policies}
@@ -261,10 +249,7 @@ def _recorded_request(context: click.Context, what: Mapping[str, Any], recorded:
 
 
 def _request_fields(name: str, value: Any, policies: tuple[str, ...]) -> list[tuple[str, Any]]:
-    """Return the (name, value) pairs of the request's fields that an option fills; [] for options that fill none.
-
-    `name` is the option's parameter, and `value` as click parsed it. Raises `RunError` for a value that cannot be read.
-    """
+    """Return the (name, value) pairs of the request's fields that an option fills; [] for options that fill none."""
     if name == "entry":
         return []
     if name == "registered":
@@ -282,11 +267,7 @@ def _request_fields(name: str, value: Any, policies: tuple[str, ...]) -> list[tu
 
 
 def _expand_entry(what: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options for which --entry stands; {} without --entry. An --episodes that is given is not replaced.
-
-    Host arguments of the command follow the entry's, so they take precedence. Raises `RunError` where --host or
-    --policy is given too or the entry lacks a suite, `PolicyError` for an unknown entry.
-    """
+    """Return the options for which --entry stands; {} without --entry. An --episodes that is given is not replaced."""
     if what["entry"] is None:
         return {}
     for name, option in (("host", "--host"), ("policies", "--policy")):
@@ -301,10 +282,7 @@ def _expand_entry(what: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _name_policies(policies: Sequence[str]) -> dict[str, Any]:
-    """Return `policies`, the names in order, and `policy_specs`, name -> spec of those whose name is not their spec.
-
-    Raises `PolicyError` for a name that is not allowed, and for `NAME=` with nothing behind.
-    """
+    """Return `policies`, the names in order, and `policy_specs`, name -> spec of those whose name is not their spec."""
     pairs = [split_name(text) for text in policies]
     return {
         "policies": tuple(spec if own_name is None else own_name for own_name, spec in pairs),
@@ -330,10 +308,7 @@ def _expand_replay(what: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parse_indices(text: str) -> tuple[int, ...] | None:
-    """Return the task indices of `0,3` or `0-4` or both, each once, in the order given; None for `all`.
-
-    `task_3` is read as 3, and a range includes its end. Raises `RunError` for any other text, such as 4-0 or 4-.
-    """
+    """Return the task indices of `0,3` or `0-4` or both, each once, in the order given; None for `all`."""
     if text == "all":
         return None
     indices: list[int] = []
@@ -349,7 +324,6 @@ def _parse_indices(text: str) -> tuple[int, ...] | None:
 
 
 def _parse_pair(text: str) -> tuple[str, str]:
-    """Return (key, value) of a --host-arg KEY=VALUE; the value may be empty. Raises `RunError` without `=` or a key."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise RunError(f"--host-arg {text!r} is no argument", remedy="Write KEY=VALUE.")
@@ -359,11 +333,7 @@ def _parse_pair(text: str) -> tuple[str, str]:
 def _parse_arguments(
     texts: tuple[str, ...], policies: tuple[str, ...]
 ) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-    """Return the arguments for every policy, and policy -> arguments for that policy alone.
-
-    In POLICY:KEY=VALUE the policy is what stands before the last colon left of the first `=`.
-    Raises `RunError` for a text that is no argument, or that names a policy which is not among `policies`.
-    """
+    """Return the arguments for every policy, and policy -> arguments for that policy alone."""
     everyone: dict[str, str] = {}
     single: dict[str, dict[str, str]] = {}
     for text in texts:
@@ -389,11 +359,7 @@ def policy_arguments(texts: tuple[str, ...], policy: str) -> dict[str, str]:
 
 
 def _format_resume_command(context: click.Context, out: Path, request: Request) -> str:
-    """Return the shell command that continues the run in `out`, with the same `safevla` command.
-
-    Options that run.json does not hold (--workers, --log, those of judging and of Ray), or whose word is not taken
-    there (--registered), are repeated if they were given. A run that the user made is trusted to name its code again.
-    """
+    """Return the shell command that continues the run in `out`, with the same `safevla` command."""
     words = ["safevla", str(context.info_name), "--resume", "--out", str(out)]
     repeated = {option.name for option in click_options([engine_option, *_ACTOR_OPTIONS])}
     repeated |= {option.name for option in JUDGE_OPTIONS} | {"workers", "trackers", "registered", "record_only"}

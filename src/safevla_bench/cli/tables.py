@@ -120,10 +120,7 @@ def tables_command(
 
 
 def _load_material(sources: JudgedSources, names: Sequence[str]) -> catalog.TableInputs:
-    """Return what tables are made of: the sources judged, or without sources the rules alone.
-
-    Raises a usage error where there are no sources and `names` is empty or has more than the table `active` (23).
-    """
+    """Return what tables are made of: the sources judged, or without sources the rules alone."""
     if sources.paths:
         return table_material(judge(sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid))
     if not names or any(name not in ("active", "23") for name in names):
@@ -132,10 +129,7 @@ def _load_material(sources: JudgedSources, names: Sequence[str]) -> catalog.Tabl
 
 
 def _parse_training(texts: Sequence[str]) -> dict[str, str]:
-    """Return policy -> kind of the --training texts POLICY=KIND, split at the last `=`.
-
-    Raises `RunError` where any text lacks the policy or the kind, or two give one policy different kinds.
-    """
+    """Return policy -> kind of the --training texts POLICY=KIND, split at the last `=`."""
     kinds: dict[str, str] = {}
     for text in texts:
         policy, _, kind = text.rpartition("=")
@@ -149,10 +143,7 @@ def _parse_training(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _parse_layout(form: str, *, stacked: bool, label: str) -> LatexLayout:
-    """Return the layout of LaTeX tables.
-
-    Raises a usage error for a bad label, or for either option with another form.
-    """
+    """Return the layout of LaTeX tables."""
     if form != "tex" and (stacked or label):
         raise click.UsageError(f"{'--stacked' if stacked else '--label'} is for --format tex.")
     if not re.fullmatch(r"[\w:.-]*", label, re.ASCII):
@@ -161,13 +152,7 @@ def _parse_layout(form: str, *, stacked: bool, label: str) -> LatexLayout:
 
 
 def _choose_columns(tables: Sequence[Table], text: str) -> list[Table]:
-    """Return the tables with the columns, or groups of columns, that `text` names with commas, in that order.
-
-    Leading text columns, such as policy and suite, stay. Tables that have none of the named columns are left out.
-
-    Raises:
-        RunError: a name is no column or group of any table, or there are no names.
-    """
+    """Return the tables with the columns, or groups of columns, that `text` names with commas, in that order."""
     names = [name for part in text.split(",") if (name := part.strip())]
     unknown = [name for name in names if not any(has_column(table, name) for table in tables)]
     if unknown or not names:
@@ -178,7 +163,6 @@ def _choose_columns(tables: Sequence[Table], text: str) -> list[Table]:
 
 
 def _print_tables(tables: Sequence[Table], form: render.TableFormat, layout: LatexLayout) -> None:
-    """Print the tables in a form. Raises `RunError` for several tables as CSV."""
     _check_single_csv(tables, form, "--out DIR/")
     click.echo(render.render_tables(tables, form, layout), nl=False)
 
@@ -341,11 +325,7 @@ def _export_dataset(judged: Judged, out: Path, cameras: str | None, image_size: 
 
 
 def _export_timeline(judged: Judged, form: str, episode: str | None) -> bytes:
-    """Return the bytes of an episode's timeline in the viewer form "rerun" or "mcap".
-
-    `episode` may be None where there is exactly one. Raises `RunError` where none is chosen of several, where the name
-    fits no single episode, or where the episode crashed and left no record.
-    """
+    """Return the bytes of an episode's timeline in the viewer form "rerun" or "mcap"."""
     rows = episode_list.list_episodes(judged.scores, judged.records.dt_s, None)
     if episode is None and len(rows) != 1:
         remedy = "Choose one by --episode; `safevla episodes` lists them."

@@ -167,10 +167,7 @@ def _read_installed(path: Path) -> tuple[RuleFile, ...]:
 
 
 def _read_brought(path: Path) -> tuple[RuleFile, ...]:
-    """Return the files of tags that a run's host brought, from its run.json; () for an archive or a run without any.
-
-    Raises `RunError` where run.json or those files in it are damaged.
-    """
+    """Return the files of tags that a run's host brought, from its run.json; () for an archive or a run without any."""
     if not (path / RUN).exists():
         return ()
     try:
@@ -210,10 +207,7 @@ def find_rules(paths: Sequence[Path], *, as_judged: bool = False) -> Ruleset:
 
 
 def _read_recipe(path: Path) -> RulesetRecipe:
-    """Return what judged_with.json holds; the default rules where there is no such file.
-
-    Raises `RunError` if damaged.
-    """
+    """Return what judged_with.json holds; the default rules where there is no such file."""
     try:
         return msgspec.json.decode(read_input(path), type=RulesetRecipe)
     except FileNotFoundError:
@@ -224,10 +218,7 @@ def _read_recipe(path: Path) -> RulesetRecipe:
 
 
 def _score_here(paths: Sequence[Path], ruleset: Ruleset, skip_invalid: bool) -> tuple[EpisodeIndex, Scores]:
-    """Read the records once and return their index and scores.
-
-    Raises as `judge` does; where scoring fails, the errors of bad episodes go before that of the scoring.
-    """
+    """Read the records once and return their index and scores."""
     scan = Scan(paths)
     try:
         scores = score_chunks(scan, ruleset)

@@ -107,7 +107,6 @@ def require_counts(**counts: int | None) -> None:
 def _make_policy(
     request: Request, name: str, arguments: Mapping[str, str], resources: ExitStack, *, is_dry: bool
 ) -> Policy:
-    """Return the policy of a name: the object that exists already, else a new one, which `resources` closes."""
     if name in request.policy_objects:
         return request.policy_objects[name]
     spec = request.policy_spec(name)
@@ -135,11 +134,7 @@ def _plan_episodes(
 
 
 def _make_rule(request: Request) -> StoppingRule | None:
-    """Return the rule that ends the run early, None without --until.
-
-    Raises `RunError` where it contradicts --shard or --stop-on-violation, is no condition, or where --look-every or
-    --allow-crashed is given without it.
-    """
+    """Return the rule that ends the run early, None without --until."""
     if request.until is None:
         if request.allow_crashed:
             problem = "--allow-crashed says what --until leaves out, and there is no --until"
@@ -159,10 +154,7 @@ def _make_rule(request: Request) -> StoppingRule | None:
 
 
 def _recorded_episodes(made: Mapping[str, Policy], tasks: Sequence[Task]) -> dict[tuple[str, Task], tuple[int, ...]]:
-    """Return (policy, task) -> the numbers of the episodes that its recording holds; tasks without any are left out.
-
-    Raises `RunError` for a policy that is no replay, and `PolicyError` for a recording that holds none of the tasks.
-    """
+    """Return (policy, task) -> the numbers of the episodes that its recording holds; tasks without any are left out."""
     recorded: dict[tuple[str, Task], tuple[int, ...]] = {}
     for name, policy in made.items():
         if not isinstance(policy, ReplayPolicy):
@@ -178,10 +170,7 @@ def _recorded_episodes(made: Mapping[str, Policy], tasks: Sequence[Task]) -> dic
 def _select_shard(
     plan: tuple[PlannedEpisode, ...], shard: Shard | None
 ) -> tuple[tuple[PlannedEpisode, ...], PlanStretch | None]:
-    """Return the episodes of a shard, and their place in the plan; without a shard the plan itself, and None.
-
-    Raises `RunError` where the plan has fewer episodes than there are shards.
-    """
+    """Return the episodes of a shard, and their place in the plan; without a shard the plan itself, and None."""
     if shard is None:
         return plan, None
     starts = cut_plan(plan, shard.count)
@@ -294,10 +283,7 @@ def request_rules(request: Request) -> Ruleset:
 
 
 def _describe_stopping(ruleset: Ruleset, tasks: Sequence[Task]) -> dict[str, object]:
-    """Return everything that decides at which record an episode is stopped, for run.json.
-
-    Raises `RunError` where the rules do without tags, and `RegistryError` where a task has no tags.
-    """
+    """Return everything that decides at which record an episode is stopped, for run.json."""
     ruleset.require_tags()
     for task in tasks:
         ruleset.tags(task.benchmark, task.task_id)

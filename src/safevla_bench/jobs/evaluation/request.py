@@ -166,7 +166,6 @@ def until_fields(until: RegisteredUntil | None) -> dict[str, Any]:
 
 
 def _read_registered(description: Mapping[str, object], run: Path) -> Registration | None:
-    """Return the registration that a run.json holds, None where it has none. Raises `RunError` for a damaged one."""
     document = description.get(REGISTERED)
     try:
         return None if document is None else parse_registration(document)
@@ -223,10 +222,7 @@ def select_tasks(host: Host, request: Request) -> list[Task]:
 
 
 def _tasks_of_suite(host: Host, suite: str, wanted: tuple[int, ...] | None) -> Sequence[Task]:
-    """Return the tasks of a suite at the indices `wanted`, in that order, or all that are usable (None).
-
-    Raises `HostError` for an unknown index, a wanted task that is unusable here, or a suite without a usable task.
-    """
+    """Return the tasks of a suite at the indices `wanted`, in that order, or all that are usable (None)."""
     tasks = {task.index: task for task in host.tasks(suite)}
     unknown = sorted(set(wanted or ()) - set(tasks))
     if unknown:

@@ -288,10 +288,7 @@ def evaluate(
 
 
 def _choose_rules(suites: Sequence[str], host: str | None, ruleset: Ruleset | None) -> tuple[str, Ruleset]:
-    """Return the host, that of the first suite for None, and the rules with the tags that the host brings.
-
-    Raises `RunError` where the registry does not know the first suite's host.
-    """
+    """Return the host, that of the first suite for None, and the rules with the tags that the host brings."""
     rules = ruleset or load_ruleset(choose_library(suites))
     host = host or _host_of(suites[0], rules.registry)
     return host, rules.with_host_registry(read_host_registry(host))
@@ -305,10 +302,7 @@ def _name_suites(suite: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _adopt_objects(named: Mapping[str, object], workers: int) -> dict[str, Policy]:
-    """Return the policies that are objects by their names; texts are left out.
-
-    Raises `PolicyError` for an object that is no policy, and `RunError` for any where there are several workers.
-    """
+    """Return the policies that are objects by their names; texts are left out."""
     objects = {label: adopt_object(label, policy) for label, policy in named.items() if not isinstance(policy, str)}
     if objects and workers != 1:
         remedy = "Pass workers=1, or name the policy by its module: python:my_module:MyPolicy."
@@ -323,10 +317,7 @@ def _evaluate_into(
     observer: Observer | None,
     running: ExecutionOptions,
 ) -> Evaluation:
-    """Evaluate into the run folder `out`.
-
-    For None into a temporary one that is removed when the returned evaluation is, or at once where this fails.
-    """
+    """Evaluate into the run folder `out`."""
     if out is not None:
         folder = Path(out).absolute()
         return Evaluation(evaluate_request(request, ruleset, folder, observer, running), folder)
@@ -362,10 +353,7 @@ def evaluate_request(
 
 
 def _name_policies(policy: object, name: str | None) -> dict[str, object]:
-    """Return name -> policy: a mapping's own keys, else `name`, else the NAME of `NAME=SPEC`, a spec or a class.
-
-    Raises `PolicyError` where `name` is given with a mapping.
-    """
+    """Return name -> policy: a mapping's own keys, else `name`, else the NAME of `NAME=SPEC`, a spec or a class."""
     if isinstance(policy, Mapping):
         if name is not None:
             raise PolicyError("name= is for one policy", remedy="The keys of the mapping are the names already.")
@@ -377,7 +365,6 @@ def _name_policies(policy: object, name: str | None) -> dict[str, object]:
 
 
 def _host_of(suite: str, registry: Registry) -> str:
-    """Return the host of a suite by the registry; LIBERO for a BDDL file or a folder. Raises `RunError` for another."""
     if suite in registry.benchmarks:
         return registry.benchmarks[suite].host
     if suite.endswith(".bddl") or Path(suite).is_dir():

@@ -73,11 +73,7 @@ def roll_out(
 def _run_pending(
     writer: RunWriter, prepared: PreparedRun, running: ExecutionOptions, observer: Observer | None
 ) -> None:
-    """Run the episodes that are not done, keep each in the writer, and complete the run, early if its rule decides.
-
-    A complete run is left as it is, unless crashed episodes are to be retried. On a `SafevlaError` a new folder that
-    holds no episode is removed.
-    """
+    """Run the episodes that are not done, keep each in the writer, and complete the run, early if its rule decides."""
     places = {planned.episode_id: place for place, planned in enumerate(prepared.episodes)}
     if writer.complete:
         if not running.retry_crashed or all(row.outcome != "crashed" for row in episode_rows(writer.folder)):
@@ -119,10 +115,7 @@ def _pending_episodes(
 
 
 def _tally_done(writer: RunWriter, prepared: PreparedRun, running: ExecutionOptions) -> RoundTally | None:
-    """Return the tally of the episodes that are done and not to be retried; None where no rule may end the run early.
-
-    Raises `RecordError` where a finished record cannot be read.
-    """
+    """Return the tally of the episodes that are done and not to be retried; None without a rule that ends the run."""
     if prepared.rule is None or prepared.ruleset is None:
         return None
     tally = RoundTally(prepared.rule, prepared.ruleset, prepared.episodes)
@@ -192,10 +185,7 @@ def _run_episodes(
 
 
 def _raw_episode(finished: FinishedEpisode) -> RawEpisode:
-    """Return a finished episode's row with latency and greeting, secrets removed from its reason.
-
-    The initial state's index is None where the episode was replayed from a recorded state.
-    """
+    """Return a finished episode's row with latency and greeting, secrets removed from its reason."""
     planned = finished.planned
     played = planned.start.recorded is not None and planned.start.recorded.state is not None
     return RawEpisode(
@@ -269,10 +259,7 @@ def _require_registrable(request: Request) -> None:
 
 
 def _register_tasks(episodes: Sequence[PlannedEpisode], policy: str) -> tuple[RegisteredTask, ...]:
-    """Return the tasks with their horizon and the starts of their episodes, taken from this policy's episodes.
-
-    The starts are those of every policy. A task with several horizons has an entry for each.
-    """
+    """Return the tasks with their horizon and the starts of their episodes, taken from this policy's episodes."""
     starts: dict[tuple[str, int], list[str]] = {}
     for planned in episodes:
         if planned.policy == policy:

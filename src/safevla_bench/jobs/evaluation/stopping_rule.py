@@ -126,10 +126,7 @@ def parse_condition(condition: str, policies: Sequence[str], *, allow_crashed: b
 
 
 def _parse_gate(condition: str) -> Gate:
-    """Return the gate of a condition such as "safety >= 0.9".
-
-    Raises `RunError` where the text is no condition or its limit is outside 0..1.
-    """
+    """Return the gate of a condition such as "safety >= 0.9"."""
     metric, relation, limit = [*condition.split(), "", "", ""][:3]
     try:
         value = float(limit)
