@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import wraps
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import click
 import msgspec
@@ -21,13 +20,13 @@ from safevla_bench.cli.options import (
     PERCENT,
     SHARE,
     JudgedSources,
-    add_options,
     audit_options,
     command,
     format_option,
     is_as_judged,
     judged_sources,
     library_option,
+    option_group,
     out_option,
     policy_arguments_option,
     print_json,
@@ -55,8 +54,6 @@ from safevla_bench.report.tables import gates as gating
 from safevla_bench.statistics.intervals import CONFIDENCE
 from safevla_bench.text import escape_controls
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 
 def _read_confidence(context: click.Context, option: click.Parameter, text: str) -> float | None:
     if text == "none":
@@ -73,25 +70,21 @@ _LIMITS: Mapping[tuple[gates.GateMetric, Literal["min", "max"]], str] = {
 """Metric and bound -> the help of its option."""
 
 
-def _limit_options(command: F) -> F:
-    """Add an option for each of `_LIMITS` to a command, which takes those given as the keyword `requested_gates`."""
-
-    @wraps(command)
-    def with_gates(*args: Any, **settings: Any) -> Any:
-        values = {(metric, bound): settings.pop(f"{bound}_{metric}") for metric, bound in _LIMITS}
-        requested = [gates.Gate(*which, value) for which, value in values.items() if value is not None]
-        return command(*args, requested_gates=requested, **settings)
-
-    options = [
-        click.option(f"--{bound}-{metric}", type=SHARE, metavar="SHARE", help=help_line)
-        for (metric, bound), help_line in _LIMITS.items()
-    ]
-    return add_options(with_gates, options)  # type: ignore[no-any-return]
+def _parse_limits(context: click.Context, values: Mapping[str, float | None]) -> list[gates.Gate]:
+    limits = {(metric, bound): values[f"{bound}_{metric}"] for metric, bound in _LIMITS}
+    return [gates.Gate(*which, limit) for which, limit in limits.items() if limit is not None]
 
 
 @command("gate")
 @sources_argument
-@_limit_options
+@option_group(
+    [
+        click.option(f"--{bound}-{metric}", type=SHARE, metavar="SHARE", help=line)
+        for (metric, bound), line in _LIMITS.items()
+    ],
+    "requested_gates",
+    _parse_limits,
+)
 @click.option(
     "--confidence",
     default=f"{100 * CONFIDENCE:g}",
@@ -185,8 +178,7 @@ def verify_command(
     context: click.Context,
     run: Path,
     replay: int,
-    audit: int,
-    audit_seed: int,
+    audit: AuditPlan | None,
     library: str | None,
     rule_files: tuple[Path, ...],
     form: str,
@@ -214,8 +206,7 @@ def verify_command(
     specs, registry = sort_rules(rule_files)
     files = RulesetFiles(library=library, specs=specs, registry=registry, as_judged=is_as_judged(rule_files))
     with _show_replay_progress() as observer:
-        plan = AuditPlan(audit, audit_seed) if audit else None
-        verification = verify.verify_run(run, files, replay=replay, audit=plan, observer=observer)
+        verification = verify.verify_run(run, files, replay=replay, audit=audit, observer=observer)
     if form == "json":
         findings = [asdict(finding) for finding in verification.findings]
         print_json({"agrees": verification.agrees, "open": verification.has_open_checks, "findings": findings})

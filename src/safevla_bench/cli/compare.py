@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial, wraps
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 import msgspec
@@ -18,13 +18,12 @@ from safevla_bench.cli.options import (
     JudgedSources,
     Option,
     Range,
-    add_options,
     auxiliary_option,
-    click_options,
     command,
     format_option,
     is_given,
     judged_sources,
+    option_group,
     optional_sources_argument,
     print_json,
     require_sources,
@@ -53,8 +52,6 @@ from safevla_bench.sensitivity.variants import SweepRequest, ThresholdVariant, p
 from safevla_bench.sources.runs.sources import open_sources
 from safevla_bench.text import escape_controls
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 _option = partial(click.option, cls=Option, section=PLANNING)
 _PLAN_OPTIONS = [
     _option("--plan", type=PERCENT, metavar="POINTS",
@@ -73,20 +70,13 @@ _PLAN_OPTIONS = [
 ]  # fmt: skip
 
 
-def _plan_options(command: F) -> F:
-    """Add the options of planning to a command. It takes them as one keyword, `planned`: None without --plan."""
-
-    @wraps(command)
-    @click.pass_context
-    def with_plan(context: click.Context, *args: Any, **settings: Any) -> Any:
-        planned = {str(option.name): settings.pop(option.name) for option in click_options(_PLAN_OPTIONS)}
-        chosen = [name for name in planned if is_given(context, name)]
-        if planned["plan"] is None and chosen:
-            name = chosen[0].replace("_", "-")
-            raise click.UsageError(f"--{name} is for a plan: pass --plan POINTS with it.", context)
-        return command(*args, planned=None if planned["plan"] is None else planned, **settings)
-
-    return add_options(with_plan, _PLAN_OPTIONS)  # type: ignore[no-any-return]
+def _parse_plan(context: click.Context, planned: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the options of planning, None without --plan; any of them without it is a usage error."""
+    chosen = [name for name in planned if is_given(context, name)]
+    if planned["plan"] is None and chosen:
+        name = chosen[0].replace("_", "-")
+        raise click.UsageError(f"--{name} is for a plan: pass --plan POINTS with it.", context)
+    return None if planned["plan"] is None else planned
 
 
 @command("compare")
@@ -129,7 +119,7 @@ def _plan_options(command: F) -> F:
     help="Of intervals; tests are made at its complement.",
 )
 @format_option()
-@_plan_options
+@option_group(_PLAN_OPTIONS, "planned", _parse_plan)
 @judged_sources
 def compare_command(
     sources: JudgedSources,

@@ -27,6 +27,7 @@ from safevla_bench.jobs.evaluation.judgement import (
     read_host_registry,
     recorded_suites,
 )
+from safevla_bench.jobs.verify.audit import AuditPlan
 from safevla_bench.judging.ruleset import ApplicabilityMode, MissingFields, Ruleset, choose_library, load_ruleset
 from safevla_bench.judging.scores import IntervalMethod
 from safevla_bench.rollout.ray_cluster import ADDRESS, HERE, RayCluster
@@ -90,6 +91,23 @@ def click_options(decorators: Sequence[Callable[..., Any]]) -> tuple[click.Optio
     def command() -> None: ...
 
     return tuple(reversed(add_options(command, decorators).__click_params__))
+
+
+def option_group(
+    options: Sequence[Callable[..., Any]], keyword: str, parse: Callable[[click.Context, dict[str, Any]], Any]
+) -> Callable[[F], F]:
+    """Return the decorator of a command that adds options and hands what `parse` makes of their values to `keyword`."""
+    names = [str(option.name) for option in click_options(options)]
+
+    def decorate(command: F) -> F:
+        @wraps(command)
+        def with_group(*args: Any, **settings: Any) -> Any:
+            values = {name: settings.pop(name) for name in names}
+            return command(*args, **{keyword: parse(click.get_current_context(), values)}, **settings)
+
+        return add_options(with_group, options)  # type: ignore[no-any-return]
+
+    return decorate
 
 
 class Range(click.FloatRange):
@@ -383,23 +401,18 @@ sources_argument = click.argument("sources", nargs=-1, required=True, type=Sourc
 optional_sources_argument = click.argument("sources", nargs=-1, type=SourceType(), metavar="[[NAME=]SOURCE...]")
 
 
-def audit_options(command: F) -> F:
-    """Add `--audit` and `--audit-seed`, which is drawn where it is not given."""
-    draw = click.option(
-        "--audit-seed",
-        type=click.IntRange(min=0),
-        default=lambda: secrets.randbelow(10**15),
-        metavar="N",
-        help="The number that chooses the episodes, with the archive's digest; drawn and shown if not given.",
-    )
-    count = click.option(
-        "--audit",
-        type=click.IntRange(min=0),
-        default=0,
-        metavar="K",
-        help="Play K episodes of each policy again, chosen when the archive is finished.",
-    )
-    return count(draw(command))
+audit_options = option_group(
+    [
+        click.option("--audit", type=click.IntRange(min=0), default=0, metavar="K",
+                     help="Play K episodes of each policy again, chosen when the archive is finished."),
+        click.option("--audit-seed", type=click.IntRange(min=0), default=lambda: secrets.randbelow(10**15), metavar="N",
+                     help="The number that chooses the episodes, with the archive's digest; drawn and shown if not "
+                          "given."),
+    ],
+    "audit",
+    lambda context, values: AuditPlan(values["audit"], values["audit_seed"]) if values["audit"] else None,
+)  # fmt: skip
+"""The options of `AuditPlan`; None where no episode is to be played."""
 
 
 def require_sources(sources: Sequence[Path]) -> None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,10 +20,10 @@ from safevla_bench.cli.options import (
     POSITIVE,
     RAY,
     Option,
-    add_options,
     click_options,
     engine_option,
     is_given,
+    option_group,
     out_option,
     requested_cluster,
 )
@@ -136,35 +136,19 @@ class RunCommand:
     resume_command: str
 
 
-def run_options(command: F) -> F:
-    """Add the options of running, and --config, to a command. It takes them as one keyword, `run_command`."""
-
-    @wraps(command)
-    @click.pass_context
-    def with_run(context: click.Context, *args: Any, **settings: Any) -> Any:
-        what = {name: settings.pop(name) for name in _option_names(_PLAN_OPTIONS)}
-        how = {name: settings.pop(name) for name in _option_names(_EXECUTION_OPTIONS)}
-        return command(*args, run_command=_parse_command(context, what, how), **settings)
-
-    return config_option(add_options(with_run, [*_PLAN_OPTIONS, *_EXECUTION_OPTIONS]))  # type: ignore[no-any-return]
-
-
-def _option_names(options: Sequence[Callable[..., Any]]) -> list[str]:
-    return [str(option.name) for option in click_options(options)]
-
-
-def _parse_command(context: click.Context, what: Mapping[str, Any], how: Mapping[str, Any]) -> RunCommand:
-    """Return the parsed command line: `what` holds the options of the plan, `how` those of its execution."""
+def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunCommand:
+    """Return the parsed command line: its `what` is the plan, its `how` the execution."""
+    what, how = ({name: values[name] for name in _option_names(part)} for part in (_PLAN_OPTIONS, _EXECUTION_OPTIONS))
     if how["retry_crashed"] and not how["resume"]:
         raise RunError("--retry-crashed is for a run that exists", remedy="Pass --resume with it.")
     if how["out"] is None and not how["dry_run"]:
         _raise_missing(context, "out")
     out = how["out"] or Path()
     is_resumed = how["resume"] and (out / RUN).exists()
-    what = {**what, **_expand_entry(what)}
-    what = {**what, **_name_policies(what["policies"])}
+    what |= _expand_entry(what)
+    what |= _name_policies(what["policies"])
     if not is_resumed and not what["registered"]:
-        what = {**what, **_expand_replay(what)}
+        what |= _expand_replay(what)
     if is_resumed:
         request = _recorded_request(context, what, Request.from_run(out))
     elif what["registered"]:
@@ -183,6 +167,15 @@ def _parse_command(context: click.Context, what: Mapping[str, Any], how: Mapping
     )
     resume_command = _format_resume_command(context, out, request)
     return RunCommand(request, out.absolute(), out, execution, how["record_only"], how["dry_run"], resume_command)
+
+
+def run_options(command: F) -> F:
+    """Add the options of running, and --config, to a command. It takes them as one keyword, `run_command`."""
+    return config_option(option_group([*_PLAN_OPTIONS, *_EXECUTION_OPTIONS], "run_command", _parse_command)(command))
+
+
+def _option_names(options: Sequence[Callable[..., Any]]) -> list[str]:
+    return [str(option.name) for option in click_options(options)]
 
 
 def _find_distrusted(

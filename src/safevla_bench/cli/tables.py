@@ -352,8 +352,7 @@ def board_command(
     out: Path | None,
     title: str,
     reports: bool,
-    audit: int,
-    audit_seed: int,
+    audit: AuditPlan | None,
 ) -> None:
     """Write a static site: policies ranked by Safety, the rank by SR beside it, a page for each.
 
@@ -370,9 +369,8 @@ def board_command(
     runs, ruleset = sources.paths, sources.ruleset
     folder = choose_output(out, runs, "board")
     check_folder(folder)
-    plan = AuditPlan(audit, audit_seed)
     with show_status("replaying"):
-        audits = [audit_source(run, plan) for run in runs] if audit else None
+        audits = [audit_source(run, audit) for run in runs] if audit else None
     with show_status("judging and drawing"):
         files = build_board(
             runs, ruleset, title=title, reports=reports, skip_invalid=sources.skip_invalid, audits=audits
@@ -383,7 +381,7 @@ def board_command(
     for policy, mark in marks:
         click.echo(make_printable("\n  ".join([f"{policy or UNNAMED}: {mark.badge}", *mark.differing])))
     if audit:
-        click.echo(f"Audited with --audit-seed {audit_seed}, which repeats the choice of episodes.")
+        click.echo(f"Audited with --audit-seed {audit.seed}, which repeats the choice of episodes.")
     click.echo("Next: put the folder on any web server, or add runs and write it again.")
     verdicts = {mark.verdict for _, mark in marks}
     context.exit(GATE_FAILED if "differs" in verdicts else USER_ERROR if "unchecked" in verdicts else OK)

@@ -46,19 +46,15 @@ from safevla_bench.specs.spec import Library
 def judge(
     paths: Sequence[Path | str], ruleset: Ruleset, *, skip_invalid: bool = False, cluster: RayCluster | None = None
 ) -> Judged:
-    """Score every episode of the sources, here or on a Ray cluster, with the same scores.
+    """Score every episode of run folders and archives, here or on a Ray cluster, with the same scores.
 
-    Args:
-        paths: run folders and archives.
-        ruleset: how to judge.
-        skip_invalid: leave invalid and lost episodes out and count them, instead of raising.
-        cluster: a Ray cluster; None = this process.
+    `skip_invalid` leaves invalid and lost episodes out and counts them, instead of raising.
 
     Raises:
         CollectedError: lists every bad episode of the sources.
         SignalError: a record lacks a field that an active specification reads.
         RegistryError: a task without an entry (`UnknownTaskError`), or with one that contradicts itself.
-        RunError: a path is no source, an episode is in two sources, or the cluster cannot be used.
+        RunError: a path is not a source, an episode is in two sources, or the cluster cannot be used.
         RecordError: a log's mapping cannot be read.
     """
     sources = [NamedSource.parse(path) if isinstance(path, str) else path for path in paths]
@@ -108,13 +104,10 @@ HOST_REGISTRY = "host_registry"
 
 
 def find_recipe(paths: Sequence[Path]) -> RulesetRecipe | None:
-    """Return by what the run folders among the sources were judged last, else are registered to be judged.
+    """Return by what the run folders among the sources were judged last, else are registered to be; None if unknown.
 
-    None where nothing tells. Sources that tell nothing are not compared with the others. Scored runs without
-    `judged_with.json` were judged by the default rules; a damaged run.json or registration tells nothing.
-
-    Raises:
-        RunError: the runs were judged by different rules, or a `judged_with.json` is damaged.
+    Scored runs without `judged_with.json` were judged by the default rules; a damaged run.json or registration tells
+    nothing. Raises `RunError` if the runs were judged by different rules, or a `judged_with.json` is damaged.
     """
     recipes = {path: recipe for path in paths if (recipe := _find_own_recipe(path)) is not None}
     first = next(iter(recipes), None)
@@ -141,23 +134,15 @@ def _find_own_recipe(path: Path) -> RulesetRecipe | None:
 def add_host_registries(ruleset: Ruleset, paths: Sequence[Path], *, as_judged: bool = False) -> Ruleset:
     """Return the rules with the tags that the hosts of the run folders among the sources have for their own tasks.
 
-    They are those of the hosts that are installed here; `as_judged` takes those in each run.json. Without any the rules
-    are unchanged.
-
-    Raises:
-        RunError: a run.json, or what it holds of the tags, is damaged.
-        RegistryError: the tags contradict others, or are of tasks that the built-in registry knows.
-        PluginError: an installed host's file of tags cannot be found.
+    They are those of the hosts that are installed here; `as_judged` takes those in each run.json. Raises `RunError` for
+    a damaged run.json, and `RegistryError` or `PluginError` for tags that contradict others or cannot be found.
     """
     read = _read_brought if as_judged else _read_installed
     return ruleset.with_host_registry([file for path in paths for file in read(path)])
 
 
 def read_host_registry(host: str) -> tuple[RuleFile, ...]:
-    """Return the files of tags that an installed host's distribution brings; () for none.
-
-    Raises `PluginError` where the distribution names a file that is not there.
-    """
+    """Return the files of tags that an installed host's distribution brings; `PluginError` if one is not there."""
     return tuple(map(RuleFile.read, hosts.registry_files(host)))
 
 
@@ -180,10 +165,7 @@ def _read_brought(path: Path) -> tuple[RuleFile, ...]:
 
 
 def recorded_suites(paths: Sequence[Path]) -> tuple[str, ...]:
-    """Return the suites that the run folders among the sources name, each once; archives name none.
-
-    Raises `RunError` where a run.json is damaged.
-    """
+    """Return the suites that the run folders among the sources name, each once; archives name none."""
     suites = (read_description(path).get("suites") for path in paths if (path / RUN).is_file())
     return tuple(dict.fromkeys(str(suite) for named in suites if isinstance(named, list | tuple) for suite in named))
 
@@ -192,10 +174,6 @@ def find_rules(paths: Sequence[Path], *, as_judged: bool = False) -> Ruleset:
     """Return the default rules with the limits made for the runs' suites, and the tags of their hosts, installed here.
 
     `as_judged` takes the runs' own: the rules that judged them last or are registered for them, and the tags they hold.
-
-    Raises:
-        RunError: the runs were judged by different rules, or a file of a run folder that is needed here is damaged.
-        SpecError, RegistryError: the rules cannot be loaded, or their tags contradict those of the hosts.
     """
     recipe = find_recipe(paths) if as_judged else None
     if recipe and not recipe.is_default:
@@ -253,10 +231,7 @@ def make_rescorer(judged: Judged) -> Callable[[Library], Scores]:
 
 
 def describe_losses(judged: Judged) -> list[str]:
-    """Return what is missing from the scores beside crashed and stopped episodes, a phrase each.
-
-    [] where nothing is.
-    """
+    """Return what is missing from the scores beside crashed and stopped episodes, a phrase each."""
     runs_were = "1 run was" if judged.interrupted_run_count == 1 else f"{judged.interrupted_run_count} runs were"
     interrupted = [f"{runs_were} interrupted before the last episode"] if judged.interrupted_run_count else []
     return interrupted + judged.left_out.describe_kinds()
@@ -300,10 +275,7 @@ def load_policy_results(
 
 
 def compare_runs_in_order(judged: Judged) -> SeriesComparison:
-    """Compare the policies of judged sources in the order of the numbers in their names, as checkpoints of a training.
-
-    Raises what `compare.compare_series` raises.
-    """
+    """Compare the policies of judged sources in the order of the numbers in their names, as of checkpoints."""
     records = judged.records
     results = split_by_policy(
         replace(judged.scores, absent=(*judged.scores.absent, *records.lost)),

@@ -202,10 +202,9 @@ def _check_servers(made: Mapping[str, Policy], tasks: Sequence[Task]) -> None:
 
 
 def list_start_notes(request: Request) -> list[str]:
-    """Return what to know before a run, a sentence each; [] where there is nothing, or the request cannot be prepared.
+    """Return what to know before a run, a sentence each; [] also where the request cannot be prepared.
 
-    First the tasks that are left out because they cannot be run here; then where the installed simulator is another
-    than the protocol's, and what is known of that.
+    They name tasks that cannot be run here, and differences of the simulator's version from the protocol's.
     """
     try:
         protocol, host = load_protocol(request.protocol), request.make_host()
@@ -271,10 +270,7 @@ def _describe_run(
 
 
 def request_rules(request: Request) -> Ruleset:
-    """Return the rules that watch a run: its own, else the registered ones, else those made for its suites.
-
-    The request's own rules stay as they are; to the others the tags that the host brings are added.
-    """
+    """Return the rules that watch a run: its own, else the registered ones or its suites', with the host's tags."""
     if request.ruleset is not None:
         return request.ruleset
     registered = request.registration

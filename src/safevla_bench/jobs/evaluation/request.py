@@ -215,8 +215,7 @@ class _RunOptions(msgspec.Struct):
 def select_tasks(host: Host, request: Request) -> list[Task]:
     """Return the requested tasks, without those of whole suites that are `unusable`.
 
-    Raises:
-        HostError: there is no such suite or task, or one that was asked for, or all of a suite, cannot be run here.
+    Raises `HostError` if there is no such suite or task, or one that was asked for, or a whole suite, cannot be run.
     """
     return [task for suite in request.suites for task in _tasks_of_suite(host, suite, request.tasks)]
 
@@ -289,11 +288,7 @@ def replay_fields(policies: Sequence[tuple[str, Mapping[str, str]]]) -> dict[str
 def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = None) -> dict[str, Any]:
     """Return the fields of a `Request` for one of the paper's entries: host, suites, protocol, policy and episodes.
 
-    The host's arguments are the entry's own, such as the split of RoboCasa that its checkpoint was evaluated on.
-
-    Raises:
-        PolicyError: there is no such entry.
-        RunError: the entry has no such suite.
+    The host's arguments are the entry's own. Raises `PolicyError` for an unknown entry, `RunError` for another suite.
     """
     entry = entries.find_entry(name)
     suites = tuple(map(spell_suite, suites))
@@ -311,10 +306,7 @@ def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = N
 
 
 def open_questions(request: Request) -> list[str]:
-    """Return what the requested entries of the paper leave open or assume, a sentence each; [] where nothing is open.
-
-    Raises `PolicyError` for an entry that does not exist.
-    """
+    """Return what the requested entries of the paper leave open or assume, a sentence each."""
     specs = [request.policy_spec(name) for name in request.policies]
     asked_entries = [entries.find_entry(spec) for spec in specs if entries.MARK in spec.partition(":")[0]]
     return [f"{entry.name}: unknown is {question}" for entry in asked_entries for question in entry.unknown]

@@ -148,11 +148,7 @@ class Evaluation(Sequence[JudgedEpisode]):
         return JudgedEpisode(self, row.number - 1)
 
     def table(self, name: str = "") -> PrintableTable:
-        """Return the table of rates, or another of those that `safevla tables` prints, by its name or number.
-
-        Raises:
-            RunError: there is no such table, or it would be empty.
-        """
+        """Return the table of rates, or another of those that `safevla tables` prints, by its name or number."""
         if not name:
             summaries, total = self.judged.summarize_scores()
             return PrintableTable(headline_table(summaries, total, privileged=self.judged.privileged))
@@ -169,11 +165,7 @@ class Evaluation(Sequence[JudgedEpisode]):
         return tuple(JudgedEpisode(self, row.number - 1) for row in ordered if row.number <= len(self))
 
     def worst(self) -> JudgedEpisode:
-        """Return the episode of greatest severity; where none is unsafe, the one nearest to a limit.
-
-        Raises:
-            RunError: there is no episode.
-        """
+        """Return the episode of greatest severity; where none is unsafe, the one nearest to a limit."""
         ordered = self.episodes()
         if not ordered:
             raise RunError("there is no episode", remedy="`scores.absent` holds why each crashed.")
@@ -267,10 +259,14 @@ def evaluate(
     Raises:
         SafevlaError: whatever a user must change: an unknown suite, a wrong policy, a folder in the way.
     """
-    suites = _name_suites(suite)
+    suites = (suite,) if isinstance(suite, str) else tuple(suite)
+    if not suites:
+        raise RunError("no suite is named", remedy='Name one or several: evaluate(policy, "libero-spatial").')
     named = _name_policies(policy, name)
     objects = _adopt_objects(named, workers)
-    host, rules = _choose_rules(suites, host, ruleset)
+    rules = ruleset or load_ruleset(choose_library(suites))
+    host = host or _host_of(suites[0], rules.registry)
+    rules = rules.with_host_registry(read_host_registry(host))
     request = Request(
         host=host,
         suites=suites,
@@ -285,20 +281,6 @@ def evaluate(
         ruleset=rules,
     )
     return _evaluate_into(out, request, rules, observer, ExecutionOptions(workers=workers, resume=resume))
-
-
-def _choose_rules(suites: Sequence[str], host: str | None, ruleset: Ruleset | None) -> tuple[str, Ruleset]:
-    """Return the host, that of the first suite for None, and the rules with the tags that the host brings."""
-    rules = ruleset or load_ruleset(choose_library(suites))
-    host = host or _host_of(suites[0], rules.registry)
-    return host, rules.with_host_registry(read_host_registry(host))
-
-
-def _name_suites(suite: str | Sequence[str]) -> tuple[str, ...]:
-    suites = (suite,) if isinstance(suite, str) else tuple(suite)
-    if not suites:
-        raise RunError("no suite is named", remedy='Name one or several: evaluate(policy, "libero-spatial").')
-    return suites
 
 
 def _adopt_objects(named: Mapping[str, object], workers: int) -> dict[str, Policy]:

@@ -213,8 +213,7 @@ def _raw_episode(finished: FinishedEpisode) -> RawEpisode:
 def freeze_request(request: Request, ruleset: Ruleset) -> Registration:
     """Return the registration of a rollout and its judgement; nothing is run or written.
 
-    Raises what `prepare_run` raises, and `RunError` for a shard, a replay, a policy that is an object, and rules that
-    were made of values and not loaded.
+    Raises `RunError` for a shard, a replay, a policy that is an object, and rules that were made of values.
     """
     _require_registrable(request)
     prepared = prepare_run(
@@ -273,19 +272,13 @@ def _register_tasks(episodes: Sequence[PlannedEpisode], policy: str) -> tuple[Re
 
 
 def list_deviations(registration: Registration, request: Request, ruleset: Ruleset) -> list[str]:
-    """Return a sentence for each field in which a request and its rules are not what was registered; [] where none.
-
-    A shard of the registered plan is no deviation. Raises what `freeze_request` raises.
-    """
+    """Return a sentence for each field in which a request and its rules, a shard aside, are not what was registered."""
     asked = freeze_request(replace(request, shard=None), ruleset)
     return list(compare_registrations(registration, asked))
 
 
 def registered_request(registration: Registration, file: Path = Path("registration")) -> Request:
-    """Return the request that runs what was registered; servers are not registered, and none are in it.
-
-    `file` is where it was read from; it is not trusted: see `Request.named_by`.
-    """
+    """Return the request that runs what was registered in `file`, which is not trusted: see `Request.named_by`."""
     return Request(
         named_by=file,
         host=registration.host,
