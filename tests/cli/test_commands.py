@@ -13,6 +13,7 @@ import pytest
 from safevla_bench import cli
 
 DEMO = Path("src/safevla_bench/jobs/demo.parquet")
+RUN = ("--host", "fake", "--suite", "fake", "--policy", "noop", "--out", "run")
 FORMULA = "G[0,T](max_contact_force < 200)"
 
 
@@ -103,6 +104,9 @@ def test_an_option_of_planning_without_a_plan_is_refused(safevla):
         (("validate", DEMO, "--schema"), "takes no SOURCE"),
         (("tasks", "--propose", "a.bddl", "--suite", "fake"), "--propose reads task files alone"),
         (("protocols", "--entries", "a", "b"), "name one entry"),
+        (("eval", "--record-only", "--video", "all", *RUN), "--record-only judges nothing"),
+        (("eval", "--freeze", "f.json", *RUN), "pass --dry-run with it"),
+        (("score", DEMO, "--engine", "rayon"), "Write local, ray, ray:auto or ray:HOST:PORT"),
     ],
 )
 def test_what_does_not_go_together_is_refused(safevla, command, says):

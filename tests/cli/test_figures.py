@@ -49,12 +49,9 @@ def test_a_size_that_is_no_number_is_refused(safevla, source, tmp_path, option):
     assert not (tmp_path / "out").exists()
 
 
-def test_one_panel_holds_every_cell_and_goes_with_no_pooling(safevla, source, tmp_path):
+def test_one_panel_holds_every_cell(safevla, source, tmp_path):
     asked = ("--which", "tradeoff", "--format", "svg", "--layout", "cells")
     assert safevla("figures", source, "--out", tmp_path, *asked)[0] == 0
-    code, _, err = safevla("figures", source, "--out", tmp_path, *asked, "--layout", "pooled")
-    assert code == 2
-    assert "two layouts" in err
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_with_a_remedy(safevla, source):

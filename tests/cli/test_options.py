@@ -11,7 +11,9 @@ import click
 import pytest
 
 from safevla_bench.cli import config
+from safevla_bench.cli.options import Range, parse_changes, sort_rules
 from safevla_bench.cli.rollout import eval_command
+from safevla_bench.errors import RunError
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "eval.toml"
 RUN = 'host = "fake"\nsuite = "fake"\nmax-steps = 4\npolicy = ["noop", "random"]\ntask = "0"\n'
@@ -135,6 +137,46 @@ def test_the_example_holds_only_what_is_known_and_says_how_it_is_run():
     context = click.Context(eval_command)
     assert config.read_config(EXAMPLE, context)["suites"] == tomllib.loads(EXAMPLE.read_text())["suite"]
     assert re.search(r"safevla eval --config examples/eval\.toml", EXAMPLE.read_text())
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "holds_tasks"),
+    [
+        ("a.toml", "[[specs]]\nspec_id = 'a'", False),
+        ("a.toml", "[[limits]]\nspec_id = 'a'", False),
+        ("a.toml", "[tags.task]\nwet = 'is wet'\n[[specs]]\nspec_id = 'a'", False),
+        ("a.toml", "[[tasks]]\nbenchmark = 'a'", True),
+        ("a.toml", "[benchmarks.a]\nhost = 'fake'", True),
+        ("a.toml", "[goal_bodies.a]", True),
+        ("a.json", '[{"spec_id": "a"}]', False),
+        ("a.json", '[{"benchmark": "a", "task_id": "b"}]', True),
+        ("a.jsonl", '{"benchmark": "a", "task_id": "b"}\n{"benchmark": "a", "task_id": "c"}\n', True),
+        ("a.toml", "not TOML", False),
+        ("a.json", "", False),
+    ],
+)
+def test_a_file_of_rules_holds_specifications_or_tasks(tmp_path, name, text, holds_tasks):
+    path = tmp_path / name
+    path.write_text(text)
+    assert sort_rules([Path("as-judged"), path]) == (((), (path,)) if holds_tasks else ((path,), ()))
+
+
+def test_set_takes_settings_and_thresholds():
+    texts = ["joint_torque=1.5", "missing=deactivate", "capabilities=a", "capabilities=b", "intervals=paper"]
+    assert parse_changes(texts) == {
+        "thresholds": ["joint_torque=1.5"],
+        "missing": "deactivate",
+        "capabilities": ["a", "b"],
+        "intervals": "paper",
+    }
+    with pytest.raises(RunError, match=r"missing=error or missing=deactivate"):
+        parse_changes(["missing=never"])
+
+
+@pytest.mark.parametrize("value", ["nan", "-0.1", "1.1", "one"])
+def test_a_number_outside_its_range_is_refused(value):
+    with pytest.raises(click.BadParameter):
+        Range(0, 1).convert(value, None, None)
 
 
 @pytest.mark.long

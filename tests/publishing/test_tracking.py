@@ -115,20 +115,8 @@ def _named(kept, name, logged):
 @pytest.mark.parametrize("mode", [(), ("--record-only",)])
 def test_a_missing_package_is_an_error_before_the_run(safevla, tmp_path, monkeypatch, mode):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    run = [
-        mode,
-        "--host",
-        "fake",
-        "--suite",
-        "fake",
-        "--policy",
-        "noop",
-        "--log",
-        "wandb",
-        "--out",
-        tmp_path / "run",
-    ]
-    code, _, err = safevla(*run)
+    run = ["--host", "fake", "--suite", "fake", "--policy", "noop", "--log", "wandb", "--out", tmp_path / "run"]
+    code, _, err = safevla("eval", *mode, *run)
     assert code == 2
     assert "--log wandb needs wandb, which is not installed" in err
     assert "pip install" in err

@@ -157,7 +157,10 @@ def figures_command(
         target.write(name, partial(kind.draw, inputs), kind.description)
     _write_sweeps(target, judged, requests)
     if compared is not None:
-        _write_series(target, compared.pooled if layout == "pooled" else compared, across)
+        compared = compared.pooled if layout == "pooled" else compared
+        draw = partial(ordering.draw_series, ordering.prepare_series(compared, across))
+        target.write("series", draw, "SR, Safety, SBU and VSI along the series")
+        _print_series(compared)
     print_warnings(judged)
     print_missing(judged)
     count = (len(which) + len(requests) + series) * len(forms)
@@ -185,12 +188,6 @@ def _write_sweeps(target: _FigureTarget, judged: Judged, requests: Sequence[Swee
         sweep = sweep_threshold(judged.scores, specs, request, rescore)
         draw = partial(sweeping.draw_sweep, sweeping.prepare_sweep(sweep, specs))
         target.write(f"sweep-{request.name}", draw, "Safety and SBU against the threshold")
-
-
-def _write_series(target: _FigureTarget, compared: SeriesComparison, across: str) -> None:
-    draw = partial(ordering.draw_series, ordering.prepare_series(compared, across))
-    target.write("series", draw, "SR, Safety, SBU and VSI along the series")
-    _print_series(compared)
 
 
 def _require_own_names(sources: Sequence[Path]) -> None:

@@ -32,7 +32,7 @@ from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import external
 from safevla_bench.report.tables.table import Cell, Column, Table
 from safevla_bench.rollout.engine import Observer
-from safevla_bench.rollout.estimate import CostRange, RunEstimate
+from safevla_bench.rollout.estimate import RunEstimate
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.sources.runs.folder import (
     FRAMES,
@@ -103,7 +103,9 @@ def eval_command(
         click.echo(make_printable(f"Records: {run_command.shown}\nNext: safevla score {_quote_folder(run_command)}"))
     else:
         if films is not None:
-            _write_films(run_command, judged, films)
+            filmed = film_episodes(run_command.out, judged, films)
+            write_outputs(judged, run_command.out)
+            click.echo(make_printable(f"Films: {filmed}, in {run_command.shown / FRAMES}"))
         report = run_command.shown / REPORT
         lines = f"Run folder: {run_command.shown}\nReport: {report}\nNext: safevla open {_quote_folder(run_command)}"
         click.echo(make_printable(lines))
@@ -138,12 +140,6 @@ def _report_run(run_command: RunCommand, rows: Sequence[EpisodeRow]) -> None:
     _report_servers(run_command)
     _report_invalid(rows)
     _report_crashes(run_command, [row for row in rows if row.outcome == "crashed"])
-
-
-def _write_films(run_command: RunCommand, judged: Judged, films: str) -> None:
-    filmed = film_episodes(run_command.out, judged, films)
-    write_outputs(judged, run_command.out)
-    click.echo(make_printable(f"Films: {filmed}, in {run_command.shown / FRAMES}"))
 
 
 def _quote_folder(run_command: RunCommand) -> str:
@@ -286,20 +282,14 @@ def _estimate_notes(plan: RunEstimate) -> tuple[str, ...]:
     """Return the lines on time and disk, or a single line that there are no figures for this host."""
     if plan.time_s is None or plan.disk_bytes is None:
         return ("There are no figures for this host, so neither time nor disk can be estimated.",)
+    time, disk = plan.time_s, plan.disk_bytes
+    unit, second = ("h", 3600.0) if time.high >= 3600 else ("min", 60.0) if time.high >= 60 else ("s", 1.0)
+    size, byte = next(pair for pair in _UNITS if disk.high >= pair[1] or pair[1] == 1)
     workers = "1 worker" if plan.workers == 1 else f"{plan.workers} workers, each with a core of its own"
     return (
         f"Estimate for episodes that all last their full horizon, with {workers}:",
-        f"  time  {_format_duration(plan.time_s)}, without the policies' own time",
-        f"  disk  {_format_size(plan.disk_bytes)}",
+        f"  time  about {time.middle / second:.1f} {unit} ({time.low / second:.1f} to {time.high / second:.1f}), "
+        "without the policies' own time",
+        f"  disk  {disk.low / byte:.1f} to {disk.high / byte:.1f} {size}",
         f"From figures {plan.source}.",
     )
-
-
-def _format_duration(span: CostRange) -> str:
-    name, unit = ("h", 3600.0) if span.high >= 3600 else ("min", 60.0) if span.high >= 60 else ("s", 1.0)
-    return f"about {span.middle / unit:.1f} {name} ({span.low / unit:.1f} to {span.high / unit:.1f})"
-
-
-def _format_size(span: CostRange) -> str:
-    name, unit = next(pair for pair in _UNITS if span.high >= pair[1] or pair[1] == 1)
-    return f"{span.low / unit:.1f} to {span.high / unit:.1f} {name}"

@@ -110,13 +110,14 @@ def tables_command(
     tables = [drop_intervals(table) for table in tables] if no_intervals else tables
     tables = tables if columns is None else _choose_columns(tables, columns)
     if out is None:
-        _print_tables(tables, form, layout)
+        _check_single_csv(tables, form, "--out DIR/")
+        click.echo(render.render_tables(tables, form, layout), nl=False)
     elif out.endswith("/") or Path(out).is_dir():
         _write_tables(tables, form, Path(out), layout)
     else:
         _check_single_csv(tables, form, f"--out {shlex.quote(out)}/")
         _save_file(Path(out), render.render_tables(tables, form, layout))
-        click.echo(make_printable(f"{_count_tables(len(tables))}: {out}"))
+        click.echo(make_printable(f"{len(tables)} table{'s' * (len(tables) > 1)}: {out}"))
 
 
 def _load_material(sources: JudgedSources, names: Sequence[str]) -> catalog.TableInputs:
@@ -162,11 +163,6 @@ def _choose_columns(tables: Sequence[Table], text: str) -> list[Table]:
     return [select_columns(table, names) for table in tables if any(has_column(table, name) for name in names)]
 
 
-def _print_tables(tables: Sequence[Table], form: render.TableFormat, layout: LatexLayout) -> None:
-    _check_single_csv(tables, form, "--out DIR/")
-    click.echo(render.render_tables(tables, form, layout), nl=False)
-
-
 def _check_single_csv(tables: Sequence[Table], form: render.TableFormat, folder: str) -> None:
     if form == "csv" and len(tables) > 1:
         names = ", ".join(table.name for table in tables)
@@ -186,30 +182,17 @@ def _save_file(path: Path, content: str | bytes) -> None:
     write_atomically(path, content)
 
 
-def _count_tables(count: int) -> str:
-    return "1 table" if count == 1 else f"{count} tables"
-
-
 def _export_authors_csv(judged: Judged, sources: tuple[Path, ...]) -> str:
     names = ";".join(path.resolve().name for path in sources)
     return leaderboards.format_authors_csv(judged.summarize_scores()[0], judged.library, names)
 
 
-def _export_submission(judged: Judged, sources: tuple[Path, ...]) -> bytes:
-    return submission.encode_submission(build_submission(judged, sources))
-
-
 _EXPORTS: Mapping[str, Callable[[Judged, tuple[Path, ...]], str | bytes]] = {
     "safevla-csv": _export_authors_csv,
-    "submission": _export_submission,
+    "submission": lambda judged, sources: submission.encode_submission(build_submission(judged, sources)),
 }
 _MODEL_FORMS = ("hub", "robocasa")
-_VIEWER_FORMS: Mapping[str, Callable[[Timeline], bytes]] = {
-    "rerun": encode_rrd,
-    "mcap": encode_mcap,
-}
-
-
+_VIEWER_FORMS: Mapping[str, Callable[[Timeline], bytes]] = {"rerun": encode_rrd, "mcap": encode_mcap}
 _DATASET = "lerobot"
 _FILE_NAMES = {
     "safevla-csv": "safevla.csv",

@@ -319,13 +319,9 @@ def estimate_run(request: Request, running: ExecutionOptions = DEFAULT_EXECUTION
             name: None if policies.runs_code(request.policy_spec(name)) else len(policy.wants.cameras)
             for name, policy in prepared.policies.items()
         }
-        intervals = {name: _look_interval(policy) for name, policy in prepared.policies.items()}
+        dialect = {name: getattr(policy, "dialect", None) for name, policy in prepared.policies.items()}
+    intervals = {name: (d.replan or 1) if isinstance(d, Dialect) else 1 for name, d in dialect.items()}
     return estimate.estimate_run(prepared.episodes, prepared.host.name, cameras, running.workers, intervals)
-
-
-def _look_interval(policy: Policy) -> int:
-    dialect = getattr(policy, "dialect", None)
-    return (dialect.replan or 1) if isinstance(dialect, Dialect) else 1
 
 
 def placeholder_servers(request: Request) -> tuple[str, ...]:

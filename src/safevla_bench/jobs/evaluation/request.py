@@ -231,15 +231,12 @@ def _tasks_of_suite(host: Host, suite: str, wanted: tuple[int, ...] | None) -> S
     unusable = [task for task in chosen if task.unusable]
     if unusable and (wanted is not None or len(unusable) == len(chosen)):
         reasons = "; ".join(dict.fromkeys(str(task.unusable) for task in unusable))
-        problem = f"{_name_tasks(unusable)} of {suite} cannot be run here: {reasons}"
+        named = f"task{'s' * (len(unusable) > 1)} {', '.join(str(task.index) for task in unusable)}"
+        problem = f"{named} of {suite} cannot be run here: {reasons}"
         usable = [str(task.index) for task in tasks.values() if not task.unusable]
         remedy = f"Its other tasks can: --task {','.join(usable)}." if usable else "Install what is missing."
         raise HostError(problem, remedy=remedy)
     return [task for task in chosen if not task.unusable]
-
-
-def _name_tasks(tasks: Sequence[Task]) -> str:
-    return f"task {tasks[0].index}" if len(tasks) == 1 else f"tasks {', '.join(str(task.index) for task in tasks)}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,6 @@ from safevla_bench.sources.runs.folder import EpisodeRow
 from safevla_bench.sources.runs.parts import RawEpisode, episode_rows
 from safevla_bench.sources.runs.writer import RunWriter
 from safevla_bench.text import redact_secrets
-from safevla_bench.trajectory.batch import Batch
 
 SAME_FAILURES = 3
 """Episodes of a policy in a row that fail for one reason of its server's, after which a run stops."""
@@ -88,7 +87,8 @@ def _run_pending(
                 writer.add_episode(places[finished.planned.episode_id], _raw_episode(finished), finished.record)
                 failures.count(finished, is_last=count == len(pending))
                 if tally:
-                    tally.add_episode(finished.planned, _decode_record(finished))
+                    record = None if finished.record is None else npz.decode_npz(finished.record)
+                    tally.add_episode(finished.planned, record)
                     if tally.decision.is_decided:
                         break
     except SafevlaError:
@@ -124,10 +124,6 @@ def _tally_done(writer: RunWriter, prepared: PreparedRun, running: ExecutionOpti
         if done is not None and _is_done(done, running):
             tally.add_episode(episode, writer.read_record(place) if done.has_record else None)
     return tally
-
-
-def _decode_record(finished: FinishedEpisode) -> Batch | None:
-    return None if finished.record is None else npz.decode_npz(finished.record)
 
 
 class _PolicyFailures:
