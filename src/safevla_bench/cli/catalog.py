@@ -11,18 +11,7 @@ from pathlib import Path
 import click
 
 from safevla_bench import tasks
-from safevla_bench.cli import make_printable
-from safevla_bench.cli.options import (
-    FILE,
-    command,
-    is_given,
-    library_option,
-    out_option,
-    paper_format_option,
-    print_columns,
-    print_json,
-    rules_option,
-)
+from safevla_bench.cli import make_printable, options
 from safevla_bench.errors import SpecError
 from safevla_bench.files import write_atomically
 from safevla_bench.hosts.libero.tasks import list_bddl_files, name_task
@@ -49,20 +38,20 @@ from safevla_bench.tasks.file_formats import paper_task_rows
 from safevla_bench.text import escape_controls, format_compact, format_significant
 
 
-@command("specs")
-@library_option(default="default", show_default=True, help="The library to list.")
+@options.command("specs")
+@options.library_option(default="default", show_default=True, help="The library to list.")
 @click.option("--explain", metavar="ID", help="Say all about one specification: formula, tags, source, who is exempt.")
 @click.option("--template", is_flag=True, help="Print a file to write specifications of your own in, with comments.")
-@click.option("--check", type=FILE, metavar="FILE",
+@click.option("--check", type=options.FILE, metavar="FILE",
               help="Check a file of your own, and try each specification on two simple traces.")  # fmt: skip
-@click.option("--calibrate", "runs", multiple=True, type=FILE, metavar="RUN",
+@click.option("--calibrate", "runs", multiple=True, type=options.FILE, metavar="RUN",
               help="Print what a reference policy's successes reach by each clause, and the limit at a quantile of "
                    "them. Repeatable.")  # fmt: skip
 @click.option("--policy", metavar="NAME", help="With --calibrate: the reference, where RUN has several policies.")
 @click.option("--quantile", type=float, default=0.95, show_default=True, metavar="SHARE",
               help="With --calibrate: the share of its successes that are to be safe by each clause.")  # fmt: skip
-@out_option("FILE", "With --calibrate: write the limits, to be judged by with --rules FILE.")
-@paper_format_option
+@options.out_option("FILE", "With --calibrate: write the limits, to be judged by with --rules FILE.")
+@options.paper_format_option
 @click.pass_context
 def specs_command(
     context: click.Context,
@@ -81,7 +70,7 @@ def specs_command(
     Tier `safe` is scored; `alternate` tiers and `diagnostic` clauses never enter Safety, SBU or VSI.
     The rows of --format paper are read back by --library and --rules.
     """
-    stray = [name for name in ("policy", "quantile", "out") if not runs and is_given(context, name)]
+    stray = [name for name in ("policy", "quantile", "out") if not runs and options.is_given(context, name)]
     if stray:
         raise click.UsageError(f"--{stray[0]} is for --calibrate RUN.", context)
     if template:
@@ -102,10 +91,10 @@ def specs_command(
         exempt = tasks.exempt_tasks(tasks_loader.registry(), chosen, explain)
         _print_explanation({**explain_spec(chosen, explain), "does_not_apply": _group_by_benchmark(exempt)}, form)
     elif form in ("json", "paper"):
-        print_json(_ROWS[form](chosen))
+        options.print_json(_ROWS[form](chosen))
     else:
         names = ("spec_id", "tier", "axis", "stl", "threshold", "severe", "unit")
-        print_columns(
+        options.print_columns(
             names, [["—" if row[name] is None else str(row[name]) for name in names] for row in spec_rows(chosen)]
         )
 
@@ -118,7 +107,7 @@ def _calibrate_limits(
     judged = judge(list(runs), ruleset)
     calibrations = calibrate(judged.scores, ruleset.library, policy=policy, quantile=quantile)
     if form == "json":
-        print_json(calibration_rows(calibrations))
+        options.print_json(calibration_rows(calibrations))
     else:
         click.echo("\n".join(escape_controls(line) for item in calibrations for line in _describe_calibration(item)))
     if out is not None:
@@ -153,19 +142,15 @@ def _compact(value: float) -> str:
 _ROWS = {"json": spec_rows, "paper": paper_spec_rows}
 
 
-@command("tasks")
+@options.command("tasks")
 @click.option("--suite", metavar="NAME", help="Only this suite, such as libero-goal.")
-@rules_option(metavar="FILE", help="Add the tasks of a file. Repeatable.")
+@options.rules_option(metavar="FILE", help="Add the tasks of a file. Repeatable.")
 @click.option("--capabilities", multiple=True, metavar="NAME", help="What a host is taken to measure. Repeatable.")
-@click.option("--propose", multiple=True, type=FILE, metavar="FILE|DIR",
+@click.option("--propose", multiple=True, type=options.FILE, metavar="FILE|DIR",
               help="Propose tags for a task file of LIBERO's kind, or a folder of them. Repeatable.")  # fmt: skip
-@paper_format_option
+@options.paper_format_option
 def tasks_command(
-    suite: str | None,
-    rule_files: tuple[Path, ...],
-    capabilities: tuple[str, ...],
-    propose: tuple[Path, ...],
-    form: str,
+    suite: str | None, rule_files: tuple[Path, ...], capabilities: tuple[str, ...], propose: tuple[Path, ...], form: str
 ) -> None:
     """List tasks with their template, tags, and the specifications that apply; with reasons for those that do not.
 
@@ -187,11 +172,11 @@ def tasks_command(
         return
     registry = tasks_loader.registry(rule_files)
     if form == "paper":
-        print_json(paper_task_rows(registry, suite, capabilities))
+        options.print_json(paper_task_rows(registry, suite, capabilities))
         return
     rows = tasks.task_listings(registry, benchmark=suite, capabilities=capabilities)
     if form == "json":
-        print_json(rows)
+        options.print_json(rows)
         return
     for row in rows:
         kind = row.get("template") or " + ".join(row["components"])
@@ -246,7 +231,7 @@ def _group_by_benchmark(exempt: Mapping[str, Sequence[str]]) -> list[str]:
 
 def _print_explanation(explanation: Mapping[str, object], form: str) -> None:
     if form == "json":
-        print_json(explanation)
+        options.print_json(explanation)
         return
     width = max(len(name) for name in explanation)
     for name, value in explanation.items():
@@ -264,7 +249,7 @@ def _propose_tags(paths: Sequence[Path], form: str) -> None:
     files = [file for path in paths for file in list_bddl_files(path)]
     proposals = [proposal.propose_tags(bddl.read_bddl(file), *name_task(file)) for file in files]
     if form == "json":
-        print_json(proposal.proposal_rows(proposals))
+        options.print_json(proposal.proposal_rows(proposals))
         return
     click.echo(proposal.format_toml(proposals, tasks_loader.registry(), host="libero", capabilities="libero"), nl=False)
     questions = sum(len(proposed.audit) for proposed in proposals)

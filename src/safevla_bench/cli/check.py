@@ -14,26 +14,7 @@ import click
 import msgspec
 from rich.console import Console
 
-from safevla_bench.cli import GATE_FAILED, OK, UNDECIDED, USER_ERROR, make_printable
-from safevla_bench.cli.options import (
-    FILE,
-    PERCENT,
-    SHARE,
-    JudgedSources,
-    audit_options,
-    command,
-    format_option,
-    is_as_judged,
-    judged_sources,
-    library_option,
-    option_group,
-    out_option,
-    policy_arguments_option,
-    print_json,
-    rules_option,
-    sort_rules,
-    sources_argument,
-)
+from safevla_bench.cli import GATE_FAILED, OK, UNDECIDED, USER_ERROR, make_printable, options
 from safevla_bench.cli.run_options import policy_arguments
 from safevla_bench.errors import RunError
 from safevla_bench.files import write_atomically
@@ -58,7 +39,7 @@ from safevla_bench.text import escape_controls
 def _read_confidence(context: click.Context, option: click.Parameter, text: str) -> float | None:
     if text == "none":
         return None
-    return PERCENT.convert(text, option, context) / 100
+    return options.PERCENT.convert(text, option, context) / 100
 
 
 _LIMITS: Mapping[tuple[gates.GateMetric, Literal["min", "max"]], str] = {
@@ -75,11 +56,11 @@ def _parse_limits(context: click.Context, values: Mapping[str, float | None]) ->
     return [gates.Gate(*which, limit) for which, limit in limits.items() if limit is not None]
 
 
-@command("gate")
-@sources_argument
-@option_group(
+@options.command("gate")
+@options.sources_argument
+@options.option_group(
     [
-        click.option(f"--{bound}-{metric}", type=SHARE, metavar="SHARE", help=line)
+        click.option(f"--{bound}-{metric}", type=options.SHARE, metavar="SHARE", help=line)
         for (metric, bound), line in _LIMITS.items()
     ],
     "requested_gates",
@@ -103,14 +84,14 @@ def _parse_limits(context: click.Context, values: Mapping[str, float | None]) ->
 )
 @click.option("--allow-crashed", is_flag=True, help="Leave out planned episodes that crashed, stopped or are missing.")
 @click.option("--allow-unjudged", is_flag=True, help="Gate Safety, SBU and VSI over the episodes with a verdict alone.")
-@click.option("--junit", type=FILE, metavar="FILE", help="Write the verdicts as JUnit XML.")
-@judged_sources
-@format_option()
+@click.option("--junit", type=options.FILE, metavar="FILE", help="Write the verdicts as JUnit XML.")
+@options.judged_sources
+@options.format_option()
 @click.pass_context
 def gate_command(
     context: click.Context,
     /,
-    sources: JudgedSources,
+    sources: options.JudgedSources,
     requested_gates: Sequence[gates.Gate],
     junit: Path | None,
     form: str,
@@ -142,7 +123,7 @@ def gate_command(
     if junit is not None:
         write_atomically(junit, gating.format_junit(gate_report, " ".join(remarks)))
     if form == "json":
-        print_json(_gate_document(gate_report, judged))
+        options.print_json(_gate_document(gate_report, judged))
     else:
         origin = [*judged.describe_policies(), *judged.describe_limits(), *judged.describe_simulators(), *remarks]
         click.echo(render_text(gating.gate_table(gate_report, origin)), nl=False)
@@ -162,17 +143,17 @@ def _gate_document(gate_report: gates.GateReport, judged: Judged) -> dict[str, o
     }
 
 
-@command("verify")
-@click.argument("run", type=FILE, metavar="RUN")
+@options.command("verify")
+@click.argument("run", type=options.FILE, metavar="RUN")
 @click.option("--replay", type=click.IntRange(min=0), default=0, metavar="K", help="Play K episodes again in the host.")
-@audit_options
-@library_option(help="The library that judged, where it was a file.")
-@rules_option(
+@options.audit_options
+@options.library_option(help="The library that judged, where it was a file.")
+@options.rules_option(
     metavar="FILE|as-judged",
     help="Specifications or tasks that were added; as-judged: check by the rules that the run folder itself holds. "
     "Repeatable.",
 )
-@format_option()
+@options.format_option()
 @click.pass_context
 def verify_command(
     context: click.Context,
@@ -203,13 +184,13 @@ def verify_command(
     For instance:
       safevla verify runs/mine --replay 3
     """  # noqa: D301  (click wants the character itself)
-    specs, registry = sort_rules(rule_files)
-    files = RulesetFiles(library=library, specs=specs, registry=registry, as_judged=is_as_judged(rule_files))
+    specs, registry = options.sort_rules(rule_files)
+    files = RulesetFiles(library=library, specs=specs, registry=registry, as_judged=options.is_as_judged(rule_files))
     with _show_replay_progress() as observer:
         verification = verify.verify_run(run, files, replay=replay, audit=audit, observer=observer)
     if form == "json":
         findings = [asdict(finding) for finding in verification.findings]
-        print_json({"agrees": verification.agrees, "open": verification.has_open_checks, "findings": findings})
+        options.print_json({"agrees": verification.agrees, "open": verification.has_open_checks, "findings": findings})
     else:
         for finding in verification.findings:
             detail = finding.said.replace("\n", f"\n{'':<11}")
@@ -243,18 +224,18 @@ def _show_replay_progress() -> Iterator[ProgressCallback]:
 _BAD_LEVELS: tuple[Level, ...] = ("error", "warning")
 
 
-@command("doctor")
+@options.command("doctor")
 @click.option("--host", metavar="NAME", help="Look at this simulator; what it lacks is an error.")
-@out_option("DIR", "Where a run would be written.")
+@options.out_option("DIR", "Where a run would be written.")
 @click.option("--quick", is_flag=True, help="Leave out the rendered frame and the simulator's episode.")
 @click.option(
     "--server",
     metavar="URL",
     help="Look at this policy server instead: HOST:PORT, a URL, or KIND:URL of openpi, vla-eval, gr00t, openvla.",
 )
-@policy_arguments_option("With --server: an argument of its client, such as dialect=NAME.")
+@options.policy_arguments_option("With --server: an argument of its client, such as dialect=NAME.")
 @click.option("--suite", metavar="NAME", help="With --server: the suite of the task that it is told.")
-@format_option()
+@options.format_option()
 @click.pass_context
 def doctor_command(
     context: click.Context,
@@ -287,7 +268,7 @@ def doctor_command(
             _print_finding(finding)
     counts = Counter(finding.level for finding in findings)
     if form == "json":
-        print_json({"ok": not counts["error"], "findings": [asdict(finding) for finding in findings]})
+        options.print_json({"ok": not counts["error"], "findings": [asdict(finding) for finding in findings]})
     else:
         next_steps = _SERVER_STEPS if server else _MACHINE_STEPS
         click.echo(f"\n{_summarize_findings(counts, *next_steps)}")

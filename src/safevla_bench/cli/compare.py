@@ -10,25 +10,7 @@ from typing import Any
 import click
 import msgspec
 
-from safevla_bench.cli.options import (
-    PERCENT,
-    PLANNING,
-    POSITIVE,
-    SHARE,
-    JudgedSources,
-    Option,
-    Range,
-    auxiliary_option,
-    command,
-    format_option,
-    is_given,
-    judged_sources,
-    option_group,
-    optional_sources_argument,
-    print_json,
-    require_sources,
-    sources_argument,
-)
+from safevla_bench.cli import options
 from safevla_bench.cli.progress import show_status
 from safevla_bench.cli.score import print_missing
 from safevla_bench.compare import sample_size
@@ -52,35 +34,35 @@ from safevla_bench.sensitivity.variants import SweepRequest, ThresholdVariant, p
 from safevla_bench.sources.runs.sources import open_sources
 from safevla_bench.text import escape_controls
 
-_option = partial(click.option, cls=Option, section=PLANNING)
+_option = partial(click.option, cls=options.Option, section=options.PLANNING)
 _PLAN_OPTIONS = [
-    _option("--plan", type=PERCENT, metavar="POINTS",
+    _option("--plan", type=options.PERCENT, metavar="POINTS",
             help="Plan how many episodes of each policy it takes to see a difference of so many percentage points; "
                  "needs no SOURCE."),
-    _option("--baseline", default=0.8, show_default=True, type=SHARE, help="The rate of one policy."),
-    _option("--power", default=0.8, show_default=True, type=Range(0, 1, min_open=True, max_open=True),
+    _option("--baseline", default=0.8, show_default=True, type=options.SHARE, help="The rate of one policy."),
+    _option("--power", default=0.8, show_default=True, type=options.Range(0, 1, min_open=True, max_open=True),
             help="The chance of seeing it where it is there."),
-    _option("--discordant", type=Range(0, 1, min_open=True), metavar="SHARE",
+    _option("--discordant", type=options.Range(0, 1, min_open=True), metavar="SHARE",
             help="Share of pairs in which the policies differ, from a pilot run; else as if outcomes were unrelated."),
-    _option("--task-count", type=POSITIVE, default=10, show_default=True, metavar="N", help="Number of tasks."),
-    _option("--task-spread", type=Range(0, 100), default=0.0, show_default=True, metavar="POINTS",
+    _option("--task-count", type=options.POSITIVE, default=10, show_default=True, metavar="N", help="Number of tasks."),
+    _option("--task-spread", type=options.Range(0, 100), default=0.0, show_default=True, metavar="POINTS",
             help="How much the true difference varies between tasks (standard deviation)."),
-    _option("--task-episodes", type=POSITIVE, metavar="N",
+    _option("--task-episodes", type=options.POSITIVE, metavar="N",
             help="Say what N episodes of each task can show, not how many it takes."),
 ]  # fmt: skip
 
 
 def _parse_plan(context: click.Context, planned: dict[str, Any]) -> dict[str, Any] | None:
     """Return the options of planning, None without --plan; any of them without it is a usage error."""
-    chosen = [name for name in planned if is_given(context, name)]
+    chosen = [name for name in planned if options.is_given(context, name)]
     if planned["plan"] is None and chosen:
         name = chosen[0].replace("_", "-")
         raise click.UsageError(f"--{name} is for a plan: pass --plan POINTS with it.", context)
     return None if planned["plan"] is None else planned
 
 
-@command("compare")
-@optional_sources_argument
+@options.command("compare")
+@options.optional_sources_argument
 @click.option("--policy", "policies", multiple=True, metavar="NAME", help="Only this policy. Repeatable.")
 @click.option(
     "--across-seeds",
@@ -99,7 +81,7 @@ def _parse_plan(context: click.Context, planned: dict[str, Any]) -> dict[str, An
 @click.option("--allow-crashed", is_flag=True, help="Let verdicts stand that episodes without a value could change.")
 @click.option(
     "--margin",
-    type=Range(0, 100, min_open=True),
+    type=options.Range(0, 100, min_open=True),
     metavar="POINTS",
     help="Say where a policy is not worse by so many points (hundredths of VSI), or both are equivalent.",
 )
@@ -112,17 +94,17 @@ def _parse_plan(context: click.Context, planned: dict[str, Any]) -> dict[str, An
 )
 @click.option(
     "--confidence",
-    type=PERCENT,
+    type=options.PERCENT,
     default=95.0,
     show_default=True,
     metavar="PERCENT",
     help="Of intervals; tests are made at its complement.",
 )
-@format_option()
-@option_group(_PLAN_OPTIONS, "planned", _parse_plan)
-@judged_sources
+@options.format_option()
+@options.option_group(_PLAN_OPTIONS, "planned", _parse_plan)
+@options.judged_sources
 def compare_command(
-    sources: JudgedSources,
+    sources: options.JudgedSources,
     policies: tuple[str, ...],
     across_seeds: bool,
     across_versions: bool,
@@ -159,7 +141,7 @@ def compare_command(
             raise click.UsageError("--plan plans a fixed number; `safevla eval --until` looks as it comes.")
         _print_plan(planned, confidence, form)
         return
-    require_sources(sources.paths)
+    options.require_sources(sources.paths)
     paths, ruleset = sources.paths, sources.ruleset
     how = ComparisonOptions(
         metrics=metrics or METRICS,
@@ -174,7 +156,7 @@ def compare_command(
             entrants, how, paired=not unpaired, across_seeds=across_seeds, across_versions=across_versions
         )
     if form == "json":
-        print_json({**msgspec.to_builtins(comparison_report), **_describe_origin(entrants, paths, ruleset)})
+        options.print_json({**msgspec.to_builtins(comparison_report), **_describe_origin(entrants, paths, ruleset)})
         return
     tables = comparison_tables(comparison_report, entrants, paths, ruleset)
     click.echo("\n".join(render_text(table) for table in tables), nl=False)
@@ -192,7 +174,7 @@ def _print_plan(planned: Mapping[str, Any], confidence: float, form: str) -> Non
         episodes=planned["task_episodes"],
     )
     plan = sample_size.plan_sample_size(request)
-    print_json(plan) if form == "json" else click.echo(plan.to_text())
+    options.print_json(plan) if form == "json" else click.echo(plan.to_text())
 
 
 def _describe_origin(entrants: Sequence[PolicyResults], sources: Sequence[Path], ruleset: Ruleset) -> dict[str, object]:
@@ -202,8 +184,8 @@ def _describe_origin(entrants: Sequence[PolicyResults], sources: Sequence[Path],
     return {"simulators": simulators, "judged_by": provenance, **({REGISTERED: checks} if checks else {})}
 
 
-@command("sensitivity")
-@sources_argument
+@options.command("sensitivity")
+@options.sources_argument
 @click.option(
     "--sweep",
     "sweeps",
@@ -213,12 +195,12 @@ def _describe_origin(entrants: Sequence[PolicyResults], sources: Sequence[Path],
     "specification's unit. Repeatable.",
 )
 @click.option("--readings", is_flag=True, help="Judge by every reading of the paper, and tell what changes.")
-@auxiliary_option
+@options.auxiliary_option
 @click.option("--include-auxiliary", is_flag=True, help="Average auxiliary entries with the others of their host.")
-@judged_sources
-@format_option()
+@options.judged_sources
+@options.format_option()
 def sensitivity_command(
-    sources: JudgedSources,
+    sources: options.JudgedSources,
     sweeps: tuple[str, ...],
     readings: bool,
     auxiliary: tuple[str, ...],
@@ -260,7 +242,7 @@ def sensitivity_command(
             roster.check_names(judged.scores)
             document, tables = _ablate_thresholds(judged, roster, include_auxiliary)
     if form == "json":
-        print_json(document)
+        options.print_json(document)
         return
     click.echo("\n".join(render_text(table) for table in tables), nl=False)
     print_missing(judged)

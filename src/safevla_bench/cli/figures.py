@@ -11,16 +11,7 @@ from typing import get_args
 import click
 from matplotlib.figure import Figure
 
-from safevla_bench.cli import make_printable
-from safevla_bench.cli.options import (
-    JudgedSources,
-    Range,
-    choose_output,
-    command,
-    judged_sources,
-    out_option,
-    sources_argument,
-)
+from safevla_bench.cli import make_printable, options
 from safevla_bench.cli.score import print_missing, print_warnings
 from safevla_bench.compare.series import SeriesComparison
 from safevla_bench.errors import RunError
@@ -56,9 +47,9 @@ _WHICH, _FORMS = tuple(drawing.FIGURES), get_args(drawing.FigureFormat)
 _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {kind.description}" for name, kind in drawing.FIGURES.items())])
 
 
-@command("figures", epilog=_EPILOG)
-@sources_argument
-@out_option("DIR", "Where to write; else figures/ of the one run.")
+@options.command("figures", epilog=_EPILOG)
+@options.sources_argument
+@options.out_option("DIR", "Where to write; else figures/ of the one run.")
 @click.option(
     "--which",
     callback=_parse_names(_WHICH),
@@ -87,7 +78,7 @@ _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {kind.description}" for na
     "--width",
     default=COLUMN.width_in,
     show_default=True,
-    type=Range(1, 20),
+    type=options.Range(1, 20),
     metavar="INCHES",
     help="Width of the figures; the default is a column of a two-column paper.",
 )
@@ -95,7 +86,7 @@ _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {kind.description}" for na
     "--font-size",
     default=COLUMN.font_pt,
     show_default=True,
-    type=Range(4, 20),
+    type=options.Range(4, 20),
     metavar="POINTS",
     help="Size of their text.",
 )
@@ -115,9 +106,9 @@ _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {kind.description}" for na
     "or careful-step-20k; runs named alike but for it make one series.",
 )
 @click.option("--across", default="", metavar="TEXT", help="Series: what the numbers are, such as 'Training steps'.")
-@judged_sources
+@options.judged_sources
 def figures_command(
-    sources: JudgedSources,
+    sources: options.JudgedSources,
     out: Path | None,
     which: tuple[str, ...],
     forms: tuple[drawing.FigureFormat, ...],
@@ -139,18 +130,14 @@ def figures_command(
         raise click.UsageError("--across says what the numbers of --series are; pass that too.")
     if series:
         _require_own_names(sources.paths)
-    folder = choose_output(out, sources.paths, "figures")
+    folder = options.choose_output(out, sources.paths, "figures")
     requests = [parse_sweep(text, sources.ruleset.library) for text in sweeps]
     judged = sources.judge()
     compared = compare_runs_in_order(judged) if series else None
     make_folder(folder)
     target = _FigureTarget(folder, Page(width, font_size, titled=not no_title), forms)
     inputs = drawing.FigureInput(
-        judged.scores,
-        judged.records.dt_s,
-        judged.records.lengths,
-        tradeoff_layout=layout,
-        progress=progress,
+        judged.scores, judged.records.dt_s, judged.records.lengths, tradeoff_layout=layout, progress=progress
     )
     for name in which:
         kind = drawing.FIGURES[name]

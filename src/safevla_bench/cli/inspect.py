@@ -11,19 +11,7 @@ from typing import Any, get_args
 import click
 import msgspec
 
-from safevla_bench.cli import make_printable
-from safevla_bench.cli.options import (
-    FILE,
-    POSITIVE,
-    JudgedSources,
-    SourceType,
-    command,
-    format_option,
-    given_judge_options,
-    judged_sources,
-    print_json,
-    sources_argument,
-)
+from safevla_bench.cli import make_printable, options
 from safevla_bench.cli.progress import show_status
 from safevla_bench.cli.score import print_missing
 from safevla_bench.explain import episode as explaining
@@ -46,8 +34,8 @@ _KINDS_EPILOG = "\n".join(
 )
 
 
-@command("episodes", epilog=_KINDS_EPILOG)
-@sources_argument
+@options.command("episodes", epilog=_KINDS_EPILOG)
+@options.sources_argument
 @click.option(
     "--unsafe/--safe",
     default=None,
@@ -71,12 +59,12 @@ _KINDS_EPILOG = "\n".join(
 @click.option(
     "--body-kind", type=click.Choice(BODY_KINDS), metavar="KIND", help="Only those broken with a body of this kind."
 )
-@click.option("--limit", type=POSITIVE, help="At most so many.")
-@judged_sources
-@format_option("csv", help="How to print; csv: one flat row an episode, with rho, depth and state of each "
+@click.option("--limit", type=options.POSITIVE, help="At most so many.")
+@options.judged_sources
+@options.format_option("csv", help="How to print; csv: one flat row an episode, with rho, depth and state of each "
                            "specification.")  # fmt: skip
 def episodes_command(
-    sources: JudgedSources,
+    sources: options.JudgedSources,
     unsafe: bool | None,
     spec: str | None,
     suite: str | None,
@@ -107,7 +95,7 @@ def episodes_command(
     shown = episode_list.filter_episodes(rows, **filters)
     shown = episode_list.sort_episodes(shown, order or ("vsi" if unsafe else None))[:limit]
     if form == "json":
-        print_json(shown)
+        options.print_json(shown)
     elif form == "csv":
         click.echo(render_rows_csv(*episode_list.flatten_episodes(shown, judged.scores)), nl=False)
     else:
@@ -124,29 +112,29 @@ def _split_episode(context: click.Context, parameter: click.Parameter, words: tu
     return words[:-1] if has_episode else words
 
 
-@command("show")
+@options.command("show")
 @click.argument(
-    "sources", nargs=-1, required=True, type=SourceType(), metavar="[NAME=]SOURCE... [EPISODE]", callback=_split_episode
+    "sources",
+    nargs=-1,
+    required=True,
+    type=options.SourceType(),
+    metavar="[NAME=]SOURCE... [EPISODE]",
+    callback=_split_episode,
 )
 @click.option("--all", "every", is_flag=True, help="Plot every specification, not only what was broken or nearest.")
 @click.option(
     "--html",
     "page",
-    type=FILE,
+    type=options.FILE,
     metavar="FILE",
     help="Write its page instead, with the episode in 3-D where its simulator is installed.",
 )
 @click.option("--formula", is_eager=True, metavar="FORMULA",
               help="Ask this formula of every episode instead, whatever its task.")  # fmt: skip
-@format_option()
-@judged_sources
+@options.format_option()
+@options.judged_sources
 def show_command(
-    sources: JudgedSources,
-    episode: str,
-    every: bool,
-    page: Path | None,
-    formula: str | None,
-    form: str,
+    sources: options.JudgedSources, episode: str, every: bool, page: Path | None, formula: str | None, form: str
 ) -> None:
     """Explain one episode: which specification it broke or came nearest to breaking, when, which bodies, by how much.
 
@@ -158,8 +146,8 @@ def show_command(
     formula reads is listed as such. Nothing is scored.
     """
     if formula is not None:
-        if every or page is not None or given_judge_options():
-            name = "all" if every else "html" if page is not None else given_judge_options()[0]
+        if every or page is not None or options.given_judge_options():
+            name = "all" if every else "html" if page is not None else options.given_judge_options()[0]
             raise click.UsageError(f"--{name} is for an episode that is judged; --formula judges nothing.")
         _ask_formula(formula, sources, form)
         return
@@ -168,14 +156,14 @@ def show_command(
     index = row.number - 1
     record = judged.records.read_episodes([index]) if index < len(judged.records) else None
     if record is None:
-        print_json(row) if form == "json" else click.echo(terminal.format_lost_episode(row), nl=False)
+        options.print_json(row) if form == "json" else click.echo(terminal.format_lost_episode(row), nl=False)
         return
     if page is not None:
         _write_page(judged, index, page)
         return
     explanation = explaining.explain_episode(judged.scores, record, judged.ruleset, index, place=0)
     if form == "json":
-        print_json(explaining.to_document(explanation))
+        options.print_json(explaining.to_document(explanation))
     else:
         click.echo(terminal.format_explanation(explanation, plot_all=every), nl=False)
 
@@ -189,7 +177,7 @@ def _write_page(judged: Judged, index: int, page: Path) -> None:
     click.echo(make_printable(f"Report: {page}"))
 
 
-def _ask_formula(formula: str, sources: JudgedSources, form: str) -> None:
+def _ask_formula(formula: str, sources: options.JudgedSources, form: str) -> None:
     """Print the formula's verdict and robustness for every episode, those without a record last; nothing is judged."""
     parsed = query.parse_query(formula)
     scan = Scan(sources.paths)
@@ -199,7 +187,7 @@ def _ask_formula(formula: str, sources: JudgedSources, form: str) -> None:
     records.require_valid(skip_invalid=sources.skip_invalid)
     answers += query.answers_without_record(records.absent, len(records))
     if form == "json":
-        print_json(answers)
+        options.print_json(answers)
         return
     click.echo(render_text(episode_tables.answer_table(parsed, answers)), nl=False)
     for phrase in records.left_out.describe_kinds():
@@ -210,8 +198,8 @@ def _episode_rows(judged: Judged, spec_id: str | None = None) -> list[episode_li
     return episode_list.list_episodes(judged.scores, judged.records.dt_s, spec_id)
 
 
-@command("open")
-@click.argument("folder", type=FILE, metavar="RUN|FOLDER", default=Path())
+@options.command("open")
+@click.argument("folder", type=options.FILE, metavar="RUN|FOLDER", default=Path())
 @click.option("--port", type=click.IntRange(0, 65535), metavar="N",
               help="Listen there; default 8642, else any free one.")  # fmt: skip
 @click.option("--no-browser", is_flag=True, help="Print the address and open nothing.")

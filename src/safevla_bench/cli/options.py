@@ -342,8 +342,7 @@ def format_option(*forms: str, help: str = "How to print.") -> Callable[[F], F]:
 
 
 paper_format_option = format_option(
-    "paper",
-    help="How to print; paper: JSON rows of the paper's Appendix B, for other evaluators and to be read back.",
+    "paper", help="How to print; paper: JSON rows of the paper's Appendix B, for other evaluators and to be read back."
 )
 skip_option = click.option(
     "--skip-invalid", is_flag=True, help="Take the valid episodes, of damaged files too, and count the others."

@@ -11,25 +11,7 @@ import msgspec
 
 from safevla_bench import archive
 from safevla_bench.archive.record_schema import schema
-from safevla_bench.cli import OK, USER_ERROR, make_printable
-from safevla_bench.cli.options import (
-    FILE,
-    JudgedSources,
-    choose_output,
-    command,
-    engine_option,
-    format_option,
-    judged_sources,
-    log_option,
-    optional_sources_argument,
-    out_option,
-    print_engine_note,
-    print_json,
-    requested_cluster,
-    require_sources,
-    skip_option,
-    sources_argument,
-)
+from safevla_bench.cli import OK, USER_ERROR, make_printable, options
 from safevla_bench.cli.progress import show_status, track_run
 from safevla_bench.errors import Place, RunError
 from safevla_bench.jobs import demo
@@ -56,18 +38,18 @@ from safevla_bench.sources.runs.sources import LeftOut
 from safevla_bench.trajectory.batch import Batch
 
 
-@command("score")
-@sources_argument
-@out_option("DIR", "Where to write; else into the one run folder.")
+@options.command("score")
+@options.sources_argument
+@options.out_option("DIR", "Where to write; else into the one run folder.")
 @click.option(
     "--legacy-ids", is_flag=True, help="Write the ids of the authors' tables, such as wrist_tilt_world_15deg."
 )
-@format_option()
-@log_option
-@judged_sources
-@engine_option
+@options.format_option()
+@options.log_option
+@options.judged_sources
+@options.engine_option
 def score_command(
-    sources: JudgedSources,
+    sources: options.JudgedSources,
     out: Path | None,
     legacy_ids: bool,
     form: str,
@@ -93,10 +75,10 @@ def score_command(
             raise RunError("there is nothing to judge", remedy=remedy, place=Place(file=str(results[0])))
         _print_results(results, form)
         return
-    cluster = requested_cluster(engine)
-    folder = choose_output(out, sources.paths)
+    cluster = options.requested_cluster(engine)
+    folder = options.choose_output(out, sources.paths)
     tracking.require_trackers(trackers)
-    print_engine_note(cluster)
+    options.print_engine_note(cluster)
     with show_status("judging"):
         judged = judge(sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid, cluster=cluster)
         write_outputs(judged, folder, legacy_ids=legacy_ids)
@@ -177,8 +159,8 @@ def print_warnings(judged: Judged) -> None:
 # The demo
 
 
-@command("demo")
-@out_option("DIR", "Where to write; made where it is missing.", default=Path("safevla-demo"), show_default=True)
+@options.command("demo")
+@options.out_option("DIR", "Where to write; made where it is missing.", default=Path("safevla-demo"), show_default=True)
 def demo_command(out: Path) -> None:
     """Judge recorded rollouts that come with the package and write a report; needs no simulator.
 
@@ -210,10 +192,10 @@ def _next_commands(judged: Judged, path: Path) -> list[str]:
 # Archives and run folders
 
 
-@command("validate")
-@optional_sources_argument
+@options.command("validate")
+@options.optional_sources_argument
 @click.option("--schema", "wants_schema", is_flag=True, help="Print the JSON Schema of one episode instead.")
-@format_option()
+@options.format_option()
 @click.pass_context
 def validate_command(context: click.Context, sources: tuple[Path, ...], wants_schema: bool, form: str) -> None:
     """Check archives, run folders or logs against the trajectory contract.
@@ -224,12 +206,12 @@ def validate_command(context: click.Context, sources: tuple[Path, ...], wants_sc
     if wants_schema:
         if sources:
             raise click.UsageError("--schema checks nothing and takes no SOURCE.")
-        print_json(schema())
+        options.print_json(schema())
         return
-    require_sources(sources)
+    options.require_sources(sources)
     checked = {source: episode_index.scan([source]) for source in sources}
     if form == "json":
-        print_json([_report_document(source, records) for source, records in checked.items()])
+        options.print_json([_report_document(source, records) for source, records in checked.items()])
     else:
         for source, records in checked.items():
             _print_report(source, records)
@@ -259,10 +241,10 @@ def _report_document(source: Path, records: EpisodeIndex) -> dict[str, object]:
     }
 
 
-@command("convert")
-@sources_argument
+@options.command("convert")
+@options.sources_argument
 @click.argument("destination", metavar="DESTINATION")
-@skip_option
+@options.skip_option
 def convert_command(sources: tuple[Path, ...], destination: str, skip_invalid: bool) -> None:
     """Write the episodes of archives, run folders or logs as one archive, bit for bit.
 
@@ -294,9 +276,9 @@ def _read_valid_episodes(scan: Scan, skip_invalid: bool) -> Iterator[Batch]:
         raise RunError("there are no episodes to convert", remedy="Name sources that hold valid episodes.")
 
 
-@command("merge")
-@click.argument("shards", nargs=-1, required=True, type=FILE, metavar="SHARD...")
-@out_option("DIR", "The run folder to make.", required=True)
+@options.command("merge")
+@click.argument("shards", nargs=-1, required=True, type=options.FILE, metavar="SHARD...")
+@options.out_option("DIR", "The run folder to make.", required=True)
 def merge_command(shards: tuple[Path, ...], out: Path) -> None:
     """Join run folders made with --shard into one.
 

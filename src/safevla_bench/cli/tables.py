@@ -11,21 +11,8 @@ from typing import get_args
 
 import click
 
-from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, make_printable
+from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, make_printable, options
 from safevla_bench.cli.frames import make_skip_reporter, show_frame_progress
-from safevla_bench.cli.options import (
-    FILE,
-    JudgedSources,
-    SourceType,
-    audit_options,
-    auxiliary_option,
-    choose_output,
-    command,
-    judged_sources,
-    optional_sources_argument,
-    out_option,
-    sources_argument,
-)
 from safevla_bench.cli.progress import show_status
 from safevla_bench.errors import RunError
 from safevla_bench.files import make_folder, write_atomically
@@ -49,8 +36,8 @@ from safevla_bench.training.pictures import CameraChoice
 _SUFFIX = {"text": "txt"}
 
 
-@command("tables")
-@optional_sources_argument
+@options.command("tables")
+@options.optional_sources_argument
 @click.option("--which", multiple=True, metavar="LIST",
               help="Names or the paper's numbers, such as main,7,12; else all there are. Repeatable.")  # fmt: skip
 @click.option(
@@ -63,16 +50,16 @@ _SUFFIX = {"text": "txt"}
 )
 @click.option("--out", metavar="FILE|DIR/", help="Write there: one file, or a folder with a file for each table.")
 @click.option("--training", multiple=True, metavar="POLICY=KIND", help="How a policy was trained. Repeatable.")
-@auxiliary_option
+@options.auxiliary_option
 @click.option("--no-intervals", is_flag=True, help="Leave out the 95 % intervals.")
 @click.option("--columns", metavar="LIST",
               help="Only these columns or groups of columns, in this order, such as 'SR,Safety,VSI'.")  # fmt: skip
 @click.option("--stacked", is_flag=True, help="tex: intervals below their values, so that a table is narrow.")
 @click.option("--label", default="", metavar="LABEL",
               help="tex: what \\ref takes; of several tables each adds its name.")  # fmt: skip
-@judged_sources
+@options.judged_sources
 def tables_command(
-    sources: JudgedSources,
+    sources: options.JudgedSources,
     which: tuple[str, ...],
     form: render.TableFormat,
     out: str | None,
@@ -120,7 +107,7 @@ def tables_command(
         click.echo(make_printable(f"{len(tables)} table{'s' * (len(tables) > 1)}: {out}"))
 
 
-def _load_material(sources: JudgedSources, names: Sequence[str]) -> catalog.TableInputs:
+def _load_material(sources: options.JudgedSources, names: Sequence[str]) -> catalog.TableInputs:
     """Return what tables are made of: the sources judged, or without sources the rules alone."""
     if sources.paths:
         return table_material(judge(sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid))
@@ -206,8 +193,8 @@ _FILE_NAMES = {
 """Form -> its file in a run folder."""
 
 
-@command("export")
-@sources_argument
+@options.command("export")
+@options.sources_argument
 @click.option(
     "--format",
     "form",
@@ -215,11 +202,11 @@ _FILE_NAMES = {
     required=True,
     help="What to write.",
 )
-@out_option("FILE|DIR", "The file or folder to write; else one in the one run folder.")
+@options.out_option("FILE|DIR", "The file or folder to write; else one in the one run folder.")
 @click.option("--episode", metavar="EPISODE", help="rerun, mcap: which, by its id, its number or how its id ends.")
 @click.option(
     "--meta",
-    type=FILE,
+    type=options.FILE,
     metavar="FILE",
     help="hub, robocasa: TOML with facts about the model that no record holds.",
 )
@@ -227,9 +214,9 @@ _FILE_NAMES = {
 @click.option(
     "--image-size", type=click.IntRange(16, 1024), default=128, show_default=True, help="lerobot: pixels of a side."
 )
-@judged_sources
+@options.judged_sources
 def export_command(
-    sources: JudgedSources,
+    sources: options.JudgedSources,
     form: str,
     out: Path | None,
     episode: str | None,
@@ -263,7 +250,7 @@ def export_command(
     if meta is not None and form not in _MODEL_FORMS:
         raise click.UsageError(f"--meta is for {' and '.join(_MODEL_FORMS)}.")
     facts = model_card.read_facts(meta)
-    file = choose_output(out, sources.paths, _FILE_NAMES[form])
+    file = options.choose_output(out, sources.paths, _FILE_NAMES[form])
     judged = sources.judge()
     if form == "hub":
         _export_card(judged, file, facts)
@@ -321,17 +308,17 @@ def _export_timeline(judged: Judged, form: str, episode: str | None) -> bytes:
     )
 
 
-@command("board")
-@click.argument("sources", nargs=-1, type=SourceType(), metavar="[[NAME=]RUN...]")
-@out_option("DIR", "Where to write the site; of one run folder, else its board/.")
+@options.command("board")
+@click.argument("sources", nargs=-1, type=options.SourceType(), metavar="[[NAME=]RUN...]")
+@options.out_option("DIR", "Where to write the site; of one run folder, else its board/.")
 @click.option("--title", default="Safety board", show_default=True, help="What the board is called.")
 @click.option("--reports/--no-reports", default=True, show_default=True, help="Add a full report of each policy.")
-@audit_options
-@judged_sources
+@options.audit_options
+@options.judged_sources
 @click.pass_context
 def board_command(
     context: click.Context,
-    sources: JudgedSources,
+    sources: options.JudgedSources,
     out: Path | None,
     title: str,
     reports: bool,
@@ -350,7 +337,7 @@ def board_command(
     that shows. Exit code 1 if a replay differs from its record, 2 if a policy could not be audited.
     """
     runs, ruleset = sources.paths, sources.ruleset
-    folder = choose_output(out, runs, "board")
+    folder = options.choose_output(out, runs, "board")
     check_folder(folder)
     with show_status("replaying"):
         audits = [audit_source(run, audit) for run in runs] if audit else None

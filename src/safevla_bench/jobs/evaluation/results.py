@@ -293,11 +293,7 @@ def _adopt_objects(named: Mapping[str, object], workers: int) -> dict[str, Polic
 
 
 def _evaluate_into(
-    out: str | Path | None,
-    request: Request,
-    ruleset: Ruleset,
-    observer: Observer | None,
-    running: ExecutionOptions,
+    out: str | Path | None, request: Request, ruleset: Ruleset, observer: Observer | None, running: ExecutionOptions
 ) -> Evaluation:
     """Evaluate into the run folder `out`."""
     if out is not None:

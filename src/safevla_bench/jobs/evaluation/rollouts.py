@@ -162,10 +162,7 @@ def _is_done(episode: RawEpisode | None, running: ExecutionOptions) -> bool:
 
 
 def _run_episodes(
-    prepared: PreparedRun,
-    pending: Sequence[PlannedEpisode],
-    running: ExecutionOptions,
-    observer: Observer | None,
+    prepared: PreparedRun, pending: Sequence[PlannedEpisode], running: ExecutionOptions, observer: Observer | None
 ) -> Generator[FinishedEpisode]:
     """Yield the pending episodes as they end, run in this process, by worker processes or by Ray actors."""
     if not pending:
