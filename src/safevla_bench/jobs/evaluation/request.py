@@ -15,7 +15,6 @@ from safevla_bench.errors import HostError, Place, PluginError, RunError
 from safevla_bench.interface import Host, Policy, Task
 from safevla_bench.judging.registration import (
     REGISTERED,
-    RegisteredPolicy,
     RegisteredUntil,
     Registration,
     parse_registration,
@@ -123,22 +122,15 @@ class Request:
                 f"does not say what to run: {error}", remedy=remedy, place=Place(file=str(run / RUN))
             ) from None
         return cls(
-            host=options.host,
-            host_arguments=options.host_arguments,
-            suites=options.suites,
-            tasks=options.indices,
             episodes=options.episodes,
             servers=options.volatile.servers,
             protocol=options.protocol.name,
-            seed=options.seed,
-            max_steps=options.max_steps,
             shard=Shard(options.shard.number, options.shard.count) if options.shard else None,
             archive=options.archive,
             stop_on_violation=options.stop_on_violation is not None,
             registration=_read_registered(description, run),
             named_by=run / RUN,
-            **policy_fields(options.policies),
-            **until_fields(options.until),
+            **plan_fields(options),
         )
 
     @property
@@ -149,20 +141,22 @@ class Request:
         return RegisteredUntil(condition=self.until, look_every=self.look_every, allow_crashed=self.allow_crashed)
 
 
-def policy_fields(policies: Sequence[_RunPolicy | RegisteredPolicy]) -> dict[str, Any]:
-    """Return the fields of a `Request` for the policies of a run.json or a registration."""
+def plan_fields(plan: _RunOptions | Registration) -> dict[str, Any]:
+    """Return the fields of a `Request` that a run.json and a registration hold alike."""
+    until = plan.until
+    stopping = (
+        {"until": until.condition, "look_every": until.look_every, "allow_crashed": until.allow_crashed}
+        if until
+        else {}
+    )
     return {
-        "policies": tuple(policy.policy for policy in policies),
-        "policy_specs": {policy.policy: policy.spec for policy in policies if policy.spec},
-        "policy_arguments": {policy.policy: policy.arguments for policy in policies},
+        **{name: getattr(plan, name) for name in ("host", "host_arguments", "suites", "seed", "max_steps")},
+        "tasks": plan.indices,
+        "policies": tuple(policy.policy for policy in plan.policies),
+        "policy_specs": {policy.policy: policy.spec for policy in plan.policies if policy.spec},
+        "policy_arguments": {policy.policy: policy.arguments for policy in plan.policies},
+        **stopping,
     }
-
-
-def until_fields(until: RegisteredUntil | None) -> dict[str, Any]:
-    """Return the fields of a `Request` for the condition that ends a run early; {} where there is none."""
-    if until is None:
-        return {}
-    return {"until": until.condition, "look_every": until.look_every, "allow_crashed": until.allow_crashed}
 
 
 def _read_registered(description: Mapping[str, object], run: Path) -> Registration | None:

@@ -17,8 +17,7 @@ from safevla_bench.jobs.evaluation.request import (
     DEFAULT_EXECUTION,
     ExecutionOptions,
     Request,
-    policy_fields,
-    until_fields,
+    plan_fields,
 )
 from safevla_bench.jobs.evaluation.stopping_rule import RoundTally
 from safevla_bench.judging.monitor import Monitor
@@ -274,16 +273,9 @@ def registered_request(registration: Registration, file: Path = Path("registrati
     """Return the request that runs what was registered in `file`, which is not trusted: see `Request.named_by`."""
     return Request(
         named_by=file,
-        host=registration.host,
-        host_arguments=registration.host_arguments,
-        suites=registration.suites,
-        tasks=registration.indices,
         episodes=registration.episodes_per_task,
         protocol=str(registration.protocol.get("name")),
-        seed=registration.seed,
-        max_steps=registration.max_steps,
         stop_on_violation=registration.stop_on_violation,
         registration=registration,
-        **policy_fields(registration.policies),
-        **until_fields(registration.until),
+        **plan_fields(registration),
     )
