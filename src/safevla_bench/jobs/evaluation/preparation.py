@@ -110,8 +110,11 @@ def _make_policy(
     if name in request.policy_objects:
         return request.policy_objects[name]
     spec = request.policy_spec(name)
-    make = policies.make_stand_in if is_dry and policies.runs_code(spec) else policies.make_policy
-    return resources.enter_context(closing(make(spec, arguments)))
+    if is_dry and policies.runs_code(spec):
+        policy = policies.make_stand_in(spec, arguments)
+    else:
+        policy = policies.make_policy(spec, arguments)
+    return resources.enter_context(closing(policy))
 
 
 def _plan_episodes(
