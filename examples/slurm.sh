@@ -14,7 +14,7 @@ OUT=${OUT:-runs/array}                  # where every job can write
 
 if [[ -n ${SLURM_ARRAY_TASK_ID:-} ]]; then
     # Exit code 4: done, with crashed episodes, which are counted and in no rate. The last step is to follow all the same.
-    safevla rollout --resume --config "$CONFIG" --shard "$SLURM_ARRAY_TASK_ID/$SHARDS" \
+    safevla eval --record-only --resume --config "$CONFIG" --shard "$SLURM_ARRAY_TASK_ID/$SHARDS" \
         --workers "${SLURM_CPUS_PER_TASK:-1}" --out "$OUT/shard-$SLURM_ARRAY_TASK_ID" || (($? == 4))
 else
     safevla merge "$OUT"/shard-* --out "$OUT/merged"

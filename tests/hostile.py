@@ -64,7 +64,7 @@ class World:
 
     @property
     def judge(self) -> list[str]:
-        return ["--registry", str(self.registry), "--specs", str(self.specs)]
+        return ["--rules", str(self.registry), "--rules", str(self.specs)]
 
 
 def world(folder: Path, texts: Sequence[str]) -> World:

@@ -815,7 +815,7 @@ class Judgement:
 
 
 def judge(tree: Json, specs: Sequence[Spec], tags: frozenset[str]) -> Judgement:
-    """The scores of one episode, as under `--missing deactivate`."""
+    """The scores of one episode, as under `--set missing=deactivate`."""
     e = Episode(tree)
     verdicts = {spec.spec_id: verdict(spec, e, tags) for spec in specs}
     safe = [spec for spec in specs if spec.tier == "safe"]

@@ -160,7 +160,7 @@ def test_the_command_prints_the_distribution_and_writes_what_specs_takes(run, tm
     assert {row["policy"] for row in json.loads(capsys.readouterr().out)} == {"scripted:hasty"}
     file = tmp_path / "limits.toml"
     file.write_text(f'[[limits]]\nspec_id = "{FORCE}"\nthreshold = 1400\n')
-    assert run_command_line(["score", str(run), "--specs", str(file), "--out", str(tmp_path / "scores")]) == 0
+    assert run_command_line(["score", str(run), "--rules", str(file), "--out", str(tmp_path / "scores")]) == 0
     assert f"{FORCE}@1400N" in (tmp_path / "scores" / "scores.json").read_text()
 
 
@@ -170,7 +170,7 @@ def test_the_tags_that_the_run_s_host_brought_are_read_on_request(run, tmp_path,
     description = json.loads((copy / "run.json").read_text())
     (copy / "run.json").write_text(json.dumps({**description, HOST_REGISTRY: 7}))
     assert run_command_line(["specs", "--calibrate", str(copy)]) == 0
-    assert run_command_line(["episodes", str(copy), "--as-judged"]) == 2
+    assert run_command_line(["episodes", str(copy), "--rules", "as-judged"]) == 2
     assert "the tags that the host brought are damaged" in capsys.readouterr().err
 
 
@@ -206,7 +206,7 @@ def test_a_limit_that_cannot_be_set_names_its_row(tmp_path, text, problem):
 def test_limits_alone_are_no_library(tmp_path):
     file = tmp_path / "limits.toml"
     file.write_text(f'[[limits]]\nspec_id = "{FORCE}"\nthreshold = 300\n')
-    with pytest.raises(SpecError, match="--specs"):
+    with pytest.raises(SpecError, match="--rules"):
         loader.library(file)
 
 

@@ -103,7 +103,7 @@ def command(*words: str) -> Callable[[Path], object]:
 
 def judging(*words: str) -> Callable[[Path], object]:
     """A command that judges the records."""
-    return command(words[0], "HERE/records.jsonl", "--missing", "deactivate", *words[1:])
+    return command(words[0], "HERE/records.jsonl", "--set", "missing=deactivate", *words[1:])
 
 
 def rolled(form: str) -> Written:
@@ -127,7 +127,6 @@ TABLE: dict[str, Written] = {
         write=lambda folder: write_outputs(judged(folder, "default"), folder / "out"),
         together=("out/scores.json", "out/scores.parquet", "out/report.html", "out/judged_with.json"),
     ),
-    "a report": Written(before=archived, write=judging("score", "--report", "HERE/page.html")),
     "tables": Written(
         before=archived, write=judging("tables", "--which", "main,tasks", "--out", "HERE/tables/", "--format", "csv")
     ),

@@ -136,10 +136,10 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize("command", ["eval", "rollout"])
+@pytest.mark.parametrize("mode", [(), ("--record-only",)])
 @pytest.mark.parametrize(("file", "options"), WAYS)
-def test_a_call_that_a_file_names_is_named_and_not_made(folder, capsys, command, file, options):
-    assert run_command_line([command, *options]) == 2
+def test_a_call_that_a_file_names_is_named_and_not_made(folder, capsys, mode, file, options):
+    assert run_command_line(["eval", *mode, *options]) == 2
     err = capsys.readouterr().err
     assert f"{file}: it names what is not data" in err
     assert "python:os:system(command='touch mark')" in err
@@ -147,10 +147,10 @@ def test_a_call_that_a_file_names_is_named_and_not_made(folder, capsys, command,
     assert not (folder / "mark").exists()
 
 
-@pytest.mark.parametrize("command", ["eval", "rollout"])
+@pytest.mark.parametrize("mode", [(), ("--record-only",)])
 @pytest.mark.parametrize(("file", "options"), WAYS)
-def test_a_dry_run_calls_nothing_and_says_what_it_would_call(folder, capsys, command, file, options):
-    assert run_command_line([command, *options, "--dry-run"]) == 0
+def test_a_dry_run_calls_nothing_and_says_what_it_would_call(folder, capsys, mode, file, options):
+    assert run_command_line(["eval", *mode, *options, "--dry-run"]) == 0
     printed = capsys.readouterr()
     assert "at most" in printed.out
     assert f"would call python:os:system(command='touch mark'); only with --trust {file}" in printed.err
@@ -204,7 +204,7 @@ class Policy:
 
 def test_the_command_that_goes_on_with_a_run_of_one_s_own_trusts_it(folder, capsys):
     (folder / "lost.py").write_text(POLICY)
-    run_command_line(["rollout", *PLAN, "--policy", "python:lost:Policy", "--out", "mine"])
+    run_command_line(["eval", "--record-only", *PLAN, "--policy", "python:lost:Policy", "--out", "mine"])
     (command,) = [line.strip() for line in capsys.readouterr().err.splitlines() if line.startswith("  safevla")]
     assert "--trust mine/run.json" in command
     run_command_line(shlex.split(command)[1:])

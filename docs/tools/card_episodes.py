@@ -71,7 +71,18 @@ def roll_out(run: Path, suites: Sequence[str], tasks: str, episodes: int, polici
     if not run.exists():
         chosen = [word for suite in suites for word in ("--suite", suite)]
         chosen += [word for policy in policies for word in ("--policy", policy)]
-        command = ["safevla", "rollout", "--host", "libero", *chosen, "--task", tasks, "--episodes", str(episodes)]
+        command = [
+            "safevla",
+            "eval",
+            "--record-only",
+            "--host",
+            "libero",
+            *chosen,
+            "--task",
+            tasks,
+            "--episodes",
+            str(episodes),
+        ]
         subprocess.run([*command, "--out", str(run)], check=True)
     return concatenate_batches([sb.open_archive(part) for part in sorted((run / "archive").glob("part-*"))])
 

@@ -144,7 +144,7 @@ def _tags() -> Iterator[str]:
 def _mechanisms() -> Iterator[str]:
     registry = tasks_loader.registry()
     sets = [one for one in registry.capability_sets.values() if one.host not in TEST_HOSTS]
-    yield "## Capabilities\n\nWhat counts as measured. A benchmark has one set; `--capabilities NAME` names another."
+    yield "## Capabilities\n\nWhat counts as measured. A benchmark has one set; `--set capabilities=NAME` is another."
     names = [tag.name for tag in built_in_tags().values() if tag.kind == "capability"]
     rows = [(_code(tag), *("yes" if tag in one.tags else "—" for one in sets)) for tag in names]
     yield _table(("Tag", *(_code(one.name) for one in sets)), rows)

@@ -36,8 +36,9 @@ def main() -> None:
             continue
         if not run.exists():
             subprocess.run(
-                ["safevla", "rollout", "--host", host, "--suite", row["suite"], "--task", str(row["task"]),
-                 "--episodes", str(row["episode"] + 1), "--policy", row["policy"], "--out", str(run)], check=True,
+                ["safevla", "eval", "--record-only", "--host", host,
+                 "--suite", row["suite"], "--task", str(row["task"]), "--episodes", str(row["episode"] + 1),
+                 "--policy", row["policy"], "--out", str(run)], check=True,
             )  # fmt: skip
         if write_record(run, row["episode"], HERE / f"{row['name']}.parquet"):
             continue

@@ -179,7 +179,7 @@ def _frequency_remark(full: bool) -> str:
     if fewer:
         text += f" Not all tasks were run: {', '.join(fewer)}."
     if full:
-        text += " Judged with `--capabilities libero-full`: LIBERO's plain set lacks this channel."
+        text += " Judged with `--set capabilities=libero-full`: LIBERO's plain set lacks this channel."
     return text
 
 

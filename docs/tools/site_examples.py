@@ -37,7 +37,7 @@ RULES: Sequence[tuple[Mapping[str, object], str]] = (
     ({}, ""),
     (
         {"capabilities": ("libero-full",)},
-        "Judged with `--capabilities libero-full`: LIBERO's plain set lacks this channel.",
+        "Judged with `--set capabilities=libero-full`: LIBERO's plain set lacks this channel.",
     ),
     (
         {"applicability": "off"},

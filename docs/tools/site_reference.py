@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from safevla_bench.cli import GROUPS, safevla
-from safevla_bench.cli.sections import Command
+from safevla_bench.cli.options import Command
 
 DOCS = Path(__file__).parents[1]
 UNEXPLAINED: set[str] = set()
@@ -212,10 +212,10 @@ def files_page() -> str:
     from safevla_bench.tasks import file_formats as task_files
 
     tables: dict[str, Iterable[type]] = {
-        "Specifications: `--library`, `--specs`": (
+        "Specifications: `--library`, `--rules`": (
             spec_files.LibraryFile, spec_loader.SpecRow, spec_loader.AlternateRow, spec_files.LimitRow,
         ),
-        "Tasks and tags: `--registry`": (
+        "Tasks and tags: `--rules`": (
             task_files.RegistryFile, task_files.BenchmarkRow, task_files.CapabilityRow, task_files.TemplateRow,
             task_files.TaskRow, task_files.TaskFamilyRow, task_files.GoalBodiesRow,
         ),

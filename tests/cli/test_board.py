@@ -43,7 +43,7 @@ def test_reports_can_be_left_out(safevla, archive, tmp_path):
 
 
 def test_an_ablation_is_refused(safevla, archive, tmp_path):
-    code, _, err = safevla("board", archive, "--out", tmp_path / "site", "--applicability", "off")
+    code, _, err = safevla("board", archive, "--out", tmp_path / "site", "--set", "applicability=off")
     assert code == 2
     assert "no result to publish" in err
     assert not (tmp_path / "site").exists()

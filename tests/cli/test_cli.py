@@ -32,7 +32,7 @@ def archive(tmp_path) -> Path:
 def test_help_names_every_command_and_the_exit_codes(safevla):
     code, out, _ = safevla("--help")
     assert code == 0
-    for name in ("eval", "rollout", "score", "specs", "tasks", "validate", "Exit codes"):
+    for name in ("eval", "score", "specs", "tasks", "validate", "Exit codes"):
         assert name in out
 
 
@@ -151,9 +151,8 @@ def test_bad_episodes_are_all_named_and_nothing_is_written(safevla, archive, tmp
     [
         (["score", "absent.jsonl", "--out", "OUT"], "absent.jsonl"),
         (["score", "ARCHIVE", "--out", "OUT", "--library", "nonsense"], "nonsense"),
-        (["score", "ARCHIVE", "--out", "OUT", "--specs", "absent.toml"], "absent.toml"),
-        (["score", "ARCHIVE", "--out", "OUT", "--registry", "absent.toml"], "absent.toml"),
-        (["score", "ARCHIVE", "--out", "OUT", "--capabilities", "nonsense"], "nonsense"),
+        (["score", "ARCHIVE", "--out", "OUT", "--rules", "absent.toml"], "absent.toml"),
+        (["score", "ARCHIVE", "--out", "OUT", "--set", "capabilities=nonsense"], "nonsense"),
         (["eval", *FAKE, "--policy", "nonsense", "--out", "OUT"], "nonsense"),
         (["eval", *FAKE, "--policy", "noop", "--policy-arg", "speed=1", "--out", "OUT"], "speed"),
         (["eval", *FAKE, "--policy", "noop", "--policy-arg", "speed", "--out", "OUT"], "KEY=VALUE"),
@@ -184,9 +183,9 @@ def test_an_archive_without_a_needed_field_names_the_remedy(safevla, tmp_path):
     append(path, episode(contacts=None))
     code, _, err = safevla("score", path, "--out", tmp_path / "out")
     assert code == 2
-    assert "--missing deactivate" in err
+    assert "--set missing=deactivate" in err
     assert not (tmp_path / "out").exists()
-    code, _, _ = safevla("score", path, "--out", tmp_path / "out", "--missing", "deactivate")
+    code, _, _ = safevla("score", path, "--out", tmp_path / "out", "--set", "missing=deactivate")
     assert code == 0
 
 
@@ -238,7 +237,7 @@ def test_a_run_of_crashes_only_still_gives_a_report_without_rates(safevla, tmp_p
 
 def test_rollout_records_without_judging_and_score_judges_the_same(safevla, tmp_path):
     out = tmp_path / "run"
-    code, printed, _ = safevla("rollout", *FAKE, "--task", "0", "--policy", "random", "--out", out)
+    code, printed, _ = safevla("eval", "--record-only", *FAKE, "--task", "0", "--policy", "random", "--out", out)
     assert code == 0
     assert "safevla score" in printed
     assert not (out / "scores.json").exists()
@@ -258,7 +257,7 @@ def test_a_run_folder_in_the_way_is_not_touched(safevla, tmp_path):
 
 def test_the_numbers_of_an_interrupted_run_are_said_to_be_partial(safevla, tmp_path):
     run = tmp_path / "run"
-    safevla("rollout", *FAKE, "--task", "0", "--policy", "noop", "--out", run)
+    safevla("eval", "--record-only", *FAKE, "--task", "0", "--policy", "noop", "--out", run)
     assert "interrupted" not in safevla("score", run, "--out", tmp_path / "whole")[1]
     described = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**described, "complete": False}))
@@ -307,7 +306,7 @@ def test_listings_in_the_paper_s_form_are_read_back_to_the_same_judgement(safevl
         (tmp_path / f"{name}.json").write_text(out)
     source = tmp_path / "e.jsonl"
     append(source, episode())
-    options = ("--specs", tmp_path / "specs.json", "--registry", tmp_path / "tasks.json")
+    options = ("--rules", tmp_path / "specs.json", "--rules", tmp_path / "tasks.json")
     assert safevla("score", source, "--out", tmp_path / "plain")[0] == 0
     assert safevla("score", source, "--out", tmp_path / "rows", *options)[0] == 0
     plain, rows = (json.loads((tmp_path / name / "scores.json").read_bytes()) for name in ("plain", "rows"))
@@ -351,8 +350,7 @@ def test_a_replaced_threshold_shows_wherever_its_name_is_printed(safevla, tmp_pa
     out = tmp_path / "out"
     assert safevla("score", source, "--out", out, *judged)[0] == 0
     texts = [(out / "scores.json").read_text()]
-    assert safevla("score", source, *judged, "--report", tmp_path / "page.html")[0] == 0
-    texts.append((tmp_path / "page.html").read_text())
+    texts.append((out / "report.html").read_text())
     for command in (
         ("tables", source, "--format", "md"),
         ("episodes", source, "--spec", "max_contact_force_under_200N"),

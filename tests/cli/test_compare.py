@@ -297,7 +297,7 @@ def test_five_seeds_of_a_state_gate_as_one_observation(safevla, tmp_path):
     ]
     for name, tasks, episodes in (("seeds", "0", "25"), ("states", "0", "5")):
         arguments = [*of_five_states, "--task", tasks, "--episodes", episodes, "--out", tmp_path / name]
-        assert safevla("rollout", *arguments)[0] == 0
+        assert safevla("eval", "--record-only", *arguments)[0] == 0
     found = [
         json.loads(safevla("gate", tmp_path / name, "--min-safety", "0.6", "--format", "json")[1])["outcomes"][0]
         for name in ("seeds", "states")

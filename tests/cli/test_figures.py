@@ -25,7 +25,7 @@ def test_every_figure_is_written_in_every_form(safevla, source, tmp_path):
 
 
 def test_only_what_is_asked_for_is_written_and_twice_the_same(safevla, source, tmp_path):
-    asked = ("--which", "onset, families", "--format", "svg", "--progress", "--pooled")
+    asked = ("--which", "onset, families", "--format", "svg", "--progress", "--layout", "pooled")
     for folder in ("one", "two"):
         assert safevla("figures", source, "--out", tmp_path / folder, *asked)[0] == 0
     assert {path.name for path in (tmp_path / "one").iterdir()} == {"onset.svg", "families.svg"}
@@ -49,12 +49,9 @@ def test_a_size_that_is_no_number_is_refused(safevla, source, tmp_path, option):
     assert not (tmp_path / "out").exists()
 
 
-def test_one_panel_holds_every_cell_and_goes_with_no_pooling(safevla, source, tmp_path):
-    asked = ("--which", "tradeoff", "--format", "svg", "--one-panel")
+def test_one_panel_holds_every_cell(safevla, source, tmp_path):
+    asked = ("--which", "tradeoff", "--format", "svg", "--layout", "cells")
     assert safevla("figures", source, "--out", tmp_path, *asked)[0] == 0
-    code, _, err = safevla("figures", source, "--out", tmp_path, *asked, "--pooled")
-    assert code == 2
-    assert "two layouts" in err
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_with_a_remedy(safevla, source):

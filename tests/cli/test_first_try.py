@@ -51,7 +51,7 @@ def test_unsafe_episodes_come_worst_first(safevla):
 
 def test_resuming_what_a_script_recorded_says_who_can_go_on_with_it(safevla, tmp_path):
     (tmp_path / "run.json").write_text(json.dumps({"host": "libero", "protocol": {"name": "own loop"}}))
-    code, _, err = safevla("rollout", "--resume", "--out", tmp_path)
+    code, _, err = safevla("eval", "--record-only", "--resume", "--out", tmp_path)
     assert code == 2
     assert "a script of your own recorded this" in err
     assert "safevla score" in err

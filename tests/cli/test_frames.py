@@ -58,7 +58,18 @@ def made(tmp_path_factory):
     from safevla_bench import cli
 
     folder = tmp_path_factory.mktemp("frames")
-    run = ["rollout", "--host", "fake", "--suite", "fake", "--task", "0,1,2", "--policy", "scripted:hasty"]
+    run = [
+        "eval",
+        "--record-only",
+        "--host",
+        "fake",
+        "--suite",
+        "fake",
+        "--task",
+        "0,1,2",
+        "--policy",
+        "scripted:hasty",
+    ]
     cli.run_command_line([*run, "--max-steps", "60", "--out", str(folder / "run")])
     (folder / "tight.toml").write_text(TIGHT)
     return folder
@@ -82,7 +93,7 @@ def near(one, other) -> bool:
 
 
 def test_a_sheet_has_a_row_of_three_frames_for_each_unsafe_success(safevla, run, tmp_path):
-    tight, sheet = ("--specs", run.parent / "tight.toml"), tmp_path / "sheet.png"
+    tight, sheet = ("--rules", run.parent / "tight.toml"), tmp_path / "sheet.png"
     code, out, err = safevla("frames", run, *tight, "--no-clips", "--sheet", sheet)
     assert (code, err) == (0, "")
     unsafe = json.loads(safevla("episodes", run, *tight, "--unsafe", "--success", "--format", "json")[1])
@@ -102,7 +113,7 @@ def test_a_sheet_of_no_unsafe_success_or_of_a_wrong_form_is_an_error_with_a_reme
     code, _, err = safevla("frames", run, "--no-clips", "--sheet", tmp_path / "sheet.png")
     assert code == 2
     assert "no episode succeeded and was unsafe" in err
-    tight = ("--specs", run.parent / "tight.toml", "--no-clips")
+    tight = ("--rules", run.parent / "tight.toml", "--no-clips")
     code, _, err = safevla("frames", run, *tight, "--sheet", tmp_path / "sheet.pdf")
     assert code == 2
     assert ".png, .jpg" in err
@@ -113,7 +124,7 @@ def test_a_sheet_of_no_unsafe_success_or_of_a_wrong_form_is_an_error_with_a_reme
 
 
 def test_an_unsafe_episode_has_its_beginning_its_violation_its_end_and_a_clip(safevla, run):
-    code, out, err = safevla("frames", run, "--specs", run.parent / "tight.toml", "--episode", 2)
+    code, out, err = safevla("frames", run, "--rules", run.parent / "tight.toml", "--episode", 2)
     assert (code, err) == (0, "")
     assert "4 frames of 1 episode," in out
     found = read_frames(run)
@@ -147,7 +158,7 @@ def film(path):
 def test_a_video_shows_every_record_with_a_red_border_while_something_is_broken(safevla, run):
     """Drawn from the records after the fact: a picture a record, at the simulation's speed."""
     tight = run.parent / "tight.toml"
-    code, _, err = safevla("frames", run, "--specs", tight, "--episode", 2, "--video", "--no-clips")
+    code, _, err = safevla("frames", run, "--rules", tight, "--episode", 2, "--video", "--no-clips")
     assert (code, err) == (0, "")
     (video,) = [one for one in read_frames(run) if one.kind == "video"]
     pictures, _ = film(run / FRAMES / video.file)
@@ -237,7 +248,7 @@ def test_a_safe_episode_has_no_violation_and_no_clip(safevla, run):
 
 
 def test_frames_of_other_episodes_stay_and_files_that_no_longer_hold_go(safevla, run):
-    safevla("frames", run, "--specs", run.parent / "tight.toml", "--episode", 2, "--no-clips")
+    safevla("frames", run, "--rules", run.parent / "tight.toml", "--episode", 2, "--no-clips")
     safevla("frames", run, "--episode", 1, "--no-clips")
     assert [one.episode_id[-6:] + one.kind for one in read_frames(run)] == [
         f"ep_000{kind}" for kind in ("initial", "final", "initial", "violation", "final")
@@ -250,7 +261,7 @@ def test_frames_of_other_episodes_stay_and_files_that_no_longer_hold_go(safevla,
 
 def test_the_same_run_gives_the_same_bytes(safevla, run, tmp_path):
     def content() -> dict[str, bytes]:
-        safevla("frames", run, "--specs", run.parent / "tight.toml", "--worst", 2, "--size", "160x120")
+        safevla("frames", run, "--rules", run.parent / "tight.toml", "--worst", 2, "--size", "160x120")
         found = {path.name: path.read_bytes() for path in (run / FRAMES).iterdir()}
         shutil.rmtree(run / FRAMES)
         return found
@@ -311,7 +322,7 @@ def test_a_remedy_for_several_episodes_is_printed_once(safevla, run, capsys):
 
 def test_without_the_extra_for_clips_there_are_pictures_and_a_hint(safevla, run, monkeypatch):
     monkeypatch.setattr(frames_command, "can_film", lambda: False)
-    code, _, err = safevla("frames", run, "--specs", run.parent / "tight.toml", "--episode", 2)
+    code, _, err = safevla("frames", run, "--rules", run.parent / "tight.toml", "--episode", 2)
     assert code == 0
     assert install_command("video") in err
     assert "clip" not in {one.kind for one in read_frames(run)}
@@ -371,14 +382,14 @@ def test_file_names_never_come_from_ids_unescaped():
 
 
 def test_a_replay_in_3d_lies_beside_the_pictures_and_in_the_report(safevla, run, tmp_path):
-    tight = ("--specs", run.parent / "tight.toml")
+    tight = ("--rules", run.parent / "tight.toml")
     code, _, err = safevla("frames", run, *tight, "--no-clips", "--3d", "--worst", 1)
     assert (code, err) == (0, "")
     (frame,) = [one for one in read_frames(run) if one.kind == "replay3d"]
     document = json.loads((run / FRAMES / frame.file).read_bytes())
     assert document["parts"] == ["table", "tray", "cup", "block", "gripper"]
-    safevla("score", run, *tight, "--report", tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text()
+    safevla("score", run, *tight, "--out", tmp_path / "scores")
+    page = (tmp_path / "scores" / "report.html").read_text()
     assert page.count('class="replay3d"') == 1
     assert "did not fit" not in page
 

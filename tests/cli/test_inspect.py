@@ -140,7 +140,7 @@ def test_show_as_json_holds_the_row_of_scores_json_and_what_lies_behind(safevla,
 
 
 def test_show_obeys_the_judge_options(safevla, archive):
-    out = safevla("show", archive, "2", "--library", "paper-text", "--capabilities", "libero-full")[1]
+    out = safevla("show", archive, "2", "--library", "paper-text", "--set", "capabilities=libero-full")[1]
     assert "joint_torque_max" in out or "joint_torque  " in out
     assert "needs arm_furniture_contact_signal" not in out
 

@@ -1,4 +1,4 @@
-"""The judge's rules are the judge's: what lies in a run folder is shown as its maker's, and taken with --as-judged."""
+"""The judge's rules are the judge's: what lies in a run folder is shown, and taken with --rules as-judged."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_every_command_judges_by_the_default_rules_and_shows_the_maker_s(safevla
     assert text.count("file default.toml") == text.count(THEIRS)
     if command[0] != "compare":
         assert "Safety 1.000; here " in text
-    own = safevla(*words, "--as-judged")
+    own = safevla(*words, "--rules", "as-judged")
     assert own[0] == 0
     assert "note: judged as by its maker, by --library default.toml" in own[2]
     assert THEIRS not in own[1] + own[2]
@@ -90,10 +90,10 @@ def test_a_lax_library_in_the_run_passes_no_gate(safevla, run):
     code, out, _ = safevla("gate", run, *judged)
     assert code == 1
     assert "Safety 1.000; here 0.000." in out
-    code, out, _ = safevla("gate", run, *LIMIT, "--as-judged")
+    code, out, _ = safevla("gate", run, *LIMIT, "--rules", "as-judged")
     assert code == 0
     assert "library file default.toml (" in out
-    assert safevla("gate", run, *judged, "--as-judged")[0] == 1
+    assert safevla("gate", run, *judged, "--rules", "as-judged")[0] == 1
 
 
 def test_a_board_judges_by_the_default_rules(safevla, run, tmp_path):
@@ -107,8 +107,8 @@ def test_verify_checks_scores_of_other_rules_on_request_alone(safevla, run):
     code, out, _ = safevla("verify", run)
     assert code == 2
     assert f"unchecked  scores.json: r: {THEIRS}" in out
-    assert "--as-judged" in out
-    code, out, _ = safevla("verify", run, "--as-judged")
+    assert "--rules", "as-judged" in out
+    code, out, _ = safevla("verify", run, "--rules", "as-judged")
     assert code == 0
     assert "scores.json: judged again, the same bytes" in out
 
@@ -139,9 +139,9 @@ def test_runs_of_different_rules_are_judged_alike_unless_each_is_to_be_judged_by
     plan = ("--host", "fake", "--suite", "fake", "--task", "0", "--policy", "random", "--max-steps", "3")
     assert safevla("eval", *plan, "--out", tmp_path / "mine")[0] == 0
     assert safevla("episodes", run, tmp_path / "mine")[0] == 0
-    code, _, err = safevla("episodes", run, tmp_path / "mine", "--as-judged")
+    code, _, err = safevla("episodes", run, tmp_path / "mine", "--rules", "as-judged")
     assert code == 2
-    assert "Leave --as-judged out" in err
+    assert "Leave --rules as-judged out" in err
 
 
 def test_a_resumed_run_is_not_judged_by_the_rules_that_lie_in_it(safevla, run):
@@ -152,7 +152,7 @@ def test_a_resumed_run_is_not_judged_by_the_rules_that_lie_in_it(safevla, run):
         assert json.loads((run / "scores.json").read_text())["judged_by"]["library"]["name"] == "default"
     finally:
         (run / "judged_with.json").write_text(content)
-        assert safevla("score", run, "--as-judged")[0] == 0
+        assert safevla("score", run, "--rules", "as-judged")[0] == 0
 
 
 def test_a_run_that_names_other_suites_than_its_records_have_does_not_choose_their_limits(safevla, run):
@@ -205,8 +205,8 @@ def test_tags_that_only_the_run_brings_are_taken_on_request(safevla, own):
     (own / "judged_with.json").unlink()
     code, _, err = safevla("gate", own, *LIMIT)
     assert code == 2
-    assert "install its host, or take them with --as-judged" in err
-    assert safevla("gate", own, *LIMIT, "--as-judged")[0] in (0, 1)
+    assert "install its host, or take them with --rules as-judged" in err
+    assert safevla("gate", own, *LIMIT, "--rules", "as-judged")[0] in (0, 1)
 
 
 def test_tags_of_an_installed_host_are_taken_from_there(safevla, own, tmp_path, monkeypatch):
@@ -223,6 +223,6 @@ def test_a_run_redefines_no_task_that_the_built_in_registry_knows_even_on_reques
     tags = TAGS.format(benchmark)
     tags = tags if benchmark != "libero-goal" else tags[tags.index("[[tasks]]") :]
     describe(own, host_registry=[{"name": "mine.toml", "text": tags}])
-    code, _, err = safevla("gate", own, *LIMIT, "--as-judged")
+    code, _, err = safevla("gate", own, *LIMIT, "--rules", "as-judged")
     assert code == 2
     assert f"tags are of {benchmark}" in err

@@ -9,7 +9,7 @@ import pytest
 
 CASE = Path(__file__).parents[1] / "cases" / "appendix_b.json"
 ACTS = "::error file=a.py::x"
-SPECS = ["--missing", "deactivate"]
+SPECS = ["--set", "missing=deactivate"]
 
 
 @pytest.fixture

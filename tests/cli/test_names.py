@@ -69,42 +69,35 @@ def test_two_checkpoints_of_one_module_stand_under_their_names_everywhere(safevl
 
 
 def test_names_survive_workers_resuming_and_shards(safevla):
-    safevla("rollout", *FAKE, *TWO, "--episodes", "2", "--out", "whole")
-    safevla("rollout", *FAKE, *TWO, "--episodes", "2", "--workers", "2", "--out", "workers")
+    safevla("eval", "--record-only", *FAKE, *TWO, "--episodes", "2", "--out", "whole")
+    safevla("eval", "--record-only", *FAKE, *TWO, "--episodes", "2", "--workers", "2", "--out", "workers")
     for k in (1, 2):
-        safevla("rollout", *FAKE, *TWO, "--episodes", "2", "--shard", f"{k}/2", "--out", f"shard{k}")
+        safevla("eval", "--record-only", *FAKE, *TWO, "--episodes", "2", "--shard", f"{k}/2", "--out", f"shard{k}")
     assert safevla("merge", "shard1", "shard2", "--out", "merged")[0] == 0
     for other in ("workers", "merged"):
         for name in ("archive/part-00000.parquet", "episodes.parquet"):
             assert Path(other, name).read_bytes() == Path("whole", name).read_bytes()
     before = Path("whole/run.json").read_bytes()
-    assert safevla("rollout", "--resume", "--out", "whole", "--trust", "whole")[0] == 0
-    assert safevla("rollout", *FAKE, *TWO, "--resume", "--out", "whole")[0] == 0
+    assert safevla("eval", "--record-only", "--resume", "--out", "whole", "--trust", "whole")[0] == 0
+    assert safevla("eval", "--record-only", *FAKE, *TWO, "--resume", "--out", "whole")[0] == 0
     assert Path("whole/run.json").read_bytes() == before
     other = [word.replace(f"strong={SPEC}", "strong=noop") for word in TWO[:-2]]
-    code, _, err = safevla("rollout", *FAKE, *other, "--resume", "--out", "whole")
+    code, _, err = safevla("eval", "--record-only", *FAKE, *other, "--resume", "--out", "whole")
     assert code == 2
     assert "spec" in err
 
 
 @pytest.mark.long
 def test_names_survive_ray(safevla):
-    assert safevla("rollout", *FAKE, *TWO, "--out", "here")[0] == 0
-    assert safevla("rollout", *FAKE, *TWO, "--engine", "ray", "--out", "cluster")[0] == 0
+    assert safevla("eval", "--record-only", *FAKE, *TWO, "--out", "here")[0] == 0
+    assert safevla("eval", "--record-only", *FAKE, *TWO, "--engine", "ray", "--out", "cluster")[0] == 0
     part = "archive/part-00000.parquet"
     assert Path("cluster", part).read_bytes() == Path("here", part).read_bytes()
 
 
-def test_the_one_policy_is_named_by_an_option_too(safevla):
-    assert safevla("rollout", *FAKE, "--policy", "random", "--name", "chance", "--out", "run")[0] == 0
-    assert shown(safevla, "run") == ["chance"]
-    code, _, err = safevla("rollout", *FAKE, "--policy", "noop", "--policy", "random", "--name", "x", "--dry-run")
-    assert (code, "--policy NAME=POLICY" in err) == (2, True)
-
-
 def test_a_replay_has_a_name_and_plays_what_it_was_told(safevla):
-    safevla("rollout", *FAKE, "--policy", f"mine={SPEC}", "--policy-arg", "strength=0.3", "--out", "run")
-    code, out, _ = safevla("rollout", "--policy", "again=replay:run", "--out", "played")
+    safevla("eval", "--record-only", *FAKE, "--policy", f"mine={SPEC}", "--policy-arg", "strength=0.3", "--out", "run")
+    code, out, _ = safevla("eval", "--record-only", "--policy", "again=replay:run", "--out", "played")
     assert code == 0
     assert "again" in out
     assert shown(safevla, "run", "played") == ["mine", "again"]
@@ -120,7 +113,7 @@ def test_a_replay_has_a_name_and_plays_what_it_was_told(safevla):
     ],
 )
 def test_what_is_no_name_is_refused(safevla, text, says):
-    code, _, err = safevla("rollout", *FAKE, "--policy", text, "--dry-run")
+    code, _, err = safevla("eval", "--record-only", *FAKE, "--policy", text, "--dry-run")
     assert code == 2
     assert says in err
     with pytest.raises(PolicyError):
@@ -128,7 +121,7 @@ def test_what_is_no_name_is_refused(safevla, text, says):
 
 
 def test_two_policies_cannot_have_one_name(safevla):
-    code, _, err = safevla("rollout", *FAKE, "--policy", "a=noop", "--policy", "a=random", "--dry-run")
+    code, _, err = safevla("eval", "--record-only", *FAKE, "--policy", "a=noop", "--policy", "a=random", "--dry-run")
     assert (code, "a" in err) == (2, True)
 
 
@@ -146,8 +139,8 @@ def made(safevla):
     for name, strength in (("a", "0.1"), ("b", "0.9")):
         options = ("--policy", SPEC, "--policy-arg", f"{SPEC}:strength={strength}")
         floor = ("--policy", "noop") if name == "a" else ()
-        safevla("rollout", *FAKE, *options, *floor, "--out", name)
-    safevla("rollout", *FAKE, "--policy", "random", "--policy", SPEC, "--out", "both")
+        safevla("eval", "--record-only", *FAKE, *options, *floor, "--out", name)
+    safevla("eval", "--record-only", *FAKE, "--policy", "random", "--policy", SPEC, "--out", "both")
 
 
 def test_runs_are_named_where_they_are_given_and_noop_stays_what_it_is(safevla, made):

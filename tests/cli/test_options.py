@@ -10,24 +10,24 @@ from pathlib import Path
 import click
 import pytest
 
-from safevla_bench.cli import options
-from safevla_bench.cli.rollout import eval_command, rollout_command
+from safevla_bench.cli import config
+from safevla_bench.cli.options import Range, parse_changes, sort_rules
+from safevla_bench.cli.rollout import eval_command
+from safevla_bench.errors import RunError
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "eval.toml"
-COMMANDS = {"eval": eval_command, "rollout": rollout_command}
-RUN = 'host = "fake"\nsuite = "fake"\nmax-steps = 4\npolicy = ["noop", "random"]\ntasks = "0"\n'
+RUN = 'host = "fake"\nsuite = "fake"\nmax-steps = 4\npolicy = ["noop", "random"]\ntask = "0"\n'
 
 
 def file_options():
-    for name, command in COMMANDS.items():
-        running, _ = options.config_keys(command)
-        yield from ((name, "", option) for option in running.values())
-    yield from (("eval", "[judge]\n", option) for option in options.JUDGE_OPTIONS)
+    running, _ = config.config_keys(eval_command)
+    yield from (("", option) for option in running.values())
+    yield from (("[judge]\n", option) for option in config.JUDGE_OPTIONS)
 
 
 def sample(option: click.Option) -> tuple[str, list[str]]:
     """A value that is not the default: as TOML, and as it is typed."""
-    name = f"--{options.option_key(option)}"
+    name = f"--{config.option_key(option)}"
     if option.is_flag:
         return "true", [name]
     if option.name == "films":
@@ -43,15 +43,14 @@ def sample(option: click.Option) -> tuple[str, list[str]]:
     return ('["a", "b"]', [name, "a", name, "b"]) if option.multiple else ('"a"', [name, "a"])
 
 
-@pytest.mark.parametrize(("name", "table", "option"), list(file_options()), ids=lambda one: getattr(one, "name", one))
-def test_every_option_can_be_set_in_a_file_with_the_same_effect(tmp_path, name, table, option):
+@pytest.mark.parametrize(("table", "option"), list(file_options()), ids=lambda value: getattr(value, "name", value))
+def test_every_option_can_be_set_in_a_file_with_the_same_effect(tmp_path, table, option):
     value, typed = sample(option)
     path = tmp_path / "config.toml"
-    path.write_text(f"{table}{options.option_key(option)} = {value}\n")
-    command = COMMANDS[name]
-    from_file = command.make_context(name, ["--config", str(path)]).params
-    from_line = command.make_context(name, typed).params
-    default = command.make_context(name, []).params
+    path.write_text(f"{table}{config.option_key(option)} = {value}\n")
+    from_file, from_line, default = (
+        eval_command.make_context("eval", words).params for words in (["--config", str(path)], typed, [])
+    )
     assert from_file == from_line
     assert from_file[option.name] != default[option.name]
 
@@ -59,15 +58,14 @@ def test_every_option_can_be_set_in_a_file_with_the_same_effect(tmp_path, name, 
 def test_a_whole_number_will_do_where_a_number_is_asked_for(tmp_path):
     path = tmp_path / "config.toml"
     path.write_text("actor-gpus = 2\n")
-    given = COMMANDS["eval"].make_context("eval", ["--config", str(path)]).params["actor_gpus"]
+    given = eval_command.make_context("eval", ["--config", str(path)]).params["actor_gpus"]
     assert (given, type(given)) == (2.0, float)
 
 
 def test_no_option_is_left_out_but_the_file_itself_and_what_a_file_may_not_say():
-    for command in COMMANDS.values():
-        running, judging = options.config_keys(command)
-        left = {one.name for one in command.params} - {one.name for one in (*running.values(), *judging.values())}
-        assert left - {"trusted"} == {"config"}
+    running, judging = config.config_keys(eval_command)
+    options = {option.name for option in (*running.values(), *judging.values())}
+    assert {option.name for option in eval_command.params} - options == {"config", "trusted"}
 
 
 def test_a_file_runs_as_the_command_line_does(safevla, tmp_path):
@@ -84,15 +82,20 @@ def test_a_file_runs_as_the_command_line_does(safevla, tmp_path):
 def test_the_command_line_goes_before_the_file(safevla, tmp_path):
     path = tmp_path / "eval.toml"
     path.write_text(RUN)
-    assert safevla("rollout", "--config", path, "--policy", "noop", "--seed", 5, "--out", tmp_path / "run")[0] == 0
+    assert (
+        safevla("eval", "--record-only", "--config", path, "--policy", "noop", "--seed", 5, "--out", tmp_path / "run")[
+            0
+        ]
+        == 0
+    )
     held = json.loads((tmp_path / "run" / "run.json").read_text())
     assert ([one["policy"] for one in held["policies"]], held["seed"]) == (["noop"], 5)
 
 
-def test_rollout_takes_the_same_file_and_leaves_the_judge_alone(safevla, tmp_path):
+def test_what_is_only_recorded_takes_the_same_file(safevla, tmp_path):
     path = tmp_path / "eval.toml"
-    path.write_text(f'{RUN}out = "run"\n[judge]\nmissing = "deactivate"\n')
-    assert safevla("rollout", "--config", path)[0] == 0
+    path.write_text(f'{RUN}out = "run"\n[judge]\nset = ["missing=deactivate"]\n')
+    assert safevla("eval", "--record-only", "--config", path)[0] == 0
     assert not (tmp_path / "run" / "scores.json").exists()
 
 
@@ -108,9 +111,9 @@ def test_rollout_takes_the_same_file_and_leaves_the_judge_alone(safevla, tmp_pat
         ("episodes = 0", "0 is not in the range"),
         ("resume = 1", "1 is not true or false"),
         ("policy = ['noop', 1]", "field policy: 1 is not a text"),
-        ("tasks = [0]", "[0] is not a text"),
+        ("task = [0]", "[0] is not a text"),
         ("judge = 1", "Write [judge]"),
-        ("[judge]\nmissing = 'never'", "field judge.missing"),
+        ("[judge]\nset = 1", "field judge.set"),
         ("host = ", "cannot be read"),
     ],
 )
@@ -132,8 +135,48 @@ def test_a_file_that_is_not_there_is_named(safevla, tmp_path):
 
 def test_the_example_holds_only_what_is_known_and_says_how_it_is_run():
     context = click.Context(eval_command)
-    assert options.read_config(EXAMPLE, context)["suites"] == tomllib.loads(EXAMPLE.read_text())["suite"]
+    assert config.read_config(EXAMPLE, context)["suites"] == tomllib.loads(EXAMPLE.read_text())["suite"]
     assert re.search(r"safevla eval --config examples/eval\.toml", EXAMPLE.read_text())
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "holds_tasks"),
+    [
+        ("a.toml", "[[specs]]\nspec_id = 'a'", False),
+        ("a.toml", "[[limits]]\nspec_id = 'a'", False),
+        ("a.toml", "[tags.task]\nwet = 'is wet'\n[[specs]]\nspec_id = 'a'", False),
+        ("a.toml", "[[tasks]]\nbenchmark = 'a'", True),
+        ("a.toml", "[benchmarks.a]\nhost = 'fake'", True),
+        ("a.toml", "[goal_bodies.a]", True),
+        ("a.json", '[{"spec_id": "a"}]', False),
+        ("a.json", '[{"benchmark": "a", "task_id": "b"}]', True),
+        ("a.jsonl", '{"benchmark": "a", "task_id": "b"}\n{"benchmark": "a", "task_id": "c"}\n', True),
+        ("a.toml", "not TOML", False),
+        ("a.json", "", False),
+    ],
+)
+def test_a_file_of_rules_holds_specifications_or_tasks(tmp_path, name, text, holds_tasks):
+    path = tmp_path / name
+    path.write_text(text)
+    assert sort_rules([Path("as-judged"), path]) == (((), (path,)) if holds_tasks else ((path,), ()))
+
+
+def test_set_takes_settings_and_thresholds():
+    texts = ["joint_torque=1.5", "missing=deactivate", "capabilities=a", "capabilities=b", "intervals=paper"]
+    assert parse_changes(texts) == {
+        "thresholds": ["joint_torque=1.5"],
+        "missing": "deactivate",
+        "capabilities": ["a", "b"],
+        "intervals": "paper",
+    }
+    with pytest.raises(RunError, match=r"missing=error or missing=deactivate"):
+        parse_changes(["missing=never"])
+
+
+@pytest.mark.parametrize("value", ["nan", "-0.1", "1.1", "one"])
+def test_a_number_outside_its_range_is_refused(value):
+    with pytest.raises(click.BadParameter):
+        Range(0, 1).convert(value, None, None)
 
 
 @pytest.mark.long

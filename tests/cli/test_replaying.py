@@ -11,13 +11,13 @@ FAKE = ["--host", "fake", "--suite", "fake", "--task", "0", "--episodes", 2, "--
 
 @pytest.fixture
 def recorded(safevla, tmp_path):
-    assert safevla("rollout", *FAKE, "--policy", "random", "--out", tmp_path / "run")[0] == 0
+    assert safevla("eval", "--record-only", *FAKE, "--policy", "random", "--out", tmp_path / "run")[0] == 0
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize("command", ["rollout", "eval"])
-def test_a_replay_prints_what_was_played_and_how_far_it_went(safevla, tmp_path, recorded, command):
-    code, out, _ = safevla(command, *FAKE, "--policy", f"replay:{recorded}", "--out", tmp_path / "again")
+@pytest.mark.parametrize("mode", [(), ("--record-only",)])
+def test_a_replay_prints_what_was_played_and_how_far_it_went(safevla, tmp_path, recorded, mode):
+    code, out, _ = safevla("eval", *mode, *FAKE, "--policy", f"replay:{recorded}", "--out", tmp_path / "again")
     assert code == 0
     assert "Replays" in out
     assert out.count("every bit") == 4
@@ -33,7 +33,7 @@ def test_a_recording_that_does_not_fit_is_a_mistake_and_leaves_no_folder(safevla
 
 def test_a_dry_run_of_a_replay_plans_its_recorded_length(safevla, recorded):
     asked = ["--host", "fake", "--suite", "fake", "--task", "0", "--episodes", 2, "--policy", f"replay:{recorded}"]
-    code, out, _ = safevla("rollout", *asked, "--dry-run")
+    code, out, _ = safevla("eval", "--record-only", *asked, "--dry-run")
     assert code == 0
     assert "2 episodes, at most 16 steps" in out
 

@@ -1,4 +1,4 @@
-"""`safevla eval` and `safevla rollout`: workers, resuming, arguments for one policy, and a plan that runs nothing."""
+"""`safevla eval` and `safevla eval`: workers, resuming, arguments for one policy, and a plan that runs nothing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_what_is_done_can_be_scored_and_is_said_to_be_incomplete(safevla, tmp_pa
     assert code == 0
     assert "An interrupted run is among these" in out
     assert json.loads((tmp_path / "scored" / "scores.json").read_text())["aggregate"]["n"] == 2
-    assert safevla("score", tmp_path / "run", "--report", tmp_path / "page.html")[0] == 0
+    assert safevla("score", tmp_path / "run", "--out", tmp_path / "scores")[0] == 0
 
 
 def test_without_resume_an_unfinished_run_is_left_alone_and_the_remedy_is_the_command(safevla, tmp_path, unfinished):
@@ -75,7 +75,7 @@ def test_without_resume_an_unfinished_run_is_left_alone_and_the_remedy_is_the_co
     ],
 )
 def test_what_changes_results_cannot_be_changed_by_resuming(safevla, tmp_path, unfinished, other, named):
-    code, _, err = safevla("rollout", "--resume", "--out", tmp_path / "run", *other)
+    code, _, err = safevla("eval", "--record-only", "--resume", "--out", tmp_path / "run", *other)
     assert code == 2
     assert named in err
 
@@ -96,8 +96,8 @@ def test_resuming_where_there_is_no_run_needs_the_whole_request_and_begins_it(sa
     assert "there is no run to resume" in err
     assert not (tmp_path / "run").exists()
     asked = [*FAKE, "--task", "0", "--policy", "noop", "--out", tmp_path / "run"]
-    assert safevla("rollout", "--resume", *asked)[0] == 0
-    assert safevla("rollout", "--resume", *asked)[0] == 0  # nothing is left to do
+    assert safevla("eval", "--record-only", "--resume", *asked)[0] == 0
+    assert safevla("eval", "--record-only", "--resume", *asked)[0] == 0  # nothing is left to do
 
 
 def test_a_crashed_episode_stays_crashed_unless_it_is_to_be_retried(safevla, tmp_path, monkeypatch):
@@ -171,7 +171,7 @@ def test_an_argument_is_for_every_policy_or_for_the_one_it_names(safevla, tmp_pa
     given = ["speed=1", "scripted:careful:speed=2", "a:url=ws://host:80/x=y"]
     asked = [word for one in given for word in ("--policy-arg", one)]
     named = ["--policy", "a", "--policy", "scripted:careful"]
-    assert safevla("rollout", *FAKE, "--task", "0", *named, *asked, "--out", tmp_path / "run")[0] == 0
+    assert safevla("eval", "--record-only", *FAKE, "--task", "0", *named, *asked, "--out", tmp_path / "run")[0] == 0
     assert made == {"a": {"speed": "1", "url": "ws://host:80/x=y"}, "scripted:careful": {"speed": "2"}}
     held = json.loads((tmp_path / "run" / "run.json").read_text())
     assert {one["policy"]: one["arguments"] for one in held["policies"]} == made
@@ -188,7 +188,7 @@ def test_an_argument_is_for_every_policy_or_for_the_one_it_names(safevla, tmp_pa
 )
 def test_an_argument_for_nobody_is_refused(safevla, tmp_path, given, named):
     asked = ["--policy", "noop", "--policy-arg", given, "--out", tmp_path / "run"]
-    code, _, err = safevla("rollout", *FAKE, *asked)
+    code, _, err = safevla("eval", "--record-only", *FAKE, *asked)
     assert code == 2
     assert named in err
 
@@ -200,8 +200,8 @@ def test_shards_are_resumed_as_they_were_asked_and_merged_into_the_whole_run(saf
     asked = [*FAKE, "--task", "0,1", "--episodes", 2, "--policy", "random"]
     for number in (1, 2):
         shard = tmp_path / f"shard-{number}"
-        assert safevla("rollout", *asked, "--shard", f"{number}/2", "--out", shard)[0] == 0
-        assert safevla("rollout", "--resume", "--out", shard)[0] == 0
+        assert safevla("eval", "--record-only", *asked, "--shard", f"{number}/2", "--out", shard)[0] == 0
+        assert safevla("eval", "--record-only", "--resume", "--out", shard)[0] == 0
     assert safevla("eval", *asked, "--out", tmp_path / "whole")[0] == 0
     code, out, _ = safevla("merge", tmp_path / "shard-2", tmp_path / "shard-1", "--out", tmp_path / "merged")
     assert code == 0
@@ -212,8 +212,8 @@ def test_shards_are_resumed_as_they_were_asked_and_merged_into_the_whole_run(saf
 
 def test_a_shard_is_resumed_as_no_other_piece(safevla, tmp_path):
     asked = [*FAKE, "--task", "0,1", "--policy", "random", "--out", tmp_path / "run"]
-    assert safevla("rollout", *asked, "--shard", "1/2")[0] == 0
-    code, _, err = safevla("rollout", *asked, "--resume", "--shard", "2/2")
+    assert safevla("eval", "--record-only", *asked, "--shard", "1/2")[0] == 0
+    code, _, err = safevla("eval", "--record-only", *asked, "--resume", "--shard", "2/2")
     assert code == 2
     assert "shard.number: the run has 1, asked is 2" in err
 
@@ -233,9 +233,9 @@ def test_a_task_without_tags_costs_no_rollout(safevla, tmp_path, monkeypatch):
     code, _, err = safevla("eval", *new, "--out", tmp_path / "run")
     assert code == 2
     assert "task_3" in err
-    assert "--registry" in err
+    assert "--rules" in err
     assert not (tmp_path / "run").exists()
-    assert safevla("eval", *new, "--out", tmp_path / "run", "--applicability", "off")[0] == 0
+    assert safevla("eval", *new, "--out", tmp_path / "run", "--set", "applicability=off")[0] == 0
 
 
 def test_records_in_parquet_are_judged_alike(safevla, tmp_path):
@@ -261,8 +261,8 @@ def test_a_plan_is_printed_with_its_cost_and_nothing_is_written(safevla, tmp_pat
     assert "Estimate for episodes that all last their full horizon, with 4 workers" in out
     assert "kB" in out
     assert list(tmp_path.iterdir()) == []
-    assert safevla("rollout", *asked, "--dry-run")[0] == 0
-    assert safevla("rollout", *asked, "--policy", "nonsense", "--dry-run")[0] == 2
+    assert safevla("eval", "--record-only", *asked, "--dry-run")[0] == 0
+    assert safevla("eval", "--record-only", *asked, "--policy", "nonsense", "--dry-run")[0] == 2
 
 
 def test_the_time_to_expect_stands_before_its_bounds():
@@ -270,12 +270,12 @@ def test_the_time_to_expect_stands_before_its_bounds():
     assert "  time  about 1.5 min (1.0 to 2.0), without the policies' own time" in estimate_table(plan).notes
 
 
-@pytest.mark.parametrize("command", ["rollout", "eval"])
-def test_a_policy_that_gives_what_no_simulator_takes_is_told(safevla, tmp_path, monkeypatch, command):
+@pytest.mark.parametrize("mode", [(), ("--record-only",)])
+def test_a_policy_that_gives_what_no_simulator_takes_is_told(safevla, tmp_path, monkeypatch, mode):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "wild.py").write_text("class Policy:\n    def act(self, observation):\n        return [9.0] * 7\n")
     asked = [*FAKE, "--task", "0", "--episodes", 2, "--policy", "python:wild:Policy", "--out", tmp_path / "run"]
-    code, _, err = safevla(command, *asked)
+    code, _, err = safevla("eval", *mode, *asked)
     assert code == 2  # as for a server whose replies cannot be used
     assert "error: no episode has ended otherwise: mend the policy's actions." in err
     assert "invalid_action: python:wild:Policy/fake/task_0/ep_000: step 0: number 0 of the action, 9" in err
@@ -283,21 +283,21 @@ def test_a_policy_that_gives_what_no_simulator_takes_is_told(safevla, tmp_path, 
     assert "2 episodes ended with an invalid action: failures in SR, and without a verdict on safety" in err
 
 
-@pytest.mark.parametrize("command", ["rollout", "eval"])
+@pytest.mark.parametrize("mode", [(), ("--record-only",)])
 @pytest.mark.parametrize("when", ["__init__", "act"])
 def test_a_policy_that_changes_the_folder_of_the_process_does_not_move_the_run(
-    safevla, tmp_path, monkeypatch, command, when
+    safevla, tmp_path, monkeypatch, mode, when
 ):
     (tmp_path / "away").mkdir()
     source = "import os\nclass Policy:\n    def act(self, *_):\n        {}return [0.0] * 7\n    {}\n"
     away = f"os.chdir({str(tmp_path / 'away')!r})"
     init = f"def __init__(self, *_): {away}" if when == "__init__" else ""
-    (tmp_path / f"mover_{when.strip('_')}_{command}.py").write_text(
+    (tmp_path / f"mover_{when.strip('_')}_eval.py").write_text(
         source.format(f"{away}; " if when == "act" else "", init)
     )
     monkeypatch.chdir(tmp_path)
-    policy = f"python:mover_{when.strip('_')}_{command}:Policy"
-    code, out, err = safevla(command, *FAKE, "--task", "0", "--policy", policy, "--out", "run")
+    policy = f"python:mover_{when.strip('_')}_eval:Policy"
+    code, out, err = safevla("eval", *mode, *FAKE, "--task", "0", "--policy", policy, "--out", "run")
     assert code == 0, err
     assert "run\n" in out
     assert (tmp_path / "run" / "run.json").exists()

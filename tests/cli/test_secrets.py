@@ -93,7 +93,7 @@ def test_in_the_address_of_an_entry_s_server(everything, tmp_path, address):
     for server in (address, f"libero-spatial={address}", f"nowhere={address}"):
         asked = ["--entry", "pi0.5@libero", "--suite", "libero-spatial", "--server", server]
         for more in ([], ["--dry-run"]):
-            assert everything("rollout", *asked, *more, "--out", tmp_path / "run") == 2
+            assert everything("eval", "--record-only", *asked, *more, "--out", tmp_path / "run") == 2
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
@@ -139,7 +139,7 @@ def test_in_the_environment_or_a_file_while_all_goes_well(everything, tmp_path, 
         assert everything("eval", *FAKE, *both, "--workers", "2", "--out", run) == 0
         assert peer.headers == [f"Api-Key {SECRET}"]
     assert list(tmp_path.glob("title-*"))
-    for words in (["score", run, "--out", run], ["episodes", run], ["score", run, "--report", tmp_path / "page"]):
+    for words in (["score", run, "--out", run], ["episodes", run]):
         assert everything(*words) == 0
     assert everything("verify", run) in (0, 1)
 

@@ -24,14 +24,14 @@ def test_without_its_server_a_run_does_not_begin_and_leaves_nothing_behind(safev
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("command", ["eval", "rollout"])
-def test_a_server_that_is_not_there_is_named_before_the_simulator_starts(safevla, tmp_path, monkeypatch, command):
+@pytest.mark.parametrize("mode", [(), ("--record-only",)])
+def test_a_server_that_is_not_there_is_named_before_the_simulator_starts(safevla, tmp_path, monkeypatch, mode):
     def start(*arguments):
         pytest.fail("the simulator was started")
 
     monkeypatch.setattr(FakeHost, "make", start)
     options = ("--policy", "mine=openpi:127.0.0.1:1", *QUICK, "--out", tmp_path / "run")
-    code, _, err = safevla(command, *FAKE, *options)
+    code, _, err = safevla("eval", *mode, *FAKE, *options)
     assert code == 2
     assert "no policy server answers" in err
 
@@ -66,7 +66,9 @@ def test_when_the_server_goes_away_what_is_done_is_told_with_the_command_that_go
 def test_a_crash_is_printed_with_what_the_server_said_last(safevla, tmp_path):
     told = "Traceback (most recent call last):\n  ...\nValueError: no such key"
     with websockets(openpi(lambda request, number: told, WANTED)) as peer:
-        code, _, err = safevla("rollout", *FAKE, "--policy", f"openpi:{peer.url}", *PATIENT, "--out", tmp_path / "run")
+        code, _, err = safevla(
+            "eval", "--record-only", *FAKE, "--policy", f"openpi:{peer.url}", *PATIENT, "--out", tmp_path / "run"
+        )
     assert code == 4
     assert f"the policy server {peer.url} failed: ValueError: no such key" in err
 
@@ -80,7 +82,9 @@ def test_where_the_servers_of_a_cell_are_not_all_the_same_it_is_noted(safevla, t
             connection.send(OPENPI.pack(chunk(5)))
 
     with websockets(handle) as peer:
-        code, _, err = safevla("rollout", *FAKE, "--policy", f"openpi:{peer.url}", *QUICK, "--out", tmp_path / "run")
+        code, _, err = safevla(
+            "eval", "--record-only", *FAKE, "--policy", f"openpi:{peer.url}", *QUICK, "--out", tmp_path / "run"
+        )
     assert code == 0
     assert "on fake said 3 different things of themselves: run.json holds them as volatile.policies_say" in err
 

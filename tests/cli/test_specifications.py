@@ -28,8 +28,8 @@ def test_the_template_can_be_judged_by_as_it_stands(safevla, house, run):
     assert code == 0
     assert "holds    grip true, true, true, true; eef_speed 0, 0.45, 0.45, 0   margin 0.05 m/s" in out
     assert "breaks   grip true, true, true, true; eef_speed 0, 0.55, 0.55, 0   margin -0.05 m/s" in out
-    assert f"safevla score RUN --specs {house}" in out
-    assert safevla("score", run, "--specs", house, "--out", run)[0] == 0
+    assert f"safevla score RUN --rules {house}" in out
+    assert safevla("score", run, "--rules", house, "--out", run)[0] == 0
     assert "eef_speed_holding_0.5mps" in json.loads((run / "scores.json").read_text())["episodes"][0]["robustness"]
 
 
@@ -54,14 +54,14 @@ def test_a_threshold_that_is_set_is_named_in_every_output(safevla, run):
 
 def test_a_run_keeps_what_judged_it_and_later_commands_take_it_as_judged(safevla, run, house):
     """The file may be gone by then: the run holds its text."""
-    safevla("score", run, "--specs", house, "--set", "joint_torque=1.5", "--out", run)
+    safevla("score", run, "--rules", house, "--set", "joint_torque=1.5", "--out", run)
     house.unlink()
     for command in (("episodes", run), ("tables", run, "--which", "tasks"), ("show", run, "1")):
-        code, _, err = safevla(*command, "--as-judged")
+        code, _, err = safevla(*command, "--rules", "as-judged")
         assert code == 0
-        assert "note: judged as by its maker, by --specs house.toml --set joint_torque=1.5" in err
-    assert "default+house+joint_torque@1.5" in safevla("tables", run, "--which", "tasks", "--as-judged")[1]
-    assert "scores.json: judged again, the same bytes" in safevla("verify", run, "--as-judged")[1]
+        assert "note: judged as by its maker, by --rules house.toml --set joint_torque=1.5" in err
+    assert "default+house+joint_torque@1.5" in safevla("tables", run, "--which", "tasks", "--rules", "as-judged")[1]
+    assert "scores.json: judged again, the same bytes" in safevla("verify", run, "--rules", "as-judged")[1]
 
 
 def test_what_a_run_keeps_is_replaced_by_the_next_judgement(safevla, run):
@@ -70,7 +70,7 @@ def test_what_a_run_keeps_is_replaced_by_the_next_judgement(safevla, run):
     assert (code, "note: judged" in err, "library paper-text (" in out) == (0, False, True)
     safevla("score", run)
     assert json.loads((run / "judged_with.json").read_text()) == {}
-    assert "note:" not in safevla("episodes", run, "--as-judged")[2]
+    assert "note:" not in safevla("episodes", run, "--rules", "as-judged")[2]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_what_a_run_keeps_is_replaced_by_the_next_judgement(safevla, run):
 )
 def test_a_memory_that_is_damaged_or_hostile_opens_no_file_and_says_what_to_do(safevla, run, content):
     (run / "judged_with.json").write_text(content)
-    code, _, err = safevla("episodes", run, "--as-judged")
+    code, _, err = safevla("episodes", run, "--rules", "as-judged")
     assert code == 2
     assert "--library" in err
     assert safevla("episodes", run)[0] == 0

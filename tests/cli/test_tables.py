@@ -148,7 +148,7 @@ def test_active_sets_need_no_source(safevla):
 
 
 def test_an_ablation_is_marked_wherever_it_is_shown(safevla, archive, tmp_path):
-    off = ("--applicability", "off")
+    off = ("--set", "applicability=off")
     _, out, _ = safevla("tables", archive, "--which", "4", "--format", "csv", *off)
     assert [row["Applicability"] for row in csv.DictReader(out.splitlines())] == ["off", "off"]
     _, out, _ = safevla("tables", archive, *off)
@@ -165,8 +165,8 @@ def test_an_ablation_is_marked_wherever_it_is_shown(safevla, archive, tmp_path):
 
 
 def test_an_ordinary_report_has_no_such_mark(safevla, archive, tmp_path):
-    safevla("score", archive, "--report", tmp_path / "r.html")
-    assert "Applicability off" not in (tmp_path / "r.html").read_text()
+    safevla("score", archive, "--out", tmp_path / "scores")
+    assert "Applicability off" not in (tmp_path / "scores" / "report.html").read_text()
 
 
 def test_exports_are_written(safevla, archive, tmp_path):

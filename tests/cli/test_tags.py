@@ -1,4 +1,4 @@
-"""`safevla tasks --propose`: a file that --registry reads, without a simulator."""
+"""`safevla tasks --propose`: a file that --rules reads, without a simulator."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def test_a_proposal_is_a_registry_file_that_tasks_lists(safevla, folder, tmp_pat
     code, out, err = safevla("tasks", "--propose", folder)
     assert code == 0
     assert "2 tasks" in err
-    assert "--registry" in err
+    assert "--rules" in err
     (tmp_path / "tags.toml").write_text(out)
-    code, out, _ = safevla("tasks", "--suite", "kitchen", "--registry", tmp_path / "tags.toml", "--format", "json")
+    code, out, _ = safevla("tasks", "--suite", "kitchen", "--rules", tmp_path / "tags.toml", "--format", "json")
     assert code == 0
     assert [(row["task_id"], row["template"]) for row in json.loads(out)] == [("a", "pnp-basic"), ("b", "pnp-basic")]
     assert "held_object_tilt_world_15deg" in json.loads(out)[0]["active_specs"]

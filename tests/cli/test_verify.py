@@ -58,7 +58,7 @@ def test_a_replay_that_was_asked_for_and_cannot_be_made_exits_2(safevla, run):
 def test_a_run_without_some_planned_episodes_passes_nothing(safevla, tmp_path):
     run = tmp_path / "dropped"
     asked = ["--host", "fake", "--suite", "fake", "--task", "0", "--episodes", 3, "--policy", "noop", "--max-steps", 3]
-    safevla("rollout", *asked, "--out", run)
+    safevla("eval", "--record-only", *asked, "--out", run)
     drop_episodes(run, {"noop/fake/task_0/ep_001"})
     assert safevla("score", run, "--out", run)[0] == 0
     assert safevla("verify", run)[0] == 1

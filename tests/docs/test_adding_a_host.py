@@ -99,11 +99,11 @@ def test_the_command_of_the_page_judges_the_example_and_later_ones_take_its_tags
     elsewhere.mkdir()
     again = run_module(["safevla_bench", "score", str(run), "--library", "paper-text"], elsewhere, elsewhere)
     assert again.returncode == 2
-    assert "--as-judged" in again.stderr
-    words = ["score", str(run), "--library", "paper-text", "--as-judged"]
+    assert "--rules", "as-judged" in again.stderr
+    words = ["score", str(run), "--library", "paper-text", "--rules", "as-judged"]
     again = run_module(["safevla_bench", *words], elsewhere, elsewhere)
     assert again.returncode == 0, again.stderr
-    verified = run_module(["safevla_bench", "verify", str(run), "--as-judged"], elsewhere, elsewhere)
+    verified = run_module(["safevla_bench", "verify", str(run), "--rules", "as-judged"], elsewhere, elsewhere)
     assert verified.returncode == 0, verified.stdout
 
 

@@ -25,7 +25,6 @@ from safevla_bench.sources.runs.folder import SCORES, archive_parts
 
 COMMANDS = (
     ("score", "RUN", "--out", "OUT"),
-    ("score", "RUN", "--report", "OUT.html"),
     ("verify", "RUN"),
     ("tables", "RUN", "--format", "json", "--out", "OUT.json"),
     ("episodes", "RUN"),
@@ -35,7 +34,7 @@ COMMANDS = (
     ("export", "RUN", "--format", "submission", "--out", "OUT.json"),
     ("validate", "RUN"),
     ("convert", "RUN", "OUT.parquet"),
-    ("rollout", "--resume", "--out", "RUN"),
+    ("eval", "--record-only", "--resume", "--out", "RUN"),
 )
 
 

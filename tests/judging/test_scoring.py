@@ -148,7 +148,7 @@ def test_an_inactive_specification_needs_no_fields():
 
 
 def test_an_unknown_task_is_an_error_that_says_what_to_add():
-    with pytest.raises(UnknownTaskError, match="--registry"):
+    with pytest.raises(UnknownTaskError, match="--rules"):
         judged(episode(benchmark="my-bench", task_id="t"))
 
 
@@ -343,9 +343,9 @@ def test_a_clause_that_capabilities_leave_out_says_so():
         TASKS, capability_sets={**TASKS.capability_sets, "bare": CapabilitySet("bare", "libero", frozenset())}
     )
     row = score(episode(), Ruleset(DEFAULT, registry_with_bare, **only)).episode(0)
-    assert row.inactive_specs["joint_torque"] == "--capabilities bare: needs joint_torque_signal"
+    assert row.inactive_specs["joint_torque"] == "--set capabilities=bare: needs joint_torque_signal"
     assert row.inactive_specs["arm_furniture_force_under_200N"].startswith("needs arm_furniture_contact_signal")
-    assert row.no_verdict == "--capabilities leaves every specification out"
+    assert row.no_verdict == "--set capabilities= leaves every specification out"
 
 
 def appendix_b(**changes: object) -> Batch:

@@ -96,7 +96,9 @@ def test_an_episode_is_scored_once_for_the_bar_and_all_trackers(safevla, tmp_pat
     monkeypatch.setattr(tracking, "TRACKERS", kinds)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: SimpleNamespace(origin="here"))
     run = ["--host", "fake", "--suite", "fake", "--task", "0", "--episodes", "3", "--policy", "noop", "--max-steps", 3]
-    code, _, err = safevla("rollout", *run, "--log", "wandb", "--log", "trackio", "--out", tmp_path / "run")
+    code, _, err = safevla(
+        "eval", "--record-only", *run, "--log", "wandb", "--log", "trackio", "--out", tmp_path / "run"
+    )
     assert code == 0, err
     assert len(scored) == len(set(scored)) == 3
     by_tracker = [[numbers for kept, numbers in logged if kept == name] for name in kinds]
@@ -110,23 +112,11 @@ def _named(kept, name, logged):
     return kept
 
 
-@pytest.mark.parametrize("command", ["rollout", "eval"])
-def test_a_missing_package_is_an_error_before_the_run(safevla, tmp_path, monkeypatch, command):
+@pytest.mark.parametrize("mode", [(), ("--record-only",)])
+def test_a_missing_package_is_an_error_before_the_run(safevla, tmp_path, monkeypatch, mode):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    run = [
-        command,
-        "--host",
-        "fake",
-        "--suite",
-        "fake",
-        "--policy",
-        "noop",
-        "--log",
-        "wandb",
-        "--out",
-        tmp_path / "run",
-    ]
-    code, _, err = safevla(*run)
+    run = ["--host", "fake", "--suite", "fake", "--policy", "noop", "--log", "wandb", "--out", tmp_path / "run"]
+    code, _, err = safevla("eval", *mode, *run)
     assert code == 2
     assert "--log wandb needs wandb, which is not installed" in err
     assert "pip install" in err

@@ -211,7 +211,7 @@ def test_runs_that_different_libraries_judged_are_judged_anew_by_one_before_they
     request = Request(host="fake", suites=("fake",), policies=("scripted:hasty",), max_steps=12)
     evaluate_request(request, load_ruleset(library=str(houses[0])), other)
     capsys.readouterr()
-    assert cli.run_command_line(["tables", str(run), str(other), "--which", "main", "--as-judged"]) == 2
+    assert cli.run_command_line(["tables", str(run), str(other), "--which", "main", "--rules", "as-judged"]) == 2
     assert "--library" in capsys.readouterr().err
     assert cli.run_command_line(["tables", str(run), str(other), "--which", "main"]) == 0
     assert capsys.readouterr().out.count("Judged by") == 1

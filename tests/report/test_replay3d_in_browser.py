@@ -42,7 +42,7 @@ NO_NEWS = ("GPU stall", "GroupMarkerNotSet")
 def fake(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Batch]:
     """The page of one episode of the fake host that breaks a limit, and its record."""
     folder = tmp_path_factory.mktemp("replay")
-    run = ["rollout", "--host", "fake", "--suite", "fake", "--task", "1", "--policy", "scripted:hasty"]
+    run = ["eval", "--record-only", "--host", "fake", "--suite", "fake", "--task", "1", "--policy", "scripted:hasty"]
     cli.run_command_line([*run, "--max-steps", "60", "--out", str(folder / "run")])
     judged = judge([folder / "run"], RULESET)
     record = judged.records.read_episodes([0])

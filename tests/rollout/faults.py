@@ -122,7 +122,18 @@ class Cell:
             )
 
     def words(self) -> list[str]:
-        asked = ["rollout", "--host", self.request.host, "--suite", "fake", "--task", "0,1", "--episodes", "3"]
+        asked = [
+            "eval",
+            "--record-only",
+            "--host",
+            self.request.host,
+            "--suite",
+            "fake",
+            "--task",
+            "0,1",
+            "--episodes",
+            "3",
+        ]
         asked += ["--max-steps", str(self.request.max_steps), "--policy", self.request.policies[0]]
         asked += [f"--policy-arg={name}={value}" for name, value in self.request.arguments.items()]
         return [*asked, "--workers", str(self.running.workers), "--out", str(self.run)]
@@ -184,15 +195,18 @@ def kill_worker(cell: Cell) -> None:
 def intrude(cell: Cell) -> None:
     """A second command, and one that would resume, while the first is in the middle of an episode."""
     cell.struck()
-    for log, words in (("second", cell.words()), ("third", ["rollout", "--resume", "--out", str(cell.run)])):
+    for log, words in (
+        ("second", cell.words()),
+        ("third", ["eval", "--record-only", "--resume", "--out", str(cell.run)]),
+    ):
         assert cell.start(*words, log=log).wait(WATCHDOG_S) == 2
         assert "another run is writing here" in cell.said(log)
         assert "Wait for it or stop it, or choose another --out." in cell.said(log)
     (cell.at / "go").touch()
 
 
-_CRASHED = ("1 episode crashed; it is in no rate", "  safevla rollout --resume --out ", "--retry-crashed")
-_AGAIN = ("episodes are done and kept. Continue:", "safevla rollout --resume --out ")
+_CRASHED = ("1 episode crashed; it is in no rate", "  safevla eval --record-only --resume --out ", "--retry-crashed")
+_AGAIN = ("episodes are done and kept. Continue:", "safevla eval --record-only --resume --out ")
 _LOST = ("policy server", "With a server there again:", "--resume --out ", "--retry-crashed")
 _FULL = ("What is finished is kept. Mend that, and go on: ",)
 CRASHED = Ending(4, RETRY, _CRASHED, (1,))
@@ -359,7 +373,7 @@ def go_on(cell: Cell, undisturbed: Path) -> None:
 
 def _past_the_doomed(cell: Cell, undisturbed: Path) -> None:
     """With workers the run comes past the episode that kills: that one is crashed. Once mended, it is run again."""
-    again = cell.start("rollout", "--resume", "--out", str(cell.run), "--workers", "2", log="again")
+    again = cell.start("eval", "--record-only", "--resume", "--out", str(cell.run), "--workers", "2", log="again")
     assert again.wait(WATCHDOG_S) == 4, cell.said("again")
     (crashed,) = cell.crashed()
     assert "its worker died in each of 2 attempts" in str(crashed.reason)

@@ -350,10 +350,10 @@ def test_where_something_else_listens_it_is_not_waited_for(unconnected, monkeypa
             pass
 
 
-def test_options_of_a_cluster_without_the_engine_are_refused(tmp_path, capsys):
+def test_an_engine_that_does_not_exist_is_refused(tmp_path, capsys):
     asked = ["--host", "fake", "--suite", "fake", "--policy", "noop", "--out", str(tmp_path / "run")]
-    assert cli.run_command_line(["rollout", *asked, "--address", "auto"]) == cli.USER_ERROR
-    assert "--engine ray" in capsys.readouterr().err
+    assert cli.run_command_line(["eval", "--record-only", *asked, "--engine", "rayon"]) == cli.USER_ERROR
+    assert "Write local, ray, ray:auto or ray:HOST:PORT" in capsys.readouterr().err
 
 
 # The command
@@ -374,25 +374,25 @@ def test_a_cluster_of_its_own_says_no_more_than_the_command_even_where_every_act
     asked = ["--host", "fake", "--suite", "fake", "--task", "0", "--max-steps", "6", "--policy", "held"]
     asked += ["--policy-arg", f"place={tmp_path}", "--policy-arg", "lethal=task_0", "--engine", "ray"]
     run = tmp_path / "run"
-    process = command("rollout", *asked, "--out", str(run))
+    process = command("eval", "--record-only", *asked, "--out", str(run))
     out, err = process.communicate()
     assert process.returncode == cli.CRASHED
     assert out.splitlines() == [f"Records: {run}", f"Next: safevla score {run}"]
     note, *progress, count, again = err.splitlines()
     (crash,) = [line for line in progress if line.startswith("crashed: ")]
     assert len(progress) <= 3, "what was planned, how the episode ended, and why"
-    assert note == "note: no --address and no RAY_ADDRESS: Ray is started on this machine"
+    assert note == "note: no ray:ADDRESS and no RAY_ADDRESS: Ray is started on this machine"
     assert crash.startswith("crashed: held/fake/task_0/ep_000: its worker died in each of 2 attempts, at last after 0 ")
     assert count.startswith("1 episode crashed")
-    assert again.strip().startswith("safevla rollout --resume")
+    assert again.strip().startswith("safevla eval --record-only --resume")
 
 
 def test_ctrl_c_keeps_what_is_done_and_the_command_that_goes_on_names_the_engine(tmp_path, nodes):
     (tmp_path / "held").mkdir()
     asked = ["--host", "fake", "--suite", "fake", "--task", "0,1", "--max-steps", "6", "--policy", "noop"]
     asked += ["--policy", "held", "--policy-arg", f"held:place={tmp_path / 'held'}"]
-    here = ["--engine", "ray", "--address", nodes.address, "--actor-cpus", "0.5", "--workers", "1"]
-    process = command("rollout", *asked, *here, "--out", str(tmp_path / "run"))
+    here = ["--engine", f"ray:{nodes.address}", "--actor-cpus", "0.5", "--workers", "1"]
+    process = command("eval", "--record-only", *asked, *here, "--out", str(tmp_path / "run"))
     kept = tmp_path / "run" / "raw"  # a row there: the episode is done, and no longer on its way to the driver
     while len(list(kept.glob("*.json"))) < 2 or not list((tmp_path / "held").glob("[0-9]*")):
         assert process.poll() is None, process.communicate()
@@ -400,7 +400,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_command_that_goes_on_names_the_engine
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate()
     assert (process.returncode, out) == (cli.INTERRUPTED, "")
-    assert f"--workers 1 --engine ray --address {nodes.address} --actor-cpus 0.5" in err
+    assert f"--workers 1 --engine ray:{nodes.address} --actor-cpus 0.5" in err
     assert "2 of 4 episodes are done" in err
     assert "Traceback" not in err
     assert json.loads((tmp_path / "run" / "run.json").read_text())["complete"] is False
@@ -416,8 +416,8 @@ def test_a_killed_head_costs_no_finished_episode_and_the_run_goes_on_elsewhere(t
     asked += ["--policy", "held", *(f"--policy-arg={name}={value}" for name, value in request.arguments.items())]
     for last in (draw.randint(1, 3), draw.randint(4, 6)):
         cluster = SeveralNodes(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
-        here = ["--engine", "ray", "--workers", "1", "--address", cluster.address]
-        process = command("rollout", "--resume", *asked, *here, "--out", str(run))
+        here = ["--engine", f"ray:{cluster.address}", "--workers", "1"]
+        process = command("eval", "--record-only", "--resume", *asked, *here, "--out", str(run))
         while len(list((run / "raw").glob("*.json"))) < last:
             assert process.poll() is None, process.communicate()
             time.sleep(0.001)

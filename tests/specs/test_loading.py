@@ -94,7 +94,7 @@ def test_a_library_written_as_the_paper_s_rows_is_read_back_whole(tmp_path, name
     found = library(path)
     assert canonical(found) == canonical(ours)
     assert (found.legacy, found.digest) == (ours.legacy, ours.digest)
-    assert extend_library(ours, path) is ours, "--specs adds nothing that the library has"
+    assert extend_library(ours, path) is ours, "--rules adds nothing that the library has"
 
 
 def test_written_rows_have_every_field_that_table_13_requires_and_the_numbers_of_the_paper():

@@ -191,7 +191,7 @@ def test_files_may_refer_to_each_other(tmp_path):
 
 @pytest.mark.parametrize(("benchmark", "task_id"), [("my bench", 'say "hi"'), ("libero-goal", "task_10")])
 def test_an_unknown_task_says_what_to_add_and_that_text_works(tmp_path, benchmark, task_id):
-    with pytest.raises(UnknownTaskError, match=f"benchmark {benchmark!r} has no task .*\n.*--registry FILE") as error:
+    with pytest.raises(UnknownTaskError, match=f"benchmark {benchmark!r} has no task .*\n.*--rules FILE") as error:
         registry().task_tags(benchmark, task_id)
     toml = error.value.remedy.split("\n", 1)[1]
     found = registry([written(tmp_path, toml)])

@@ -1,4 +1,4 @@
-"""Episodes cut from what happens to an environment in somebody's own loop, as `safevla rollout` would record them."""
+"""Episodes cut from what happens to an environment in somebody's own loop, as `safevla eval` would record them."""
 
 from __future__ import annotations
 

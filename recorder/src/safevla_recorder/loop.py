@@ -51,7 +51,7 @@ def record(
                 env.reset(); observation = env.set_init_state(state); ...
 
     The environment is the same object, with hooks on it until the block ends; what it returns is its own, bit for bit.
-    The records are those of `safevla rollout` for the same seeds, initial states and actions: record 0 is the state
+    The records are those of `safevla eval` for the same seeds, initial states and actions: record 0 is the state
     just before the first step after settling, and the first success is the last record. An episode ends there, at
     `horizon`, or with the next reset, `set_init_state`, close, or the end of the block. Blocks of one process may share
     `out`, such as one for each task; an existing folder is refused. If the block raises, the episode it broke off is

@@ -17,7 +17,6 @@ from typing import Any, TextIO, cast
 import click
 from click.shell_completion import CompletionItem
 
-from safevla_bench.cli.sections import FORMER_COMMANDS
 from safevla_bench.errors import SafevlaError
 from safevla_bench.text import break_log_commands, escape_controls, redact_secrets
 from safevla_bench.version import __version__
@@ -37,8 +36,7 @@ _MEMORY = (
 GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Run": {
         "eval": ("rollout", "Roll out policies, judge them and write a report: the usual command."),
-        "rollout": ("rollout", "Roll out policies and record them, without judging."),
-        "merge": ("data", "Join the shards of a run into the run folder that one run would have made."),
+        "merge": ("score", "Join the shards of a run into the run folder that one run would have made."),
         "demo": ("score", "Judge recorded LIBERO rollouts that ship with the package; no simulator."),
         "serve": ("protocols", "Serve a policy over openpi's protocol."),
         "doctor": ("check", "Examine this machine or a policy server; each finding with its remedy."),
@@ -67,8 +65,8 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "protocols": ("protocols", "List or compare evaluation protocols, dialects and the paper's entries."),
     },
     "Data": {
-        "convert": ("data", "Convert archives to another form, bit for bit."),
-        "validate": ("data", "Check archives against the trajectory contract, or print its JSON Schema."),
+        "convert": ("score", "Convert archives to another form, bit for bit."),
+        "validate": ("score", "Check archives against the trajectory contract, or print its JSON Schema."),
         "verify": ("check", "Check that a run is what it says: digests, episodes, scores, replays."),
     },
 }
@@ -111,15 +109,10 @@ class LazyCommandGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return click's (name, command, remaining arguments) for the command that the first argument names.
 
-        A former name gives today's command and arguments, with a note on stderr. Raises a usage error, with suggestions
-        where a name is close, for an unknown name.
+        Raises a usage error, with suggestions where a name is close, for an unknown name.
         """
         name = args[0]
-        if name in FORMER_COMMANDS:
-            former = FORMER_COMMANDS[name]
-            click.echo(former.note(name), err=True)
-            args = former.translate(args[1:])
-        elif name not in COMMANDS and not name.startswith("-"):
+        if name not in COMMANDS and not name.startswith("-"):
             close = difflib.get_close_matches(name, COMMANDS, n=2, cutoff=0.6)
             suggestion = f"; did you mean {' or '.join(close)}?" if close else ""
             raise click.UsageError(f"there is no command {name!r}{suggestion}", ctx)
@@ -191,11 +184,7 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_arguments(arguments: Sequence[str] | None) -> int:
-    """Run the command line and return the exit code.
-
-    Errors of users, interruptions, full disks and lack of memory become a message on stderr. A pipe closed by its
-    reader is no error. Any other error is raised.
-    """
+    """Run the command line and return the exit code."""
     stdout = sys.stdout
     try:
         words = None if arguments is None else list(arguments)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from safevla_bench import tasks
-from safevla_bench.cli import make_printable, sections
-from safevla_bench.cli.options import is_given, paper_format_option
+from safevla_bench.cli import make_printable, options
 from safevla_bench.errors import SpecError
 from safevla_bench.files import write_atomically
 from safevla_bench.hosts.libero.tasks import list_bddl_files, name_task
 from safevla_bench.jobs.evaluation.judgement import add_host_registries, judge
+from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.sensitivity.calibration import (
     SHOWN_PERCENT,
     Calibration,
@@ -39,25 +37,21 @@ from safevla_bench.tasks import loader as tasks_loader
 from safevla_bench.tasks.file_formats import paper_task_rows
 from safevla_bench.text import escape_controls, format_compact, format_significant
 
-if TYPE_CHECKING:
-    pass
 
-
-@sections.command("specs")
-@click.option("--library", default="default", metavar="NAME|FILE", show_default=True, help="The library to list.")
+@options.command("specs")
+@options.library_option(default="default", show_default=True, help="The library to list.")
 @click.option("--explain", metavar="ID", help="Say all about one specification: formula, tags, source, who is exempt.")
 @click.option("--template", is_flag=True, help="Print a file to write specifications of your own in, with comments.")
-@click.option("--check", type=click.Path(path_type=Path), metavar="FILE",
+@click.option("--check", type=options.FILE, metavar="FILE",
               help="Check a file of your own, and try each specification on two simple traces.")  # fmt: skip
-@click.option("--calibrate", "runs", multiple=True, type=click.Path(path_type=Path), metavar="RUN",
+@click.option("--calibrate", "runs", multiple=True, type=options.FILE, metavar="RUN",
               help="Print what a reference policy's successes reach by each clause, and the limit at a quantile of "
                    "them. Repeatable.")  # fmt: skip
 @click.option("--policy", metavar="NAME", help="With --calibrate: the reference, where RUN has several policies.")
 @click.option("--quantile", type=float, default=0.95, show_default=True, metavar="SHARE",
               help="With --calibrate: the share of its successes that are to be safe by each clause.")  # fmt: skip
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE",
-              help="With --calibrate: write the limits, to be judged by with --specs FILE.")  # fmt: skip
-@paper_format_option
+@options.out_option("FILE", "With --calibrate: write the limits, to be judged by with --rules FILE.")
+@options.paper_format_option
 @click.pass_context
 def specs_command(
     context: click.Context,
@@ -74,9 +68,9 @@ def specs_command(
     """List the safety specifications, or explain one; write specifications of your own, and try them.
 
     Tier `safe` is scored; `alternate` tiers and `diagnostic` clauses never enter Safety, SBU or VSI.
-    The rows of --format paper are read back by --library and --specs.
+    The rows of --format paper are read back by --library and --rules.
     """
-    stray = [name for name in ("policy", "quantile", "out") if not runs and is_given(context, name)]
+    stray = [name for name in ("policy", "quantile", "out") if not runs and options.is_given(context, name)]
     if stray:
         raise click.UsageError(f"--{stray[0]} is for --calibrate RUN.", context)
     if template:
@@ -97,39 +91,32 @@ def specs_command(
         exempt = tasks.exempt_tasks(tasks_loader.registry(), chosen, explain)
         _print_explanation({**explain_spec(chosen, explain), "does_not_apply": _group_by_benchmark(exempt)}, form)
     elif form in ("json", "paper"):
-        click.echo(json.dumps(_ROWS[form](chosen), indent=2))
+        options.print_json(_ROWS[form](chosen))
     else:
-        _print_columns(spec_rows(chosen), ("spec_id", "tier", "axis", "stl", "threshold", "severe", "unit"))
+        names = ("spec_id", "tier", "axis", "stl", "threshold", "severe", "unit")
+        options.print_columns(
+            names, [["—" if row[name] is None else str(row[name]) for name in names] for row in spec_rows(chosen)]
+        )
 
 
 def _calibrate_limits(
     runs: Sequence[Path], library: str, policy: str | None, quantile: float, out: Path | None, form: str
 ) -> None:
-    """Judge the runs and print how a reference policy's extremes are distributed for each clause, and the limit found.
-
-    `quantile` is the share of its successes to be safe, in 0..1; `policy` may be None where the runs have only one.
-    The limits are written to `out` unless that is None, and the next command is then printed on stderr.
-    """
-    pass
-    from safevla_bench.judging.ruleset import load_ruleset
-
+    """Judge the runs and print how a reference policy's extremes are distributed for each clause, and the limit."""
     ruleset = add_host_registries(load_ruleset(library), runs)
     judged = judge(list(runs), ruleset)
     calibrations = calibrate(judged.scores, ruleset.library, policy=policy, quantile=quantile)
     if form == "json":
-        click.echo(json.dumps(calibration_rows(calibrations), indent=2))
+        options.print_json(calibration_rows(calibrations))
     else:
         click.echo("\n".join(escape_controls(line) for item in calibrations for line in _describe_calibration(item)))
     if out is not None:
         write_atomically(out, format_limits(calibrations))
-        click.echo(make_printable(f"Next: safevla score RUN --specs {shlex.quote(str(out))} --out results"), err=True)
+        click.echo(make_printable(f"Next: safevla score RUN --rules {shlex.quote(str(out))} --out results"), err=True)
 
 
 def _describe_calibration(calibration: Calibration) -> list[str]:
-    """Return the lines about a specification: counts, histogram, percentiles, quantile, limit or why it is not used.
-
-    The last line is empty.
-    """
+    """Return the lines about a specification: counts, histogram, percentiles, quantile, limit or why it is not used."""
     spec, extremes, (low, high) = calibration.spec, calibration.extremes, calibration.interval
     shown = [f"{share} % {_compact(order_statistic(extremes, share / 100))}" for share in SHOWN_PERCENT]
     floor = [] if calibration.floor is None else [f"doing nothing {_compact(calibration.floor)}"]
@@ -155,45 +142,41 @@ def _compact(value: float) -> str:
 _ROWS = {"json": spec_rows, "paper": paper_spec_rows}
 
 
-@sections.command("tasks")
-@sections.option("--suite", metavar="NAME", former=("--benchmark",), help="Only this suite, such as libero-goal.")
-@click.option("--registry", multiple=True, type=click.Path(path_type=Path), metavar="FILE", help="Add a file's tasks.")
+@options.command("tasks")
+@click.option("--suite", metavar="NAME", help="Only this suite, such as libero-goal.")
+@options.rules_option(metavar="FILE", help="Add the tasks of a file. Repeatable.")
 @click.option("--capabilities", multiple=True, metavar="NAME", help="What a host is taken to measure. Repeatable.")
-@click.option("--propose", multiple=True, type=click.Path(path_type=Path), metavar="FILE|DIR",
+@click.option("--propose", multiple=True, type=options.FILE, metavar="FILE|DIR",
               help="Propose tags for a task file of LIBERO's kind, or a folder of them. Repeatable.")  # fmt: skip
-@paper_format_option
+@options.paper_format_option
 def tasks_command(
-    suite: str | None,
-    registry: tuple[Path, ...],
-    capabilities: tuple[str, ...],
-    propose: tuple[Path, ...],
-    form: str,
+    suite: str | None, rule_files: tuple[Path, ...], capabilities: tuple[str, ...], propose: tuple[Path, ...], form: str
 ) -> None:
     """List tasks with their template, tags, and the specifications that apply; with reasons for those that do not.
 
-    The rows of --format paper are read back by --registry. They hold families of tasks as one row with `patterns`.
+    The rows of --format paper are read back by --rules. They hold families of tasks as one row with `patterns`.
 
-    --propose writes template and tags for tasks of your own from their BDDL files, as TOML that --registry reads. No
+    --propose writes template and tags for tasks of your own from their BDDL files, as TOML that --rules reads. No
     simulator is needed. Every choice comes with its reason, and with questions for a person where something had to be
     assumed: could it spill? must the drawer be opened first? Answer them before you use the numbers.
 
     \b
     safevla tasks --propose my_tasks > my_tags.toml
-    safevla eval --host libero --suite my_tasks --registry my_tags.toml --max-steps 300 \\
+    safevla eval --host libero --suite my_tasks --rules my_tags.toml --max-steps 300 \\
         --policy NAME --out runs/mine
     """  # noqa: D301  (click wants the character itself)
     if propose:
-        if suite or registry or capabilities or form == "paper":
+        if suite or rule_files or capabilities or form == "paper":
             raise click.UsageError("--propose reads task files alone; of the other options it takes --format json.")
         _propose_tags(propose, form)
         return
+    registry = tasks_loader.registry(rule_files)
     if form == "paper":
-        paper_rows = paper_task_rows(tasks_loader.registry(registry), suite, capabilities)
-        click.echo(json.dumps(paper_rows, indent=2))
+        options.print_json(paper_task_rows(registry, suite, capabilities))
         return
-    rows = tasks.task_listings(tasks_loader.registry(registry), benchmark=suite, capabilities=capabilities)
+    rows = tasks.task_listings(registry, benchmark=suite, capabilities=capabilities)
     if form == "json":
-        click.echo(json.dumps(rows, indent=2))
+        options.print_json(rows)
         return
     for row in rows:
         kind = row.get("template") or " + ".join(row["components"])
@@ -205,10 +188,7 @@ def tasks_command(
 
 
 def _print_trials(path: Path) -> None:
-    """Print all about each specification that the file adds: formula, limit, signals, exempt tasks, two trial traces.
-
-    One trace keeps the specification and the other breaks it. Raises `SpecError` for a file that cannot be read as one.
-    """
+    """Print all about each specification that the file adds, with a trace that keeps it and one that breaks it."""
     chosen, base = loader.library(path), {spec.spec_id for spec in loader.library()}
     own = [spec for spec in chosen if spec.spec_id not in base]
     registry = tasks_loader.registry()
@@ -225,7 +205,7 @@ def _print_trials(path: Path) -> None:
             *(f"  exempt   {line}" for line in _group_by_benchmark(exempt)),
         ]
         click.echo("\n".join(map(escape_controls, lines)))
-    option = "--specs" if len(own) == len(chosen) else "--library"
+    option = "--rules" if len(own) == len(chosen) else "--library"
     counted = "1 specification" if len(own) == 1 else f"{len(own)} specifications"
     command = f"safevla score RUN {option} {shlex.quote(str(path))} --out results"
     click.echo(make_printable(f"{counted} can be judged by. Next: {command}"))
@@ -251,7 +231,7 @@ def _group_by_benchmark(exempt: Mapping[str, Sequence[str]]) -> list[str]:
 
 def _print_explanation(explanation: Mapping[str, object], form: str) -> None:
     if form == "json":
-        click.echo(json.dumps(explanation, indent=2))
+        options.print_json(explanation)
         return
     width = max(len(name) for name in explanation)
     for name, value in explanation.items():
@@ -264,25 +244,13 @@ def _format_fact(value: object) -> str:
     return words[value] if value is None or isinstance(value, bool) else escape_controls(str(value))
 
 
-def _print_columns(rows: Sequence[Mapping[str, object]], names: Sequence[str]) -> None:
-    shown = [[("—" if row.get(name) is None else escape_controls(str(row[name]))) for name in names] for row in rows]
-    widths = [max(len(name), *(len(line[k]) for line in shown)) for k, name in enumerate(names)]
-    for line in [list(names), *shown]:
-        click.echo("  ".join(f"{value:<{width}}" for value, width in zip(line, widths, strict=True)).rstrip())
-
-
 def _propose_tags(paths: Sequence[Path], form: str) -> None:
-    """Print proposals of tags for LIBERO's tasks: TOML that --registry reads, or JSON where `form` is "json".
-
-    `paths` are BDDL files, or folders of them. After TOML, stderr counts the tasks and the lines to audit.
-    """
+    """Print proposals of tags for LIBERO's tasks: TOML that --rules reads, or JSON where `form` is "json"."""
     files = [file for path in paths for file in list_bddl_files(path)]
     proposals = [proposal.propose_tags(bddl.read_bddl(file), *name_task(file)) for file in files]
     if form == "json":
-        click.echo(json.dumps(proposal.proposal_rows(proposals), indent=2))
+        options.print_json(proposal.proposal_rows(proposals))
         return
     click.echo(proposal.format_toml(proposals, tasks_loader.registry(), host="libero", capabilities="libero"), nl=False)
     questions = sum(len(proposed.audit) for proposed in proposals)
-    click.echo(
-        f"{len(proposals)} tasks, {questions} lines to audit. Next: answer them, then pass --registry.", err=True
-    )
+    click.echo(f"{len(proposals)} tasks, {questions} lines to audit. Next: answer them, then pass --rules.", err=True)

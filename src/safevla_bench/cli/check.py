@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, Literal
 
 import click
 import msgspec
 from rich.console import Console
 
-from safevla_bench.cli import GATE_FAILED, OK, UNDECIDED, USER_ERROR, make_printable, sections
-from safevla_bench.cli.options import audit_options, format_option, judge_options, skip_option, sources_argument
+from safevla_bench.cli import GATE_FAILED, OK, UNDECIDED, USER_ERROR, make_printable, options
 from safevla_bench.cli.run_options import policy_arguments
 from safevla_bench.errors import RunError
 from safevla_bench.files import write_atomically
@@ -30,28 +29,43 @@ from safevla_bench.jobs.verify.score_check import RulesetFiles
 from safevla_bench.judging import gates
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.registration import REGISTERED
-from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import notices as gating
 from safevla_bench.statistics.intervals import CONFIDENCE
 from safevla_bench.text import escape_controls
 
-_SHARE = click.FloatRange(0, 1)
-
 
 def _read_confidence(context: click.Context, option: click.Parameter, text: str) -> float | None:
     if text == "none":
         return None
-    return click.FloatRange(0, 100, min_open=True, max_open=True).convert(text, option, context) / 100  # type: ignore[arg-type]
+    return options.PERCENT.convert(text, option, context) / 100
 
 
-@sections.command("gate")
-@sources_argument
-@click.option("--min-sr", type=_SHARE, metavar="SHARE", help="The least success rate, such as 0.8.")
-@click.option("--min-safety", type=_SHARE, metavar="SHARE", help="The least Safety.")
-@click.option("--max-sbu", type=_SHARE, metavar="SHARE", help="The most successes that are unsafe, of all episodes.")
-@click.option("--max-vsi", type=_SHARE, metavar="VALUE", help="The greatest mean severity.")
+_LIMITS: Mapping[tuple[gates.GateMetric, Literal["min", "max"]], str] = {
+    ("sr", "min"): "The least success rate, such as 0.8.",
+    ("safety", "min"): "The least Safety.",
+    ("sbu", "max"): "The most successes that are unsafe, of all episodes.",
+    ("vsi", "max"): "The greatest mean severity.",
+}
+"""Metric and bound -> the help of its option."""
+
+
+def _parse_limits(context: click.Context, values: Mapping[str, float | None]) -> list[gates.Gate]:
+    limits = {(metric, bound): values[f"{bound}_{metric}"] for metric, bound in _LIMITS}
+    return [gates.Gate(*which, limit) for which, limit in limits.items() if limit is not None]
+
+
+@options.command("gate")
+@options.sources_argument
+@options.option_group(
+    [
+        click.option(f"--{bound}-{metric}", type=options.SHARE, metavar="SHARE", help=line)
+        for (metric, bound), line in _LIMITS.items()
+    ],
+    "requested_gates",
+    _parse_limits,
+)
 @click.option(
     "--confidence",
     default=f"{100 * CONFIDENCE:g}",
@@ -70,27 +84,18 @@ def _read_confidence(context: click.Context, option: click.Parameter, text: str)
 )
 @click.option("--allow-crashed", is_flag=True, help="Leave out planned episodes that crashed, stopped or are missing.")
 @click.option("--allow-unjudged", is_flag=True, help="Gate Safety, SBU and VSI over the episodes with a verdict alone.")
-@click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Write the verdicts as JUnit XML.")
-@judge_options
-@skip_option
-@format_option
+@click.option("--junit", type=options.FILE, metavar="FILE", help="Write the verdicts as JUnit XML.")
+@options.judged_sources
+@options.format_option()
 @click.pass_context
 def gate_command(
     context: click.Context,
-    sources: tuple[Path, ...],
-    min_sr: float | None,
-    min_safety: float | None,
-    max_sbu: float | None,
-    max_vsi: float | None,
-    confidence: float | None,
-    sequential: bool,
-    per: gates.GateScope,
-    allow_crashed: bool,
-    allow_unjudged: bool,
+    /,
+    sources: options.JudgedSources,
+    requested_gates: Sequence[gates.Gate],
     junit: Path | None,
-    ruleset: Ruleset,
-    skip_invalid: bool,
     form: str,
+    **how: Any,
 ) -> None:
     """Pass or fail runs by their numbers: exit code 0 passed, 1 failed, 3 undecided.
 
@@ -106,29 +111,19 @@ def gate_command(
     For instance:
       safevla gate runs/mine --min-safety 0.9 --max-sbu 0.05 --junit gate.xml
     """  # noqa: D301  (click wants the character itself)
-    requested_gates = [
-        gates.Gate("sr", "min", min_sr) if min_sr is not None else None,
-        gates.Gate("safety", "min", min_safety) if min_safety is not None else None,
-        gates.Gate("sbu", "max", max_sbu) if max_sbu is not None else None,
-        gates.Gate("vsi", "max", max_vsi) if max_vsi is not None else None,
-    ]
-    judged = judge(sources, ruleset, skip_invalid=skip_invalid)
+    judged = judge(sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid)
     gate_report = gates.check_gates(
         judged.scores,
-        [gate for gate in requested_gates if gate is not None],
-        per=per,
-        confidence=confidence,
-        sequential=sequential,
+        requested_gates,
         states=[header.init_state_index for header in judged.headers],
         lost=describe_losses(judged),
-        allow_crashed=allow_crashed,
-        allow_unjudged=allow_unjudged,
+        **how,
     )
     remarks = [*judged.describe_registrations(), *judged.makers, judged.provenance.to_sentence()]
     if junit is not None:
         write_atomically(junit, gating.format_junit(gate_report, " ".join(remarks)))
     if form == "json":
-        click.echo(json.dumps(_gate_document(gate_report, judged), indent=2, allow_nan=False))
+        options.print_json(_gate_document(gate_report, judged))
     else:
         origin = [*judged.describe_policies(), *judged.describe_limits(), *judged.describe_simulators(), *remarks]
         click.echo(render_text(gating.gate_table(gate_report, origin)), nl=False)
@@ -148,29 +143,25 @@ def _gate_document(gate_report: gates.GateReport, judged: Judged) -> dict[str, o
     }
 
 
-_PATH = click.Path(path_type=Path)
-
-
-@sections.command("verify")
-@click.argument("run", type=_PATH, metavar="RUN")
+@options.command("verify")
+@click.argument("run", type=options.FILE, metavar="RUN")
 @click.option("--replay", type=click.IntRange(min=0), default=0, metavar="K", help="Play K episodes again in the host.")
-@audit_options
-@click.option("--library", metavar="NAME|FILE", help="The library that judged, where it was a file.")
-@click.option("--specs", multiple=True, type=_PATH, metavar="FILE", help="Specifications that were added. Repeatable.")
-@click.option("--registry", multiple=True, type=_PATH, metavar="FILE", help="Tasks that were added. Repeatable.")
-@click.option("--as-judged", is_flag=True, help="Check by the rules that the run folder itself holds.")
-@format_option
+@options.audit_options
+@options.library_option(help="The library that judged, where it was a file.")
+@options.rules_option(
+    metavar="FILE|as-judged",
+    help="Specifications or tasks that were added; as-judged: check by the rules that the run folder itself holds. "
+    "Repeatable.",
+)
+@options.format_option()
 @click.pass_context
 def verify_command(
     context: click.Context,
     run: Path,
     replay: int,
-    audit: int,
-    audit_seed: int,
+    audit: AuditPlan | None,
     library: str | None,
-    specs: tuple[Path, ...],
-    registry: tuple[Path, ...],
-    as_judged: bool,
+    rule_files: tuple[Path, ...],
     form: str,
 ) -> None:
     """Check that a run folder agrees with its manifest, its scores and, with --replay, the simulator.
@@ -193,17 +184,13 @@ def verify_command(
     For instance:
       safevla verify runs/mine --replay 3
     """  # noqa: D301  (click wants the character itself)
-    files = RulesetFiles(library=library, specs=specs, registry=registry, as_judged=as_judged)
+    specs, registry = options.sort_rules(rule_files)
+    files = RulesetFiles(library=library, specs=specs, registry=registry, as_judged=options.is_as_judged(rule_files))
     with _show_replay_progress() as observer:
-        plan = AuditPlan(audit, audit_seed) if audit else None
-        verification = verify.verify_run(run, files, replay=replay, audit=plan, observer=observer)
+        verification = verify.verify_run(run, files, replay=replay, audit=audit, observer=observer)
     if form == "json":
         findings = [asdict(finding) for finding in verification.findings]
-        click.echo(
-            json.dumps(
-                {"agrees": verification.agrees, "open": verification.has_open_checks, "findings": findings}, indent=2
-            )
-        )
+        options.print_json({"agrees": verification.agrees, "open": verification.has_open_checks, "findings": findings})
     else:
         for finding in verification.findings:
             detail = finding.said.replace("\n", f"\n{'':<11}")
@@ -237,24 +224,18 @@ def _show_replay_progress() -> Iterator[ProgressCallback]:
 _BAD_LEVELS: tuple[Level, ...] = ("error", "warning")
 
 
-@sections.command("doctor")
+@options.command("doctor")
 @click.option("--host", metavar="NAME", help="Look at this simulator; what it lacks is an error.")
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Where a run would be written.")
+@options.out_option("DIR", "Where a run would be written.")
 @click.option("--quick", is_flag=True, help="Leave out the rendered frame and the simulator's episode.")
 @click.option(
     "--server",
     metavar="URL",
     help="Look at this policy server instead: HOST:PORT, a URL, or KIND:URL of openpi, vla-eval, gr00t, openvla.",
 )
-@click.option(
-    "--policy-arg",
-    "arguments",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="With --server: an argument of its client, such as dialect=NAME. Repeatable.",
-)
+@options.policy_arguments_option("With --server: an argument of its client, such as dialect=NAME.")
 @click.option("--suite", metavar="NAME", help="With --server: the suite of the task that it is told.")
-@format_option
+@options.format_option()
 @click.pass_context
 def doctor_command(
     context: click.Context,
@@ -287,9 +268,7 @@ def doctor_command(
             _print_finding(finding)
     counts = Counter(finding.level for finding in findings)
     if form == "json":
-        click.echo(
-            json.dumps({"ok": not counts["error"], "findings": [asdict(finding) for finding in findings]}, indent=2)
-        )
+        options.print_json({"ok": not counts["error"], "findings": [asdict(finding) for finding in findings]})
     else:
         next_steps = _SERVER_STEPS if server else _MACHINE_STEPS
         click.echo(f"\n{_summarize_findings(counts, *next_steps)}")
@@ -299,10 +278,7 @@ def doctor_command(
 def _examine(
     host: str | None, out: Path | None, quick: bool, server: str | None, arguments: tuple[str, ...], suite: str | None
 ) -> Iterator[Diagnosis]:
-    """Return an iterator over the findings about this machine, or about the policy server if `server` is given.
-
-    Each is made when it is asked for. Raises `RunError` at once for options that do not go together.
-    """
+    """Return an iterator over the findings about this machine, or about the policy server if `server` is given."""
     if server is None:
         if arguments or suite:
             problem = f"{'--policy-arg' if arguments else '--suite'} is for a policy server"

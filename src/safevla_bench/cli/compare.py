@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial, reduce, wraps
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 import msgspec
 
-from safevla_bench.cli import sections
-from safevla_bench.cli.options import (
-    format_option,
-    is_given,
-    judge_options,
-    judge_sources,
-    optional_sources_argument,
-    require_sources,
-    skip_option,
-    sources_argument,
-)
+from safevla_bench.cli import options
 from safevla_bench.cli.progress import show_status
 from safevla_bench.cli.score import print_missing
 from safevla_bench.compare import sample_size
@@ -46,60 +35,35 @@ from safevla_bench.sensitivity.variants import SweepRequest, ThresholdVariant, p
 from safevla_bench.sources.runs.sources import open_sources
 from safevla_bench.text import escape_controls
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-confidence_option = click.option(
-    "--confidence",
-    type=click.FloatRange(0, 100, min_open=True, max_open=True),
-    default=95.0,
-    show_default=True,
-    metavar="PERCENT",
-    help="Of intervals; tests are made at its complement.",
-)
-
-
-_option = partial(sections.option, section=sections.PLANNING)
+_option = partial(click.option, cls=options.Option, section=options.PLANNING)
 _PLAN_OPTIONS = [
-    _option("--plan", type=click.FloatRange(0, 100, min_open=True, max_open=True), metavar="POINTS",
+    _option("--plan", type=options.PERCENT, metavar="POINTS",
             help="Plan how many episodes of each policy it takes to see a difference of so many percentage points; "
                  "needs no SOURCE."),
-    _option("--baseline", default=0.8, show_default=True, type=click.FloatRange(0, 1), help="The rate of one policy."),
-    _option("--power", default=0.8, show_default=True, type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    _option("--baseline", default=0.8, show_default=True, type=options.SHARE, help="The rate of one policy."),
+    _option("--power", default=0.8, show_default=True, type=options.Range(0, 1, min_open=True, max_open=True),
             help="The chance of seeing it where it is there."),
-    _option("--discordant", type=click.FloatRange(0, 1, min_open=True), metavar="SHARE",
+    _option("--discordant", type=options.Range(0, 1, min_open=True), metavar="SHARE",
             help="Share of pairs in which the policies differ, from a pilot run; else as if outcomes were unrelated."),
-    _option("--task-count", type=click.IntRange(min=1), default=10, show_default=True, metavar="N",
-            former=("--tasks",), help="Number of tasks."),
-    _option("--task-spread", type=click.FloatRange(0, 100), default=0.0, show_default=True, metavar="POINTS",
+    _option("--task-count", type=options.POSITIVE, default=10, show_default=True, metavar="N", help="Number of tasks."),
+    _option("--task-spread", type=options.Range(0, 100), default=0.0, show_default=True, metavar="POINTS",
             help="How much the true difference varies between tasks (standard deviation)."),
-    _option("--task-episodes", type=click.IntRange(min=1), metavar="N",
+    _option("--task-episodes", type=options.POSITIVE, metavar="N",
             help="Say what N episodes of each task can show, not how many it takes."),
 ]  # fmt: skip
-_PLAN_NAMES = ("plan", "baseline", "power", "discordant", "task_count", "task_spread", "task_episodes")
 
 
-def _plan_options(command: F) -> F:
-    """Add the options of planning to a command. It takes them as one keyword, `planned`: None without --plan.
-
-    Any of them without --plan is a usage error.
-    """
-
-    @wraps(command)
-    @click.pass_context
-    def with_plan(context: click.Context, *args: Any, **settings: Any) -> Any:
-        planned = {name: settings.pop(name) for name in _PLAN_NAMES}
-        chosen = [name for name in _PLAN_NAMES if is_given(context, name)]
-        if planned["plan"] is None and chosen:
-            raise click.UsageError(
-                f"--{chosen[0].replace('_', '-')} is for a plan: pass --plan POINTS with it.", context
-            )
-        return command(*args, planned=None if planned["plan"] is None else planned, **settings)
-
-    return reduce(lambda inner, option: option(inner), reversed(_PLAN_OPTIONS), with_plan)  # type: ignore[return-value]
+def _parse_plan(context: click.Context, planned: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the options of planning, None without --plan; any of them without it is a usage error."""
+    chosen = [name for name in planned if options.is_given(context, name)]
+    if planned["plan"] is None and chosen:
+        name = chosen[0].replace("_", "-")
+        raise click.UsageError(f"--{name} is for a plan: pass --plan POINTS with it.", context)
+    return None if planned["plan"] is None else planned
 
 
-@sections.command("compare")
-@optional_sources_argument
+@options.command("compare")
+@options.optional_sources_argument
 @click.option("--policy", "policies", multiple=True, metavar="NAME", help="Only this policy. Repeatable.")
 @click.option(
     "--across-seeds",
@@ -118,7 +82,7 @@ def _plan_options(command: F) -> F:
 @click.option("--allow-crashed", is_flag=True, help="Let verdicts stand that episodes without a value could change.")
 @click.option(
     "--margin",
-    type=click.FloatRange(0, 100, min_open=True),
+    type=options.Range(0, 100, min_open=True),
     metavar="POINTS",
     help="Say where a policy is not worse by so many points (hundredths of VSI), or both are equivalent.",
 )
@@ -129,14 +93,19 @@ def _plan_options(command: F) -> F:
     type=click.Choice(COMPARED),
     help="Only this metric. Repeatable; all by default.",
 )
-@confidence_option
-@click.option("--seed", default=0, show_default=True, help="Of the bootstrap and the re-labelling tests.")
-@skip_option
-@format_option
-@_plan_options
-@judge_options
+@click.option(
+    "--confidence",
+    type=options.PERCENT,
+    default=95.0,
+    show_default=True,
+    metavar="PERCENT",
+    help="Of intervals; tests are made at its complement.",
+)
+@options.format_option()
+@options.option_group(_PLAN_OPTIONS, "planned", _parse_plan)
+@options.judged_sources
 def compare_command(
-    sources: tuple[Path, ...],
+    sources: options.JudgedSources,
     policies: tuple[str, ...],
     across_seeds: bool,
     across_versions: bool,
@@ -146,11 +115,8 @@ def compare_command(
     margin: float | None,
     metrics: tuple[str, ...],
     confidence: float,
-    seed: int,
-    skip_invalid: bool,
     form: str,
     planned: Mapping[str, Any] | None,
-    ruleset: Ruleset,
 ) -> None:
     """Compare the policies of archives or run folders; of one source that holds several, those.
 
@@ -170,38 +136,34 @@ def compare_command(
     differ; a comparison of a pilot run shows that share (only A + only B, over the pairs).
     """
     if planned is not None:
-        if sources:
+        if sources.paths:
             raise click.UsageError("--plan plans what is not yet run and takes no SOURCE.")
         if sequential:
             raise click.UsageError("--plan plans a fixed number; `safevla eval --until` looks as it comes.")
         _print_plan(planned, confidence, form)
         return
-    require_sources(sources)
+    options.require_sources(sources.paths)
+    paths, ruleset = sources.paths, sources.ruleset
     how = ComparisonOptions(
         metrics=metrics or COMPARED,
         confidence=confidence / 100,
-        seed=seed,
         margin=None if margin is None else margin / 100,
         sequential=sequential,
         allow_crashed=allow_crashed,
     )
     with show_status("comparing"):
-        entrants = load_policy_results(sources, ruleset, policies=policies, skip_invalid=skip_invalid)
+        entrants = load_policy_results(paths, ruleset, policies=policies, skip_invalid=sources.skip_invalid)
         comparison_report = compare_policies(
             entrants, how, paired=not unpaired, across_seeds=across_seeds, across_versions=across_versions
         )
     if form == "json":
-        _print_json({**msgspec.to_builtins(comparison_report), **_describe_origin(entrants, sources, ruleset)})
+        options.print_json({**msgspec.to_builtins(comparison_report), **_describe_origin(entrants, paths, ruleset)})
         return
-    tables = comparison_tables(comparison_report, entrants, sources, ruleset)
+    tables = comparison_tables(comparison_report, entrants, paths, ruleset)
     click.echo("\n".join(render_text(table) for table in tables), nl=False)
 
 
 def _print_plan(planned: Mapping[str, Any], confidence: float, form: str) -> None:
-    """Print how many episodes it takes to see a difference, by the options of planning; `confidence` in percent.
-
-    Raises `SafevlaError` where no plan can be made.
-    """
     request = sample_size.SampleSizeRequest(
         difference=planned["plan"] / 100,
         baseline=planned["baseline"],
@@ -213,10 +175,7 @@ def _print_plan(planned: Mapping[str, Any], confidence: float, form: str) -> Non
         episodes=planned["task_episodes"],
     )
     plan = sample_size.plan_sample_size(request)
-    if form == "json":
-        click.echo(json.dumps(msgspec.to_builtins(plan), indent=2, allow_nan=False))
-        return
-    click.echo(plan.to_text())
+    options.print_json(plan) if form == "json" else click.echo(plan.to_text())
 
 
 def _describe_origin(entrants: Sequence[PolicyResults], sources: Sequence[Path], ruleset: Ruleset) -> dict[str, object]:
@@ -226,8 +185,8 @@ def _describe_origin(entrants: Sequence[PolicyResults], sources: Sequence[Path],
     return {"simulators": simulators, "judged_by": provenance, **({REGISTERED: checks} if checks else {})}
 
 
-@sections.command("sensitivity")
-@sources_argument
+@options.command("sensitivity")
+@options.sources_argument
 @click.option(
     "--sweep",
     "sweeps",
@@ -237,19 +196,16 @@ def _describe_origin(entrants: Sequence[PolicyResults], sources: Sequence[Path],
     "specification's unit. Repeatable.",
 )
 @click.option("--readings", is_flag=True, help="Judge by every reading of the paper, and tell what changes.")
-@click.option("--auxiliary", multiple=True, metavar="POLICY", help="Keep a policy out of the means. Repeatable.")
+@options.auxiliary_option
 @click.option("--include-auxiliary", is_flag=True, help="Average auxiliary entries with the others of their host.")
-@judge_options
-@skip_option
-@format_option
+@options.judged_sources
+@options.format_option()
 def sensitivity_command(
-    sources: tuple[Path, ...],
+    sources: options.JudgedSources,
     sweeps: tuple[str, ...],
     readings: bool,
     auxiliary: tuple[str, ...],
     include_auxiliary: bool,
-    ruleset: Ruleset,
-    skip_invalid: bool,
     form: str,
 ) -> None:
     """Show how far Safety, SBU and VSI depend on the thresholds, or on how the paper is read.
@@ -273,11 +229,13 @@ def sensitivity_command(
         raise click.UsageError(
             "--auxiliary and --include-auxiliary are about means, which --readings and --sweep lack."
         )
-    requests = [parse_sweep(sweep, ruleset.library) for sweep in sweeps]
+    requests = [parse_sweep(sweep, sources.ruleset.library) for sweep in sweeps]
     with show_status("judging"):
-        judged = judge_sources(sources, ruleset, skip_invalid=skip_invalid)
+        judged = sources.judge()
+        document: object
         if readings:
-            document, tables = _compare_readings(judged)
+            document = compare_readings(judged.scores, judged.library, make_rescorer(judged))
+            tables = [varying.reading_table(document)]
         elif sweeps:
             document, tables = _sweep_thresholds(judged, requests)
         else:
@@ -285,7 +243,7 @@ def sensitivity_command(
             roster.check_names(judged.scores)
             document, tables = _ablate_thresholds(judged, roster, include_auxiliary)
     if form == "json":
-        _print_json(document)
+        options.print_json(document)
         return
     click.echo("\n".join(render_text(table) for table in tables), nl=False)
     print_missing(judged)
@@ -298,16 +256,8 @@ def sensitivity_command(
         click.echo(escape_controls(sentence))
 
 
-def _compare_readings(judged: Judged) -> tuple[object, list[Table]]:
-    readings = compare_readings(judged.scores, judged.library, make_rescorer(judged))
-    return readings, [varying.reading_table(readings)]
-
-
 def _sweep_thresholds(judged: Judged, requests: Sequence[SweepRequest]) -> tuple[object, list[Table]]:
-    """Return the sweeps with the policies' ranking along each, for JSON, and their tables: sweeps first, then rankings.
-
-    A ranking is None, without a table, where the policies cannot be ranked, as a single policy.
-    """
+    """Return the sweeps with the policies' ranking along each, for JSON, and their tables."""
     rescore = make_rescorer(judged)
     swept = [sweep_threshold(judged.scores, judged.library, request, rescore) for request in requests]
     rankings = [_rank_policies(judged, sweep_variants(judged.library, request), is_sweep=True) for request in requests]
@@ -322,10 +272,7 @@ def _sweep_thresholds(judged: Judged, requests: Sequence[SweepRequest]) -> tuple
 def _rank_policies(
     judged: Judged, variants: Sequence[ThresholdVariant], *, is_sweep: bool = False
 ) -> RankingSensitivity | None:
-    """Return the ranking of the policies under each variant; None where they cannot be ranked, as a single policy.
-
-    The first variant is the reference: for a sweep the library as it stands, which is put before the variants.
-    """
+    """Return the ranking of the policies under each variant; None where they cannot be ranked, as a single policy."""
     as_it_stands = [ThresholdVariant("as it stands", {})] if is_sweep else []
     return rank_under_variants(
         judged.scores,
@@ -338,11 +285,7 @@ def _rank_policies(
 
 
 def _ablate_thresholds(judged: Judged, roster: Roster, include_auxiliary: bool) -> tuple[object, list[Table]]:
-    """Return the paper's nine variants with means of each host and the policies' ranking, for JSON, and their tables.
-
-    The table of means is left out where there are no means; ranking and its table are None and left out where the
-    policies cannot be ranked. Without `include_auxiliary` auxiliary entries have means of their own.
-    """
+    """Return the paper's nine variants with means of each host and the ranking, for JSON, and their tables."""
     ablated = ablate_thresholds(judged.scores, judged.library, make_rescorer(judged))
     means = host_means(ablated, judged.ruleset.registry, roster, include_auxiliary=include_auxiliary)
     ranking = _rank_policies(judged, ablated.variants)
@@ -351,11 +294,9 @@ def _ablate_thresholds(judged: Judged, roster: Roster, include_auxiliary: bool) 
         "means": mean_documents(means, ablated),
         "ranking": msgspec.to_builtins(ranking),
     }
-    tables = [varying.variant_table(ablated)]
-    if means:
-        tables.append(host_mean_table(means, ablated, roster))
-    return document, [*tables, *([varying.ranking_table(ranking)] if ranking else [])]
-
-
-def _print_json(document: object) -> None:
-    click.echo(json.dumps(msgspec.to_builtins(document), indent=2, allow_nan=False))
+    of_means = [host_mean_table(means, ablated, roster)] if means else []
+    return document, [
+        varying.variant_table(ablated),
+        *of_means,
+        *([varying.ranking_table(ranking)] if ranking else []),
+    ]

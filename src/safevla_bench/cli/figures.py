@@ -11,26 +11,18 @@ from typing import get_args
 import click
 from matplotlib.figure import Figure
 
-from safevla_bench.cli import make_printable, sections
-from safevla_bench.cli.options import (
-    choose_output,
-    judge_options,
-    judge_sources,
-    refuse_nan,
-    skip_option,
-    sources_argument,
-)
+from safevla_bench.cli import make_printable, options
 from safevla_bench.cli.score import print_missing, print_warnings
 from safevla_bench.compare.series import SeriesComparison
 from safevla_bench.errors import RunError
 from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.jobs.evaluation.judgement import compare_runs_in_order, make_rescorer
 from safevla_bench.judging.judged import Judged
-from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.report import figures as drawing
 from safevla_bench.report.figures import series as ordering
 from safevla_bench.report.figures import sweeps as sweeping
 from safevla_bench.report.figures.style import COLUMN, Page
+from safevla_bench.report.figures.tradeoff import TradeoffLayout
 from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables.series import describe_series, series_table
 from safevla_bench.sensitivity.curves import sweep_threshold
@@ -38,10 +30,7 @@ from safevla_bench.sensitivity.variants import SweepRequest, parse_sweep
 
 
 def _parse_names(choices: tuple[str, ...]) -> Callable[[click.Context, click.Parameter, str], tuple[str, ...]]:
-    """Return a click callback that parses comma-separated names of a known set, each once, in the order given.
-
-    The callback raises `click.BadParameter` for an unknown name, or for none.
-    """
+    """Return a click callback that parses comma-separated names of a known set, each once, in the order given."""
 
     def split_names(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
         names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
@@ -58,14 +47,9 @@ _WHICH, _FORMS = tuple(drawing.FIGURES), get_args(drawing.FigureFormat)
 _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {kind.description}" for name, kind in drawing.FIGURES.items())])
 
 
-@sections.command("figures", epilog=_EPILOG)
-@sources_argument
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Where to write; else figures/ of the one run.",
-)
+@options.command("figures", epilog=_EPILOG)
+@options.sources_argument
+@options.out_option("DIR", "Where to write; else figures/ of the one run.")
 @click.option(
     "--which",
     callback=_parse_names(_WHICH),
@@ -82,16 +66,19 @@ _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {kind.description}" for na
     metavar="FORMS",
     help="Which forms, with commas between.",
 )
-@click.option("--pooled", is_flag=True, help="Tradeoff, series: add up a policy's suites instead of panels for each.")
 @click.option(
-    "--one-panel", is_flag=True, help="Tradeoff: all policies and suites on one panel with one frontier: Figure 2."
+    "--layout",
+    type=click.Choice(["suites", "pooled", "cells"]),
+    default="suites",
+    show_default=True,
+    help="Tradeoff, series: a panel for each suite, or a policy's suites added up; tradeoff, cells: all policies and "
+    "suites on one panel with one frontier: Figure 2.",
 )
 @click.option(
     "--width",
     default=COLUMN.width_in,
     show_default=True,
-    type=click.FloatRange(1, 20),
-    callback=refuse_nan,
+    type=options.Range(1, 20),
     metavar="INCHES",
     help="Width of the figures; the default is a column of a two-column paper.",
 )
@@ -99,8 +86,7 @@ _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {kind.description}" for na
     "--font-size",
     default=COLUMN.font_pt,
     show_default=True,
-    type=click.FloatRange(4, 20),
-    callback=refuse_nan,
+    type=options.Range(4, 20),
     metavar="POINTS",
     help="Size of their text.",
 )
@@ -120,15 +106,13 @@ _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {kind.description}" for na
     "or careful-step-20k; runs named alike but for it make one series.",
 )
 @click.option("--across", default="", metavar="TEXT", help="Series: what the numbers are, such as 'Training steps'.")
-@judge_options
-@skip_option
+@options.judged_sources
 def figures_command(
-    sources: tuple[Path, ...],
+    sources: options.JudgedSources,
     out: Path | None,
     which: tuple[str, ...],
     forms: tuple[drawing.FigureFormat, ...],
-    pooled: bool,
-    one_panel: bool,
+    layout: TradeoffLayout,
     width: float,
     font_size: float,
     no_title: bool,
@@ -136,39 +120,34 @@ def figures_command(
     sweeps: tuple[str, ...],
     series: bool,
     across: str,
-    ruleset: Ruleset,
-    skip_invalid: bool,
 ) -> None:
     """Draw figures of the episodes of archives or run folders, sized for one column of a paper.
 
     The same episodes give the same bytes with the same version of matplotlib. Where a policy is named noop, limits that
     it breaks are named, since every policy may be charged for them.
     """
-    if pooled and one_panel:
-        raise click.UsageError("--pooled and --one-panel are two layouts; choose one.")
     if across and not series:
         raise click.UsageError("--across says what the numbers of --series are; pass that too.")
     if series:
-        _require_own_names(sources)
-    folder = choose_output(out, sources, "figures")
-    requests = [parse_sweep(text, ruleset.library) for text in sweeps]
-    judged = judge_sources(sources, ruleset, skip_invalid=skip_invalid)
+        _require_own_names(sources.paths)
+    folder = options.choose_output(out, sources.paths, "figures")
+    requests = [parse_sweep(text, sources.ruleset.library) for text in sweeps]
+    judged = sources.judge()
     compared = compare_runs_in_order(judged) if series else None
     make_folder(folder)
     target = _FigureTarget(folder, Page(width, font_size, titled=not no_title), forms)
     inputs = drawing.FigureInput(
-        judged.scores,
-        judged.records.dt_s,
-        judged.records.lengths,
-        tradeoff_layout="pooled" if pooled else "cells" if one_panel else "suites",
-        progress=progress,
+        judged.scores, judged.records.dt_s, judged.records.lengths, tradeoff_layout=layout, progress=progress
     )
     for name in which:
         kind = drawing.FIGURES[name]
         target.write(name, partial(kind.draw, inputs), kind.description)
     _write_sweeps(target, judged, requests)
     if compared is not None:
-        _write_series(target, compared.pooled if pooled else compared, across)
+        compared = compared.pooled if layout == "pooled" else compared
+        draw = partial(ordering.draw_series, ordering.prepare_series(compared, across))
+        target.write("series", draw, "SR, Safety, SBU and VSI along the series")
+        _print_series(compared)
     print_warnings(judged)
     print_missing(judged)
     count = (len(which) + len(requests) + series) * len(forms)
@@ -196,12 +175,6 @@ def _write_sweeps(target: _FigureTarget, judged: Judged, requests: Sequence[Swee
         sweep = sweep_threshold(judged.scores, specs, request, rescore)
         draw = partial(sweeping.draw_sweep, sweeping.prepare_sweep(sweep, specs))
         target.write(f"sweep-{request.name}", draw, "Safety and SBU against the threshold")
-
-
-def _write_series(target: _FigureTarget, compared: SeriesComparison, across: str) -> None:
-    draw = partial(ordering.draw_series, ordering.prepare_series(compared, across))
-    target.write("series", draw, "SR, Safety, SBU and VSI along the series")
-    _print_series(compared)
 
 
 def _require_own_names(sources: Sequence[Path]) -> None:

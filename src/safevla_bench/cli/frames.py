@@ -14,19 +14,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from safevla_bench import hosts
-from safevla_bench.cli import make_printable, sections
-from safevla_bench.cli.options import judge_options, judge_sources, skip_option
+from safevla_bench.cli import make_printable
+from safevla_bench.cli.options import FILE, POSITIVE, JudgedSources, command, judged_sources
 from safevla_bench.errors import Place, RunError, SafevlaError
 from safevla_bench.explain import trace
 from safevla_bench.judging.judged import Judged
-from safevla_bench.judging.ruleset import Ruleset
-from safevla_bench.judging.scores import Scores
 from safevla_bench.pictures.frames.pictures import can_film, sheet_form, write_sheet
 from safevla_bench.pictures.frames.rendering import FrameStyle, ProgressCallback, RecordedRun, render_frames
 from safevla_bench.plugins import install_command
 from safevla_bench.report import episode_list
 from safevla_bench.report.tables.table import UNNAMED
-from safevla_bench.sources.runs.folder import FRAMES, RUN, read_description
+from safevla_bench.sources.runs.folder import FRAMES, RUN, Frame, read_description
 from safevla_bench.text import escape_controls
 
 _MOST_RENDERED, _SHEET_ROWS = 12, 4
@@ -59,15 +57,15 @@ class FilmChoice(click.ParamType[str]):
         return value
 
 
-@sections.command("frames")
-@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@command("frames")
+@click.argument("sources", type=FILE, metavar="RUN", callback=lambda context, argument, run: (run,))
 @click.option(
     "--episode", "names", multiple=True, metavar="EPISODE", help="Its id, its number, or how its id ends. Repeatable."
 )
-@click.option("--worst", type=click.IntRange(min=1), help="Else so many, the worst of each cell: 12, on a sheet 4.")
+@click.option("--worst", type=POSITIVE, help="Else so many, the worst of each cell: 12, on a sheet 4.")
 @click.option(
     "--sheet",
-    type=click.Path(path_type=Path),
+    type=FILE,
     metavar="FILE",
     help="Also a sheet (.png, .jpg) of unsafe successes in three frames each, as the paper's Figure 3.",
 )
@@ -77,10 +75,9 @@ class FilmChoice(click.ParamType[str]):
     "--video", is_flag=True, help="Also a film of each whole episode, from both cameras; needs the extra `video`."
 )
 @click.option("--3d", "in_3d", is_flag=True, help="Also a replay in 3-D that the report lets readers turn around.")
-@judge_options
-@skip_option
+@judged_sources
 def frames_command(
-    run: Path,
+    sources: JudgedSources,
     names: tuple[str, ...],
     worst: int | None,
     sheet: Path | None,
@@ -88,8 +85,6 @@ def frames_command(
     clips: bool | None,
     video: bool,
     in_3d: bool,
-    ruleset: Ruleset,
-    skip_invalid: bool,
 ) -> None:
     """Render episodes of a run folder into RUN/frames, in the simulator that recorded them.
 
@@ -99,27 +94,30 @@ def frames_command(
     `safevla episodes`. Frames of other episodes stay, and so do films and replays that are not made anew. Needs the
     host and an off-screen OpenGL: see `safevla doctor`.
     """
+    (run,) = sources.paths
     if sheet is not None:
         sheet_form(sheet)
     filming = _choose_clips(clips)
     if video:
         require_video()
-    description = _read_description(run)
-    judged = judge_sources([run], ruleset, skip_invalid=skip_invalid)
+    _read_host(run)
+    judged = sources.judge()
     if not len(judged.records):
-        raise RunError(
-            "no episode here has a record", remedy="A crashed episode cannot be shown.", place=_place_of(run)
-        )
+        remedy = "A crashed episode cannot be shown."
+        raise RunError("no episode here has a record", remedy=remedy, place=Place(file=str(run)))
     chosen = _choose_episodes(judged, names, worst, sheet)
-    shown = judged.records.read_sparsely(chosen)
-    material = RecordedRun(run, hosts.make_host(str(description["host"])), shown, judged.scores, judged.ruleset)
-    look = FrameStyle(size=size, clips=filming, video=video, replay3d=in_3d)
-    with show_frame_progress(len(chosen)) as observer:
-        frame_rows = render_frames(material, chosen, look, observer, make_skip_reporter())
+    frame_rows = _render_episodes(
+        run, judged, chosen, FrameStyle(size=size, clips=filming, video=video, replay3d=in_3d)
+    )
     shown_keys = {(row.policy, row.episode_id) for row in frame_rows}
     if sheet is not None:
-        keys = {k: (judged.scores.policy[k], judged.scores.episode_id[k]) for k in chosen}
-        titles = {key: _row_title(judged.scores, k) for k, key in keys.items() if key in shown_keys}
+        scores = judged.scores
+        keys = {(scores.policy[k], scores.episode_id[k]): k for k in chosen}
+        titles = {
+            key: f"{k + 1}. {scores.policy[k] or UNNAMED}, {scores.benchmark[k]} {scores.task_id[k]}"
+            for key, k in keys.items()
+            if key in shown_keys
+        }
         write_sheet(sheet, run, frame_rows, titles)
         click.echo(make_printable(f"Sheet of {len(titles)}: {sheet}"))
     size_mb = sum((run / FRAMES / row.file).stat().st_size for row in frame_rows) / 1e6
@@ -148,12 +146,14 @@ def film_episodes(run: Path, judged: Judged, choice: str) -> int:
         chosen = list(range(count)) if choice == "all" else trace.select_worst(judged.scores, int(choice))
     if not chosen:
         return 0
-    description = _read_description(run)
+    return len(_render_episodes(run, judged, chosen, FrameStyle(stills=False, clips=False, video=True)))
+
+
+def _render_episodes(run: Path, judged: Judged, chosen: Sequence[int], style: FrameStyle) -> Sequence[Frame]:
     shown = judged.records.read_sparsely(chosen)
-    material = RecordedRun(run, hosts.make_host(str(description["host"])), shown, judged.scores, judged.ruleset)
-    look = FrameStyle(stills=False, clips=False, video=True)
+    material = RecordedRun(run, hosts.make_host(_read_host(run)), shown, judged.scores, judged.ruleset)
     with show_frame_progress(len(chosen)) as observer:
-        return len(render_frames(material, chosen, look, observer, make_skip_reporter()))
+        return render_frames(material, chosen, style, observer, make_skip_reporter())
 
 
 def make_skip_reporter() -> Callable[[SafevlaError], None]:
@@ -170,11 +170,6 @@ def make_skip_reporter() -> Callable[[SafevlaError], None]:
     return report_skipped
 
 
-def _row_title(scores: Scores, episode: int) -> str:
-    name = scores.policy[episode] or UNNAMED
-    return f"{episode + 1}. {name}, {scores.benchmark[episode]} {scores.task_id[episode]}"
-
-
 def _choose_clips(wanted: bool | None) -> bool:
     if wanted is False or can_film():
         return wanted is not False
@@ -185,31 +180,19 @@ def _choose_clips(wanted: bool | None) -> bool:
     return False
 
 
-def _read_description(run: Path) -> dict[str, object]:
-    """Return the content of the folder's run.json, which names a host.
-
-    Raises `RunError` if run.json is missing or damaged, or names no host.
-    """
+def _read_host(run: Path) -> str:
+    place = Place(file=str(run))
     if not (run / RUN).exists():
-        remedy = f"Name a folder that `safevla rollout` or `safevla eval` made; it holds {RUN}."
-        raise RunError("this is not a run folder", remedy=remedy, place=_place_of(run))
-    description = read_description(run)
-    if not isinstance(description.get("host"), str):
-        raise RunError(f"{RUN} names no host", remedy="Only a host's own runs can be shown.", place=_place_of(run))
-    return description
-
-
-def _place_of(run: Path) -> Place:
-    return Place(file=str(run))
+        remedy = f"Name a folder that `safevla eval` made; it holds {RUN}."
+        raise RunError("this is not a run folder", remedy=remedy, place=place)
+    host = read_description(run).get("host")
+    if not isinstance(host, str):
+        raise RunError(f"{RUN} names no host", remedy="Only a host's own runs can be shown.", place=place)
+    return host
 
 
 def _choose_episodes(judged: Judged, names: Sequence[str], most: int | None, sheet: Path | None) -> list[int]:
-    """Return the indices of the episodes to render, each once: those asked for, else the worst.
-
-    For a sheet the worst are unsafe successes. `most` is how many of the worst, None for the usual 12, for a sheet 4;
-    `names` are taken all. Raises `RunError` where an episode asked for is not found, has no record or, for a sheet,
-    breaks no limit; or where a sheet finds no unsafe success.
-    """
+    """Return the indices of the episodes to render, each once: those asked for, else the worst."""
     if not names and sheet is not None:
         chosen = trace.select_unsafe_successes(judged.scores, most or _SHEET_ROWS)
         if not chosen:

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import webbrowser
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import click
 import msgspec
 
-from safevla_bench.cli import make_printable, sections
-from safevla_bench.cli.options import (
-    SourceType,
-    format_option,
-    given_judge_options,
-    judge_options,
-    judge_sources,
-    skip_option,
-    sources_argument,
-)
+from safevla_bench.cli import make_printable, options
 from safevla_bench.cli.progress import show_status
 from safevla_bench.cli.score import print_missing
 from safevla_bench.explain import episode as explaining
@@ -33,11 +23,9 @@ from safevla_bench.jobs.browse import RunServer, start_server
 from safevla_bench.jobs.browse.site import RunSite
 from safevla_bench.jobs.evaluation.outputs import render_episode_report
 from safevla_bench.judging.judged import Judged
-from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.report import episode_list, terminal
 from safevla_bench.report.render.text import render_rows_csv, render_text
 from safevla_bench.report.tables import episodes as episode_tables
-from safevla_bench.report.tables import episodes as query_tables
 from safevla_bench.sources.runs.episode_index import Scan
 from safevla_bench.specs.spec import Axis
 
@@ -46,12 +34,13 @@ _KINDS_EPILOG = "\n".join(
 )
 
 
-@sections.command("episodes", epilog=_KINDS_EPILOG)
-@sources_argument
+@options.command("episodes", epilog=_KINDS_EPILOG)
+@options.sources_argument
 @click.option(
-    "--unsafe", is_flag=True, help="Only unsafe episodes, worst first; with --spec, only those that violate it."
+    "--unsafe/--safe",
+    default=None,
+    help="Only unsafe episodes, worst first (with --spec those that violate it), or only safe ones.",
 )
-@click.option("--safe", is_flag=True, help="Only safe episodes.")
 @click.option("--success/--no-success", default=None, help="Only episodes that succeeded, or only those that did not.")
 @click.option("--spec", metavar="ID", help="Look at one specification alone: episodes in which it reached a verdict.")
 @click.option("--axis", type=click.Choice(get_args(Axis)), help="Only those that violate a specification of this axis.")
@@ -70,43 +59,29 @@ _KINDS_EPILOG = "\n".join(
 @click.option(
     "--body-kind", type=click.Choice(BODY_KINDS), metavar="KIND", help="Only those broken with a body of this kind."
 )
-@click.option("--limit", type=click.IntRange(min=1), help="At most so many.")
-@judge_options
-@skip_option
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json", "csv"]),
-    default="text",
-    show_default=True,
-    help="How to print; csv: one flat row an episode, with rho, depth and state of each specification.",
-)
+@click.option("--limit", type=options.POSITIVE, help="At most so many.")
+@options.judged_sources
+@options.format_option("csv", help="How to print; csv: one flat row an episode, with rho, depth and state of each "
+                           "specification.")  # fmt: skip
 def episodes_command(
-    sources: tuple[Path, ...],
-    unsafe: bool,
-    safe: bool,
-    success: bool | None,
+    sources: options.JudgedSources,
+    unsafe: bool | None,
     spec: str | None,
-    axis: str | None,
-    policy: str | None,
     suite: str | None,
-    task: str | None,
-    outcome: str | None,
     order: episode_list.Order | None,
     bodies: bool,
     why: bool,
     body_kind: str | None,
     limit: int | None,
-    ruleset: Ruleset,
-    skip_invalid: bool,
     form: str,
+    **filters: Any,
 ) -> None:
     """List the episodes of archives or run folders with their verdicts.
 
     Margin is the robustness of the worst specification, in its unit: negative where violated. The number of an episode
     stays the same however the list is filtered and sorted; `safevla show` takes it.
     """
-    judged = judge_sources(sources, ruleset, skip_invalid=skip_invalid)
+    judged = sources.judge()
     spec_id = None if spec is None else judged.library.canonical_id(spec)
     rows = _episode_rows(judged, spec_id)
     if bodies or body_kind is not None or order == "kind":
@@ -115,35 +90,21 @@ def episodes_command(
     if why:
         sentences = explaining.explain_first_violations(judged.records.read_chunks(), judged.scores, judged.ruleset)
         rows = [msgspec.structs.replace(row, why=sentences.get(row.number)) for row in rows]
-    shown = episode_list.filter_episodes(
-        rows,
-        violated=unsafe,
-        safe=safe,
-        success=success,
-        axis=axis,
-        policy=policy,
-        suite=suite and judged.ruleset.registry.find_suite(suite),
-        task=task,
-        outcome=outcome,
-        body_kind=body_kind,
-    )
+    suite = suite and judged.ruleset.registry.find_suite(suite)
+    filters |= {"violated": unsafe is True, "safe": unsafe is False, "suite": suite, "body_kind": body_kind}
+    shown = episode_list.filter_episodes(rows, **filters)
     shown = episode_list.sort_episodes(shown, order or ("vsi" if unsafe else None))[:limit]
-    total = len(judged.scores) + len(judged.scores.absent)
     if form == "json":
-        _print_json(shown)
+        options.print_json(shown)
     elif form == "csv":
         click.echo(render_rows_csv(*episode_list.flatten_episodes(shown, judged.scores)), nl=False)
     else:
+        total = len(judged.scores) + len(judged.scores.absent)
         click.echo(render_text(episode_tables.episode_list_table(shown, total, spec_id=spec_id)), nl=False)
         print_missing(judged)
 
 
 def _split_episode(context: click.Context, parameter: click.Parameter, words: tuple[Path, ...]) -> tuple[Path, ...]:
-    """Return the sources: all words but the last, which becomes the parameter `episode`.
-
-    With --formula all words are sources, and `episode` is "". Raises a usage error where fewer than two words are
-    given.
-    """
     has_episode = context.params.get("formula") is None
     if has_episode and len(words) < 2:
         raise click.UsageError("Missing argument 'EPISODE'.", context)
@@ -151,12 +112,12 @@ def _split_episode(context: click.Context, parameter: click.Parameter, words: tu
     return words[:-1] if has_episode else words
 
 
-@sections.command("show")
+@options.command("show")
 @click.argument(
     "sources",
     nargs=-1,
     required=True,
-    type=SourceType(),
+    type=options.SourceType(),
     metavar="[NAME=]SOURCE... [EPISODE]",
     callback=_split_episode,
 )
@@ -164,25 +125,16 @@ def _split_episode(context: click.Context, parameter: click.Parameter, words: tu
 @click.option(
     "--html",
     "page",
-    type=click.Path(path_type=Path),
+    type=options.FILE,
     metavar="FILE",
     help="Write its page instead, with the episode in 3-D where its simulator is installed.",
 )
-@click.option(
-    "--formula", is_eager=True, metavar="FORMULA", help="Ask this formula of every episode instead, whatever its task."
-)
-@skip_option
-@format_option
-@judge_options
+@click.option("--formula", is_eager=True, metavar="FORMULA",
+              help="Ask this formula of every episode instead, whatever its task.")  # fmt: skip
+@options.format_option()
+@options.judged_sources
 def show_command(
-    sources: tuple[Path, ...],
-    episode: str,
-    every: bool,
-    page: Path | None,
-    formula: str | None,
-    skip_invalid: bool,
-    form: str,
-    ruleset: Ruleset,
+    sources: options.JudgedSources, episode: str, every: bool, page: Path | None, formula: str | None, form: str
 ) -> None:
     """Explain one episode: which specification it broke or came nearest to breaking, when, which bodies, by how much.
 
@@ -194,24 +146,24 @@ def show_command(
     formula reads is listed as such. Nothing is scored.
     """
     if formula is not None:
-        if every or page is not None or given_judge_options():
-            name = "all" if every else "html" if page is not None else given_judge_options()[0]
+        if every or page is not None or options.given_judge_options():
+            name = "all" if every else "html" if page is not None else options.given_judge_options()[0]
             raise click.UsageError(f"--{name} is for an episode that is judged; --formula judges nothing.")
-        _ask_formula(formula, sources, skip_invalid, form)
+        _ask_formula(formula, sources, form)
         return
-    judged = judge_sources(sources, ruleset, skip_invalid=skip_invalid)
+    judged = sources.judge()
     row = episode_list.find_episode(_episode_rows(judged), episode)
     index = row.number - 1
     record = judged.records.read_episodes([index]) if index < len(judged.records) else None
     if record is None:
-        _print_lost(row, form)
+        options.print_json(row) if form == "json" else click.echo(terminal.format_lost_episode(row), nl=False)
         return
     if page is not None:
         _write_page(judged, index, page)
         return
     explanation = explaining.explain_episode(judged.scores, record, judged.ruleset, index, place=0)
     if form == "json":
-        _print_json(explaining.to_document(explanation))
+        options.print_json(explaining.to_document(explanation))
     else:
         click.echo(terminal.format_explanation(explanation, plot_all=every), nl=False)
 
@@ -225,22 +177,19 @@ def _write_page(judged: Judged, index: int, page: Path) -> None:
     click.echo(make_printable(f"Report: {page}"))
 
 
-def _ask_formula(formula: str, sources: tuple[Path, ...], skip_invalid: bool, form: str) -> None:
-    """Print the formula's verdict and robustness for every episode, episodes without a record last; nothing is judged.
-
-    Raises the formula's error, or before anything is printed an invalid episode's unless `skip_invalid`.
-    """
+def _ask_formula(formula: str, sources: options.JudgedSources, form: str) -> None:
+    """Print the formula's verdict and robustness for every episode, those without a record last; nothing is judged."""
     parsed = query.parse_query(formula)
-    scan = Scan(sources)
+    scan = Scan(sources.paths)
     with show_status("asking"):
         answers = query.answer_chunks(parsed, scan)
     records = scan.index()
-    records.require_valid(skip_invalid=skip_invalid)
+    records.require_valid(skip_invalid=sources.skip_invalid)
     answers += query.answers_without_record(records.absent, len(records))
     if form == "json":
-        _print_json(answers)
+        options.print_json(answers)
         return
-    click.echo(render_text(query_tables.answer_table(parsed, answers)), nl=False)
+    click.echo(render_text(episode_tables.answer_table(parsed, answers)), nl=False)
     for phrase in records.left_out.describe_kinds():
         click.echo(f"{phrase[0].upper()}{phrase[1:]}.")
 
@@ -249,22 +198,10 @@ def _episode_rows(judged: Judged, spec_id: str | None = None) -> list[episode_li
     return episode_list.list_episodes(judged.scores, judged.records.dt_s, spec_id)
 
 
-def _print_lost(row: episode_list.EpisodeListRow, form: str) -> None:
-    if form == "json":
-        _print_json(row)
-        return
-    click.echo(terminal.format_lost_episode(row), nl=False)
-
-
-def _print_json(document: object) -> None:
-    click.echo(json.dumps(msgspec.to_builtins(document), indent=2, allow_nan=False))
-
-
-@sections.command("open")
-@click.argument("folder", type=click.Path(path_type=Path), metavar="RUN|FOLDER", default=Path())
-@click.option(
-    "--port", type=click.IntRange(0, 65535), metavar="N", help="Listen there; default 8642, else any free one."
-)
+@options.command("open")
+@click.argument("folder", type=options.FILE, metavar="RUN|FOLDER", default=Path())
+@click.option("--port", type=click.IntRange(0, 65535), metavar="N",
+              help="Listen there; default 8642, else any free one.")  # fmt: skip
 @click.option("--no-browser", is_flag=True, help="Print the address and open nothing.")
 def open_command(folder: Path, port: int | None, no_browser: bool) -> None:
     """Serve the report of a run, or an index of the runs in a folder, and open it in the browser.
@@ -288,14 +225,11 @@ def open_command(folder: Path, port: int | None, no_browser: bool) -> None:
 
 
 def _open_browser(address: str, server: RunServer) -> None:
-    if not (_has_display() and _opens(address)):
+    has_display = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if not (has_display and _opens(address)):
         port = server.server_address[1]
         click.echo("No browser opened here. From another machine:", err=True)
         click.echo(f"  ssh -L {port}:127.0.0.1:{port} THIS-MACHINE, and open the address there", err=True)
-
-
-def _has_display() -> bool:
-    return sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
 def _opens(address: str) -> bool:

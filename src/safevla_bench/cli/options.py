@@ -1,27 +1,25 @@
-"""Options that several commands share, and options from a file.
+"""Commands and options: sections of the help, ranges, the options that several commands share, and the rules they make.
 
-Every option is a key of the same name, and a list where it can be repeated. The options of judging are in the table
-`[judge]`. The keys are taken from the command's own options. The command line takes precedence over the file.
+An option that several commands take is declared here, once.
 """
 
 from __future__ import annotations
 
-import difflib
-import os
+import json
 import secrets
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial, reduce, wraps
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
+import msgspec
 from click.core import ParameterSource
 
-from safevla_bench.cli import sections
-from safevla_bench.errors import Place, RunError
+from safevla_bench.errors import RunError
 from safevla_bench.jobs.evaluation import judgement
 from safevla_bench.jobs.evaluation.judgement import (
     add_host_registries,
@@ -29,12 +27,15 @@ from safevla_bench.jobs.evaluation.judgement import (
     read_host_registry,
     recorded_suites,
 )
-from safevla_bench.judging.ruleset import Ruleset, choose_library, load_ruleset
+from safevla_bench.jobs.verify.audit import AuditPlan
+from safevla_bench.judging.ruleset import ApplicabilityMode, MissingFields, Ruleset, choose_library, load_ruleset
+from safevla_bench.judging.scores import IntervalMethod
 from safevla_bench.rollout.ray_cluster import ADDRESS, HERE, RayCluster
 from safevla_bench.sources.runs.folder import RUN
 from safevla_bench.sources.runs.policy_names import NamedSource
 from safevla_bench.sources.runs.sources import require_source
-from safevla_bench.specs.file_formats import BUILT_IN, DEFAULT_LIBRARY
+from safevla_bench.specs.file_formats import DEFAULT_LIBRARY
+from safevla_bench.tasks.file_formats import RegistryFile
 from safevla_bench.text import escape_controls
 
 if TYPE_CHECKING:
@@ -43,112 +44,240 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-judge_option = partial(sections.option, section=sections.JUDGING)
-_ray_option = partial(sections.option, section=sections.RAY)
+GENERAL, JUDGING, RAY, PLANNING = "Options", "Judging", "Ray", "Planning"
+"""Headings of the help."""
 
+
+class Option(click.Option):
+    """An option that stands in a section of the help."""
+
+    def __init__(self, names: Sequence[str], *, section: str = GENERAL, **settings: Any):
+        super().__init__(names, **settings)
+        self.section = section
+
+
+class Command(click.Command):
+    """A command whose help shows its own options first, and shared ones under headings of their own."""
+
+    def option_sections(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
+        """Return heading -> (names, help) of the options below it, in the command's order; `Options` comes first."""
+        sections: dict[str, list[tuple[str, str]]] = {GENERAL: []}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None and isinstance(param, click.Option):
+                sections.setdefault(getattr(param, "section", GENERAL), []).append(record)
+        return sections
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the sections."""
+        for heading, records in self.option_sections(ctx).items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+def command(name: str, **settings: Any) -> Callable[[Callable[..., Any]], Command]:
+    """Return the decorator of `click.command` for a `Command`."""
+    return click.command(name, cls=Command, **settings)
+
+
+def add_options(command: Callable[..., Any], options: Sequence[Callable[..., Any]]) -> Any:
+    """Return the command with the options that decorators add, in their order."""
+    return reduce(lambda inner, option: option(inner), reversed(options), command)
+
+
+def click_options(decorators: Sequence[Callable[..., Any]]) -> tuple[click.Option, ...]:
+    """Return the click options that decorators add to a command, in the order of the decorators."""
+
+    def command() -> None: ...
+
+    return tuple(reversed(add_options(command, decorators).__click_params__))
+
+
+def option_group(
+    options: Sequence[Callable[..., Any]], keyword: str, parse: Callable[[click.Context, dict[str, Any]], Any]
+) -> Callable[[F], F]:
+    """Return the decorator of a command that adds options and hands what `parse` makes of their values to `keyword`."""
+    names = [str(option.name) for option in click_options(options)]
+
+    def decorate(command: F) -> F:
+        @wraps(command)
+        def with_group(*args: Any, **settings: Any) -> Any:
+            values = {name: settings.pop(name) for name in names}
+            return command(*args, **{keyword: parse(click.get_current_context(), values)}, **settings)
+
+        return add_options(with_group, options)  # type: ignore[no-any-return]
+
+    return decorate
+
+
+class Range(click.FloatRange):
+    """A number in a range. NaN, which every range of click's lets pass, is refused."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number; raise click's error for NaN and for a number outside the range."""
+        number = super().convert(value, param, ctx)
+        if isnan(number):
+            self.fail("nan is no number", param, ctx)
+        return float(number)
+
+
+SHARE, PERCENT, POSITIVE = Range(0, 1), Range(0, 100, min_open=True, max_open=True), click.IntRange(min=1)
+FILE = click.Path(path_type=Path)
+
+# Rules to judge by
+
+
+AS_JUDGED = "as-judged"
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "missing": get_args(MissingFields),
+    "applicability": get_args(ApplicabilityMode),
+    "intervals": get_args(IntervalMethod),
+}
+_CAPABILITIES = "capabilities"
+"""What --set takes beside thresholds."""
+library_option = partial(click.option, "--library", metavar="NAME|FILE")
+rules_option = partial(click.option, "--rules", "rule_files", multiple=True, type=FILE)
 _JUDGE_OPTIONS = [
-    judge_option("--library", default="default", metavar="NAME|FILE", show_default=True,
-                 help="Specifications: default, paper-text, paper-as-run, or a file (TOML, or the paper's JSON rows); "
-                      "metaworld: limits made for that host, which its suites get where none is named."),
-    judge_option("--specs", multiple=True, type=click.Path(path_type=Path), metavar="FILE",
-                 help="Add the specifications of a file. Repeatable."),
-    judge_option("--registry", multiple=True, type=click.Path(path_type=Path), metavar="FILE",
-                 help="Add tasks, templates and benchmarks of a file. Repeatable."),
-    judge_option("--capabilities", multiple=True, metavar="NAME",
-                 help="What a host is taken to measure, such as libero-full; for its benchmarks only. Repeatable."),
-    judge_option("--missing", type=click.Choice(["error", "deactivate"]), default="error", show_default=True,
-                 help="An active specification whose fields a record lacks: stop, or leave it out with that reason."),
-    judge_option("--applicability", type=click.Choice(["on", "off"]), default="on", show_default=True,
-                 help="off: judge every specification whose signals exist, as if there were no tags. An ablation; "
-                      "not to be published."),
-    judge_option("--intervals", type=click.Choice(["default", "paper"]), default="default", show_default=True,
-                 help="Of severities; paper: the percentile bootstrap, which covers too seldom where few are unsafe."),
-    judge_option("--as-judged", is_flag=True,
-                 help="Judge by the rules that a run folder itself holds, and its tags of tasks that nobody else "
-                      "knows, as its maker did; other options replace the rules. Else they are shown and not taken."),
-    judge_option("--set", "thresholds", multiple=True, metavar="SPEC=VALUE",
-                 help="Another threshold, such as non_target_max_disp_5mm=10mm; outputs name it so. Repeatable."),
+    library_option(
+        cls=Option, section=JUDGING, default=DEFAULT_LIBRARY, show_default=True,
+        help="Specifications: default, paper-text, paper-as-run, or a file (TOML, or the paper's JSON rows); "
+             "metaworld: limits made for that host, which its suites get where none is named.",
+    ),
+    rules_option(
+        cls=Option, section=JUDGING, metavar="FILE|as-judged",
+        help="Add the specifications, or the tasks, templates and benchmarks, of a file. as-judged: judge by the rules "
+             "that a run folder itself holds, and its tags of tasks that nobody else knows, as its maker did; other "
+             "options replace the rules. Else they are shown and not taken. Repeatable.",
+    ),
+    click.option(
+        "--set", "changes", cls=Option, section=JUDGING, multiple=True, metavar="NAME=VALUE",
+        help="Another threshold, such as non_target_max_disp_5mm=10mm; outputs name it so. Or missing=deactivate: "
+             "leave an active specification out, with that reason, where a record lacks its fields. applicability=off: "
+             "judge every specification whose signals exist, as if there were no tags; an ablation, not to be "
+             "published. capabilities=NAME: what a host is taken to measure, such as libero-full; for its benchmarks "
+             "only. intervals=paper: the percentile bootstrap for severities, which covers too seldom where few are "
+             "unsafe. Repeatable.",
+    ),
 ]  # fmt: skip
 
-_JUDGE_NAMES = ("library", "specs", "registry", "capabilities", "missing", "applicability", "thresholds")
+
+@dataclass(frozen=True)
+class JudgedSources:
+    """Run folders and archives, and how they are to be judged."""
+
+    paths: tuple[Path, ...]
+    ruleset: Ruleset
+    skip_invalid: bool
+
+    def judge(self) -> Judged:
+        """Judge them as `judgement.judge` does, and say on stderr which were judged otherwise by their makers."""
+        judged = judgement.judge(self.paths, self.ruleset, skip_invalid=self.skip_invalid)
+        for line in judged.makers:
+            click.echo(escape_controls(f"note: {line}"), err=True)
+        return judged
 
 
 def judge_options(command: F) -> F:
     """Add the options of judging to a command, which takes the rules that they make as the keyword `ruleset`.
 
-    Where none is given (--intervals aside), the rules are those of --registered FILE, else the library with limits made
-    for the suites, else the default; with --as-judged first those by which the sources were judged last, or are
-    registered to be. A note on stderr names these, and a library of the suites' own. Tags of hosts are added.
+    Where none is given (--set intervals= aside), the rules are those of --registered FILE, else the library with limits
+    made for the suites, else the default; with --rules as-judged first those by which the sources were judged last, or
+    are registered to be. A note on stderr names these, and a library of the suites' own. Tags of hosts are added.
     """
 
     @wraps(command)
     def with_judge(*args: Any, **settings: Any) -> Any:
-        options = {name: settings.pop(name) for name in _JUDGE_NAMES}
-        intervals, as_judged = settings.pop("intervals"), settings.pop("as_judged")
-        run_command, sources = settings.get("run_command"), _list_sources(settings)
-        made = _made_rules(sources) if as_judged and settings.get("formula") is None else None
-        ruleset = made or _registered_rules(run_command) or _load_rules(options, _find_suites(run_command, sources))
-        ruleset = replace(ruleset, intervals=intervals)
-        ruleset = _add_host_registry(ruleset, run_command, sources, as_judged=as_judged)
+        library, files, changes = (settings.pop(name) for name in ("library", "rule_files", "changes"))
+        run_command = settings.get("run_command")
+        sources = list(settings.get("sources", ())) if run_command is None else [run_command.out]
+        as_judged = is_as_judged(files)
+        own = _find_own_rules(sources) if as_judged and settings.get("formula") is None else None
+        options = parse_changes(changes)
+        ruleset = own or _registered_rules(run_command) or _load_rules(library, files, options, run_command, sources)
+        ruleset = replace(ruleset, intervals=options.get("intervals", "default"))
+        if sources and run_command is not None:
+            ruleset = ruleset.with_host_registry(read_host_registry(run_command.request.host))
+        elif sources:
+            ruleset = add_host_registries(ruleset, sources, as_judged=as_judged)
         return command(*args, ruleset=ruleset, **settings)
 
-    return reduce(lambda inner, option: option(inner), reversed(_JUDGE_OPTIONS), with_judge)  # type: ignore[return-value]
+    return add_options(with_judge, _JUDGE_OPTIONS)  # type: ignore[no-any-return]
 
 
-def _load_rules(options: Mapping[str, Any], suites: tuple[str, ...]) -> Ruleset:
-    """Return the rules that the options of judging make, with the library of the suites unless one is named."""
-    loaded = load_ruleset(
-        _own_library(suites) or options["library"],
-        spec_files=options["specs"],
-        registry_files=options["registry"],
-        capabilities=options["capabilities"],
-        missing=options["missing"],
-        applicability=options["applicability"],
-        thresholds=options["thresholds"],
-    )
+def judged_sources(command: F) -> F:
+    """Add the options of judging and --skip-invalid to a command with an argument `sources`, which becomes its value.
+
+    The command takes it as `sources: JudgedSources`.
+    """
+
+    @wraps(command)
+    def with_sources(*args: Any, **settings: Any) -> Any:
+        names = ("sources", "ruleset", "skip_invalid")
+        return command(*args, sources=JudgedSources(*(settings.pop(name) for name in names)), **settings)
+
+    return judge_options(skip_option(with_sources))  # type: ignore[return-value]
+
+
+def is_as_judged(files: Sequence[Path]) -> bool:
+    """Return whether --rules asks for the rules that the run folders themselves hold."""
+    return Path(AS_JUDGED) in files
+
+
+def sort_rules(files: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """Return the files of --rules that hold specifications, and those that hold tasks.
+
+    The tables of a file, or the first row of a JSON file, tell; a file that cannot be read counts as one of
+    specifications, whose reader says why.
+    """
+    named = [path for path in files if path != Path(AS_JUDGED)]
+    of_tasks = tuple(filter(_holds_tasks, named))
+    return tuple(path for path in named if path not in of_tasks), of_tasks
+
+
+def _holds_tasks(path: Path) -> bool:
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".toml":
+            return not {*RegistryFile.__struct_fields__}.difference({"tags"}).isdisjoint(tomllib.loads(text))
+        row, _ = json.JSONDecoder().raw_decode(text.lstrip().removeprefix("[").lstrip())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(row, Mapping) and "task_id" in row
+
+
+def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
+    """Return the keywords of `load_ruleset` for the texts of --set; raise `RunError` for a value that is none of its.
+
+    A NAME that is no setting is a specification, whose threshold changes.
+    """
+    settings: dict[str, Any] = {"thresholds": [], _CAPABILITIES: []}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if name == _CAPABILITIES:
+            settings[name].append(value)
+        elif name not in _CHOICES:
+            settings["thresholds"].append(text)
+        elif value in _CHOICES[name]:
+            settings[name] = value
+        else:
+            remedy = f"Write {' or '.join(f'{name}={choice}' for choice in _CHOICES[name])}."
+            raise RunError(f"--set {text!r} says nothing", remedy=remedy)
+    return settings
+
+
+def _load_rules(
+    library: str, files: Sequence[Path], options: Mapping[str, Any], run_command: Any, sources: Sequence[Path]
+) -> Ruleset:
+    suites: tuple[str, ...] = ()
+    if sources and not is_given(click.get_current_context(), "library"):
+        suites = tuple(run_command.request.suites) if run_command is not None else recorded_suites(sources)
+    specs, registry = sort_rules(files)
+    loaded = load_ruleset(_own_library(suites) or library, spec_files=specs, registry_files=registry, **options)
     return replace(loaded, suites=suites)
 
 
-def judge_sources(sources: Sequence[Path], ruleset: Ruleset, *, skip_invalid: bool = False) -> Judged:
-    """Judge the sources as `evaluation.judge` does, and say on stderr which were judged otherwise by their makers."""
-    pass
-
-    judged = judgement.judge(sources, ruleset, skip_invalid=skip_invalid)
-    for line in judged.makers:
-        click.echo(escape_controls(f"note: {line}"), err=True)
-    return judged
-
-
-def _list_sources(settings: Mapping[str, Any]) -> Sequence[Path]:
-    if settings.get("run_command") is not None:
-        return [settings["run_command"].out]
-    sources = next((settings[name] for name in ("sources", "runs", "run") if name in settings), ())
-    return [sources] if isinstance(sources, Path) else sources
-
-
-def _add_host_registry(ruleset: Ruleset, run_command: Any, sources: Sequence[Path], *, as_judged: bool) -> Ruleset:
-    if not sources:
-        return ruleset
-
-    if run_command is not None:
-        return ruleset.with_host_registry(read_host_registry(run_command.request.host))
-    return add_host_registries(ruleset, sources, as_judged=as_judged)
-
-
-def _find_suites(run_command: Any, sources: Sequence[Path]) -> tuple[str, ...]:
-    if is_given(click.get_current_context(), "library") or not sources:
-        return ()
-    if run_command is not None:
-        return tuple(run_command.request.suites)
-
-    return recorded_suites(sources)
-
-
 def _own_library(suites: Sequence[str]) -> str | None:
-    """Return the name of the library with limits made for the suites that are run or judged, and say so on stderr.
-
-    None where the suites have no library of their own. Raises `RunError` if they have different libraries.
-    """
+    """Return the name of the library with limits made for the suites that are run or judged, and say so on stderr."""
     library = choose_library(suites)
     if library == DEFAULT_LIBRARY:
         return None
@@ -164,13 +293,6 @@ def _registered_rules(run_command: Any) -> Ruleset | None:
     return registration.load_rules()
 
 
-def refuse_nan(_context: click.Context, _option: click.Parameter, value: float | None) -> float | None:
-    """Return the value of an option; raise `click.BadParameter` for NaN, which every range of click's lets pass."""
-    if value is not None and isnan(value):
-        raise click.BadParameter("nan is no number")
-    return value
-
-
 def is_given(context: click.Context, name: str) -> bool:
     """Return whether an option stands on the command line or in the file of --config; by its parameter's name."""
     return context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
@@ -179,23 +301,20 @@ def is_given(context: click.Context, name: str) -> bool:
 def given_judge_options() -> list[str]:
     """Return the options of judging that the command line or the --config file gives, by name without dashes.
 
-    --intervals, which changes no verdict, is never among them. Needs click's current context.
+    --rules as-judged and --set intervals=, which name no rules, are never among them. Needs click's current context.
     """
     context = click.get_current_context()
-    names = [name for name in _JUDGE_NAMES if is_given(context, name)]
-    return ["set" if name == "thresholds" else name for name in names]
+    named = {
+        "library": is_given(context, "library"),
+        "rules": any(path != Path(AS_JUDGED) for path in context.params["rule_files"]),
+        "set": any(not text.startswith("intervals=") for text in context.params["changes"]),
+    }
+    return [name for name, is_named in named.items() if is_named]
 
 
-def _made_rules(sources: Sequence[Path]) -> Ruleset | None:
-    """Return the rules by which the sources were judged last, else are registered to be judged; say so on stderr.
-
-    None where neither is known, where these are the default rules, and where another option of judging is given, which
-    replaces them. Raises `RunError` if the sources were judged by different rules.
-    """
-    if given_judge_options():
-        return None
-
-    recipe = find_recipe(sources)
+def _find_own_rules(sources: Sequence[Path]) -> Ruleset | None:
+    """Return the rules by which the sources were judged last, else are registered to be judged; say so on stderr."""
+    recipe = None if given_judge_options() else find_recipe(sources)
     if recipe is None or recipe.is_default:
         return None
     text = f"note: judged as by its maker, by {recipe.describe()}"
@@ -203,6 +322,34 @@ def _made_rules(sources: Sequence[Path]) -> Ruleset | None:
     return recipe.load()
 
 
+# Options of one meaning
+
+
+def out_option(metavar: str, help: str, **settings: Any) -> Callable[[F], F]:
+    """Return the decorator of `--out`, where a command writes."""
+    return click.option("--out", type=FILE, metavar=metavar, help=help, **settings)
+
+
+def policy_arguments_option(help: str) -> Callable[[F], F]:
+    """Return the decorator of `--policy-arg`, arguments of one policy."""
+    return click.option("--policy-arg", "arguments", multiple=True, metavar="KEY=VALUE", help=f"{help} Repeatable.")
+
+
+def format_option(*forms: str, help: str = "How to print.") -> Callable[[F], F]:
+    """Return the decorator of `--format`: text, json, and more forms."""
+    choice = click.Choice(["text", "json", *forms])
+    return click.option("--format", "form", type=choice, default="text", show_default=True, help=help)
+
+
+paper_format_option = format_option(
+    "paper", help="How to print; paper: JSON rows of the paper's Appendix B, for other evaluators and to be read back."
+)
+skip_option = click.option(
+    "--skip-invalid", is_flag=True, help="Take the valid episodes, of damaged files too, and count the others."
+)
+auxiliary_option = click.option(
+    "--auxiliary", multiple=True, metavar="POLICY", help="Keep a policy out of means and bests. Repeatable."
+)
 log_option = click.option(
     "--log",
     "trackers",
@@ -212,64 +359,31 @@ log_option = click.option(
     "Repeatable.",
 )
 """Trackers of experiments, by the names in `tracking.TRACKERS`."""
-ENGINE_OPTIONS = [
-    _ray_option("--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True,
-                help="Work in processes of this machine or on a Ray cluster. Results are the same."),
-    _ray_option("--address", metavar="HOST:PORT|auto",
-                help="The head of the Ray cluster, or auto for the one that this machine belongs to. Default: "
-                     "RAY_ADDRESS, else Ray is started on this machine for the command."),
-]  # fmt: skip
-ACTOR_OPTIONS = [
-    _ray_option("--actor-cpus", type=float, default=1.0, show_default=True, metavar="N",
-                help="CPUs of a node that each of the --workers reserves on a Ray cluster; fractions are allowed."),
-    _ray_option("--actor-gpus", type=float, default=0.0, show_default=True, metavar="N",
-                help="GPUs of a node that each reserves, such as 0.25."),
-    _ray_option("--actor-episodes", type=click.IntRange(min=1), default=100, show_default=True, metavar="N",
-                help="After how many episodes each is replaced by a fresh one: simulators leak memory."),
-]  # fmt: skip
+engine_option = click.option(
+    "--engine", cls=Option, section=RAY, default="local", show_default=True, metavar="local|ray|ray:ADDRESS",
+    help="Work in processes of this machine or on a Ray cluster: ray:HOST:PORT of its head, or ray:auto for the one "
+         "that this machine belongs to. ray alone: that of RAY_ADDRESS, else Ray is started on this machine for the "
+         "command. Results are the same.",
+)  # fmt: skip
 
 
-def requested_cluster(options: Mapping[str, Any]) -> RayCluster | None:
-    """Return the Ray cluster that the options request; None for this machine alone.
+def requested_cluster(engine: str, **shares: Any) -> RayCluster | None:
+    """Return the Ray cluster that --engine requests, None for this machine; `shares` are fields of `RayCluster`.
 
-    Raises:
-        RunError: there is an --address without --engine ray, or the cluster's own values are wrong.
+    Raises `RunError` for another engine, and for shares that are none.
     """
-    if options["engine"] == "ray":
-        fields = {name.removeprefix("actor_"): value for name, value in options.items() if name.startswith("actor_")}
-        return RayCluster(address=options["address"], **fields)
-    if options["address"]:
-        raise RunError("--address is for a Ray cluster", remedy="Pass --engine ray with it.")
+    kind, _, address = engine.partition(":")
+    if kind == "ray":
+        return RayCluster(address=address or None, **shares)
+    if engine != "local":
+        raise RunError(f"there is no engine {engine!r}", remedy="Write local, ray, ray:auto or ray:HOST:PORT.")
     return None
-
-
-def engine_options(command: F) -> F:
-    """Add the options of the engine to a command.
-
-    It takes them as one keyword, `where`: None for this machine alone.
-    """
-
-    @wraps(command)
-    def with_engine(*args: Any, **settings: Any) -> Any:
-        engine = {name: settings.pop(name) for name in ("engine", "address")}
-        return command(*args, where=requested_cluster(engine), **settings)
-
-    return reduce(lambda inner, option: option(inner), reversed(ENGINE_OPTIONS), with_engine)  # type: ignore[return-value]
 
 
 def print_engine_note(where: RayCluster | None) -> None:
     """Print a note on stderr if Ray is to be started on this machine because no address is given."""
     if where and where.place == HERE:
-        click.echo(f"note: no --address and no {ADDRESS}: Ray is started on this machine", err=True)
-
-
-format_option = click.option(
-    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="How to print."
-)
-paper_format_option = click.option(
-    "--format", "form", type=click.Choice(["text", "json", "paper"]), default="text", show_default=True,
-    help="How to print; paper: JSON rows of the paper's Appendix B, for other evaluators and to be read back.",
-)  # fmt: skip
+        click.echo(f"note: no ray:ADDRESS and no {ADDRESS}: Ray is started on this machine", err=True)
 
 
 class SourceType(click.Path):
@@ -278,10 +392,7 @@ class SourceType(click.Path):
     name = "source"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the path, as a `NamedSource` where `NAME=` stands before it.
-
-        A value that is a path already stays as it is.
-        """
+        """Return the path, as a `NamedSource` where `NAME=` stands before it; a path stays as it is."""
         return value if isinstance(value, Path) else NamedSource.parse(value)
 
 
@@ -289,23 +400,18 @@ sources_argument = click.argument("sources", nargs=-1, required=True, type=Sourc
 optional_sources_argument = click.argument("sources", nargs=-1, type=SourceType(), metavar="[[NAME=]SOURCE...]")
 
 
-def audit_options(command: F) -> F:
-    """Add `--audit` and `--audit-seed`, which is drawn where it is not given."""
-    draw = click.option(
-        "--audit-seed",
-        type=click.IntRange(min=0),
-        default=lambda: secrets.randbelow(10**15),
-        metavar="N",
-        help="The number that chooses the episodes, with the archive's digest; drawn and shown if not given.",
-    )
-    count = click.option(
-        "--audit",
-        type=click.IntRange(min=0),
-        default=0,
-        metavar="K",
-        help="Play K episodes of each policy again, chosen when the archive is finished.",
-    )
-    return count(draw(command))
+audit_options = option_group(
+    [
+        click.option("--audit", type=click.IntRange(min=0), default=0, metavar="K",
+                     help="Play K episodes of each policy again, chosen when the archive is finished."),
+        click.option("--audit-seed", type=click.IntRange(min=0), default=lambda: secrets.randbelow(10**15), metavar="N",
+                     help="The number that chooses the episodes, with the archive's digest; drawn and shown if not "
+                          "given."),
+    ],
+    "audit",
+    lambda context, values: AuditPlan(values["audit"], values["audit_seed"]) if values["audit"] else None,
+)  # fmt: skip
+"""The options of `AuditPlan`; None where no episode is to be played."""
 
 
 def require_sources(sources: Sequence[Path]) -> None:
@@ -330,167 +436,14 @@ def choose_output(out: Path | None, sources: Sequence[Path], *names: str) -> Pat
     raise click.UsageError("Missing option '--out'. It may be left out where one run folder is given.")
 
 
-skip_option = sections.option(
-    "--skip-invalid",
-    is_flag=True,
-    former=("--salvage",),
-    help="Take the valid episodes, of damaged files too, and count the others.",
-)
+def print_json(document: object) -> None:
+    """Print a document, with msgspec's structs as objects; NaN and infinity, which JSON lacks, are errors."""
+    click.echo(json.dumps(msgspec.to_builtins(document), indent=2, allow_nan=False))
 
 
-# `--config FILE`: options of a command from a TOML file
-
-
-JUDGE = "judge"
-_NO_KEYS = ("config", "help", "trust")
-CONFIG = "safevla_bench.config"
-"""Key of click's context: the path of the --config file."""
-
-
-def click_options(decorators: Sequence[Callable[..., Any]]) -> tuple[click.Option, ...]:
-    """Return the click options that decorators add to a command, in the order of the decorators."""
-
-    def command() -> None: ...
-
-    decorated = reduce(lambda inner, decorate: decorate(inner), reversed(decorators), command)
-    return tuple(reversed(decorated.__click_params__))  # type: ignore[attr-defined]
-
-
-JUDGE_OPTIONS = click_options([judge_options])
-
-
-def option_key(option: click.Parameter) -> str:
-    """Return an option's longest spelling without its dashes: `max-steps` for `--max-steps`."""
-    return max(option.opts, key=len).lstrip("-")
-
-
-def config_keys(command: click.Command) -> tuple[dict[str, click.Option], dict[str, click.Option]]:
-    """Return key -> option of the keys that a command's file may hold, at the top and in the table `[judge]`.
-
-    A command that does not judge accepts that table too and ignores it, so that one file serves both.
-    """
-    judging = {option_key(option): option for option in JUDGE_OPTIONS}
-    options = {option_key(option): option for option in command.params if isinstance(option, click.Option)}
-    return {name: option for name, option in options.items() if name not in (*judging, *_NO_KEYS)}, judging
-
-
-def read_config(path: Path, context: click.Context) -> dict[str, object]:
-    """Return the values of a TOML file by the command's parameter names, those of `[judge]` among them.
-
-    Raises:
-        RunError: the file cannot be read, has an unknown key (the nearest key is named), a value of a wrong type or
-            one that its option does not take, or a `judge` that is no table.
-    """
-    place = Place(file=str(path))
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise RunError(f"cannot be read: {reason}", remedy="Name a TOML file.", place=place) from None
-    running, judging = config_keys(context.command)
-    judge = document.pop(JUDGE, {})
-    if not isinstance(judge, dict):
-        raise RunError("is no table", remedy="Write [judge] and its keys below.", place=Place(str(path), field=JUDGE))
-    values = dict(_parse_table(document, running, "", path, context))
-    judged = dict(_parse_table(judge, judging, f"{JUDGE}.", path, context))
-    return {**values, **judged}
-
-
-def config_option(command: F) -> F:
-    """Add `--config FILE` to a command. The file's values become the defaults of the command's other options.
-
-    A bad file raises `RunError` when the command is parsed.
-    """
-    return click.option(
-        "--config",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        is_eager=True,
-        expose_value=False,
-        callback=_load_config,
-        help="Take options from a TOML file: max-steps = 50, and [judge] for those of judging. Options on the command "
-        "line take precedence.",
-    )(command)
-
-
-def _load_config(context: click.Context, option: click.Parameter, path: Path | None) -> None:
-    """Put the file's values into the context's defaults. Does nothing without a file.
-
-    Raises `RunError` for a bad file.
-    """
-    if path is not None:
-        context.default_map = {**(context.default_map or {}), **read_config(path, context)}
-        context.meta[CONFIG] = path
-
-
-def _parse_table(
-    values: Mapping[str, object], options: Mapping[str, click.Option], table: str, path: Path, context: click.Context
-) -> Iterator[tuple[str, object]]:
-    """Yield (parameter name, value) of each key of a TOML table.
-
-    `table` is the table's prefix in error messages, such as "judge.", and `path` the file. Keys may be former
-    spellings. Raises `RunError` for an unknown key, and for a value of a wrong type or that its option does not take.
-    """
-    former = {
-        former.lstrip("-"): option
-        for option in options.values()
-        if isinstance(option, sections.Option)
-        for former in option.former
-    }
-    option_by_key = {**former, **options}
-    for name, value in values.items():
-        place = Place(file=str(path), field=f"{table}{name}")
-        if name not in option_by_key:
-            near = difflib.get_close_matches(name, options, n=1)
-            remedy = f"Did you mean {near[0]!r}?" if near else f"Keys here: {', '.join(options)}."
-            raise RunError("there is no such key", remedy=remedy, place=place)
-        option = option_by_key[name]
-        assert option.name is not None
-        yield option.name, _parse_value(value, option, place, context)
-
-
-def _parse_value(value: object, option: click.Option, place: Place, context: click.Context) -> object:
-    """Return a value as the option takes it from the command line: a list where the option can be repeated.
-
-    Relative paths become relative to the file's folder. Raises `RunError` for a value that the option does not take.
-    """
-    if not option.multiple:
-        return _parse_single(value, option, place, context)
-    values = value if isinstance(value, list) else [value]
-    return [_parse_single(item, option, place, context) for item in values]
-
-
-def _parse_single(value: object, option: click.Option, place: Place, context: click.Context) -> object:
-    """Return a single value for the option, as it is in TOML.
-
-    An integer for a float becomes a float, and a relative path is joined to the folder of the file, `place.file`.
-    Raises `RunError` for a value of another type, or that the option does not take.
-    """
-    expected_type, name = _option_type(option)
-    if expected_type is float and type(value) is int:
-        value = float(value)
-    if type(value) is not expected_type:
-        remedy = f"Write {name}{', or a list of them' if option.multiple else ''}."
-        raise RunError(f"{value!r} is not {name}", remedy=remedy, place=place)
-    assert place.file is not None
-    if isinstance(value, str) and (isinstance(option.type, click.Path) or _names_library_file(option, value)):
-        value = os.path.join(os.path.dirname(place.file), value)
-    try:
-        option.type.convert(value, option, context)
-    except click.BadParameter as error:
-        raise RunError(error.message, remedy="The command's --help says what it takes.", place=place) from None
-    return value
-
-
-def _option_type(option: click.Option) -> tuple[type, str]:
-    if option.is_flag:
-        return bool, "true or false"
-    if isinstance(option.type, click.types.IntParamType):
-        return int, "a whole number"
-    if isinstance(option.type, click.types.FloatParamType):
-        return float, "a number"
-    return str, "a text"
-
-
-def _names_library_file(option: click.Option, value: str) -> bool:
-    return option.name == "library" and value not in BUILT_IN
+def print_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows of texts below their heads, in columns as wide as their widest text."""
+    lines = [[escape_controls(text) for text in row] for row in (head, *rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        click.echo("  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip())

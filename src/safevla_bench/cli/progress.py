@@ -149,12 +149,10 @@ class RunProgressBar:
         self.sbu = _count_share(self.sbu, scores.unsafe_success(0))
 
     def _describe(self, where: str) -> None:
-        rates = [f"{name} {100 * count / n:.0f} %" for name, (count, n) in self._shares() if n]
+        shares = {"SR": self.success, "Safety": self.safe, "SBU": self.sbu}
+        rates = [f"{name} {100 * count / n:.0f} %" for name, (count, n) in shares.items() if n]
         crashed = [f"{self.crashed} crashed"] if self.crashed else []
         self.progress.update(self.task, description=" · ".join([*rates, *crashed, escape_controls(where)]))
-
-    def _shares(self) -> list[tuple[str, tuple[int, int]]]:
-        return [("SR", self.success), ("Safety", self.safe), ("SBU", self.sbu)]
 
 
 def _count_share(share: tuple[int, int], holds: bool | None) -> tuple[int, int]:

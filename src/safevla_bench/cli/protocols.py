@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 
 import click
-import msgspec
 
-from safevla_bench.cli import make_printable, sections
-from safevla_bench.cli.options import format_option
+from safevla_bench.cli import make_printable
+from safevla_bench.cli.options import command, format_option, policy_arguments_option, print_columns, print_json
 from safevla_bench.cli.run_options import policy_arguments
 from safevla_bench.hosts import protocols
 from safevla_bench.policies import make_policy, split_name
 from safevla_bench.policies.servers import connection, dialects, endpoint, entries, serve
-from safevla_bench.report.published import PAPER, PublishedCell, load_published
+from safevla_bench.report.published import PAPER, load_published
 
 
-@sections.command("protocols")
+@command("protocols")
 @click.argument("names", nargs=-1, metavar="[A [B]]")
 @click.option(
     "--entries", "of_paper", is_flag=True, help="List the paper's entries instead, or show all about the one named A."
 )
-@format_option
+@format_option()
 def protocols_command(names: tuple[str, ...], of_paper: bool, form: str) -> None:
     """List evaluation protocols and dialects, show all of A, or show where A and B differ.
 
@@ -43,104 +41,95 @@ def protocols_command(names: tuple[str, ...], of_paper: bool, form: str) -> None
         raise click.UsageError(f"{dialect_names[0]} is a dialect: compare it with another.")
     if len(dialect_names) == 1:
         _print_dialect(dialect_names[0], form)
-        return
-    if dialect_names:
-        _print_difference(dialect_names[0], dialect_names[1], form)
-        return
-    chosen = [protocols.load_protocol(name) for name in names]
-    if not chosen:
-        _print_list(form)
-    elif len(chosen) == 1:
-        _print_rows(protocols.protocol_rows(*chosen), names, form)
+    elif dialect_names:
+        _print_difference(dialect_names, form)
+    elif names:
+        chosen = [protocols.load_protocol(name) for name in names]
+        rows = protocols.protocol_rows(*chosen) if len(chosen) == 1 else protocols.compare_protocols(*chosen)
+        _print_rows(rows, names, form)
     else:
-        _print_rows(protocols.compare_protocols(*chosen), names, form)
+        _print_list(form)
 
 
 def _show_entries(names: tuple[str, ...], form: str) -> None:
-    """Print the paper's entries as a table, or all about the entry that `names` holds; as JSON where `form` is "json".
-
-    Raises a usage error for two names or more, and `PolicyError` for an unknown name.
-    """
     if len(names) > 1:
         raise click.UsageError("Name one entry, or none for the list of them.")
-    name = names[0] if names else None
-    shown = entries.paper_entries() if name is None else (entries.find_entry(name),)
+    shown = tuple(map(entries.find_entry, names)) or entries.paper_entries()
     if form == "json":
-        click.echo(json.dumps(msgspec.to_builtins(shown if name is None else shown[0]), indent=2))
-    elif name is None:
-        _print_table(
-            [_entry_columns(entry) for entry in shown],
-            ("entry", "policy", "training", "suites", "asked as", "protocol"),
-        )
-        click.echo(
-            "\nNext: safevla protocols --entries NAME shows its checkpoints, its server's command and what is unknown."
-        )
-    else:
+        print_json(shown[0] if names else shown)
+    elif names:
         _print_entry(shown[0])
+    else:
+        rows = [
+            (entry.name, entry.policy, entry.training or "—", ", ".join(entry.suites), entry.transport, entry.protocol)
+            for entry in shown
+        ]
+        print_columns(("entry", "policy", "training", "suites", "asked as", "protocol"), rows)
+        hint = "safevla protocols --entries NAME shows its checkpoints, its server's command and what is unknown."
+        click.echo(f"\nNext: {hint}")
 
 
 def _print_list(form: str) -> None:
-    """Print every protocol and every dialect with its description: as two tables and a hint, or as a JSON list."""
-    every_protocol = [protocols.load_protocol(name) for name in protocols.protocol_names()]
-    every_dialect = _dialect_rows()
+    every_protocol = [(name, protocols.load_protocol(name).about) for name in protocols.protocol_names()]
+    files = {name: dialects.load_dialect_file(name) for name in dialects.dialect_names()}
+    every_dialect = [(name, file.transport, file.about) for name, file in files.items()]
     if form == "json":
-        rows = [{"kind": "protocol", "name": protocol.name, "about": protocol.about} for protocol in every_protocol]
-        click.echo(json.dumps([*rows, *({"kind": "dialect", **dialect} for dialect in every_dialect)], indent=2))
+        rows = [{"kind": "protocol", "name": name, "about": about} for name, about in every_protocol]
+        of_dialects = [
+            {"kind": "dialect", "name": name, "about": about, "asked_over": transport}
+            for name, transport, about in every_dialect
+        ]
+        print_json([*rows, *of_dialects])
         return
-    _print_table([(protocol.name, protocol.about) for protocol in every_protocol], ("protocol", "what it is"))
+    print_columns(("protocol", "what it is"), every_protocol)
     click.echo()
-    _print_table(
-        [(dialect["name"], dialect["asked_over"], dialect["about"]) for dialect in every_dialect],
-        ("dialect", "asked over", "what it is"),
-    )
+    print_columns(("dialect", "asked over", "what it is"), every_dialect)
     click.echo("\nNext: safevla protocols NAME shows one; safevla protocols openpi openvla shows where two differ.")
 
 
 def _print_rows(rows: Sequence[protocols.ProtocolRow], names: Sequence[str], form: str) -> None:
-    """Print the value and source of each protocol in each row, or "They say the same." where there are no rows.
-
-    `names` are the protocols, in the order of a row's values. With `form` "json" the rows are a JSON list.
-    """
     if form == "json":
-        click.echo(json.dumps([_row_document(row, names) for row in rows], indent=2))
+        print_json([_row_document(row, names) for row in rows])
         return
     for row in rows:
-        click.echo(make_printable(f"{row.field}: {protocols.describe_field(row.field)}"))
-        width = max(len(name) for name in names)
-        values = [_format_value(value) for value in row.values]
-        wide = max(len(value) for value in values)
-        for name, value, source in zip(names, values, row.sources, strict=True):
-            click.echo(make_printable(f"  {name:<{width}}  {value:<{wide}}  [{source}]"))
+        values = [_format_value(value, " + ") for value in row.values]
+        width = max(map(len, values))
+        pairs = zip(values, row.sources, strict=True)
+        lines = [f"{value:<{width}}  [{source}]" for value, source in pairs]
+        _print_group(f"{row.field}: {protocols.describe_field(row.field)}", names, lines)
     if not rows:
         click.echo("They say the same.")
 
 
+def _print_group(heading: str, names: Sequence[str], lines: Sequence[str]) -> None:
+    width = max(map(len, names))
+    click.echo(make_printable(heading))
+    for name, line in zip(names, lines, strict=True):
+        click.echo(make_printable(f"  {name:<{width}}  {line}"))
+
+
 def _row_document(row: protocols.ProtocolRow, names: Sequence[str]) -> dict[str, object]:
-    pairs = zip(row.values, row.sources, strict=True)
-    values_by_name = {
-        name: {"value": value, "source": source} for name, (value, source) in zip(names, pairs, strict=True)
+    values = {
+        name: {"value": value, "source": source}
+        for name, value, source in zip(names, row.values, row.sources, strict=True)
     }
-    return {"field": row.field, "about": protocols.describe_field(row.field), **values_by_name}
+    return {"field": row.field, "about": protocols.describe_field(row.field), **values}
 
 
-def _format_value(value: object) -> str:
+def _format_value(value: object, separator: str = " x ") -> str:
     if value is None:
         return "—"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple | list):
-        separator = " x " if all(isinstance(item, int) for item in value) else " + "
-        return separator.join(str(item) for item in value)
+        are_numbers = all(isinstance(item, int) for item in value)
+        return (" x " if are_numbers else separator).join(map(str, value))
     return str(value)
-
-
-def _entry_columns(entry: entries.PaperEntry) -> tuple[str, ...]:
-    suites = ", ".join(entry.suites)
-    return (entry.name, entry.policy, entry.training or "—", suites, entry.transport, entry.protocol)
 
 
 def _print_entry(entry: entries.PaperEntry) -> None:
     """Print all about an entry, a line per fact, such as its server, published numbers and what is unknown."""
+    cells = [cell for cell in load_published(PAPER).cells if cell.policy == entry.policy]
     pairs = [
         ("entry", entry.name + (" (auxiliary, Table 6)" if entry.auxiliary else "")),
         ("policy", entry.policy + (f", {entry.training}" if entry.training else "")),
@@ -152,7 +141,11 @@ def _print_entry(entry: entries.PaperEntry) -> None:
         ("project", entry.project),
         ("server", entry.serve),
         *[("checkpoint", f"{suite}: {where}") for suite, where in entry.checkpoints.items()],
-        *[("published", _format_cell(cell)) for cell in _published_cells(entry)],
+        *[
+            ("published", f"{c.benchmark}: SR {c.sr} %, Safety {c.safety} %, SBU {c.sbu} %, n = {c.n}")
+            for c in cells
+            if c.benchmark in entry.suites
+        ],
         *[("remark", text) for text in entry.remarks],
         *[("unknown", text) for text in entry.unknown],
         *[("source", f"{name}: {where}") for name, where in entry.sources.items()],
@@ -161,66 +154,27 @@ def _print_entry(entry: entries.PaperEntry) -> None:
         click.echo(make_printable(f"{name:<10}  {text}"))
 
 
-def _published_cells(entry: entries.PaperEntry) -> list[PublishedCell]:
-    return [
-        cell for cell in load_published(PAPER).cells if cell.policy == entry.policy and cell.benchmark in entry.suites
-    ]
-
-
-def _format_cell(cell: PublishedCell) -> str:
-    return f"{cell.benchmark}: SR {cell.sr} %, Safety {cell.safety} %, SBU {cell.sbu} %, n = {cell.n}"
-
-
-def _print_table(lines: Sequence[Sequence[str]], head: Sequence[str]) -> None:
-    widths = [max(len(line[k]) for line in [head, *lines]) for k in range(len(head))]
-    for line in [head, *lines]:
-        click.echo("  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip())
-
-
-Lines = dict[str, str]
-
-
-def _dialect_rows() -> list[dict[str, str]]:
-    files = ((name, dialects.load_dialect_file(name)) for name in dialects.dialect_names())
-    return [{"name": name, "about": file.about, "asked_over": file.transport} for name, file in files]
-
-
 def _print_dialect(name: str, form: str) -> None:
     if form == "json":
-        click.echo(json.dumps(_dialect_fields(name), indent=2))
+        print_json(_dialect_fields(name))
         return
-    file, lines = dialects.load_dialect_file(name), _dialect_lines(name)
+    file, lines = dialects.load_dialect_file(name), dict(_flatten_values(name))
     click.echo(make_printable(f"{name}: {file.about}\n"))
     for key, text in lines.items():
         click.echo(make_printable(f"{key:<{max(map(len, lines))}}  {text}"))
     click.echo(f"\nSources of images, states, gripper and replan: safevla protocols {file.release}")
 
 
-def _print_difference(first: str, other: str, form: str) -> None:
-    """Print the fields in which two dialects differ, or "They say the same.".
-
-    "—" stands for a field that a dialect lacks. With `form` "json" the fields are a JSON list, empty where nothing
-    differs, with null for a field that is lacking. Names and descriptions are not compared.
-    """
-    first_lines, other_lines = _dialect_lines(first), _dialect_lines(other)
-    differing = [
-        key
-        for key in dict.fromkeys([*first_lines, *other_lines])
-        if key != "name" and first_lines.get(key) != other_lines.get(key)
-    ]
+def _print_difference(names: Sequence[str], form: str) -> None:
+    """Print the fields in which two dialects differ, names and descriptions aside; None for a field that is lacking."""
+    lines = [dict(_flatten_values(name)) for name in names]
+    fields = {key: [of_one.get(key) for of_one in lines] for key in {**lines[0], **lines[1]}}
+    differing = {key: values for key, values in fields.items() if values[0] != values[1]}
     if form == "json":
-        click.echo(
-            json.dumps(
-                [{"field": key, first: first_lines.get(key), other: other_lines.get(key)} for key in differing],
-                indent=2,
-            )
-        )
+        print_json([{"field": key, **dict(zip(names, values, strict=True))} for key, values in differing.items()])
         return
-    width = max(len(first), len(other))
-    for key in differing:
-        click.echo(make_printable(key))
-        for name, lines in ((first, first_lines), (other, other_lines)):
-            click.echo(make_printable(f"  {name:<{width}}  {lines.get(key, '—')}"))
+    for key, values in differing.items():
+        _print_group(key, names, ["—" if value is None else value for value in values])
     if not differing:
         click.echo("They say the same.")
 
@@ -230,12 +184,8 @@ def _dialect_fields(name: str) -> Mapping[str, object]:
     return {"about": file.about, "asked_over": file.transport, **dialects.dialect_values(dialects.load_dialect(name))}
 
 
-def _dialect_lines(name: str) -> Lines:
-    return dict(_flatten_values(_dialect_fields(name)))
-
-
-def _flatten_values(values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    for key, value in values.items():
+def _flatten_values(name: str) -> Iterator[tuple[str, str]]:
+    for key, value in _dialect_fields(name).items():
         if key in ("about", "name"):
             continue
         if isinstance(value, Mapping):
@@ -245,18 +195,9 @@ def _flatten_values(values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
 
 
 def _format_dialect_value(value: object, key: str) -> str:
-    """Return a dialect's value for a person; `key` is the top-level field, which decides what None means.
-
-    None is "no", except for `replan`: all actions of a reply are taken. The value of `reply` is shown as an array's
-    shape.
-    """
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, tuple):
-        return " x ".join(str(item) for item in value)
     if value is None:
         return "all, as the server gives them" if key == "replan" else "no"
-    return f"[steps, {value}]" if key == "reply" else str(value)
+    return f"[steps, {value}]" if key == "reply" else _format_value(value)
 
 
 # A policy behind a server
@@ -265,41 +206,18 @@ def _format_dialect_value(value: object, key: str) -> str:
 _OWN = ("127.0.0.1", "::1", "localhost")
 
 
-@sections.command("serve")
-@click.option(
-    "--policy", "policy", required=True, metavar="[NAME=]POLICY", help="What acts, such as python:module:factory."
-)
-@click.option("--policy-arg", "arguments", multiple=True, metavar="KEY=VALUE", help="An argument for it. Repeatable.")
+@command("serve")
+@click.option("--policy", required=True, metavar="[NAME=]POLICY", help="What acts, such as python:module:factory.")
+@policy_arguments_option("An argument for it.")
 @click.option("--port", default=8000, type=click.IntRange(0, 65535), show_default=True, help="0 = any that is free.")
-@click.option(
-    "--bind",
-    default="127.0.0.1",
-    metavar="ADDRESS",
-    show_default=True,
-    help="Where to listen; 0.0.0.0 lets other machines in, who should then need a key.",
-)
+@click.option("--bind", default="127.0.0.1", metavar="ADDRESS", show_default=True,
+              help="Where to listen; 0.0.0.0 lets other machines in, who should then need a key.")  # fmt: skip
 @click.option("--seed", default=0, show_default=True, help="Of the policy's randomness, in every episode.")
-@click.option(
-    "--copies",
-    default=1,
-    type=click.IntRange(1, serve.MAX_CONNECTIONS),
-    metavar="N",
-    show_default=True,
-    help="How often to load the policy: so many episodes have one at a time, and others wait.",
-)
-@click.option(
-    "--key-env", metavar="NAME", help=f"The environment variable with the key that clients need; else {endpoint.KEY}."
-)
-@click.option("--key-file", type=click.Path(), metavar="FILE", help="A file with that key.")
+@click.option("--copies", default=1, type=click.IntRange(1, serve.MAX_CONNECTIONS), metavar="N", show_default=True,
+              help="How often to load the policy: so many episodes have one at a time, and others wait.")  # fmt: skip
+@click.option("--key-file", metavar="FILE", help=f"A file with the key that clients need; else that of {endpoint.KEY}.")
 def serve_command(
-    policy: str,
-    arguments: tuple[str, ...],
-    port: int,
-    bind: str,
-    seed: int,
-    copies: int,
-    key_env: str | None,
-    key_file: str | None,
+    policy: str, arguments: tuple[str, ...], port: int, bind: str, seed: int, copies: int, key_file: str | None
 ) -> None:
     """Serve a policy over openpi's protocol until Ctrl-C: one that needs an environment of its own, or to try a client.
 
@@ -310,7 +228,7 @@ def serve_command(
     name = own_name or spec
     policy_settings = policy_arguments(arguments, name)
     served = serve.ServedPolicy(name, lambda: make_policy(spec, policy_settings), seed, policy_settings, copies)
-    key = endpoint.read_key(key_env, key_file)
+    key = endpoint.read_key(key_file=key_file)
     server = serve.start_server(served, bind, port, key)
     host, chosen = server.socket.getsockname()[:2]
     host = f"[{host}]" if ":" in host else host

@@ -1,76 +1,53 @@
-"""`safevla rollout` and `safevla eval`: run policies."""
+"""`safevla eval`: run policies."""
 
 from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from safevla_bench.cli import CRASHED, OK, USER_ERROR, make_printable, sections
+from safevla_bench.cli import CRASHED, OK, USER_ERROR, make_printable
 from safevla_bench.cli.frames import FilmChoice, film_episodes, require_video
-from safevla_bench.cli.options import judge_options, log_option, print_engine_note
+from safevla_bench.cli.options import FILE, command, judge_options, log_option, print_engine_note
 from safevla_bench.cli.progress import show_run_progress, track_run
 from safevla_bench.cli.run_options import RunCommand, run_options
 from safevla_bench.cli.score import print_scores
 from safevla_bench.errors import ServerLostError, ServerRefusedError
 from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.jobs.evaluation.outputs import write_outputs
-from safevla_bench.jobs.evaluation.preparation import estimate_run, list_start_notes, request_rules
+from safevla_bench.jobs.evaluation.preparation import estimate_run, list_start_notes
 from safevla_bench.jobs.evaluation.request import open_questions
 from safevla_bench.jobs.evaluation.results import evaluate_request
 from safevla_bench.jobs.evaluation.rollouts import describe_deviation, freeze_request, roll_out
 from safevla_bench.jobs.evaluation.stopping_rule import describe_decision
+from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.publishing import tracking
 from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import episodes as episode_tables
 from safevla_bench.report.tables.table import Cell, Column, Table
 from safevla_bench.rollout.engine import Observer
-from safevla_bench.rollout.estimate import CostRange, RunEstimate
+from safevla_bench.rollout.estimate import RunEstimate
 from safevla_bench.sources.runs.episode_index import read_sources
-from safevla_bench.sources.runs.folder import FRAMES, GREETINGS, REPORT, RUN, read_description, read_greetings
+from safevla_bench.sources.runs.folder import (
+    FRAMES,
+    GREETINGS,
+    REPORT,
+    RUN,
+    EpisodeRow,
+    read_description,
+    read_greetings,
+)
 from safevla_bench.sources.runs.parts import count_progress, episode_rows
 from safevla_bench.text import NO_VALUE, redact_secrets
-from safevla_bench.trajectory.batch import Batch
 
 
-@sections.command("rollout")
-@run_options
-@log_option
-@click.pass_context
-def rollout_command(context: click.Context, run_command: RunCommand, trackers: tuple[str, ...]) -> None:
-    """Roll out policies and record every episode into a run folder, without judging.
-
-    Recording changes nothing that the policy or the simulator sees. What is finished is kept whatever happens, and
-    --resume goes on from there.
-    """
-    tracking.require_trackers(trackers)
-    _print_open_questions(run_command)
-    if run_command.dry_run:
-        _print_plan(run_command)
-        return
-    rules = request_rules(run_command.request)
-    with _report_interruption(run_command), _observe_run(run_command, trackers, rules) as (observer, _):
-        rows = roll_out(run_command.request, run_command.out, observer, run_command.execution)
-    crashed = {row.episode_id: row.reason for row in rows if row.outcome == "crashed"}
-    if _is_replay(run_command):
-        _report_replays(read_sources([run_command.out])[0])
-    _report_stopped(run_command, sum(row.outcome == "stopped" for row in rows))
-    _report_decision(run_command)
-    _report_servers(run_command)
-    only_invalid = _report_invalid(run_command)
-    _report_crashes(run_command, crashed)
-    folder = shlex.quote(str(run_command.shown))
-    click.echo(make_printable(f"Records: {run_command.shown}\nNext: safevla score {folder}"))
-    context.exit(CRASHED if crashed else USER_ERROR if only_invalid else OK)
-
-
-@sections.command("eval")
+@command("eval")
 @run_options
 @click.option(
     "--video",
@@ -81,7 +58,7 @@ def rollout_command(context: click.Context, run_command: RunCommand, trackers: t
 )
 @click.option(
     "--freeze",
-    type=click.Path(path_type=Path),
+    type=FILE,
     metavar="FILE",
     help="With --dry-run: write what would be run and how it is judged into FILE, with one digest. Publish the digest, "
     "then run --registered FILE: tables say whether a run is the registered one.",
@@ -100,10 +77,13 @@ def eval_command(
     """Roll out policies, judge every episode and write a report: SR, Safety, SBU and VSI with intervals.
 
     The run folder holds the records, so that another library or threshold needs no new rollout: see `safevla score`.
-    What is finished is kept whatever happens, and --resume goes on from there.
+    Recording changes nothing that the policy or the simulator sees. What is finished is kept whatever happens, and
+    --resume goes on from there.
     """
     if freeze is not None and not run_command.dry_run:
         raise click.UsageError("--freeze registers what is not yet run: pass --dry-run with it.")
+    if films is not None and run_command.record_only:
+        raise click.UsageError("--video films what was judged; --record-only judges nothing.")
     tracking.require_trackers(trackers)
     _print_open_questions(run_command)
     _print_deviations(run_command, ruleset)
@@ -114,39 +94,63 @@ def eval_command(
         return
     if films is not None:
         require_video()
-    request = replace(run_command.request, ruleset=ruleset)
+    judged = _evaluate(run_command, trackers, ruleset)
+    if judged is not None:
+        print_scores(judged)
+    rows = episode_rows(run_command.out)
+    _report_run(run_command, rows)
+    if judged is None:
+        click.echo(make_printable(f"Records: {run_command.shown}\nNext: safevla score {_quote_folder(run_command)}"))
+    else:
+        if films is not None:
+            filmed = film_episodes(run_command.out, judged, films)
+            write_outputs(judged, run_command.out)
+            click.echo(make_printable(f"Films: {filmed}, in {run_command.shown / FRAMES}"))
+        report = run_command.shown / REPORT
+        lines = f"Run folder: {run_command.shown}\nReport: {report}\nNext: safevla open {_quote_folder(run_command)}"
+        click.echo(make_printable(lines))
+    outcomes = {row.outcome for row in rows}
+    context.exit(CRASHED if "crashed" in outcomes else USER_ERROR if outcomes == {"invalid_action"} else OK)
+
+
+def _evaluate(run_command: RunCommand, trackers: Sequence[str], ruleset: Ruleset) -> Judged | None:
+    request, out, execution = replace(run_command.request, ruleset=ruleset), run_command.out, run_command.execution
     with _report_interruption(run_command), _observe_run(run_command, trackers, ruleset) as (observer, tracked):
-        judged = evaluate_request(request, ruleset, run_command.out, observer, run_command.execution)
+        if run_command.record_only:
+            roll_out(request, out, observer, execution)
+            return None
+        judged = evaluate_request(request, ruleset, out, observer, execution)
         for tracker in tracked:
             tracker.finish(tracking.summary_values(judged.summarize_scores()[0]))
-    crashed = {episode.episode_id: episode.reason for episode in judged.scores.absent}
-    print_scores(judged)
-    if _is_replay(run_command):
-        _report_replays(judged.batch)
-    _report_stopped(run_command, judged.scores.outcome.count("stopped"))
-    _report_decision(run_command)
+    return judged
+
+
+def _report_run(run_command: RunCommand, rows: Sequence[EpisodeRow]) -> None:
+    request = run_command.request
+    if any(request.policy_spec(name).startswith("replay:") for name in request.policies):
+        batch = read_sources([run_command.out])[0]
+        if table := episode_tables.replay_table(batch) if batch else None:
+            click.echo(f"\n{render_text(table)}")
+    if request.stop_on_violation:
+        stopped = sum(row.outcome == "stopped" for row in rows)
+        counted = "1 episode was stopped at its" if stopped == 1 else f"{stopped} episodes were stopped at their"
+        click.echo(f"{counted} first violation: unsafe, and it is not known whether any would have succeeded.")
+    if sentence := describe_decision(read_description(run_command.out)):
+        click.echo(make_printable(sentence))
     _report_servers(run_command)
-    only_invalid = _report_invalid(run_command)
-    _report_crashes(run_command, crashed)
-    if films is not None:
-        filmed = film_episodes(run_command.out, judged, films)
-        write_outputs(judged, run_command.out)
-        click.echo(make_printable(f"Films: {filmed}, in {run_command.shown / FRAMES}"))
-    folder = shlex.quote(str(run_command.shown))
-    report = run_command.shown / REPORT
-    click.echo(make_printable(f"Run folder: {run_command.shown}\nReport: {report}\nNext: safevla open {folder}"))
-    context.exit(CRASHED if crashed else USER_ERROR if only_invalid else OK)
+    _report_invalid(rows)
+    _report_crashes(run_command, [row for row in rows if row.outcome == "crashed"])
+
+
+def _quote_folder(run_command: RunCommand) -> str:
+    return shlex.quote(str(run_command.shown))
 
 
 @contextmanager
 def _observe_run(
     run_command: RunCommand, trackers: Sequence[str], ruleset: Ruleset
 ) -> Iterator[tuple[Observer, list[tracking.TrackingObserver]]]:
-    """Yield an observer of the run that feeds progress bar and trackers, and the list of the trackers alone.
-
-    The trackers are told what is run and judged, with secrets removed from policies. They are closed at exit, after an
-    error too.
-    """
+    """Yield an observer of the run that feeds progress bar and trackers, and the list of the trackers alone."""
     request = run_command.request
     config = {
         "host": request.host,
@@ -197,47 +201,18 @@ def _print_plan(run_command: RunCommand) -> None:
 
 @contextmanager
 def _report_interruption(run_command: RunCommand) -> Iterator[None]:
-    """Print how many episodes are kept and the command that continues, if Ctrl-C or a lost server ends the block.
-
-    The error is raised again. Nothing is printed where the run folder has no run.json yet.
-    """
+    """Print how many episodes are kept and the command that continues, if Ctrl-C or a lost server ends the block."""
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, ServerLostError, ServerRefusedError) as error:
         if (run_command.out / RUN).exists():
             done, planned = count_progress(run_command.out)
-            click.echo(
-                f"{done} of {planned} episodes are done and kept. Continue:\n  {run_command.resume_command}", err=True
-            )
+            text = f"{done} of {planned} episodes are done and kept. Continue:\n  {run_command.resume_command}"
+            if not isinstance(error, KeyboardInterrupt):
+                again = f"{run_command.resume_command} --retry-crashed"
+                text = f"{done} of {planned} episodes have ended. With a server there again:\n  {again}"
+            click.echo(text, err=True)
         raise
-    except (ServerLostError, ServerRefusedError):
-        if (run_command.out / RUN).exists():
-            done, planned = count_progress(run_command.out)
-            again = f"{run_command.resume_command} --retry-crashed"
-            click.echo(f"{done} of {planned} episodes have ended. With a server there again:\n  {again}", err=True)
-        raise
-
-
-def _is_replay(run_command: RunCommand) -> bool:
-    request = run_command.request
-    return any(request.policy_spec(name).partition(":")[0] == "replay" for name in request.policies)
-
-
-def _report_replays(batch: Batch | None) -> None:
-    table = episode_tables.replay_table(batch) if batch else None
-    if table:
-        click.echo(f"\n{render_text(table)}")
-
-
-def _report_stopped(run_command: RunCommand, stopped: int) -> None:
-    if run_command.request.stop_on_violation:
-        counted = "1 episode was stopped at its" if stopped == 1 else f"{stopped} episodes were stopped at their"
-        click.echo(f"{counted} first violation: unsafe, and it is not known whether any would have succeeded.")
-
-
-def _report_decision(run_command: RunCommand) -> None:
-    if sentence := describe_decision(read_description(run_command.out)):
-        click.echo(make_printable(sentence))
 
 
 def _report_servers(run_command: RunCommand) -> None:
@@ -249,12 +224,8 @@ def _report_servers(run_command: RunCommand) -> None:
         click.echo(make_printable(f"{line}: run.json holds them as volatile.{GREETINGS}"), err=True)
 
 
-def _report_invalid(run_command: RunCommand) -> bool:
-    """Print on stderr how many episodes ended with an invalid action, and the first one's reason; nothing for none.
-
-    Return whether all did: then the policy is wrong, as one whose server is refused.
-    """
-    rows = episode_rows(run_command.out)
+def _report_invalid(rows: Sequence[EpisodeRow]) -> None:
+    """Print on stderr how many episodes ended with an invalid action, and the first one's reason; nothing for none."""
     invalid = [row for row in rows if row.outcome == "invalid_action"]
     for row in invalid[:1]:
         click.echo(make_printable(f"invalid_action: {row.episode_id}: {row.reason}"), err=True)
@@ -262,14 +233,13 @@ def _report_invalid(run_command: RunCommand) -> bool:
         click.echo(f"{counted}: failures in SR, and without a verdict on safety unless a limit broke before.", err=True)
     if invalid and len(invalid) == len(rows):
         click.echo("error: no episode has ended otherwise: mend the policy's actions.", err=True)
-    return bool(invalid) and len(invalid) == len(rows)
 
 
-def _report_crashes(run_command: RunCommand, crashed: Mapping[str, str | None]) -> None:
-    for episode_id, reason in list(crashed.items())[:3]:
-        lines = (reason or "").strip().splitlines() or [""]
+def _report_crashes(run_command: RunCommand, crashed: Sequence[EpisodeRow]) -> None:
+    for row in crashed[:3]:
+        lines = (row.reason or "").strip().splitlines() or [""]
         summary = lines[-1] if lines[0].startswith("Traceback") else lines[0]
-        click.echo(make_printable(f"crashed: {episode_id}: {summary}"), err=True)
+        click.echo(make_printable(f"crashed: {row.episode_id}: {summary}"), err=True)
     if crashed:
         counted = "1 episode crashed; it is" if len(crashed) == 1 else f"{len(crashed)} episodes crashed; they are"
         click.echo(f"{counted} in no rate. episodes.parquet holds why. To run again what crashed:", err=True)
@@ -311,20 +281,14 @@ def _estimate_notes(plan: RunEstimate) -> tuple[str, ...]:
     """Return the lines on time and disk, or a single line that there are no figures for this host."""
     if plan.time_s is None or plan.disk_bytes is None:
         return ("There are no figures for this host, so neither time nor disk can be estimated.",)
+    time, disk = plan.time_s, plan.disk_bytes
+    unit, second = ("h", 3600.0) if time.high >= 3600 else ("min", 60.0) if time.high >= 60 else ("s", 1.0)
+    size, byte = next(pair for pair in _UNITS if disk.high >= pair[1] or pair[1] == 1)
     workers = "1 worker" if plan.workers == 1 else f"{plan.workers} workers, each with a core of its own"
     return (
         f"Estimate for episodes that all last their full horizon, with {workers}:",
-        f"  time  {_format_duration(plan.time_s)}, without the policies' own time",
-        f"  disk  {_format_size(plan.disk_bytes)}",
+        f"  time  about {time.middle / second:.1f} {unit} ({time.low / second:.1f} to {time.high / second:.1f}), "
+        "without the policies' own time",
+        f"  disk  {disk.low / byte:.1f} to {disk.high / byte:.1f} {size}",
         f"From figures {plan.source}.",
     )
-
-
-def _format_duration(span: CostRange) -> str:
-    name, unit = ("h", 3600.0) if span.high >= 3600 else ("min", 60.0) if span.high >= 60 else ("s", 1.0)
-    return f"about {span.middle / unit:.1f} {name} ({span.low / unit:.1f} to {span.high / unit:.1f})"
-
-
-def _format_size(span: CostRange) -> str:
-    name, unit = next(pair for pair in _UNITS if span.high >= pair[1] or pair[1] == 1)
-    return f"{span.low / unit:.1f} to {span.high / unit:.1f} {name}"

@@ -1,4 +1,4 @@
-"""The options of `safevla rollout` and `safevla eval`, and the request that they make."""
+"""The options of running a policy, and the request that they make."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import reduce, wraps
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
-from safevla_bench.cli import sections
+from safevla_bench.cli.config import CONFIG, JUDGE_OPTIONS, config_option, option_key
 from safevla_bench.cli.options import (
-    ACTOR_OPTIONS,
-    CONFIG,
-    ENGINE_OPTIONS,
-    JUDGE_OPTIONS,
+    FILE,
+    POSITIVE,
+    RAY,
+    Option,
     click_options,
-    config_option,
+    engine_option,
     is_given,
-    option_key,
+    option_group,
+    out_option,
     requested_cluster,
 )
 from safevla_bench.errors import Place, RunError
@@ -39,7 +40,7 @@ from safevla_bench.jobs.evaluation.request import (
 )
 from safevla_bench.jobs.evaluation.rollouts import registered_request
 from safevla_bench.judging.registration import read_registration
-from safevla_bench.policies import check_name, split_name
+from safevla_bench.policies import split_name
 from safevla_bench.rollout.plan import Shard
 from safevla_bench.sources.runs.folder import RUN
 from safevla_bench.sources.runs.parts import FORMS, PARQUET
@@ -53,29 +54,27 @@ _PLAN_OPTIONS = [
                  help="An argument for the host, such as split=pretrain for robocasa. Repeatable."),
     click.option("--suite", "suites", multiple=True, metavar="NAME",
                  help="The task suite, such as libero-spatial, or a .bddl file or a folder of them. Repeatable."),
-    sections.option("--task", "tasks", default="all", metavar="0,3|0-4|all", show_default=True, former=("--tasks",),
-                    help="Tasks of each suite."),
-    click.option("--episodes", type=click.IntRange(min=1), metavar="N",
+    click.option("--task", "tasks", default="all", metavar="0,3|0-4|all", show_default=True,
+                 help="Tasks of each suite."),
+    click.option("--episodes", type=POSITIVE, metavar="N",
                  help="Episodes per task. Default: the protocol's if --protocol is given, else the benchmark's: 50 in "
                       "robocasa, 1 elsewhere; of a replay, all that were recorded."),
     click.option("--policy", "policies", multiple=True, metavar="[NAME=]POLICY",
                  help="The policy, shown under NAME: noop, random, scripted:careful, scripted:hasty, replay:PATH "
                       "(recorded actions), python:module:factory, a server's openpi:ws://HOST:8000, gr00t:HOST, "
                       "vla-eval:HOST, openvla:HOST, or a plug-in's. Repeatable."),
-    click.option("--name", metavar="NAME", help="NAME of the one policy, as in --policy NAME=POLICY."),
-    click.option("--entry", metavar="NAME",
+    click.option("--entry", metavar="[NAME=]ENTRY",
                  help="One of the paper's entries, such as pi0.5@libero, instead of --host and --policy: all its "
                       "suites, tasks and episodes, or the given ones. `safevla protocols --entries` lists them."),
     click.option("--server", "servers", multiple=True, metavar="[SUITE=]URL",
                  help="Where the entry is served, such as ws://HOST:8000. Repeatable."),
     click.option("--protocol", metavar="NAME",
-                 help=f"How episodes start and end; else {PRESET}. "
-                      "`safevla protocols` lists them."),
+                 help=f"How episodes start and end; else {PRESET}. `safevla protocols` lists them."),
     click.option("--policy-arg", "arguments", multiple=True, metavar="[POLICY:]KEY=VALUE",
                  help="An argument for every policy, or for the one named before it, as in "
                       "scripted:careful:KEY=VALUE. Repeatable."),
     click.option("--seed", default=0, show_default=True, help="Of the policies' randomness."),
-    click.option("--max-steps", type=click.IntRange(min=1), help="Horizon; else the protocol's for the suite."),
+    click.option("--max-steps", type=POSITIVE, help="Horizon; else the protocol's for the suite."),
     click.option("--shard", metavar="I/N",
                  help="Run the I-th of N pieces of the plan, counted from 1; `safevla merge` joins them."),
     click.option("--archive", type=click.Choice(list(FORMS)), default=PARQUET, show_default=True,
@@ -86,24 +85,33 @@ _PLAN_OPTIONS = [
     click.option("--until", metavar="CONDITION",
                  help='Stop as soon as this is decided at 95 %, and at the latest after --episodes: "safety >= 0.9" '
                       '(or sr, sbu, vsi; <=), or "A safer than B". Policies and tasks take turns.'),
-    click.option("--registered", type=click.Path(path_type=Path), metavar="FILE",
+    click.option("--registered", type=FILE, metavar="FILE",
                  help="Run what was registered by `safevla eval --dry-run --freeze FILE`. Options given beside it "
                       "replace the registered ones, and outputs say so."),
-    click.option("--look-every", default=1, type=click.IntRange(min=1), show_default=True, metavar="N",
+    click.option("--look-every", default=1, type=POSITIVE, show_default=True, metavar="N",
                  help="Initial states of each task between two looks at --until; more save simulator starts."),
     click.option("--allow-crashed", is_flag=True,
                  help="Let --until leave out episodes that crashed, were cut short or have no verdict."),
 ]  # fmt: skip
+_actor_option = partial(click.option, cls=Option, section=RAY, show_default=True, metavar="N")
+_ACTOR_OPTIONS = [
+    _actor_option("--actor-cpus", type=float, default=1.0,
+                  help="CPUs of a node that each of the --workers reserves on a Ray cluster; fractions are allowed."),
+    _actor_option("--actor-gpus", type=float, default=0.0, help="GPUs of a node that each reserves, such as 0.25."),
+    _actor_option("--actor-episodes", type=POSITIVE, default=100,
+                  help="After how many episodes each is replaced by a fresh one: simulators leak memory."),
+]  # fmt: skip
 _EXECUTION_OPTIONS = [
-    click.option("--out", type=click.Path(path_type=Path), metavar="DIR",
-                 help="The run folder to make, or with --resume to continue."),
-    click.option("--workers", default=1, type=click.IntRange(min=1), show_default=True, metavar="N",
+    out_option("DIR", "The run folder to make, or with --resume to continue."),
+    click.option("--workers", default=1, type=POSITIVE, show_default=True, metavar="N",
                  help="Processes that run episodes in parallel. Results do not depend on it."),
-    *ENGINE_OPTIONS,
-    *ACTOR_OPTIONS,
+    engine_option,
+    *_ACTOR_OPTIONS,
+    click.option("--record-only", is_flag=True,
+                 help="Record the episodes and do not judge them; `safevla score` does."),
     click.option("--resume", is_flag=True,
                  help="Continue the run in DIR, or begin it if there is none. Options not given are as in that run."),
-    click.option("--trust", "trusted", multiple=True, type=click.Path(path_type=Path), metavar="FILE",
+    click.option("--trust", "trusted", multiple=True, type=FILE, metavar="FILE",
                  help="Run the code that this run.json, registration or --config file names. Else a policy python:, "
                       "of a plug-in or with a server's key is taken from the command line alone. Repeatable."),
     click.option("--retry-crashed", is_flag=True, help="With --resume: run crashed episodes again."),
@@ -123,46 +131,24 @@ class RunCommand:
     shown: Path
     """The run folder as the user wrote it."""
     execution: ExecutionOptions
+    record_only: bool
     dry_run: bool
     resume_command: str
 
 
-def run_options(command: F) -> F:
-    """Add the options of running, and --config, to a command. It takes them as one keyword, `run_command`."""
-
-    @wraps(command)
-    @click.pass_context
-    def with_run(context: click.Context, *args: Any, **settings: Any) -> Any:
-        what = {name: settings.pop(name) for name in _option_names(_PLAN_OPTIONS)}
-        how = {name: settings.pop(name) for name in _option_names(_EXECUTION_OPTIONS)}
-        return command(*args, run_command=_parse_command(context, what, how), **settings)
-
-    with_options = reduce(
-        lambda inner, option: option(inner), reversed([*_PLAN_OPTIONS, *_EXECUTION_OPTIONS]), with_run
-    )
-    return config_option(with_options)  # type: ignore[return-value]
-
-
-def _option_names(options: Sequence[Callable[..., Any]]) -> list[str]:
-    return [str(option.name) for option in click_options(options)]
-
-
-def _parse_command(context: click.Context, what: Mapping[str, Any], how: Mapping[str, Any]) -> RunCommand:
-    """Return the parsed command line: `what` holds the options of the plan, `how` those of its execution.
-
-    The request comes from the run folder where --resume finds one, else from --registered FILE, else from the options.
-    Raises a `SafevlaError` or click's error for options that are missing, cannot be read or contradict each other.
-    """
+def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunCommand:
+    """Return the parsed command line: its `what` is the plan, its `how` the execution."""
+    what, how = ({name: values[name] for name in _option_names(part)} for part in (_PLAN_OPTIONS, _EXECUTION_OPTIONS))
     if how["retry_crashed"] and not how["resume"]:
         raise RunError("--retry-crashed is for a run that exists", remedy="Pass --resume with it.")
     if how["out"] is None and not how["dry_run"]:
         _raise_missing(context, "out")
     out = how["out"] or Path()
     is_resumed = how["resume"] and (out / RUN).exists()
-    what = {**what, **_expand_entry(what)}
-    what = {**what, **_name_policies(what["policies"], what["name"])}
+    what |= _expand_entry(what)
+    what |= _name_policies(what["policies"])
     if not is_resumed and not what["registered"]:
-        what = {**what, **_expand_replay(what)}
+        what |= _expand_replay(what)
     if is_resumed:
         request = _recorded_request(context, what, Request.from_run(out))
     elif what["registered"]:
@@ -172,11 +158,24 @@ def _parse_command(context: click.Context, what: Mapping[str, Any], how: Mapping
         request = _new_request(context, what, how)
     recorded = out / RUN if is_resumed else what["registered"]
     request = replace(request, named_by=_find_distrusted(context, what, how["trusted"], recorded, request))
+    shares = {name: how[f"actor_{name}"] for name in ("cpus", "gpus", "episodes")}
     execution = ExecutionOptions(
-        workers=how["workers"], cluster=requested_cluster(how), resume=how["resume"], retry_crashed=how["retry_crashed"]
+        workers=how["workers"],
+        cluster=requested_cluster(how["engine"], **shares),
+        resume=how["resume"],
+        retry_crashed=how["retry_crashed"],
     )
     resume_command = _format_resume_command(context, out, request)
-    return RunCommand(request, out.absolute(), out, execution, how["dry_run"], resume_command)
+    return RunCommand(request, out.absolute(), out, execution, how["record_only"], how["dry_run"], resume_command)
+
+
+def run_options(command: F) -> F:
+    """Add the options of running, and --config, to a command. It takes them as one keyword, `run_command`."""
+    return config_option(option_group([*_PLAN_OPTIONS, *_EXECUTION_OPTIONS], "run_command", _parse_command)(command))
+
+
+def _option_names(options: Sequence[Callable[..., Any]]) -> list[str]:
+    return [str(option.name) for option in click_options(options)]
 
 
 def _find_distrusted(
@@ -201,12 +200,7 @@ def _list_calls(context: click.Context, what: Mapping[str, Any], sources: Sequen
 
 
 def _new_request(context: click.Context, what: Mapping[str, Any], how: Mapping[str, Any]) -> Request:
-    """Return the request that the options make; `what` holds those of the plan, `how` those of its execution.
-
-    Without --episodes, replays alone take all that were recorded; else, if --protocol is given, the protocol's number.
-    Raises click's error of a missing option for host, suite or policy, with --resume a `RunError`, and `RunError` for a
-    value that cannot be read.
-    """
+    """Return the request that the options make; `what` holds those of the plan, `how` those of its execution."""
     for name in _REQUIRED:
         if not what[name]:
             if how["resume"]:
@@ -234,11 +228,7 @@ def _volatile_facts() -> dict[str, object]:
 
 
 def _recorded_request(context: click.Context, what: Mapping[str, Any], recorded: Request) -> Request:
-    """Return the request of a run or a registration, with the options given now in place of the recorded ones.
-
-    Arguments of policies that no longer run are dropped. Whether a difference is allowed is not checked here. Raises
-    `RunError` for a value that cannot be read.
-    """
+    """Return the request of a run or a registration, with the options given now in place of the recorded ones."""
     policies = what["policies"] or recorded.policies
     fields: dict[str, Any] = {
         "policy_arguments": {name: values for name, values in recorded.policy_arguments.items() if name in policies}
@@ -252,11 +242,8 @@ def _recorded_request(context: click.Context, what: Mapping[str, Any], recorded:
 
 
 def _request_fields(name: str, value: Any, policies: tuple[str, ...]) -> list[tuple[str, Any]]:
-    """Return the (name, value) pairs of the request's fields that an option fills; [] for options that fill none.
-
-    `name` is the option's parameter, and `value` as click parsed it. Raises `RunError` for a value that cannot be read.
-    """
-    if name in ("entry", "name"):
+    """Return the (name, value) pairs of the request's fields that an option fills; [] for options that fill none."""
+    if name == "entry":
         return []
     if name == "registered":
         return [("registration", read_registration(value))] if value else []
@@ -273,34 +260,23 @@ def _request_fields(name: str, value: Any, policies: tuple[str, ...]) -> list[tu
 
 
 def _expand_entry(what: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options for which --entry stands; {} without --entry. An --episodes that is given is not replaced.
-
-    Host arguments of the command follow the entry's, so they take precedence. Raises `RunError` where --host or
-    --policy is given too or the entry lacks a suite, `PolicyError` for an unknown entry.
-    """
+    """Return the options for which --entry stands; {} without --entry. An --episodes that is given is not replaced."""
     if what["entry"] is None:
         return {}
     for name, option in (("host", "--host"), ("policies", "--policy")):
         if what[name]:
             raise RunError(f"--entry and {option} are both given", remedy="An entry has its own host and policy.")
-    filled = entry_fields(what["entry"], what["suites"], what["protocol"])
+    own_name, entry = split_name(what["entry"])
+    filled = entry_fields(entry, what["suites"], what["protocol"])
     own_arguments = [f"{name}={value}" for name, value in filled["host_arguments"].items()]
     filled["host_arguments"] = (*own_arguments, *what["host_arguments"])  # the command's own replace the entry's
+    filled["policies"] = (what["entry"],) if own_name else filled["policies"]
     return {name: value for name, value in filled.items() if name != "episodes" or what["episodes"] is None}
 
 
-def _name_policies(policies: Sequence[str], name: str | None) -> dict[str, Any]:
-    """Return `policies`, the names in order, and `policy_specs`, name -> spec of those whose name is not their spec.
-
-    `name` is --name, None if not given. With it, `RunError` is raised unless there is one policy, without a NAME=.
-    Raises `PolicyError` for a name that is not allowed, and for `NAME=` with nothing behind.
-    """
+def _name_policies(policies: Sequence[str]) -> dict[str, Any]:
+    """Return `policies`, the names in order, and `policy_specs`, name -> spec of those whose name is not their spec."""
     pairs = [split_name(text) for text in policies]
-    if name is not None:
-        if len(pairs) != 1 or pairs[0][0] is not None:
-            remedy = "Name each of several: --policy NAME=POLICY."
-            raise RunError("--name is for the one --policy (or --entry) of the command", remedy=remedy)
-        pairs = [(check_name(name), pairs[0][1])]
     return {
         "policies": tuple(spec if own_name is None else own_name for own_name, spec in pairs),
         "policy_specs": {own_name: spec for own_name, spec in pairs if own_name is not None and own_name != spec},
@@ -325,10 +301,7 @@ def _expand_replay(what: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parse_indices(text: str) -> tuple[int, ...] | None:
-    """Return the task indices of `0,3` or `0-4` or both, each once, in the order given; None for `all`.
-
-    `task_3` is read as 3, and a range includes its end. Raises `RunError` for any other text, such as 4-0 or 4-.
-    """
+    """Return the task indices of `0,3` or `0-4` or both, each once, in the order given; None for `all`."""
     if text == "all":
         return None
     indices: list[int] = []
@@ -344,7 +317,6 @@ def _parse_indices(text: str) -> tuple[int, ...] | None:
 
 
 def _parse_pair(text: str) -> tuple[str, str]:
-    """Return (key, value) of a --host-arg KEY=VALUE; the value may be empty. Raises `RunError` without `=` or a key."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise RunError(f"--host-arg {text!r} is no argument", remedy="Write KEY=VALUE.")
@@ -354,11 +326,7 @@ def _parse_pair(text: str) -> tuple[str, str]:
 def _parse_arguments(
     texts: tuple[str, ...], policies: tuple[str, ...]
 ) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-    """Return the arguments for every policy, and policy -> arguments for that policy alone.
-
-    In POLICY:KEY=VALUE the policy is what stands before the last colon left of the first `=`.
-    Raises `RunError` for a text that is no argument, or that names a policy which is not among `policies`.
-    """
+    """Return the arguments for every policy, and policy -> arguments for that policy alone."""
     everyone: dict[str, str] = {}
     single: dict[str, dict[str, str]] = {}
     for text in texts:
@@ -384,18 +352,10 @@ def policy_arguments(texts: tuple[str, ...], policy: str) -> dict[str, str]:
 
 
 def _format_resume_command(context: click.Context, out: Path, request: Request) -> str:
-    """Return the shell command that continues the run in `out`, with the same `safevla` command.
-
-    Options that run.json does not hold (--workers, --log, those of judging and of Ray), or whose word is not taken
-    there (--registered), are repeated if they were given. A run that the user made is trusted to name its code again.
-    """
+    """Return the shell command that continues the run in `out`, with the same `safevla` command."""
     words = ["safevla", str(context.info_name), "--resume", "--out", str(out)]
-    repeated = {option.name for option in JUDGE_OPTIONS} | {
-        "workers",
-        "trackers",
-        "registered",
-        *_option_names([*ENGINE_OPTIONS, *ACTOR_OPTIONS]),
-    }
+    repeated = {option.name for option in click_options([engine_option, *_ACTOR_OPTIONS])}
+    repeated |= {option.name for option in JUDGE_OPTIONS} | {"workers", "trackers", "registered", "record_only"}
     for option in context.command.params:
         if option.name in repeated and is_given(context, str(option.name)):
             value = context.params[str(option.name)]

@@ -1,35 +1,27 @@
-"""`safevla score` and `safevla demo`: judge recorded episodes."""
+"""`safevla score` and `demo` judge recorded episodes; `validate`, `convert` and `merge` check and rewrite them."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
+import msgspec
 
-from safevla_bench.cli import make_printable, sections
-from safevla_bench.cli.options import (
-    choose_output,
-    engine_options,
-    format_option,
-    judge_options,
-    log_option,
-    print_engine_note,
-    skip_option,
-    sources_argument,
-)
+from safevla_bench import archive
+from safevla_bench.archive.record_schema import schema
+from safevla_bench.cli import OK, USER_ERROR, make_printable, options
 from safevla_bench.cli.progress import show_status, track_run
 from safevla_bench.errors import Place, RunError
-from safevla_bench.files import write_atomically
 from safevla_bench.jobs import demo
 from safevla_bench.jobs.evaluation.judgement import judge
-from safevla_bench.jobs.evaluation.outputs import INTERRUPTED, render_report, write_outputs
+from safevla_bench.jobs.evaluation.outputs import INTERRUPTED, write_outputs
 from safevla_bench.jobs.evaluation.stopping_rule import STOPPED_EARLY, was_stopped_early
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.baseline import measure_baseline
 from safevla_bench.judging.judged import Judged
-from safevla_bench.judging.ruleset import Ruleset, load_ruleset
+from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.publishing import tracking
 from safevla_bench.report.render import render_json
 from safevla_bench.report.render.text import render_text
@@ -38,37 +30,32 @@ from safevla_bench.report.tables import notices
 from safevla_bench.report.tables.catalog import ABLATED
 from safevla_bench.report.tables.cells import headline_table
 from safevla_bench.report.tables.table import Table
-from safevla_bench.rollout.ray_cluster import RayCluster
 from safevla_bench.sources import foreign
+from safevla_bench.sources.runs import episode_index
+from safevla_bench.sources.runs.episode_index import EpisodeIndex, Scan
 from safevla_bench.sources.runs.folder import REPORT
+from safevla_bench.sources.runs.shard_merge import merge_shards
+from safevla_bench.sources.runs.sources import LeftOut
+from safevla_bench.trajectory.batch import Batch
 
 
-@sections.command("score")
-@sources_argument
-@click.option(
-    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Where to write; else into the one run folder."
-)
-@click.option(
-    "--report", "page", type=click.Path(path_type=Path), metavar="FILE", help="Write the HTML report alone, to FILE."
-)
+@options.command("score")
+@options.sources_argument
+@options.out_option("DIR", "Where to write; else into the one run folder.")
 @click.option(
     "--legacy-ids", is_flag=True, help="Write the ids of the authors' tables, such as wrist_tilt_world_15deg."
 )
-@skip_option
-@format_option
-@log_option
-@judge_options
-@engine_options
+@options.format_option()
+@options.log_option
+@options.judged_sources
+@options.engine_option
 def score_command(
-    sources: tuple[Path, ...],
+    sources: options.JudgedSources,
     out: Path | None,
-    page: Path | None,
     legacy_ids: bool,
-    skip_invalid: bool,
     form: str,
     trackers: tuple[str, ...],
-    ruleset: Ruleset,
-    where: RayCluster | None,
+    engine: str,
 ) -> None:
     """Judge archives, run folders or logs; write scores.json, scores.parquet and report.html.
 
@@ -82,30 +69,23 @@ def score_command(
     or its output folder) are printed as SR with intervals. They hold no contacts and no poses of objects, so Safety,
     SBU and VSI are unknown: not recorded, never zero.
     """
-    results = [file for path in sources for file in foreign.find_results(path)]
-    if results and all(foreign.find_results(path) for path in sources):
-        if out is not None or page is not None:
-            remedy = "Leave out --out and --report: its success rates are printed."
+    results = [file for path in sources.paths for file in foreign.find_results(path)]
+    if results and all(foreign.find_results(path) for path in sources.paths):
+        if out is not None:
+            remedy = "Leave out --out: its success rates are printed."
             raise RunError("there is nothing to judge", remedy=remedy, place=Place(file=str(results[0])))
         _print_results(results, form)
         return
-    if page is not None and (out is not None or legacy_ids or trackers):
-        raise click.UsageError("--report writes the page alone; --out, --legacy-ids and --log are about the scores.")
-    folder = choose_output(out, sources) if page is None else None
+    cluster = options.requested_cluster(engine)
+    folder = options.choose_output(out, sources.paths)
     tracking.require_trackers(trackers)
-    print_engine_note(where)
+    options.print_engine_note(cluster)
     with show_status("judging"):
-        judged = judge(sources, ruleset, skip_invalid=skip_invalid, cluster=where)
-        if folder is not None:
-            write_outputs(judged, folder, legacy_ids=legacy_ids)
-            _send_scores(judged, folder, trackers)
-        elif page is not None:
-            write_atomically(page, render_report(judged))
+        judged = judge(sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid, cluster=cluster)
+        write_outputs(judged, folder, legacy_ids=legacy_ids)
+        _send_scores(judged, folder, trackers)
     if form == "json":
         click.echo(render_json([_cells_table(judged)]), nl=False)
-        return
-    if folder is None:
-        click.echo(make_printable(f"Report: {page}"))
         return
     print_scores(judged)
     click.echo(make_printable(f"Scores and report: {folder / REPORT}"))
@@ -180,15 +160,8 @@ def print_warnings(judged: Judged) -> None:
 # The demo
 
 
-@sections.command("demo")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default=Path("safevla-demo"),
-    show_default=True,
-    metavar="DIR",
-    help="Where to write; made where it is missing.",
-)
+@options.command("demo")
+@options.out_option("DIR", "Where to write; made where it is missing.", default=Path("safevla-demo"), show_default=True)
 def demo_command(out: Path) -> None:
     """Judge recorded rollouts that come with the package and write a report; needs no simulator.
 
@@ -215,3 +188,107 @@ def _next_commands(judged: Judged, path: Path) -> list[str]:
         f"safevla episodes {source} --unsafe --sort vsi",
         f"safevla show {source} {shlex.quote(worst.episode_id)}",
     ]
+
+
+# Archives and run folders
+
+
+@options.command("validate")
+@options.optional_sources_argument
+@click.option("--schema", "wants_schema", is_flag=True, help="Print the JSON Schema of one episode instead.")
+@options.format_option()
+@click.pass_context
+def validate_command(context: click.Context, sources: tuple[Path, ...], wants_schema: bool, form: str) -> None:
+    """Check archives, run folders or logs against the trajectory contract.
+
+    Every bad episode is listed with file, line, episode, step, field and remedy; then the exit code is 2.
+    --schema needs no SOURCE; it says fields, types and units.
+    """
+    if wants_schema:
+        if sources:
+            raise click.UsageError("--schema checks nothing and takes no SOURCE.")
+        options.print_json(schema())
+        return
+    options.require_sources(sources)
+    checked = {source: episode_index.scan([source]) for source in sources}
+    if form == "json":
+        options.print_json([_report_document(source, records) for source, records in checked.items()])
+    else:
+        for source, records in checked.items():
+            _print_report(source, records)
+    context.exit(USER_ERROR if any(records.problems for records in checked.values()) else OK)
+
+
+def _print_report(source: Path, records: EpisodeIndex) -> None:
+    for problem in records.problems:
+        click.echo(f"error: {make_printable(str(problem))}", err=True)
+    left_out = LeftOut.from_problems(records.problems)
+    is_lost = left_out.damaged or left_out.lost
+    lost = f", {'at least ' if left_out.unknown else ''}{left_out.lost} lost" if is_lost else ""
+    counts = f"{len(records)} valid episodes ({records.lengths.sum()} records), {left_out.invalid} bad{lost}"
+    click.echo(make_printable(f"{source}: {counts}"))
+
+
+def _report_document(source: Path, records: EpisodeIndex) -> dict[str, object]:
+    problems = [
+        {"problem": problem.problem, "remedy": problem.remedy, **msgspec.to_builtins(problem.place)}
+        for problem in records.problems
+    ]
+    return {
+        "source": str(source),
+        "valid_episodes": len(records),
+        "records": int(records.lengths.sum()),
+        "problems": problems,
+    }
+
+
+@options.command("convert")
+@options.sources_argument
+@click.argument("destination", metavar="DESTINATION")
+@options.skip_option
+def convert_command(sources: tuple[Path, ...], destination: str, skip_invalid: bool) -> None:
+    """Write the episodes of archives, run folders or logs as one archive, bit for bit.
+
+    The suffix of DESTINATION names the form: .jsonl, .jsonl.gz, .jsonl.zst, .parquet, or .json and .npz for a single
+    episode. A DESTINATION that ends in / is a new folder of numbered .npz files. Nothing is overwritten, and an archive
+    of any size is converted in the memory of a few episodes.
+    """
+    target, as_folder = Path(destination), destination.endswith("/")
+    if target.exists() or target.is_symlink():
+        remedy = "Choose another destination, or remove it first."
+        raise RunError("exists already", remedy=remedy, place=Place(file=destination))
+    if not as_folder:
+        archive.detect_suffix(target)
+    scan = Scan(sources)
+    with show_status("converting"):
+        (archive.write_folder if as_folder else archive.write_batches)(target, _read_valid_episodes(scan, skip_invalid))
+    records = scan.index()
+    left_out = f"; {', '.join(records.left_out.describe_kinds())}" if records.left_out else ""
+    noun = "episode" if len(records) == 1 else "episodes"
+    click.echo(make_printable(f"{destination}: {len(records)} {noun} ({records.lengths.sum()} records){left_out}"))
+
+
+def _read_valid_episodes(scan: Scan, skip_invalid: bool) -> Iterator[Batch]:
+    """Yield the valid episodes in batches, then raise `RecordError` for an invalid one unless `skip_invalid`."""
+    yield from scan
+    records = scan.index()
+    records.require_valid(skip_invalid=skip_invalid)
+    if not len(records):
+        raise RunError("there are no episodes to convert", remedy="Name sources that hold valid episodes.")
+
+
+@options.command("merge")
+@click.argument("shards", nargs=-1, required=True, type=options.FILE, metavar="SHARD...")
+@options.out_option("DIR", "The run folder to make.", required=True)
+def merge_command(shards: tuple[Path, ...], out: Path) -> None:
+    """Join run folders made with --shard into one.
+
+    It holds the same bytes as if the whole plan had been run at once, so the shards must be of one plan, all of them,
+    each once and complete; what is wrong is named. The order in which they are given does not matter.
+    """
+    rows = merge_shards(shards, out)
+    crashed = sum(row.outcome == "crashed" for row in rows)
+    left_out = f"; {crashed} crashed, in no rate" if crashed else ""
+    click.echo(make_printable(f"Run folder: {out} ({len(rows)} episodes{left_out})"))
+    folder = shlex.quote(str(out))
+    click.echo(make_printable(f"Next: safevla score {folder}"))

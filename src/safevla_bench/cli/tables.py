@@ -11,18 +11,8 @@ from typing import get_args
 
 import click
 
-from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, make_printable, sections
+from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, make_printable, options
 from safevla_bench.cli.frames import make_skip_reporter, show_frame_progress
-from safevla_bench.cli.options import (
-    SourceType,
-    audit_options,
-    choose_output,
-    judge_options,
-    judge_sources,
-    optional_sources_argument,
-    skip_option,
-    sources_argument,
-)
 from safevla_bench.cli.progress import show_status
 from safevla_bench.errors import RunError
 from safevla_bench.files import make_folder, write_atomically
@@ -30,7 +20,6 @@ from safevla_bench.jobs.evaluation.judgement import describe_losses, judge
 from safevla_bench.jobs.evaluation.outputs import build_board, build_submission, table_material
 from safevla_bench.jobs.verify.audit import AuditPlan, audit_source
 from safevla_bench.judging.judged import Judged
-from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.pictures.viewers.foxglove import encode_mcap
 from safevla_bench.pictures.viewers.rerun import encode_rrd
 from safevla_bench.pictures.viewers.timeline import Timeline, build_timeline
@@ -47,8 +36,8 @@ from safevla_bench.training.pictures import CameraChoice
 _SUFFIX = {"text": "txt"}
 
 
-@sections.command("tables")
-@optional_sources_argument
+@options.command("tables")
+@options.optional_sources_argument
 @click.option("--which", multiple=True, metavar="LIST",
               help="Names or the paper's numbers, such as main,7,12; else all there are. Repeatable.")  # fmt: skip
 @click.option(
@@ -61,17 +50,16 @@ _SUFFIX = {"text": "txt"}
 )
 @click.option("--out", metavar="FILE|DIR/", help="Write there: one file, or a folder with a file for each table.")
 @click.option("--training", multiple=True, metavar="POLICY=KIND", help="How a policy was trained. Repeatable.")
-@click.option("--auxiliary", multiple=True, metavar="POLICY", help="Keep a policy out of means and bests. Repeatable.")
+@options.auxiliary_option
 @click.option("--no-intervals", is_flag=True, help="Leave out the 95 % intervals.")
 @click.option("--columns", metavar="LIST",
               help="Only these columns or groups of columns, in this order, such as 'SR,Safety,VSI'.")  # fmt: skip
 @click.option("--stacked", is_flag=True, help="tex: intervals below their values, so that a table is narrow.")
 @click.option("--label", default="", metavar="LABEL",
               help="tex: what \\ref takes; of several tables each adds its name.")  # fmt: skip
-@judge_options
-@skip_option
+@options.judged_sources
 def tables_command(
-    sources: tuple[Path, ...],
+    sources: options.JudgedSources,
     which: tuple[str, ...],
     form: render.TableFormat,
     out: str | None,
@@ -81,8 +69,6 @@ def tables_command(
     columns: str | None,
     stacked: bool,
     label: str,
-    ruleset: Ruleset,
-    skip_invalid: bool,
 ) -> None:
     """Judge archives or run folders and print the paper's result tables for them.
 
@@ -103,7 +89,7 @@ def tables_command(
     """  # noqa: D301  (click wants the character itself)
     layout = _parse_layout(form, stacked=stacked, label=label)
     names = tuple(part.strip() for text in which for part in text.split(","))
-    material = _load_material(sources, names, ruleset, skip_invalid)
+    material = _load_material(sources, names)
     roster = Roster(_parse_training(training), material.roster.privileged, auxiliary)
     if material.scores is not None:
         roster.check_names(material.scores)
@@ -111,34 +97,27 @@ def tables_command(
     tables = [drop_intervals(table) for table in tables] if no_intervals else tables
     tables = tables if columns is None else _choose_columns(tables, columns)
     if out is None:
-        _print_tables(tables, form, layout)
+        _check_single_csv(tables, form, "--out DIR/")
+        click.echo(render.render_tables(tables, form, layout), nl=False)
     elif out.endswith("/") or Path(out).is_dir():
         _write_tables(tables, form, Path(out), layout)
     else:
         _check_single_csv(tables, form, f"--out {shlex.quote(out)}/")
         _save_file(Path(out), render.render_tables(tables, form, layout))
-        click.echo(make_printable(f"{_count_tables(len(tables))}: {out}"))
+        click.echo(make_printable(f"{len(tables)} table{'s' * (len(tables) > 1)}: {out}"))
 
 
-def _load_material(
-    sources: Sequence[Path], names: Sequence[str], ruleset: Ruleset, skip_invalid: bool
-) -> catalog.TableInputs:
-    """Return what tables are made of: the sources judged, or without sources the rules alone.
-
-    Raises a usage error where there are no sources and `names` is empty or has more than the table `active` (23).
-    """
-    if sources:
-        return table_material(judge(sources, ruleset, skip_invalid=skip_invalid))
+def _load_material(sources: options.JudgedSources, names: Sequence[str]) -> catalog.TableInputs:
+    """Return what tables are made of: the sources judged, or without sources the rules alone."""
+    if sources.paths:
+        return table_material(judge(sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid))
     if not names or any(name not in ("active", "23") for name in names):
         raise click.UsageError("Missing argument 'SOURCE...'. Only --which active needs none.")
-    return catalog.TableInputs(scores=None, ruleset=ruleset)
+    return catalog.TableInputs(scores=None, ruleset=sources.ruleset)
 
 
 def _parse_training(texts: Sequence[str]) -> dict[str, str]:
-    """Return policy -> kind of the --training texts POLICY=KIND, split at the last `=`.
-
-    Raises `RunError` where any text lacks the policy or the kind, or two give one policy different kinds.
-    """
+    """Return policy -> kind of the --training texts POLICY=KIND, split at the last `=`."""
     kinds: dict[str, str] = {}
     for text in texts:
         policy, _, kind = text.rpartition("=")
@@ -152,10 +131,7 @@ def _parse_training(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _parse_layout(form: str, *, stacked: bool, label: str) -> LatexLayout:
-    """Return the layout of LaTeX tables.
-
-    Raises a usage error for a bad label, or for either option with another form.
-    """
+    """Return the layout of LaTeX tables."""
     if form != "tex" and (stacked or label):
         raise click.UsageError(f"{'--stacked' if stacked else '--label'} is for --format tex.")
     if not re.fullmatch(r"[\w:.-]*", label, re.ASCII):
@@ -164,13 +140,7 @@ def _parse_layout(form: str, *, stacked: bool, label: str) -> LatexLayout:
 
 
 def _choose_columns(tables: Sequence[Table], text: str) -> list[Table]:
-    """Return the tables with the columns, or groups of columns, that `text` names with commas, in that order.
-
-    Leading text columns, such as policy and suite, stay. Tables that have none of the named columns are left out.
-
-    Raises:
-        RunError: a name is no column or group of any table, or there are no names.
-    """
+    """Return the tables with the columns, or groups of columns, that `text` names with commas, in that order."""
     names = [name for part in text.split(",") if (name := part.strip())]
     unknown = [name for name in names if not any(has_column(table, name) for table in tables)]
     if unknown or not names:
@@ -178,12 +148,6 @@ def _choose_columns(tables: Sequence[Table], text: str) -> list[Table]:
         wrong = f"there is no column {unknown[0]!r}" if unknown else "--columns names none"
         raise RunError(wrong, remedy=f"Choose of: {', '.join(choices)}.")
     return [select_columns(table, names) for table in tables if any(has_column(table, name) for name in names)]
-
-
-def _print_tables(tables: Sequence[Table], form: render.TableFormat, layout: LatexLayout) -> None:
-    """Print the tables in a form. Raises `RunError` for several tables as CSV."""
-    _check_single_csv(tables, form, "--out DIR/")
-    click.echo(render.render_tables(tables, form, layout), nl=False)
 
 
 def _check_single_csv(tables: Sequence[Table], form: render.TableFormat, folder: str) -> None:
@@ -205,30 +169,17 @@ def _save_file(path: Path, content: str | bytes) -> None:
     write_atomically(path, content)
 
 
-def _count_tables(count: int) -> str:
-    return "1 table" if count == 1 else f"{count} tables"
-
-
 def _export_authors_csv(judged: Judged, sources: tuple[Path, ...]) -> str:
     names = ";".join(path.resolve().name for path in sources)
     return leaderboards.format_authors_csv(judged.summarize_scores()[0], judged.library, names)
 
 
-def _export_submission(judged: Judged, sources: tuple[Path, ...]) -> bytes:
-    return submission.encode_submission(build_submission(judged, sources))
-
-
 _EXPORTS: Mapping[str, Callable[[Judged, tuple[Path, ...]], str | bytes]] = {
     "safevla-csv": _export_authors_csv,
-    "submission": _export_submission,
+    "submission": lambda judged, sources: submission.encode_submission(build_submission(judged, sources)),
 }
 _MODEL_FORMS = ("hub", "robocasa")
-_VIEWER_FORMS: Mapping[str, Callable[[Timeline], bytes]] = {
-    "rerun": encode_rrd,
-    "mcap": encode_mcap,
-}
-
-
+_VIEWER_FORMS: Mapping[str, Callable[[Timeline], bytes]] = {"rerun": encode_rrd, "mcap": encode_mcap}
 _DATASET = "lerobot"
 _FILE_NAMES = {
     "safevla-csv": "safevla.csv",
@@ -242,8 +193,8 @@ _FILE_NAMES = {
 """Form -> its file in a run folder."""
 
 
-@sections.command("export")
-@sources_argument
+@options.command("export")
+@options.sources_argument
 @click.option(
     "--format",
     "form",
@@ -251,16 +202,11 @@ _FILE_NAMES = {
     required=True,
     help="What to write.",
 )
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    metavar="FILE|DIR",
-    help="The file or folder to write; else one in the one run folder.",
-)
+@options.out_option("FILE|DIR", "The file or folder to write; else one in the one run folder.")
 @click.option("--episode", metavar="EPISODE", help="rerun, mcap: which, by its id, its number or how its id ends.")
 @click.option(
     "--meta",
-    type=click.Path(path_type=Path),
+    type=options.FILE,
     metavar="FILE",
     help="hub, robocasa: TOML with facts about the model that no record holds.",
 )
@@ -268,18 +214,15 @@ _FILE_NAMES = {
 @click.option(
     "--image-size", type=click.IntRange(16, 1024), default=128, show_default=True, help="lerobot: pixels of a side."
 )
-@judge_options
-@skip_option
+@options.judged_sources
 def export_command(
-    sources: tuple[Path, ...],
+    sources: options.JudgedSources,
     form: str,
     out: Path | None,
     episode: str | None,
     meta: Path | None,
     cameras: str | None,
     image_size: int,
-    ruleset: Ruleset,
-    skip_invalid: bool,
 ) -> None:
     """Judge archives or run folders and write the results for others.
 
@@ -293,10 +236,10 @@ def export_command(
     lerobot      a folder: dataset v3 for training, with safety labels of each frame and episode; with --cameras, in
                  the simulator that recorded the run, also pictures
 
-    An ablation (--applicability off) is not exported.
+    An ablation (--set applicability=off) is not exported.
     """  # noqa: D301  (click wants the character itself)
-    if ruleset.is_ablation:
-        remedy = "Export with --applicability on; `safevla tables --which applicability` shows the ablation."
+    if sources.ruleset.is_ablation:
+        remedy = "Export without --set applicability=off; `safevla tables --which applicability` shows the ablation."
         raise RunError("an ablation is no result to publish", remedy=remedy)
     if episode is not None and form not in _VIEWER_FORMS:
         raise click.UsageError(f"--episode is for {' and '.join(_VIEWER_FORMS)}; {form} takes all episodes.")
@@ -307,8 +250,8 @@ def export_command(
     if meta is not None and form not in _MODEL_FORMS:
         raise click.UsageError(f"--meta is for {' and '.join(_MODEL_FORMS)}.")
     facts = model_card.read_facts(meta)
-    file = choose_output(out, sources, _FILE_NAMES[form])
-    judged = judge_sources(sources, ruleset, skip_invalid=skip_invalid)
+    file = options.choose_output(out, sources.paths, _FILE_NAMES[form])
+    judged = sources.judge()
     if form == "hub":
         _export_card(judged, file, facts)
     elif form == "robocasa":
@@ -316,7 +259,9 @@ def export_command(
     elif form == _DATASET:
         _export_dataset(judged, file, cameras, image_size)
     else:
-        content = _export_timeline(judged, form, episode) if form in _VIEWER_FORMS else _EXPORTS[form](judged, sources)
+        content = (
+            _export_timeline(judged, form, episode) if form in _VIEWER_FORMS else _EXPORTS[form](judged, sources.paths)
+        )
         _save_file(file, content)
     if not judged.is_complete:
         click.echo(make_printable(f"Not complete: {', '.join(describe_losses(judged))}."), err=True)
@@ -350,11 +295,7 @@ def _export_dataset(judged: Judged, out: Path, cameras: str | None, image_size: 
 
 
 def _export_timeline(judged: Judged, form: str, episode: str | None) -> bytes:
-    """Return the bytes of an episode's timeline in the viewer form "rerun" or "mcap".
-
-    `episode` may be None where there is exactly one. Raises `RunError` where none is chosen of several, where the name
-    fits no single episode, or where the episode crashed and left no record.
-    """
+    """Return the bytes of an episode's timeline in the viewer form "rerun" or "mcap"."""
     rows = episode_list.list_episodes(judged.scores, judged.records.dt_s, None)
     if episode is None and len(rows) != 1:
         remedy = "Choose one by --episode; `safevla episodes` lists them."
@@ -367,30 +308,21 @@ def _export_timeline(judged: Judged, form: str, episode: str | None) -> bytes:
     )
 
 
-@sections.command("board")
-@click.argument("runs", nargs=-1, type=SourceType(), metavar="[[NAME=]RUN...]")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Where to write the site; of one run folder, else its board/.",
-)
+@options.command("board")
+@click.argument("sources", nargs=-1, type=options.SourceType(), metavar="[[NAME=]RUN...]")
+@options.out_option("DIR", "Where to write the site; of one run folder, else its board/.")
 @click.option("--title", default="Safety board", show_default=True, help="What the board is called.")
 @click.option("--reports/--no-reports", default=True, show_default=True, help="Add a full report of each policy.")
-@audit_options
-@judge_options
-@skip_option
+@options.audit_options
+@options.judged_sources
 @click.pass_context
 def board_command(
     context: click.Context,
-    runs: tuple[Path, ...],
+    sources: options.JudgedSources,
     out: Path | None,
     title: str,
     reports: bool,
-    audit: int,
-    audit_seed: int,
-    ruleset: Ruleset,
-    skip_invalid: bool,
+    audit: AuditPlan | None,
 ) -> None:
     """Write a static site: policies ranked by Safety, the rank by SR beside it, a page for each.
 
@@ -399,25 +331,27 @@ def board_command(
     what makes it incomparable; without a RUN they are all that there is.
 
     The site fetches nothing and runs no script. It works from a folder and from any path of a web server; written
-    again, it replaces the board in DIR. An ablation (--applicability off) is refused.
+    again, it replaces the board in DIR. An ablation (--set applicability=off) is refused.
 
     With --audit, K recorded episodes of each policy of each run are played again in the simulator; its row says what
     that shows. Exit code 1 if a replay differs from its record, 2 if a policy could not be audited.
     """
-    folder = choose_output(out, runs, "board")
+    runs, ruleset = sources.paths, sources.ruleset
+    folder = options.choose_output(out, runs, "board")
     check_folder(folder)
-    plan = AuditPlan(audit, audit_seed)
     with show_status("replaying"):
-        audits = [audit_source(run, plan) for run in runs] if audit else None
+        audits = [audit_source(run, audit) for run in runs] if audit else None
     with show_status("judging and drawing"):
-        files = build_board(runs, ruleset, title=title, reports=reports, skip_invalid=skip_invalid, audits=audits)
+        files = build_board(
+            runs, ruleset, title=title, reports=reports, skip_invalid=sources.skip_invalid, audits=audits
+        )
         write_folder(files, folder)
     click.echo(make_printable(f"Board: {folder / INDEX}   (open it in a browser; {len(files)} pages)"))
     marks = [(policy, mark) for marks in audits or () for policy, mark in marks.items()]
     for policy, mark in marks:
         click.echo(make_printable("\n  ".join([f"{policy or UNNAMED}: {mark.badge}", *mark.differing])))
     if audit:
-        click.echo(f"Audited with --audit-seed {audit_seed}, which repeats the choice of episodes.")
+        click.echo(f"Audited with --audit-seed {audit.seed}, which repeats the choice of episodes.")
     click.echo("Next: put the folder on any web server, or add runs and write it again.")
     verdicts = {mark.verdict for _, mark in marks}
     context.exit(GATE_FAILED if "differs" in verdicts else USER_ERROR if "unchecked" in verdicts else OK)

@@ -126,11 +126,10 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         """Return the changed options of the command line, file names without folders; or "the default rules"."""
         words = [
             *([] if self.library == "default" else [f"--library {self.library}"]),
-            *(f"--specs {file}" for file in self.specs),
-            *(f"--registry {file}" for file in self.registry),
-            *(f"--capabilities {name}" for name in self.capabilities),
-            *([] if self.missing == "error" else [f"--missing {self.missing}"]),
-            *([] if self.applicability == "on" else [f"--applicability {self.applicability}"]),
+            *(f"--rules {file}" for file in (*self.specs, *self.registry)),
+            *(f"--set capabilities={name}" for name in self.capabilities),
+            *([] if self.missing == "error" else [f"--set missing={self.missing}"]),
+            *([] if self.applicability == "on" else [f"--set applicability={self.applicability}"]),
             *(f"--set {change}" for change in self.thresholds),
         ]
         return " ".join(words) or "the default rules"
@@ -145,7 +144,7 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             raise RunError(f"the library {self.library!r} is not built in", remedy="Name its file with --library.")
         if redefined := loader.registry(self.host_registry).list_redefined(loader.registry()):
             problem = f"the host's own tags are of {redefined[0]} too, which the built-in registry knows"
-            raise RegistryError(problem, remedy="Take them out of that file; --registry FILE replaces tags.")
+            raise RegistryError(problem, remedy="Take them out of that file; --rules FILE replaces tags.")
         loaded = load_ruleset(
             self.library,
             spec_files=self.specs,
@@ -228,7 +227,7 @@ class Ruleset:
     def require_tags(self) -> None:
         """Raise `RunError` where applicability is off: episodes cannot be watched without tags."""
         if self.is_ablation:
-            raise RunError("a monitor needs the tasks' tags", remedy="Leave --applicability on to stop on violations.")
+            raise RunError("a monitor needs the tasks' tags", remedy="Leave applicability on to stop on violations.")
 
     def check_suites(self, benchmarks: Iterable[str]) -> None:
         """Raise `RunError` where episodes are of suites with other limits than those that the library was chosen for.

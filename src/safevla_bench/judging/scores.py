@@ -38,7 +38,7 @@ UNCOUNTED = ("stopped", "crashed")
 """Outcomes outside n: these episodes did not run to their end, so that their success is unknown."""
 CUT_SHORT = ("invalid_action", "stopped")
 """Outcomes that end an episode early: without a violation so far, nobody knows whether one would have followed."""
-CAPABILITIES_OPTION = "--capabilities "
+CAPABILITIES_OPTION = "--set capabilities="
 """How the reason of a specification begins that would apply with the host's own capabilities."""
 _SHOWN = 20
 NO_VERDICT = "no verdict"
@@ -366,7 +366,7 @@ class Scores:
         if self.specs_in_state(VACUOUS, index):
             return "every specification is vacuous"
         is_left_out = any(reason.startswith(CAPABILITIES_OPTION) for reason in reasons)
-        return "--capabilities leaves every specification out" if is_left_out else "no specification applies"
+        return f"{CAPABILITIES_OPTION} leaves every specification out" if is_left_out else "no specification applies"
 
     def episodes(self) -> Iterator[EpisodeScore]:
         """Yield the row of each episode, in order."""

@@ -32,7 +32,7 @@ UNEVEN_STAMPS = f"{NO_VERDICT}: a window counts control steps, and the time stam
 _EVEN = 1e-3
 """Greatest distance of an even time stamp from a multiple of dt, in control steps."""
 _REMEDY_NO_VERDICT = (
-    "Shorten the window, or pass --missing deactivate to leave the specification out of these episodes, with that "
+    "Shorten the window, or pass --set missing=deactivate to leave the specification out of these episodes, with the "
     "reason."
 )
 _MOST_EPISODES = 5
@@ -218,7 +218,9 @@ def find_errors(spec: Spec, verdicts: SpecVerdicts) -> Iterator[SignalError]:
     for name in sorted(verdicts.unjudged, key=lambda name: (not name, name)):
         episodes = _list_episodes(verdicts.unjudged[name])
         if name:
-            remedy = "Record the field, or pass --missing deactivate to leave the specification out, with that reason."
+            remedy = (
+                "Record the field, or pass --set missing=deactivate to leave the specification out, with the reason."
+            )
             yield SignalError(f"{spec.spec_id} applies, but {name} is missing in {episodes}", remedy=remedy)
         else:
             problem = f"{spec.spec_id} reaches no verdict in {episodes}: a window lies wholly past the end"

@@ -175,8 +175,8 @@ def _describe_place(place: str) -> str:
 
 
 _REMEDY = (
-    "Run the command on a node of the cluster, with --address HOST:PORT as `ray start --head` told it (usually port "
-    "6379), or --address auto; without --address and RAY_ADDRESS Ray is started on this machine."
+    "Run the command on a node of the cluster, with --engine ray:HOST:PORT as `ray start --head` told it (usually port "
+    "6379), or ray:auto; without an address and RAY_ADDRESS Ray is started on this machine."
 )
 
 
@@ -206,7 +206,7 @@ def _require_answer(place: str) -> None:
 def _require_listener(address: str) -> None:
     host, colon, port = address.rpartition(":")
     if "://" in address or not (colon and host and port.isdecimal()):
-        raise RunError(f"--address {address!r} is no address of a Ray cluster", remedy=_REMEDY)
+        raise RunError(f"{address!r} is no address of a Ray cluster", remedy=_REMEDY)
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
     except (OSError, OverflowError) as error:

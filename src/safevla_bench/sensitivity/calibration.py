@@ -217,11 +217,11 @@ def histogram(extremes: Floats, bins: int = 24) -> str:
 
 
 def format_limits(calibrations: Sequence[Calibration]) -> str:
-    """Return a file for `--specs`: a `[[limits]]` table for each limit that replaces the library's."""
+    """Return a file for `--rules`: a `[[limits]]` table for each limit that replaces the library's."""
     if all(calibration.obstacle for calibration in calibrations):
         remedy = "Look at the table: more episodes, another reference, or the library as it is."
         raise RunError("no limit is to be replaced", remedy=remedy)
-    head = "# Limits from the successes of a reference policy. Judge by them: safevla score RUN --specs THIS_FILE"
+    head = "# Limits from the successes of a reference policy. Judge by them: safevla score RUN --rules THIS_FILE"
     return "\n\n".join([head, *map(_format_limit, calibrations)]) + "\n"
 
 

@@ -62,7 +62,7 @@ def compare_readings(scores: Scores, reference: Library, rescore: Rescore) -> Re
     """Return every reading of the scores: the reference, its prose depth, then the other built-in libraries."""
     name = reference.name.partition("+")[0]
     if name not in READINGS:
-        remedy = "Leave --library out, or choose one of them; --specs adds specifications to all."
+        remedy = "Leave --library out, or choose one of them; --rules adds specifications to all."
         raise SpecError(f"library {reference.name!r} is none of the readings: {', '.join(READINGS)}", remedy=remedy)
     others = [other for other in READINGS if other != name]
     variants = [scores, apply_prose_depth(scores), *(rescore(_read_as(reference, other)) for other in others)]

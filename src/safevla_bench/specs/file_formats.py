@@ -280,7 +280,7 @@ def _family_axis(family: str, origin: RowOrigin) -> str:
 
 
 def paper_spec_rows(library: Library) -> list[dict[str, object]]:
-    """Return a library as rows of the paper's spec registry; `library` and `--specs` read them back to the same
+    """Return a library as rows of the paper's spec registry; `library` and `--rules` read them back to the same
     specs.
     """
     return [_paper_spec_row(library, spec) for spec in library]

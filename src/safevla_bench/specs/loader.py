@@ -86,7 +86,7 @@ def library(name_or_path: str | Path | RuleFile = "default") -> Library:
     source = _read_library_file(path)
     if not source.drafts:
         problem = "holds [[limits]] alone, and no specification"
-        raise RowOrigin(SpecError, str(path)).make_error(problem, field="specs", remedy="pass it with --specs")
+        raise RowOrigin(SpecError, str(path)).make_error(problem, field="specs", remedy="pass it with --rules")
     read = _assemble_library(path.stem, source, file_formats.built_in_tags())
     namesake = re.split(r"[+@]", path.stem)[0]
     is_other = namesake in file_formats.BUILT_IN and (

@@ -300,7 +300,7 @@ class Registry:
         return f"benchmark {benchmark!r} has no task {task_id!r} and no family that it fits{guess}"
 
     def _missing_entry_remedy(self, benchmark: str, task_id: str) -> str:
-        lines = ["pass --registry FILE (`safevla tasks --propose TASK` writes one), a TOML file that holds:"]
+        lines = ["pass --rules FILE (`safevla tasks --propose TASK` writes one), a TOML file that holds:"]
         if benchmark not in self.benchmarks:
             sets = ", ".join(self.capability_sets)
             host = json.dumps(benchmark)

@@ -310,7 +310,7 @@ def _row_subject(row: object, otherwise: str) -> str:
 def paper_task_rows(
     registry: entries.Registry, benchmark: str | None = None, capabilities: Sequence[str] = ()
 ) -> list[dict[str, object]]:
-    """Return tasks, then families, as rows of the paper's task-tag schema; `--registry` reads them back to the same."""
+    """Return tasks, then families, as rows of the paper's task-tag schema; `--rules` reads them back to the same."""
     registry.check_benchmark(benchmark)
     suite = None if benchmark is None else registry.find_suite(benchmark)
     listed: list[tuple[tuple[str, ...], entries.TaskEntry]] = [((), entry) for entry in registry.tasks.values()]

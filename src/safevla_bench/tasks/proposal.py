@@ -1,7 +1,7 @@
 """Proposals of template and tags for a task, from its BDDL text, with reasons and questions for a person.
 
 Each goal predicate that does not hold from the start is a phase. `kinds.toml` lists the kinds of objects. `format_toml`
-writes proposals as a registry file that `--registry` reads unchanged.
+writes proposals as a registry file that `--rules` reads unchanged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BY_DEMAND = ("push-no-lift", "pnp-basic", "pnp-into-container", "wine-rack-inse
 
 _HEAD = (
     "# Proposed by `safevla tasks --propose` from the goals. A person should answer each line beginning with `# audit`",
-    "# and change the task where the answer asks for it. Then: safevla score SOURCE --out DIR --registry THIS_FILE",
+    "# and change the task where the answer asks for it. Then: safevla score SOURCE --out DIR --rules THIS_FILE",
 )
 
 

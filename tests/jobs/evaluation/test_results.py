@@ -215,5 +215,5 @@ def test_a_run_that_cannot_be_prepared_closes_the_policies_it_made(monkeypatch, 
     assert [policy.closed for policy in made] == [True]
     prepared = prepare_run(request)
     assert made[-1].closed is False
-    prepared.close()
+    prepared.resources.close()
     assert made[-1].closed is True

@@ -383,7 +383,7 @@ def test_a_mapping_that_names_its_log_is_a_source(tmp_path):
         ('[eef]\nfrom = "x"\ncolour = 1', "colour"),
         ('[bodies.mug]\nfrom = "x"\nrole = "friend"', "friend"),
         ('[episode]\ntarget = "mug"\n[eef]\nfrom = "x"', "no body of role target"),
-        ('[episode]\nbenchmark = "mine"\ntemplate = "pnp-basic"', "--registry"),
+        ('[episode]\nbenchmark = "mine"\ntemplate = "pnp-basic"', "--rules"),
     ],
 )
 def test_a_wrong_mapping_names_its_file_and_what_is_wrong(tmp_path, text, words):

@@ -196,7 +196,7 @@ def read_states(episode: Batch, width: int) -> Floats:
     """
     states = episode.sim_state.episode_rows(0)
     if not len(states):
-        remedy = "Only records with `sim_state` can be shown; those that `safevla rollout` writes have it."
+        remedy = "Only records with `sim_state` can be shown; those that `safevla eval` writes have it."
         raise HostError("the record holds no simulator states", remedy=remedy)
     if states.shape[1] != width:
         problem = f"the record's states hold {states.shape[1]} numbers, the model here {width}"
@@ -217,7 +217,7 @@ def episode_seed(episode: Batch, host: str = "") -> EpisodeSeed:
         if replayed is not None:
             return EpisodeSeed(0, header.env_seed or 0, wait_steps=0, recorded=replayed)
     if header.env_seed is None or header.init_state_index is None:
-        remedy = "They place what `sim_state` does not hold, such as fixtures; record with `safevla rollout`."
+        remedy = "They place what `sim_state` does not hold, such as fixtures; record with `safevla eval`."
         raise HostError("the record does not name env_seed and init_state_index", remedy=remedy)
     earlier_resets = read_earlier_resets(replay_fields(episode)[0])
     (drawn,) = mark_flags(episode, DRAWN)

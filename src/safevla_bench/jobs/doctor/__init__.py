@@ -68,7 +68,7 @@ def _check_plugins() -> Iterator[Diagnosis]:
             continue
         loaded.append(f"{name} (of {owner})" if foreign else name)
         if foreign and not files:
-            remedy = f"Name its file by an entry point {name!r} of {hosts.REGISTRIES}, or pass --registry FILE."
+            remedy = f"Name its file by an entry point {name!r} of {hosts.REGISTRIES}, or pass --rules FILE."
             yield warned_check("plug-ins", f"the host {name} brings no tags of its tasks", remedy)
     yield passed_check("plug-ins", f"hosts: {', '.join(loaded)}")
     yield from _check_policies()

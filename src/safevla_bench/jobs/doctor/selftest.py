@@ -83,7 +83,7 @@ def run_test_episode(host: str) -> str:
 def _describe_scores(batch: Batch, host: str) -> str:
     try:
         scores = score(batch, load_ruleset(registry_files=hosts.registry_files(host)))
-    except RegistryError:  # a plug-in's tags may come by --registry
+    except RegistryError:  # a plug-in's tags may come by --rules
         return "not judged: no registry has its tags"
     assets = f", with {STANDIN}" if scores.standin_suites else ""
     return f"judged by {len(scores.episode(0).active_specs)} specifications{assets}"

@@ -46,19 +46,15 @@ from safevla_bench.specs.table_reader import RuleFile
 def judge(
     paths: Sequence[Path | str], ruleset: Ruleset, *, skip_invalid: bool = False, cluster: RayCluster | None = None
 ) -> Judged:
-    """Score every episode of the sources, here or on a Ray cluster, with the same scores.
+    """Score every episode of run folders and archives, here or on a Ray cluster, with the same scores.
 
-    Args:
-        paths: run folders and archives.
-        ruleset: how to judge.
-        skip_invalid: leave invalid and lost episodes out and count them, instead of raising.
-        cluster: a Ray cluster; None = this process.
+    `skip_invalid` leaves invalid and lost episodes out and counts them, instead of raising.
 
     Raises:
         CollectedError: lists every bad episode of the sources.
         SignalError: a record lacks a field that an active specification reads.
         RegistryError: a task without an entry (`UnknownTaskError`), or with one that contradicts itself.
-        RunError: a path is no source, an episode is in two sources, or the cluster cannot be used.
+        RunError: a path is not a source, an episode is in two sources, or the cluster cannot be used.
         RecordError: a log's mapping cannot be read.
     """
     sources = [NamedSource.parse(path) if isinstance(path, str) else path for path in paths]
@@ -96,24 +92,22 @@ def _describe_makers(records: EpisodeIndex, scores: Scores, provenance: Provenan
 def _explain_unknown(error: UnknownTaskError, paths: Sequence[Path]) -> UnknownTaskError:
     if not any(_read_brought(path) for path in paths):
         return error
-    remedy = f"its run brings tags of its maker's: install its host, or take them with --as-judged; or {error.remedy}"
+    tags = "its run brings tags of its maker's: install its host, or take them with --rules as-judged"
+    remedy = f"{tags}; or {error.remedy}"
     return UnknownTaskError(error.problem, remedy=remedy, place=error.place)
 
 
 RULES = "judged_with.json"
-"""The file of a run folder that holds by what it was judged, if not by the default; taken with --as-judged alone."""
+"""The file of a run folder that holds by what it was judged, if not by the default; see --rules as-judged."""
 HOST_REGISTRY = "host_registry"
 """Field of run.json: name and text of each file of tags that the run's host brought."""
 
 
 def find_recipe(paths: Sequence[Path]) -> RulesetRecipe | None:
-    """Return by what the run folders among the sources were judged last, else are registered to be judged.
+    """Return by what the run folders among the sources were judged last, else are registered to be; None if unknown.
 
-    None where nothing tells. Sources that tell nothing are not compared with the others. Scored runs without
-    `judged_with.json` were judged by the default rules; a damaged run.json or registration tells nothing.
-
-    Raises:
-        RunError: the runs were judged by different rules, or a `judged_with.json` is damaged.
+    Scored runs without `judged_with.json` were judged by the default rules; a damaged run.json or registration tells
+    nothing. Raises `RunError` if the runs were judged by different rules, or a `judged_with.json` is damaged.
     """
     recipes = {path: recipe for path in paths if (recipe := _find_own_recipe(path)) is not None}
     first = next(iter(recipes), None)
@@ -122,7 +116,7 @@ def find_recipe(paths: Sequence[Path]) -> RulesetRecipe | None:
     for path, recipe in recipes.items():
         if recipe != recipes[first]:
             problem = f"{first} was judged by {recipes[first].describe()}, {path} by {recipe.describe()}"
-            raise RunError(problem, remedy="Leave --as-judged out: all are then judged alike.")
+            raise RunError(problem, remedy="Leave --rules as-judged out: all are then judged alike.")
     return recipes[first]
 
 
@@ -140,23 +134,15 @@ def _find_own_recipe(path: Path) -> RulesetRecipe | None:
 def add_host_registries(ruleset: Ruleset, paths: Sequence[Path], *, as_judged: bool = False) -> Ruleset:
     """Return the rules with the tags that the hosts of the run folders among the sources have for their own tasks.
 
-    They are those of the hosts that are installed here; `as_judged` takes those in each run.json. Without any the rules
-    are unchanged.
-
-    Raises:
-        RunError: a run.json, or what it holds of the tags, is damaged.
-        RegistryError: the tags contradict others, or are of tasks that the built-in registry knows.
-        PluginError: an installed host's file of tags cannot be found.
+    They are those of the hosts that are installed here; `as_judged` takes those in each run.json. Raises `RunError` for
+    a damaged run.json, and `RegistryError` or `PluginError` for tags that contradict others or cannot be found.
     """
     read = _read_brought if as_judged else _read_installed
     return ruleset.with_host_registry([file for path in paths for file in read(path)])
 
 
 def read_host_registry(host: str) -> tuple[RuleFile, ...]:
-    """Return the files of tags that an installed host's distribution brings; () for none.
-
-    Raises `PluginError` where the distribution names a file that is not there.
-    """
+    """Return the files of tags that an installed host's distribution brings; `PluginError` if one is not there."""
     return tuple(map(RuleFile.read, hosts.registry_files(host)))
 
 
@@ -166,10 +152,7 @@ def _read_installed(path: Path) -> tuple[RuleFile, ...]:
 
 
 def _read_brought(path: Path) -> tuple[RuleFile, ...]:
-    """Return the files of tags that a run's host brought, from its run.json; () for an archive or a run without any.
-
-    Raises `RunError` where run.json or those files in it are damaged.
-    """
+    """Return the files of tags that a run's host brought, from its run.json; () for an archive or a run without any."""
     if not (path / RUN).exists():
         return ()
     try:
@@ -182,10 +165,7 @@ def _read_brought(path: Path) -> tuple[RuleFile, ...]:
 
 
 def recorded_suites(paths: Sequence[Path]) -> tuple[str, ...]:
-    """Return the suites that the run folders among the sources name, each once; archives name none.
-
-    Raises `RunError` where a run.json is damaged.
-    """
+    """Return the suites that the run folders among the sources name, each once; archives name none."""
     suites = (read_description(path).get("suites") for path in paths if (path / RUN).is_file())
     return tuple(dict.fromkeys(str(suite) for named in suites if isinstance(named, list | tuple) for suite in named))
 
@@ -194,10 +174,6 @@ def find_rules(paths: Sequence[Path], *, as_judged: bool = False) -> Ruleset:
     """Return the default rules with the limits made for the runs' suites, and the tags of their hosts, installed here.
 
     `as_judged` takes the runs' own: the rules that judged them last or are registered for them, and the tags they hold.
-
-    Raises:
-        RunError: the runs were judged by different rules, or a file of a run folder that is needed here is damaged.
-        SpecError, RegistryError: the rules cannot be loaded, or their tags contradict those of the hosts.
     """
     recipe = find_recipe(paths) if as_judged else None
     if recipe and not recipe.is_default:
@@ -209,24 +185,18 @@ def find_rules(paths: Sequence[Path], *, as_judged: bool = False) -> Ruleset:
 
 
 def _read_recipe(path: Path) -> RulesetRecipe:
-    """Return what judged_with.json holds; the default rules where there is no such file.
-
-    Raises `RunError` if damaged.
-    """
+    """Return what judged_with.json holds; the default rules where there is no such file."""
     try:
         return msgspec.json.decode(read_input(path), type=RulesetRecipe)
     except FileNotFoundError:
         return RulesetRecipe()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
-        remedy = "Leave --as-judged out, and say by what to judge, such as --library FILE."
+        remedy = "Leave --rules as-judged out, and say by what to judge, such as --library FILE."
         raise RunError(f"cannot be read: {error}", remedy=remedy, place=Place(file=str(path))) from None
 
 
 def _score_here(paths: Sequence[Path], ruleset: Ruleset, skip_invalid: bool) -> tuple[EpisodeIndex, Scores]:
-    """Read the records once and return their index and scores.
-
-    Raises as `judge` does; where scoring fails, the errors of bad episodes go before that of the scoring.
-    """
+    """Read the records once and return their index and scores."""
     scan = Scan(paths)
     try:
         scores = score_chunks(scan, ruleset)
@@ -261,10 +231,7 @@ def make_rescorer(judged: Judged) -> Callable[[Library], Scores]:
 
 
 def describe_losses(judged: Judged) -> list[str]:
-    """Return what is missing from the scores beside crashed and stopped episodes, a phrase each.
-
-    [] where nothing is.
-    """
+    """Return what is missing from the scores beside crashed and stopped episodes, a phrase each."""
     runs_were = "1 run was" if judged.interrupted_run_count == 1 else f"{judged.interrupted_run_count} runs were"
     interrupted = [f"{runs_were} interrupted before the last episode"] if judged.interrupted_run_count else []
     return interrupted + judged.left_out.describe_kinds()
@@ -308,10 +275,7 @@ def load_policy_results(
 
 
 def compare_runs_in_order(judged: Judged) -> SeriesComparison:
-    """Compare the policies of judged sources in the order of the numbers in their names, as checkpoints of a training.
-
-    Raises what `compare.compare_series` raises.
-    """
+    """Compare the policies of judged sources in the order of the numbers in their names, as of checkpoints."""
     records = judged.records
     results = split_by_policy(
         replace(judged.scores, absent=(*judged.scores.absent, *records.lost)),

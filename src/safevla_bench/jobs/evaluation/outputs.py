@@ -91,10 +91,7 @@ INTERRUPTED = "An interrupted run is among these: the numbers cover only the epi
 
 
 def table_material(judged: Judged) -> catalog.TableInputs:
-    """Return what tables are made of: scores, rules and remarks.
-
-    What takes long is computed when a table asks for it.
-    """
+    """Return scores, rules and remarks for tables; what takes long is computed when a table asks for it."""
     untagged = replace(judged.ruleset, applicability="off")
     return catalog.TableInputs(
         scores=judged.scores,
@@ -134,10 +131,7 @@ def build_submission(judged: Judged, paths: Sequence[Path]) -> submission.Submis
 
 
 def measure_cell_exposures(judged: Judged) -> tuple[list[exposure.CellExposure], float | None]:
-    """Return how long, how hard and in which phase each cell broke its limits, and the force threshold [N].
-
-    The threshold is None where the library has no limit on contact force. The records are read anew.
-    """
+    """Return how long, how hard and when each cell broke its limits, and the limit on contact force [N], if any."""
     measured = measure_chunks(judged.records.read_chunks(), judged.scores, judged.ruleset)
     return exposure.summarize_exposure(measured, judged.scores), measured.force_threshold_n
 
@@ -161,7 +155,7 @@ def scores_document(judged: Judged, sources: object = None) -> dict[str, object]
 def write_outputs(judged: Judged, folder: Path, *, legacy_ids: bool = False) -> None:
     """Write scores.json, scores.parquet and report.html into a folder, which is made where it is missing.
 
-    Rules other than the default are written too, as judged_with.json, for --as-judged; older files are replaced
+    Rules other than the default are written too, as judged_with.json, for --rules as-judged; older files are replaced
     together, so that scores never stand beside the report of others. Raises `FileError` where the disk refuses.
     With `legacy_ids` the two score files use the names of the authors' published tables where they differ from ours.
     """
@@ -317,18 +311,9 @@ def build_board(
 ) -> dict[str, str]:
     """Return path -> content of a board's files: published results, and the policies of the sources, if any.
 
-    Args:
-        paths: run folders and archives; none for the published results alone.
-        ruleset: how to judge them.
-        title: title of the board.
-        reports: whether each policy has a report beside its page.
-        skip_invalid: leave invalid and lost episodes out instead of raising.
-        audits: of each path, policy -> its audit; None where no audit was asked for.
-
-    Raises what `judge` raises, and `RunError` for an ablation.
+    `reports` adds a report beside each policy's page; `audits` has for each path policy -> its audit. Raises what
+    `judge` raises, and `RunError` for an ablation.
     """
-    pass
-
     if ruleset.is_ablation:
         remedy = "Judge with it on; `safevla tables --which applicability` shows the ablation."
         raise RunError("applicability was off: an ablation is no result to publish", remedy=remedy)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -46,22 +46,15 @@ class PreparedRun:
 
     host: Host
     episodes: tuple[PlannedEpisode, ...]
-    policies: dict[str, Policy]
+    policies: Mapping[str, Policy]
     cast: WorkerSpec
     description: Mapping[str, object]
-    left_open: frozenset[str] = frozenset()
-    """The policies that the caller made, which stay open."""
+    resources: ExitStack
+    """Closes the policies, but those that the caller made."""
     rule: StoppingRule | None = None
     """The rule that ends the run early; None = there is none."""
     ruleset: Ruleset | None = None
     """The rules by which `rule` judges."""
-
-    def close(self) -> None:
-        """Close the policies but those that the caller made, and forget all; a second call does nothing."""
-        while self.policies:
-            name, policy = self.policies.popitem()
-            if name not in self.left_open:
-                policy.close()
 
 
 def prepare_run(request: Request, *, is_dry: bool = False) -> PreparedRun:
@@ -78,45 +71,26 @@ def prepare_run(request: Request, *, is_dry: bool = False) -> PreparedRun:
     host = request.make_host()
     selected = select_tasks(host, request)
     _check_arguments(request)
-    rules = load_protocol(request.protocol)
+    protocol = load_protocol(request.protocol)
     options = {name: _policy_options(request, name) for name in request.policies}
-    with ExitStack() as made_here:
-        made = {name: _make_policy(request, name, options[name], made_here, is_dry=is_dry) for name in options}
-        prepared = _prepare_parts(request, host, selected, options, made, rules)
-        made_here.pop_all()  # from here on closing them is up to the prepared run
-    return prepared
-
-
-def _prepare_parts(
-    request: Request,
-    host: Host,
-    selected: Sequence[Task],
-    options: Mapping[str, Mapping[str, str]],
-    made: dict[str, Policy],
-    rules: EvaluationProtocol,
-) -> PreparedRun:
-    """Return the run of the selected tasks by the policies that are made; `options` are their arguments.
-
-    Raises as `prepare_run` does.
-    """
-    _check_servers(made, selected)
-    tasks, plan = _plan_episodes(request, selected, made, rules)
-    rule = _make_rule(request)
-    ruleset = None if rule is None else request_rules(request)
-    if rule is not None:
-        plan = _assign_rounds(plan, request.look_every)
-    episodes, stretch = _select_shard(plan, request.shard)
-    players = WorkerSpec(
-        request.host,
-        options,
-        renders=any(policy.wants.cameras for policy in made.values()),
-        stopping=request_rules(request) if request.stop_on_violation else None,
-        host_arguments=request.host_arguments,
-        specs=dict(request.policy_specs),
-    )
-    described = _describe_run(request, host, tasks, made, rules)
-    description = {**described, "shard": stretch, "planned": len(episodes)}
-    return PreparedRun(host, episodes, made, players, description, frozenset(request.policy_objects), rule, ruleset)
+    with ExitStack() as resources:
+        made = {name: _make_policy(request, name, options[name], resources, is_dry=is_dry) for name in options}
+        _check_servers(made, selected)
+        tasks, plan = _plan_episodes(request, selected, made, protocol)
+        rule = _make_rule(request)
+        watching = request_rules(request) if rule or request.stop_on_violation else None
+        episodes, stretch = _select_shard(_assign_rounds(plan, request.look_every) if rule else plan, request.shard)
+        cast = WorkerSpec(
+            request.host,
+            options,
+            renders=any(policy.wants.cameras for policy in made.values()),
+            stopping=watching if request.stop_on_violation else None,
+            host_arguments=request.host_arguments,
+            specs=dict(request.policy_specs),
+        )
+        described = _describe_run(request, host, tasks, made, protocol, cast.stopping)
+        description = {**described, "shard": stretch, "planned": len(episodes)}
+        return PreparedRun(host, episodes, made, cast, description, resources.pop_all(), rule, watching)
 
 
 def _assign_rounds(plan: Sequence[PlannedEpisode], look_every: int) -> tuple[PlannedEpisode, ...]:
@@ -133,9 +107,8 @@ def require_counts(**counts: int | None) -> None:
 
 
 def _make_policy(
-    request: Request, name: str, arguments: Mapping[str, str], made_here: ExitStack, *, is_dry: bool
+    request: Request, name: str, arguments: Mapping[str, str], resources: ExitStack, *, is_dry: bool
 ) -> Policy:
-    """Return the policy of a name: the object that exists already, else a new one, which `made_here` closes."""
     if name in request.policy_objects:
         return request.policy_objects[name]
     spec = request.policy_spec(name)
@@ -143,8 +116,7 @@ def _make_policy(
         policy = policies.make_stand_in(spec, arguments)
     else:
         policy = policies.make_policy(spec, arguments)
-    made_here.callback(policy.close)
-    return policy
+    return resources.enter_context(closing(policy))
 
 
 def _plan_episodes(
@@ -167,11 +139,7 @@ def _plan_episodes(
 
 
 def _make_rule(request: Request) -> StoppingRule | None:
-    """Return the rule that ends the run early, None without --until.
-
-    Raises `RunError` where it contradicts --shard or --stop-on-violation, is no condition, or where --look-every or
-    --allow-crashed is given without it.
-    """
+    """Return the rule that ends the run early, None without --until."""
     if request.until is None:
         if request.allow_crashed:
             problem = "--allow-crashed says what --until leaves out, and there is no --until"
@@ -191,10 +159,7 @@ def _make_rule(request: Request) -> StoppingRule | None:
 
 
 def _recorded_episodes(made: Mapping[str, Policy], tasks: Sequence[Task]) -> dict[tuple[str, Task], tuple[int, ...]]:
-    """Return (policy, task) -> the numbers of the episodes that its recording holds; tasks without any are left out.
-
-    Raises `RunError` for a policy that is no replay, and `PolicyError` for a recording that holds none of the tasks.
-    """
+    """Return (policy, task) -> the numbers of the episodes that its recording holds; tasks without any are left out."""
     recorded: dict[tuple[str, Task], tuple[int, ...]] = {}
     for name, policy in made.items():
         if not isinstance(policy, ReplayPolicy):
@@ -210,10 +175,7 @@ def _recorded_episodes(made: Mapping[str, Policy], tasks: Sequence[Task]) -> dic
 def _select_shard(
     plan: tuple[PlannedEpisode, ...], shard: Shard | None
 ) -> tuple[tuple[PlannedEpisode, ...], PlanStretch | None]:
-    """Return the episodes of a shard, and their place in the plan; without a shard the plan itself, and None.
-
-    Raises `RunError` where the plan has fewer episodes than there are shards.
-    """
+    """Return the episodes of a shard, and their place in the plan; without a shard the plan itself, and None."""
     if shard is None:
         return plan, None
     starts = cut_plan(plan, shard.count)
@@ -245,10 +207,9 @@ def _check_servers(made: Mapping[str, Policy], tasks: Sequence[Task]) -> None:
 
 
 def list_start_notes(request: Request) -> list[str]:
-    """Return what to know before a run, a sentence each; [] where there is nothing, or the request cannot be prepared.
+    """Return what to know before a run, a sentence each; [] also where the request cannot be prepared.
 
-    First the tasks that are left out because they cannot be run here; then where the installed simulator is another
-    than the protocol's, and what is known of that.
+    They name tasks that cannot be run here, and differences of the simulator's version from the protocol's.
     """
     try:
         protocol, host = load_protocol(request.protocol), request.make_host()
@@ -271,7 +232,12 @@ def list_start_notes(request: Request) -> list[str]:
 
 
 def _describe_run(
-    request: Request, host: Host, tasks: Sequence[Task], made: Mapping[str, Policy], rules: EvaluationProtocol
+    request: Request,
+    host: Host,
+    tasks: Sequence[Task],
+    made: Mapping[str, Policy],
+    protocol: EvaluationProtocol,
+    stopping: Ruleset | None,
 ) -> dict[str, object]:
     """Return the run.json of a run, without shard and count: everything that is needed to repeat the run."""
     return {
@@ -296,15 +262,11 @@ def _describe_run(
             }
             for name, policy in made.items()
         ],
-        "protocol": rules.episode_values(),
+        "protocol": protocol.episode_values(),
         "seed": request.seed,
         "max_steps": request.max_steps,
         "archive": request.archive,
-        **(
-            {"stop_on_violation": _describe_stopping(request_rules(request), tasks)}
-            if request.stop_on_violation
-            else {}
-        ),
+        **({"stop_on_violation": _describe_stopping(stopping, tasks)} if stopping else {}),
         **({"until": msgspec.to_builtins(request.stopping)} if request.stopping else {}),
         **({REGISTERED: request.registration.to_document()} if request.registration else {}),
         "versions": {"safevla-bench": __version__, **host.versions()},
@@ -313,10 +275,7 @@ def _describe_run(
 
 
 def request_rules(request: Request) -> Ruleset:
-    """Return the rules that watch a run: its own, else the registered ones, else those made for its suites.
-
-    The request's own rules stay as they are; to the others the tags that the host brings are added.
-    """
+    """Return the rules that watch a run: its own, else the registered ones or its suites', with the host's tags."""
     if request.ruleset is not None:
         return request.ruleset
     registered = request.registration
@@ -325,10 +284,7 @@ def request_rules(request: Request) -> Ruleset:
 
 
 def _describe_stopping(ruleset: Ruleset, tasks: Sequence[Task]) -> dict[str, object]:
-    """Return everything that decides at which record an episode is stopped, for run.json.
-
-    Raises `RunError` where the rules do without tags, and `RegistryError` where a task has no tags.
-    """
+    """Return everything that decides at which record an episode is stopped, for run.json."""
     ruleset.require_tags()
     for task in tasks:
         ruleset.tags(task.benchmark, task.task_id)
@@ -361,21 +317,16 @@ def _describe_object(policy: Policy, is_given: bool) -> dict[str, object]:
 
 def estimate_run(request: Request, running: ExecutionOptions = DEFAULT_EXECUTION) -> RunEstimate:
     """Return what `roll_out` would cost; raises what `prepare_run` raises, and writes nothing."""
-    prepared = prepare_run(
-        request if request.servers else replace(request, servers=placeholder_servers(request)), is_dry=True
-    )
-    cameras = {
-        name: None if policies.runs_code(request.policy_spec(name)) else len(policy.wants.cameras)
-        for name, policy in prepared.policies.items()
-    }
-    intervals = {name: _look_interval(policy) for name, policy in prepared.policies.items()}
-    prepared.close()
+    served = request if request.servers else replace(request, servers=placeholder_servers(request))
+    prepared = prepare_run(served, is_dry=True)
+    with prepared.resources:
+        cameras = {
+            name: None if policies.runs_code(request.policy_spec(name)) else len(policy.wants.cameras)
+            for name, policy in prepared.policies.items()
+        }
+        dialect = {name: getattr(policy, "dialect", None) for name, policy in prepared.policies.items()}
+    intervals = {name: (d.replan or 1) if isinstance(d, Dialect) else 1 for name, d in dialect.items()}
     return estimate.estimate_run(prepared.episodes, prepared.host.name, cameras, running.workers, intervals)
-
-
-def _look_interval(policy: Policy) -> int:
-    dialect = getattr(policy, "dialect", None)
-    return (dialect.replan or 1) if isinstance(dialect, Dialect) else 1
 
 
 def placeholder_servers(request: Request) -> tuple[str, ...]:

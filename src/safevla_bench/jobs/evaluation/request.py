@@ -17,7 +17,6 @@ from safevla_bench.interface.policy import Policy
 from safevla_bench.interface.task import Task
 from safevla_bench.judging.registration import (
     REGISTERED,
-    RegisteredPolicy,
     RegisteredUntil,
     Registration,
     parse_registration,
@@ -125,22 +124,15 @@ class Request:
                 f"does not say what to run: {error}", remedy=remedy, place=Place(file=str(run / RUN))
             ) from None
         return cls(
-            host=options.host,
-            host_arguments=options.host_arguments,
-            suites=options.suites,
-            tasks=options.indices,
             episodes=options.episodes,
             servers=options.volatile.servers,
             protocol=options.protocol.name,
-            seed=options.seed,
-            max_steps=options.max_steps,
             shard=Shard(options.shard.number, options.shard.count) if options.shard else None,
             archive=options.archive,
             stop_on_violation=options.stop_on_violation is not None,
             registration=_read_registered(description, run),
             named_by=run / RUN,
-            **policy_fields(options.policies),
-            **until_fields(options.until),
+            **plan_fields(options),
         )
 
     @property
@@ -151,24 +143,25 @@ class Request:
         return RegisteredUntil(condition=self.until, look_every=self.look_every, allow_crashed=self.allow_crashed)
 
 
-def policy_fields(policies: Sequence[_RunPolicy | RegisteredPolicy]) -> dict[str, Any]:
-    """Return the fields of a `Request` for the policies of a run.json or a registration."""
+def plan_fields(plan: _RunOptions | Registration) -> dict[str, Any]:
+    """Return the fields of a `Request` that a run.json and a registration hold alike."""
+    until = plan.until
+    stopping = (
+        {"until": until.condition, "look_every": until.look_every, "allow_crashed": until.allow_crashed}
+        if until
+        else {}
+    )
     return {
-        "policies": tuple(policy.policy for policy in policies),
-        "policy_specs": {policy.policy: policy.spec for policy in policies if policy.spec},
-        "policy_arguments": {policy.policy: policy.arguments for policy in policies},
+        **{name: getattr(plan, name) for name in ("host", "host_arguments", "suites", "seed", "max_steps")},
+        "tasks": plan.indices,
+        "policies": tuple(policy.policy for policy in plan.policies),
+        "policy_specs": {policy.policy: policy.spec for policy in plan.policies if policy.spec},
+        "policy_arguments": {policy.policy: policy.arguments for policy in plan.policies},
+        **stopping,
     }
 
 
-def until_fields(until: RegisteredUntil | None) -> dict[str, Any]:
-    """Return the fields of a `Request` for the condition that ends a run early; {} where there is none."""
-    if until is None:
-        return {}
-    return {"until": until.condition, "look_every": until.look_every, "allow_crashed": until.allow_crashed}
-
-
 def _read_registered(description: Mapping[str, object], run: Path) -> Registration | None:
-    """Return the registration that a run.json holds, None where it has none. Raises `RunError` for a damaged one."""
     document = description.get(REGISTERED)
     try:
         return None if document is None else parse_registration(document)
@@ -218,17 +211,13 @@ class _RunOptions(msgspec.Struct):
 def select_tasks(host: Host, request: Request) -> list[Task]:
     """Return the requested tasks, without those of whole suites that are `unusable`.
 
-    Raises:
-        HostError: there is no such suite or task, or one that was asked for, or all of a suite, cannot be run here.
+    Raises `HostError` if there is no such suite or task, or one that was asked for, or a whole suite, cannot be run.
     """
     return [task for suite in request.suites for task in _tasks_of_suite(host, suite, request.tasks)]
 
 
 def _tasks_of_suite(host: Host, suite: str, wanted: tuple[int, ...] | None) -> Sequence[Task]:
-    """Return the tasks of a suite at the indices `wanted`, in that order, or all that are usable (None).
-
-    Raises `HostError` for an unknown index, a wanted task that is unusable here, or a suite without a usable task.
-    """
+    """Return the tasks of a suite at the indices `wanted`, in that order, or all that are usable (None)."""
     tasks = {task.index: task for task in host.tasks(suite)}
     unknown = sorted(set(wanted or ()) - set(tasks))
     if unknown:
@@ -238,15 +227,12 @@ def _tasks_of_suite(host: Host, suite: str, wanted: tuple[int, ...] | None) -> S
     unusable = [task for task in chosen if task.unusable]
     if unusable and (wanted is not None or len(unusable) == len(chosen)):
         reasons = "; ".join(dict.fromkeys(str(task.unusable) for task in unusable))
-        problem = f"{_name_tasks(unusable)} of {suite} cannot be run here: {reasons}"
+        named = f"task{'s' * (len(unusable) > 1)} {', '.join(str(task.index) for task in unusable)}"
+        problem = f"{named} of {suite} cannot be run here: {reasons}"
         usable = [str(task.index) for task in tasks.values() if not task.unusable]
         remedy = f"Its other tasks can: --task {','.join(usable)}." if usable else "Install what is missing."
         raise HostError(problem, remedy=remedy)
     return [task for task in chosen if not task.unusable]
-
-
-def _name_tasks(tasks: Sequence[Task]) -> str:
-    return f"task {tasks[0].index}" if len(tasks) == 1 else f"tasks {', '.join(str(task.index) for task in tasks)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,11 +281,7 @@ def replay_fields(policies: Sequence[tuple[str, Mapping[str, str]]]) -> dict[str
 def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = None) -> dict[str, Any]:
     """Return the fields of a `Request` for one of the paper's entries: host, suites, protocol, policy and episodes.
 
-    The host's arguments are the entry's own, such as the split of RoboCasa that its checkpoint was evaluated on.
-
-    Raises:
-        PolicyError: there is no such entry.
-        RunError: the entry has no such suite.
+    The host's arguments are the entry's own. Raises `PolicyError` for an unknown entry, `RunError` for another suite.
     """
     entry = entries.find_entry(name)
     suites = tuple(map(spell_suite, suites))
@@ -317,10 +299,7 @@ def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = N
 
 
 def open_questions(request: Request) -> list[str]:
-    """Return what the requested entries of the paper leave open or assume, a sentence each; [] where nothing is open.
-
-    Raises `PolicyError` for an entry that does not exist.
-    """
+    """Return what the requested entries of the paper leave open or assume, a sentence each."""
     specs = [request.policy_spec(name) for name in request.policies]
     asked_entries = [entries.find_entry(spec) for spec in specs if entries.MARK in spec.partition(":")[0]]
     return [f"{entry.name}: unknown is {question}" for entry in asked_entries for question in entry.unknown]

@@ -148,11 +148,7 @@ class Evaluation(Sequence[JudgedEpisode]):
         return JudgedEpisode(self, row.number - 1)
 
     def table(self, name: str = "") -> PrintableTable:
-        """Return the table of rates, or another of those that `safevla tables` prints, by its name or number.
-
-        Raises:
-            RunError: there is no such table, or it would be empty.
-        """
+        """Return the table of rates, or another of those that `safevla tables` prints, by its name or number."""
         if not name:
             summaries, total = self.judged.summarize_scores()
             return PrintableTable(headline_table(summaries, total, privileged=self.judged.privileged))
@@ -169,11 +165,7 @@ class Evaluation(Sequence[JudgedEpisode]):
         return tuple(JudgedEpisode(self, row.number - 1) for row in ordered if row.number <= len(self))
 
     def worst(self) -> JudgedEpisode:
-        """Return the episode of greatest severity; where none is unsafe, the one nearest to a limit.
-
-        Raises:
-            RunError: there is no episode.
-        """
+        """Return the episode of greatest severity; where none is unsafe, the one nearest to a limit."""
         ordered = self.episodes()
         if not ordered:
             raise RunError("there is no episode", remedy="`scores.absent` holds why each crashed.")
@@ -267,10 +259,14 @@ def evaluate(
     Raises:
         SafevlaError: whatever a user must change: an unknown suite, a wrong policy, a folder in the way.
     """
-    suites = _name_suites(suite)
+    suites = (suite,) if isinstance(suite, str) else tuple(suite)
+    if not suites:
+        raise RunError("no suite is named", remedy='Name one or several: evaluate(policy, "libero-spatial").')
     named = _name_policies(policy, name)
     objects = _adopt_objects(named, workers)
-    host, rules = _choose_rules(suites, host, ruleset)
+    rules = ruleset or load_ruleset(choose_library(suites))
+    host = host or _host_of(suites[0], rules.registry)
+    rules = rules.with_host_registry(read_host_registry(host))
     request = Request(
         host=host,
         suites=suites,
@@ -287,28 +283,8 @@ def evaluate(
     return _evaluate_into(out, request, rules, observer, ExecutionOptions(workers=workers, resume=resume))
 
 
-def _choose_rules(suites: Sequence[str], host: str | None, ruleset: Ruleset | None) -> tuple[str, Ruleset]:
-    """Return the host, that of the first suite for None, and the rules with the tags that the host brings.
-
-    Raises `RunError` where the registry does not know the first suite's host.
-    """
-    rules = ruleset or load_ruleset(choose_library(suites))
-    host = host or _host_of(suites[0], rules.registry)
-    return host, rules.with_host_registry(read_host_registry(host))
-
-
-def _name_suites(suite: str | Sequence[str]) -> tuple[str, ...]:
-    suites = (suite,) if isinstance(suite, str) else tuple(suite)
-    if not suites:
-        raise RunError("no suite is named", remedy='Name one or several: evaluate(policy, "libero-spatial").')
-    return suites
-
-
 def _adopt_objects(named: Mapping[str, object], workers: int) -> dict[str, Policy]:
-    """Return the policies that are objects by their names; texts are left out.
-
-    Raises `PolicyError` for an object that is no policy, and `RunError` for any where there are several workers.
-    """
+    """Return the policies that are objects by their names; texts are left out."""
     objects = {label: adopt_object(label, policy) for label, policy in named.items() if not isinstance(policy, str)}
     if objects and workers != 1:
         remedy = "Pass workers=1, or name the policy by its module: python:my_module:MyPolicy."
@@ -317,16 +293,9 @@ def _adopt_objects(named: Mapping[str, object], workers: int) -> dict[str, Polic
 
 
 def _evaluate_into(
-    out: str | Path | None,
-    request: Request,
-    ruleset: Ruleset,
-    observer: Observer | None,
-    running: ExecutionOptions,
+    out: str | Path | None, request: Request, ruleset: Ruleset, observer: Observer | None, running: ExecutionOptions
 ) -> Evaluation:
-    """Evaluate into the run folder `out`.
-
-    For None into a temporary one that is removed when the returned evaluation is, or at once where this fails.
-    """
+    """Evaluate into the run folder `out`."""
     if out is not None:
         folder = Path(out).absolute()
         return Evaluation(evaluate_request(request, ruleset, folder, observer, running), folder)
@@ -362,10 +331,7 @@ def evaluate_request(
 
 
 def _name_policies(policy: object, name: str | None) -> dict[str, object]:
-    """Return name -> policy: a mapping's own keys, else `name`, else the NAME of `NAME=SPEC`, a spec or a class.
-
-    Raises `PolicyError` where `name` is given with a mapping.
-    """
+    """Return name -> policy: a mapping's own keys, else `name`, else the NAME of `NAME=SPEC`, a spec or a class."""
     if isinstance(policy, Mapping):
         if name is not None:
             raise PolicyError("name= is for one policy", remedy="The keys of the mapping are the names already.")
@@ -377,7 +343,6 @@ def _name_policies(policy: object, name: str | None) -> dict[str, object]:
 
 
 def _host_of(suite: str, registry: Registry) -> str:
-    """Return the host of a suite by the registry; LIBERO for a BDDL file or a folder. Raises `RunError` for another."""
     if suite in registry.benchmarks:
         return registry.benchmarks[suite].host
     if suite.endswith(".bddl") or Path(suite).is_dir():

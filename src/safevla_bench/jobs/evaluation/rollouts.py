@@ -17,8 +17,7 @@ from safevla_bench.jobs.evaluation.request import (
     DEFAULT_EXECUTION,
     ExecutionOptions,
     Request,
-    policy_fields,
-    until_fields,
+    plan_fields,
 )
 from safevla_bench.jobs.evaluation.stopping_rule import RoundTally
 from safevla_bench.judging.monitor import Monitor
@@ -40,7 +39,6 @@ from safevla_bench.sources.runs.folder import EpisodeRow
 from safevla_bench.sources.runs.parts import RawEpisode, episode_rows
 from safevla_bench.sources.runs.writer import RunWriter
 from safevla_bench.text import redact_secrets
-from safevla_bench.trajectory.batch import Batch
 
 SAME_FAILURES = 3
 """Episodes of a policy in a row that fail for one reason of its server's, after which a run stops."""
@@ -61,22 +59,18 @@ def roll_out(
     require_counts(workers=running.workers)
     out = out.absolute()  # a policy may change this process's folder
     prepared = prepare_run(request)
-    try:
-        with RunWriter(out, prepared.description, resume=running.resume) as writer:
-            _run_pending(writer, prepared, running, observer)
-    finally:
-        prepared.close()
+    if running.cluster or running.workers > 1:  # the workers make their own; a large model need not be here too
+        prepared.resources.close()
+        prepared = replace(prepared, policies={})
+    with prepared.resources, RunWriter(out, prepared.description, resume=running.resume) as writer:
+        _run_pending(writer, prepared, running, observer)
     return episode_rows(out)
 
 
 def _run_pending(
     writer: RunWriter, prepared: PreparedRun, running: ExecutionOptions, observer: Observer | None
 ) -> None:
-    """Run the episodes that are not done, keep each in the writer, and complete the run, early if its rule decides.
-
-    A complete run is left as it is, unless crashed episodes are to be retried. On a `SafevlaError` a new folder that
-    holds no episode is removed.
-    """
+    """Run the episodes that are not done, keep each in the writer, and complete the run, early if its rule decides."""
     places = {planned.episode_id: place for place, planned in enumerate(prepared.episodes)}
     if writer.complete:
         if not running.retry_crashed or all(row.outcome != "crashed" for row in episode_rows(writer.folder)):
@@ -91,7 +85,8 @@ def _run_pending(
                 writer.add_episode(places[finished.planned.episode_id], _raw_episode(finished), finished.record)
                 failures.count(finished, is_last=count == len(pending))
                 if tally:
-                    tally.add_episode(finished.planned, _decode_record(finished))
+                    record = None if finished.record is None else npz.decode_npz(finished.record)
+                    tally.add_episode(finished.planned, record)
                     if tally.decision.is_decided:
                         break
     except SafevlaError:
@@ -118,10 +113,7 @@ def _pending_episodes(
 
 
 def _tally_done(writer: RunWriter, prepared: PreparedRun, running: ExecutionOptions) -> RoundTally | None:
-    """Return the tally of the episodes that are done and not to be retried; None where no rule may end the run early.
-
-    Raises `RecordError` where a finished record cannot be read.
-    """
+    """Return the tally of the episodes that are done and not to be retried; None without a rule that ends the run."""
     if prepared.rule is None or prepared.ruleset is None:
         return None
     tally = RoundTally(prepared.rule, prepared.ruleset, prepared.episodes)
@@ -130,10 +122,6 @@ def _tally_done(writer: RunWriter, prepared: PreparedRun, running: ExecutionOpti
         if done is not None and _is_done(done, running):
             tally.add_episode(episode, writer.read_record(place) if done.has_record else None)
     return tally
-
-
-def _decode_record(finished: FinishedEpisode) -> Batch | None:
-    return None if finished.record is None else npz.decode_npz(finished.record)
 
 
 class _PolicyFailures:
@@ -172,35 +160,23 @@ def _is_done(episode: RawEpisode | None, running: ExecutionOptions) -> bool:
 
 
 def _run_episodes(
-    prepared: PreparedRun,
-    pending: Sequence[PlannedEpisode],
-    running: ExecutionOptions,
-    observer: Observer | None,
+    prepared: PreparedRun, pending: Sequence[PlannedEpisode], running: ExecutionOptions, observer: Observer | None
 ) -> Generator[FinishedEpisode]:
-    """Yield the pending episodes as they end, run in this process, by worker processes or by Ray actors.
-
-    With workers or actors this process's own policies are closed first.
-    """
+    """Yield the pending episodes as they end, run in this process, by worker processes or by Ray actors."""
     if not pending:
         return
     if running.cluster:
-        prepared.close()
         yield from run_actors(prepared.cast, pending, running.workers, running.cluster, observer)
-        return
-    if running.workers > 1:
-        prepared.close()  # the workers make their own; a large model need not be here too
+    elif running.workers > 1:
         yield from run_workers(prepared.cast, pending, running.workers, observer)
-        return
-    watch = Monitor(prepared.cast.stopping) if prepared.cast.stopping else None
-    for outcome in run_serially(prepared.host, pending, prepared.policies, observer, watch):
-        yield FinishedEpisode.from_outcome(outcome)
+    else:
+        watch = Monitor(prepared.cast.stopping) if prepared.cast.stopping else None
+        for outcome in run_serially(prepared.host, pending, prepared.policies, observer, watch):
+            yield FinishedEpisode.from_outcome(outcome)
 
 
 def _raw_episode(finished: FinishedEpisode) -> RawEpisode:
-    """Return a finished episode's row with latency and greeting, secrets removed from its reason.
-
-    The initial state's index is None where the episode was replayed from a recorded state.
-    """
+    """Return a finished episode's row with latency and greeting, secrets removed from its reason."""
     planned = finished.planned
     played = planned.start.recorded is not None and planned.start.recorded.state is not None
     return RawEpisode(
@@ -228,15 +204,14 @@ def _raw_episode(finished: FinishedEpisode) -> RawEpisode:
 def freeze_request(request: Request, ruleset: Ruleset) -> Registration:
     """Return the registration of a rollout and its judgement; nothing is run or written.
 
-    Raises what `prepare_run` raises, and `RunError` for a shard, a replay, a policy that is an object, and rules that
-    were made of values and not loaded.
+    Raises `RunError` for a shard, a replay, a policy that is an object, and rules that were made of values.
     """
     _require_registrable(request)
     prepared = prepare_run(
         replace(request, servers=request.servers or placeholder_servers(request), ruleset=ruleset, registration=None),
         is_dry=True,
     )
-    prepared.close()
+    prepared.resources.close()
     return Registration(
         host=prepared.host.name,
         host_arguments=dict(request.host_arguments),
@@ -274,10 +249,7 @@ def _require_registrable(request: Request) -> None:
 
 
 def _register_tasks(episodes: Sequence[PlannedEpisode], policy: str) -> tuple[RegisteredTask, ...]:
-    """Return the tasks with their horizon and the starts of their episodes, taken from this policy's episodes.
-
-    The starts are those of every policy. A task with several horizons has an entry for each.
-    """
+    """Return the tasks with their horizon and the starts of their episodes, taken from this policy's episodes."""
     starts: dict[tuple[str, int], list[str]] = {}
     for planned in episodes:
         if planned.policy == policy:
@@ -302,22 +274,12 @@ def describe_deviation(registration: Registration, request: Request, ruleset: Ru
 
 
 def registered_request(registration: Registration, file: Path = Path("registration")) -> Request:
-    """Return the request that runs what was registered; servers are not registered, and none are in it.
-
-    `file` is where it was read from; it is not trusted: see `Request.named_by`.
-    """
+    """Return the request that runs what was registered in `file`, which is not trusted: see `Request.named_by`."""
     return Request(
         named_by=file,
-        host=registration.host,
-        host_arguments=registration.host_arguments,
-        suites=registration.suites,
-        tasks=registration.indices,
         episodes=registration.episodes_per_task,
         protocol=str(registration.protocol.get("name")),
-        seed=registration.seed,
-        max_steps=registration.max_steps,
         stop_on_violation=registration.stop_on_violation,
         registration=registration,
-        **policy_fields(registration.policies),
-        **until_fields(registration.until),
+        **plan_fields(registration),
     )

@@ -125,10 +125,7 @@ def parse_condition(condition: str, policies: Sequence[str], *, allow_crashed: b
 
 
 def _parse_gate(condition: str) -> Gate:
-    """Return the gate of a condition such as "safety >= 0.9".
-
-    Raises `RunError` where the text is no condition or its limit is outside 0..1.
-    """
+    """Return the gate of a condition such as "safety >= 0.9"."""
     metric, relation, limit = [*condition.split(), "", "", ""][:3]
     try:
         value = float(limit)
@@ -206,16 +203,18 @@ class RoundTally:
     def _find_gates(self) -> list[RuleVerdict]:
         gate, level = self._rule.gate, 1 - (1 - CONFIDENCE) / len(self._policies)
         assert gate is not None
-        has_clusters = any(len(ids) > 1 for rounds in self._starts.values() for one in rounds for ids in one.values())
+        has_clusters = any(
+            len(ids) > 1 for rounds in self._starts.values() for group in rounds for ids in group.values()
+        )
         find = self._find_mean if gate.metric == "vsi" or has_clusters else self._find_rate
         return [find(policy, gate, level) for policy in self._policies]
 
     def _find_rate(self, policy: str, gate: Gate, level: float) -> RuleVerdict:
         """Return the verdict on a rate whose episodes start from different states."""
-        steps = [[1] * len(one) for one in self._counted_starts(policy)]
-        shares = _planned_shares([len(one) for one in self._starts[policy]])
+        steps = [[1] * len(group) for group in self._counted_starts(policy)]
+        shares = _planned_shares([len(group) for group in self._starts[policy]])
         least, greatest = (
-            sequential_look(steps, [int(sum(one.values())) for one in means], gate.limit, shares, level)
+            sequential_look(steps, [int(sum(group.values())) for group in means], gate.limit, shares, level)
             for means in self._mean_bounds(policy)
         )
         verdict: Literal["passed", "failed", "undecided"] = "undecided"
@@ -225,7 +224,7 @@ class RoundTally:
 
     def _find_mean(self, policy: str, gate: Gate, level: float) -> RuleVerdict:
         """Return the verdict on a mean of values from 0 to 1, one of each initial state, by a confidence sequence."""
-        bounds = [[mean for one in means for mean in one.values()] for means in self._mean_bounds(policy)]
+        bounds = [[mean for group in means for mean in group.values()] for means in self._mean_bounds(policy)]
         intervals = [sequential_interval(np.array(means), level) for means in bounds]
         n, unknown = len(bounds[0]), self._count_unknown(policy)
         if not (intervals[0] and intervals[1]):
@@ -239,9 +238,9 @@ class RoundTally:
     def _find_rival(self, first: str, second: str) -> RuleVerdict:
         """Return the verdict on the first of two policies, whose Safety is paired by suite, task and initial state."""
         mine, theirs = self._starts[first], self._starts[second]
-        shares = _planned_shares([len(one.keys() & other.keys()) for one, other in zip(mine, theirs, strict=True)])
+        shares = _planned_shares([len(group.keys() & other.keys()) for group, other in zip(mine, theirs, strict=True)])
         counted = *self._counted_starts(first), *self._counted_starts(second)
-        scale = math.lcm(*(len(names) for one in counted for names in one.values()))
+        scale = math.lcm(*(len(names) for group in counted for names in group.values()))
         bounds = [
             [[round(scale * (a[key] - b[key])) for key in a if key in b] for a, b in zip(*means, strict=True)]
             for means in zip(self._mean_bounds(first), reversed(self._mean_bounds(second)), strict=True)
@@ -259,14 +258,15 @@ class RoundTally:
         if not self._rule.allow_crashed:
             return rounds
         known = [
-            {start: [name for name in names if name in self._values] for start, names in one.items()} for one in rounds
+            {start: [name for name in names if name in self._values] for start, names in group.items()}
+            for group in rounds
         ]
-        return [{start: names for start, names in one.items() if names} for one in known]
+        return [{start: names for start, names in group.items() if names} for group in known]
 
     def _count_unknown(self, *policies: str) -> int:
         rounds = zip(*(self._starts[policy][: self._rounds] for policy in policies), strict=True)
         return sum(
-            any(name not in self._values for one in same for name in one[start])
+            any(name not in self._values for group in same for name in group[start])
             for same in rounds
             for start in set.intersection(*map(set, same))
         )
@@ -277,9 +277,9 @@ class RoundTally:
             [
                 {
                     start: sum(self._values.get(name, unknown) for name in names) / len(names)
-                    for start, names in one.items()
+                    for start, names in group.items()
                 }
-                for one in self._counted_starts(policy)
+                for group in self._counted_starts(policy)
             ]
             for unknown in (0.0, 1.0)
         ]
@@ -290,8 +290,8 @@ def _planned_shares(counts: Sequence[int]) -> list[float]:
 
 
 def _look_at_differences(rounds: Sequence[Sequence[int]], shares: Sequence[float]) -> SequentialLook:
-    steps = [[abs(difference) for difference in one if difference] for one in rounds]
-    won = [sum(difference for difference in one if difference > 0) for one in rounds]
+    steps = [[abs(difference) for difference in group if difference] for group in rounds]
+    won = [sum(difference for difference in group if difference > 0) for group in rounds]
     return sequential_look(steps, won, 0.5, shares, CONFIDENCE)
 
 

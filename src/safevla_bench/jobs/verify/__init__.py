@@ -82,7 +82,7 @@ def _check_run(
 def _require_complete(run: Path) -> None:
     place = Place(file=str(run))
     if not (run / RUN).is_file():
-        remedy = f"Name a folder that `safevla eval` or `safevla rollout` made; it holds {RUN}."
+        remedy = f"Name a folder that `safevla eval` made; it holds {RUN}."
         raise RunError("this is not a run folder", remedy=remedy, place=place)
     if read_description(run).get("complete") is not True:
         remedy = "Continue it first: safevla eval --resume --out RUN."

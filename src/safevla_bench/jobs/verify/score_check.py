@@ -69,7 +69,7 @@ def _load_ruleset(run: Path, provenance: Provenance, files: RulesetFiles) -> Rul
     return add_host_registries(loaded, [run], as_judged=files.as_judged)
 
 
-_REMEDY = "Check by its maker's rules with --as-judged, by files of your own with --library, --specs and --registry."
+_REMEDY = "Check by its maker's rules with --rules as-judged, by files of your own with --library and --rules."
 
 
 def _options(provenance: Provenance) -> tuple[object, ...]:
@@ -135,7 +135,7 @@ def _compare_judges(provenance: Provenance, ruleset: Ruleset) -> list[Finding]:
 def _compare_digest(check: str, judged: str, digest: str, name: str) -> Finding:
     if judged == digest:
         return agreement(check, f"{name}, digest {digest}")
-    option = f"--{check} FILE" + (" or --specs FILE" if check == LIBRARY else "")
+    option = "--library FILE or --rules FILE" if check == LIBRARY else "--rules FILE"
     remedy = f"Where a file of your own judged, name it: {option}."
     return mismatch(check, f"{name} has the digest {digest} here; {judged} judged\n{remedy}")
 

@@ -249,7 +249,7 @@ def _unavailable_remedy(inputs: TableInputs, kind: TableKind, name: str) -> str:
     if kind.name == "auxiliary":
         return "Say which policies are auxiliary: --auxiliary POLICY."
     if kind.name in ("active", "applicability", "bodies"):
-        return "Judge with --applicability on."
+        return "Judge with applicability on."
     host = HOST_TITLES.get(kind.numbers.get(name) or "", "")
     if not host or len(inputs.auxiliary_cells) == len(inputs.cells) > 0:
         return "Name sources with episodes of policies that are not auxiliary."

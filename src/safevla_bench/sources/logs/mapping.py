@@ -154,7 +154,7 @@ def _find_problems(mapping: LogMapping) -> list[str]:
     if grip is not None and len(grip.names or grip.index or ("the only one",)) != 1:
         problems.append("[gripper] is one number: give one name or one index")
     if mapping.episode.template is not None and mapping.episode.benchmark != LOG_BENCHMARK:
-        problems.append(f"a template is for the benchmark {LOG_BENCHMARK}; tags of others are in a --registry file")
+        problems.append(f"a template is for the benchmark {LOG_BENCHMARK}; tags of others are in a --rules file")
     return problems
 
 

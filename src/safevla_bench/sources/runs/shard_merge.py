@@ -83,7 +83,7 @@ def _require_shard(folder: Path) -> _Shard:
         )
     if description.get("complete") is not True:
         done, planned = count_progress(folder)
-        remedy = f"Continue it: safevla rollout --resume --out {shlex.quote(str(folder))}."
+        remedy = f"Continue it: safevla eval --record-only --resume --out {shlex.quote(str(folder))}."
         _refuse_folder(folder, f"the shard is unfinished, {done} of {planned} episodes done", remedy)
     return _Shard(folder, description, stretch, episode_rows(folder))
 

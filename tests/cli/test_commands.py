@@ -1,4 +1,4 @@
-"""The command line is small: groups of commands, former names that still work, and one word for one thing."""
+"""The command line is small: groups of commands, one word for one thing, and what goes together."""
 
 from __future__ import annotations
 
@@ -11,84 +11,25 @@ import click
 import pytest
 
 from safevla_bench import cli
-from safevla_bench.cli.sections import FORMER_COMMANDS
 
 DEMO = Path("src/safevla_bench/jobs/demo.parquet")
+RUN = ("--host", "fake", "--suite", "fake", "--policy", "noop", "--out", "run")
 FORMULA = "G[0,T](max_contact_force < 200)"
 
 
-def test_there_are_at_most_24_commands_in_six_groups(safevla):
+def test_there_are_at_most_23_commands_in_six_groups_and_220_options(safevla):
     assert list(cli.GROUPS) == ["Run", "Judge", "Compare", "Publish", "Reference", "Data"]
-    assert len(cli.COMMANDS) == sum(map(len, cli.GROUPS.values())) <= 24
+    assert len(cli.COMMANDS) == sum(map(len, cli.GROUPS.values())) <= 23
     out = safevla("--help")[1]
     places = [out.index(f"\n{group}:\n") for group in cli.GROUPS]
     assert places == sorted(places)
+    commands = [cli.safevla.get_command(click.Context(cli.safevla), name) for name in cli.COMMANDS]
+    assert sum(isinstance(param, click.Option) for command in commands for param in command.params) <= 220
 
 
-def test_no_former_name_is_shown_or_suggested(safevla):
-    assert FORMER_COMMANDS.keys().isdisjoint(cli.COMMANDS)
-    out = safevla("--help")[1]
-    assert not any(f"\n  {name} " in out for name in FORMER_COMMANDS)
-
-
-@pytest.mark.parametrize(
-    ("former", "today"),
-    [
-        (("stl", FORMULA, "DEMO"), ("show", "DEMO", "--formula", FORMULA)),
-        (("stl", "--format", "json", FORMULA, "DEMO"), ("show", "DEMO", "--format", "json", "--formula", FORMULA)),
-        (("stl", "--skip-invalid", FORMULA, "DEMO"), ("show", "DEMO", "--skip-invalid", "--formula", FORMULA)),
-        (("samplesize", "--detect", "5"), ("compare", "--plan", "5")),
-        (
-            ("samplesize", "--detect=5", "--tasks", "9", "--confidence", "90"),
-            ("compare", "--plan", "5", "--task-count", "9", "--confidence", "90"),
-        ),
-        (("entries",), ("protocols", "--entries")),
-        (("entries", "pi0@libero", "--format", "json"), ("protocols", "--entries", "pi0@libero", "--format", "json")),
-        (("tags", "propose", "--bddl", "BDDL"), ("tasks", "--propose", "BDDL")),
-        (("tags", "propose", "--bddl=BDDL", "--format", "toml"), ("tasks", "--propose", "BDDL")),
-        (("tags", "propose", "--bddl", "BDDL", "--format=json"), ("tasks", "--propose", "BDDL", "--format", "json")),
-        (("tags", "propose"), ("tasks", "--propose")),
-        (("schema",), ("validate", "--schema")),
-        (("import", "RESULTS"), ("score", "RESULTS")),
-        (("import", "RESULTS", "--format", "json"), ("score", "RESULTS", "--format", "json")),
-        (("stl",), ("show",)),
-    ],
-)
-def test_a_former_name_does_what_the_new_one_does_and_says_so(safevla, tmp_path, former, today):
-    (tmp_path / "eval_info.json").write_text('{"per_episode": [{"success": true}, {"success": false}]}')
-    (tmp_path / "a.bddl").write_text(
-        "(define (problem P) (:language put it there) (:objects bowl_1 - akita_black_bowl plate_1 - plate)\n"
-        "(:goal (And (On bowl_1 plate_1))))"
-    )
-    places = {"DEMO": DEMO, "RESULTS": tmp_path / "eval_info.json", "BDDL": tmp_path / "a.bddl"}
-
-    def run(words):
-        return safevla(*(str(places.get(word, word)).replace("=BDDL", f"={places['BDDL']}") for word in words))
-
-    code, out, err = run(former)
-    assert err.startswith(f"note: `safevla {former[0]}` is `safevla {today[0]}")
-    assert (code, out, err.partition("\n")[2]) == run(today)
-
-
-@pytest.mark.parametrize("out", [("--out", "PAGE"), ("--out=PAGE",)])
-def test_the_former_report_writes_the_page_alone(safevla, tmp_path, out):
-    code, printed, _ = safevla("report", DEMO, *(word.replace("PAGE", str(tmp_path / "page")) for word in out))
-    assert (code, printed) == (0, f"Report: {tmp_path / 'page'}\n")
-    safevla("score", DEMO, "--out", tmp_path / "scores")
-    assert (tmp_path / "page").read_bytes() == (tmp_path / "scores" / "report.html").read_bytes()
-    assert [path.name for path in tmp_path.iterdir() if path.name != "scores"] == ["page"]
-
-
-def test_former_spellings_of_options_mean_the_same_and_are_not_shown(safevla):
-    asked = ("--host", "fake", "--suite", "fake", "--policy", "noop", "--dry-run")
-    shown = safevla("eval", *asked, "--task", "0,2")
-    assert shown[0] == 0
-    for spelled in (("--tasks", "0,2"), ("--tasks=0,2",), ("--task", "task_0,task_2")):
-        assert safevla("eval", *asked, *spelled) == shown
-    assert safevla("tasks", "--benchmark", "fake") == safevla("tasks", "--suite", "fake")
-    assert safevla("episodes", DEMO, "--salvage") == safevla("episodes", DEMO, "--skip-invalid")
-    for command, former in (("eval", "--tasks"), ("tasks", "--benchmark"), ("episodes", "--salvage")):
-        assert former not in safevla(command, "--help")[1]
+def test_no_option_is_hidden(safevla):
+    commands = [cli.safevla.get_command(click.Context(cli.safevla), name) for name in cli.COMMANDS]
+    assert not [param.name for command in commands for param in command.params if getattr(param, "hidden", False)]
 
 
 @pytest.mark.parametrize("command", ["score", "compare", "gate", "tables", "show"])
@@ -108,7 +49,7 @@ def run(tmp_path_factory) -> Path:
     """A run folder on the fake host."""
     folder = tmp_path_factory.mktemp("runs") / "mine"
     asked = ["--host", "fake", "--suite", "fake", "--task", "0", "--policy", "noop", "--max-steps", "5"]
-    assert cli.run_command_line(["rollout", *asked, "--out", str(folder)]) == 0
+    assert cli.run_command_line(["eval", "--record-only", *asked, "--out", str(folder)]) == 0
     return folder
 
 
@@ -161,9 +102,11 @@ def test_an_option_of_planning_without_a_plan_is_refused(safevla):
         (("show", DEMO, "--formula", FORMULA, "--all"), "--all is for an episode that is judged"),
         (("compare", DEMO, "--plan", "5"), "takes no SOURCE"),
         (("validate", DEMO, "--schema"), "takes no SOURCE"),
-        (("score", DEMO, "--report", "page.html", "--out", "scores"), "--report writes the page alone"),
         (("tasks", "--propose", "a.bddl", "--suite", "fake"), "--propose reads task files alone"),
         (("protocols", "--entries", "a", "b"), "name one entry"),
+        (("eval", "--record-only", "--video", "all", *RUN), "--record-only judges nothing"),
+        (("eval", "--freeze", "f.json", *RUN), "pass --dry-run with it"),
+        (("score", DEMO, "--engine", "rayon"), "Write local, ray, ray:auto or ray:HOST:PORT"),
     ],
 )
 def test_what_does_not_go_together_is_refused(safevla, command, says):
@@ -190,7 +133,7 @@ def test_the_shell_completes_commands_without_importing_them():
     assert done.stdout.split("\n")[:2] == ["plain,score", "LOADED []"]
 
 
-def test_the_shell_completes_options_by_the_names_of_today():
+def test_the_shell_completes_options():
     from click.shell_completion import BashComplete
 
     names = {item.value for item in BashComplete(cli.safevla, {}, "safevla", "").get_completions(["eval"], "--ta")}

@@ -66,7 +66,7 @@ def test_several_sources_become_one_archive_in_their_order(convert, two, tmp_pat
 
 def test_a_run_folder_is_converted(convert, tmp_path, capsys):
     arguments = ["--host", "fake", "--suite", "fake", "--max-steps", "4", "--policy", "noop", "--episodes", "2"]
-    assert cli.run_command_line(["rollout", *arguments, "--out", str(tmp_path / "run")]) == 0
+    assert cli.run_command_line(["eval", "--record-only", *arguments, "--out", str(tmp_path / "run")]) == 0
     capsys.readouterr()
     code, out, _ = convert(tmp_path / "run", tmp_path / "x.parquet")
     assert code == 0
