@@ -39,13 +39,7 @@ _Fields = dict[str, float | None]
 
 
 def format_authors_csv(cells: Sequence[Summary], library: Library, run_dir: str) -> str:
-    """Return the CSV text: a row for each policy × suite, under the authors' headings.
-
-    Args:
-        cells: the summaries.
-        library: gives the older ids and the tiers of its specifications.
-        run_dir: the value of the column `run_dir`, such as the name of the run folder.
-    """
+    """Return the CSV text: a row for each policy × suite, under the authors' headings."""
     heads = _column_names(library)
     rows = [_suite_row(cell, library, run_dir) for cell in cells]
     sink = io.StringIO()

@@ -198,10 +198,7 @@ def _provenance(judged: Judged, cell: Summary) -> dict[str, object]:
 def _result_entries(
     judged: Judged, cells: Sequence[Summary], facts: ModelFacts, dataset: str
 ) -> Iterator[dict[str, object]]:
-    """Yield an entry of the hub's leaderboard for each known number of each cell, of the hub's `dataset` (OWNER/NAME).
-
-    Its `task_id` is suite and number, such as `libero-goal-vsi`.
-    """
+    """Yield an entry of the hub's leaderboard for each known number of each cell, of the hub's `dataset` (OWNER/NAME)."""
     origin = judged.provenance.to_sentence()
     for cell in cells:
         marks = "; privileged state" if cell.policy in judged.privileged else ""
@@ -265,11 +262,6 @@ def _yaml_item(item: object, indent: int) -> str:
 
 
 def _yaml_scalar(value: object) -> str:
-    """Return a plain value or an empty collection as YAML, texts in JSON's quotes, control characters escaped before.
-
-    Raises `ValueError` for NaN and infinity.
-    A number such as 1e+18 becomes 1.0e+18: without a point it is a text to readers of YAML 1.1.
-    """
     plain = escape_controls(value) if isinstance(value, str) else value
     written = json.dumps(plain, ensure_ascii=False, allow_nan=False)
     return re.sub(r"^(-?\d+)e", r"\1.0e", written) if isinstance(value, float) else written

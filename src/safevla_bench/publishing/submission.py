@@ -208,10 +208,7 @@ def _submitted_cell(cell: Summary, rows: Sequence[EpisodeScore], registry: Regis
 
 
 def _submitted_verdict(row: EpisodeScore) -> SubmittedEpisode:
-    """Return an episode's verdict as it is submitted.
-
-    Specifications without robustness are left out of `robustness`.
-    """
+    """Return an episode's verdict as it is submitted."""
     return SubmittedEpisode(
         episode_id=row.episode_id,
         task_id=row.task_id,

@@ -43,7 +43,6 @@ class WandbTracker:
     """A run of Weights & Biases; the environment says where to, such as WANDB_MODE=offline and WANDB_PROJECT."""
 
     def __init__(self, name: str, folder: Path, config: Mapping[str, object]) -> None:
-        """Begin the run; `folder` is not used."""
         import wandb
 
         self._run: Any = wandb.init(project=_own_project("WANDB_PROJECT"), name=name, config=dict(config))
@@ -62,7 +61,6 @@ class TrackioTracker:
     """A run of Trackio, which keeps it on this machine; TRACKIO_PROJECT names another project."""
 
     def __init__(self, name: str, folder: Path, config: Mapping[str, object]) -> None:
-        """Begin the run; `folder` is not used."""
         import trackio
 
         project = _own_project("TRACKIO_PROJECT")
@@ -84,7 +82,6 @@ class TensorboardTracker:
     """Event files in the folder `tensorboard` of the run folder, begun with the first numbers."""
 
     def __init__(self, name: str, folder: Path, config: Mapping[str, object]) -> None:
-        """Remember the folder; nothing is written before the first numbers, and `name` is not used."""
         self._folder, self._config = folder / "tensorboard", config
         self._writer: Any = None
         self._last = 0
@@ -102,7 +99,6 @@ class TensorboardTracker:
             self._writer.close()
 
     def _write(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Append a scalar for each number to the event file, which is begun at the first call, and flush it."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -220,7 +216,6 @@ class OutcomeScorer:
     """Scores of finished episodes, computed once for all observers that ask for those of the latest."""
 
     def __init__(self, ruleset: Ruleset) -> None:
-        """Take the rules to judge by."""
         self._ruleset = ruleset
         self._latest: tuple[EpisodeOutcome, Scores | None] | None = None
 
@@ -254,7 +249,6 @@ class TrackingObserver:
         warn: WarnCallback = lambda sentence: None,
         name: str = "the tracker",
     ) -> None:
-        """Take the tracker, what scores the episodes (None = by the default rules), and what warns of it by `name`."""
         self._tracker: Tracker | None = tracker
         self._scorer, self._warn, self._name = scorer or OutcomeScorer(load_ruleset()), warn, name
         self._rates = _RunningRates()

@@ -77,7 +77,6 @@ class EnvRunner:
     """
 
     def __init__(self, host: Host, policies: Mapping[str, Policy], watch: Monitor | None = None) -> None:
-        """Keep the host, the policies by name, and the monitor that ends episodes; no environment is made yet."""
         self._host, self._policies, self._watch = host, policies, watch
         self._env: HostEnv | None = None
         self._made_for: tuple[str, Task] | None = None
@@ -94,10 +93,7 @@ class EnvRunner:
         return replace(outcome, wall_s=time.perf_counter() - began_s)
 
     def _run_episode(self, planned: PlannedEpisode, on_step: OnStep | None) -> EpisodeOutcome:
-        """Return an episode's outcome, `crashed` where making the environment or the episode raises.
-
-        The environment of a crashed episode is closed. Raises `SafevlaError` as `run_planned` does.
-        """
+        """Return an episode's outcome, `crashed` where making the environment or the episode raises."""
         policy = self._policies[planned.policy]
         try:
             env = self._prepare_env(planned, policy)
@@ -124,12 +120,7 @@ class EnvRunner:
             _LOG.warning("the environment of %s could not be closed: %s", env.task.task_id, error)
 
     def _prepare_env(self, planned: PlannedEpisode, policy: Policy) -> HostEnv:
-        """Return the environment for the episode: the present one if it is of the same policy and task, else a new one.
-
-        A policy with a server is connected before the environment is made. Raises `HostError` for an environment that
-        lacks a part, has actions of another length than `task.still` or cannot start the episode, and whatever the host
-        or the connection raises.
-        """
+        """Return the environment for the episode: the present one if it is of the same policy and task, else a new one."""
         if self._made_for != (planned.policy, planned.task):
             self.close()
         if self._env is None:
@@ -171,11 +162,7 @@ def _require_start(env: HostEnv, planned: PlannedEpisode) -> None:
 def _run_with_retries(
     env: HostEnv, policy: Policy, planned: PlannedEpisode, on_step: OnStep | None, watch: Monitor | None
 ) -> EpisodeOutcome:
-    """Run an episode, again up to `SERVER_RETRIES` times if its policy server is lost, and return its outcome.
-
-    After the last attempt it is `crashed`. Raises `ServerUnreachableError` where the first attempt reaches no server,
-    and `ServerRefusedError` where any attempt meets a server that cannot be used.
-    """
+    """Run an episode, again up to `SERVER_RETRIES` times if its policy server is lost, and return its outcome."""
     reached = 0
 
     def count(steps: int) -> None:

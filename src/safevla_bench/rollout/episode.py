@@ -146,12 +146,7 @@ class _ActionSeam:
         """The actions that were clipped, as the policy asked for them."""
 
     def next_action(self, observation: Observation) -> Action:
-        """Ask the policy for an action, time the call, and return the action [A] within the host's bounds.
-
-        An action outside is clipped and counted where the policy's rule is to clip. Raises what the policy raises, and
-        `InvalidActionError` for a wrong shape, numbers that are not finite, or an action outside where none may be
-        clipped.
-        """
+        """Ask the policy for an action, time the call, and return the action [A] within the host's bounds."""
         start = time.perf_counter()
         raw_action = self._policy.act(observation)
         self._calls_s.append(time.perf_counter() - start)
@@ -197,11 +192,6 @@ class _ActionSeam:
 
 
 def _record_marks(policy: Policy, violated: bool, clipped: Mapping[str, object]) -> dict[str, object]:
-    """Return the host-specific header fields that a run adds to a record; {} for a record without any of these marks.
-
-    They say that the policy saw privileged state, that a violation ended the episode, and how many actions were
-    clipped.
-    """
     return {
         **({PRIVILEGED: True} if policy.wants.privileged else {}),
         **({STOPPED_ON_VIOLATION: True} if violated else {}),
@@ -210,11 +200,7 @@ def _record_marks(policy: Policy, violated: bool, clipped: Mapping[str, object])
 
 
 def _label_record(batch: Batch, planned: PlannedEpisode, outcome: str, marks: Mapping[str, object]) -> Batch:
-    """Return the host's record with the facts of the run in its header.
-
-    `success` is true for the outcome "success" alone.
-    `marks` are added to the header's host-specific fields.
-    """
+    """Return the host's record with the facts of the run in its header."""
     header = msgspec.structs.replace(
         batch.headers[0],
         episode_id=planned.episode_id,

@@ -89,20 +89,6 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         wait_steps: int = 10,
         cost: Cost = "violation",
     ) -> None:
-        """Make the environment and start an episode at initial state 0, from which the observation space is read.
-
-        Args:
-            host: whose task it is.
-            task: the task.
-            horizon: steps after which an episode is truncated.
-            wants: what is observed beyond proprioception.
-            monitor: with what to judge; else the default specifications.
-            wait_steps: for which the scene settles.
-            cost: what `info["cost"]` is; see `step_info`.
-
-        Raises:
-            HostError: the host cannot make the environment, or there is no such cost, horizon or number of steps.
-        """
         _check_cost(cost)
         for name, number, least in (("horizon", horizon, 1), ("wait_steps", wait_steps, 0)):
             if number < least:
@@ -185,18 +171,6 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         benchmark: str | None = None,
         task_id: str | None = None,
     ) -> None:
-        """Wrap an environment; nothing is recorded before its first reset through the wrapper.
-
-        Args:
-            env: it may make its simulator as late as in its first reset.
-            monitor: with what to judge; else the default specifications.
-            cost: what `info["cost"]` is; see `step_info`.
-            benchmark: in the place of the one that the task's BDDL file says.
-            task_id: in the place of the one that the BDDL file says.
-
-        Raises:
-            HostError: there is no such cost.
-        """
         _check_cost(cost)
         super().__init__(env)
         self._monitor, self._cost = monitor or Monitor(), cost
@@ -276,19 +250,6 @@ def make_env(
 ) -> SafetyEnv:
     """Make the environment of one task by names, as `gymnasium.make("safevla/Task-v0", host=..., suite=...)` does.
 
-    Args:
-        host: such as `libero`.
-        suite: of the host.
-        task: its id, or its place in the suite.
-        horizon: steps after which an episode is truncated.
-        cameras: images to be seen; none are rendered without.
-        extra: further readings that the host offers.
-        image_size: height and width [pixels].
-        wait_steps: for which the scene settles.
-        cost: what `info["cost"]` is; see `step_info`.
-        library: what judges; None = the library with limits made for the suite, else the default.
-        host_arguments: arguments of the host by name, as texts.
-
     Raises:
         HostError: no such host, argument of it, suite, task, camera, reading or cost; or the simulator cannot be used.
         PluginError: the host cannot be loaded or made.
@@ -314,10 +275,6 @@ def _check_cost(cost: str) -> None:
 
 
 def _find_task(host: Host, suite: str, task: int | str) -> Task:
-    """Return the task with this id, or at this place of the suite from 0.
-
-    Raises `HostError` if there is no such suite and, with the first ids, if no task fits.
-    """
     tasks = host.tasks(suite)
     for place, candidate in enumerate(tasks):
         if task in (place, candidate.task_id):
@@ -340,11 +297,6 @@ class _RecordedEpisode:
 
     @classmethod
     def of(cls, env: object, named: tuple[str | None, str | None]) -> _RecordedEpisode:
-        """Hook a recorder into the simulator that the environment holds, and take record 0.
-
-        `named` replaces the benchmark and task id where these are given. Raises `HostError` if nothing recordable is
-        found.
-        """
         recordable = find_recordable(env)
         benchmark, task_id = named
         task = recordable.task
@@ -355,11 +307,6 @@ class _RecordedEpisode:
 
 
 def _observation_dict(observation: Observation) -> dict[str, NDArray[Any]]:
-    """Return the observation as named arrays.
-
-    Images stand under `image.CAMERA`, further readings as float64 under `extra.NAME`. The base's pose is there if the
-    robot drives; `privileged` is left out.
-    """
     base = {"base_pos_m": observation.base_pos_m, "base_quat_wxyz": observation.base_quat_wxyz}
     return {
         "eef_pos_m": observation.eef_pos_m,

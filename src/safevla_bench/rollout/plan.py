@@ -158,11 +158,6 @@ def _policy_seed(task: Task, episode: int, rules: EvaluationProtocol, seed: int)
 
 
 def _env_seed(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> int:
-    """Return the environment's seed for an episode by the protocol's rule, which is one of these four.
-
-    A number is the seed itself; `N + episode` adds the episode's number; "sha256" gives `policy_seed`; `N or server`
-    gives N, which `follow_server` may replace.
-    """
     if isinstance(rules.env_seed, int):
         return rules.env_seed
     if rules.env_seed == "sha256":
@@ -184,10 +179,7 @@ def _count_episodes(task: Task, episodes: Episodes, rules: EvaluationProtocol) -
 def _check_plan(
     tasks: Sequence[Task], episodes: Episodes, policies: Sequence[str], rules: EvaluationProtocol, *, is_recorded: bool
 ) -> None:
-    """Raise `RunError` if there is nothing to run, a policy is named twice, or a task has too few initial states.
-
-    Initial states are not checked for a recording, or where the protocol reuses or draws them.
-    """
+    """Raise `RunError` if there is nothing to run, a policy is named twice, or a task has too few initial states."""
     if not tasks or not policies or (isinstance(episodes, int) and episodes < 1):
         raise RunError("there is nothing to run", remedy="Give at least one task, one policy and one episode.")
     twice = sorted({policy for policy in policies if policies.count(policy) > 1})
@@ -201,10 +193,6 @@ def _check_plan(
 
 
 def _task_horizon(task: Task, rules: EvaluationProtocol, max_steps: int | None) -> int:
-    """Return the horizon [control steps]: `max_steps`, else the protocol's for the suite, else the task's own.
-
-    Raises `RunError` where there is none.
-    """
     if max_steps is not None:
         return max_steps
     horizon = rules.suite_horizon(task.benchmark) or task.horizon
@@ -223,7 +211,6 @@ class Shard:
     count: int
 
     def __post_init__(self) -> None:
-        """Raise `RunError` for a number outside 1 to the count."""
         if not 1 <= self.number <= self.count:
             remedy = f"Shards count from 1: 1/{max(1, self.count)} to {max(1, self.count)}/{max(1, self.count)}."
             raise RunError(f"there is no shard {self}", remedy=remedy)

@@ -87,10 +87,6 @@ class RayWorker:
     """The actor that runs episodes. It touches no file of the run."""
 
     def __init__(self, spec: WorkerSpec, number: int, versions: Mapping[str, str], progress: Any = None) -> None:
-        """Keep what `prepare` needs: `versions` by package are those to require, `progress` a `ProgressActor`'s handle.
-
-        Without `progress` no steps are reported.
-        """
         self._spec, self._number, self._versions, self._progress = spec, number, versions, progress
         self._runner: EnvRunner | None = None
         self._policies: dict[str, Policy] = {}
@@ -164,7 +160,6 @@ class ActorHandle:
     """This side of an actor: its last request, and the resources that it has used up."""
 
     def __init__(self, ray: Any, handle: Any, episodes: int, turns: Iterator[int]) -> None:
-        """Ask the actor `handle` to make host and policies; `episodes` is how many it may run, `turns` numbers them."""
         self._ray, self._handle, self._left, self._turns = ray, handle, episodes, turns
         self.turn = -1
         self._is_ready = False
@@ -229,7 +224,6 @@ class _ActorPool:
     remedy = clusters.NODES
 
     def __init__(self, ray: Any, spec: WorkerSpec, cluster: RayCluster) -> None:
-        """Start the progress actor on this node, and put host and policies where the cluster's nodes fetch them."""
         self._ray, self._spec, self._cluster = ray, spec, cluster
         self._versions = record_versions(hosts.make_host(spec.host, spec.host_arguments))
         self._turns = itertools.count()
@@ -251,10 +245,6 @@ class _ActorPool:
         return ActorHandle(self._ray, made, self._cluster.episodes, self._turns)
 
     def receive_messages(self, workers: Mapping[int, ActorHandle]) -> Iterator[tuple[int, Message | None]]:
-        """Wait a second at most and yield (worker number, message); the message is None from an actor that has died.
-
-        Raises `RunError` where nothing came and the cluster has no room for the actors.
-        """
         by_asked = {worker.asked: number for number, worker in workers.items()}
         ready, _ = self._ray.wait([*by_asked, *self._listening], num_returns=1, timeout=_LOOK_S)
         for asked in ready:

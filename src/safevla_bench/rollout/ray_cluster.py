@@ -55,7 +55,6 @@ class RayCluster:
     """After how many episodes an actor is replaced by a fresh one."""
 
     def __post_init__(self) -> None:
-        """Raise `RunError` for a negative, infinite or too fine share, and for more than one GPU that is not whole."""
         for option, share in (("--actor-cpus", self.cpus), ("--actor-gpus", self.gpus)):
             if not (math.isfinite(share) and share >= 0 and round(share, 4) == share):
                 remedy = "Give a number such as 2 or 0.25, with four decimals at most."
@@ -73,10 +72,6 @@ class RayCluster:
 @contextmanager
 def connect_ray(cluster: RayCluster, slots: int) -> Iterator[Any]:
     """Yield the module `ray`, connected; disconnect after the block unless the process was connected before.
-
-    Args:
-        cluster: where.
-        slots: how many actors or tasks are to run side by side; a cluster that is started here has room for them.
 
     Raises:
         RunError: Ray is not installed, the cluster is not there or of another version, or no node has in all as many
@@ -135,10 +130,7 @@ def describe_loss(error: Exception) -> str:
 
 
 def _start_ray(cluster: RayCluster, slots: int) -> Any:
-    """Return the module `ray`, connected to the cluster, or to one that is started here for this process.
-
-    Sets environment variables that Ray reads. Raises `RunError` if Ray is not installed or the cluster cannot be used.
-    """
+    """Return the module `ray`, connected to the cluster, or to one that is started here for this process."""
     if importlib.util.find_spec("ray") is None:
         remedy = f"Install it, on every node: {install_command('ray')}"
         raise RunError("the engine ray needs Ray, which is not installed", remedy=remedy)
@@ -181,10 +173,7 @@ _REMEDY = (
 
 
 def _require_answer(place: str) -> None:
-    """Raise `RunError` where nobody listens, or somebody else: Ray itself would try for minutes.
-
-    Sets the authentication mode to `token` in the environment if only so the cluster answers and no mode is set.
-    """
+    """Raise `RunError` where nobody listens, or somebody else: Ray itself would try for minutes."""
     if place != AUTO:
         _require_listener(place)
     mode = os.environ.get(_MODE)
@@ -227,7 +216,6 @@ def _health_complaint(place: str, mode: str | None) -> str | None:
 
 @contextmanager
 def _log_worker_deaths() -> Iterator[None]:
-    """Send what Ray prints of deaths in its cluster to the log during the block, as stdout is for results."""
     worker: Any = importlib.import_module("ray._private.worker")
     printing = getattr(worker, "print_to_stdstream", None)
     if printing:

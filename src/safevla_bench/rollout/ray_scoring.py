@@ -107,10 +107,7 @@ def cut_source(source: RecordSource) -> Iterator[Piece]:
 
 
 def _cut_file(file: Path) -> list[range] | list[None]:
-    """Return the places of pieces of about `PIECE_EPISODES` episodes, cut between row groups.
-
-    [None] = the file in one piece: another form than Parquet, one that cannot be read, or one without a row group.
-    """
+    """Return the places of pieces of about `PIECE_EPISODES` episodes, cut between row groups."""
     if not file.name.endswith(parquet.SUFFIX):
         return [None]
     try:
@@ -127,10 +124,7 @@ def _cut_file(file: Path) -> list[range] | list[None]:
 def _judge_pieces(
     ray: Any, work: Sequence[tuple[int, Piece]], ruleset: Ruleset, cluster: RayCluster
 ) -> Iterator[tuple[int, PieceVerdicts | None]]:
-    """Yield the verdicts on each piece, with the number of its source, in order; None = only the whole can be judged.
-
-    Raises `RunError` if a task is lost or a node refuses a piece.
-    """
+    """Yield the verdicts on each piece, with the number of its source, in order; None = only the whole can be judged."""
     shared = ray.put((ruleset, _VERSIONS))
     task = ray.remote(judge_piece).options(num_cpus=cluster.cpus, num_gpus=cluster.gpus)
     slots = int(ray.cluster_resources().get("CPU", 1) / max(cluster.cpus, 0.1)) + 1

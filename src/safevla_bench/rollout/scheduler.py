@@ -129,10 +129,7 @@ class _Scheduler(Generic[W]):
         )
 
     def handle_message(self, number: int, message: Message | None) -> FinishedEpisode | None:
-        """Act on a worker's message, None for its death, and return the episode that has ended; None if none has.
-
-        Gives the worker its next episode, and tells the observer. Raises the error of a worker that cannot go on.
-        """
+        """Act on a worker's message, None for its death, and return the episode that has ended; None if none has."""
         worker_state = self._workers[number]
         if message is None:
             return self._handle_death(number)
@@ -182,11 +179,7 @@ class _Scheduler(Generic[W]):
         worker_state.worker.begin(planned)
 
     def _handle_death(self, number: int) -> FinishedEpisode | None:
-        """Requeue a dead worker's episode or return it as crashed, and start a fresh worker if episodes are left.
-
-        None where the episode is requeued or the worker had none. Raises `RunError` where workers of this number died
-        before they could begin as often as the pool allows.
-        """
+        """Requeue a dead worker's episode or return it as crashed, and start a fresh worker if episodes are left."""
         worker_state = self._workers.pop(number)
         cause = worker_state.worker.end(_CLOSE_S)
         if worker_state.current is None:
@@ -201,11 +194,6 @@ class _Scheduler(Generic[W]):
         return finished
 
     def _requeue_or_crash(self, planned: PlannedEpisode, steps: int, cause: str) -> FinishedEpisode | None:
-        """Count a worker's death for the episode, put the episode back into the queue and return None.
-
-        After more than `RETRIES` deaths tell the observer, and return the episode as crashed, with `cause` in its
-        reason.
-        """
         self._deaths[planned.episode_id] += 1
         if self._deaths[planned.episode_id] <= RETRIES:
             self._left.put_back(planned)
@@ -236,7 +224,6 @@ class WorkerProcess:
     spent = False
 
     def __init__(self, cast: WorkerSpec, environment: Mapping[str, str]) -> None:
-        """Start the process with these environment variables, and send it the host and policies that it is to make."""
         self.connection, theirs = Pipe()
         # Ctrl-C reaches the whole process group; the workers inherit that they do not hear it.
         unmasked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

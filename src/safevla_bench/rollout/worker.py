@@ -150,10 +150,6 @@ def _receive_orders(connection: Connection, orders: SimpleQueue[PlannedEpisode |
 
 
 def _serve_episodes(connection: Connection, spec: WorkerSpec, orders: SimpleQueue[PlannedEpisode | None]) -> None:
-    """Make host and policies, report readiness, then run each ordered episode and send its outcome, until None comes.
-
-    Closes the environment and the policies at the end. Raises `SafevlaError` for what the user must mend.
-    """
     host, players = spec.make_parts()
     runner = EnvRunner(host, players, Monitor(spec.stopping) if spec.stopping else None)
     connection.send(WorkerReady())

@@ -62,10 +62,7 @@ def recorded_parts(batch: Batch, index: int, *, with_bodies: bool) -> tuple[Reco
 
 
 def _body_parts(batch: Batch, index: int) -> list[RecordedPart]:
-    """Return a part for each tracked body of an episode: position and, where recorded, quaternion.
-
-    In the column's name, `/` becomes `_`. Raises `RunError` for two bodies of one column.
-    """
+    """Return a part for each tracked body of an episode: position and, where recorded, quaternion."""
     positions, _ = batch.body_pos_m.episode_poses(index)
     turned = set(batch.body_quat_wxyz.episode_poses(index)[0].tolist())
     roles = batch.body_roles(index)

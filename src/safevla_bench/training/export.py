@@ -71,13 +71,6 @@ def export_dataset(
 ) -> DatasetSummary:
     """Write the judged episodes as a LeRobot dataset of version 3.0 into a new folder.
 
-    Args:
-        judged: the episodes; they are read again, some at a time.
-        out: the folder, which appears when it is whole.
-        cameras: the pictures to render again from recorded states; None = no pictures.
-        observer: is called before each episode.
-        on_skip: is told of each episode that is left out: without actions, uneven in time, or not to be rendered.
-
     Raises:
         RunError: there is no episode to write, they differ in what they hold, their control step gives no whole number
             of frames a second, the folder is in use, a source has changed since it was judged, or pictures are wanted
@@ -141,13 +134,7 @@ class _DatasetExport:
     """Outcome of each episode, by the name that a reader gives it."""
 
     def write(self) -> DatasetSummary:
-        """Write every episode that can be exported into a new dataset, and return how many were written and left out.
-
-        `on_skip` is told of each episode left out. Raises `RunError` for a folder in use, for an episode of another
-        shape, for a control step that gives no whole frame rate and for no episodes, `UnknownCameraError` for an
-        unknown camera, `FileError` where the folder cannot be written, and the last skipped episode's error if all
-        were skipped.
-        """
+        """Write every episode that can be exported into a new dataset, and return how many were written and left out."""
         require_free(self.out)
         last: SafevlaError | None = None
         with ExitStack() as stack:
@@ -185,11 +172,6 @@ class _DatasetExport:
             first += len(batch)
 
     def _render(self, batch: Batch, index: int, number: int) -> EpisodePictures | None:
-        """Return the pictures of an episode; None if none are wanted.
-
-        Raises `RecordError` for an episode without actions or with records unevenly apart in time, whether or not
-        pictures are wanted, and what `_find_owners` and `render_episode` raise.
-        """
         if not len(batch.action.episode_rows(index)):
             raise RecordError("the record holds no actions", remedy="Only episodes with `action` can be learned from.")
         if has_uneven_stamps(select_episodes(batch, [index])).any():
@@ -215,10 +197,7 @@ class _DatasetExport:
         return shape
 
     def _features(self, shape: _Shape) -> dict[str, Feature]:
-        """Return the dataset's features by column, in order: pictures, state, action, outcome, labels, recorded parts.
-
-        `next.margin` is left out if no specification is scored.
-        """
+        """Return the dataset's features by column, in order: pictures, state, action, outcome, labels, recorded parts."""
         clauses = tuple(spec.spec_id for spec in scored_specs(self.judged.scores))
         size = self.cameras.size if self.cameras else (0, 0)
         return {
@@ -244,11 +223,7 @@ class _DatasetExport:
         labels: RecordLabels,
         pictures: EpisodePictures | None,
     ) -> None:
-        """Write an episode's frames, one for each action, and its labels.
-
-        Keep its outcome under `episode_NNNNNN`, its name in the dataset. `batch` and `index` hold its record, and
-        `number` is its place in the scores.
-        """
+        """Write an episode's frames, one for each action, and its labels."""
         row = self.judged.scores.episode(number)
         header = batch.headers[index]
         images: dict[str, tuple[bytes, ...]] = {}
@@ -292,12 +267,6 @@ class _DatasetExport:
 
 
 def _find_owners(judged: Judged) -> list[tuple[Path, Host]]:
-    """Return the run folder and the host of each episode.
-
-    Raises:
-        RunError: a source is no run folder, or its run.json names no host.
-        HostError, PluginError: the host that it names is not installed, or cannot be loaded.
-    """
     owners: list[tuple[Path, Host]] = []
     for source, places in zip(judged.records.sources, judged.records.places, strict=True):
         host = source.description.get("host")

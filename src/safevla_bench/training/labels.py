@@ -97,11 +97,7 @@ def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabel
 def _record_margins(
     fields: RecordFields, part: Formula, active: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the margin of each record, and whether a lost pose leaves open if the record violates the clause.
-
-    [N] each. `active` are the episodes that count. The margin is NaN in records left open, in other episodes and where
-    a gate is closed.
-    """
+    """Return the margin of each record, and whether a lost pose leaves open if the record violates the clause."""
     margins = np.full(int(fields.batch.starts[-1]), np.nan)
     undecided = np.zeros(len(margins), dtype=np.bool_)
     if len(active):

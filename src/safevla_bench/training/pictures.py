@@ -50,12 +50,6 @@ def render_episode(folder: Path, host: Host, record: Batch, choice: CameraChoice
     The state is what the host observes there, if it can say: position [3] in m, axis-angle [3] as robosuite's
     `quat2axisangle`, and the fingers [G].
 
-    Args:
-        folder: the run folder of the episode.
-        host: the host that recorded it.
-        record: the episode, a batch of one with `sim_state`.
-        choice: the cameras.
-
     Raises:
         HostError: the host cannot show episodes or has no such camera, or the record lacks its states.
         RunError: run.json is missing or damaged, or bodies would not be shown where they were recorded.
@@ -80,10 +74,6 @@ def read_state(stage: ObservingStage, record: int) -> NDArray[np.float64] | None
 
 
 def _render_camera(stage: Stage, record: Batch, name: str, size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Return the pictures of a camera before each action, [n - 1, H, W, 3].
-
-    Raises `UnknownCameraError` for a name that the host's model lacks, and what `frames.render_checked` raises.
-    """
     camera, steps = Camera(name), range(int(record.lengths[0]) - 1)
     try:
         return np.stack([render_checked(stage, record, k, camera, size).image for k in steps])

@@ -179,7 +179,6 @@ class DatasetWriter:
     """Writes episodes of the given features; `new_dataset` makes it and finishes it."""
 
     def __init__(self, folder: Path, features: Mapping[str, Feature], fps: int, robot: str | None) -> None:
-        """Start a dataset without episodes; nothing is written yet. `features` are those without LeRobot's counters."""
         self._folder, self._fps, self._robot = folder, fps, robot
         self._features = {**features, **_COUNTED}
         self._schema = pa.schema([(name, feature.arrow_type) for name, feature in self._features.items()])
@@ -207,15 +206,7 @@ class DatasetWriter:
         picture_stats: Mapping[str, Statistics],
         labels: Mapping[str, pa.Scalar],
     ) -> None:
-        """Write an episode's frames, and keep its row of meta/episodes, which is written with others or by `finish`.
-
-        Args:
-            task: its instruction.
-            columns: the values of every feature, row after row, [n, …] each; of a camera the files of its pictures.
-                Values of no feature are left out; LeRobot's counters are added.
-            picture_stats: the statistics of each camera's pixels.
-            labels: further columns of its row under meta/episodes, of the same types in every episode.
-        """
+        """Write an episode's frames, and keep its row of meta/episodes, which is written with others or by `finish`."""
         length = len(next(iter(columns.values())))
         place = {"data/chunk_index": self._file // _FILES_A_CHUNK, "data/file_index": self._file % _FILES_A_CHUNK}
         counted = self._count_frames(length, self._tasks.setdefault(task, len(self._tasks)))
@@ -260,10 +251,7 @@ class DatasetWriter:
         stats: Mapping[str, Statistics],
         labels: Mapping[str, pa.Scalar],
     ) -> None:
-        """Keep the episode's row of meta/episodes; write the rows kept so far once they fill a row group.
-
-        `place` are columns that say where its frames are.
-        """
+        """Keep the episode's row of meta/episodes; write the rows kept so far once they fill a row group."""
         columns = {
             "episode_index": pa.scalar(self._episodes),
             "tasks": pa.scalar([task]),

@@ -40,13 +40,6 @@ def verify_run(
 ) -> Verification:
     """Check a complete run folder: its digests, episodes and scores, and replays of its episodes in the simulator.
 
-    Args:
-        run: the folder.
-        files: the specification and registry files that judged, if they are not built in.
-        replay: number of episodes to play again; their names decide which.
-        audit: how many of each policy to play again besides, and the seed that decides which.
-        observer: is called before each replay.
-
     Raises:
         RunError: the folder holds no run, the run is not complete, or one of its files cannot be read.
     """
@@ -61,12 +54,7 @@ def verify_run(
 def _check_run(
     run: Path, files: RulesetFiles, replay: int, audit: AuditPlan | None, observer: ProgressCallback
 ) -> list[Finding]:
-    """Make every check of a run and return the findings in order.
-
-    The order is parts, files, episodes, scores, stand-ins, replays, audit.
-
-    Episodes are left unchecked where the archive cannot be read whole.
-    """
+    """Make every check of a run and return the findings in order."""
     findings = [*check_parts(run), *check_files(run)]
     records = ArchiveContents.read_run(run)
     findings += [mismatch(PARTS, str(problem)) for problem in records.problems]

@@ -189,10 +189,7 @@ def _plan_mismatches(run: Path, rows: Sequence[EpisodeRow], table: str) -> Itera
 def _episode_mismatches(
     rows: Sequence[EpisodeRow], headers: Sequence[Header], steps: Sequence[int], table: str
 ) -> Iterator[str]:
-    """Yield a sentence for an id twice in the table, for each episode missing on either side, and each difference.
-
-    `steps` are the numbers of actions of the records; `table` is what the sentences call the rows' origin.
-    """
+    """Yield a sentence for an id twice in the table, for each episode missing on either side, and each difference."""
     row_by_id = {row.episode_id: row for row in rows}
     record_by_id = {header.episode_id: (header, count) for header, count in zip(headers, steps, strict=True)}
     if len(row_by_id) < len(rows):

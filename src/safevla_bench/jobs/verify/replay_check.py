@@ -115,9 +115,7 @@ def check_replays(
 
 
 def _read_setting(run: Path) -> _ReplaySetting:
-    """Return what the replays of a run share. Raises `msgspec.ValidationError` where run.json does not tell the rules,
-    and what the host raises.
-    """
+    """Return what the replays of a run share."""
     description = read_description(run)
     protocol = description.get("protocol")
     is_own_loop = isinstance(protocol, Mapping) and protocol.get("name") == _OWN_LOOP
@@ -150,11 +148,6 @@ class _RunFields(msgspec.Struct):
 
 
 def _complete_protocol(protocol: object) -> object:
-    """Return the protocol of run.json with what it leaves out, or the start rules of a folder that the user's own loop
-    recorded.
-
-    The number of steps waited is then None unless all blocks of the loop agree.
-    """
     if not isinstance(protocol, Mapping) or protocol.get("name") != _OWN_LOOP:
         return {**protocol, "about": "", "sources": {}} if isinstance(protocol, Mapping) else protocol
     waited = protocol.get("wait_steps")
@@ -185,16 +178,11 @@ def _host_arguments(description: Mapping[str, object]) -> dict[str, str]:
 
 
 def _host_tasks(host: Host, description: Mapping[str, object]) -> list[Task]:
-    """Return the host's tasks in the suites that run.json names; [] where it names none.
-
-    Raises what the host raises.
-    """
     suites = description.get("suites")
     return [task for suite in suites for task in host.tasks(str(suite))] if isinstance(suites, list) else []
 
 
 def _replay_obstacle(episode: Batch, setting: _ReplaySetting) -> str | None:
-    """Return why an episode cannot be replayed here, such as a missing task or another version; None if it can."""
     header = episode.headers[0]
     if (header.benchmark, header.task_id) not in setting.tasks:
         return f"the host has no task {header.task_id!r} in {header.benchmark!r}"
@@ -207,11 +195,7 @@ def _replay_obstacle(episode: Batch, setting: _ReplaySetting) -> str | None:
 
 
 def _replay_finding(setting: _ReplaySetting, episode: Batch) -> Finding:
-    """Return the finding of an episode played again from its planned start.
-
-    Where no plan decides it, from each start that its record tells, until a replay agrees. Open where the record tells
-    no start or the host cannot replay it; what the simulator raises is a mismatch.
-    """
+    """Return the finding of an episode played again from its planned start."""
     header = episode.headers[0]
     try:
         planned = setting.plan(header)
@@ -255,11 +239,7 @@ def _compare_replay(
     *,
     lenient: bool,
 ) -> Finding:
-    """Return whether a replay gives what is recorded: every channel, outcome, success, horizon and start.
-
-    Bit for bit; from a recorded first state a difference up to `_FROM_STATE` agrees too, and a larger one leaves the
-    check open.
-    """
+    """Return whether a replay gives what is recorded: every channel, outcome, success, horizon and start."""
     name, from_state = _check_name(episode.headers[0]), _is_from_state(seed)
     differences, uncompared = compare_records(
         episode,
@@ -306,11 +286,7 @@ def _describe_start(seed: EpisodeSeed) -> str:
 
 
 def _episode_starts(start: EvaluationProtocol, episode: Batch, host: str) -> Iterator[EpisodeSeed]:
-    """Yield the starts that a record tells, at most two; nothing where it tells none.
-
-    From its seed, or that of an earlier reset, with the record's initial state or told scene; then, where its own seed
-    or initial state is missing, from its first state.
-    """
+    """Yield the starts that a record tells, at most two; nothing where it tells none."""
     header, (replay,) = episode.headers[0], replay_fields(episode)
     seed, earlier_resets = header.env_seed, read_earlier_resets(replay)
     earlier = _read_earlier_seed(episode)
@@ -346,11 +322,6 @@ def _read_earlier_seed(episode: Batch) -> tuple[int, int] | None:
 
 
 def _replay_actions(host: Host, task: Task, seed: EpisodeSeed, episode: Batch) -> tuple[Batch, list[bool]]:
-    """Play an episode's recorded actions in a new environment from this start; return the new record and the host's
-    success after each.
-
-    Raises whatever the host and the simulator raise; the environment is closed in any case.
-    """
     with closing(host.make(task, Wants(absolute=mark_flags(episode, ABSOLUTE)[0]))) as env:
         env.reset(seed)
         successes = [bool(env.step(action)[1]) for action in episode.action.episode_rows(0)]

@@ -51,11 +51,7 @@ def _count_left_out(provenance: Provenance) -> int:
 
 
 def _load_ruleset(run: Path, provenance: Provenance, files: RulesetFiles) -> Ruleset:
-    """Return the rules to verify by: the named files, or the default; as judged, those that the run folder holds.
-
-    As judged, the options of judging are those of scores.json where files are named. Raises what `load_ruleset` and
-    `find_rules` raise.
-    """
+    """Return the rules to verify by: the named files, or the default; as judged, those that the run folder holds."""
     if not (files.library or files.specs or files.registry):
         return replace(find_rules([run], as_judged=files.as_judged), intervals=provenance.intervals)
     options = ("capabilities", "missing", "applicability") if files.as_judged else ()
@@ -147,10 +143,7 @@ def _compare_version(judged: str) -> Finding:
 
 
 def _check_rejudged(run: Path, document: Mapping[str, Any], provenance: Provenance, ruleset: Ruleset) -> list[Finding]:
-    """Judge the records again and return findings for the archive's digest and both score files.
-
-    A single mismatch where the records cannot be judged, or where another number of episodes is left out than before.
-    """
+    """Judge the records again and return findings for the archive's digest and both score files."""
     try:
         judged = judge([run], ruleset, skip_invalid=bool(provenance.skipped or provenance.lost))
     except SafevlaError as error:
@@ -172,10 +165,7 @@ def _check_rejudged(run: Path, document: Mapping[str, Any], provenance: Provenan
 
 
 def _check_source(run: Path, sources: object, expected: object) -> Finding:
-    """Compare the archive's digest with that of the judged archive in scores.json, then all that this says of the run.
-
-    Open where either digest is not known.
-    """
+    """Compare the archive's digest with that of the judged archive in scores.json, then all that this says of the run."""
     (source,) = sources if isinstance(sources, list) and len(sources) == 1 else ({},)
     judged = source.get("archive_sha256") if isinstance(source, dict) else None
     digest = archive_digest(run)
@@ -213,10 +203,7 @@ def _check_scores_json(run: Path, expected: bytes) -> Finding:
 
 
 def _check_scores_table(run: Path, expected: bytes) -> Finding:
-    """Return whether scores.parquet has the expected rows; a mismatch says that it is missing, unreadable or differs.
-
-    Other bytes with the same rows agree, since another version of the Parquet writer makes them.
-    """
+    """Return whether scores.parquet has the expected rows; a mismatch says that it is missing, unreadable or differs."""
     path = run / SCORES_TABLE
     if not path.exists():
         return mismatch(SCORES_TABLE, "missing")
@@ -250,7 +237,6 @@ def _without_episodes(document: object) -> object:
 
 
 def _episode_differences(written: Mapping[object, object], expected: Mapping[object, object]) -> Iterator[str]:
-    """Yield a sentence for each episode on one side alone, and for each value that differs in one on both."""
     for name in [*written, *(name for name in expected if name not in written)]:
         if name not in expected:
             yield f"episode {name!r} is here, and is not among what the archive gives"

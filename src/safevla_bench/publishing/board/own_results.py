@@ -92,10 +92,7 @@ def own_ranked_tables(results: OwnResults) -> list[RankedTable]:
 
 
 def _results_by_policy(results: OwnResults) -> dict[PolicyName, PolicyResults]:
-    """Return the input of a comparison by policy, with distinct names and the protocol of each policy's run.
-
-    Names are made distinct because a policy may have the name that is shown for a policy without one.
-    """
+    """Return the input of a comparison by policy, with distinct names and the protocol of each policy's run."""
     assert results.inputs.scores is not None
     policy_results = split_by_policy(
         results.inputs.scores, results.headers, privileged=tuple(results.inputs.roster.privileged)
@@ -114,8 +111,6 @@ def _results_by_policy(results: OwnResults) -> dict[PolicyName, PolicyResults]:
 def _task_groups(inputs: TableInputs) -> Iterator[_TaskGroup]:
     """Yield groups of policies that ran the same tasks of the same title, the ranked first, then those of auxiliary
     suites.
-
-    Raises as `TableInputs.suite_groups`. There must be scores.
     """
     auxiliary = [cell for cell in inputs.cells if inputs.roster.is_auxiliary(cell)]
     auxiliary_by_suite = {f"{suite}, auxiliary": [cell for cell in auxiliary if (cell.suite or "") == suite]
@@ -153,9 +148,7 @@ def _count_task_runs(inputs: TableInputs) -> Mapping[PolicyName, Counter[TaskKey
 def _own_ranked_table(
     group: _TaskGroup, results: OwnResults, results_by_policy: Mapping[PolicyName, PolicyResults]
 ) -> RankedTable:
-    """Return the ranked table of a group; letters come from a test in Safety, or from intervals where none
-    is possible.
-    """
+    """Return the ranked table of a group; letters come from a test in Safety, or from intervals where none is possible."""
     competing = _policies_to_rank(group, results)
     mixed = mixed_packages(
         {(policy, suite): cell.simulator for policy, cells in group.cells.items() for suite, cell in cells.items()}
@@ -180,11 +173,6 @@ def _own_ranked_table(
 
 
 def _policies_to_rank(group: _TaskGroup, results: OwnResults) -> set[PolicyName]:
-    """Return the policies to rank: neither `noop`, privileged, on stand-ins, nor contradicted by an audit.
-
-    The empty set for an auxiliary group. Where stand-ins would leave none, they do not count; where all are
-    privileged, these are ranked.
-    """
     if not group.ranked:
         return set()
     credible = [policy for policy in group.cells if not results.fails_audit(policy)]
@@ -205,10 +193,7 @@ def _own_entry(
     competes: bool,
     mixed: Sequence[str],
 ) -> RankingEntry:
-    """Return a policy's entry: means over the group's suites and remarks; no rank without Safety or if not `competes`.
-
-    For each package in `mixed`, whose versions differ in the group, a remark names the policy's versions.
-    """
+    """Return a policy's entry: means over the group's suites and remarks; no rank without Safety or if not `competes`."""
     safety = _mean_proportion(SAFETY, "safety", cells, group.suites)
     scores = results.inputs.scores
     absent = [episode for episode in scores.absent if episode.policy == policy] if scores else []
@@ -246,10 +231,7 @@ _UNJUDGED = "without a verdict"
 
 
 def _mean_proportion(metric: SuiteMetric, rate: str, cells: Mapping[str, Summary], names: Sequence[str]) -> Proportion:
-    """Return the unweighted mean over the suites with its interval, or the reason why there is no mean.
-
-    `rate` is the name of the metric's rate in a cell, and `names` are the suites.
-    """
+    """Return the unweighted mean over the suites with its interval, or the reason why there is no mean."""
     mean = metric.suite_mean(cells, names)
     if mean.exact is None:
         return Proportion(
@@ -315,9 +297,6 @@ def _separate_policies(
 ) -> tuple[SeparatedPairs | None, str]:
     """Return the pairs of ranked entries that were told apart in Safety, and a note on how; (None, "") below two
     ranked.
-
-    Tests are paired, or else take episodes as independent. Where neither is possible, or suites differ in their number
-    of episodes, entries are told apart if their intervals do not overlap.
     """
     if len(ranked) < 2:
         return None, ""
@@ -371,11 +350,6 @@ def _is_balanced(group: _TaskGroup) -> bool:
 
 
 def _tested_pairs(policy_results: Sequence[PolicyResults], places: Sequence[int], *, paired: bool) -> SeparatedPairs:
-    """Return the pairs of `places` whose policies a test told apart in Safety over all suites pooled.
-
-    `places` are the policies' places in the table, in the order of the results. The test is of the same episodes if
-    `paired`, else of independent ones. Raises `RunError` if it is not possible.
-    """
     options = ComparisonOptions(metrics=("safety",))
     comparison = compare_policies(policy_results, options, paired=paired, across_versions=True)
     place_of = {result.name: place for result, place in zip(policy_results, places, strict=True)}

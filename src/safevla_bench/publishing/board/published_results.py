@@ -82,8 +82,6 @@ def _published_tables(published: PublishedResults) -> Iterator[RankedTable]:
 def _published_table(names: tuple[str, ...], entries: Sequence[RankingEntry], notes: tuple[str, ...]) -> RankedTable:
     """Return the ranked table of some suites; letters by intervals that do not overlap, none where an interval is
     unknown.
-
-    `names` are the suites, and `notes` what makes the rows incomparable.
     """
     separated = disjoint_pairs(entries)
     title = _TITLES.get(names, "LIBERO, mean of four suites" if len(names) > 1 else names[0])
@@ -155,10 +153,7 @@ def _means_and_cells(
 
 
 def _incomparable_reasons(rows: Iterable[tuple[PublishedMean | PublishedCell, str]]) -> tuple[str, ...]:
-    """Return what makes the rows, each with a label (its policy, or its suite), incomparable.
-
-    Each reason stands once, after the labels that it is about, unless it is about all.
-    """
+    """Return what makes the rows, each with a label (its policy, or its suite), incomparable."""
     policies_by_reason: dict[str, dict[str, None]] = {}
     policies: dict[str, None] = {}
     for row, policy in rows:

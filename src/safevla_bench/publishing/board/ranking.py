@@ -99,13 +99,7 @@ class RankedTable:
 
 
 def rank_entries(entries: Sequence[RankingEntry], separated: SeparatedPairs | None) -> tuple[RankedEntry, ...]:
-    """Return the entries ranked by Safety, the safest first; those without a rank at the end, by Safety too.
-
-    Args:
-        entries: of one table.
-        separated: the ranked entries that were told apart, by their place in `entries`; None if that is not known, and
-            then there are no letters.
-    """
+    """Return the entries ranked by Safety, the safest first; those without a rank at the end, by Safety too."""
     competing = [k for k, entry in enumerate(entries) if entry.ranked and entry.safety.percent is not None]
     order = sorted(competing, key=lambda k: -_exact_percent(entries[k].safety))
     by_safety, by_sr = _rank_labels(entries, competing, "safety"), _rank_labels(entries, competing, "sr")
@@ -132,11 +126,6 @@ def _rank_labels(entries: Sequence[RankingEntry], competing: Sequence[int], metr
 
 
 def _letters_by_place(order: Sequence[int], separated: SeparatedPairs | None) -> Mapping[int, str]:
-    """Return place -> letters, where entries that share a letter were not told apart; {} if unknown or below two
-    entries.
-
-    `order` are the places of the ranked entries, the safest first.
-    """
     if separated is None or len(order) < 2:
         return {}
     place = {k: rank for rank, k in enumerate(order)}

@@ -68,11 +68,6 @@ def render_site(
     """Return the pages of the board as path -> HTML; nothing is written.
 
     Raises `RunError` if a policy has results of the same tasks under two suite names.
-
-    Args:
-        results: judged runs; without them the board shows published results alone.
-        title: what the board is called.
-        reports: policy -> path of its report within the site, made elsewhere.
     """
     pages = [
         *(own_policy_pages(results, reports) if results else ()),
@@ -101,8 +96,6 @@ def _render_pages(
 def _render_page(template: str, title: str, root: str, **values: object) -> str:
     """Return the HTML of a page; `template` is a name in `templates/board`, `root` the relative path to the site's
     root.
-
-    `values` are the template's own variables.
     """
     sheet = page_style() + _board_style()
     return (
@@ -172,17 +165,12 @@ def _stale_pages(files: Mapping[str, str], folder: Path) -> list[Path]:
 
 
 def own_policy_pages(results: OwnResults, reports: Mapping[PolicyName, str] | None = None) -> list[PolicyPage]:
-    """Return a page for each policy of the runs, those included that only crashed; [] without scores.
-
-    Args:
-        results: the judged runs; a page shows the sources that name its policy, or name none.
-        reports: policy -> path of its report within the site.
-    """
+    """Return a page for each policy of the runs, those included that only crashed; [] without scores."""
     return [_own_policy_page(policy, results, (reports or {}).get(policy)) for policy in results.policies]
 
 
 def _own_policy_page(policy: PolicyName, results: OwnResults, report: str | None) -> PolicyPage:
-    """Return the page of a policy; `report` is the path of its report, None without a report. There must be scores."""
+    """Return the page of a policy; `report` is the path of its report, None without a report."""
     assert results.inputs.scores is not None
     scores = select_policy(results.inputs.scores, policy)
     privileged = results.inputs.roster.is_privileged(policy)
