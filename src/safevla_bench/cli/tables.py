@@ -28,7 +28,7 @@ from safevla_bench.errors import RunError
 from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.jobs.evaluation.judgement import describe_losses, judge
 from safevla_bench.jobs.evaluation.outputs import build_board, build_submission, table_material
-from safevla_bench.jobs.verify.audit import AuditPlan, audit_source
+from safevla_bench.jobs.verify import AuditPlan, audit_source
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.pictures.viewers.foxglove import encode_mcap

@@ -259,8 +259,8 @@ class RunSite:
         try:
             if path == _INDEX:
                 rows = list_runs(find_runs(self.folder))
-                values = {"heads": HEADS, "rows": rows, "count": len({row.run for row in rows})}
-                return _render_page("index", f"Runs in {self.folder.resolve().name}", **values)
+                title, count = f"Runs in {self.folder.resolve().name}", len({row.run for row in rows})
+                return _render_page("index", title, heads=HEADS, rows=rows, count=count)
             run, slash, file = path.removeprefix(_RUN).partition("/")
             if path.startswith(_RUN) and slash:
                 return self._file(unquote(run), unquote(file))

@@ -47,9 +47,8 @@ class Difference:
 
     def __str__(self) -> str:
         where = self.field if self.step is None else f"step {self.step}, {self.field}"
-        return (
-            f"{where}: {format_value(self.recorded)} is recorded, the {self.source} has {format_value(self.replayed)}"
-        )
+        recorded, other = format_value(self.recorded), format_value(self.replayed)
+        return f"{where}: {recorded} is recorded, the {self.source} has {other}"
 
 
 _Step = dict[str, msgspec.Raw]
