@@ -27,7 +27,7 @@ from safevla_bench.cli.progress import show_status
 from safevla_bench.errors import RunError
 from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.jobs.evaluation.judgement import describe_losses, judge
-from safevla_bench.jobs.evaluation.outputs import build_board, build_submission, table_material
+from safevla_bench.jobs.evaluation.outputs import build_board, table_material
 from safevla_bench.jobs.verify import AuditPlan, audit_source
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.ruleset import Ruleset
@@ -215,7 +215,7 @@ def _export_authors_csv(judged: Judged, sources: tuple[Path, ...]) -> str:
 
 
 def _export_submission(judged: Judged, sources: tuple[Path, ...]) -> bytes:
-    return submission.encode_submission(build_submission(judged, sources))
+    return submission.encode_submission(submission.build_submission(judged, sources))
 
 
 _EXPORTS: Mapping[str, Callable[[Judged, tuple[Path, ...]], str | bytes]] = {

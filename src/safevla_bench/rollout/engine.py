@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from safevla_bench.archive import npz
@@ -84,28 +85,21 @@ class EnvRunner:
     def run_planned(self, planned: PlannedEpisode, on_step: OnStep | None = None) -> EpisodeOutcome:
         """Run one episode and return its outcome with the seconds that it took; exceptions make the outcome `crashed`.
 
-        Raises:
-            SafevlaError: the host cannot be used, or the policy's server refuses or cannot be reached in the first
-                place. A server that is lost later makes the outcome `crashed`.
+        Raises `SafevlaError` where the host cannot be used, or the policy's server refuses or cannot be reached in the
+        first place. A server that is lost later makes the outcome `crashed`.
         """
-        began_s = time.perf_counter()
-        outcome = self._run_episode(planned, on_step)
-        return replace(outcome, wall_s=time.perf_counter() - began_s)
-
-    def _run_episode(self, planned: PlannedEpisode, on_step: OnStep | None) -> EpisodeOutcome:
-        """Return an episode's outcome, `crashed` where making the environment or the episode raises."""
-        policy = self._policies[planned.policy]
+        began_s, policy = time.perf_counter(), self._policies[planned.policy]
         try:
             env = self._prepare_env(planned, policy)
         except (KeyboardInterrupt, SafevlaError):
             raise
         except BaseException:  # a simulator can raise anything; the run goes on without this episode
-            return EpisodeOutcome(planned, "crashed", 0, None, traceback.format_exc())
-        seeded = follow_server(planned, policy)
-        outcome = _run_with_retries(env, policy, seeded, on_step, self._watch)
-        if outcome.outcome == "crashed":
-            self.close()
-        return outcome
+            outcome = EpisodeOutcome(planned, "crashed", 0, None, traceback.format_exc())
+        else:
+            outcome = _run_with_retries(env, policy, follow_server(planned, policy), on_step, self._watch)
+            if outcome.outcome == "crashed":
+                self.close()
+        return replace(outcome, wall_s=time.perf_counter() - began_s)
 
     def close(self) -> None:
         """Close the environment, if there is one; the next episode makes a new one. What it raises is logged alone."""
@@ -120,18 +114,21 @@ class EnvRunner:
             _LOG.warning("the environment of %s could not be closed: %s", env.task.task_id, error)
 
     def _prepare_env(self, planned: PlannedEpisode, policy: Policy) -> HostEnv:
-        """Return the environment for the episode: the present one if it is of the same policy and task, else a new one."""
+        """Return the present environment if it is of the same policy and task, else a new one."""
         if self._made_for != (planned.policy, planned.task):
             self.close()
         if self._env is None:
             if isinstance(policy, RemotePolicy):
                 policy.connect(planned.task)  # before the simulator, which takes longer to make than this to fail
-            made = self._host.make(planned.task, policy.wants)
-            _require_parts(made, planned.task)
-            self._env = made
-            _require_still(self._env, planned.task)
-            self._made_for = (planned.policy, planned.task)
-        _require_start(self._env, planned)
+            env = self._host.make(planned.task, policy.wants)
+            _require_parts(env, planned.task)
+            self._env = env  # from here on it is closed, whatever else is wrong
+            _require_still(env, planned.task)
+            self._made_for = planned.policy, planned.task
+        recorded = planned.start.recorded
+        if recorded and recorded.state is not None and not isinstance(self._env, Coordinated):
+            problem = f"the host of {planned.task.benchmark} cannot start from a recorded state"
+            raise HostError(problem, remedy="Replay records that name their initial state and seed.")
         return self._env
 
 
@@ -150,13 +147,6 @@ def _require_still(env: HostEnv, task: Task) -> None:
         counts = f"{len(task.still)} numbers, an action {len(env.action_low)}"
         problem = f"{task.benchmark} {task.task_id}: `Task.still` has {counts}"
         raise HostError(problem, remedy="Mend the host: it is the action, in its units, that moves nothing.")
-
-
-def _require_start(env: HostEnv, planned: PlannedEpisode) -> None:
-    recorded = planned.start.recorded
-    if recorded and recorded.state is not None and not isinstance(env, Coordinated):
-        problem = f"the host of {planned.task.benchmark} cannot start from a recorded state"
-        raise HostError(problem, remedy="Replay records that name their initial state and seed.")
 
 
 def _run_with_retries(
@@ -198,14 +188,9 @@ def run_serially(
     runner = EnvRunner(host, policies, watch)
     try:
         for planned in episodes:
-            yield _run_observed(runner, planned, observer)
+            outcome = runner.run_planned(planned, partial(observer.stepped, planned) if observer else None)
+            if observer:
+                observer.finished(outcome)
+            yield outcome
     finally:
         runner.close()
-
-
-def _run_observed(runner: EnvRunner, planned: PlannedEpisode, observer: Observer | None) -> EpisodeOutcome:
-    if observer is None:
-        return runner.run_planned(planned)
-    outcome = runner.run_planned(planned, on_step=lambda steps: observer.stepped(planned, steps))
-    observer.finished(outcome)
-    return outcome

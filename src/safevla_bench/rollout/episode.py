@@ -100,20 +100,18 @@ def run_episode(
     except BaseException:  # a policy and a simulator can raise anything; the run goes on without this episode
         return seam.crash(planned, steps, traceback.format_exc())
     try:
-        batch = _take_record(env, policy, observation)
+        batch = env.recorded()
+        if isinstance(policy, ReplayPolicy):
+            coordinates = env.coordinates() if isinstance(env, Coordinated) else ()
+            batch = policy.add_divergence(batch, coordinates, observation)
     except KeyboardInterrupt:
         raise
     except BaseException:  # so can a simulator that is asked for its record
         return seam.crash(planned, steps, traceback.format_exc())
-    labelled = _label_record(batch, planned, outcome, _record_marks(policy, violation is not None, seam.clip_marks()))
+    marks = {PRIVILEGED: True} if policy.wants.privileged else {}
+    marks |= {STOPPED_ON_VIOLATION: True} if violation else {}
+    labelled = _label_record(batch, planned, outcome, {**marks, **seam.clip_marks()})
     return EpisodeOutcome(planned, outcome, steps, labelled, reason, seam.latency(), seam.greeting())
-
-
-def _take_record(env: HostEnv, policy: Policy, observation: Observation) -> Batch:
-    batch = env.recorded()
-    if isinstance(policy, ReplayPolicy):
-        return policy.add_divergence(batch, env.coordinates() if isinstance(env, Coordinated) else (), observation)
-    return batch
 
 
 def _require_readings(policy: Policy, observation: Observation) -> None:
@@ -155,7 +153,11 @@ class _ActionSeam:
         if np.array_equal(within, action):
             return action
         if not self.clips:
-            raise self._range_error(action, within)
+            place = int(np.flatnonzero(within != action)[0])
+            bounds = f"[{self._low[place]:g}, {self._high[place]:g}]"
+            problem = f"number {place} of the action, {action[place]:g}, is not in {bounds}"
+            remedy = "Mend the policy's output; or set clip = True on it, where its own project clips too."
+            raise InvalidActionError(problem, remedy=remedy)
         self._clipped.append(action)
         return within
 
@@ -168,13 +170,6 @@ class _ActionSeam:
         beyond = (asked < self._low) | (asked > self._high)
         numbers = np.stack([beyond.sum(axis=0), np.abs(asked).max(axis=0)], axis=1)
         return {CLIPPED: len(asked), CLIPPED_NUMBERS: numbers.tolist()}
-
-    def _range_error(self, action: Action, within: Action) -> InvalidActionError:
-        place = int(np.flatnonzero(within != action)[0])
-        bounds = f"[{self._low[place]:g}, {self._high[place]:g}]"
-        remedy = "Mend the policy's output; or set clip = True on it, where its own project clips too."
-        problem = f"number {place} of the action, {action[place]:g}, is not in {bounds}"
-        return InvalidActionError(problem, remedy=remedy)
 
     def latency(self) -> Latency | None:
         own: Sequence[float] | None = getattr(self._policy, "calls_s", None)
@@ -189,14 +184,6 @@ class _ActionSeam:
 
     def greeting(self) -> Greeting | None:
         return sanitize_greeting(getattr(self._policy, "greeting", None)) or None
-
-
-def _record_marks(policy: Policy, violated: bool, clipped: Mapping[str, object]) -> dict[str, object]:
-    return {
-        **({PRIVILEGED: True} if policy.wants.privileged else {}),
-        **({STOPPED_ON_VIOLATION: True} if violated else {}),
-        **clipped,
-    }
 
 
 def _label_record(batch: Batch, planned: PlannedEpisode, outcome: str, marks: Mapping[str, object]) -> Batch:

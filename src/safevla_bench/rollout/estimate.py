@@ -5,10 +5,8 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from importlib import resources
 from itertools import groupby
-from operator import add
 from types import MappingProxyType
 
 import msgspec
@@ -127,30 +125,24 @@ def estimate_run(
     scenes = tuple(
         _plan_scene(group, cameras[group[0].policy], look_intervals.get(group[0].policy, 1)) for group in groups
     )
-    host_costs = load_costs().get(host)
-    if host_costs is None:
+    costs = load_costs().get(host)
+    if costs is None:
         return RunEstimate(scenes, workers, None, None, None)
     waits = groups[0][0].start.wait_steps if groups else 0
-    nothing = CostRange(0.0, 0.0)
-    side_by_side = max(1, min(workers, len(episodes)))
-    made = reduce(add, (_make_time(scene, host_costs) for scene in scenes), nothing)
-    run = reduce(add, (_episode_time(scene, host_costs, waits) * scene.episodes for scene in scenes), nothing)
+    side_by_side, nothing = max(1, min(workers, len(episodes))), CostRange(0.0, 0.0)
+    made = sum((_make_time(scene, costs) for scene in scenes), nothing)
+    run = sum((_episode_time(scene, costs, waits) * scene.episodes for scene in scenes), nothing)
     # A worker makes an environment for each scene that it comes to, one at least; all of them start at once.
-    time = (
-        CostRange(*host_costs.start_s) + made * (1 / max(1, min(side_by_side, len(scenes)))) + run * (1 / side_by_side)
-    )
-    disk = reduce(
-        add, (CostRange(*host_costs.record_bytes) * (scene.episodes * (scene.horizon + 1)) for scene in scenes), nothing
-    )
-    return RunEstimate(scenes, workers, time, disk, host_costs.source)
+    made_by_one = made * (1 / max(1, min(side_by_side, len(scenes))))
+    time = CostRange(*costs.start_s) + made_by_one + run * (1 / side_by_side)
+    records = (CostRange(*costs.record_bytes) * (scene.episodes * (scene.horizon + 1)) for scene in scenes)
+    return RunEstimate(scenes, workers, time, sum(records, nothing), costs.source)
 
 
 def _plan_scene(group: Sequence[PlannedEpisode], cameras: int | None, look_interval: int) -> ScenePlan:
-    first = group[0]
-    task = first.task
-    return ScenePlan(
-        first.policy, task.benchmark, task.task_id, task.name, len(group), first.horizon, cameras, look_interval
-    )
+    planned, task = group[0], group[0].task
+    place = planned.policy, task.benchmark, task.task_id, task.name
+    return ScenePlan(*place, len(group), planned.horizon, cameras, look_interval)
 
 
 def _make_time(scene: ScenePlan, costs: HostCosts) -> CostRange:

@@ -53,18 +53,8 @@ def step_info(standing: EpisodeStanding, cost: Cost = "violation") -> dict[str, 
     `standing`, the whole of it.
     """
     costs = {"violation": standing.cost, "severity": standing.severity, "limit_use": standing.limit_use}
-    return {
-        "cost": costs[cost],
-        "safety": {
-            "robustness": standing.robustness,
-            "margins": standing.margins,
-            "violated": standing.violated,
-            "violating": standing.violating,
-            "worst": standing.worst,
-            "vsi": standing.vsi,
-            "standing": standing,
-        },
-    }
+    names = ("robustness", "margins", "violated", "violating", "worst", "vsi")
+    return {"cost": costs[cost], "safety": {**{name: getattr(standing, name) for name in names}, "standing": standing}}
 
 
 class SafetyEnv(gymnasium.Env[Any, Action]):
@@ -73,7 +63,9 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
     Observations are end-effector position [3] and quaternion [4], gripper joints, those of the base of a robot that
     drives, and what was asked for: images under `image.CAMERA`, further readings under `extra.NAME`. `reset(seed=…,
     options={"init_state_index": k})` chooses the start; else the initial states come in turn, one an episode. The scene
-    settles for `wait_steps`, as under the protocol `safevla-bench`.
+    settles for `wait_steps`, as under the protocol `safevla-bench`. `monitor` judges, else the default specifications
+    do; `cost` chooses `info["cost"]`, see `step_info`. Making it raises `HostError` if the host cannot make the
+    environment, or there is no such cost, horizon or number of steps.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012  # gymnasium's own name and form
@@ -113,11 +105,8 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         """Start an episode and return the observation and info of record 0.
 
         A seed is the environment's from then on, and begins the turn of initial states at 0 again. The option
-        `init_state_index` chooses the initial state; the turn goes on behind that.
-
-        Raises:
-            HostError: there is no such initial state.
-            SafevlaError: as `Monitor.observe` does: a task without an entry, a record without a field.
+        `init_state_index` chooses the initial state; the turn goes on behind that. Raises `HostError` if there is no
+        such state, and as `Monitor.observe` does: for a task without an entry, or a record without a field.
         """
         super().reset(seed=seed)
         if seed is not None:
@@ -147,7 +136,6 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         return self._env.recorded()
 
     def close(self) -> None:
-        """Free the simulator."""
         self._env.close()
 
     def _start(self, index: int) -> dict[str, NDArray[Any]]:
@@ -158,8 +146,11 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
 class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
     """Wrap an environment of your own that holds LIBERO; its observations, rewards and ends stay unchanged.
 
+    It may make its simulator as late as in its first reset. `benchmark` and `task_id` replace what its BDDL file says.
+
     Record 0 is the state that your `reset` returns with, so let it settle the scene inside; each `step` is one control
-    step of the simulator, so the wrapper goes inside one that plays chunks of actions.
+    step of the simulator, so the wrapper goes inside one that plays chunks of actions. Raises `HostError` for an
+    unknown `cost`.
     """
 
     def __init__(
@@ -180,11 +171,7 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
         """Reset the wrapped environment, record from there on, and return the same with safety in `info`.
 
-        The recorder of an episode before is taken off.
-
-        Raises:
-            HostError: no host can record what the environment holds.
-            SafevlaError: as `Monitor.observe` does: a task without an entry, a record without a field.
+        Raises `HostError` if no host can record what the environment holds, and as `Monitor.observe` does.
         """
         self._stop()
         seen, info = self.env.reset(seed=seed, options=options)
@@ -194,8 +181,7 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
     def step(self, action: Act) -> tuple[Obs, SupportsFloat, bool, bool, dict[str, Any]]:
         """Step the wrapped environment and record the step; return the same with `cost` and `safety` in `info`.
 
-        Raises:
-            HostError: `reset` was not called before.
+        Raises `HostError` before the first `reset`.
         """
         if self._running is None:
             raise HostError("no episode has begun", remedy="Call reset first.")
@@ -225,8 +211,7 @@ class CostStep(gymnasium.Wrapper[Obs, Act, Obs, Act]):
     def step(self, action: Act) -> tuple[Obs, SupportsFloat, float, bool, bool, dict[str, Any]]:  # type: ignore[override]
         """Return observation, reward, cost, whether terminated and truncated, and info.
 
-        Raises:
-            HostError: the environment gives no cost.
+        Raises `HostError` if the environment gives no cost.
         """
         seen, reward, terminated, truncated, info = self.env.step(action)
         if "cost" not in info:
@@ -250,11 +235,10 @@ def make_env(
 ) -> SafetyEnv:
     """Make the environment of one task by names, as `gymnasium.make("safevla/Task-v0", host=..., suite=...)` does.
 
-    Raises:
-        HostError: no such host, argument of it, suite, task, camera, reading or cost; or the simulator cannot be used.
-        PluginError: the host cannot be loaded or made.
-        SpecError: no such library.
-        RegistryError: the tags that the host brings contradict others.
+    `task` is its id, or its place in the suite; `image_size` height and width [pixels]; `library` what judges, None =
+    the library with limits made for the suite, else the default. Raises `HostError` for an unknown host, argument,
+    suite, task, camera, reading or cost, or a simulator that cannot be used, `PluginError` for a host that cannot be
+    loaded, `SpecError` for an unknown library, and `RegistryError` where the host's tags contradict others.
     """
     made = make_host(host, host_arguments)
     tags = [RuleFile.read(path) for path in registry_files(host)]

@@ -11,7 +11,6 @@ import hashlib
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Final, Literal
 
 import numpy as np
@@ -95,7 +94,9 @@ def plan_episodes(
             episode=episode,
             start=episode_start(task, episode, rules, seed),
             seed=seed,
-            policy_seed=_policy_seed(task, episode, rules, seed),
+            policy_seed=(
+                policy_seed(seed, task, episode) if rules.policy_seed == "sha256" else rules.policy_seed + seed
+            ),
             horizon=_task_horizon(task, rules, max_steps),
             stop_at_success=rules.stop_at_success,
             seed_from_server=isinstance(rules.env_seed, str) and rules.env_seed.endswith(SERVER_SEED),
@@ -151,10 +152,6 @@ def policy_seed(seed: int, task: Task, episode: int) -> int:
     """Return a seed of 32 bits, a digest of `seed`, suite, task and episode: the same for all policies and machines."""
     text = f"{seed}/{task.benchmark}/{task.task_id}/{episode}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
-
-
-def _policy_seed(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> int:
-    return policy_seed(seed, task, episode) if rules.policy_seed == "sha256" else rules.policy_seed + seed
 
 
 def _env_seed(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> int:
@@ -239,18 +236,12 @@ def cut_plan(episodes: Sequence[PlannedEpisode], count: int) -> list[int]:
     if count > len(episodes):
         remedy = f"Take {len(episodes)} shards or fewer."
         raise RunError(f"{len(episodes)} episodes cannot be cut into {count} shards", remedy=remedy)
-    middles = [
-        2 * before + planned.horizon for before, planned in zip(_horizons_before(episodes), episodes, strict=True)
-    ]
-    total = 2 * sum(planned.horizon for planned in episodes)
-    cuts = np.searchsorted(np.array(middles) * count, np.arange(count) * total)
-    room = np.minimum(cuts, len(episodes) - count + np.arange(count))
-    begun = np.maximum.accumulate(room - np.arange(count)) + np.arange(count)
+    horizons, numbers = np.array([planned.horizon for planned in episodes]), np.arange(count)
+    ends = np.cumsum(horizons)
+    cuts = np.searchsorted((2 * ends - horizons) * count, numbers * 2 * ends[-1])  # twice the middles, as whole numbers
+    room = np.minimum(cuts, len(episodes) - count + numbers)
+    begun = np.maximum.accumulate(room - numbers) + numbers
     return [*begun.tolist(), len(episodes)]
-
-
-def _horizons_before(episodes: Sequence[PlannedEpisode]) -> list[int]:
-    return [0, *accumulate(planned.horizon for planned in episodes)][:-1]
 
 
 Scene = tuple[str, Task]

@@ -100,7 +100,8 @@ class RayWorker:
         os.environ.update(worker_environment(self._number, os.environ, seen, cameras=self._spec.renders))
         try:
             host, self._policies = self._spec.make_parts()
-            _require_same_versions(self._versions, record_versions(host))
+            if differing := clusters.describe_differences(self._versions, record_versions(host)):
+                raise HostError(differing, remedy="Install the same versions on every node; records depend on them.")
             watch = Monitor(self._spec.stopping) if self._spec.stopping else None
         except SafevlaError as error:
             return ActorReply(WorkerFailed(_on_this_node(error)))
@@ -119,9 +120,8 @@ class RayWorker:
                 self._progress.report_steps.remote(turn, steps)
 
         try:
-            return ActorReply(
-                FinishedEpisode.from_outcome(self._runner.run_planned(planned, on_step=tell)), _resident_bytes()
-            )
+            outcome = self._runner.run_planned(planned, on_step=tell)
+            return ActorReply(FinishedEpisode.from_outcome(outcome), _resident_bytes())
         except SafevlaError as error:
             return ActorReply(WorkerFailed(_on_this_node(error)))
 
@@ -136,11 +136,6 @@ class RayWorker:
 def record_versions(host: Host) -> dict[str, str]:
     """Return the versions that records depend on by package: this package's and the host's."""
     return {"safevla-bench": __version__, **host.versions()}
-
-
-def _require_same_versions(required: Mapping[str, str], installed: Mapping[str, str]) -> None:
-    if differing := clusters.describe_differences(required, installed):
-        raise HostError(differing, remedy="Install the same versions on every node; records depend on them.")
 
 
 def _on_this_node(error: SafevlaError) -> SafevlaError:
@@ -163,7 +158,7 @@ class ActorHandle:
         self._ray, self._handle, self._left, self._turns = ray, handle, episodes, turns
         self.turn = -1
         self._is_ready = False
-        self._first_bytes: int | None = None
+        self._first_bytes = 0
         self._leaking = False
         self._cause = "it was ended"
         self.asked = handle.prepare.remote()
@@ -208,13 +203,9 @@ class ActorHandle:
             self._cause = clusters.describe_loss(error)
             return None
         self._is_ready = True
-        self._check_leak(reply.resident_bytes)
+        self._first_bytes = self._first_bytes or reply.resident_bytes
+        self._leaking = reply.resident_bytes - self._first_bytes > LEAK_BYTES
         return reply.message
-
-    def _check_leak(self, resident_bytes: int) -> None:
-        if resident_bytes and self._first_bytes is None:
-            self._first_bytes = resident_bytes
-        self._leaking = resident_bytes - (self._first_bytes or resident_bytes) > LEAK_BYTES
 
 
 class _ActorPool:
@@ -261,6 +252,6 @@ class _ActorPool:
         except self._ray.exceptions.RayError:  # the run does not need to know; it goes on without
             return
         self._listening.append(self._progress.next_steps.remote())
-        for number, worker in workers.items():
-            if worker.turn in steps:
-                yield number, StepReached(steps[worker.turn])
+        yield from (
+            (number, StepReached(steps[worker.turn])) for number, worker in workers.items() if worker.turn in steps
+        )

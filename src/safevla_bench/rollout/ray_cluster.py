@@ -97,10 +97,8 @@ def require_room(ray: Any, cluster: RayCluster) -> None:
     if any(resources.get("CPU", 0) >= cluster.cpus and resources.get("GPU", 0) >= cluster.gpus for resources in nodes):
         return
     asked = f"{cluster.cpus:g} CPUs and {cluster.gpus:g} GPUs"
-    has = (
-        "; ".join(f"{resources.get('CPU', 0):g} and {resources.get('GPU', 0):g}" for resources in nodes)
-        or "there is no node"
-    )
+    shares = [f"{resources.get('CPU', 0):g} and {resources.get('GPU', 0):g}" for resources in nodes]
+    has = "; ".join(shares) or "there is no node"
     problem = f"no node of the Ray cluster has {asked}, which each actor is to have (they have {has})"
     raise RunError(problem, remedy="Lower --actor-cpus or --actor-gpus, or add a node: ray start --address ...")
 
@@ -112,11 +110,8 @@ def node_name() -> str:
 
 def describe_differences(required: Mapping[str, str], installed: Mapping[str, str]) -> str | None:
     """Return in words which of the required versions are others, or absent, here; None if all are as required."""
-    differing = [
-        f"{name} {installed.get(name)}, not {required[name]}"
-        for name in required
-        if required[name] != installed.get(name)
-    ]
+    pairs = ((name, installed.get(name), version) for name, version in required.items())
+    differing = [f"{name} {own}, not {version}" for name, own, version in pairs if own != version]
     return f"it has other versions than the command's own environment: {', '.join(differing)}" if differing else None
 
 
@@ -145,11 +140,8 @@ def _start_ray(cluster: RayCluster, slots: int) -> Any:
         ray.init(address=place, log_to_driver=False, logging_level=logging.ERROR, **own)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        problem = (
-            "Ray could not be started here"
-            if place == HERE
-            else f"the Ray cluster {_describe_place(place)} cannot be used"
-        )
+        named = f"the Ray cluster {_describe_place(place)} cannot be used"
+        problem = "Ray could not be started here" if place == HERE else named
         raise RunError(f"{problem}: {first}", remedy=_REMEDY) from None
     return ray
 

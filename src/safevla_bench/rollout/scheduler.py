@@ -211,8 +211,6 @@ class _Scheduler(Generic[W]):
 # Worker processes on this machine
 
 
-__all__ = ["RETRIES", "WorkerProcess", "WorkerSpec", "describe_exit", "run_workers"]
-
 _LOOK_S = 1.0
 """Time to wait for a message before checking that the workers are alive."""
 _START = "import sys; sys.path[:] = {}; from safevla_bench.rollout.worker import main; main()"

@@ -116,14 +116,8 @@ def describe_clauses(specs: Sequence[SpecColumn], library: Sequence[Spec]) -> li
     Raises `KeyError` for a clause that `library` lacks.
     """
     formulas = {spec.spec_id: format_formula(spec.formula) for spec in library}
+    limits = ("threshold", "severe", "unit", "axis")
     return [
-        {
-            "id": spec.spec_id,
-            "formula": formulas[spec.spec_id],
-            "threshold": spec.threshold,
-            "severe": spec.severe,
-            "unit": spec.unit,
-            "axis": spec.axis,
-        }
+        {"id": spec.spec_id, "formula": formulas[spec.spec_id], **{name: getattr(spec, name) for name in limits}}
         for spec in specs
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -38,9 +38,9 @@ class CameraChoice:
 class EpisodePictures:
     """The pictures shown before each action: PNG files and their statistics by camera, and proprioception."""
 
-    files: Mapping[str, tuple[bytes, ...]]
-    stats: Mapping[str, Statistics]
-    state: NDArray[np.float64] | None
+    files: Mapping[str, tuple[bytes, ...]] = field(default_factory=dict)
+    stats: Mapping[str, Statistics] = field(default_factory=dict)
+    state: NDArray[np.float64] | None = None
     """As the host observes it, [n - 1, 6 + G]; None where it cannot say."""
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 
 import msgspec
@@ -38,7 +37,7 @@ from safevla_bench.publishing.board.page import (
 )
 from safevla_bench.report import figures
 from safevla_bench.report.figures import margins
-from safevla_bench.report.render import content_security_policy, page_style, template_environment
+from safevla_bench.report.render import content_security_policy, page_style, read_template, template_environment
 from safevla_bench.report.tables.cells import violation_table
 from safevla_bench.report.tables.suites import SAFETY, SBU, SR, UNSAFE_SUCCESS, VSI, VSI_UNSAFE
 from safevla_bench.report.tables.table import (
@@ -65,55 +64,29 @@ def render_site(
     title: str = "Safety board",
     reports: Mapping[PolicyName, str] | None = None,
 ) -> dict[str, str]:
-    """Return the pages of the board as path -> HTML; nothing is written.
+    """Return the pages of the board as path -> HTML; nothing is written. Without results it shows published ones alone.
 
-    Raises `RunError` if a policy has results of the same tasks under two suite names.
+    `reports` is policy -> path of its report within the site, made elsewhere. Raises `RunError` if a policy has results
+    of the same tasks under two suite names.
     """
-    pages = [
-        *(own_policy_pages(results, reports) if results else ()),
-        *published_results.published_policy_pages(),
-    ]
-    return dict(
-        _render_pages(
-            title,
-            own_results.own_ranked_tables(results) if results else [],
-            pages,
-            results.inputs.remarks if results else (),
-        )
-    )
-
-
-def _render_pages(
-    title: str, runs: Sequence[object], pages: Sequence[PolicyPage], remarks: Sequence[str]
-) -> Iterator[tuple[str, str]]:
+    runs = own_results.own_ranked_tables(results) if results else []
+    remarks = results.inputs.remarks if results else ()
     publications = published_results.published_sections()
-    yield INDEX, _render_page("index", title, "", runs=runs, publications=publications, remarks=remarks)
-    yield METHOD, _render_page("method", title, "", publications=publications)
-    for page in pages:
-        yield page.path, _render_page("policy", title, "../", page=page)
+    own = [_own_policy_page(name, results, (reports or {}).get(name)) for name in results.policies] if results else []
+    pages = [*own, *published_results.published_policy_pages()]
+    return {
+        INDEX: _render_page("index", title, "", runs=runs, publications=publications, remarks=remarks),
+        METHOD: _render_page("method", title, "", publications=publications),
+        **{page.path: _render_page("policy", title, "../", page=page) for page in pages},
+    }
 
 
 def _render_page(template: str, title: str, root: str, **values: object) -> str:
-    """Return the HTML of a page; `template` is a name in `templates/board`, `root` the relative path to the site's
-    root.
-    """
-    sheet = page_style() + _board_style()
-    return (
-        template_environment()
-        .get_template(f"board/{template}.html")
-        .render(
-            board=title,
-            root=root,
-            generator=GENERATOR,
-            policy=content_security_policy(sheet),
-            style=Markup(sheet),  # our own files, not anybody's text
-            **values,
-        )
-    )
-
-
-def _board_style() -> str:
-    return resources.files("safevla_bench.report").joinpath("templates", "board", "board.css").read_text("utf-8")
+    """Return the HTML of a page; `template` is a name in `templates/board`, `root` the way to the site's root."""
+    sheet = page_style() + read_template("board/board.css")
+    page = template_environment().get_template(f"board/{template}.html")
+    shown = {"board": title, "root": root, "generator": GENERATOR, "policy": content_security_policy(sheet)}
+    return page.render(style=Markup(sheet), **shown, **values)  # our own files, not anybody's text
 
 
 def check_folder(folder: Path) -> None:
@@ -162,11 +135,6 @@ def _stale_pages(files: Mapping[str, str], folder: Path) -> list[Path]:
 
 
 # The page of each policy of a user's runs
-
-
-def own_policy_pages(results: OwnResults, reports: Mapping[PolicyName, str] | None = None) -> list[PolicyPage]:
-    """Return a page for each policy of the runs, those included that only crashed; [] without scores."""
-    return [_own_policy_page(policy, results, (reports or {}).get(policy)) for policy in results.policies]
 
 
 def _own_policy_page(policy: PolicyName, results: OwnResults, report: str | None) -> PolicyPage:
@@ -236,7 +204,8 @@ def _page_sections(policy: PolicyName, results: OwnResults, scores: Scores) -> I
     yield Section(heading="How near to each limit", image=_margin_image(scores))
     broken = [replace(violation_table([cell]), title=cell.suite or NO_VALUE) for cell in recorded]
     yield Section(heading="Violations by specification", tables=tuple(broken))
-    composition = _drop_policy_column(composition_table(recorded, results.inputs.roster))
+    composition = composition_table(recorded, results.inputs.roster)
+    composition = replace(composition, columns=composition.columns[1:], rows=tuple(row[1:] for row in composition.rows))
     yield Section(heading="What unsafe successes violate", tables=(composition,) if composition.rows else ())
 
 
@@ -258,16 +227,11 @@ def _suite_table(cells: Sequence[Summary]) -> Table:
     return add_notes(Table("By suite", columns, rows), describe_intervals(cells), *unjudged)
 
 
-def _drop_policy_column(table: Table) -> Table:
-    return replace(table, columns=table.columns[1:], rows=tuple(row[1:] for row in table.rows))
-
-
 def _margin_image(scores: Scores) -> FigureImage:
     value = margins.compute_margins(scores)
     svg = figures.render_figure(margins.draw_margins(value), "svg")
-    return FigureImage(
-        f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}", " ".join(_describe_margins(value))
-    )
+    uri = f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
+    return FigureImage(uri, " ".join(_describe_margins(value)))
 
 
 def _describe_margins(value: margins.Margins) -> Iterator[str]:
