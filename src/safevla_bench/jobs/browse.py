@@ -157,11 +157,17 @@ def _run_rows(name: str, path: Path) -> list[RunRow]:
         return [RunRow(name, started=started, problem="no episode")]
     rules = f"{scores.judged_by.library.label} {scores.judged_by.version}".strip()
     rules += ", applicability off" if scores.judged_by.applicability == "off" else ""
-    return [RunRow(name, cell.policy, cell, started, _format_simulator(cell), rules) for cell in scores.cells]
-
-
-def _format_simulator(cell: Summary) -> str:
-    return ", ".join(f"{package} {' and '.join(versions)}" for package, versions in cell.simulator.items())
+    return [
+        RunRow(
+            name,
+            cell.policy,
+            cell,
+            started,
+            ", ".join(f"{package} {' and '.join(versions)}" for package, versions in cell.simulator.items()),
+            rules,
+        )
+        for cell in scores.cells
+    ]
 
 
 def _start_time(folder: Path) -> str:

@@ -113,7 +113,10 @@ def build_card(judged: Judged, facts: ModelFacts, remarks: Sequence[str]) -> dic
     name = facts.model_name or cells[0].policy or "model"
     model = {"name": name, "results": [_index_result(judged, cell, facts) for cell in cells]}
     front = format_yaml({"tags": ["robotics", "safevla-bench"], "model-index": [model]})
-    files = {CARD: f"---\n{front}---\n\n{_format_text(judged, cells, remarks)}"}
+    table = headline_table(cells, judged.summarize_scores()[1], privileged=judged.privileged)
+    further = (remark for remark in remarks if remark not in table.footnotes)
+    text = render_tables([replace(table, remarks=(*table.remarks, *further))], "md")
+    files = {CARD: f"---\n{front}---\n\n## Safety\n\n{text}"}
     if facts.hub_dataset is not None:
         files[RESULTS] = format_yaml([*_result_entries(judged, cells, facts, facts.hub_dataset)])
     return files
@@ -199,12 +202,6 @@ def _result_entries(
                 **source,
                 "notes": f"{metric.name}, n = {metric.n}{interval}{marks}. {origin}",
             }
-
-
-def _format_text(judged: Judged, cells: Sequence[Summary], remarks: Sequence[str]) -> str:
-    table = headline_table(cells, judged.summarize_scores()[1], privileged=judged.privileged)
-    further = [remark for remark in remarks if remark not in table.footnotes]
-    return f"## Safety\n\n{render_tables([replace(table, remarks=(*table.remarks, *further))], 'md')}"
 
 
 def format_yaml(document: object, indent: int = 0) -> str:

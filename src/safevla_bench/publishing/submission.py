@@ -1,8 +1,6 @@
 """A submission to a leaderboard: a result that can be shown and checked without the records.
 
-One JSON object: every episode's verdict, the counts that follow from them, the sha256 of every archive file, the
-digests of library and registry, and the protocol, plan and versions that made the records. `read_submission`
-recomputes all that follows from other values.
+`read_submission` recomputes all that follows from other values.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Numbers of a run sent to a tracker of experiments: Weights & Biases, Trackio, TensorBoard, or one of your own.
 
-Trackers are behind one small protocol, and each is imported only when it is asked for. Observers send them the numbers
-of each finished episode. No tracker can cost an episode.
+Each tracker is imported only when it is asked for. No tracker can cost an episode.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The serial engine: all planned episodes in this process. The other engines give the same results.
+"""The serial engine: all planned episodes in this process. The others are `scheduler` and `ray`.
 
-An engine takes the episodes that are to be run and yields each as it ends, in any order; `RunWriter` puts them into the
-order of the plan, so that no engine can change a byte of a complete run. `scheduler` and `ray` are the others.
+An engine yields each episode as it ends, in any order; `RunWriter` puts them into the order of the plan, so that no
+engine can change a byte of a complete run.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class EnvRunner:
     def run_planned(self, planned: PlannedEpisode, on_step: OnStep | None = None) -> EpisodeOutcome:
         """Run one episode and return its outcome with the seconds that it took; exceptions make the outcome `crashed`.
 
-        Raises `SafevlaError` where the host cannot be used, or the policy's server refuses or cannot be reached in the
-        first place. A server that is lost later makes the outcome `crashed`.
+        Raises `SafevlaError` where the host cannot be used, or the policy's server cannot be reached in the first
+        place.
         """
         began_s, policy = time.perf_counter(), self._policies[planned.policy]
         try:

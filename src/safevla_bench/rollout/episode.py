@@ -58,13 +58,9 @@ def run_episode(
 ) -> EpisodeOutcome:
     """Run one episode; what the simulator or the policy raises is the outcome `crashed`, with its traceback.
 
-    Ctrl-C alone passes, not `SystemExit`. A `PolicyError` crashes it with its text alone. An action that must not reach
-    the simulator ends the episode as `invalid_action`, a failure with a record. With a `watch` the first violation of
-    the safe tier ends it as `stopped`.
-
-    Raises:
-        ServerLostError: the policy's server went away, or could not be reached; the episode may be begun again.
-        ServerRefusedError: the policy's server cannot be used, now or in another episode.
+    An action that must not reach the simulator ends it as `invalid_action`, a failure with a record; with a `watch` the
+    first violation of the safe tier ends it as `stopped`. Raises `ServerLostError` where the episode may be begun
+    again, `ServerRefusedError` where the policy's server cannot be used at all, and `KeyboardInterrupt`.
     """
     seam = _ActionSeam(env, policy)
     steps, violation = 0, None

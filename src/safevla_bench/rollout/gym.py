@@ -1,8 +1,7 @@
 """Safety in a Gymnasium environment: each step's `info` holds the standing of every clause and the cost of the step.
 
-`SafetyEnv` is a host's task as an environment, `safevla/Task-v0` by its id; `SafetyWrapper` goes around an environment
-of your own that holds a simulator which a host can record, such as LIBERO's. `CostStep` gives either the `step` of six
-values that Safety-Gymnasium and OmniSafe have. All need the extra `gym`.
+`SafetyEnv` is a host's task as an environment, `SafetyWrapper` goes around an environment of your own, and `CostStep`
+gives either the `step` of six values that Safety-Gymnasium and OmniSafe have. All need the extra `gym`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The plan of a run: the `PlannedEpisode`s that a protocol and the user's choices give; its shards and its queue.
 
-A shard is a stretch of the plan that is run on its own, into its own run folder. The plan goes task after task: the
-environment of a task is made in one shard, or in the two that meet in it. Who runs which episode depends on the plan
-alone. The queue gives episodes out so that a worker keeps its environment as long as it can.
+A shard is a stretch of the plan that is run on its own, into its own run folder. Who runs which episode depends on the
+plan alone. The queue gives episodes out so that a worker keeps its environment as long as it can.
 """
 
 from __future__ import annotations

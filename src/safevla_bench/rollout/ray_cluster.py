@@ -73,9 +73,8 @@ class RayCluster:
 def connect_ray(cluster: RayCluster, slots: int) -> Iterator[Any]:
     """Yield the module `ray`, connected; disconnect after the block unless the process was connected before.
 
-    Raises:
-        RunError: Ray is not installed, the cluster is not there or of another version, or no node has in all as many
-            CPUs and GPUs as an actor reserves.
+    A cluster that is started here has room for `slots` actors or tasks. Raises `RunError` where Ray is not installed,
+    the cluster is not there or of another version, or no node has room.
     """
     ray = sys.modules.get("ray")
     if ray and ray.is_initialized():

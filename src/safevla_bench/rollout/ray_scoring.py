@@ -1,8 +1,7 @@
 """Judging on a Ray cluster: sources are cut into pieces, which are read and judged on any node.
 
-The verdicts are joined in the order of the episodes. They are those of one process, byte for byte, because the verdicts
-on one episode do not depend on the others. Where anything is wrong (a damaged record, a repeated id, a task without an
-entry, a missing field), the caller reads the sources itself, so that the errors are the same too.
+The verdicts are joined in the order of the episodes, and are those of one process, byte for byte. Where anything is
+wrong, the caller reads the sources itself, so that the errors are the same too.
 """
 
 from __future__ import annotations

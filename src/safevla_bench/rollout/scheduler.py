@@ -1,12 +1,8 @@
 """The scheduler of several workers, wherever they are, and the worker processes of this machine.
 
-An engine tells how a worker is started and how its messages are received (`WorkerPool` here, `RemoteWorker` for the
-actors of a Ray cluster in `ray`). The rules are the same for all engines. An episode whose worker died is run again in
-another one, `RETRIES` times. A worker has one episode at a time, and gets the next when its record has arrived.
-
-Workers of this machine are new Python processes, no forks: a simulator's threads and GL contexts survive none. Each has
-its own host, policies and environment. This process gives out episodes, takes back what they recorded, and is the only
-one that writes.
+An episode whose worker died is run again in another one, `RETRIES` times. Workers of this machine are new Python
+processes, no forks: a simulator's threads and GL contexts survive none. This process alone gives out episodes and
+writes.
 """
 
 from __future__ import annotations

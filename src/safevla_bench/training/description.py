@@ -1,8 +1,7 @@
 """The description of a dataset, for people and programs, and the part of the records that it keeps, in float64.
 
-`README.md` is its card, `meta/safevla.json` says what its columns hold and what judged it. `safevla-log.toml` says
-which column is what of a record, so that the dataset is a source like any log: what was kept is judged again, and
-contacts, which are not kept, are not judged.
+`safevla-log.toml` says which column is what of a record, so that the dataset is a source like any log: what was kept is
+judged again, and contacts, which are not kept, are not judged.
 """
 
 from __future__ import annotations

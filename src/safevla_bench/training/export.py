@@ -72,18 +72,11 @@ def export_dataset(
 ) -> DatasetSummary:
     """Write the judged episodes as a LeRobot dataset of version 3.0 into a new folder, which appears when it is whole.
 
-    The episodes are read again, some at a time; `cameras` are the pictures to render again from recorded states, None =
-    no pictures. `observer` is called before each episode, `on_skip` for each that is left out: without actions, uneven
-    in time, or not to be rendered.
-
-    Raises:
-        RunError: there is no episode to write, they differ in what they hold, their control step gives no whole number
-            of frames a second, the folder is in use, a source has changed since it was judged, or pictures are wanted
-            and a source names no host.
-        HostError, PluginError: pictures are wanted, and a camera is unknown, a host cannot be made, or none can be
-            rendered of any episode.
-        RecordError: every episode is without actions or uneven in time.
-        FileError: the folder cannot be written.
+    The episodes are read again, some at a time; `cameras` = None renders no pictures. `on_skip` is called for each
+    episode that is left out: without actions, uneven in time, or not to be rendered. Raises `RunError` where the
+    episodes differ in what they hold, their control step gives no whole number of frames a second, or the folder is in
+    use, `FileError` where it cannot be written, `HostError` or `PluginError` for an unknown camera or host, and the
+    last reason if all were left out.
     """
     return _DatasetExport(judged, out, cameras, observer, on_skip).write()
 

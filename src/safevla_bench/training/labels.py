@@ -1,8 +1,7 @@
 """Safety labels of records for training: what each clause says of each record, and what that costs.
 
-A record's label is what `Monitor` says when that record arrives, so that a data set and the environments of
-`safevla_bench.rollout.gym` agree. Here whole batches are labelled at once. A tracker may have lost a body: the monitor
-leaves out a record at which a clause cannot be decided, and here its label is unknown.
+A record's label is what `Monitor` says when it arrives, but that a record at which a clause cannot be decided, as a
+tracker lost a body, is unknown here and left out there.
 """
 
 from __future__ import annotations

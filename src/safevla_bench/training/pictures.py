@@ -45,14 +45,11 @@ class EpisodePictures:
 
 
 def render_episode(folder: Path, host: Host, record: Batch, choice: CameraChoice) -> EpisodePictures:
-    """Render every record but the last, which no action follows.
+    """Render every record but the last, which no action follows, of an episode (a batch of one with `sim_state`).
 
     The state is what the host observes there, if it can say: position [3] in m, axis-angle [3] as robosuite's
-    `quat2axisangle`, and the fingers [G].
-
-    Raises:
-        HostError: the host cannot show episodes or has no such camera, or the record lacks its states.
-        RunError: run.json is missing or damaged, or bodies would not be shown where they were recorded.
+    `quat2axisangle`, and the fingers [G]. Raises `HostError` where the host cannot show it, and `RunError` where
+    run.json is damaged or bodies would not be shown where they were recorded.
     """
     count = int(record.lengths[0]) - 1
     with closing(open_stage(folder, host, record)) as stage:

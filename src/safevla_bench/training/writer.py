@@ -145,14 +145,9 @@ def join_statistics(former: Statistics | None, latter: Statistics) -> Statistics
 def new_dataset(
     folder: Path, features: Mapping[str, Feature], *, fps: int, robot: str | None
 ) -> Iterator[DatasetWriter]:
-    """Yield the writer of a dataset.
+    """Yield the writer of a dataset, whose folder appears when it is whole; `robot` is LeRobot's `robot_type`.
 
-    The folder appears when the dataset is whole, and not at all if something is raised. `robot` is LeRobot's
-    `robot_type`, None = unknown.
-
-    Raises:
-        RunError: the folder exists and is not empty.
-        FileError: the folder cannot be written.
+    Raises `RunError` where the folder is in use, and `FileError` where it cannot be written.
     """
     require_free(folder)
     beside = folder.with_name(f".{folder.name}.{os.getpid()}.part")

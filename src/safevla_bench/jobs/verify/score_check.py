@@ -131,7 +131,9 @@ def _check_rejudged(run: Path, document: Mapping[str, Any], provenance: Provenan
     try:
         judged = judge([run], ruleset, skip_invalid=bool(provenance.skipped or provenance.lost))
     except SafevlaError as error:
-        return [mismatch(SCORES, f"the records cannot be judged: {_summarize_error(error)}")]
+        errors = error.errors if isinstance(error, CollectedError) else (error,)
+        more = f"{errors[0]}\n{len(errors) - 1} more like this" if len(errors) > 1 else str(error)
+        return [mismatch(SCORES, f"the records cannot be judged: {more}")]
     before = len(provenance.skipped) + (provenance.lost.episodes if provenance.lost else 0)
     if judged.left_out.count != before:
         detail = f"{judged.left_out.count} episodes are invalid or lost; when it was judged, {before} were"
@@ -161,12 +163,6 @@ def _check_source(run: Path, sources: object, expected: object) -> Finding:
     if difference:
         return mismatch(SOURCE, difference)
     return agreement(SOURCE, f"the one that was judged, digest {digest}")
-
-
-def _summarize_error(error: SafevlaError) -> str:
-    if not isinstance(error, CollectedError) or len(error.errors) == 1:
-        return str(error)
-    return f"{error.errors[0]}\n{len(error.errors) - 1} more like this"
 
 
 def _uses_legacy_ids(document: Mapping[str, Any], judged: Judged) -> bool:

@@ -194,11 +194,15 @@ def _own_entry(
             (sum(cell.stopped for cell in cells.values()), "stopped"),
             (sum(episode.outcome == MISSING and episode.benchmark in cells for episode in absent), MISSING),
             (sum(cell.unjudged for cell in cells.values()), _UNJUDGED)]  # fmt: skip
+    versions = {
+        package: {version for cell in cells.values() for version in cell.simulator.get(package, ())}
+        for package in mixed
+    }
     remarks = [
         *(["privileged state"] if results.inputs.roster.is_privileged(policy) else []),
         *([STANDIN] if _uses_standins(cells) else []),
         *(["does nothing"] if policy == NOOP else []),
-        *(f"{package} {' and '.join(versions)}" for package in mixed if (versions := _versions_of(package, cells))),
+        *(f"{package} {' and '.join(sorted(own))}" for package, own in versions.items() if own),
         *([training] if (training := results.inputs.roster.training.get(policy or "")) else []),
         *(f"{count} {word}" for count, word in lost if count),
         *(mark.badge for mark in results.audits.get(policy, ())),
@@ -214,10 +218,6 @@ def _own_entry(
         remarks=tuple(remarks),
         ranked=competes and safety.percent is not None,
     )
-
-
-def _versions_of(package: str, cells: Mapping[str, Summary]) -> list[str]:
-    return sorted({version for cell in cells.values() for version in cell.simulator.get(package, ())})
 
 
 _UNJUDGED = "without a verdict"

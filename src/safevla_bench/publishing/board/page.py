@@ -103,10 +103,9 @@ class RankedTable:
 
 
 def rank_entries(entries: Sequence[RankingEntry], separated: SeparatedPairs | None) -> tuple[RankedEntry, ...]:
-    """Return the entries of one table by Safety, the safest first; those without a rank at the end, by Safety too.
+    """Return the entries of one table by Safety, the safest first; those without a rank at the end.
 
-    `separated` are the ranked entries that were told apart, by their place in `entries`; None if that is not known, and
-    then there are no letters.
+    `separated` are pairs of places in `entries` that were told apart; None = not known, and then there are no letters.
     """
     percent = [Fraction(-1) if entry.safety.percent is None else entry.safety.percent for entry in entries]
     order = sorted(range(len(entries)), key=lambda k: -percent[k])
@@ -223,8 +222,7 @@ def package_versions(headers: Iterable[Header], policy: PolicyName) -> dict[str,
 def flatten_values(value: object, name: str = "") -> Iterator[tuple[str, str]]:
     """Yield (dotted name, text) for each value of nested mappings and lists, in their order; indices are names too.
 
-    A list without mappings or lists is one value, joined by commas. None, "" and an empty list are dashes, booleans yes
-    and no. An empty mapping yields nothing.
+    A plain list is one value, joined by commas. None, "" and an empty list are dashes; an empty mapping yields nothing.
     """
     if isinstance(value, Mapping):
         for key, inner in value.items():

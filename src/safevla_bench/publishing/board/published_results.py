@@ -174,7 +174,15 @@ def _publication_sections(policy: str, published: PublishedResults) -> Iterator[
         return
     labels: list[tuple[PublishedMean | PublishedCell, str]]
     labels = [*((mean, _mean_label(mean)) for mean in means), *((cell, cell.benchmark) for cell in cells)]
-    tables = (_printed_suite_table(means, cells), _violation_table(cells), _composition_table(cells))
+    violations = {cell.benchmark: cell.violations for cell in cells if cell.violations is not None}
+    shares = {cell.benchmark: cell.composition for cell in cells if cell.composition}
+    of_all = f"In %, of all episodes of the suite. {NO_VALUE}: not scored there."
+    of_unsafe = f"In %, of the violations in unsafe successes; {NO_VALUE}: none, or not printed."
+    tables = (
+        _printed_suite_table(means, cells),
+        _spec_table("Violations by specification", violations, 1, of_all),
+        _spec_table("What unsafe successes violate", shares, 0, of_unsafe),
+    )
     yield Section(
         heading=published.source.name,
         paragraphs=(f"{published.source.reference}, {published.source.date}.",),
@@ -224,19 +232,7 @@ def _number_cell(printed: float | None, digits: int) -> Cell:
     return Cell(NO_VALUE) if printed is None else Cell(format_fixed(Fraction(repr(printed)), digits), printed)
 
 
-def _violation_table(cells: Sequence[PublishedCell]) -> Table | None:
-    rates = {cell.benchmark: cell.violations for cell in cells if cell.violations is not None}
-    note = f"In %, of all episodes of the suite. {NO_VALUE}: not scored there."
-    return _spec_table("Violations by specification", rates, 1, (note,))
-
-
-def _composition_table(cells: Sequence[PublishedCell]) -> Table | None:
-    shares = {cell.benchmark: cell.composition for cell in cells if cell.composition}
-    note = f"In %, of the violations in unsafe successes; {NO_VALUE}: none, or not printed."
-    return _spec_table("What unsafe successes violate", shares, 0, (note,))
-
-
-def _spec_table(title: str, by_suite: dict[str, dict[str, float]], digits: int, notes: tuple[str, ...]) -> Table | None:
+def _spec_table(title: str, by_suite: dict[str, dict[str, float]], digits: int, note: str) -> Table | None:
     specs = dict.fromkeys(spec for rates in by_suite.values() for spec in rates)
     if not specs:
         return None
@@ -244,4 +240,4 @@ def _spec_table(title: str, by_suite: dict[str, dict[str, float]], digits: int, 
     rows = tuple(
         (Cell(spec), *(_number_cell(rates.get(spec), digits) for rates in by_suite.values())) for spec in specs
     )
-    return Table(title, columns, rows, notes)
+    return Table(title, columns, rows, (note,))

@@ -105,19 +105,16 @@ def check_folder(folder: Path) -> None:
 def write_folder(files: Mapping[str, str], folder: Path) -> None:
     """Write `files` (path in the folder -> text) together, and remove pages and reports that the new board lacks.
 
-    Makes the folders that are missing; a folder of reports without any is removed.
-
-    Raises:
-        RunError: the folder is a file, or holds something else than a board.
-        FileError: the folder cannot be read or written to.
+    Raises as `check_folder` does, and `FileError` where the folder cannot be written to.
     """
     check_folder(folder)
     for subfolder in (PAGES, REPORTS):
         make_folder(folder / subfolder)
     write_together(folder, files, chief=INDEX)
     with translated_errors(folder):
-        for stale in _stale_pages(files, folder):
-            stale.unlink()
+        for path in [path for subfolder in (PAGES, REPORTS) for path in sorted((folder / subfolder).iterdir())]:
+            if PAGE_NAME.fullmatch(path.name) and f"{path.parent.name}/{path.name}" not in files:
+                path.unlink()
         if not any((folder / REPORTS).iterdir()):
             (folder / REPORTS).rmdir()
 
@@ -127,11 +124,6 @@ def _is_board(folder: Path) -> bool:
     if not index.exists():
         return {path.name for path in folder.iterdir() if not is_leftover(path)} <= {PAGES, REPORTS, METHOD}
     return index.is_file() and f'<meta name="generator" content="{GENERATOR}">' in index.read_text("utf-8", "replace")
-
-
-def _stale_pages(files: Mapping[str, str], folder: Path) -> list[Path]:
-    paths = [path for subfolder in (PAGES, REPORTS) for path in sorted((folder / subfolder).iterdir())]
-    return [path for path in paths if PAGE_NAME.fullmatch(path.name) and f"{path.parent.name}/{path.name}" not in files]
 
 
 # The page of each policy of a user's runs
