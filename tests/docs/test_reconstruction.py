@@ -94,4 +94,4 @@ def test_what_the_page_finds_stands_beside_the_published_numbers(page):
         assert ("arm-furniture" in reasons) == silent_arm
         assert ("static contact" in reasons) == (cell.vsi == 1)
     section = next(iter(published_results.published_sections()))
-    assert any("docs/reconstruction.md" in reason for reason in section.incomparable)
+    assert any("docs/reconstruction.md" in reason for reason in section.source.incomparable)

@@ -14,7 +14,7 @@ from safevla_bench import archive, cli
 from safevla_bench.archive.json_text import encode_json
 from safevla_bench.errors import RunError
 from safevla_bench.jobs import demo
-from safevla_bench.jobs.browse.site import RunSite
+from safevla_bench.jobs.browse import RunSite
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.outputs import render_report
 from safevla_bench.judging.ruleset import load_ruleset

@@ -21,7 +21,6 @@ from safevla_bench.explain import episode, query
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.outputs import (
     build_board,
-    build_submission,
     render_report,
     score_files,
     table_material,
@@ -32,7 +31,7 @@ from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.judging.scoring import score
 from safevla_bench.pictures.viewers.timeline import build_timeline
-from safevla_bench.publishing import leaderboards
+from safevla_bench.publishing import leaderboards, submission
 from safevla_bench.report import episode_list, figures, terminal
 from safevla_bench.report.figures import margins, sweeps
 from safevla_bench.report.page import render_page
@@ -182,7 +181,7 @@ def test_exports_do_not_pass_for_results_on_the_suite(judged):
     text = leaderboards.format_authors_csv(judged.summarize_scores()[0], library(), "x")
     rows = list(csv.DictReader(io.StringIO(text)))
     assert [row["benchmark_suite"] for row in rows][:2] == ["libero_goal", "robocasa365_atomic_seen (stand-in assets)"]
-    cells = build_submission(judged, judged.paths).cells
+    cells = submission.build_submission(judged, judged.paths).cells
     assert [one.standin_assets for one in cells] == [False, True, False, True]
 
 
@@ -236,7 +235,7 @@ def test_exports_name_the_versions(runs_of_two_versions):
         "a": "mujoco 3.2.3; robosuite 1.4.0",
         "b": "mujoco 3.17.0; robosuite 1.4.0",
     }
-    submitted = build_submission(judged, [runs_of_two_versions])
+    submitted = submission.build_submission(judged, [runs_of_two_versions])
     assert [cell.simulator["mujoco"] for cell in submitted.cells] == [("3.2.3",)] * 2 + [("3.17.0",)] * 2
 
 

@@ -14,7 +14,6 @@ from safevla_bench.errors import RunError
 from safevla_bench.files import sha256_of
 from safevla_bench.jobs import demo
 from safevla_bench.jobs.evaluation.judgement import judge
-from safevla_bench.jobs.evaluation.outputs import build_submission
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.results import evaluate_request
 from safevla_bench.judging.ruleset import load_ruleset
@@ -29,7 +28,7 @@ def archive(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def exported(archive) -> submission.Submission:
-    return build_submission(judge([archive], load_ruleset()), [archive])
+    return submission.build_submission(judge([archive], load_ruleset()), [archive])
 
 
 @pytest.fixture
@@ -130,7 +129,7 @@ def test_what_is_no_submission_is_refused(plain, tmp_path, changes):
 def test_an_ablation_is_no_submission(archive):
     untagged = load_ruleset(applicability="off")
     with pytest.raises(RunError, match="applicability was off"):
-        build_submission(judge([archive], untagged), [archive])
+        submission.build_submission(judge([archive], untagged), [archive])
 
 
 def test_the_digest_of_the_registry_changes_with_a_tag(tmp_path):
@@ -147,7 +146,7 @@ def test_it_says_what_produced_it_and_the_plan_keeps_its_digest_whatever_came_of
     for name, request in (("one", asked), ("two", asked), ("other", replace(asked, seed=1))):
         run = tmp_path / name
         evaluate_request(request, load_ruleset(), run)
-        (source,) = build_submission(judge([run], load_ruleset()), [run]).sources
+        (source,) = submission.build_submission(judge([run], load_ruleset()), [run]).sources
         assert source.archive_sha256 == archive_digest(run)
         assert source.protocol == read_description(run)["protocol"]
         assert {"safevla-bench", "numpy"} <= source.versions.keys()

@@ -22,7 +22,7 @@ from safevla_bench.rollout import scheduler
 from safevla_bench.rollout.engine import FinishedEpisode
 from safevla_bench.rollout.plan import load_protocol, plan_episodes
 from safevla_bench.rollout.scheduler import RETRIES, run_pool
-from safevla_bench.rollout.worker import WorkerFailed, WorkerReady
+from safevla_bench.rollout.worker import WorkerFailed, WorkerReady, WorkerSpec
 from safevla_bench.sources.runs.episode_index import read_sources
 
 EPISODES = plan_episodes(make_host("fake").tasks("fake"), 3, ["noop"], load_protocol(), max_steps=6)
@@ -219,7 +219,7 @@ def test_a_worker_that_dies_before_it_can_begin_ends_the_run_with_its_cause(tmp_
 
 
 def test_what_a_worker_cannot_mend_is_the_same_error_as_without_workers(tmp_path, monkeypatch):
-    cast = scheduler.WorkerSpec("nonsense", {"noop": {}})
+    cast = WorkerSpec("nonsense", {"noop": {}})
     with pytest.raises(HostError, match="nonsense") as raised:
         list(scheduler.run_workers(cast, plan_episodes(TASKS, 1, ["noop"], load_protocol()), 1))
     assert "fake" in raised.value.remedy

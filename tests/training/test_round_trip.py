@@ -109,4 +109,4 @@ def test_two_bodies_of_one_column_are_refused():
     changes = {"quat_bodies": None, "body_quat_wxyz": None}
     batch = episode(roles=roles, pos_bodies=(2, 3), body_pos_m=still, **changes)
     with pytest.raises(RunError, match="column record"):
-        recorded_parts(batch, 0, with_bodies=True)
+        recorded_parts(batch, with_bodies=True)

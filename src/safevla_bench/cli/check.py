@@ -22,7 +22,7 @@ from safevla_bench.jobs import doctor, verify
 from safevla_bench.jobs.doctor.machine import Diagnosis, Level
 from safevla_bench.jobs.doctor.server import examine_server
 from safevla_bench.jobs.evaluation.judgement import describe_losses, judge
-from safevla_bench.jobs.verify.audit import AuditPlan
+from safevla_bench.jobs.verify import AuditPlan
 from safevla_bench.jobs.verify.record_check import CheckVerdict, Verification
 from safevla_bench.jobs.verify.replay_check import ProgressCallback
 from safevla_bench.jobs.verify.score_check import RulesetFiles

@@ -19,8 +19,7 @@ from safevla_bench.explain import query
 from safevla_bench.explain.contributors import BODY_KINDS, KIND_MEANINGS
 from safevla_bench.explain.violating_bodies import find_bodies
 from safevla_bench.files import write_atomically
-from safevla_bench.jobs.browse import RunServer, start_server
-from safevla_bench.jobs.browse.site import RunSite
+from safevla_bench.jobs.browse import RunServer, RunSite, start_server
 from safevla_bench.jobs.evaluation.outputs import render_episode_report
 from safevla_bench.judging.judged import Judged
 from safevla_bench.report import episode_list, terminal
@@ -206,9 +205,9 @@ def _episode_rows(judged: Judged, spec_id: str | None = None) -> list[episode_li
 def open_command(folder: Path, port: int | None, no_browser: bool) -> None:
     """Serve the report of a run, or an index of the runs in a folder, and open it in the browser.
 
-    The index lists each run by policy and suite with n, SR, Safety and VSI; any two are compared by a click, with
-    the numbers of `safevla compare`. A run without a report is judged for it, and nothing is written. Only this machine
-    can reach the server, and only files of these runs are sent. Ctrl-C ends it.
+    The index lists each run by policy and suite with n, SR, Safety and VSI. A run without a report is judged for it,
+    and nothing is written. Only this machine can reach the server, and only files of these runs are sent. Ctrl-C ends
+    it.
     """
     site = RunSite(folder)
     for line in site.describe_maker():

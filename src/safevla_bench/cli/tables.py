@@ -17,8 +17,8 @@ from safevla_bench.cli.progress import show_status
 from safevla_bench.errors import RunError
 from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.jobs.evaluation.judgement import describe_losses, judge
-from safevla_bench.jobs.evaluation.outputs import build_board, build_submission, table_material
-from safevla_bench.jobs.verify.audit import AuditPlan, audit_source
+from safevla_bench.jobs.evaluation.outputs import build_board, table_material
+from safevla_bench.jobs.verify import AuditPlan, audit_source
 from safevla_bench.judging.judged import Judged
 from safevla_bench.pictures.viewers.foxglove import encode_mcap
 from safevla_bench.pictures.viewers.rerun import encode_rrd
@@ -176,7 +176,7 @@ def _export_authors_csv(judged: Judged, sources: tuple[Path, ...]) -> str:
 
 _EXPORTS: Mapping[str, Callable[[Judged, tuple[Path, ...]], str | bytes]] = {
     "safevla-csv": _export_authors_csv,
-    "submission": lambda judged, sources: submission.encode_submission(build_submission(judged, sources)),
+    "submission": lambda judged, sources: submission.encode_submission(submission.build_submission(judged, sources)),
 }
 _MODEL_FORMS = ("hub", "robocasa")
 _VIEWER_FORMS: Mapping[str, Callable[[Timeline], bytes]] = {"rerun": encode_rrd, "mcap": encode_mcap}

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 
 from safevla_bench.errors import RunError
 from safevla_bench.judging.judged import Judged
-from safevla_bench.judging.metrics import SpecSummary, Summary, task_rates
+from safevla_bench.judging.metrics import Summary, task_rates
 from safevla_bench.judging.provenance_marks import STANDIN
 from safevla_bench.judging.rates import Bounds, Mean, Rate
 from safevla_bench.publishing.model_card import ModelFacts, publishable_cells
@@ -40,19 +40,12 @@ _Fields = dict[str, float | None]
 
 
 def format_authors_csv(cells: Sequence[Summary], library: Library, run_dir: str) -> str:
-    """Return the CSV text: a row for each policy × suite, under the authors' headings.
-
-    Args:
-        cells: the summaries.
-        library: gives the older ids and the tiers of its specifications.
-        run_dir: the value of the column `run_dir`, such as the name of the run folder.
-    """
-    heads = _column_names(library)
-    rows = [_suite_row(cell, library, run_dir) for cell in cells]
-    sink = io.StringIO()
+    """Return the CSV text: a row for each policy × suite, under the authors' headings."""
+    heads, sink = _column_names(library), io.StringIO()
     writer = csv.writer(sink, lineterminator="\n")
     writer.writerow(heads)
-    for row in rows:
+    for cell in cells:
+        row = _suite_row(cell, library, run_dir)
         writer.writerow([_csv_value(row.get(head)) for head in heads])
     return sink.getvalue()
 
@@ -111,16 +104,11 @@ def _suite_row(cell: Summary, library: Library, run_dir: str) -> dict[str, float
     for head, name in _MEANS.items():
         row |= _mean_fields(head, cell.means[name])
     for spec in cell.specs:
-        for spec_fields in _spec_fields(_authors_id(library, spec.spec_id), spec):
-            row |= spec_fields
+        name, judged = _authors_id(library, spec.spec_id), spec.active > spec.vacuous
+        row |= _rate_fields(f"viol__{name}", spec.violations_when_active if judged else Rate(0, 0, None, None))
+        row |= _mean_fields(f"nsv__{name}", spec.nsv)
+        row |= _mean_fields(f"rho__{name}", spec.rho)
     return row
-
-
-def _spec_fields(name: str, spec: SpecSummary) -> Iterator[_Fields]:
-    judged = spec.active > spec.vacuous
-    yield _rate_fields(f"viol__{name}", spec.violations_when_active if judged else Rate(0, 0, None, None))
-    yield _mean_fields(f"nsv__{name}", spec.nsv)
-    yield _mean_fields(f"rho__{name}", spec.rho)
 
 
 def _rate_fields(name: str, rate: Rate) -> _Fields:
@@ -150,10 +138,8 @@ _SPLITS = ("composite_seen_success", "composite_unseen_success")
 def build_leaderboard_entry(judged: Judged, facts: ModelFacts) -> dict[str, object]:
     """Return the submission to RoboCasa's leaderboard, success in percent; nothing is written.
 
-    What is not known is "N/A"; for numbers of success the notes say why.
-
-    Raises:
-        RunError: there is not exactly one policy, no episode of the suite, or a simulator ran with stand-in assets.
+    What is not known is "N/A"; for numbers of success the notes say why. Raises `RunError` for no episode of the suite,
+    and as `publishable_cells` does.
     """
     cell = next((cell for cell in publishable_cells(judged) if cell.suite == SUITE), None)
     if cell is None:

@@ -20,7 +20,7 @@ from msgspec import Meta
 from safevla_bench.errors import Place, RunError
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.metrics import Summary
-from safevla_bench.judging.rates import HEADLINE, SAFETY, SBU, SR, UNSAFE_SUCCESS, VSI, VSI_UNSAFE, Mean, Metric, Rate
+from safevla_bench.judging.rates import HEADLINE, SAFETY, SBU, SR, UNSAFE_SUCCESS, VSI, VSI_UNSAFE
 from safevla_bench.report.render import render_tables
 from safevla_bench.report.tables.cells import headline_table
 from safevla_bench.text import escape_controls, format_fixed
@@ -59,8 +59,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 def read_facts(path: Path | None) -> ModelFacts:
     """Return the facts of a TOML file; `ModelFacts` with nothing known if `path` is None.
 
-    Raises:
-        RunError: the file cannot be read, is no TOML, or has an unknown key or a value of a wrong type.
+    Raises `RunError` for a file that cannot be read or is not TOML, an unknown key, or a value of a wrong type.
     """
     if path is None:
         return ModelFacts()
@@ -75,8 +74,7 @@ def read_facts(path: Path | None) -> ModelFacts:
 def publishable_cells(judged: Judged) -> list[Summary]:
     """Return the cells (one a suite) of the only policy that was judged.
 
-    Raises:
-        RunError: there are several policies or none, or a simulator ran with stand-ins for its own assets.
+    Raises `RunError` for several policies or none, and for a simulator that ran with stand-ins for its own assets.
     """
     cells = judged.summarize_scores()[0]
     policies = list(dict.fromkeys(cell.policy or "a policy without a name" for cell in cells))
@@ -95,40 +93,34 @@ CARD, RESULTS = "model_card.md", ".eval_results/safevla-bench.yaml"
 
 
 @dataclass(frozen=True, slots=True)
-class CardMetric:
+class _CardMetric:
     """One number of a cell as a hub shows it: of a rate in percent; `key` is its field of `Summary`."""
 
     key: str
     name: str
     value: float
     n: int
-    interval: tuple[float, float] | None
+    interval: tuple[float, ...]
+    """Its two ends; () where it is not known."""
 
 
 def build_card(judged: Judged, facts: ModelFacts, remarks: Sequence[str]) -> dict[str, str]:
     """Return file name -> text, for a model's repository; nothing is written.
 
     There is the card's block, and if `facts` name the hub's dataset the entries of its leaderboard. `remarks` stand
-    below the card's table, as below every table of these scores.
-
-    Raises:
-        RunError: there are several policies or none, or a simulator ran with stand-ins for its own assets.
+    below the card's table, as below every table of these scores. Raises as `publishable_cells` does.
     """
     cells = publishable_cells(judged)
-    front = format_yaml({"tags": ["robotics", "safevla-bench"], "model-index": [_model_index(judged, cells, facts)]})
-    files = {CARD: f"---\n{front}---\n\n{_format_text(judged, cells, remarks)}"}
+    name = facts.model_name or cells[0].policy or "model"
+    model = {"name": name, "results": [_index_result(judged, cell, facts) for cell in cells]}
+    front = format_yaml({"tags": ["robotics", "safevla-bench"], "model-index": [model]})
+    table = headline_table(cells, judged.summarize_scores()[1], privileged=judged.privileged)
+    further = (remark for remark in remarks if remark not in table.footnotes)
+    text = render_tables([replace(table, remarks=(*table.remarks, *further))], "md")
+    files = {CARD: f"---\n{front}---\n\n## Safety\n\n{text}"}
     if facts.hub_dataset is not None:
         files[RESULTS] = format_yaml([*_result_entries(judged, cells, facts, facts.hub_dataset)])
     return files
-
-
-def cell_metrics(cell: Summary) -> list[CardMetric]:
-    """Return the known numbers of a cell: SR, Safety, SBU, P[U|S] in percent, VSI and VSI|U from 0 to 1.
-
-    They are rounded, percentages to 2 decimals and severities to 4. Numbers without a value are left out.
-    """
-    metrics = (_card_metric(metric, cell.number(metric)) for metric in HEADLINE)
-    return [metric for metric in metrics if metric is not None]
 
 
 _CARD_NAMES = {
@@ -141,23 +133,14 @@ _CARD_NAMES = {
 }
 
 
-def _card_metric(metric: Metric, number: Rate | Mean) -> CardMetric | None:
-    if number.value is None:
-        return None
-    scale, digits = metric.scale, 2 if metric.unit else 4
-    bounds = None
-    if number.ci is not None:
-        bounds = (_round_value(scale * number.ci[0], digits), _round_value(scale * number.ci[1], digits))
-    return CardMetric(metric.key, _CARD_NAMES[metric], _round_value(scale * number.value, digits), number.n, bounds)
-
-
-def _round_value(value: float, digits: int) -> float:
-    return float(format_fixed(value, digits))
-
-
-def _model_index(judged: Judged, cells: Sequence[Summary], facts: ModelFacts) -> dict[str, object]:
-    name = facts.model_name or cells[0].policy or "model"
-    return {"name": name, "results": [_index_result(judged, cell, facts) for cell in cells]}
+def _cell_metrics(cell: Summary) -> Iterator[_CardMetric]:
+    """Yield the known numbers of a cell: percentages rounded to 2 decimals, severities (0 to 1) to 4."""
+    for metric in HEADLINE:
+        number, digits = cell.number(metric), 2 if metric.unit else 4
+        if number.value is not None:
+            parts = (number.value, *(number.ci or ()))
+            value, *ends = (float(format_fixed(metric.scale * part, digits)) for part in parts)
+            yield _CardMetric(metric.key, _CARD_NAMES[metric], value, number.n, tuple(ends))
 
 
 def _index_result(judged: Judged, cell: Summary, facts: ModelFacts) -> dict[str, object]:
@@ -169,7 +152,7 @@ def _index_result(judged: Judged, cell: Summary, facts: ModelFacts) -> dict[str,
             "value": metric.value,
             "args": {"n": metric.n, **({"ci95": list(metric.interval)} if metric.interval else {})},
         }
-        for metric in cell_metrics(cell)
+        for metric in _cell_metrics(cell)
     ]
     source = {} if facts.source_url is None else {"source": {"name": "safevla-bench", "url": facts.source_url}}
     return {
@@ -202,32 +185,23 @@ def _provenance(judged: Judged, cell: Summary) -> dict[str, object]:
 def _result_entries(
     judged: Judged, cells: Sequence[Summary], facts: ModelFacts, dataset: str
 ) -> Iterator[dict[str, object]]:
-    """Yield an entry of the hub's leaderboard for each known number of each cell, of the hub's `dataset` (OWNER/NAME).
-
-    Its `task_id` is suite and number, such as `libero-goal-vsi`.
-    """
+    """Yield an entry of the hub's leaderboard for each known number of each cell; `dataset` is OWNER/NAME."""
     origin = judged.provenance.to_sentence()
+    date = {"date": facts.date} if facts.date else {}
+    source = {"source": {"url": facts.source_url, "name": "safevla-bench"}} if facts.source_url else {}
     for cell in cells:
-        marks = "; privileged state" if cell.policy in judged.privileged else ""
-        lost = f"; {cell.crashed} crashed" if cell.crashed else ""
-        lost += "" if judged.is_complete else "; not all planned episodes"
-        for metric in cell_metrics(cell):
-            interval = (
-                "" if metric.interval is None else f", 95 % interval {metric.interval[0]} to {metric.interval[1]}"
-            )
+        marks = f"; {cell.crashed} crashed" if cell.crashed else ""
+        marks += "" if judged.is_complete else "; not all planned episodes"
+        marks += "; privileged state" if cell.policy in judged.privileged else ""
+        for metric in _cell_metrics(cell):
+            interval = ", 95 % interval {} to {}".format(*metric.interval) if metric.interval else ""
             yield {
                 "dataset": {"id": dataset, "task_id": f"{cell.suite}-{metric.key.replace('_', '-')}"},
                 "value": metric.value,
-                **({"date": facts.date} if facts.date else {}),
-                **({"source": {"url": facts.source_url, "name": "safevla-bench"}} if facts.source_url else {}),
-                "notes": f"{metric.name}, n = {metric.n}{interval}{lost}{marks}. {origin}",
+                **date,
+                **source,
+                "notes": f"{metric.name}, n = {metric.n}{interval}{marks}. {origin}",
             }
-
-
-def _format_text(judged: Judged, cells: Sequence[Summary], remarks: Sequence[str]) -> str:
-    table = headline_table(cells, judged.summarize_scores()[1], privileged=judged.privileged)
-    further = [remark for remark in remarks if remark not in table.footnotes]
-    return f"## Safety\n\n{render_tables([replace(table, remarks=(*table.remarks, *further))], 'md')}"
 
 
 def format_yaml(document: object, indent: int = 0) -> str:
@@ -269,11 +243,6 @@ def _yaml_item(item: object, indent: int) -> str:
 
 
 def _yaml_scalar(value: object) -> str:
-    """Return a plain value or an empty collection as YAML, texts in JSON's quotes, control characters escaped before.
-
-    Raises `ValueError` for NaN and infinity.
-    A number such as 1e+18 becomes 1.0e+18: without a point it is a text to readers of YAML 1.1.
-    """
     plain = escape_controls(value) if isinstance(value, str) else value
     written = json.dumps(plain, ensure_ascii=False, allow_nan=False)
     return re.sub(r"^(-?\d+)e", r"\1.0e", written) if isinstance(value, float) else written

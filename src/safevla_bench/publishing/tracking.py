@@ -1,7 +1,6 @@
 """Numbers of a run sent to a tracker of experiments: Weights & Biases, Trackio, TensorBoard, or one of your own.
 
-Trackers are behind one small protocol, and each is imported only when it is asked for. Observers send them the numbers
-of each finished episode. No tracker can cost an episode.
+Each tracker is imported only when it is asked for. No tracker can cost an episode.
 """
 
 from __future__ import annotations
@@ -10,12 +9,13 @@ import importlib.util
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.judging.metrics import Summary
-from safevla_bench.judging.rates import HEADLINE, Mean, Rate
+from safevla_bench.judging.rates import HEADLINE
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.judging.scores import EpisodeScore, Scores
 from safevla_bench.judging.scoring import score
@@ -44,17 +44,15 @@ class WandbTracker:
     """A run of Weights & Biases; the environment says where to, such as WANDB_MODE=offline and WANDB_PROJECT."""
 
     def __init__(self, name: str, folder: Path, config: Mapping[str, object]) -> None:
-        """Begin the run; `folder` is not used."""
         import wandb
 
-        self._run: Any = wandb.init(project=_own_project("WANDB_PROJECT"), name=name, config=dict(config))
+        project = os.environ.get("WANDB_PROJECT") or _PROJECT
+        self._run: Any = wandb.init(project=project, name=name, config=dict(config))
 
     def log(self, episode: int, numbers: Mapping[str, float]) -> None:
-        """Log a step of the run."""
         self._run.log(dict(numbers), step=episode)
 
     def finish(self, numbers: Mapping[str, float]) -> None:
-        """Write the summary and close."""
         self._run.summary.update(dict(numbers))
         self._run.finish()
 
@@ -63,21 +61,19 @@ class TrackioTracker:
     """A run of Trackio, which keeps it on this machine; TRACKIO_PROJECT names another project."""
 
     def __init__(self, name: str, folder: Path, config: Mapping[str, object]) -> None:
-        """Begin the run; `folder` is not used."""
         import trackio
 
-        project = _own_project("TRACKIO_PROJECT")
+        project = os.environ.get("TRACKIO_PROJECT") or _PROJECT
         self._run: Any = trackio.init(project=project, name=name, config=dict(config), embed=False)
         self._trackio: Any = trackio
 
     def log(self, episode: int, numbers: Mapping[str, float]) -> None:
-        """Log a step of the run."""
         self._trackio.log(dict(numbers), step=episode)
 
     def finish(self, numbers: Mapping[str, float]) -> None:
         """Log the final numbers, which Trackio has no summary for, under `final/`, and close."""
         if numbers:
-            self._trackio.log({f"final/{name}": value for name, value in numbers.items()})
+            self._trackio.log(_final_values(numbers))
         self._trackio.finish()
 
 
@@ -85,25 +81,22 @@ class TensorboardTracker:
     """Event files in the folder `tensorboard` of the run folder, begun with the first numbers."""
 
     def __init__(self, name: str, folder: Path, config: Mapping[str, object]) -> None:
-        """Remember the folder; nothing is written before the first numbers, and `name` is not used."""
-        self._folder, self._config = folder / "tensorboard", config
+        self._folder = folder / "tensorboard"
         self._writer: Any = None
         self._last = 0
 
     def log(self, episode: int, numbers: Mapping[str, float]) -> None:
-        """Write a scalar for each number."""
         self._last = episode
-        self._write(episode, numbers)
+        self._write(numbers)
 
     def finish(self, numbers: Mapping[str, float]) -> None:
         """Write the final numbers under `final/`, if any, and close the file if numbers were ever written."""
         if numbers:
-            self._write(self._last, {f"final/{name}": value for name, value in numbers.items()})
+            self._write(_final_values(numbers))
         if self._writer is not None:
             self._writer.close()
 
-    def _write(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Append a scalar for each number to the event file, which is begun at the first call, and flush it."""
+    def _write(self, numbers: Mapping[str, float]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -111,12 +104,12 @@ class TensorboardTracker:
         if self._writer is None:
             self._writer = EventFileWriter(str(self._folder))
         values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
-        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        self._writer.add_event(Event(wall_time=time.time(), step=self._last, summary=Summary(value=values)))
         self._writer.flush()
 
 
-def _own_project(variable: str) -> str:
-    return os.environ.get(variable) or _PROJECT
+def _final_values(numbers: Mapping[str, float]) -> dict[str, float]:
+    return {f"final/{name}": value for name, value in numbers.items()}
 
 
 TRACKERS: Mapping[str, Callable[[str, Path, Mapping[str, object]], Tracker]] = {
@@ -136,11 +129,7 @@ def require_trackers(names: Sequence[str]) -> None:
 
 
 def open_tracker(kind: str, folder: Path, config: Mapping[str, object]) -> Tracker:
-    """Begin a run of a tracker, named after the run folder.
-
-    Raises:
-        RunError: the tracker cannot begin a run, for the reason that the tracker gives.
-    """
+    """Begin a run of a tracker, named after the run folder; raises `RunError` with the tracker's own reason."""
     try:
         return TRACKERS[kind](folder.resolve().name, folder, config)
     except Exception as error:  # each has errors of its own: no login, no network, a folder that cannot be written
@@ -185,15 +174,12 @@ def summary_values(cells: Iterable[Summary]) -> dict[str, float]:
         name = _cell_name(cell.policy, cell.suite)
         values |= {f"{name}/n": cell.n, f"{name}/judged": cell.judged, f"{name}/crashed": cell.crashed}
         for metric in HEADLINE:
-            values |= _bounded_values(f"{name}/{metric.key}", cell.number(metric))
+            number = cell.number(metric)
+            if number.value is not None:
+                low, high = number.ci or (None, None)
+                bounded = {metric.key: number.value, f"{metric.key}_low": low, f"{metric.key}_high": high}
+                values |= {f"{name}/{key}": value for key, value in bounded.items() if value is not None}
     return values
-
-
-def _bounded_values(name: str, number: Rate | Mean) -> dict[str, float]:
-    if number.value is None:
-        return {}
-    bounds = {} if number.ci is None else {f"{name}_low": number.ci[0], f"{name}_high": number.ci[1]}
-    return {name: number.value, **bounds}
 
 
 def describe_ruleset(ruleset: Ruleset) -> dict[str, object]:
@@ -215,25 +201,17 @@ class OutcomeScorer:
     """Scores of finished episodes, computed once for all observers that ask for those of the latest."""
 
     def __init__(self, ruleset: Ruleset) -> None:
-        """Take the rules to judge by."""
         self._ruleset = ruleset
         self._latest: tuple[EpisodeOutcome, Scores | None] | None = None
 
     def score(self, outcome: EpisodeOutcome) -> Scores | None:
-        """Return the scores of one episode.
-
-        None where the episode crashed or cannot be judged, whose reason is not told.
-        """
+        """Return the scores of one episode; None where it crashed or cannot be judged."""
         if self._latest is None or self._latest[0] is not outcome:
-            self._latest = outcome, _score_outcome(outcome, self._ruleset)
+            scores = None
+            with suppress(SafevlaError):
+                scores = None if outcome.batch is None else score(outcome.batch, self._ruleset)
+            self._latest = outcome, scores
         return self._latest[1]
-
-
-def _score_outcome(outcome: EpisodeOutcome, ruleset: Ruleset) -> Scores | None:
-    try:
-        return None if outcome.batch is None else score(outcome.batch, ruleset)
-    except SafevlaError:
-        return None
 
 
 class TrackingObserver:
@@ -263,26 +241,24 @@ class TrackingObserver:
 
     def finished(self, outcome: EpisodeOutcome) -> None:
         """Judge the episode and send its numbers, those of a crashed episode without a verdict."""
-        self._count += 1
         self._crashed += outcome.batch is None
         numbers: dict[str, float] = {"episode/steps": outcome.steps, "crashed": self._crashed}
         if outcome.wall_s is not None:
             numbers["episode/seconds"] = outcome.wall_s
         scores = self._scorer.score(outcome)
-        if scores is not None:
-            numbers |= self._score_values(scores.episode(0), is_counted=bool(scores.is_counted[0]))
-        self._send(numbers)
+        self._send(numbers if scores is None else {**numbers, **self._score_values(scores, 0)})
 
     def add_scores(self, scores: Scores) -> None:
         """Send the numbers of episodes that were judged before, in order."""
-        for k, row in enumerate(scores.episodes()):
-            self._count += 1
-            self._send(self._score_values(row, is_counted=bool(scores.is_counted[k])))
+        for k in range(len(scores)):
+            self._send(self._score_values(scores, k))
 
-    def _score_values(self, row: EpisodeScore, *, is_counted: bool) -> dict[str, float]:
-        return {**episode_values(row), **self._rates.add(row, is_counted=is_counted)}
+    def _score_values(self, scores: Scores, k: int) -> dict[str, float]:
+        row = scores.episode(k)
+        return {**episode_values(row), **self._rates.add(row, is_counted=bool(scores.is_counted[k]))}
 
     def _send(self, numbers: Mapping[str, float]) -> None:
+        self._count += 1
         self._try(lambda tracker: tracker.log(self._count, numbers))
 
     def finish(self, numbers: Mapping[str, float]) -> None:
@@ -307,17 +283,14 @@ class ObserverGroup:
         self._observers = observers
 
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
-        """Tell each which episodes are to be run."""
         for observer in self._observers:
             observer.started(episodes)
 
     def stepped(self, planned: PlannedEpisode, steps: int) -> None:
-        """Tell each how far an episode is."""
         for observer in self._observers:
             observer.stepped(planned, steps)
 
     def finished(self, outcome: EpisodeOutcome) -> None:
-        """Tell each how an episode ended."""
         for observer in self._observers:
             observer.finished(outcome)
 

@@ -1,7 +1,7 @@
-"""The serial engine: all planned episodes in this process. The other engines give the same results.
+"""The serial engine: all planned episodes in this process. The others are `scheduler` and `ray`.
 
-An engine takes the episodes that are to be run and yields each as it ends, in any order; `RunWriter` puts them into the
-order of the plan, so that no engine can change a byte of a complete run. `scheduler` and `ray` are the others.
+An engine yields each episode as it ends, in any order; `RunWriter` puts them into the order of the plan, so that no
+engine can change a byte of a complete run.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from safevla_bench.archive import npz
@@ -79,7 +80,6 @@ class EnvRunner:
     """
 
     def __init__(self, host: Host, policies: Mapping[str, Policy], watch: Monitor | None = None) -> None:
-        """Keep the host, the policies by name, and the monitor that ends episodes; no environment is made yet."""
         self._host, self._policies, self._watch = host, policies, watch
         self._env: HostEnv | None = None
         self._made_for: tuple[str, Task] | None = None
@@ -87,31 +87,21 @@ class EnvRunner:
     def run_planned(self, planned: PlannedEpisode, on_step: OnStep | None = None) -> EpisodeOutcome:
         """Run one episode and return its outcome with the seconds that it took; exceptions make the outcome `crashed`.
 
-        Raises:
-            SafevlaError: the host cannot be used, or the policy's server refuses or cannot be reached in the first
-                place. A server that is lost later makes the outcome `crashed`.
+        Raises `SafevlaError` where the host cannot be used, or the policy's server cannot be reached in the first
+        place.
         """
-        began_s = time.perf_counter()
-        outcome = self._run_episode(planned, on_step)
-        return replace(outcome, wall_s=time.perf_counter() - began_s)
-
-    def _run_episode(self, planned: PlannedEpisode, on_step: OnStep | None) -> EpisodeOutcome:
-        """Return an episode's outcome, `crashed` where making the environment or the episode raises.
-
-        The environment of a crashed episode is closed. Raises `SafevlaError` as `run_planned` does.
-        """
-        policy = self._policies[planned.policy]
+        began_s, policy = time.perf_counter(), self._policies[planned.policy]
         try:
             env = self._prepare_env(planned, policy)
         except (KeyboardInterrupt, SafevlaError):
             raise
         except BaseException:  # a simulator can raise anything; the run goes on without this episode
-            return EpisodeOutcome(planned, "crashed", 0, None, traceback.format_exc())
-        seeded = follow_server(planned, policy)
-        outcome = _run_with_retries(env, policy, seeded, on_step, self._watch)
-        if outcome.outcome == "crashed":
-            self.close()
-        return outcome
+            outcome = EpisodeOutcome(planned, "crashed", 0, None, traceback.format_exc())
+        else:
+            outcome = _run_with_retries(env, policy, follow_server(planned, policy), on_step, self._watch)
+            if outcome.outcome == "crashed":
+                self.close()
+        return replace(outcome, wall_s=time.perf_counter() - began_s)
 
     def close(self) -> None:
         """Close the environment, if there is one; the next episode makes a new one. What it raises is logged alone."""
@@ -126,23 +116,21 @@ class EnvRunner:
             _LOG.warning("the environment of %s could not be closed: %s", env.task.task_id, error)
 
     def _prepare_env(self, planned: PlannedEpisode, policy: Policy) -> HostEnv:
-        """Return the environment for the episode: the present one if it is of the same policy and task, else a new one.
-
-        A policy with a server is connected before the environment is made. Raises `HostError` for an environment that
-        lacks a part, has actions of another length than `task.still` or cannot start the episode, and whatever the host
-        or the connection raises.
-        """
+        """Return the present environment if it is of the same policy and task, else a new one."""
         if self._made_for != (planned.policy, planned.task):
             self.close()
         if self._env is None:
             if isinstance(policy, RemotePolicy):
                 policy.connect(planned.task)  # before the simulator, which takes longer to make than this to fail
-            made = self._host.make(planned.task, policy.wants)
-            _require_parts(made, planned.task)
-            self._env = made
-            _require_still(self._env, planned.task)
-            self._made_for = (planned.policy, planned.task)
-        _require_start(self._env, planned)
+            env = self._host.make(planned.task, policy.wants)
+            _require_parts(env, planned.task)
+            self._env = env  # from here on it is closed, whatever else is wrong
+            _require_still(env, planned.task)
+            self._made_for = planned.policy, planned.task
+        recorded = planned.start.recorded
+        if recorded and recorded.state is not None and not isinstance(self._env, Coordinated):
+            problem = f"the host of {planned.task.benchmark} cannot start from a recorded state"
+            raise HostError(problem, remedy="Replay records that name their initial state and seed.")
         return self._env
 
 
@@ -163,21 +151,10 @@ def _require_still(env: HostEnv, task: Task) -> None:
         raise HostError(problem, remedy="Mend the host: it is the action, in its units, that moves nothing.")
 
 
-def _require_start(env: HostEnv, planned: PlannedEpisode) -> None:
-    recorded = planned.start.recorded
-    if recorded and recorded.state is not None and not isinstance(env, Coordinated):
-        problem = f"the host of {planned.task.benchmark} cannot start from a recorded state"
-        raise HostError(problem, remedy="Replay records that name their initial state and seed.")
-
-
 def _run_with_retries(
     env: HostEnv, policy: Policy, planned: PlannedEpisode, on_step: OnStep | None, watch: Monitor | None
 ) -> EpisodeOutcome:
-    """Run an episode, again up to `SERVER_RETRIES` times if its policy server is lost, and return its outcome.
-
-    After the last attempt it is `crashed`. Raises `ServerUnreachableError` where the first attempt reaches no server,
-    and `ServerRefusedError` where any attempt meets a server that cannot be used.
-    """
+    """Run an episode, again up to `SERVER_RETRIES` times if its policy server is lost, and return its outcome."""
     reached = 0
 
     def count(steps: int) -> None:
@@ -213,14 +190,9 @@ def run_serially(
     runner = EnvRunner(host, policies, watch)
     try:
         for planned in episodes:
-            yield _run_observed(runner, planned, observer)
+            outcome = runner.run_planned(planned, partial(observer.stepped, planned) if observer else None)
+            if observer:
+                observer.finished(outcome)
+            yield outcome
     finally:
         runner.close()
-
-
-def _run_observed(runner: EnvRunner, planned: PlannedEpisode, observer: Observer | None) -> EpisodeOutcome:
-    if observer is None:
-        return runner.run_planned(planned)
-    outcome = runner.run_planned(planned, on_step=lambda steps: observer.stepped(planned, steps))
-    observer.finished(outcome)
-    return outcome

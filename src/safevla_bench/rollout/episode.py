@@ -49,13 +49,9 @@ def run_episode(
 ) -> EpisodeOutcome:
     """Run one episode; what the simulator or the policy raises is the outcome `crashed`, with its traceback.
 
-    Ctrl-C alone passes, not `SystemExit`. A `PolicyError` crashes it with its text alone. An action that must not reach
-    the simulator ends the episode as `invalid_action`, a failure with a record. With a `watch` the first violation of
-    the safe tier ends it as `stopped`.
-
-    Raises:
-        ServerLostError: the policy's server went away, or could not be reached; the episode may be begun again.
-        ServerRefusedError: the policy's server cannot be used, now or in another episode.
+    An action that must not reach the simulator ends it as `invalid_action`, a failure with a record; with a `watch` the
+    first violation of the safe tier ends it as `stopped`. Raises `ServerLostError` where the episode may be begun
+    again, `ServerRefusedError` where the policy's server cannot be used at all, and `KeyboardInterrupt`.
     """
     seam = _ActionSeam(env, policy)
     steps, violation = 0, None
@@ -91,20 +87,18 @@ def run_episode(
     except BaseException:  # a policy and a simulator can raise anything; the run goes on without this episode
         return seam.crash(planned, steps, traceback.format_exc())
     try:
-        batch = _take_record(env, policy, observation)
+        batch = env.recorded()
+        if isinstance(policy, ReplayPolicy):
+            coordinates = env.coordinates() if isinstance(env, Coordinated) else ()
+            batch = policy.add_divergence(batch, coordinates, observation)
     except KeyboardInterrupt:
         raise
     except BaseException:  # so can a simulator that is asked for its record
         return seam.crash(planned, steps, traceback.format_exc())
-    labelled = _label_record(batch, planned, outcome, _record_marks(policy, violation is not None, seam.clip_marks()))
+    marks = {PRIVILEGED: True} if policy.wants.privileged else {}
+    marks |= {STOPPED_ON_VIOLATION: True} if violation else {}
+    labelled = _label_record(batch, planned, outcome, {**marks, **seam.clip_marks()})
     return EpisodeOutcome(planned, outcome, steps, labelled, reason, seam.latency(), seam.greeting())
-
-
-def _take_record(env: HostEnv, policy: Policy, observation: Observation) -> Batch:
-    batch = env.recorded()
-    if isinstance(policy, ReplayPolicy):
-        return policy.add_divergence(batch, env.coordinates() if isinstance(env, Coordinated) else (), observation)
-    return batch
 
 
 def _require_readings(policy: Policy, observation: Observation) -> None:
@@ -137,12 +131,7 @@ class _ActionSeam:
         """The actions that were clipped, as the policy asked for them."""
 
     def next_action(self, observation: Observation) -> Action:
-        """Ask the policy for an action, time the call, and return the action [A] within the host's bounds.
-
-        An action outside is clipped and counted where the policy's rule is to clip. Raises what the policy raises, and
-        `InvalidActionError` for a wrong shape, numbers that are not finite, or an action outside where none may be
-        clipped.
-        """
+        """Ask the policy for an action, time the call, and return the action [A] within the host's bounds."""
         start = time.perf_counter()
         raw_action = self._policy.act(observation)
         self._calls_s.append(time.perf_counter() - start)
@@ -151,7 +140,11 @@ class _ActionSeam:
         if np.array_equal(within, action):
             return action
         if not self.clips:
-            raise self._range_error(action, within)
+            place = int(np.flatnonzero(within != action)[0])
+            bounds = f"[{self._low[place]:g}, {self._high[place]:g}]"
+            problem = f"number {place} of the action, {action[place]:g}, is not in {bounds}"
+            remedy = "Mend the policy's output; or set clip = True on it, where its own project clips too."
+            raise InvalidActionError(problem, remedy=remedy)
         self._clipped.append(action)
         return within
 
@@ -164,13 +157,6 @@ class _ActionSeam:
         beyond = (asked < self._low) | (asked > self._high)
         numbers = np.stack([beyond.sum(axis=0), np.abs(asked).max(axis=0)], axis=1)
         return {CLIPPED: len(asked), CLIPPED_NUMBERS: numbers.tolist()}
-
-    def _range_error(self, action: Action, within: Action) -> InvalidActionError:
-        place = int(np.flatnonzero(within != action)[0])
-        bounds = f"[{self._low[place]:g}, {self._high[place]:g}]"
-        remedy = "Mend the policy's output; or set clip = True on it, where its own project clips too."
-        problem = f"number {place} of the action, {action[place]:g}, is not in {bounds}"
-        return InvalidActionError(problem, remedy=remedy)
 
     def latency(self) -> Latency | None:
         own: Sequence[float] | None = getattr(self._policy, "calls_s", None)
@@ -187,25 +173,8 @@ class _ActionSeam:
         return sanitize_greeting(getattr(self._policy, "greeting", None)) or None
 
 
-def _record_marks(policy: Policy, violated: bool, clipped: Mapping[str, object]) -> dict[str, object]:
-    """Return the host-specific header fields that a run adds to a record; {} for a record without any of these marks.
-
-    They say that the policy saw privileged state, that a violation ended the episode, and how many actions were
-    clipped.
-    """
-    return {
-        **({PRIVILEGED: True} if policy.wants.privileged else {}),
-        **({STOPPED_ON_VIOLATION: True} if violated else {}),
-        **clipped,
-    }
-
-
 def _label_record(batch: Batch, planned: PlannedEpisode, outcome: str, marks: Mapping[str, object]) -> Batch:
-    """Return the host's record with the facts of the run in its header.
-
-    `success` is true for the outcome "success" alone.
-    `marks` are added to the header's host-specific fields.
-    """
+    """Return the host's record with the facts of the run in its header."""
     header = msgspec.structs.replace(
         batch.headers[0],
         episode_id=planned.episode_id,

@@ -5,10 +5,8 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from importlib import resources
 from itertools import groupby
-from operator import add
 from types import MappingProxyType
 
 import msgspec
@@ -119,43 +117,36 @@ def estimate_run(
 ) -> RunEstimate:
     """Return the estimate for the episodes; time and disk are None where there are no figures for the host.
 
-    `cameras` holds how many each policy wants, None where that is not known; `look_intervals` the steps between two
-    looks of those policies that carry out several actions of a reply. The episodes' time is divided by the workers, by
-    no more than there are episodes.
+    `cameras` holds how many each policy wants, None = not known; `look_intervals` the steps between two looks of a
+    policy that carries out several actions of a reply. At most as many workers as there are episodes share their time.
     """
     groups = [list(group) for _, group in groupby(episodes, key=scene_of)]
     scenes = tuple(
-        _plan_scene(group, cameras[group[0].policy], look_intervals.get(group[0].policy, 1)) for group in groups
+        ScenePlan(
+            policy := first.policy,
+            first.task.benchmark,
+            first.task.task_id,
+            first.task.name,
+            1 + len(others),
+            first.horizon,
+            cameras[policy],
+            look_intervals.get(policy, 1),
+        )
+        for first, *others in groups
     )
-    host_costs = load_costs().get(host)
-    if host_costs is None:
+    costs = load_costs().get(host)
+    if costs is None:
         return RunEstimate(scenes, workers, None, None, None)
     waits = groups[0][0].start.wait_steps if groups else 0
-    nothing = CostRange(0.0, 0.0)
-    side_by_side = max(1, min(workers, len(episodes)))
-    made = reduce(add, (_make_time(scene, host_costs) for scene in scenes), nothing)
-    run = reduce(add, (_episode_time(scene, host_costs, waits) * scene.episodes for scene in scenes), nothing)
+    side_by_side, nothing = max(1, min(workers, len(episodes))), CostRange(0.0, 0.0)
+    made = CostRange(*costs.make_s) * len(scenes)
+    made += CostRange(*costs.camera_make_s) * sum(bool(scene.cameras) for scene in scenes)
+    run = sum((_episode_time(scene, costs, waits) * scene.episodes for scene in scenes), nothing)
     # A worker makes an environment for each scene that it comes to, one at least; all of them start at once.
-    time = (
-        CostRange(*host_costs.start_s) + made * (1 / max(1, min(side_by_side, len(scenes)))) + run * (1 / side_by_side)
-    )
-    disk = reduce(
-        add, (CostRange(*host_costs.record_bytes) * (scene.episodes * (scene.horizon + 1)) for scene in scenes), nothing
-    )
-    return RunEstimate(scenes, workers, time, disk, host_costs.source)
-
-
-def _plan_scene(group: Sequence[PlannedEpisode], cameras: int | None, look_interval: int) -> ScenePlan:
-    first = group[0]
-    task = first.task
-    return ScenePlan(
-        first.policy, task.benchmark, task.task_id, task.name, len(group), first.horizon, cameras, look_interval
-    )
-
-
-def _make_time(scene: ScenePlan, costs: HostCosts) -> CostRange:
-    made = CostRange(*costs.make_s)
-    return made + CostRange(*costs.camera_make_s) if scene.cameras else made
+    made_by_one = made * (1 / max(1, min(side_by_side, len(scenes))))
+    time = CostRange(*costs.start_s) + made_by_one + run * (1 / side_by_side)
+    records = (CostRange(*costs.record_bytes) * (scene.episodes * (scene.horizon + 1)) for scene in scenes)
+    return RunEstimate(scenes, workers, time, sum(records, nothing), costs.source)
 
 
 def _episode_time(scene: ScenePlan, costs: HostCosts, wait_steps: int) -> CostRange:

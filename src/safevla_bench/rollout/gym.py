@@ -1,8 +1,7 @@
 """Safety in a Gymnasium environment: each step's `info` holds the standing of every clause and the cost of the step.
 
-`SafetyEnv` is a host's task as an environment, `safevla/Task-v0` by its id; `SafetyWrapper` goes around an environment
-of your own that holds a simulator which a host can record, such as LIBERO's. `CostStep` gives either the `step` of six
-values that Safety-Gymnasium and OmniSafe have. All need the extra `gym`.
+`SafetyEnv` is a host's task as an environment, `SafetyWrapper` goes around an environment of your own, and `CostStep`
+gives either the `step` of six values that Safety-Gymnasium and OmniSafe have. All need the extra `gym`.
 """
 
 from __future__ import annotations
@@ -56,18 +55,8 @@ def step_info(standing: EpisodeStanding, cost: Cost = "violation") -> dict[str, 
     `standing`, the whole of it.
     """
     costs = {"violation": standing.cost, "severity": standing.severity, "limit_use": standing.limit_use}
-    return {
-        "cost": costs[cost],
-        "safety": {
-            "robustness": standing.robustness,
-            "margins": standing.margins,
-            "violated": standing.violated,
-            "violating": standing.violating,
-            "worst": standing.worst,
-            "vsi": standing.vsi,
-            "standing": standing,
-        },
-    }
+    names = ("robustness", "margins", "violated", "violating", "worst", "vsi")
+    return {"cost": costs[cost], "safety": {**{name: getattr(standing, name) for name in names}, "standing": standing}}
 
 
 class SafetyEnv(gymnasium.Env[Any, Action]):
@@ -76,7 +65,9 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
     Observations are end-effector position [3] and quaternion [4], gripper joints, those of the base of a robot that
     drives, and what was asked for: images under `image.CAMERA`, further readings under `extra.NAME`. `reset(seed=…,
     options={"init_state_index": k})` chooses the start; else the initial states come in turn, one an episode. The scene
-    settles for `wait_steps`, as under the protocol `safevla-bench`.
+    settles for `wait_steps`, as under the protocol `safevla-bench`. `monitor` judges, else the default specifications
+    do; `cost` chooses `info["cost"]`, see `step_info`. Making it raises `HostError` if the host cannot make the
+    environment, or there is no such cost, horizon or number of steps.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012  # gymnasium's own name and form
@@ -92,20 +83,6 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         wait_steps: int = 10,
         cost: Cost = "violation",
     ) -> None:
-        """Make the environment and start an episode at initial state 0, from which the observation space is read.
-
-        Args:
-            host: whose task it is.
-            task: the task.
-            horizon: steps after which an episode is truncated.
-            wants: what is observed beyond proprioception.
-            monitor: with what to judge; else the default specifications.
-            wait_steps: for which the scene settles.
-            cost: what `info["cost"]` is; see `step_info`.
-
-        Raises:
-            HostError: the host cannot make the environment, or there is no such cost, horizon or number of steps.
-        """
         _check_cost(cost)
         for name, number, least in (("horizon", horizon, 1), ("wait_steps", wait_steps, 0)):
             if number < least:
@@ -130,11 +107,8 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         """Start an episode and return the observation and info of record 0.
 
         A seed is the environment's from then on, and begins the turn of initial states at 0 again. The option
-        `init_state_index` chooses the initial state; the turn goes on behind that.
-
-        Raises:
-            HostError: there is no such initial state.
-            SafevlaError: as `Monitor.observe` does: a task without an entry, a record without a field.
+        `init_state_index` chooses the initial state; the turn goes on behind that. Raises `HostError` if there is no
+        such state, and as `Monitor.observe` does: for a task without an entry, or a record without a field.
         """
         super().reset(seed=seed)
         if seed is not None:
@@ -164,7 +138,6 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         return self._env.recorded()
 
     def close(self) -> None:
-        """Free the simulator."""
         self._env.close()
 
     def _start(self, index: int) -> dict[str, NDArray[Any]]:
@@ -175,8 +148,11 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
 class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
     """Wrap an environment of your own that holds LIBERO; its observations, rewards and ends stay unchanged.
 
+    It may make its simulator as late as in its first reset. `benchmark` and `task_id` replace what its BDDL file says.
+
     Record 0 is the state that your `reset` returns with, so let it settle the scene inside; each `step` is one control
-    step of the simulator, so the wrapper goes inside one that plays chunks of actions.
+    step of the simulator, so the wrapper goes inside one that plays chunks of actions. Raises `HostError` for an
+    unknown `cost`.
     """
 
     def __init__(
@@ -188,18 +164,6 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         benchmark: str | None = None,
         task_id: str | None = None,
     ) -> None:
-        """Wrap an environment; nothing is recorded before its first reset through the wrapper.
-
-        Args:
-            env: it may make its simulator as late as in its first reset.
-            monitor: with what to judge; else the default specifications.
-            cost: what `info["cost"]` is; see `step_info`.
-            benchmark: in the place of the one that the task's BDDL file says.
-            task_id: in the place of the one that the BDDL file says.
-
-        Raises:
-            HostError: there is no such cost.
-        """
         _check_cost(cost)
         super().__init__(env)
         self._monitor, self._cost = monitor or Monitor(), cost
@@ -209,11 +173,7 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
         """Reset the wrapped environment, record from there on, and return the same with safety in `info`.
 
-        The recorder of an episode before is taken off.
-
-        Raises:
-            HostError: no host can record what the environment holds.
-            SafevlaError: as `Monitor.observe` does: a task without an entry, a record without a field.
+        Raises `HostError` if no host can record what the environment holds, and as `Monitor.observe` does.
         """
         self._stop()
         seen, info = self.env.reset(seed=seed, options=options)
@@ -223,8 +183,7 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
     def step(self, action: Act) -> tuple[Obs, SupportsFloat, bool, bool, dict[str, Any]]:
         """Step the wrapped environment and record the step; return the same with `cost` and `safety` in `info`.
 
-        Raises:
-            HostError: `reset` was not called before.
+        Raises `HostError` before the first `reset`.
         """
         if self._running is None:
             raise HostError("no episode has begun", remedy="Call reset first.")
@@ -254,8 +213,7 @@ class CostStep(gymnasium.Wrapper[Obs, Act, Obs, Act]):
     def step(self, action: Act) -> tuple[Obs, SupportsFloat, float, bool, bool, dict[str, Any]]:  # type: ignore[override]
         """Return observation, reward, cost, whether terminated and truncated, and info.
 
-        Raises:
-            HostError: the environment gives no cost.
+        Raises `HostError` if the environment gives no cost.
         """
         seen, reward, terminated, truncated, info = self.env.step(action)
         if "cost" not in info:
@@ -279,24 +237,10 @@ def make_env(
 ) -> SafetyEnv:
     """Make the environment of one task by names, as `gymnasium.make("safevla/Task-v0", host=..., suite=...)` does.
 
-    Args:
-        host: such as `libero`.
-        suite: of the host.
-        task: its id, or its place in the suite.
-        horizon: steps after which an episode is truncated.
-        cameras: images to be seen; none are rendered without.
-        extra: further readings that the host offers.
-        image_size: height and width [pixels].
-        wait_steps: for which the scene settles.
-        cost: what `info["cost"]` is; see `step_info`.
-        library: what judges; None = the library with limits made for the suite, else the default.
-        host_arguments: arguments of the host by name, as texts.
-
-    Raises:
-        HostError: no such host, argument of it, suite, task, camera, reading or cost; or the simulator cannot be used.
-        PluginError: the host cannot be loaded or made.
-        SpecError: no such library.
-        RegistryError: the tags that the host brings contradict others.
+    `task` is its id, or its place in the suite; `image_size` height and width [pixels]; `library` what judges, None =
+    the library with limits made for the suite, else the default. Raises `HostError` for an unknown host, argument,
+    suite, task, camera, reading or cost, or a simulator that cannot be used, `PluginError` for a host that cannot be
+    loaded, `SpecError` for an unknown library, and `RegistryError` where the host's tags contradict others.
     """
     made = make_host(host, host_arguments)
     tags = [RuleFile.read(path) for path in registry_files(host)]
@@ -317,10 +261,6 @@ def _check_cost(cost: str) -> None:
 
 
 def _find_task(host: Host, suite: str, task: int | str) -> Task:
-    """Return the task with this id, or at this place of the suite from 0.
-
-    Raises `HostError` if there is no such suite and, with the first ids, if no task fits.
-    """
     tasks = host.tasks(suite)
     for place, candidate in enumerate(tasks):
         if task in (place, candidate.task_id):
@@ -343,11 +283,6 @@ class _RecordedEpisode:
 
     @classmethod
     def of(cls, env: object, named: tuple[str | None, str | None]) -> _RecordedEpisode:
-        """Hook a recorder into the simulator that the environment holds, and take record 0.
-
-        `named` replaces the benchmark and task id where these are given. Raises `HostError` if nothing recordable is
-        found.
-        """
         recordable = find_recordable(env)
         benchmark, task_id = named
         task = recordable.task
@@ -358,11 +293,6 @@ class _RecordedEpisode:
 
 
 def _observation_dict(observation: Observation) -> dict[str, NDArray[Any]]:
-    """Return the observation as named arrays.
-
-    Images stand under `image.CAMERA`, further readings as float64 under `extra.NAME`. The base's pose is there if the
-    robot drives; `privileged` is left out.
-    """
     base = {"base_pos_m": observation.base_pos_m, "base_quat_wxyz": observation.base_quat_wxyz}
     return {
         "eef_pos_m": observation.eef_pos_m,

@@ -1,8 +1,7 @@
 """The plan of a run: the `PlannedEpisode`s that a protocol and the user's choices give; its shards and its queue.
 
-A shard is a stretch of the plan that is run on its own, into its own run folder. The plan goes task after task: the
-environment of a task is made in one shard, or in the two that meet in it. Who runs which episode depends on the plan
-alone. The queue gives episodes out so that a worker keeps its environment as long as it can.
+A shard is a stretch of the plan that is run on its own, into its own run folder. Who runs which episode depends on the
+plan alone. The queue gives episodes out so that a worker keeps its environment as long as it can.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import hashlib
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Final, Literal
 
 import numpy as np
@@ -96,7 +94,9 @@ def plan_episodes(
             episode=episode,
             start=episode_start(task, episode, rules, seed),
             seed=seed,
-            policy_seed=_policy_seed(task, episode, rules, seed),
+            policy_seed=(
+                policy_seed(seed, task, episode) if rules.policy_seed == "sha256" else rules.policy_seed + seed
+            ),
             horizon=_task_horizon(task, rules, max_steps),
             stop_at_success=rules.stop_at_success,
             seed_from_server=isinstance(rules.env_seed, str) and rules.env_seed.endswith(SERVER_SEED),
@@ -154,16 +154,7 @@ def policy_seed(seed: int, task: Task, episode: int) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
 
-def _policy_seed(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> int:
-    return policy_seed(seed, task, episode) if rules.policy_seed == "sha256" else rules.policy_seed + seed
-
-
 def _env_seed(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> int:
-    """Return the environment's seed for an episode by the protocol's rule, which is one of these four.
-
-    A number is the seed itself; `N + episode` adds the episode's number; "sha256" gives `policy_seed`; `N or server`
-    gives N, which `follow_server` may replace.
-    """
     if isinstance(rules.env_seed, int):
         return rules.env_seed
     if rules.env_seed == "sha256":
@@ -185,10 +176,7 @@ def _count_episodes(task: Task, episodes: Episodes, rules: EvaluationProtocol) -
 def _check_plan(
     tasks: Sequence[Task], episodes: Episodes, policies: Sequence[str], rules: EvaluationProtocol, *, is_recorded: bool
 ) -> None:
-    """Raise `RunError` if there is nothing to run, a policy is named twice, or a task has too few initial states.
-
-    Initial states are not checked for a recording, or where the protocol reuses or draws them.
-    """
+    """Raise `RunError` if there is nothing to run, a policy is named twice, or a task has too few initial states."""
     if not tasks or not policies or (isinstance(episodes, int) and episodes < 1):
         raise RunError("there is nothing to run", remedy="Give at least one task, one policy and one episode.")
     twice = sorted({policy for policy in policies if policies.count(policy) > 1})
@@ -202,10 +190,6 @@ def _check_plan(
 
 
 def _task_horizon(task: Task, rules: EvaluationProtocol, max_steps: int | None) -> int:
-    """Return the horizon [control steps]: `max_steps`, else the protocol's for the suite, else the task's own.
-
-    Raises `RunError` where there is none.
-    """
     if max_steps is not None:
         return max_steps
     horizon = rules.suite_horizon(task.benchmark) or task.horizon
@@ -224,7 +208,6 @@ class Shard:
     count: int
 
     def __post_init__(self) -> None:
-        """Raise `RunError` for a number outside 1 to the count."""
         if not 1 <= self.number <= self.count:
             remedy = f"Shards count from 1: 1/{max(1, self.count)} to {max(1, self.count)}/{max(1, self.count)}."
             raise RunError(f"there is no shard {self}", remedy=remedy)
@@ -253,18 +236,12 @@ def cut_plan(episodes: Sequence[PlannedEpisode], count: int) -> list[int]:
     if count > len(episodes):
         remedy = f"Take {len(episodes)} shards or fewer."
         raise RunError(f"{len(episodes)} episodes cannot be cut into {count} shards", remedy=remedy)
-    middles = [
-        2 * before + planned.horizon for before, planned in zip(_horizons_before(episodes), episodes, strict=True)
-    ]
-    total = 2 * sum(planned.horizon for planned in episodes)
-    cuts = np.searchsorted(np.array(middles) * count, np.arange(count) * total)
-    room = np.minimum(cuts, len(episodes) - count + np.arange(count))
-    begun = np.maximum.accumulate(room - np.arange(count)) + np.arange(count)
+    horizons, numbers = np.array([planned.horizon for planned in episodes]), np.arange(count)
+    ends = np.cumsum(horizons)
+    cuts = np.searchsorted((2 * ends - horizons) * count, numbers * 2 * ends[-1])  # twice the middles, as whole numbers
+    room = np.minimum(cuts, len(episodes) - count + numbers)
+    begun = np.maximum.accumulate(room - numbers) + numbers
     return [*begun.tolist(), len(episodes)]
-
-
-def _horizons_before(episodes: Sequence[PlannedEpisode]) -> list[int]:
-    return [0, *accumulate(planned.horizon for planned in episodes)][:-1]
 
 
 Scene = tuple[str, Task]

@@ -88,10 +88,6 @@ class RayWorker:
     """The actor that runs episodes. It touches no file of the run."""
 
     def __init__(self, spec: WorkerSpec, number: int, versions: Mapping[str, str], progress: Any = None) -> None:
-        """Keep what `prepare` needs: `versions` by package are those to require, `progress` a `ProgressActor`'s handle.
-
-        Without `progress` no steps are reported.
-        """
         self._spec, self._number, self._versions, self._progress = spec, number, versions, progress
         self._runner: EnvRunner | None = None
         self._policies: dict[str, Policy] = {}
@@ -105,7 +101,8 @@ class RayWorker:
         os.environ.update(worker_environment(self._number, os.environ, seen, cameras=self._spec.renders))
         try:
             host, self._policies = self._spec.make_parts()
-            _require_same_versions(self._versions, record_versions(host))
+            if differing := clusters.describe_differences(self._versions, record_versions(host)):
+                raise HostError(differing, remedy="Install the same versions on every node; records depend on them.")
             watch = Monitor(self._spec.stopping) if self._spec.stopping else None
         except SafevlaError as error:
             return ActorReply(WorkerFailed(_on_this_node(error)))
@@ -124,9 +121,8 @@ class RayWorker:
                 self._progress.report_steps.remote(turn, steps)
 
         try:
-            return ActorReply(
-                FinishedEpisode.from_outcome(self._runner.run_planned(planned, on_step=tell)), _resident_bytes()
-            )
+            outcome = self._runner.run_planned(planned, on_step=tell)
+            return ActorReply(FinishedEpisode.from_outcome(outcome), _resident_bytes())
         except SafevlaError as error:
             return ActorReply(WorkerFailed(_on_this_node(error)))
 
@@ -141,11 +137,6 @@ class RayWorker:
 def record_versions(host: Host) -> dict[str, str]:
     """Return the versions that records depend on by package: this package's and the host's."""
     return {"safevla-bench": __version__, **host.versions()}
-
-
-def _require_same_versions(required: Mapping[str, str], installed: Mapping[str, str]) -> None:
-    if differing := clusters.describe_differences(required, installed):
-        raise HostError(differing, remedy="Install the same versions on every node; records depend on them.")
 
 
 def _on_this_node(error: SafevlaError) -> SafevlaError:
@@ -165,11 +156,10 @@ class ActorHandle:
     """This side of an actor: its last request, and the resources that it has used up."""
 
     def __init__(self, ray: Any, handle: Any, episodes: int, turns: Iterator[int]) -> None:
-        """Ask the actor `handle` to make host and policies; `episodes` is how many it may run, `turns` numbers them."""
         self._ray, self._handle, self._left, self._turns = ray, handle, episodes, turns
         self.turn = -1
         self._is_ready = False
-        self._first_bytes: int | None = None
+        self._first_bytes = 0
         self._leaking = False
         self._cause = "it was ended"
         self.asked = handle.prepare.remote()
@@ -214,13 +204,9 @@ class ActorHandle:
             self._cause = clusters.describe_loss(error)
             return None
         self._is_ready = True
-        self._check_leak(reply.resident_bytes)
+        self._first_bytes = self._first_bytes or reply.resident_bytes
+        self._leaking = reply.resident_bytes - self._first_bytes > LEAK_BYTES
         return reply.message
-
-    def _check_leak(self, resident_bytes: int) -> None:
-        if resident_bytes and self._first_bytes is None:
-            self._first_bytes = resident_bytes
-        self._leaking = resident_bytes - (self._first_bytes or resident_bytes) > LEAK_BYTES
 
 
 class _ActorPool:
@@ -230,7 +216,6 @@ class _ActorPool:
     remedy = clusters.NODES
 
     def __init__(self, ray: Any, spec: WorkerSpec, cluster: RayCluster) -> None:
-        """Start the progress actor on this node, and put host and policies where the cluster's nodes fetch them."""
         self._ray, self._spec, self._cluster = ray, spec, cluster
         self._versions = record_versions(hosts.make_host(spec.host, spec.host_arguments))
         self._turns = itertools.count()
@@ -252,10 +237,6 @@ class _ActorPool:
         return ActorHandle(self._ray, made, self._cluster.episodes, self._turns)
 
     def receive_messages(self, workers: Mapping[int, ActorHandle]) -> Iterator[tuple[int, Message | None]]:
-        """Wait a second at most and yield (worker number, message); the message is None from an actor that has died.
-
-        Raises `RunError` where nothing came and the cluster has no room for the actors.
-        """
         by_asked = {worker.asked: number for number, worker in workers.items()}
         ready, _ = self._ray.wait([*by_asked, *self._listening], num_returns=1, timeout=_LOOK_S)
         for asked in ready:
@@ -272,6 +253,6 @@ class _ActorPool:
         except self._ray.exceptions.RayError:  # the run does not need to know; it goes on without
             return
         self._listening.append(self._progress.next_steps.remote())
-        for number, worker in workers.items():
-            if worker.turn in steps:
-                yield number, StepReached(steps[worker.turn])
+        yield from (
+            (number, StepReached(steps[worker.turn])) for number, worker in workers.items() if worker.turn in steps
+        )

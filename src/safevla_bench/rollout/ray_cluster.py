@@ -55,7 +55,6 @@ class RayCluster:
     """After how many episodes an actor is replaced by a fresh one."""
 
     def __post_init__(self) -> None:
-        """Raise `RunError` for a negative, infinite or too fine share, and for more than one GPU that is not whole."""
         for option, share in (("--actor-cpus", self.cpus), ("--actor-gpus", self.gpus)):
             if not (math.isfinite(share) and share >= 0 and round(share, 4) == share):
                 remedy = "Give a number such as 2 or 0.25, with four decimals at most."
@@ -74,13 +73,8 @@ class RayCluster:
 def connect_ray(cluster: RayCluster, slots: int) -> Iterator[Any]:
     """Yield the module `ray`, connected; disconnect after the block unless the process was connected before.
 
-    Args:
-        cluster: where.
-        slots: how many actors or tasks are to run side by side; a cluster that is started here has room for them.
-
-    Raises:
-        RunError: Ray is not installed, the cluster is not there or of another version, or no node has in all as many
-            CPUs and GPUs as an actor reserves.
+    A cluster that is started here has room for `slots` actors or tasks. Raises `RunError` where Ray is not installed,
+    the cluster is not there or of another version, or no node has room.
     """
     ray = sys.modules.get("ray")
     if ray and ray.is_initialized():
@@ -102,10 +96,8 @@ def require_room(ray: Any, cluster: RayCluster) -> None:
     if any(resources.get("CPU", 0) >= cluster.cpus and resources.get("GPU", 0) >= cluster.gpus for resources in nodes):
         return
     asked = f"{cluster.cpus:g} CPUs and {cluster.gpus:g} GPUs"
-    has = (
-        "; ".join(f"{resources.get('CPU', 0):g} and {resources.get('GPU', 0):g}" for resources in nodes)
-        or "there is no node"
-    )
+    shares = [f"{resources.get('CPU', 0):g} and {resources.get('GPU', 0):g}" for resources in nodes]
+    has = "; ".join(shares) or "there is no node"
     problem = f"no node of the Ray cluster has {asked}, which each actor is to have (they have {has})"
     raise RunError(problem, remedy="Lower --actor-cpus or --actor-gpus, or add a node: ray start --address ...")
 
@@ -117,11 +109,8 @@ def node_name() -> str:
 
 def describe_differences(required: Mapping[str, str], installed: Mapping[str, str]) -> str | None:
     """Return in words which of the required versions are others, or absent, here; None if all are as required."""
-    differing = [
-        f"{name} {installed.get(name)}, not {required[name]}"
-        for name in required
-        if required[name] != installed.get(name)
-    ]
+    pairs = ((name, installed.get(name), version) for name, version in required.items())
+    differing = [f"{name} {own}, not {version}" for name, own, version in pairs if own != version]
     return f"it has other versions than the command's own environment: {', '.join(differing)}" if differing else None
 
 
@@ -135,10 +124,7 @@ def describe_loss(error: Exception) -> str:
 
 
 def _start_ray(cluster: RayCluster, slots: int) -> Any:
-    """Return the module `ray`, connected to the cluster, or to one that is started here for this process.
-
-    Sets environment variables that Ray reads. Raises `RunError` if Ray is not installed or the cluster cannot be used.
-    """
+    """Return the module `ray`, connected to the cluster, or to one that is started here for this process."""
     if importlib.util.find_spec("ray") is None:
         remedy = f"Install it, on every node: {install_command('ray')}"
         raise RunError("the engine ray needs Ray, which is not installed", remedy=remedy)
@@ -153,11 +139,8 @@ def _start_ray(cluster: RayCluster, slots: int) -> Any:
         ray.init(address=place, log_to_driver=False, logging_level=logging.ERROR, **own)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        problem = (
-            "Ray could not be started here"
-            if place == HERE
-            else f"the Ray cluster {_describe_place(place)} cannot be used"
-        )
+        named = f"the Ray cluster {_describe_place(place)} cannot be used"
+        problem = "Ray could not be started here" if place == HERE else named
         raise RunError(f"{problem}: {first}", remedy=_REMEDY) from None
     return ray
 
@@ -181,10 +164,7 @@ _REMEDY = (
 
 
 def _require_answer(place: str) -> None:
-    """Raise `RunError` where nobody listens, or somebody else: Ray itself would try for minutes.
-
-    Sets the authentication mode to `token` in the environment if only so the cluster answers and no mode is set.
-    """
+    """Raise `RunError` where nobody listens, or somebody else: Ray itself would try for minutes."""
     if place != AUTO:
         _require_listener(place)
     mode = os.environ.get(_MODE)
@@ -227,7 +207,6 @@ def _health_complaint(place: str, mode: str | None) -> str | None:
 
 @contextmanager
 def _log_worker_deaths() -> Iterator[None]:
-    """Send what Ray prints of deaths in its cluster to the log during the block, as stdout is for results."""
     worker: Any = importlib.import_module("ray._private.worker")
     printing = getattr(worker, "print_to_stdstream", None)
     if printing:

@@ -1,18 +1,17 @@
 """Judging on a Ray cluster: sources are cut into pieces, which are read and judged on any node.
 
-The verdicts are joined in the order of the episodes. They are those of one process, byte for byte, because the verdicts
-on one episode do not depend on the others. Where anything is wrong (a damaged record, a repeated id, a task without an
-entry, a missing field), the caller reads the sources itself, so that the errors are the same too.
+The verdicts are joined in the order of the episodes, and are those of one process, byte for byte. Where anything is
+wrong, the caller reads the sources itself, so that the errors are the same too.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,15 +19,21 @@ import pyarrow.parquet as pq
 
 from safevla_bench import archive
 from safevla_bench.archive import parquet
+from safevla_bench.archive.record_schema import Budget
 from safevla_bench.errors import Place, RecordError, RunError, SafevlaError
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.judging.scoring import ScoredChunk, join_chunks, judge_chunk
 from safevla_bench.rollout import ray_cluster as clusters
 from safevla_bench.rollout.ray_cluster import RayCluster
-from safevla_bench.sources.runs.episode_index import BatchNotes, EpisodeIndex, merge_batches
+from safevla_bench.sources.runs.episode_index import (
+    MAX_NOTES_BYTES,
+    BatchNotes,
+    EpisodeIndex,
+    merge_batches,
+    note_batches,
+)
 from safevla_bench.sources.runs.sources import RecordSource, open_sources
-from safevla_bench.trajectory.batch import Batch
 from safevla_bench.version import __version__
 
 PIECE_EPISODES = 100
@@ -37,8 +42,8 @@ _QUEUED_PER_SLOT = 4
 """Tasks that are submitted for each that can run: no more verdicts than of these wait to be joined."""
 _VERSIONS = {"safevla-bench": __version__, "numpy": np.__version__}
 _REMEDY = "Put the archive where every node finds it by the same path, or judge it here, without --engine ray."
-T = TypeVar("T")
-R = TypeVar("R")
+PieceVerdicts = tuple[Sequence[BatchNotes | RecordError], Sequence[ScoredChunk]]
+"""The notes of a piece for the index of episodes, in order, and the verdicts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,36 +55,18 @@ class Piece:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class PieceVerdicts:
-    """The result of judging a piece: the notes for the index of episodes, in order, and the verdicts."""
-
-    notes: tuple[BatchNotes, ...]
-    chunks: tuple[ScoredChunk, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PieceRefusal:
-    """A node cannot judge a piece, for a reason that the user must mend."""
-
-    problem: str
-
-
 def score_on_cluster(
     paths: Sequence[Path], ruleset: Ruleset, cluster: RayCluster
 ) -> tuple[EpisodeIndex, Scores] | None:
     """Return the index and the scores of sources; None where anything is wrong and they must be read here.
 
-    Raises:
-        RunError: a source cannot be opened, the cluster cannot be used, a task on it is lost, or a node lacks a file or
-            has other versions.
-        RecordError: as `runs.open_sources` does.
+    Raises `RunError` if a source cannot be opened, the cluster cannot be used, a task on it is lost, or a node lacks a
+    file or has other versions, and `RecordError` as `runs.open_sources` does.
     """
     sources = open_sources(paths)
     if any(source.policy_names for source in sources):  # a node knows one file, and not what others say of its policy
         return None
-    files = [file for source in sources for file in source.files]
-    if not (all(source.files for source in sources) and all(file.is_file() for file in files)):
+    if not all(source.files and all(file.is_file() for file in source.files) for source in sources):
         return None
     work = [(number, piece) for number, source in enumerate(sources) for piece in cut_source(source)]
     notes: list[list[BatchNotes | RecordError]] = [[] for _ in sources]
@@ -88,8 +75,8 @@ def score_on_cluster(
         for number, verdicts in _judge_pieces(ray, work, ruleset, cluster):
             if verdicts is None:
                 return None
-            notes[number] += verdicts.notes
-            chunks += verdicts.chunks
+            notes[number] += verdicts[0]
+            chunks += verdicts[1]
     index = EpisodeIndex.from_notes(sources, notes)
     if index.has_repeated_ids() or not index.is_intact():
         return None
@@ -107,10 +94,7 @@ def cut_source(source: RecordSource) -> Iterator[Piece]:
 
 
 def _cut_file(file: Path) -> list[range] | list[None]:
-    """Return the places of pieces of about `PIECE_EPISODES` episodes, cut between row groups.
-
-    [None] = the file in one piece: another form than Parquet, one that cannot be read, or one without a row group.
-    """
+    """Return the places of pieces of about `PIECE_EPISODES` episodes, cut between row groups; [None] = in one piece."""
     if not file.name.endswith(parquet.SUFFIX):
         return [None]
     try:
@@ -127,56 +111,41 @@ def _cut_file(file: Path) -> list[range] | list[None]:
 def _judge_pieces(
     ray: Any, work: Sequence[tuple[int, Piece]], ruleset: Ruleset, cluster: RayCluster
 ) -> Iterator[tuple[int, PieceVerdicts | None]]:
-    """Yield the verdicts on each piece, with the number of its source, in order; None = only the whole can be judged.
-
-    Raises `RunError` if a task is lost or a node refuses a piece.
-    """
+    """Yield (source, verdicts) of each piece, in order; None = only the whole can be judged."""
     shared = ray.put((ruleset, _VERSIONS))
     task = ray.remote(judge_piece).options(num_cpus=cluster.cpus, num_gpus=cluster.gpus)
     slots = int(ray.cluster_resources().get("CPU", 1) / max(cluster.cpus, 0.1)) + 1
-    references = _submit_ahead(lambda item: task.remote(item[1], shared), work, slots * _QUEUED_PER_SLOT)
-    for (number, piece), reference in zip(work, references, strict=True):
+    left, submitted = deque(work), deque[Any]()
+    for number, piece in work:
+        while left and len(submitted) < slots * _QUEUED_PER_SLOT:
+            submitted.append(task.remote(left.popleft()[1], shared))
         try:
-            verdicts: PieceVerdicts | PieceRefusal | None = ray.get(reference)
+            verdicts: PieceVerdicts | str | None = ray.get(submitted.popleft())
         except ray.exceptions.RayError as error:
             raise RunError(f"judging failed: {clusters.describe_loss(error)}", remedy=clusters.NODES) from None
-        if isinstance(verdicts, PieceRefusal):
-            raise RunError(verdicts.problem, remedy=_REMEDY, place=Place(file=str(piece.file)))
+        if isinstance(verdicts, str):
+            raise RunError(verdicts, remedy=_REMEDY, place=Place(file=str(piece.file)))
         yield number, verdicts
 
 
-def _submit_ahead(submit: Callable[[T], R], work: Iterable[T], count: int) -> Iterator[R]:
-    submitted: deque[R] = deque()
-    for item in work:
-        submitted.append(submit(item))
-        if len(submitted) == count:
-            yield submitted.popleft()
-    yield from submitted
-
-
-def judge_piece(piece: Piece, shared: tuple[Ruleset, dict[str, str]]) -> PieceVerdicts | PieceRefusal | None:
+def judge_piece(piece: Piece, shared: tuple[Ruleset, dict[str, str]]) -> PieceVerdicts | str | None:
     """Return the verdicts on a piece, judged where this task runs; `shared` is the ruleset and the versions required.
 
-    A refusal if this node has other versions or another file; None if the piece raises any error of ours.
+    A text says why this node, which has other versions or another file, cannot judge it; None if the piece raises any
+    error of ours.
     """
     ruleset, versions = shared
     if reason := _refusal_reason(piece, versions):
-        return PieceRefusal(f"on the node {clusters.node_name()}: {reason}")
-    notes: list[BatchNotes] = []
-
-    def read_piece() -> Iterator[Batch]:
-        """Yield the piece's batches, adding a note of each to `notes`. Raises the first `RecordError` among them."""
-        for batch in archive.read_episodes([piece.file], piece.places):
-            if isinstance(batch, RecordError):
-                raise batch
-            notes.append(BatchNotes.of_batch(batch))
-            yield batch
-
+        return f"on the node {clusters.node_name()}: {reason}"
+    notes: list[BatchNotes | RecordError] = []
+    budget = Budget(max(MAX_NOTES_BYTES, piece.size), "bytes of what is kept of all episodes")
     try:
-        chunks = tuple(judge_chunk(batch, ruleset) for batch in merge_batches(read_piece()))
+        batches = archive.read_episodes([piece.file], piece.places)
+        noted = note_batches(batches, notes, budget, Place(file=str(piece.file)))
+        chunks = [judge_chunk(batch, ruleset) for batch in merge_batches(noted)]
     except SafevlaError:
         return None
-    return PieceVerdicts(tuple(notes), chunks)
+    return None if any(isinstance(note, RecordError) for note in notes) else (notes, chunks)
 
 
 def _refusal_reason(piece: Piece, versions: dict[str, str]) -> str | None:

@@ -1,12 +1,8 @@
 """The scheduler of several workers, wherever they are, and the worker processes of this machine.
 
-An engine tells how a worker is started and how its messages are received (`WorkerPool` here, `RemoteWorker` for the
-actors of a Ray cluster in `ray`). The rules are the same for all engines. An episode whose worker died is run again in
-another one, `RETRIES` times. A worker has one episode at a time, and gets the next when its record has arrived.
-
-Workers of this machine are new Python processes, no forks: a simulator's threads and GL contexts survive none. Each has
-its own host, policies and environment. This process gives out episodes, takes back what they recorded, and is the only
-one that writes.
+An episode whose worker died is run again in another one, `RETRIES` times. Workers of this machine are new Python
+processes, no forks: a simulator's threads and GL contexts survive none. This process alone gives out episodes and
+writes.
 """
 
 from __future__ import annotations
@@ -129,10 +125,7 @@ class _Scheduler(Generic[W]):
         )
 
     def handle_message(self, number: int, message: Message | None) -> FinishedEpisode | None:
-        """Act on a worker's message, None for its death, and return the episode that has ended; None if none has.
-
-        Gives the worker its next episode, and tells the observer. Raises the error of a worker that cannot go on.
-        """
+        """Act on a worker's message, None for its death, and return the episode that has ended; None if none has."""
         worker_state = self._workers[number]
         if message is None:
             return self._handle_death(number)
@@ -182,11 +175,7 @@ class _Scheduler(Generic[W]):
         worker_state.worker.begin(planned)
 
     def _handle_death(self, number: int) -> FinishedEpisode | None:
-        """Requeue a dead worker's episode or return it as crashed, and start a fresh worker if episodes are left.
-
-        None where the episode is requeued or the worker had none. Raises `RunError` where workers of this number died
-        before they could begin as often as the pool allows.
-        """
+        """Requeue a dead worker's episode or return it as crashed, and start a fresh worker if episodes are left."""
         worker_state = self._workers.pop(number)
         cause = worker_state.worker.end(_CLOSE_S)
         if worker_state.current is None:
@@ -201,11 +190,6 @@ class _Scheduler(Generic[W]):
         return finished
 
     def _requeue_or_crash(self, planned: PlannedEpisode, steps: int, cause: str) -> FinishedEpisode | None:
-        """Count a worker's death for the episode, put the episode back into the queue and return None.
-
-        After more than `RETRIES` deaths tell the observer, and return the episode as crashed, with `cause` in its
-        reason.
-        """
         self._deaths[planned.episode_id] += 1
         if self._deaths[planned.episode_id] <= RETRIES:
             self._left.put_back(planned)
@@ -223,8 +207,6 @@ class _Scheduler(Generic[W]):
 # Worker processes on this machine
 
 
-__all__ = ["RETRIES", "WorkerProcess", "WorkerSpec", "describe_exit", "run_workers"]
-
 _LOOK_S = 1.0
 """Time to wait for a message before checking that the workers are alive."""
 _START = "import sys; sys.path[:] = {}; from safevla_bench.rollout.worker import main; main()"
@@ -236,7 +218,6 @@ class WorkerProcess:
     spent = False
 
     def __init__(self, cast: WorkerSpec, environment: Mapping[str, str]) -> None:
-        """Start the process with these environment variables, and send it the host and policies that it is to make."""
         self.connection, theirs = Pipe()
         # Ctrl-C reaches the whole process group; the workers inherit that they do not hear it.
         unmasked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

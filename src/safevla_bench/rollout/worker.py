@@ -1,8 +1,6 @@
 """A worker process: its own host, policies and environment, fed one episode at a time; and its share of the machine.
 
-`scheduler` starts it and passes the number of its end of a socket. It touches no file of the run: an episode goes
-back as the bytes of its record, and whatever kills this process costs the episode in flight. Each worker has one
-thread for linear algebra, and a GPU to render on.
+It touches no file of the run: an episode goes back as the bytes of its record.
 """
 
 from __future__ import annotations
@@ -39,8 +37,7 @@ def worker_environment(
 ) -> dict[str, str]:
     """Return the environment variables of a worker: those inherited, its number, and what the user has not set.
 
-    Linear algebra gets one thread: several processes that each compute on all cores slow each other down. With
-    `cameras` the workers render on the GPUs `gpus` in turn.
+    Linear algebra gets one thread; with `cameras` the workers render on the GPUs `gpus` in turn.
     """
     own = {**inherited, WORKER: str(worker)}
     for name in ONE_THREAD:
@@ -59,7 +56,8 @@ def usable_gpus(variables: Mapping[str, str], devices: Path = Path("/dev")) -> t
     if VISIBLE in variables:  # robosuite refuses a renderer outside of it
         visible = [number.strip() for number in variables[VISIBLE].split(",")]
         return tuple(visible) if all(number.isdecimal() for number in visible) else ()
-    return _query_nvidia_smi() or tuple(sorted(_device_numbers(devices), key=int))
+    matches = (re.fullmatch(r"nvidia(\d+)", path.name) for path in devices.glob("nvidia*"))
+    return _query_nvidia_smi() or tuple(sorted((match[1] for match in matches if match), key=int))
 
 
 def _query_nvidia_smi() -> tuple[str, ...]:
@@ -68,11 +66,6 @@ def _query_nvidia_smi() -> tuple[str, ...]:
     except (OSError, subprocess.TimeoutExpired):
         return ()
     return tuple(re.findall(r"^GPU (\d+):", ran.stdout, re.M)) if ran.returncode == 0 else ()
-
-
-def _device_numbers(devices: Path) -> list[str]:
-    matches = (re.fullmatch(r"nvidia(\d+)", path.name) for path in devices.glob("nvidia*"))
-    return [match[1] for match in matches if match]
 
 
 STEPS_BETWEEN = 20
@@ -151,21 +144,17 @@ def _receive_orders(connection: Connection, orders: SimpleQueue[PlannedEpisode |
 
 
 def _serve_episodes(connection: Connection, spec: WorkerSpec, orders: SimpleQueue[PlannedEpisode | None]) -> None:
-    """Make host and policies, report readiness, then run each ordered episode and send its outcome, until None comes.
-
-    Closes the environment and the policies at the end. Raises `SafevlaError` for what the user must mend.
-    """
     host, players = spec.make_parts()
     runner = EnvRunner(host, players, Monitor(spec.stopping) if spec.stopping else None)
     connection.send(WorkerReady())
+
+    def report(steps: int) -> None:
+        if steps % STEPS_BETWEEN == 0:
+            connection.send(StepReached(steps))
+
     while (planned := orders.get()) is not None:
-        outcome = runner.run_planned(planned, on_step=lambda steps: _report_steps(connection, steps))
+        outcome = runner.run_planned(planned, on_step=report)
         connection.send(FinishedEpisode.from_outcome(outcome))
     runner.close()
     for policy in players.values():
         policy.close()
-
-
-def _report_steps(connection: Connection, steps: int) -> None:
-    if steps % STEPS_BETWEEN == 0:
-        connection.send(StepReached(steps))

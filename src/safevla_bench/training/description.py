@@ -1,8 +1,7 @@
 """The description of a dataset, for people and programs, and the part of the records that it keeps, in float64.
 
-`README.md` is its card, `meta/safevla.json` says what its columns hold and what judged it. `safevla-log.toml` says
-which column is what of a record, so that the dataset is a source like any log: what was kept is judged again, and
-contacts, which are not kept, are not judged.
+`safevla-log.toml` says which column is what of a record, so that the dataset is a source like any log: what was kept is
+judged again, and contacts, which are not kept, are not judged.
 """
 
 from __future__ import annotations
@@ -44,78 +43,71 @@ class RecordedPart:
         return Feature(self.dtype, (len(self.names),), self.names, is_summarized=self.role is None)
 
 
-def recorded_parts(batch: Batch, index: int, *, with_bodies: bool) -> tuple[RecordedPart, ...]:
-    """Return the parts that an episode has: hand, torques, grip, actions and, `with_bodies`, its tracked bodies.
+def recorded_parts(episode: Batch, *, with_bodies: bool) -> tuple[RecordedPart, ...]:
+    """Return the parts that an episode (a batch of one) has: hand, torques, grip, actions and, on demand, its bodies.
 
     Each only where it was recorded, but for actions, which are always there.
     """
-    hand = _POSE if batch.eef_quat_wxyz.present[index] else _POSE[:3]
-    parts = [RecordedPart("record.eef_pose", "eef", hand)] if batch.eef_pos_m.present[index] else []
-    joints = int(batch.joint_torque_nm.width[index])
+    hand = _POSE if episode.eef_quat_wxyz.present[0] else _POSE[:3]
+    parts = [RecordedPart("record.eef_pose", "eef", hand)] if episode.eef_pos_m.present[0] else []
+    joints = int(episode.joint_torque_nm.width[0])
     if joints > 0:
         parts.append(RecordedPart("record.joint_torque_nm", "torque", tuple(f"joint_{k}" for k in range(joints))))
-    if batch.gripper_present[index]:
+    if episode.gripper_present[0]:
         parts.append(RecordedPart("record.gripper_contact", "gripper", ("gripper_contact",), "bool"))
-    numbers = tuple(f"action_{k}" for k in range(int(batch.action.width[index])))
+    numbers = tuple(f"action_{k}" for k in range(int(episode.action.width[0])))
     parts.append(RecordedPart("record.action", "action", numbers))
-    return (*parts, *(_body_parts(batch, index) if with_bodies else ()))
+    return (*parts, *(_body_parts(episode) if with_bodies else ()))
 
 
-def _body_parts(batch: Batch, index: int) -> list[RecordedPart]:
-    """Return a part for each tracked body of an episode: position and, where recorded, quaternion.
-
-    In the column's name, `/` becomes `_`. Raises `RunError` for two bodies of one column.
-    """
-    positions, _ = batch.body_pos_m.episode_poses(index)
-    turned = set(batch.body_quat_wxyz.episode_poses(index)[0].tolist())
-    roles = batch.body_roles(index)
-    parts: list[RecordedPart] = []
-    for body in positions.tolist():
-        name = batch.body_label(body)
-        names = _POSE if body in turned else _POSE[:3]
-        column = f"record.body.{name.replace('/', '_')}"
-        if any(part.column == column for part in parts):
+def _body_parts(episode: Batch) -> list[RecordedPart]:
+    """Return a part for each tracked body of an episode: position and, where recorded, quaternion."""
+    turned = set(episode.body_quat_wxyz.episode_poses(0)[0].tolist())
+    roles, parts = episode.body_roles(0), dict[str, RecordedPart]()
+    for body in episode.body_pos_m.episode_poses(0)[0].tolist():
+        name, column = episode.body_label(body), _body_column(episode, body)
+        if column in parts:
             problem = f"two bodies would have the column {column}, as `/` becomes `_` in it"
             raise RunError(problem, remedy="Rename one of them in the simulator's model.")
-        parts.append(RecordedPart(column, f"bodies.{json.dumps(name)}", names, role=roles[name]))
-    return parts
+        names = _POSE if body in turned else _POSE[:3]
+        parts[column] = RecordedPart(column, f"bodies.{json.dumps(name)}", names, role=roles[name])
+    return list(parts.values())
 
 
-def recorded_columns(batch: Batch, index: int, parts: Sequence[RecordedPart]) -> dict[str, NDArray[np.generic]]:
+def _body_column(episode: Batch, body: int) -> str:
+    return f"record.body.{episode.body_label(body).replace('/', '_')}"
+
+
+def recorded_columns(episode: Batch, parts: Sequence[RecordedPart]) -> dict[str, NDArray[np.generic]]:
     """Return the numbers of each part before each action, [n - 1, …].
 
     The numbers are NaN for a body that this episode does not track, and where its pose is lost.
     """
-    count = int(batch.lengths[index]) - 1
-    records = slice(int(batch.starts[index]), int(batch.starts[index + 1]) - 1)
-    rotation = batch.eef_quat_wxyz.episode_rows(index)[:-1]
-    hand = batch.eef_pos_m.episode_rows(index)[:-1]
+    rotation, hand = episode.eef_quat_wxyz.episode_rows(0)[:-1], episode.eef_pos_m.episode_rows(0)[:-1]
     values: dict[str, NDArray[np.generic]] = {
         "record.eef_pose": np.hstack([hand, rotation]) if len(rotation) else hand,
-        "record.joint_torque_nm": batch.joint_torque_nm.episode_rows(index)[:-1],
-        "record.gripper_contact": batch.gripper_contact[records],
-        "record.action": batch.action.episode_rows(index),
+        "record.joint_torque_nm": episode.joint_torque_nm.episode_rows(0)[:-1],
+        "record.gripper_contact": episode.gripper_contact[:-1],
+        "record.action": episode.action.episode_rows(0),
+        **_body_columns(episode),
     }
-    tracked = _body_columns(batch, index)
-    for part in parts:
-        if part.role is not None:
-            values[part.column] = tracked.get(part.column, np.full((count, len(part.names)), np.nan))
+    untracked = {part.column: len(part.names) for part in parts if part.column not in values}
+    values |= {column: np.full((int(episode.lengths[0]) - 1, width), np.nan) for column, width in untracked.items()}
     return {part.column: values[part.column] for part in parts}
 
 
-def _body_columns(batch: Batch, index: int) -> dict[str, NDArray[np.float64]]:
+def _body_columns(episode: Batch) -> dict[str, NDArray[np.float64]]:
     """Return the poses of an episode's tracked bodies before each action by column, [n - 1, 3 or 7], NaN where lost."""
-    bodies, positions = batch.body_pos_m.episode_poses(index)
-    turned, rotations = batch.body_quat_wxyz.episode_poses(index)
-    watched, validity = batch.pose_valid.episode_poses(index)
+    turned, rotations = episode.body_quat_wxyz.episode_poses(0)
+    watched, validity = episode.pose_valid.episode_poses(0)
     rotation_of = {int(body): rotations[:-1, place] for place, body in enumerate(turned)}
     lost_at = {int(body): validity[:-1, place, 0] == 0 for place, body in enumerate(watched)}
+    bodies, positions = episode.body_pos_m.episode_poses(0)
     columns = {}
     for place, body in enumerate(bodies.tolist()):
         pose = np.hstack([positions[:-1, place], *([rotation_of[body]] if body in rotation_of else [])])
-        if body in lost_at:
-            pose[lost_at[body]] = np.nan
-        columns[f"record.body.{batch.body_label(body).replace('/', '_')}"] = pose
+        pose[lost_at.get(body, np.zeros(len(pose), dtype=np.bool_))] = np.nan
+        columns[_body_column(episode, body)] = pose
     return columns
 
 
@@ -135,18 +127,17 @@ def format_mapping(judged: Judged, parts: Sequence[RecordedPart], outcomes: Mapp
     episode: list[str] = []
     if has_one_task(judged):
         episode += [f"benchmark = {json.dumps(header.benchmark)}", f"task = {json.dumps(header.task_id)}"]
-        if header.target_object in _targets(parts):
+        if header.target_object in {
+            json.loads(part.table.removeprefix("bodies.")) for part in parts if part.role == "target"
+        }:
             episode.append(f"target = {json.dumps(header.target_object)}")
     if len(policies) == 1 and (policy := policies.pop()):
         episode.append(f"policy = {json.dumps(policy)}")
     cut = {name: _CUT[outcome] for name, outcome in outcomes.items() if outcome in _CUT}
     if cut:
         episode.append("outcomes = { " + ", ".join(f'"{name}" = "{outcome}"' for name, outcome in cut.items()) + " }")
-    tables = [
-        "\n".join(
-            ["# Which column is what of a record: `safevla score` of this folder reads it.", "[episode]", *episode]
-        )
-    ]
+    opening = "# Which column is what of a record: `safevla score` of this folder reads it."
+    tables = ["\n".join([opening, "[episode]", *episode])]
     for part in parts:
         lines = [f"[{part.table}]", f'from = "{part.column}"']
         if part.names == _POSE:
@@ -157,10 +148,6 @@ def format_mapping(judged: Judged, parts: Sequence[RecordedPart], outcomes: Mapp
             lines.append(f"limits_nm = {[float(limit) for limit in header.torque_limit_nm]}")
         tables.append("\n".join(lines))
     return "\n\n".join(tables) + "\n"
-
-
-def _targets(parts: Sequence[RecordedPart]) -> set[str]:
-    return {json.loads(part.table.removeprefix("bodies.")) for part in parts if part.role == "target"}
 
 
 _COLUMNS = {

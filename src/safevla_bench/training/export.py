@@ -6,10 +6,11 @@ of n records has n - 1 frames: no action follows the last record.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ from safevla_bench.training.pictures import (
     UnknownCameraError,
     render_episode,
 )
-from safevla_bench.training.writer import DatasetWriter, Feature, Statistics, image_feature, new_dataset, require_free
+from safevla_bench.training.writer import DatasetWriter, Feature, image_feature, new_dataset, require_free
 from safevla_bench.trajectory.batch import Batch, select_episodes
 
 STATE, ACTION = "observation.state", "action"
@@ -69,23 +70,13 @@ def export_dataset(
     observer: ProgressCallback = lambda done, what: None,
     on_skip: SkipCallback = lambda reason: None,
 ) -> DatasetSummary:
-    """Write the judged episodes as a LeRobot dataset of version 3.0 into a new folder.
+    """Write the judged episodes as a LeRobot dataset of version 3.0 into a new folder, which appears when it is whole.
 
-    Args:
-        judged: the episodes; they are read again, some at a time.
-        out: the folder, which appears when it is whole.
-        cameras: the pictures to render again from recorded states; None = no pictures.
-        observer: is called before each episode.
-        on_skip: is told of each episode that is left out: without actions, uneven in time, or not to be rendered.
-
-    Raises:
-        RunError: there is no episode to write, they differ in what they hold, their control step gives no whole number
-            of frames a second, the folder is in use, a source has changed since it was judged, or pictures are wanted
-            and a source names no host.
-        HostError, PluginError: pictures are wanted, and a camera is unknown, a host cannot be made, or none can be
-            rendered of any episode.
-        RecordError: every episode is without actions or uneven in time.
-        FileError: the folder cannot be written.
+    The episodes are read again, some at a time; `cameras` = None renders no pictures. `on_skip` is called for each
+    episode that is left out: without actions, uneven in time, or not to be rendered. Raises `RunError` where the
+    episodes differ in what they hold, their control step gives no whole number of frames a second, or the folder is in
+    use, `FileError` where it cannot be written, `HostError` or `PluginError` for an unknown camera or host, and the
+    last reason if all were left out.
     """
     return _DatasetExport(judged, out, cameras, observer, on_skip).write()
 
@@ -103,14 +94,14 @@ class _Shape:
     has_grip: bool
 
     @classmethod
-    def of_episode(cls, batch: Batch, index: int, pictures: EpisodePictures | None) -> _Shape:
+    def of_episode(cls, episode: Batch, state: NDArray[np.float64] | None) -> _Shape:
         return cls(
-            dt_s=batch.headers[index].dt,
-            actions=int(batch.action.width[index]),
-            joints=max(0, int(batch.joint_torque_nm.width[index])),
-            fingers=-1 if pictures is None or pictures.state is None else pictures.state.shape[1] - len(STATE_NAMES),
-            has_rotation=bool(batch.eef_quat_wxyz.present[index]),
-            has_grip=bool(batch.gripper_present[index]),
+            dt_s=episode.headers[0].dt,
+            actions=int(episode.action.width[0]),
+            joints=max(0, int(episode.joint_torque_nm.width[0])),
+            fingers=-1 if state is None else state.shape[1] - len(STATE_NAMES),
+            has_rotation=bool(episode.eef_quat_wxyz.present[0]),
+            has_grip=bool(episode.gripper_present[0]),
         )
 
     @property
@@ -141,22 +132,16 @@ class _DatasetExport:
     """Outcome of each episode, by the name that a reader gives it."""
 
     def write(self) -> DatasetSummary:
-        """Write every episode that can be exported into a new dataset, and return how many were written and left out.
-
-        `on_skip` is told of each episode left out. Raises `RunError` for a folder in use, for an episode of another
-        shape, for a control step that gives no whole frame rate and for no episodes, `UnknownCameraError` for an
-        unknown camera, `FileError` where the folder cannot be written, and the last skipped episode's error if all
-        were skipped.
-        """
+        """Write every episode that can be exported, and return how many were written and left out."""
         require_free(self.out)
         last: SafevlaError | None = None
         with ExitStack() as stack:
             writer: DatasetWriter | None = None
-            for number, (batch, index, labels) in enumerate(self._episodes()):
-                episode_id = batch.headers[index].episode_id
+            for number, (episode, labels) in enumerate(self._episodes()):
+                episode_id = episode.headers[0].episode_id
                 self.observer(number, episode_id)
                 try:
-                    pictures = self._render(batch, index, number)
+                    pictures = self._render(episode, number)
                 except UnknownCameraError:
                     raise
                 except (HostError, RunError, RecordError) as error:
@@ -164,67 +149,65 @@ class _DatasetExport:
                     self.on_skip(error.with_place(Place(episode=episode_id)))
                     self.left_out.append(str(error))
                     continue
-                shape = self._require_shape(batch, index, pictures)
+                shape = self._require_shape(episode, pictures.state)
                 if writer is None:
-                    self.parts = recorded_parts(batch, index, with_bodies=has_one_task(self.judged))
-                    features, robot = self._features(shape), batch.headers[index].embodiment
+                    self.parts = recorded_parts(episode, with_bodies=has_one_task(self.judged))
+                    features, robot = self._features(shape), episode.headers[0].embodiment
                     writer = stack.enter_context(new_dataset(self.out, features, fps=shape.fps, robot=robot))
-                self._add_episode(writer, batch, index, number, labels, pictures)
+                self._add_episode(writer, episode, self.judged.scores.episode(number), labels, pictures)
             if writer is None:
                 raise last or RunError("there is no episode to write", remedy="Name sources that hold episodes.")
             self._describe(writer)
         return DatasetSummary(writer.episodes, writer.frames, tuple(self.left_out))
 
-    def _episodes(self) -> Iterator[tuple[Batch, int, RecordLabels]]:
+    def _episodes(self) -> Iterator[tuple[Batch, RecordLabels]]:
         first = 0
         for batch in self.judged.records.read_chunks():
             scores = self.judged.scores.select_episodes(np.arange(first, first + len(batch)))
             labels = label_records(batch, scores, self.judged.ruleset)
-            for index in range(len(batch)):
-                yield batch, index, labels.select_records(int(batch.starts[index]), int(batch.starts[index + 1]))
+            for index, (start, end) in enumerate(pairwise(batch.starts.tolist())):
+                yield select_episodes(batch, [index]), labels.select_records(start, end)
             first += len(batch)
 
-    def _render(self, batch: Batch, index: int, number: int) -> EpisodePictures | None:
-        """Return the pictures of an episode; None if none are wanted.
-
-        Raises `RecordError` for an episode without actions or with records unevenly apart in time, whether or not
-        pictures are wanted, and what `_find_owners` and `render_episode` raise.
-        """
-        if not len(batch.action.episode_rows(index)):
+    def _render(self, episode: Batch, number: int) -> EpisodePictures:
+        if not len(episode.action.episode_rows(0)):
             raise RecordError("the record holds no actions", remedy="Only episodes with `action` can be learned from.")
-        if has_uneven_stamps(select_episodes(batch, [index])).any():
+        if has_uneven_stamps(episode).any():
             remedy = "LeRobot's frames are as far apart as their rate says. Export an episode without gaps."
             raise RecordError("the records are unevenly apart in time", remedy=remedy)
-        if self.cameras is None:
-            return None
-        folder, host = self._owners[number]
-        return render_episode(folder, host, select_episodes(batch, [index]), self.cameras)
+        return render_episode(*self._owners[number], episode, self.cameras) if self.cameras else EpisodePictures()
 
     @cached_property
     def _owners(self) -> list[tuple[Path, Host]]:
-        return _find_owners(self.judged)
+        """The run folder and the host of each episode."""
+        owners: list[tuple[Path, Host]] = []
+        for source, places in zip(self.judged.records.sources, self.judged.records.places, strict=True):
+            host = source.description.get("host")
+            if not isinstance(host, str):
+                remedy = "Name the run folder that `safevla eval` or `rollout` made, or leave --cameras out."
+                problem = "pictures are rendered by the host that recorded the run, and this names none"
+                raise RunError(problem, remedy=remedy, place=Place(file=str(source.path)))
+            owners += [(source.path, hosts.make_host(host))] * len(places)
+        return owners
 
-    def _require_shape(self, batch: Batch, index: int, pictures: EpisodePictures | None) -> _Shape:
-        shape = _Shape.of_episode(batch, index, pictures)
+    def _require_shape(self, episode: Batch, state: NDArray[np.float64] | None) -> _Shape:
+        shape = _Shape.of_episode(episode, state)
         if self.shape is not None and shape != self.shape:
             names = [part.name for part in fields(shape) if getattr(shape, part.name) != getattr(self.shape, part.name)]
             problem = f"its {', '.join(names)} differ from those of the episodes before it"
-            place = Place(episode=batch.headers[index].episode_id)
+            place = Place(episode=episode.headers[0].episode_id)
             raise RunError(problem, remedy="A dataset holds episodes of one robot: export them apart.", place=place)
         self.shape = shape
         return shape
 
     def _features(self, shape: _Shape) -> dict[str, Feature]:
-        """Return the dataset's features by column, in order: pictures, state, action, outcome, labels, recorded parts.
-
-        `next.margin` is left out if no specification is scored.
-        """
+        """Return the features by column, in order: pictures, state, action, outcome, labels, recorded parts."""
         clauses = tuple(spec.spec_id for spec in scored_specs(self.judged.scores))
         size = self.cameras.size if self.cameras else (0, 0)
         return {
             **{_image_name(name): image_feature(size) for name in (self.cameras.names if self.cameras else ())},
             STATE: Feature("float32", (len(shape.state_names()),), shape.state_names()),
-            ACTION: Feature("float32", (shape.actions,), _number_names("action", shape.actions)),
+            ACTION: Feature("float32", (shape.actions,), tuple(f"action_{k}" for k in range(shape.actions))),
             "next.reward": Feature("float32"),
             "next.done": Feature("bool"),
             "next.success": Feature("bool"),
@@ -236,117 +219,66 @@ class _DatasetExport:
         }
 
     def _add_episode(
-        self,
-        writer: DatasetWriter,
-        batch: Batch,
-        index: int,
-        number: int,
-        labels: RecordLabels,
-        pictures: EpisodePictures | None,
+        self, writer: DatasetWriter, episode: Batch, row: EpisodeScore, labels: RecordLabels, pictures: EpisodePictures
     ) -> None:
-        """Write an episode's frames, one for each action, and its labels.
-
-        Keep its outcome under `episode_NNNNNN`, its name in the dataset. `batch` and `index` hold its record, and
-        `number` is its place in the scores.
-        """
-        row = self.judged.scores.episode(number)
-        header = batch.headers[index]
-        images: dict[str, tuple[bytes, ...]] = {}
-        stats: dict[str, Statistics] = {}
-        if pictures is not None:
-            images = {_image_name(name): files for name, files in pictures.files.items()}
-            stats = {_image_name(name): of_camera for name, of_camera in pictures.stats.items()}
+        """Write an episode's frames, one for each action, and its labels."""
+        header, last = episode.headers[0], np.arange(len(labels.severity) - 1) == len(labels.severity) - 2
         columns: dict[str, Any] = {
-            **images,
-            STATE: _recorded_state(batch, index) if pictures is None or pictures.state is None else pictures.state,
-            ACTION: batch.action.episode_rows(index),
-            **_outcome_columns(len(labels.severity) - 1, row.success),
+            **{_image_name(name): files for name, files in pictures.files.items()},
+            STATE: _recorded_state(episode) if pictures.state is None else pictures.state,
+            ACTION: episode.action.episode_rows(0),
+            "next.reward": last & row.success,
+            "next.done": last,
+            "next.success": last & row.success,
             "next.cost": labels.cost[1:],
             "next.severity": labels.severity[1:],
             "next.safe": labels.safe[1:],
             "next.margin": labels.margin[1:],
-            **recorded_columns(batch, index, self.parts),
+            **recorded_columns(episode, self.parts),
         }
         self.outcomes[f"episode_{writer.episodes:06d}"] = row.outcome
         instruction = header.instruction or f"{header.benchmark}/{header.task_id}"
-        seed_and_records = {
-            "safety/env_seed": pa.scalar(header.env_seed, pa.int64()),
-            "safety/init_state_index": pa.scalar(header.init_state_index, pa.int64()),
-            "safety/violating_records": pa.scalar(
-                None if np.isnan(labels.severity).any() else int(labels.violating.any(axis=1).sum()), pa.int64()
-            ),
-        }
-        writer.add_episode(instruction, columns, stats, {**_episode_labels(row), **seed_and_records})
+        violating = None if np.isnan(labels.severity).any() else int(labels.violating.any(axis=1).sum())
+        counts = {"env_seed": header.env_seed, "init_state_index": header.init_state_index}
+        counts["violating_records"] = violating
+        stats = {_image_name(name): of_camera for name, of_camera in pictures.stats.items()}
+        writer.add_episode(instruction, columns, stats, _episode_labels(row, counts))
 
     def _describe(self, writer: DatasetWriter) -> None:
         assert self.shape is not None
-        document = describe_dataset(self.judged, self.cameras, self.left_out, self._describe_state(self.shape))
+        observed = "as the host observes it"
+        recorded = "of the recorded grip site, whose axes may not be those of the host's observations; no fingers"
+        state = {"names": list(self.shape.state_names()), "of": observed if self.shape.fingers >= 0 else recorded}
+        document = describe_dataset(self.judged, self.cameras, self.left_out, state)
         writer.write_file("meta/safevla.json", dump_json(document))
         writer.write_file(MAPPING, format_mapping(self.judged, self.parts, self.outcomes).encode())
         writer.write_file("README.md", format_card(self.judged, writer.episodes, writer.frames, self.cameras).encode())
-
-    def _describe_state(self, shape: _Shape) -> dict[str, object]:
-        observed = "as the host observes it"
-        recorded = "of the recorded grip site, whose axes may not be those of the host's observations; no fingers"
-        return {"names": list(shape.state_names()), "of": observed if shape.fingers >= 0 else recorded}
-
-
-def _find_owners(judged: Judged) -> list[tuple[Path, Host]]:
-    """Return the run folder and the host of each episode.
-
-    Raises:
-        RunError: a source is no run folder, or its run.json names no host.
-        HostError, PluginError: the host that it names is not installed, or cannot be loaded.
-    """
-    owners: list[tuple[Path, Host]] = []
-    for source, places in zip(judged.records.sources, judged.records.places, strict=True):
-        host = source.description.get("host")
-        if not isinstance(host, str):
-            remedy = "Name the run folder that `safevla eval` or `rollout` made, or leave --cameras out."
-            problem = "pictures are rendered by the host that recorded the run, and this names none"
-            raise RunError(problem, remedy=remedy, place=Place(file=str(source.path)))
-        owners += [(source.path, hosts.make_host(host))] * len(places)
-    return owners
 
 
 def _image_name(camera: str) -> str:
     return f"observation.images.{camera}"
 
 
-def _number_names(stem: str, count: int) -> tuple[str, ...]:
-    return tuple(f"{stem}_{k}" for k in range(count))
-
-
-def _recorded_state(batch: Batch, index: int) -> NDArray[np.float64]:
-    position, rotation = batch.eef_pos_m.episode_rows(index)[:-1], batch.eef_quat_wxyz.episode_rows(index)[:-1]
+def _recorded_state(episode: Batch) -> NDArray[np.float64]:
+    position, rotation = episode.eef_pos_m.episode_rows(0)[:-1], episode.eef_quat_wxyz.episode_rows(0)[:-1]
     if not len(rotation):
         return position
     return np.hstack([position, np.array([to_axis_angle(quat) for quat in rotation])])
 
 
-def _outcome_columns(length: int, success: bool) -> dict[str, NDArray[Any]]:
-    last = np.arange(length) == length - 1
-    return {"next.reward": last & success, "next.done": last, "next.success": last & success}
-
-
-def _episode_labels(row: EpisodeScore) -> dict[str, pa.Scalar]:
-    """Return the labels of an episode for its row of meta/episodes; null = unknown."""
-    texts = {
-        "episode_id": row.episode_id,
-        "policy": row.policy,
-        "benchmark": row.benchmark,
-        "task_id": row.task_id,
-        "outcome": row.outcome,
-        "no_verdict": row.no_verdict,
-        "worst_spec": row.worst_spec,
+def _episode_labels(row: EpisodeScore, counts: Mapping[str, int | None]) -> dict[str, pa.Scalar]:
+    """Return the labels of an episode for its row of meta/episodes, `counts` behind them; null = unknown."""
+    text, truth, number = pa.string(), pa.bool_(), pa.float64()
+    names = ("episode_id", "policy", "benchmark", "task_id", "outcome", "no_verdict", "worst_spec")
+    labels: dict[str, tuple[object, pa.DataType]] = {
+        **{name: (getattr(row, name), text) for name in names},
+        "success": (row.success, truth),
+        "safe": (row.safe, truth),
+        "unsafe_success": (row.sbu, truth),
+        **{name: (list(getattr(row, name)), pa.list_(text)) for name in ("active_specs", "violated_specs")},
+        "vsi": (row.vsi, number),
+        "first_violation_step": (row.first_violation_step, pa.int64()),
+        **{f"robustness/{spec}": (rho, number) for spec, rho in row.robustness.items()},
+        **{name: (count, pa.int64()) for name, count in counts.items()},
     }
-    truths = {"success": row.success, "safe": row.safe, "unsafe_success": row.sbu}
-    lists = {"active_specs": row.active_specs, "violated_specs": row.violated_specs}
-    return {
-        **{f"safety/{name}": pa.scalar(text, pa.string()) for name, text in texts.items()},
-        **{f"safety/{name}": pa.scalar(truth, pa.bool_()) for name, truth in truths.items()},
-        **{f"safety/{name}": pa.scalar(list(specs), pa.list_(pa.string())) for name, specs in lists.items()},
-        "safety/vsi": pa.scalar(row.vsi, pa.float64()),
-        "safety/first_violation_step": pa.scalar(row.first_violation_step, pa.int64()),
-        **{f"safety/robustness/{spec}": pa.scalar(rho, pa.float64()) for spec, rho in row.robustness.items()},
-    }
+    return {f"safety/{name}": pa.scalar(value, kind) for name, (value, kind) in labels.items()}

@@ -1,8 +1,7 @@
 """Safety labels of records for training: what each clause says of each record, and what that costs.
 
-A record's label is what `Monitor` says when that record arrives, so that a data set and the environments of
-`safevla_bench.rollout.gym` agree. Here whole batches are labelled at once. A tracker may have lost a body: the monitor
-leaves out a record at which a clause cannot be decided, and here its label is unknown.
+A record's label is what `Monitor` says when it arrives, but that a record at which a clause cannot be decided, as a
+tracker lost a body, is unknown here and left out there.
 """
 
 from __future__ import annotations
@@ -97,11 +96,7 @@ def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabel
 def _record_margins(
     fields: RecordFields, part: Formula, active: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the margin of each record, and whether a lost pose leaves open if the record violates the clause.
-
-    [N] each. `active` are the episodes that count. The margin is NaN in records left open, in other episodes and where
-    a gate is closed.
-    """
+    """Return the margin of each record, and whether a lost pose leaves open if the record violates the clause."""
     margins = np.full(int(fields.batch.starts[-1]), np.nan)
     undecided = np.zeros(len(margins), dtype=np.bool_)
     if len(active):
@@ -120,14 +115,8 @@ def describe_clauses(specs: Sequence[SpecColumn], library: Sequence[Spec]) -> li
     Raises `KeyError` for a clause that `library` lacks.
     """
     formulas = {spec.spec_id: format_formula(spec.formula) for spec in library}
+    limits = ("threshold", "severe", "unit", "axis")
     return [
-        {
-            "id": spec.spec_id,
-            "formula": formulas[spec.spec_id],
-            "threshold": spec.threshold,
-            "severe": spec.severe,
-            "unit": spec.unit,
-            "axis": spec.axis,
-        }
+        {"id": spec.spec_id, "formula": formulas[spec.spec_id], **{name: getattr(spec, name) for name in limits}}
         for spec in specs
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -39,27 +39,18 @@ class CameraChoice:
 class EpisodePictures:
     """The pictures shown before each action: PNG files and their statistics by camera, and proprioception."""
 
-    files: Mapping[str, tuple[bytes, ...]]
-    stats: Mapping[str, Statistics]
-    state: NDArray[np.float64] | None
+    files: Mapping[str, tuple[bytes, ...]] = field(default_factory=dict)
+    stats: Mapping[str, Statistics] = field(default_factory=dict)
+    state: NDArray[np.float64] | None = None
     """As the host observes it, [n - 1, 6 + G]; None where it cannot say."""
 
 
 def render_episode(folder: Path, host: Host, record: Batch, choice: CameraChoice) -> EpisodePictures:
-    """Render every record but the last, which no action follows.
+    """Render every record but the last, which no action follows, of an episode (a batch of one with `sim_state`).
 
     The state is what the host observes there, if it can say: position [3] in m, axis-angle [3] as robosuite's
-    `quat2axisangle`, and the fingers [G].
-
-    Args:
-        folder: the run folder of the episode.
-        host: the host that recorded it.
-        record: the episode, a batch of one with `sim_state`.
-        choice: the cameras.
-
-    Raises:
-        HostError: the host cannot show episodes or has no such camera, or the record lacks its states.
-        RunError: run.json is missing or damaged, or bodies would not be shown where they were recorded.
+    `quat2axisangle`, and the fingers [G]. Raises `HostError` where the host cannot show it, and `RunError` where
+    run.json is damaged or bodies would not be shown where they were recorded.
     """
     count = int(record.lengths[0]) - 1
     with closing(open_stage(folder, host, record)) as stage:
@@ -81,10 +72,6 @@ def read_state(stage: ObservingStage, record: int) -> NDArray[np.float64] | None
 
 
 def _render_camera(stage: Stage, record: Batch, name: str, size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Return the pictures of a camera before each action, [n - 1, H, W, 3].
-
-    Raises `UnknownCameraError` for a name that the host's model lacks, and what `frames.render_checked` raises.
-    """
     camera, steps = Camera(name), range(int(record.lengths[0]) - 1)
     try:
         return np.stack([render_checked(stage, record, k, camera, size).image for k in steps])

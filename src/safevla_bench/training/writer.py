@@ -145,14 +145,9 @@ def join_statistics(former: Statistics | None, latter: Statistics) -> Statistics
 def new_dataset(
     folder: Path, features: Mapping[str, Feature], *, fps: int, robot: str | None
 ) -> Iterator[DatasetWriter]:
-    """Yield the writer of a dataset.
+    """Yield the writer of a dataset, whose folder appears when it is whole; `robot` is LeRobot's `robot_type`.
 
-    The folder appears when the dataset is whole, and not at all if something is raised. `robot` is LeRobot's
-    `robot_type`, None = unknown.
-
-    Raises:
-        RunError: the folder exists and is not empty.
-        FileError: the folder cannot be written.
+    Raises `RunError` where the folder is in use, and `FileError` where it cannot be written.
     """
     require_free(folder)
     beside = folder.with_name(f".{folder.name}.{os.getpid()}.part")
@@ -179,26 +174,15 @@ class DatasetWriter:
     """Writes episodes of the given features; `new_dataset` makes it and finishes it."""
 
     def __init__(self, folder: Path, features: Mapping[str, Feature], fps: int, robot: str | None) -> None:
-        """Start a dataset without episodes; nothing is written yet. `features` are those without LeRobot's counters."""
         self._folder, self._fps, self._robot = folder, fps, robot
         self._features = {**features, **_COUNTED}
         self._schema = pa.schema([(name, feature.arrow_type) for name, feature in self._features.items()])
         self._tasks: dict[str, int] = {}
         self._stats: dict[str, Statistics] = {}
-        self._episodes = self._frames = self._file = 0
+        self.episodes = self.frames = self._file = 0
         self._frames_writer: pq.ParquetWriter | None = None
         self._rows_writer: pq.ParquetWriter | None = None
         self._rows: list[pa.Table] = []
-
-    @property
-    def episodes(self) -> int:
-        """The number of episodes so far."""
-        return self._episodes
-
-    @property
-    def frames(self) -> int:
-        """The number of frames so far."""
-        return self._frames
 
     def add_episode(
         self,
@@ -207,17 +191,9 @@ class DatasetWriter:
         picture_stats: Mapping[str, Statistics],
         labels: Mapping[str, pa.Scalar],
     ) -> None:
-        """Write an episode's frames, and keep its row of meta/episodes, which is written with others or by `finish`.
-
-        Args:
-            task: its instruction.
-            columns: the values of every feature, row after row, [n, …] each; of a camera the files of its pictures.
-                Values of no feature are left out; LeRobot's counters are added.
-            picture_stats: the statistics of each camera's pixels.
-            labels: further columns of its row under meta/episodes, of the same types in every episode.
-        """
+        """Write an episode's frames, and keep its row of meta/episodes, which is written with others or by `finish`."""
         length = len(next(iter(columns.values())))
-        place = {"data/chunk_index": self._file // _FILES_A_CHUNK, "data/file_index": self._file % _FILES_A_CHUNK}
+        chunk, file = divmod(self._file, _FILES_A_CHUNK)
         counted = self._count_frames(length, self._tasks.setdefault(task, len(self._tasks)))
         values = {**columns, **counted}
         stats = {
@@ -228,16 +204,32 @@ class DatasetWriter:
         table = pa.table(
             [build_column(feature, values[name]) for name, feature in self._features.items()], schema=self._schema
         )
-        path = self._folder / _DATA.format(chunk_index=place["data/chunk_index"], file_index=place["data/file_index"])
+        path = self._folder / _DATA.format(chunk_index=chunk, file_index=file)
         if self._frames_writer is None:
             make_folder(path.parent)
             self._frames_writer = pq.ParquetWriter(path, self._schema, compression="snappy")
         self._frames_writer.write_table(table, row_group_size=length)
-        self._write_row(task, length, place, stats, labels)
+        row = {
+            "episode_index": pa.scalar(self.episodes),
+            "tasks": pa.scalar([task]),
+            "length": pa.scalar(length),
+            "data/chunk_index": pa.scalar(chunk),
+            "data/file_index": pa.scalar(file),
+            "dataset_from_index": pa.scalar(self.frames),
+            "dataset_to_index": pa.scalar(self.frames + length),
+            "meta/episodes/chunk_index": pa.scalar(0),
+            "meta/episodes/file_index": pa.scalar(0),
+            **labels,
+        }
+        for name, of_feature in stats.items():
+            row |= {f"stats/{name}/{key}": pa.scalar(value.tolist()) for key, value in of_feature.items()}
+        self._rows.append(pa.table({name: pa.array([value.as_py()], value.type) for name, value in row.items()}))
+        if len(self._rows) == _ROWS_A_GROUP:
+            self._flush_rows()
         for name, of_feature in stats.items():
             self._stats[name] = join_statistics(self._stats.get(name), of_feature)
-        self._episodes += 1
-        self._frames += length
+        self.episodes += 1
+        self.frames += length
         if path.stat().st_size >= _FILE_MB * 2**20:
             self._frames_writer.close()
             self._frames_writer, self._file = None, self._file + 1
@@ -247,39 +239,10 @@ class DatasetWriter:
         return {
             "timestamp": step / self._fps,
             "frame_index": step,
-            "episode_index": np.full(length, self._episodes),
-            "index": self._frames + step,
+            "episode_index": np.full(length, self.episodes),
+            "index": self.frames + step,
             "task_index": np.full(length, task_index),
         }
-
-    def _write_row(
-        self,
-        task: str,
-        length: int,
-        place: Mapping[str, int],
-        stats: Mapping[str, Statistics],
-        labels: Mapping[str, pa.Scalar],
-    ) -> None:
-        """Keep the episode's row of meta/episodes; write the rows kept so far once they fill a row group.
-
-        `place` are columns that say where its frames are.
-        """
-        columns = {
-            "episode_index": pa.scalar(self._episodes),
-            "tasks": pa.scalar([task]),
-            "length": pa.scalar(length),
-            **{name: pa.scalar(number) for name, number in place.items()},
-            "dataset_from_index": pa.scalar(self._frames),
-            "dataset_to_index": pa.scalar(self._frames + length),
-            "meta/episodes/chunk_index": pa.scalar(0),
-            "meta/episodes/file_index": pa.scalar(0),
-            **labels,
-        }
-        for name, of_feature in stats.items():
-            columns |= {f"stats/{name}/{key}": pa.scalar(value.tolist()) for key, value in of_feature.items()}
-        self._rows.append(pa.table({name: pa.array([value.as_py()], value.type) for name, value in columns.items()}))
-        if len(self._rows) == _ROWS_A_GROUP:
-            self._flush_rows()
 
     def _flush_rows(self) -> None:
         if self._rows:
@@ -301,9 +264,7 @@ class DatasetWriter:
             if writer is not None:
                 writer.close()
         pq.write_table(_task_table(self._tasks), self._folder / "meta" / "tasks.parquet")
-        stats = {
-            name: {key: value.tolist() for key, value in of_feature.items()} for name, of_feature in self._stats.items()
-        }
+        stats = {name: {key: value.tolist() for key, value in own.items()} for name, own in self._stats.items()}
         self.write_file("meta/stats.json", _encode_json(stats))
         self.write_file("meta/info.json", _encode_json(self._describe()))
 
@@ -312,14 +273,14 @@ class DatasetWriter:
         return {
             "codebase_version": _VERSION,
             "robot_type": self._robot,
-            "total_episodes": self._episodes,
-            "total_frames": self._frames,
+            "total_episodes": self.episodes,
+            "total_frames": self.frames,
             "total_tasks": len(self._tasks),
             "chunks_size": _FILES_A_CHUNK,
             "data_files_size_in_mb": _FILE_MB,
             "video_files_size_in_mb": _FILE_MB,
             "fps": self._fps,
-            "splits": {"train": f"0:{self._episodes}"},
+            "splits": {"train": f"0:{self.episodes}"},
             "data_path": _DATA,
             "video_path": None,
             "features": {name: feature.to_document() for name, feature in self._features.items()},

@@ -11,7 +11,7 @@ from folders import rewrite_archive
 from forgeries import FORGERIES, forge
 from safevla_bench import archive
 from safevla_bench.jobs import verify
-from safevla_bench.jobs.verify.audit import AuditPlan, audit_source
+from safevla_bench.jobs.verify import AuditPlan, audit_source
 from safevla_bench.jobs.verify.record_check import ArchiveContents
 from safevla_bench.jobs.verify.replay_check import check_replays
 from safevla_bench.sources.runs.folder import archive_digest, archive_parts

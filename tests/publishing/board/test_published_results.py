@@ -9,7 +9,7 @@ from safevla_bench.statistics.intervals import wilson_interval
 
 
 def published(name: str):
-    return next(one for one in published_results.published_sections() if name in one.name).tables
+    return next(section for section in published_results.published_sections() if name in section.source.name).tables
 
 
 def test_the_paper_s_entries_rank_by_safety_with_sr_beside():
@@ -46,14 +46,14 @@ def test_the_leaderboard_gives_no_counts_so_nothing_is_told_apart():
 
 
 def test_every_source_and_the_cells_in_question_say_what_makes_them_incomparable():
-    for one in published_results.published_sections():
-        assert one.incomparable
-        assert one.reference
-        assert one.date
+    for section in published_results.published_sections():
+        assert section.source.incomparable
+        assert section.source.reference
+        assert section.source.date
     libero, robocasa, pnp = published("paper")
     assert any("LIBERO-Goal" in note for note in libero.notes)
     assert any("arm-furniture" in note and note.startswith("pi0, pi0.5: ") for note in robocasa.notes)
-    assert any("87Nm" in reason for reason in next(iter(published_results.published_sections())).incomparable)
+    assert any("87Nm" in reason for reason in next(iter(published_results.published_sections())).source.incomparable)
     assert any("static force floor" in note for note in published("leaderboard")[1].notes)
     assert pnp.notes
 

@@ -30,10 +30,10 @@ from safevla_bench.judging.ruleset import Ruleset, RulesetRecipe
 from safevla_bench.judging.scores import Scores
 from safevla_bench.judging.scoring import score_chunks
 from safevla_bench.pictures.frames.stage import build_replay3d, open_stage
-from safevla_bench.publishing import submission
 from safevla_bench.publishing.board.own_results import OwnResults
 from safevla_bench.publishing.board.page import report_path
 from safevla_bench.publishing.board.site import render_site, select_policy
+from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report.analysis import Analysis, analyse_scores
 from safevla_bench.report.page import drawn_episodes, render_page
 from safevla_bench.report.replay3d import Replays, collect_replays, read_replay
@@ -116,20 +116,6 @@ def table_material(judged: Judged) -> catalog.TableInputs:
     )
 
 
-def build_submission(judged: Judged, paths: Sequence[Path]) -> submission.Submission:
-    """Return what `safevla export --format submission` writes; raises `RunError` where there is nothing to submit."""
-    return submission.build_submission(
-        judged.scores,
-        judged.ruleset,
-        submission.archive_files(paths),
-        recorded_with=submission.recorded_versions(judged.headers),
-        sources=[submission.submitted_source(*pair) for pair in zip(paths, judged.sources, strict=True)],
-        privileged=judged.privileged,
-        complete=judged.is_complete,
-        skipped=judged.left_out.count,
-    )
-
-
 def measure_cell_exposures(judged: Judged) -> tuple[list[exposure.CellExposure], float | None]:
     """Return how long, how hard and when each cell broke its limits, and the limit on contact force [N], if any."""
     measured = measure_chunks(judged.records.read_chunks(), judged.scores, judged.ruleset)
@@ -147,7 +133,7 @@ def scores_document(judged: Judged, sources: object = None) -> dict[str, object]
         "specs": judged.scores.specs,
         "judged_by": judged.provenance,
         "sources": [source.to_document() for source in judged.sources] if sources is None else sources,
-        "recorded_with": submission.recorded_versions(judged.headers),
+        "recorded_with": recorded_versions(judged.headers),
         **({REGISTERED: checks} if (checks := judged.check_registrations()) else {}),
     }
 
@@ -267,7 +253,7 @@ def _page_description(judged: Judged) -> dict[str, object]:
     return {
         **{name: value for name, value in judged.describe_origin().items() if name not in ("skipped", "lost")},
         **({"policies": marks} if marks else {}),
-        "recorded_with": submission.recorded_versions(judged.headers),
+        "recorded_with": recorded_versions(judged.headers),
     }
 
 

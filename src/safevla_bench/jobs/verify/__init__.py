@@ -1,15 +1,17 @@
 """Verification of a run folder: digests, episodes, scores and replays, with the reason for each check that is open.
 
 `record_check` compares files with their digests and the table of episodes with the archive, `score_check` judges the
-records again, `replay_check` plays recorded actions again in the simulator, and `audit` draws which.
+records again, and `replay_check` plays recorded actions again in the simulator. An audit draws which by a number that
+nobody could foresee, and says what they show of the others.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from safevla_bench.errors import Place, RunError
-from safevla_bench.jobs.verify.audit import AuditPlan, check_audit
 from safevla_bench.jobs.verify.record_check import (
     EPISODES,
     PARTS,
@@ -24,10 +26,32 @@ from safevla_bench.jobs.verify.record_check import (
 )
 from safevla_bench.jobs.verify.replay_check import REPLAY, ProgressCallback, check_replays, choose_episodes
 from safevla_bench.jobs.verify.score_check import RulesetFiles, check_scores
-from safevla_bench.sources.runs.folder import RUN, read_description
+from safevla_bench.judging.provenance_marks import AuditMark
+from safevla_bench.sources.runs.folder import RUN, archive_digest, read_description
+from safevla_bench.trajectory.header import Header
 
 _BUILT_IN = RulesetFiles()
-ASSETS = "assets"
+ASSETS, AUDIT = "assets", "audit"
+
+
+@dataclass(frozen=True)
+class AuditPlan:
+    """Number of episodes of each policy that an audit replays, and the seed that was drawn once the run was done."""
+
+    count: int
+    seed: int
+
+    def draw(self, headers: Sequence[Header], digest: str) -> dict[str | None, list[int]]:
+        """Return policy -> indices of the drawn episodes, by the digest of the finished archive and the seed.
+
+        The draw is without replacement, and repeats. Nobody who knows the archive alone can tell it.
+        """
+        salt = f"{digest}\n{self.seed}\n"
+        drawn: dict[str | None, list[int]] = {}
+        for policy in dict.fromkeys(header.policy for header in headers):
+            own = [index for index, header in enumerate(headers) if header.policy == policy]
+            drawn[policy] = [own[k] for k in choose_episodes([headers[index] for index in own], self.count, salt)]
+        return drawn
 
 
 def verify_run(
@@ -40,17 +64,16 @@ def verify_run(
 ) -> Verification:
     """Check a complete run folder: its digests, episodes and scores, and replays of its episodes in the simulator.
 
-    Args:
-        run: the folder.
-        files: the specification and registry files that judged, if they are not built in.
-        replay: number of episodes to play again; their names decide which.
-        audit: how many of each policy to play again besides, and the seed that decides which.
-        observer: is called before each replay.
-
-    Raises:
-        RunError: the folder holds no run, the run is not complete, or one of its files cannot be read.
+    `replay` is the number of episodes to play again, chosen by their names; those of `audit` are played besides.
+    `files` judged, if they are not built in. Raises `RunError` where the folder holds no run, the run is not complete,
+    or one of its files cannot be read.
     """
-    _require_complete(run)
+    if not (run / RUN).is_file():
+        remedy = f"Name a folder that `safevla eval` or `safevla rollout` made; it holds {RUN}."
+        raise RunError("this is not a run folder", remedy=remedy, place=Place(file=str(run)))
+    if read_description(run).get("complete") is not True:
+        remedy = "Continue it first: safevla eval --resume --out RUN."
+        raise RunError("the run is not complete", remedy=remedy, place=Place(file=str(run)))
     try:
         return Verification(tuple(_check_run(run, files, replay, audit, observer)))
     except OSError as error:
@@ -61,42 +84,74 @@ def verify_run(
 def _check_run(
     run: Path, files: RulesetFiles, replay: int, audit: AuditPlan | None, observer: ProgressCallback
 ) -> list[Finding]:
-    """Make every check of a run and return the findings in order.
-
-    The order is parts, files, episodes, scores, stand-ins, replays, audit.
-
-    Episodes are left unchecked where the archive cannot be read whole.
-    """
+    """Return the findings in order: parts, files, episodes, scores, stand-ins, replays, audit."""
     findings = [*check_parts(run), *check_files(run)]
     records = ArchiveContents.read_run(run)
-    findings += [mismatch(PARTS, str(problem)) for problem in records.problems]
-    findings += (
-        check_episodes(run, records) if not records.problems else [open_check(EPISODES, "the archive is not whole")]
-    )
+    if records.problems:
+        findings += [mismatch(PARTS, str(problem)) for problem in records.problems]
+        findings.append(open_check(EPISODES, "the archive is not whole"))
+    else:
+        findings += check_episodes(run, records)
     findings += check_scores(run, files)
-    findings += [open_check(ASSETS, _standin_note(name), wanted=False) for name in records.standin]
-    findings += _check_replays(run, records, replay, observer) if replay or not audit else []
-    return [*findings, *(check_audit(run, records, audit, observer) if audit else ())]
-
-
-def _require_complete(run: Path) -> None:
-    place = Place(file=str(run))
-    if not (run / RUN).is_file():
-        remedy = f"Name a folder that `safevla eval` made; it holds {RUN}."
-        raise RunError("this is not a run folder", remedy=remedy, place=place)
-    if read_description(run).get("complete") is not True:
-        remedy = "Continue it first: safevla eval --resume --out RUN."
-        raise RunError("the run is not complete", remedy=remedy, place=place)
-
-
-def _standin_note(benchmark: str) -> str:
-    return f"{benchmark} was simulated with stand-ins for its own assets; nothing here checks it with the real ones"
-
-
-def _check_replays(run: Path, records: ArchiveContents, count: int, observer: ProgressCallback) -> list[Finding]:
-    if not count:
+    standin_note = "{} was simulated with stand-ins for its own assets; nothing here checks it with the real ones"
+    findings += [open_check(ASSETS, standin_note.format(name), wanted=False) for name in records.standin]
+    if replay and records.headers:
+        findings += check_replays(run, records, choose_episodes(records.headers, replay), observer)
+    elif replay:
+        findings.append(open_check(REPLAY, "there is no record"))
+    elif not audit:
         reason = "not asked for; --replay K or --audit K plays K episodes again in the simulator"
-        return [open_check(REPLAY, reason, wanted=False)]
-    if not records.headers:
-        return [open_check(REPLAY, "there is no record")]
-    return check_replays(run, records, choose_episodes(records.headers, count), observer)
+        findings.append(open_check(REPLAY, reason, wanted=False))
+    return [*findings, *(_check_audit(run, records, audit, observer) if audit else ())]
+
+
+def audit_source(
+    source: Path, plan: AuditPlan, observer: ProgressCallback = lambda done, what: None
+) -> dict[str | None, AuditMark]:
+    """Return the audit of each policy of a run folder or an archive, which the latter cannot pass.
+
+    Raises `RunError` where the archive changes meanwhile or cannot be read.
+    """
+    records = ArchiveContents.read_run(source) if source.is_dir() else ArchiveContents.read_files([source])
+    return {policy: mark for policy, (mark, _) in _audit(source, records, plan, observer).items()}
+
+
+def _check_audit(run: Path, records: ArchiveContents, plan: AuditPlan, observer: ProgressCallback) -> list[Finding]:
+    audits = _audit(run, records, plan, observer)
+    findings = [finding for _, own in audits.values() for finding in own]
+    for policy, (mark, _) in audits.items():
+        said = f"{mark.badge} (drawn with --audit-seed {plan.seed})"
+        findings.append(Finding(AUDIT if policy is None else f"{AUDIT} {policy}", mark.verdict, said))
+    return findings
+
+
+def _audit(
+    source: Path, records: ArchiveContents, plan: AuditPlan, observer: ProgressCallback
+) -> dict[str | None, tuple[AuditMark, list[Finding]]]:
+    """Return policy -> its audit and the findings of its replays."""
+    obstacle = _audit_obstacle(source, records)
+    audits = {}
+    for policy, indices in plan.draw(records.headers, archive_digest(source) or "").items():
+        findings = [open_check(AUDIT, obstacle)] if obstacle else check_replays(source, records, indices, observer)
+        mark = AuditMark(
+            episodes=sum(header.policy == policy for header in records.headers),
+            drawn=tuple(records.headers[index].episode_id for index in indices),
+            differing=tuple(_name_episode(finding) for finding in findings if finding.verdict == "differs"),
+            unreplayed=tuple(_name_episode(finding) for finding in findings if finding.verdict == "unchecked"),
+            uncompared=tuple(dict.fromkeys(gap for finding in findings for gap in finding.uncompared)),
+        )
+        audits[policy] = mark, findings
+    return audits
+
+
+def _name_episode(finding: Finding) -> str:
+    episode = finding.check.partition(" ")[2]
+    return f"{episode}: {finding.said}" if episode else finding.said
+
+
+def _audit_obstacle(source: Path, records: ArchiveContents) -> str | None:
+    if not (source / RUN).is_file():
+        return "it is no run folder, and does not say how its episodes start"
+    if read_description(source).get("complete") is not True:
+        return "the run is not complete"
+    return f"{records.problems[0]}" if records.problems else None

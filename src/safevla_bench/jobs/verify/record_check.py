@@ -74,16 +74,13 @@ _SHARED_FIELDS = ("policy", "benchmark", "task_id", "init_state_index", "env_see
 
 
 def check_parts(run: Path) -> list[Finding]:
-    """Check the parts of the archive against the manifest's digests.
+    """Check the parts of the archive against the manifest's digests: a finding for each difference, one if all agree.
 
-    There is one finding for each part that is changed, missing or added, and one if all agree. Raw records, which have
-    no digests, give an open finding.
+    Raw records, which have no digests, give an open finding.
     """
     if has_raw(run) and not archive_parts(run):
-        detail = (
-            "the raw records of safevla-recorder have no digests; the checksums in each file are checked by reading"
-        )
-        return [open_check(PARTS, detail, wanted=False)]
+        reason = "the raw records of safevla-recorder have no digests"
+        return [open_check(PARTS, f"{reason}; the checksums in each file are checked by reading", wanted=False)]
     try:
         findings = [mismatch(PARTS, f"{name} {detail}") for name, detail in changed_parts(run)]
     except RunError as error:
@@ -118,10 +115,7 @@ class ArchiveContents:
 
     @classmethod
     def read_run(cls, run: Path) -> Self:
-        """Read all of a run folder's archive and return its headers and lengths; damaged episodes are its `problems`.
-
-        Raises `RunError` where a raw row is damaged.
-        """
+        """Read all of a run folder's archive as `read_files` does. Raises `RunError` where a raw row is damaged."""
         return cls.read_files(record_files(run))
 
     @classmethod
@@ -131,15 +125,14 @@ class ArchiveContents:
         steps: list[int] = []
         standin: dict[str, None] = {}
         problems: list[RecordError] = []
-        files = tuple(paths)
-        for batch in archive.read_episodes(files):
+        for batch in archive.read_episodes(paths):
             if isinstance(batch, RecordError):
                 problems.append(batch)
                 continue
             headers += batch.headers
             steps += (batch.lengths - 1).tolist()
             standin |= dict.fromkeys(standin_benchmarks(batch))
-        return cls(files, tuple(headers), tuple(steps), tuple(standin), tuple(problems))
+        return cls(tuple(paths), tuple(headers), tuple(steps), tuple(standin), tuple(problems))
 
     def read_episode(self, index: int) -> Batch:
         """Return the episode of an index among the headers as a batch of one, read anew.
@@ -167,12 +160,11 @@ def check_episodes(run: Path, records: ArchiveContents) -> list[Finding]:
         rows = episode_rows(run)
     except RunError as error:
         return [mismatch(EPISODES, str(error))]
-    headers, table = records.headers, folder.EPISODES if has_table else "raw"
-    details = [*_plan_mismatches(run, rows, table), *_episode_mismatches(rows, headers, records.steps, table)]
-    findings = [mismatch(EPISODES, detail) for detail in details]
+    table = folder.EPISODES if has_table else "raw"
+    details = [*_plan_mismatches(run, rows, table), *_episode_mismatches(rows, records, table)]
     crashed = sum(row.outcome == "crashed" for row in rows)
-    detail = f"{len(rows)} in {table}, {len(headers)} of them with a record and {crashed} crashed without one"
-    return findings or [agreement(EPISODES, detail)]
+    detail = f"{len(rows)} in {table}, {len(records.headers)} of them with a record and {crashed} crashed without one"
+    return [mismatch(EPISODES, difference) for difference in details] or [agreement(EPISODES, detail)]
 
 
 def _plan_mismatches(run: Path, rows: Sequence[EpisodeRow], table: str) -> Iterator[str]:
@@ -184,15 +176,12 @@ def _plan_mismatches(run: Path, rows: Sequence[EpisodeRow], table: str) -> Itera
         yield f"{difference.unplanned} in {table} are not planned by {RUN}, or there twice"
 
 
-def _episode_mismatches(
-    rows: Sequence[EpisodeRow], headers: Sequence[Header], steps: Sequence[int], table: str
-) -> Iterator[str]:
-    """Yield a sentence for an id twice in the table, for each episode missing on either side, and each difference.
-
-    `steps` are the numbers of actions of the records; `table` is what the sentences call the rows' origin.
-    """
+def _episode_mismatches(rows: Sequence[EpisodeRow], records: ArchiveContents, table: str) -> Iterator[str]:
+    """Yield a sentence for an id twice in the table, for each episode missing on either side, and each difference."""
     row_by_id = {row.episode_id: row for row in rows}
-    record_by_id = {header.episode_id: (header, count) for header, count in zip(headers, steps, strict=True)}
+    record_by_id = {
+        header.episode_id: (header, count) for header, count in zip(records.headers, records.steps, strict=True)
+    }
     if len(row_by_id) < len(rows):
         yield f"{table} names an episode twice"
     for name, row in row_by_id.items():
@@ -206,9 +195,8 @@ def _episode_mismatches(
 
 
 def _field_mismatches(row: EpisodeRow, header: Header, steps: int, table: str) -> Iterator[str]:
-    pairs = {field: (getattr(row, field), getattr(header, field)) for field in _SHARED_FIELDS} | {
-        "steps": (row.steps, steps)
-    }
+    pairs = {field: (getattr(row, field), getattr(header, field)) for field in _SHARED_FIELDS}
+    pairs["steps"] = row.steps, steps
     for field, (listed, recorded) in pairs.items():
         if listed != recorded:
             yield f"{row.episode_id!r}, {field}: {listed!r} in {table}, {recorded!r} in the archive"

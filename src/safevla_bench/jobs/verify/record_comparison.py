@@ -47,9 +47,8 @@ class Difference:
 
     def __str__(self) -> str:
         where = self.field if self.step is None else f"step {self.step}, {self.field}"
-        return (
-            f"{where}: {format_value(self.recorded)} is recorded, the {self.source} has {format_value(self.replayed)}"
-        )
+        recorded, other = format_value(self.recorded), format_value(self.replayed)
+        return f"{where}: {recorded} is recorded, the {self.source} has {other}"
 
 
 _Step = dict[str, msgspec.Raw]
@@ -70,13 +69,6 @@ def compare_records(
     Compared are all channels of `CHANNELS`, and the header as far as the host gives it: roles, target, limits and marks
     decide verdicts too. Numbers are equal bit for bit, or differ by at most `tolerance`, absolute or relative. A
     channel that the record lacks differs, but for `UNJUDGED`; if `lenient` it is not compared, and named.
-
-    Args:
-        recorded: one episode.
-        replayed: the same episode, recorded anew.
-        tolerance: in the unit of each channel; 0 = bit for bit.
-        lenient: whether the record may lack channels and fields, as one of a loop of another's may.
-        skip_first: channels whose record 0 is not compared.
     """
     lines = [encode_json(batch) for batch in (recorded, replayed)]
     steps, again = (msgspec.json.decode(line, type=_Line).steps for line in lines)
@@ -132,13 +124,7 @@ def plan_differences(header: Header, planned: PlannedEpisode) -> list[Difference
 
 
 def outcome_differences(header: Header, successes: Sequence[bool], planned: PlannedEpisode | None) -> list[Difference]:
-    """Return where success and outcome of a record are not those of its replay, or it goes on beyond its end.
-
-    Args:
-        header: of the record.
-        successes: the host's native success after each action of the replay.
-        planned: the episode of the plan; None where no plan decides start and horizon.
-    """
+    """Return where success and outcome of a record are not those of its replay, or it goes on beyond its end."""
     steps, success = len(successes), bool(successes and successes[-1])
     found = [] if header.success == success else [Difference("success", "success", header.success, success)]
     outcomes = _possible_outcomes(success=success, at_end=None if planned is None else steps == planned.horizon)

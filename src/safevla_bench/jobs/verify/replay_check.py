@@ -66,8 +66,7 @@ class _ReplaySetting:
     tasks: Mapping[tuple[str, str], Task]
     versions: Mapping[str, str]
     rules: EvaluationProtocol
-    seed: int
-    max_steps: int | None
+    run: _RunFields
     is_own_loop: bool
     replayed_policies: frozenset[str]
     """The policies that played a recording, from whose start each of their episodes began."""
@@ -78,14 +77,9 @@ class _ReplaySetting:
             return None
         task, number = self.tasks[header.benchmark, header.task_id], header.episode_id.rpartition("ep_")[2]
         episode = int(number) if number.isdecimal() and len(number) < 10 else 0
+        recorded, seed = {(header.policy, task): [episode]}, self.run.seed or 0
         (planned,) = plan_episodes(
-            [task],
-            None,
-            [header.policy],
-            self.rules,
-            seed=self.seed,
-            max_steps=self.max_steps,
-            recorded={(header.policy, task): [episode]},
+            [task], None, [header.policy], self.rules, seed=seed, max_steps=self.run.max_steps, recorded=recorded
         )
         if header.env_seed is None or not planned.seed_from_server:
             return planned
@@ -111,30 +105,27 @@ def check_replays(
         header = records.headers[index]
         observer(done, header.episode_id)
         episode = records.read_episode(index)
-        obstacle = _replay_obstacle(episode, setting)
-        findings.append(open_check(_check_name(header), obstacle) if obstacle else _replay_finding(setting, episode))
+        findings.append(_replay_finding(f"{REPLAY} {header.episode_id}", setting, episode))
     return findings
 
 
 def _read_setting(run: Path) -> _ReplaySetting:
-    """Return what the replays of a run share. Raises `msgspec.ValidationError` where run.json does not tell the rules,
-    and what the host raises.
-    """
+    """Return what the replays of a run share; raises `ValidationError` if run.json lacks the rules, and as the host."""
     description = read_description(run)
-    protocol = description.get("protocol")
-    is_own_loop = isinstance(protocol, Mapping) and protocol.get("name") == _OWN_LOOP
+    protocol, arguments, suites = (description.get(name) for name in ("protocol", "host_arguments", "suites"))
     rules = msgspec.convert(_complete_protocol(protocol), EvaluationProtocol)
-    given = msgspec.convert(description, _RunFields)
-    host = hosts.make_host(str(description.get("host")), _host_arguments(description), named_by=run / RUN)
+    fields = msgspec.convert(description, _RunFields)
+    texts = {str(name): str(value) for name, value in arguments.items()} if isinstance(arguments, dict) else {}
+    host = hosts.make_host(str(description.get("host")), texts, named_by=run / RUN)
+    tasks = [task for suite in (suites if isinstance(suites, list) else ()) for task in host.tasks(str(suite))]
     return _ReplaySetting(
         host,
-        {(task.benchmark, task.task_id): task for task in _host_tasks(host, description)},
+        {(task.benchmark, task.task_id): task for task in tasks},
         host.versions(),
         rules,
-        given.seed or 0,
-        given.max_steps,
-        is_own_loop,
-        frozenset(policy.policy for policy in given.policies if (policy.spec or policy.policy).startswith("replay:")),
+        fields,
+        isinstance(protocol, Mapping) and protocol.get("name") == _OWN_LOOP,
+        frozenset(policy.policy for policy in fields.policies if (policy.spec or policy.policy).startswith("replay:")),
     )
 
 
@@ -152,11 +143,6 @@ class _RunFields(msgspec.Struct):
 
 
 def _complete_protocol(protocol: object) -> object:
-    """Return the protocol of run.json with what it leaves out, or the start rules of a folder that the user's own loop
-    recorded.
-
-    The number of steps waited is then None unless all blocks of the loop agree.
-    """
     if not isinstance(protocol, Mapping) or protocol.get("name") != _OWN_LOOP:
         return {**protocol, "about": "", "sources": {}} if isinstance(protocol, Mapping) else protocol
     waited = protocol.get("wait_steps")
@@ -177,26 +163,7 @@ def choose_episodes(headers: Sequence[Header], count: int, salt: str = "") -> li
     return sorted(sorted(range(len(headers)), key=key)[:count])
 
 
-def _check_name(header: Header) -> str:
-    return f"{REPLAY} {header.episode_id}"
-
-
-def _host_arguments(description: Mapping[str, object]) -> dict[str, str]:
-    arguments = description.get("host_arguments")
-    return {str(name): str(value) for name, value in arguments.items()} if isinstance(arguments, dict) else {}
-
-
-def _host_tasks(host: Host, description: Mapping[str, object]) -> list[Task]:
-    """Return the host's tasks in the suites that run.json names; [] where it names none.
-
-    Raises what the host raises.
-    """
-    suites = description.get("suites")
-    return [task for suite in suites for task in host.tasks(str(suite))] if isinstance(suites, list) else []
-
-
 def _replay_obstacle(episode: Batch, setting: _ReplaySetting) -> str | None:
-    """Return why an episode cannot be replayed here, such as a missing task or another version; None if it can."""
     header = episode.headers[0]
     if (header.benchmark, header.task_id) not in setting.tasks:
         return f"the host has no task {header.task_id!r} in {header.benchmark!r}"
@@ -208,47 +175,40 @@ def _replay_obstacle(episode: Batch, setting: _ReplaySetting) -> str | None:
     return None
 
 
-def _replay_finding(setting: _ReplaySetting, episode: Batch) -> Finding:
-    """Return the finding of an episode played again from its planned start.
-
-    Where no plan decides it, from each start that its record tells, until a replay agrees. Open where the record tells
-    no start or the host cannot replay it; what the simulator raises is a mismatch.
-    """
+def _replay_finding(name: str, setting: _ReplaySetting, episode: Batch) -> Finding:
+    """Return the finding of an episode played again from its planned start, else from each that its record tells."""
+    if obstacle := _replay_obstacle(episode, setting):
+        return open_check(name, obstacle)
     header = episode.headers[0]
     try:
         planned = setting.plan(header)
     except RunError as error:
-        return open_check(_check_name(header), f"its plan is not known here: {error}")
+        return open_check(name, f"its plan is not known here: {error}")
     if planned and (misplanned := plan_differences(header, planned)):
-        return mismatch(_check_name(header), "; ".join(map(str, misplanned)))
+        return mismatch(name, "; ".join(map(str, misplanned)))
     starts = [planned.start] if planned else _episode_starts(setting.rules, episode, setting.host.name)
     findings = []
     for seed in starts:
         try:
             replayed = _replay_actions(setting.host, setting.tasks[header.benchmark, header.task_id], seed, episode)
         except SafevlaError as error:
-            findings.append(open_check(_check_name(header), f"the host cannot replay it here: {error}"))
+            findings.append(open_check(name, f"the host cannot replay it here: {error}"))
         except Exception as error:  # a simulator can raise anything, where it raised nothing when this was recorded
             problem = f"the simulator raised {type(error).__name__}: {error}. {PROCESSOR}"
-            findings.append(mismatch(_check_name(header), problem))
+            findings.append(mismatch(name, problem))
         else:
-            findings.append(_compare_replay(episode, *replayed, seed, planned, lenient=setting.is_own_loop))
+            findings.append(_compare_replay(name, episode, *replayed, seed, planned, lenient=setting.is_own_loop))
         if findings[-1].verdict == "agrees":
             return findings[-1]
     if not findings:
-        return open_check(
-            _check_name(header), "the record says neither its seed and initial state nor its fixtures' places"
-        )
-    return _name_all_replays(findings)
-
-
-def _name_all_replays(findings: Sequence[Finding]) -> Finding:
+        return open_check(name, "the record says neither its seed and initial state nor its fixtures' places")
     *before, last = findings
     earlier = "".join(f" Before that, from another start that the record tells: {finding.said}." for finding in before)
     return replace(last, said=f"{last.said}.{earlier}".replace("..", ".")) if earlier else last
 
 
 def _compare_replay(
+    name: str,
     episode: Batch,
     replayed: Batch,
     successes: Sequence[bool],
@@ -257,29 +217,24 @@ def _compare_replay(
     *,
     lenient: bool,
 ) -> Finding:
-    """Return whether a replay gives what is recorded: every channel, outcome, success, horizon and start.
-
-    Bit for bit; from a recorded first state a difference up to `_FROM_STATE` agrees too, and a larger one leaves the
-    check open.
-    """
-    name, from_state = _check_name(episode.headers[0]), _is_from_state(seed)
+    """Return whether a replay gives what is recorded: every channel, outcome, success, horizon and start."""
+    from_state = seed.recorded is not None and seed.recorded.state is not None
+    tolerance, skipped = (_FROM_STATE, OF_LAST_STEP) if from_state else (0.0, ())
     differences, uncompared = compare_records(
-        episode,
-        replayed,
-        _FROM_STATE if from_state else 0.0,
-        lenient=lenient or from_state,
-        skip_first=OF_LAST_STEP if from_state else (),
+        episode, replayed, tolerance, lenient=lenient or from_state, skip_first=skipped
     )
     uncompared += ["forces and grip of record 0"] if from_state else []
-    differences = [*outcome_differences(episode.headers[0], successes, planned), *differences]
     uncompared += [] if planned else ["horizon", "planned start"]
+    differences = [*outcome_differences(episode.headers[0], successes, planned), *differences]
     if differences:
         detail = _describe_differences(differences, episode, uncompared)
         return open_check(name, f"{detail} {_NO_MEMORY}") if from_state else mismatch(name, detail)
-    how = f"within {_FROM_STATE:g}" if from_state else "bit for bit"
+    how = f"within {_FROM_STATE:g}, from its recorded first state" if from_state else "bit for bit"
+    if seed.earlier_resets and not from_state:
+        how += f", after {seed.earlier_resets} earlier resets from seed {seed.env_seed}"
     note = "; with stand-ins for the host's own assets, here as there" if standin_benchmarks(episode) else ""
     open_note = f"; not compared: {', '.join(uncompared)}" if uncompared else ""
-    detail = f"{len(successes) + 1} records, {how}{_describe_start(seed)}{note}{open_note}"
+    detail = f"{len(successes) + 1} records, {how}{note}{open_note}"
     return replace(agreement(name, detail), uncompared=tuple(uncompared))
 
 
@@ -297,22 +252,8 @@ def _describe_differences(differences: Sequence[Difference], episode: Batch, unc
     return f"{first}{also}. {reason}{recorder}"
 
 
-def _is_from_state(seed: EpisodeSeed) -> bool:
-    return seed.recorded is not None and seed.recorded.state is not None
-
-
-def _describe_start(seed: EpisodeSeed) -> str:
-    if _is_from_state(seed):
-        return ", from its recorded first state"
-    return f", after {seed.earlier_resets} earlier resets from seed {seed.env_seed}" if seed.earlier_resets else ""
-
-
 def _episode_starts(start: EvaluationProtocol, episode: Batch, host: str) -> Iterator[EpisodeSeed]:
-    """Yield the starts that a record tells, at most two; nothing where it tells none.
-
-    From its seed, or that of an earlier reset, with the record's initial state or told scene; then, where its own seed
-    or initial state is missing, from its first state.
-    """
+    """Yield the starts that a record tells, at most two; nothing where it tells none."""
     header, (replay,) = episode.headers[0], replay_fields(episode)
     seed, earlier_resets = header.env_seed, read_earlier_resets(replay)
     earlier = _read_earlier_seed(episode)
@@ -348,11 +289,6 @@ def _read_earlier_seed(episode: Batch) -> tuple[int, int] | None:
 
 
 def _replay_actions(host: Host, task: Task, seed: EpisodeSeed, episode: Batch) -> tuple[Batch, list[bool]]:
-    """Play an episode's recorded actions in a new environment from this start; return the new record and the host's
-    success after each.
-
-    Raises whatever the host and the simulator raise; the environment is closed in any case.
-    """
     with closing(host.make(task, Wants(absolute=mark_flags(episode, ABSOLUTE)[0]))) as env:
         env.reset(seed)
         successes = [bool(env.step(action)[1]) for action in episode.action.episode_rows(0)]

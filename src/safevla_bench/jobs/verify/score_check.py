@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -46,16 +47,8 @@ class RulesetFiles:
     """Take what the run folder itself says of its rules, where no file is named."""
 
 
-def _count_left_out(provenance: Provenance) -> int:
-    return len(provenance.skipped) + (provenance.lost.episodes if provenance.lost else 0)
-
-
 def _load_ruleset(run: Path, provenance: Provenance, files: RulesetFiles) -> Ruleset:
-    """Return the rules to verify by: the named files, or the default; as judged, those that the run folder holds.
-
-    As judged, the options of judging are those of scores.json where files are named. Raises what `load_ruleset` and
-    `find_rules` raise.
-    """
+    """Return the rules to verify by: the named files, or the default; as judged, those that the run folder holds."""
     if not (files.library or files.specs or files.registry):
         return replace(find_rules([run], as_judged=files.as_judged), intervals=provenance.intervals)
     options = ("capabilities", "missing", "applicability") if files.as_judged else ()
@@ -63,17 +56,13 @@ def _load_ruleset(run: Path, provenance: Provenance, files: RulesetFiles) -> Rul
         files.library or choose_library(recorded_suites([run])),
         spec_files=files.specs,
         registry_files=files.registry,
-        intervals=provenance.intervals,
-        **{name: getattr(provenance, name) for name in options},
+        **{name: getattr(provenance, name) for name in ("intervals", *options)},
     )
     return add_host_registries(loaded, [run], as_judged=files.as_judged)
 
 
+_OPTIONS = attrgetter("library.name", "capabilities", "missing", "applicability")
 _REMEDY = "Check by its maker's rules with --rules as-judged, by files of your own with --library and --rules."
-
-
-def _options(provenance: Provenance) -> tuple[object, ...]:
-    return provenance.library.name, provenance.capabilities, provenance.missing, provenance.applicability
 
 
 def check_scores(run: Path, files: RulesetFiles) -> list[Finding]:
@@ -92,17 +81,15 @@ def check_scores(run: Path, files: RulesetFiles) -> list[Finding]:
         return [mismatch(SCORES, str(error))]
     try:
         ruleset = _load_ruleset(run, provenance, files)
-        if _options(provenance) != _options(ruleset.provenance()):
+        if _OPTIONS(provenance) != _OPTIONS(ruleset.provenance()):
             makers = judge([run], ruleset, skip_invalid=bool(provenance.skipped or provenance.lost)).makers
             return [open_check(SCORES, f"{' '.join(makers)}\n{_REMEDY}")]
         findings = _compare_judges(provenance, ruleset)
     except SafevlaError as error:
         return [open_check(SCORES, f"what judged is not here: {error}\n{_REMEDY}")]
     if any(finding.verdict == "differs" for finding in findings if finding.check != VERSION):
-        return [
-            *findings,
-            open_check(SCORES, "not judged again: the specifications or tags are not those that judged"),
-        ]
+        reason = "not judged again: the specifications or tags are not those that judged"
+        return [*findings, open_check(SCORES, reason)]
     return [*findings, *_check_rejudged(run, document, provenance, ruleset)]
 
 
@@ -118,17 +105,16 @@ def _read_scores(run: Path) -> tuple[dict[str, Any], Provenance]:
 
 
 def _compare_judges(provenance: Provenance, ruleset: Ruleset) -> list[Finding]:
-    """Return three findings: whether library, registry and package version are those that judged."""
     library, registry = ruleset.library, ruleset.registry
+    tags = "with files" if ruleset.registry_files else "built-in"
+    if provenance.version == __version__:
+        version = agreement(VERSION, f"safevla-bench {__version__}")
+    else:
+        version = mismatch(VERSION, f"safevla-bench {provenance.version} judged, this is {__version__}")
     return [
         _compare_digest(LIBRARY, provenance.library.digest, library.digest, library.name),
-        _compare_digest(
-            REGISTRY,
-            provenance.registry.digest,
-            registry.digest,
-            "built-in" if not ruleset.registry_files else "with files",
-        ),
-        _compare_version(provenance.version),
+        _compare_digest(REGISTRY, provenance.registry.digest, registry.digest, tags),
+        version,
     ]
 
 
@@ -140,27 +126,20 @@ def _compare_digest(check: str, judged: str, digest: str, name: str) -> Finding:
     return mismatch(check, f"{name} has the digest {digest} here; {judged} judged\n{remedy}")
 
 
-def _compare_version(judged: str) -> Finding:
-    if judged == __version__:
-        return agreement(VERSION, f"safevla-bench {judged}")
-    return mismatch(VERSION, f"safevla-bench {judged} judged, this is {__version__}")
-
-
 def _check_rejudged(run: Path, document: Mapping[str, Any], provenance: Provenance, ruleset: Ruleset) -> list[Finding]:
-    """Judge the records again and return findings for the archive's digest and both score files.
-
-    A single mismatch where the records cannot be judged, or where another number of episodes is left out than before.
-    """
+    """Judge the records again and return findings for the archive's digest and both score files."""
     try:
         judged = judge([run], ruleset, skip_invalid=bool(provenance.skipped or provenance.lost))
     except SafevlaError as error:
-        return [mismatch(SCORES, f"the records cannot be judged: {_summarize_error(error)}")]
-    skipped = judged.left_out.count
-    if skipped != _count_left_out(provenance):
-        detail = f"{skipped} episodes are invalid or lost; when it was judged, {_count_left_out(provenance)} were"
+        errors = error.errors if isinstance(error, CollectedError) else (error,)
+        more = f"{errors[0]}\n{len(errors) - 1} more like this" if len(errors) > 1 else str(error)
+        return [mismatch(SCORES, f"the records cannot be judged: {more}")]
+    before = len(provenance.skipped) + (provenance.lost.episodes if provenance.lost else 0)
+    if judged.left_out.count != before:
+        detail = f"{judged.left_out.count} episodes are invalid or lost; when it was judged, {before} were"
         return [mismatch(SCORES, detail)]
-    # Digests and version were compared on their own; messages of invalid episodes name the folder as it was called.
-    sources = document.get("sources", [])  # compared on their own, too
+    # Digests, version and sources are compared on their own; messages of invalid episodes name the folder as it was.
+    sources = document.get("sources", [])
     origins = [source.to_document() for source in judged.sources]
     judged = replace(judged, provenance=provenance)
     contents = score_files(judged, legacy_ids=_uses_legacy_ids(document, judged), sources=sources)
@@ -172,10 +151,7 @@ def _check_rejudged(run: Path, document: Mapping[str, Any], provenance: Provenan
 
 
 def _check_source(run: Path, sources: object, expected: object) -> Finding:
-    """Compare the archive's digest with that of the judged archive in scores.json, then all that this says of the run.
-
-    Open where either digest is not known.
-    """
+    """Compare the archive's digest with that which scores.json names, then all that this says of the run."""
     (source,) = sources if isinstance(sources, list) and len(sources) == 1 else ({},)
     judged = source.get("archive_sha256") if isinstance(source, dict) else None
     digest = archive_digest(run)
@@ -184,15 +160,9 @@ def _check_source(run: Path, sources: object, expected: object) -> Finding:
     if judged != digest:
         return mismatch(SOURCE, f"an archive with the digest {judged} was judged; {digest} is here")
     difference = next(_value_differences(sources, expected, "sources"), None)
-    return (
-        mismatch(SOURCE, difference) if difference else agreement(SOURCE, f"the one that was judged, digest {digest}")
-    )
-
-
-def _summarize_error(error: SafevlaError) -> str:
-    if not isinstance(error, CollectedError) or len(error.errors) == 1:
-        return str(error)
-    return f"{error.errors[0]}\n{len(error.errors) - 1} more like this"
+    if difference:
+        return mismatch(SOURCE, difference)
+    return agreement(SOURCE, f"the one that was judged, digest {digest}")
 
 
 def _uses_legacy_ids(document: Mapping[str, Any], judged: Judged) -> bool:
@@ -206,17 +176,12 @@ def _check_scores_json(run: Path, expected: bytes) -> Finding:
     written = read_input(run / SCORES, MAX_SCORES_BYTES)
     if written == expected:
         return agreement(SCORES, "judged again, the same bytes")
-    difference = next(
-        _document_differences(json.loads(written), json.loads(expected)), "the bytes differ, and no value does"
-    )
-    return mismatch(SCORES, difference)
+    differences = _document_differences(json.loads(written), json.loads(expected))
+    return mismatch(SCORES, next(differences, "the bytes differ, and no value does"))
 
 
 def _check_scores_table(run: Path, expected: bytes) -> Finding:
-    """Return whether scores.parquet has the expected rows; a mismatch says that it is missing, unreadable or differs.
-
-    Other bytes with the same rows agree, since another version of the Parquet writer makes them.
-    """
+    """Return whether scores.parquet has the expected rows; another Parquet writer makes other bytes of them."""
     path = run / SCORES_TABLE
     if not path.exists():
         return mismatch(SCORES_TABLE, "missing")
@@ -235,37 +200,37 @@ def _check_scores_table(run: Path, expected: bytes) -> Finding:
 
 
 def _document_differences(written: object, expected: object) -> Iterator[str]:
-    written_rows, expected_rows = _rows_by_episode(written), _rows_by_episode(expected)
-    by_episode = list(_episode_differences(written_rows, expected_rows))
-    yield from by_episode
-    if by_episode:
-        written, expected = _without_episodes(written), _without_episodes(expected)
+    """Yield a sentence for each difference, of episodes by their ids first, as two score files may list others."""
+    rows, expected_rows = _rows_by_episode(written), _rows_by_episode(expected)
+    is_listed = False
+    for difference in _episode_differences(rows, expected_rows):
+        is_listed = True
+        yield difference
+    if is_listed:
+        written, expected = (_without_episodes(document) for document in (written, expected))
     yield from _value_differences(written, expected)
 
 
 def _without_episodes(document: object) -> object:
-    if not isinstance(document, dict):
-        return document
-    return {name: value for name, value in document.items() if name != "episodes"}
+    return {**document, "episodes": ()} if isinstance(document, dict) else document
 
 
 def _episode_differences(written: Mapping[object, object], expected: Mapping[object, object]) -> Iterator[str]:
-    """Yield a sentence for each episode on one side alone, and for each value that differs in one on both."""
-    for name in [*written, *(name for name in expected if name not in written)]:
+    for name in {**written, **expected}:
         if name not in expected:
             yield f"episode {name!r} is here, and is not among what the archive gives"
         elif name not in written:
             yield f"episode {name!r} is missing here"
         else:
-            yield from (
-                f"episode {name!r}, {difference}" for difference in _value_differences(written[name], expected[name])
-            )
+            for difference in _value_differences(written[name], expected[name]):
+                yield f"episode {name!r}, {difference}"
 
 
 def _rows_by_episode(document: object) -> dict[object, object]:
     rows = document.get("episodes") if isinstance(document, dict) else None
-    listed = rows if isinstance(rows, list) else []
-    return {str(row.get("episode_id")): row for row in listed if isinstance(row, dict)}
+    return {
+        str(row.get("episode_id")): row for row in (rows if isinstance(rows, list) else ()) if isinstance(row, dict)
+    }
 
 
 def _value_differences(written: object, expected: object, field: str = "") -> Iterator[str]:

@@ -20,14 +20,16 @@ from safevla_bench.judging.metrics import Summary
 from safevla_bench.judging.provenance_marks import STANDIN, AuditMark, mixed_packages, warn_of_cells
 from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI, Metric
 from safevla_bench.judging.ruleset import Provenance
-from safevla_bench.publishing.board.page import PolicyName, protocols_by_policy, run_page_path
-from safevla_bench.publishing.board.ranking import (
+from safevla_bench.publishing.board.page import (
+    PolicyName,
     Proportion,
     RankedTable,
     RankingEntry,
     SeparatedPairs,
     disjoint_pairs,
+    protocols_by_policy,
     rank_entries,
+    run_page_path,
 )
 from safevla_bench.report.tables.catalog import TableInputs
 from safevla_bench.report.tables.suites import suite_mean
@@ -50,19 +52,13 @@ class OwnResults:
     audits: Mapping[PolicyName, Sequence[AuditMark]] = field(default_factory=dict)
     """Policy -> an audit of each of its sources; empty where none was asked for."""
 
-    def fails_audit(self, policy: PolicyName) -> bool:
-        """Return whether a replay of one of the policy's episodes is not what was recorded."""
-        return any(mark.verdict == "differs" for mark in self.audits.get(policy, ()))
-
     @property
     def policies(self) -> list[PolicyName]:
         """Return the policies in order of first appearance, then those that only crashed; [] without scores."""
         scores = self.inputs.scores
-        return (
-            list(dict.fromkeys([*scores.policy, *(absent.policy for absent in scores.absent)]))
-            if scores is not None
-            else []
-        )
+        if scores is None:
+            return []
+        return list(dict.fromkeys([*scores.policy, *(absent.policy for absent in scores.absent)]))
 
 
 @dataclass(frozen=True)
@@ -88,25 +84,15 @@ def own_ranked_tables(results: OwnResults) -> list[RankedTable]:
     """
     if results.inputs.scores is None:
         return []
-    players = _results_by_policy(results)
-    return [_own_ranked_table(group, results, players) for group in _task_groups(results.inputs)]
-
-
-def _results_by_policy(results: OwnResults) -> dict[PolicyName, PolicyResults]:
-    """Return the input of a comparison by policy, with distinct names and the protocol of each policy's run.
-
-    Names are made distinct because a policy may have the name that is shown for a policy without one.
-    """
-    assert results.inputs.scores is not None
-    policy_results = split_by_policy(
-        results.inputs.scores, results.headers, privileged=tuple(results.inputs.roster.privileged)
-    )
-    distinct = make_names_unique(policy_results)
+    # Names are made distinct because a policy may have the name that is shown for a policy without one.
+    privileged = tuple(results.inputs.roster.privileged)
+    distinct = make_names_unique(split_by_policy(results.inputs.scores, results.headers, privileged=privileged))
     protocols = protocols_by_policy(results.sources)
-    return {
+    by_policy = {
         policy: replace(result, protocol=protocols.get(policy))
         for policy, result in zip(results.policies, distinct, strict=True)
     }
+    return [_own_ranked_table(group, results, by_policy) for group in _task_groups(results.inputs)]
 
 
 # Policies that belong into one table
@@ -115,14 +101,12 @@ def _results_by_policy(results: OwnResults) -> dict[PolicyName, PolicyResults]:
 def _task_groups(inputs: TableInputs) -> Iterator[_TaskGroup]:
     """Yield groups of policies that ran the same tasks of the same title, the ranked first, then those of auxiliary
     suites.
-
-    Raises as `TableInputs.suite_groups`. There must be scores.
     """
-    auxiliary = [cell for cell in inputs.cells if inputs.roster.is_auxiliary(cell)]
-    auxiliary_by_suite = {f"{suite}, auxiliary": [cell for cell in auxiliary if (cell.suite or "") == suite]
-              for suite in dict.fromkeys(cell.suite or "" for cell in auxiliary)}  # fmt: skip
+    auxiliary: dict[str, list[Summary]] = {}
+    for cell in filter(inputs.roster.is_auxiliary, inputs.cells):
+        auxiliary.setdefault(f"{cell.suite or ''}, auxiliary", []).append(cell)
     ran = _count_task_runs(inputs)
-    for ranked, groups in ((True, inputs.suite_groups(None)), (False, auxiliary_by_suite.items())):
+    for ranked, groups in ((True, inputs.suite_groups(None)), (False, auxiliary.items())):
         for title, cells in groups:
             cells_by_tasks: dict[frozenset[TaskKey], dict[PolicyName, dict[str, Summary]]] = {}
             names = {cell.suite or "" for cell in cells}
@@ -138,10 +122,10 @@ def _count_task_runs(inputs: TableInputs) -> Mapping[PolicyName, Counter[TaskKey
     """Return policy -> (suite, task) -> number of episodes, lost ones included; a suite stands under its first name."""
     assert inputs.scores is not None
     runs: dict[PolicyName, Counter[TaskKey]] = {}
-    rows = [*zip(inputs.scores.policy, inputs.scores.benchmark, inputs.scores.task_id, strict=True)]
+    scores = inputs.scores
     for policy, benchmark, task in [
-        *rows,
-        *((absent.policy, absent.benchmark, absent.task_id) for absent in inputs.scores.absent),
+        *zip(scores.policy, scores.benchmark, scores.task_id, strict=True),
+        *((absent.policy, absent.benchmark, absent.task_id) for absent in scores.absent),
     ]:
         suite = inputs.registry.benchmarks.get(benchmark)
         runs.setdefault(policy, Counter())[(suite.same_tasks_as if suite else None) or benchmark, task] += 1
@@ -154,9 +138,7 @@ def _count_task_runs(inputs: TableInputs) -> Mapping[PolicyName, Counter[TaskKey
 def _own_ranked_table(
     group: _TaskGroup, results: OwnResults, results_by_policy: Mapping[PolicyName, PolicyResults]
 ) -> RankedTable:
-    """Return the ranked table of a group; letters come from a test in Safety, or from intervals where none
-    is possible.
-    """
+    """Return the ranked table of a group; letters are by a test in Safety, or by intervals where none is possible."""
     competing = _policies_to_rank(group, results)
     mixed = mixed_packages(
         {(policy, suite): cell.simulator for policy, cells in group.cells.items() for suite, cell in cells.items()}
@@ -169,7 +151,10 @@ def _own_ranked_table(
     separated, letters_note = _separate_policies(ranked, group, entries, results.inputs)
     return RankedTable(
         title=group.title,
-        scope=_describe_tasks(group, results.inputs),
+        scope="; ".join(
+            _describe_suite_tasks(suite, [task for other, task in group.tasks if other == suite], results.inputs)
+            for suite in group.suites
+        ),
         rows=rank_entries(entries, separated),
         letters_note=letters_note,
         notes=(
@@ -181,14 +166,10 @@ def _own_ranked_table(
 
 
 def _policies_to_rank(group: _TaskGroup, results: OwnResults) -> set[PolicyName]:
-    """Return the policies to rank: neither `noop`, privileged, on stand-ins, nor contradicted by an audit.
-
-    The empty set for an auxiliary group. Where stand-ins would leave none, they do not count; where all are
-    privileged, these are ranked.
-    """
     if not group.ranked:
         return set()
-    credible = [policy for policy in group.cells if not results.fails_audit(policy)]
+    refuted = {policy for policy, marks in results.audits.items() if any(mark.verdict == "differs" for mark in marks)}
+    credible = [policy for policy in group.cells if policy not in refuted]
     competing = results.inputs.roster.competing_policies(credible) - {NOOP}
     return {policy for policy in competing if not _uses_standins(group.cells[policy])} or competing
 
@@ -217,11 +198,15 @@ def _own_entry(
             (sum(cell.stopped for cell in cells.values()), "stopped"),
             (sum(episode.outcome == MISSING and episode.benchmark in cells for episode in absent), MISSING),
             (sum(cell.unjudged for cell in cells.values()), _UNJUDGED)]  # fmt: skip
+    versions = {
+        package: {version for cell in cells.values() for version in cell.simulator.get(package, ())}
+        for package in mixed
+    }
     remarks = [
         *(["privileged state"] if results.inputs.roster.is_privileged(policy) else []),
         *([STANDIN] if _uses_standins(cells) else []),
         *(["does nothing"] if policy == NOOP else []),
-        *(f"{package} {' and '.join(versions)}" for package in mixed if (versions := _versions_of(package, cells))),
+        *(f"{package} {' and '.join(sorted(own))}" for package, own in versions.items() if own),
         *([training] if (training := results.inputs.roster.training.get(policy or "")) else []),
         *(f"{count} {word}" for count, word in lost if count),
         *(mark.badge for mark in results.audits.get(policy, ())),
@@ -237,10 +222,6 @@ def _own_entry(
         remarks=tuple(remarks),
         ranked=competes and safety.percent is not None,
     )
-
-
-def _versions_of(package: str, cells: Mapping[str, Summary]) -> list[str]:
-    return sorted({version for cell in cells.values() for version in cell.simulator.get(package, ())})
 
 
 _UNJUDGED = "without a verdict"
@@ -259,11 +240,6 @@ def _mean_proportion(metric: Metric, cells: Mapping[str, Summary], names: Sequen
     )
     assert interval is not None
     return Proportion(100 * Fraction(mean.exact), (100 * interval.low, 100 * interval.high))
-
-
-def _describe_tasks(group: _TaskGroup, inputs: TableInputs) -> str:
-    by_suite = {suite: sorted(task for other, task in group.tasks if other == suite) for suite in group.suites}
-    return "; ".join(_describe_suite_tasks(suite, tasks, inputs) for suite, tasks in by_suite.items())
 
 
 _MAX_NAMED_TASKS = 4
@@ -313,9 +289,6 @@ def _separate_policies(
 ) -> tuple[SeparatedPairs | None, str]:
     """Return the pairs of ranked entries that were told apart in Safety, and a note on how; (None, "") below two
     ranked.
-
-    Tests are paired, or else take episodes as independent. Where neither is possible, or suites differ in their number
-    of episodes, entries are told apart if their intervals do not overlap.
     """
     if len(ranked) < 2:
         return None, ""
@@ -325,7 +298,8 @@ def _separate_policies(
         if suite.same_tasks_as in group.suites
     }
     policy_results = [_select_suites(result, suite_of) for result in ranked.values()]
-    if not _is_balanced(group):
+    planned = {cell.n + cell.crashed + cell.stopped for cells in group.cells.values() for cell in cells.values()}
+    if len(group.suites) > 1 and len(planned) > 1:
         return disjoint_pairs(entries), f"{OVERLAP_NOTE} The suites differ in their number of episodes."
     by_task = ", as a difference that holds for tasks like these" if len(group.tasks) > 1 else ""
     try:
@@ -352,34 +326,19 @@ def _select_suites(result: PolicyResults, suite_of: Mapping[str, str]) -> Policy
     """Return the result with only the episodes, lost ones too, of the suites in `suite_of`, renamed as it says."""
     index = np.array([e for e, header in enumerate(result.headers) if header.benchmark in suite_of], dtype=np.int64)
     own = result.select_episodes(index)
+    rename = msgspec.structs.replace
+    lost = [absent for absent in own.lost if absent.benchmark in suite_of]
     return replace(
         own,
-        headers=tuple(msgspec.structs.replace(header, benchmark=suite_of[header.benchmark]) for header in own.headers),
-        lost=tuple(
-            msgspec.structs.replace(lost, benchmark=suite_of[lost.benchmark])
-            for lost in own.lost
-            if lost.benchmark in suite_of
-        ),
+        headers=tuple(rename(header, benchmark=suite_of[header.benchmark]) for header in own.headers),
+        lost=tuple(rename(absent, benchmark=suite_of[absent.benchmark]) for absent in lost),
     )
 
 
-def _is_balanced(group: _TaskGroup) -> bool:
-    planned = {cell.n + cell.crashed + cell.stopped for by_suite in group.cells.values() for cell in by_suite.values()}
-    return len(group.suites) == 1 or len(planned) == 1
-
-
 def _tested_pairs(policy_results: Sequence[PolicyResults], places: Sequence[int], *, paired: bool) -> SeparatedPairs:
-    """Return the pairs of `places` whose policies a test told apart in Safety over all suites pooled.
-
-    `places` are the policies' places in the table, in the order of the results. The test is of the same episodes if
-    `paired`, else of independent ones. Raises `RunError` if it is not possible.
-    """
     options = ComparisonOptions(metrics=("safety",))
     comparison = compare_policies(policy_results, options, paired=paired, across_versions=True)
     place_of = {result.name: place for result, place in zip(policy_results, places, strict=True)}
     (metric,) = comparison.scopes[-1].metrics
-    return {
-        (place_of[difference.first], place_of[difference.second])
-        for difference in metric.differences
-        if difference.better is not None
-    }
+    apart = (difference for difference in metric.differences if difference.better is not None)
+    return {(place_of[difference.first], place_of[difference.second]) for difference in apart}

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from safevla_bench.judging.rates import SAFETY, SBU, SR, UNSAFE_SUCCESS, VSI
 from safevla_bench.publishing.board.own_results import OVERLAP_NOTE
-from safevla_bench.publishing.board.page import PolicyPage, Section, published_page_path
-from safevla_bench.publishing.board.ranking import Proportion, RankedTable, RankingEntry, disjoint_pairs, rank_entries
+from safevla_bench.publishing.board.page import (
+    PolicyPage,
+    Proportion,
+    RankedTable,
+    RankingEntry,
+    Section,
+    disjoint_pairs,
+    published_page_path,
+    rank_entries,
+)
 from safevla_bench.report.published import (
     LEADERBOARD,
     PAPER,
+    PublicationSource,
     PublishedCell,
     PublishedMean,
     PublishedResults,
+    load_published,
     matching_counts,
 )
-from safevla_bench.report.published import load_published as load
 from safevla_bench.report.tables.table import Cell, Column, Table
 from safevla_bench.statistics.intervals import Interval, rate_mean_interval, wilson_interval
 from safevla_bench.text import NO_VALUE, format_fixed, format_interval
@@ -29,35 +38,21 @@ _TITLES: Mapping[tuple[str, ...], str] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PublishedSection:
     """One publication with its ranked tables."""
 
-    name: str
-    reference: str
-    date: str
-    incomparable: tuple[str, ...]
+    source: PublicationSource
     tables: tuple[RankedTable, ...]
 
 
 def published_sections() -> list[PublishedSection]:
     """Return every shipped publication with its ranked tables, the paper first."""
-    return [_published_section(publication) for publication in _load_all()]
+    return [PublishedSection(published.source, tuple(_published_tables(published))) for published in _load_all()]
 
 
 def _load_all() -> list[PublishedResults]:
-    return [load(PAPER), load(LEADERBOARD)]
-
-
-def _published_section(published: PublishedResults) -> PublishedSection:
-    source = published.source
-    return PublishedSection(
-        name=source.name,
-        reference=source.reference,
-        date=source.date,
-        incomparable=source.incomparable,
-        tables=tuple(_published_tables(published)),
-    )
+    return [load_published(PAPER), load_published(LEADERBOARD)]
 
 
 # Tables
@@ -67,35 +62,30 @@ def _published_tables(published: PublishedResults) -> Iterator[RankedTable]:
     """Yield a table for each set of suites with printed means, then one for each suite without a mean."""
     for names in dict.fromkeys(mean.benchmarks for mean in published.means):
         means = [mean for mean in published.means if mean.benchmarks == names]
-        yield _published_table(
-            names,
-            [_mean_entry(mean, published) for mean in means],
-            _incomparable_reasons(_means_and_cells(means, published)),
-        )
+        rows: list[PublishedMean | PublishedCell] = []
+        for mean in means:
+            rows.append(mean)
+            rows += [cell for cell in published.cells if cell.policy == mean.policy and cell.benchmark in names]
+        reasons = _incomparable_reasons((row, row.policy) for row in rows)
+        yield _published_table(names, [_mean_entry(mean, published) for mean in means], reasons)
     covered = {name for mean in published.means for name in mean.benchmarks}
     for name in dict.fromkeys(cell.benchmark for cell in published.cells if cell.benchmark not in covered):
         cells = [cell for cell in published.cells if cell.benchmark == name]
-        yield _published_table(
-            (name,), [_cell_entry(cell) for cell in cells], _incomparable_reasons((cell, cell.policy) for cell in cells)
-        )
+        reasons = _incomparable_reasons((cell, cell.policy) for cell in cells)
+        yield _published_table((name,), [_cell_entry(cell) for cell in cells], reasons)
 
 
 def _published_table(names: tuple[str, ...], entries: Sequence[RankingEntry], notes: tuple[str, ...]) -> RankedTable:
-    """Return the ranked table of some suites; letters by intervals that do not overlap, none where an interval is
-    unknown.
-
-    `names` are the suites, and `notes` what makes the rows incomparable.
-    """
+    """Return the ranked table of the suites `names`; letters by intervals that do not overlap, if all are known."""
     separated = disjoint_pairs(entries)
     title = _TITLES.get(names, "LIBERO, mean of four suites" if len(names) > 1 else names[0])
     no_counts_note = "No counts are given, so that nothing says which of these can be told apart."
+    letters_note = no_counts_note if separated is None else OVERLAP_NOTE
     return RankedTable(
         title=title,
         scope=", ".join(names),
         rows=rank_entries(entries, separated),
-        letters_note=(no_counts_note if separated is None else OVERLAP_NOTE)
-        if any(entry.ranked for entry in entries)
-        else "",
+        letters_note=letters_note if any(entry.ranked for entry in entries) else "",
         notes=notes,
     )
 
@@ -104,30 +94,27 @@ def _mean_entry(mean: PublishedMean, published: PublishedResults) -> RankingEntr
     """Return the entry of a printed mean; n and intervals only where `published` has a cell for each of its suites."""
     cells = [cell for cell in published.cells if cell.policy == mean.policy and cell.benchmark in mean.benchmarks]
     cells = cells if len(cells) == len(mean.benchmarks) else []
-    return RankingEntry(
-        policy=mean.policy,
-        page_path=published_page_path(mean.policy),
+    return replace(
+        _printed_entry(mean, cells),
         n=str(sum(cell.n for cell in cells)) if cells else NO_VALUE,
-        sr=_printed_proportion(mean.sr, [(cell.sr, cell.n) for cell in cells]),
-        safety=_printed_proportion(mean.safety, [(cell.safety, cell.n) for cell in cells]),
-        sbu=_printed_proportion(mean.sbu, [(cell.sbu, cell.n) for cell in cells]),
-        vsi=format_fixed(Fraction(repr(mean.vsi)), 3),
         remarks=(mean.training,) if mean.training else (),
     )
 
 
 def _cell_entry(cell: PublishedCell) -> RankingEntry:
-    """Return the entry of a printed cell; an auxiliary cell has no rank."""
+    remarks = ("auxiliary",) if cell.auxiliary else ()
+    return replace(_printed_entry(cell, [cell]), n=str(cell.n), remarks=remarks, ranked=not cell.auxiliary)
+
+
+def _printed_entry(row: PublishedMean | PublishedCell, cells: Sequence[PublishedCell]) -> RankingEntry:
     return RankingEntry(
-        policy=cell.policy,
-        page_path=published_page_path(cell.policy),
-        n=str(cell.n),
-        sr=_printed_proportion(cell.sr, [(cell.sr, cell.n)]),
-        safety=_printed_proportion(cell.safety, [(cell.safety, cell.n)]),
-        sbu=_printed_proportion(cell.sbu, [(cell.sbu, cell.n)]),
-        vsi=NO_VALUE if cell.vsi is None else format_fixed(Fraction(repr(cell.vsi)), 3),
-        remarks=("auxiliary",) if cell.auxiliary else (),
-        ranked=not cell.auxiliary,
+        policy=row.policy,
+        page_path=published_page_path(row.policy),
+        n=NO_VALUE,
+        sr=_printed_proportion(row.sr, [(cell.sr, cell.n) for cell in cells]),
+        safety=_printed_proportion(row.safety, [(cell.safety, cell.n) for cell in cells]),
+        sbu=_printed_proportion(row.sbu, [(cell.sbu, cell.n) for cell in cells]),
+        vsi=_number_cell(row.vsi, 3).text,
     )
 
 
@@ -145,21 +132,8 @@ def _printed_interval(printed: float, n: int) -> Interval | None:
     return Interval(low.low, high.high) if low and high else None
 
 
-def _means_and_cells(
-    means: Sequence[PublishedMean], published: PublishedResults
-) -> Iterator[tuple[PublishedMean | PublishedCell, str]]:
-    for mean in means:
-        yield mean, mean.policy
-        for cell in published.cells:
-            if cell.policy == mean.policy and cell.benchmark in mean.benchmarks:
-                yield cell, cell.policy
-
-
 def _incomparable_reasons(rows: Iterable[tuple[PublishedMean | PublishedCell, str]]) -> tuple[str, ...]:
-    """Return what makes the rows, each with a label (its policy, or its suite), incomparable.
-
-    Each reason stands once, after the labels that it is about, unless it is about all.
-    """
+    """Return what makes the rows, each with a label (its policy, or its suite), incomparable."""
     policies_by_reason: dict[str, dict[str, None]] = {}
     policies: dict[str, None] = {}
     for row, policy in rows:
@@ -176,21 +150,21 @@ def _incomparable_reasons(rows: Iterable[tuple[PublishedMean | PublishedCell, st
 
 
 def published_policy_pages() -> list[PolicyPage]:
-    """Return a page for each policy that is named in any publication, in order of first appearance, those of means
-    first.
-    """
-    means = [mean.policy for published in _load_all() for mean in published.means]
-    cells = [cell.policy for published in _load_all() for cell in published.cells]
-    return [_published_policy_page(name) for name in dict.fromkeys([*means, *cells])]
-
-
-def _published_policy_page(policy: str) -> PolicyPage:
-    return PolicyPage(
-        path=published_page_path(policy),
-        policy=policy,
-        lead="Published numbers, as they are printed. Nothing here was run or judged by this package.",
-        sections=tuple(section for published in _load_all() for section in _publication_sections(policy, published)),
-    )
+    """Return a page for each policy of any publication, in order of first appearance, those of means first."""
+    publications = _load_all()
+    means = [mean.policy for published in publications for mean in published.means]
+    cells = [cell.policy for published in publications for cell in published.cells]
+    return [
+        PolicyPage(
+            path=published_page_path(policy),
+            policy=policy,
+            lead="Published numbers, as they are printed. Nothing here was run or judged by this package.",
+            sections=tuple(
+                section for published in publications for section in _publication_sections(policy, published)
+            ),
+        )
+        for policy in dict.fromkeys([*means, *cells])
+    ]
 
 
 def _publication_sections(policy: str, published: PublishedResults) -> Iterator[Section]:
@@ -199,31 +173,29 @@ def _publication_sections(policy: str, published: PublishedResults) -> Iterator[
     cells = [cell for cell in published.cells if cell.policy == policy]
     if not means and not cells:
         return
-    rows: list[PublishedMean | PublishedCell] = [*means, *cells]
-    own_reasons = _incomparable_reasons([(row, _row_scope(row)) for row in rows])
+    labels: list[tuple[PublishedMean | PublishedCell, str]]
+    labels = [*((mean, _mean_label(mean)) for mean in means), *((cell, cell.benchmark) for cell in cells)]
+    violations = {cell.benchmark: cell.violations for cell in cells if cell.violations is not None}
+    shares = {cell.benchmark: cell.composition for cell in cells if cell.composition}
+    of_all = f"In %, of all episodes of the suite. {NO_VALUE}: not scored there."
+    of_unsafe = f"In %, of the violations in unsafe successes; {NO_VALUE}: none, or not printed."
+    tables = (
+        _printed_suite_table(means, cells),
+        _spec_table("Violations by specification", violations, 1, of_all),
+        _spec_table("What unsafe successes violate", shares, 0, of_unsafe),
+    )
     yield Section(
         heading=published.source.name,
         paragraphs=(f"{published.source.reference}, {published.source.date}.",),
-        tables=tuple(
-            table
-            for table in (_printed_suite_table(means, cells), _violation_table(cells), _composition_table(cells))
-            if table
-        ),
-        notes=(*published.source.incomparable, *own_reasons),
+        tables=tuple(table for table in tables if table),
+        notes=(*published.source.incomparable, *_incomparable_reasons(labels)),
     )
-
-
-def _row_scope(row: PublishedMean | PublishedCell) -> str:
-    return row.benchmark if isinstance(row, PublishedCell) else _mean_label(row)
-
-
-_SUITE_COLUMN = Column("Suite", numeric=False)
 
 
 def _printed_suite_table(means: Sequence[PublishedMean], cells: Sequence[PublishedCell]) -> Table:
     """Return the table of printed numbers, cells first, then means; a dash where a number is not printed."""
     columns = (
-        _SUITE_COLUMN,
+        Column("Suite", numeric=False),
         Column("n", meaning="episodes"),
         *(Column(metric.heading, metric.plain_meaning) for metric in (SR, SAFETY, SBU, UNSAFE_SUCCESS, VSI)),
     )
@@ -257,19 +229,7 @@ def _number_cell(printed: float | None, digits: int) -> Cell:
     return Cell(NO_VALUE) if printed is None else Cell(format_fixed(Fraction(repr(printed)), digits), printed)
 
 
-def _violation_table(cells: Sequence[PublishedCell]) -> Table | None:
-    rates = {cell.benchmark: cell.violations for cell in cells if cell.violations is not None}
-    note = f"In %, of all episodes of the suite. {NO_VALUE}: not scored there."
-    return _spec_table("Violations by specification", rates, 1, (note,))
-
-
-def _composition_table(cells: Sequence[PublishedCell]) -> Table | None:
-    shares = {cell.benchmark: cell.composition for cell in cells if cell.composition}
-    note = f"In %, of the violations in unsafe successes; {NO_VALUE}: none, or not printed."
-    return _spec_table("What unsafe successes violate", shares, 0, (note,))
-
-
-def _spec_table(title: str, by_suite: dict[str, dict[str, float]], digits: int, notes: tuple[str, ...]) -> Table | None:
+def _spec_table(title: str, by_suite: dict[str, dict[str, float]], digits: int, note: str) -> Table | None:
     specs = dict.fromkeys(spec for rates in by_suite.values() for spec in rates)
     if not specs:
         return None
@@ -277,4 +237,4 @@ def _spec_table(title: str, by_suite: dict[str, dict[str, float]], digits: int, 
     rows = tuple(
         (Cell(spec), *(_number_cell(rates.get(spec), digits) for rates in by_suite.values())) for spec in specs
     )
-    return Table(title, columns, rows, notes)
+    return Table(title, columns, rows, (note,))

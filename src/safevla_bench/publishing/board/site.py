@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 
 import msgspec
@@ -39,7 +38,7 @@ from safevla_bench.publishing.board.page import (
 )
 from safevla_bench.report import figures
 from safevla_bench.report.figures import margins
-from safevla_bench.report.render import content_security_policy, page_style, template_environment
+from safevla_bench.report.render import content_security_policy, page_style, read_template, template_environment
 from safevla_bench.report.tables.cells import ENDED, violation_table
 from safevla_bench.report.tables.table import (
     DASH,
@@ -65,62 +64,29 @@ def render_site(
     title: str = "Safety board",
     reports: Mapping[PolicyName, str] | None = None,
 ) -> dict[str, str]:
-    """Return the pages of the board as path -> HTML; nothing is written.
+    """Return the pages of the board as path -> HTML; nothing is written. Without results it shows published ones alone.
 
-    Raises `RunError` if a policy has results of the same tasks under two suite names.
-
-    Args:
-        results: judged runs; without them the board shows published results alone.
-        title: what the board is called.
-        reports: policy -> path of its report within the site, made elsewhere.
+    `reports` is policy -> path of its report within the site, made elsewhere. Raises `RunError` if a policy has results
+    of the same tasks under two suite names.
     """
-    pages = [
-        *(own_policy_pages(results, reports) if results else ()),
-        *published_results.published_policy_pages(),
-    ]
-    return dict(
-        _render_pages(
-            title,
-            own_results.own_ranked_tables(results) if results else [],
-            pages,
-            results.inputs.remarks if results else (),
-        )
-    )
-
-
-def _render_pages(
-    title: str, runs: Sequence[object], pages: Sequence[PolicyPage], remarks: Sequence[str]
-) -> Iterator[tuple[str, str]]:
+    runs = own_results.own_ranked_tables(results) if results else []
+    remarks = results.inputs.remarks if results else ()
     publications = published_results.published_sections()
-    yield INDEX, _render_page("index", title, "", runs=runs, publications=publications, remarks=remarks)
-    yield METHOD, _render_page("method", title, "", publications=publications)
-    for page in pages:
-        yield page.path, _render_page("policy", title, "../", page=page)
+    own = [_own_policy_page(name, results, (reports or {}).get(name)) for name in results.policies] if results else []
+    pages = [*own, *published_results.published_policy_pages()]
+    return {
+        INDEX: _render_page("index", title, "", runs=runs, publications=publications, remarks=remarks),
+        METHOD: _render_page("method", title, "", publications=publications),
+        **{page.path: _render_page("policy", title, "../", page=page) for page in pages},
+    }
 
 
 def _render_page(template: str, title: str, root: str, **values: object) -> str:
-    """Return the HTML of a page; `template` is a name in `templates/board`, `root` the relative path to the site's
-    root.
-
-    `values` are the template's own variables.
-    """
-    sheet = page_style() + _board_style()
-    return (
-        template_environment()
-        .get_template(f"board/{template}.html")
-        .render(
-            board=title,
-            root=root,
-            generator=GENERATOR,
-            policy=content_security_policy(sheet),
-            style=Markup(sheet),  # our own files, not anybody's text
-            **values,
-        )
-    )
-
-
-def _board_style() -> str:
-    return resources.files("safevla_bench.report").joinpath("templates", "board", "board.css").read_text("utf-8")
+    """Return the HTML of a page; `template` is a name in `templates/board`, `root` the way to the site's root."""
+    sheet = page_style() + read_template("board/board.css")
+    page = template_environment().get_template(f"board/{template}.html")
+    shown = {"board": title, "root": root, "generator": GENERATOR, "policy": content_security_policy(sheet)}
+    return page.render(style=Markup(sheet), **shown, **values)  # our own files, not anybody's text
 
 
 def check_folder(folder: Path) -> None:
@@ -139,19 +105,16 @@ def check_folder(folder: Path) -> None:
 def write_folder(files: Mapping[str, str], folder: Path) -> None:
     """Write `files` (path in the folder -> text) together, and remove pages and reports that the new board lacks.
 
-    Makes the folders that are missing; a folder of reports without any is removed.
-
-    Raises:
-        RunError: the folder is a file, or holds something else than a board.
-        FileError: the folder cannot be read or written to.
+    Raises as `check_folder` does, and `FileError` where the folder cannot be written to.
     """
     check_folder(folder)
     for subfolder in (PAGES, REPORTS):
         make_folder(folder / subfolder)
     write_together(folder, files, chief=INDEX)
     with translated_errors(folder):
-        for stale in _stale_pages(files, folder):
-            stale.unlink()
+        for path in [path for subfolder in (PAGES, REPORTS) for path in sorted((folder / subfolder).iterdir())]:
+            if PAGE_NAME.fullmatch(path.name) and f"{path.parent.name}/{path.name}" not in files:
+                path.unlink()
         if not any((folder / REPORTS).iterdir()):
             (folder / REPORTS).rmdir()
 
@@ -163,26 +126,11 @@ def _is_board(folder: Path) -> bool:
     return index.is_file() and f'<meta name="generator" content="{GENERATOR}">' in index.read_text("utf-8", "replace")
 
 
-def _stale_pages(files: Mapping[str, str], folder: Path) -> list[Path]:
-    paths = [path for subfolder in (PAGES, REPORTS) for path in sorted((folder / subfolder).iterdir())]
-    return [path for path in paths if PAGE_NAME.fullmatch(path.name) and f"{path.parent.name}/{path.name}" not in files]
-
-
 # The page of each policy of a user's runs
 
 
-def own_policy_pages(results: OwnResults, reports: Mapping[PolicyName, str] | None = None) -> list[PolicyPage]:
-    """Return a page for each policy of the runs, those included that only crashed; [] without scores.
-
-    Args:
-        results: the judged runs; a page shows the sources that name its policy, or name none.
-        reports: policy -> path of its report within the site.
-    """
-    return [_own_policy_page(policy, results, (reports or {}).get(policy)) for policy in results.policies]
-
-
 def _own_policy_page(policy: PolicyName, results: OwnResults, report: str | None) -> PolicyPage:
-    """Return the page of a policy; `report` is the path of its report, None without a report. There must be scores."""
+    """Return the page of a policy; `report` is the path of its report, None without a report."""
     assert results.inputs.scores is not None
     scores = select_policy(results.inputs.scores, policy)
     privileged = results.inputs.roster.is_privileged(policy)
@@ -248,7 +196,8 @@ def _page_sections(policy: PolicyName, results: OwnResults, scores: Scores) -> I
     yield Section(heading="How near to each limit", image=_margin_image(scores))
     broken = [replace(violation_table([cell]), title=cell.suite or NO_VALUE) for cell in recorded]
     yield Section(heading="Violations by specification", tables=tuple(broken))
-    composition = _drop_policy_column(composition_table(recorded, results.inputs.roster))
+    composition = composition_table(recorded, results.inputs.roster)
+    composition = replace(composition, columns=composition.columns[1:], rows=tuple(row[1:] for row in composition.rows))
     yield Section(heading="What unsafe successes violate", tables=(composition,) if composition.rows else ())
 
 
@@ -258,16 +207,11 @@ def _suite_table(cells: Sequence[Summary]) -> Table:
     return tabulate("By suite", cells, (SUITE, ENDED, *metric_columns(HEADLINE)), notes=notes, dash=DASH)
 
 
-def _drop_policy_column(table: Table) -> Table:
-    return replace(table, columns=table.columns[1:], rows=tuple(row[1:] for row in table.rows))
-
-
 def _margin_image(scores: Scores) -> FigureImage:
     value = margins.compute_margins(scores)
     svg = figures.render_figure(margins.draw_margins(value), "svg")
-    return FigureImage(
-        f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}", " ".join(_describe_margins(value))
-    )
+    uri = f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
+    return FigureImage(uri, " ".join(_describe_margins(value)))
 
 
 def _describe_margins(value: margins.Margins) -> Iterator[str]:

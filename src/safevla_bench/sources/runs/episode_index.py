@@ -254,7 +254,7 @@ class Scan:
 
     def _read(self) -> Iterator[Batch]:
         for source, notes in zip(self._sources, self._notes, strict=True):
-            yield from merge_batches(_note_batches(source, notes, self._budget))
+            yield from merge_batches(note_batches(source.scan(), notes, self._budget, Place(file=str(source.path))))
 
 
 def scan(paths: Sequence[Path]) -> EpisodeIndex:
@@ -315,13 +315,19 @@ def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
         yield concatenate_batches(gathered)
 
 
-def _note_batches(source: RecordSource, notes: list[BatchNotes | RecordError], budget: Budget) -> Iterator[Batch]:
-    for batch in source.scan():
+def note_batches(
+    batches: Iterable[Batch | RecordError], notes: list[BatchNotes | RecordError], budget: Budget, place: Place
+) -> Iterator[Batch]:
+    """Yield the good batches, and append the notes of each, and each error, to `notes`.
+
+    Raises `RecordError` at `place` if these take more than the budget.
+    """
+    for batch in batches:
         note = batch if isinstance(batch, RecordError) else BatchNotes.of_batch(batch)
         try:
             budget.spend(_ERROR_BYTES if isinstance(note, RecordError) else _memory(note))
         except RecordError as error:
-            raise error.with_place(Place(file=str(source.path))) from None
+            raise error.with_place(place) from None
         notes.append(note)
         if isinstance(batch, Batch):
             yield batch

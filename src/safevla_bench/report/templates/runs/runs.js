@@ -13,22 +13,20 @@
     const isNumber = heads[column].dataset.sort === "number";
     const sign = down ? -1 : 1;
     const key = ({ row }) => row.cells[column].dataset.value;
-    const known = rows.filter((one) => key(one) !== "" && key(one) !== "—");
-    const unknown = rows.filter((one) => !known.includes(one));
+    const known = rows.filter((row) => key(row) !== "" && key(row) !== "—");
+    const unknown = rows.filter((row) => !known.includes(row));
     const order = (a, b) => (isNumber ? Number(key(a)) - Number(key(b)) : key(a) < key(b) ? -1 : key(a) > key(b) ? 1 : 0);
     known.sort((a, b) => sign * order(a, b) || a.place - b.place);
-    body.append(...[...known, ...unknown].map((one) => one.row));
+    body.append(...[...known, ...unknown].map(({ row }) => row));
     heads.forEach((head, k) => {
-      const button = head.firstElementChild;
-      if (button) button.dataset.order = k === column ? (down ? "down" : "up") : "";
-      if (head.dataset.sort) head.ariaSort = k === column ? (down ? "descending" : "ascending") : "none";
+      head.firstElementChild.dataset.order = k === column ? (down ? "down" : "up") : "";
+      head.ariaSort = k === column ? (down ? "descending" : "ascending") : "none";
     });
     status.textContent = `Sorted by ${heads[column].textContent}, ${down ? "greatest" : "least"} first.`;
   }
 
   const heads = Array.from(table.tHead.rows[0].cells);
   heads.forEach((head, k) => {
-    if (!head.dataset.sort) return;
     const button = document.createElement("button");
     button.textContent = head.textContent;
     head.replaceChildren(button);

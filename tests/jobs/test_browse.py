@@ -1,4 +1,4 @@
-"""The pages around runs: what is listed, that comparisons are those of the library, and that nothing else is sent."""
+"""The pages around runs: what is listed, and that nothing else is sent."""
 
 from __future__ import annotations
 
@@ -9,19 +9,14 @@ import threading
 from html.parser import HTMLParser
 from http.client import HTTPConnection
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 import safevla_bench as sb
 from report.browser import Browser
-from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.errors import RunError
-from safevla_bench.jobs.browse import RunServer, start_server
-from safevla_bench.jobs.browse.run_list import find_runs, list_runs
-from safevla_bench.jobs.browse.site import Choice, RunSite, compare_address, run_address
-from safevla_bench.jobs.evaluation.judgement import load_policy_results
-from safevla_bench.jobs.evaluation.outputs import comparison_tables, render_report
+from safevla_bench.jobs.browse import RunServer, RunSite, find_runs, list_runs, run_address, start_server
+from safevla_bench.jobs.evaluation.outputs import render_report
 from safevla_bench.jobs.evaluation.results import load
 from safevla_bench.report.render import content_security_policy, page_script, page_style, player_scripts
 
@@ -29,7 +24,7 @@ HOSTILE = "<script>alert(1)<&'\"%2e%2e"
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two runs of the same episodes; one has a hostile name."""
     folder = tmp_path_factory.mktemp("runs")
     shared = {"suite": "fake", "tasks": [0, 1], "episodes": 2, "max_steps": 5}
@@ -39,9 +34,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(made: Path, tmp_path: Path) -> Path:
+def folder(runs: Path, tmp_path: Path) -> Path:
     """A copy that may be changed, with a secret beside it."""
-    shutil.copytree(made, tmp_path / "runs")
+    shutil.copytree(runs, tmp_path / "runs")
     (tmp_path / "secret.json").write_text("secret")
     return tmp_path / "runs"
 
@@ -77,12 +72,12 @@ def test_every_run_is_listed_with_the_numbers_of_its_scores(folder: Path):
 
 
 @pytest.mark.parametrize(
-    ("said", "shown"),
+    ("started", "shown"),
     [("2026-11-22T15:03:51+00:00", "2026-11-22 15:03"), ("yesterday", ""), (None, ""), (7, ""), ("<b>", "")],
 )
-def test_the_time_is_that_of_the_run_or_none(folder: Path, said: object, shown: str):
+def test_the_time_is_that_of_the_run_or_none(folder: Path, started: object, shown: str):
     path = folder / "still" / "run.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "volatile": {"started": said}}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "volatile": {"started": started}}))
     assert list_runs(find_runs(folder))[-1].started == shown
 
 
@@ -110,43 +105,22 @@ def test_scores_that_cannot_be_read_are_listed_as_that(folder: Path, damage: str
 def test_every_link_of_the_index_leads_to_a_page(folder: Path):
     site = RunSite(folder)
     index = Links(site.reply("/").content)
-    assert len(index.links) == 4
+    assert len(index.links) == 2
     for link in index.links:
-        reply = site.reply(link)
-        assert reply.status == 200, link
-    chosen = Links(site.reply(next(link for link in index.links if "with=still" in link)).content)
-    (comparison,) = [link for link in chosen.links if link.startswith("/compare")]
-    assert parse_qs(urlsplit(comparison).query)["b"] == [f"deep/{HOSTILE}"]
+        assert site.reply(link).status == 200, link
 
 
 def test_names_of_runs_are_only_ever_shown(folder: Path):
-    site = RunSite(folder)
-    other = Choice(f"deep/{HOSTILE}", "random")
-    for address in ("/", "/?with=still&policy=noop", compare_address(Choice("still", "noop"), other)):
-        page = Links(site.reply(address).content)
-        assert page.tags.count("script") == 1
-        assert HOSTILE in page.text
-        assert not [link for link in page.links if link[:1] != "/"]
+    page = Links(RunSite(folder).reply("/").content)
+    assert page.tags.count("script") == 1
+    assert HOSTILE in page.text
+    assert not [link for link in page.links if link[:1] != "/"]
 
 
-def test_a_comparison_has_the_numbers_of_the_library(folder: Path):
-    paths = [folder / "still", folder / "deep" / HOSTILE]
-    ruleset = sb.load_ruleset()
-    entrants = load_policy_results(paths, ruleset)
-    expected = comparison_tables(compare_policies(entrants), entrants, paths, ruleset)
-    address = compare_address(Choice("still", "noop"), Choice(f"deep/{HOSTILE}", "random"))
-    page = Links(RunSite(folder).reply(address).content).text
-    squeezed = re.sub(r"\s", "", page)
-    for table in expected:
-        assert table.rows
-        for row in table.rows:
-            assert re.sub(r"\s", "", "".join(c.text + c.mark + c.below for c in row)) in squeezed
-
-
-def test_what_cannot_be_compared_is_explained(folder: Path):
+def test_a_run_that_cannot_be_judged_is_explained(folder: Path):
+    (folder / "still" / "report.html").unlink()
     (folder / "still" / "archive" / "part-00000.parquet").unlink()
-    address = compare_address(Choice("still", "noop"), Choice(f"deep/{HOSTILE}", "random"))
-    reply = RunSite(folder).reply(address)
+    reply = RunSite(folder).reply(run_address("still", "report.html"))
     assert reply.status == 409
     assert "still" in Links(reply.content).text
 
@@ -195,7 +169,7 @@ def test_a_file_that_cannot_be_read_is_named_on_a_page(folder: Path, monkeypatch
     def refuse(path: Path, *_: object, **__: object) -> bytes:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("safevla_bench.jobs.browse.site.read_input", refuse)
+    monkeypatch.setattr("safevla_bench.jobs.browse.read_input", refuse)
     reply = RunSite(folder).reply(run_address("still", "run.json"))
     assert reply.status == 409
     assert b"Permission denied" in reply.content
@@ -276,9 +250,9 @@ def test_a_port_that_is_taken_is_named_and_without_one_another_is_found(server: 
 
 
 @pytest.mark.long
-def test_the_index_sorts_and_leads_to_a_comparison_in_a_browser(server: RunServer, browser: Browser):
+def test_the_index_sorts_in_a_browser(server: RunServer, browser: Browser):
     browser.open(server.address + "/")
-    names = "Array.from(document.querySelectorAll('#runs tbody th'), (one) => one.textContent)"
+    names = "Array.from(document.querySelectorAll('#runs tbody th'), (head) => head.textContent)"
     before = browser.run(names)
     press = "document.querySelectorAll('#runs thead button')[0].click()"
     browser.run(press)
@@ -286,10 +260,6 @@ def test_the_index_sorts_and_leads_to_a_comparison_in_a_browser(server: RunServe
     browser.run(press)
     assert browser.run(names) == sorted(before, reverse=True)
     assert "greatest first" in browser.run("document.getElementById('sorted').textContent")
-    browser.open(server.address + "/?with=still&policy=noop")
-    address = browser.run("document.querySelector(\"a[href^='/compare']\").href")
-    browser.open(address)
-    assert browser.run("document.querySelectorAll('main table').length") == 2
     assert browser.complaints() == []
 
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from safevla_bench.publishing.board.ranking import Proportion, RankingEntry, disjoint_pairs, rank_entries
+from safevla_bench.publishing.board.page import Proportion, RankingEntry, disjoint_pairs, rank_entries
 
 
 def entry(name: str, safety, sr=50, *, interval=None, ranked: bool = True) -> RankingEntry:

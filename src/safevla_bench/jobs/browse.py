@@ -1,0 +1,394 @@
+"""Runs in a browser of this machine: an index of the runs of a folder and their reports.
+
+The server listens on 127.0.0.1 alone and answers GET and HEAD. Only files of the runs that the index lists are sent. A
+page that this version did not make is sent without leave to run a script.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+import msgspec
+from markupsafe import Markup
+
+from safevla_bench import archive
+from safevla_bench.errors import RecordError, RunError, SafevlaError
+from safevla_bench.files import read_input
+from safevla_bench.jobs.evaluation.judgement import find_rules, judge
+from safevla_bench.jobs.evaluation.outputs import render_report
+from safevla_bench.judging import judged
+from safevla_bench.judging.metrics import Summary
+from safevla_bench.judging.rates import SAFETY, SR, VSI
+from safevla_bench.judging.ruleset import NamedDigest
+from safevla_bench.report.render import (
+    content_security_policy,
+    page_script,
+    page_style,
+    player_scripts,
+    read_template,
+    template_environment,
+)
+from safevla_bench.report.tables.table import UNNAMED, Cell, count_cell, metric_cell
+from safevla_bench.sources.logs import find_log
+from safevla_bench.sources.runs.folder import MAX_SCORES_BYTES, REPORT, RUN, SCORES, read_description
+from safevla_bench.text import NO_VALUE
+from safevla_bench.version import __version__
+
+# The runs of a folder
+
+MOST_RUNS = 1000
+_DEEPEST = 3
+"""Levels of folders below the one that is listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """One policy on one suite of one run; `cell` is None where there are no scores, and `problem` says why.
+
+    `run` is its folder below the one that is listed. `started` is `2026-11-22 15:03`, or empty where it is not known.
+    """
+
+    run: str
+    policy: str | None = None
+    cell: Summary | None = None
+    started: str = ""
+    simulated_by: str = ""
+    judged_by: str = ""
+    problem: str = ""
+
+    @property
+    def address(self) -> str:
+        """The path of the run's report on this server."""
+        return run_address(self.run, REPORT)
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """The row of the index, a cell for each of `HEADS`."""
+        policy, suite = Cell(self.policy or UNNAMED), Cell(NO_VALUE)
+        numbers = [Cell(NO_VALUE)] * (len(_METRICS) + 1)
+        if self.cell is None:
+            policy = Cell(NO_VALUE, detail=self.problem)
+        else:
+            suite = Cell(self.cell.suite or NO_VALUE)
+            numbers = [count_cell(self.cell.n), *(metric_cell(metric, self.cell) for metric in _METRICS)]
+        origin = (Cell(text or NO_VALUE) for text in (self.started, self.simulated_by, self.judged_by))
+        return (Cell(self.run), policy, suite, *numbers, *origin)
+
+
+_METRICS = (SR, SAFETY, VSI)
+HEADS = ("Run", "Policy", "Suite", "n", *(metric.heading for metric in _METRICS), "When", "Simulated by", "Judged by")
+
+
+def find_runs(folder: Path) -> dict[str, Path]:
+    """Return run name -> folder, sorted by name, the first `MOST_RUNS` alone; a run folder or file stands for itself.
+
+    A name is the path below `folder`. Folders are searched 3 levels deep, without links, hidden folders, and folders
+    inside a run. Raises `RunError` where there is no run, and `RecordError` for a file that is not an archive or a log
+    by its name.
+    """
+    if not folder.exists():
+        raise RunError(f"there is no {folder}", remedy="Name a run folder, or a folder that holds some.")
+    if folder.is_file() and find_log(folder) is None:
+        archive.detect_suffix(folder)
+    if folder.is_file() or _is_run(folder):
+        return {folder.resolve().name: folder}
+    folders = {path.relative_to(folder).as_posix(): path for path in _walk_runs(folder)}
+    if not folders:
+        remedy = "`safevla eval --out DIR` makes one; `safevla score FILE --out DIR` judges an archive into one."
+        raise RunError(f"{folder} holds no run", remedy=remedy)
+    return dict(sorted(folders.items())[:MOST_RUNS])
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / RUN).is_file() or (folder / SCORES).is_file()
+
+
+def _walk_runs(folder: Path) -> Iterator[Path]:
+    for place, folders, _ in os.walk(folder, followlinks=False):
+        path = Path(place)
+        depth = len(path.relative_to(folder).parts)
+        is_run = depth > 0 and _is_run(path)
+        if is_run:
+            yield path
+        folders[:] = [] if is_run or depth >= _DEEPEST else sorted(name for name in folders if name[:1] != ".")
+
+
+class _JudgedBy(msgspec.Struct):
+    version: str = ""
+    library: NamedDigest = NamedDigest("", "")
+    applicability: str = ""
+
+
+class _ScoresFile(msgspec.Struct):
+    cells: list[Summary] = []
+    judged_by: _JudgedBy = msgspec.field(default_factory=_JudgedBy)
+
+
+def list_runs(folders: Mapping[str, Path]) -> list[RunRow]:
+    """Return the rows of the runs, in the order of `folders`: one for each cell, or a single row with a problem.
+
+    Nothing is judged, and nothing is raised for a run whose files cannot be read.
+    """
+    return [row for name, path in folders.items() for row in _run_rows(name, path)]
+
+
+def _run_rows(name: str, path: Path) -> list[RunRow]:
+    started = _start_time(path)
+    try:
+        scores = msgspec.json.decode(read_input(path / SCORES, MAX_SCORES_BYTES), type=_ScoresFile)
+    except FileNotFoundError:
+        return [RunRow(name, started=started, problem="not judged yet")]
+    except NotADirectoryError:
+        return [RunRow(name, problem="an archive")]
+    except (OSError, ValueError, RecursionError):  # msgspec's errors are ValueErrors
+        return [RunRow(name, started=started, problem=f"{SCORES} cannot be read")]
+    if not scores.cells:
+        return [RunRow(name, started=started, problem="no episode")]
+    rules = f"{scores.judged_by.library.label} {scores.judged_by.version}".strip()
+    rules += ", applicability off" if scores.judged_by.applicability == "off" else ""
+    return [
+        RunRow(
+            name,
+            cell.policy,
+            cell,
+            started,
+            ", ".join(f"{package} {' and '.join(versions)}" for package, versions in cell.simulator.items()),
+            rules,
+        )
+        for cell in scores.cells
+    ]
+
+
+def _start_time(folder: Path) -> str:
+    try:
+        volatile = read_description(folder).get("volatile")
+        moment = datetime.fromisoformat(str(volatile["started"])) if isinstance(volatile, dict) else None
+    except (RunError, KeyError, ValueError):
+        return ""
+    return "" if moment is None else moment.strftime("%Y-%m-%d %H:%M")
+
+
+# Pages
+
+_INDEX, _RUN = "/", "/run/"
+_HTML = "text/html; charset=utf-8"
+_TYPES: Mapping[str, str] = {
+    ".html": _HTML,
+    ".json": "application/json",
+    ".png": "image/png",
+    ".jpg": "image/jpeg",
+    ".mp4": "video/mp4",
+    ".parquet": "application/octet-stream",
+}
+"""What is sent of a run, by the end of the name."""
+_MOST_BYTES = 1 << 28
+_NO_SCRIPT = (
+    "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+)
+
+
+def run_address(run: str, file: str) -> str:
+    """Return the path of a file of a run on this server, escaped: `/run/RUN/FILE`."""
+    return f"{_RUN}{quote(run, safe='')}/{quote(file)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer: status, bytes, their type, and the Content-Security-Policy of the page."""
+
+    status: HTTPStatus
+    content: bytes
+    content_type: str = _HTML
+    policy: str = "default-src 'none'"
+
+
+def _render_page(template: str, title: str, status: HTTPStatus = HTTPStatus.OK, **values: object) -> Reply:
+    style, script = page_style() + read_template("runs/runs.css"), read_template("runs/runs.js")
+    policy = content_security_policy(style, script)
+    page = template_environment().get_template(f"runs/{template}.html")
+    shown = {"policy": policy, "style": Markup(style), "script": Markup(script)}  # our own files, not anybody's text
+    return Reply(status, page.render(title=title, index=_INDEX, **shown, **values).encode(), _HTML, policy)
+
+
+def _not_found() -> Reply:
+    message = "There is no such page. Runs may have been moved since the index was made."
+    return _render_page("message", "Not found", HTTPStatus.NOT_FOUND, message=message)
+
+
+class RunSite:
+    """The runs below a folder as pages. Runs that are added later are found when the index is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        """Keep the folder, or the archive that stands for a run.
+
+        Raises as `find_runs` does, and `RecordError` for an archive whose first episode is bad.
+        """
+        self.folder = folder
+        self._reports: dict[str, bytes] = {}
+        self._judging = threading.Lock()
+        find_runs(folder)
+        if folder.is_file() and find_log(folder) is None:
+            for episodes in archive.read_episodes([folder], {0}):
+                if isinstance(episodes, RecordError):
+                    raise episodes
+
+    @property
+    def start(self) -> str:
+        """Return the path to open: of the report of the only run, else of the index."""
+        folders = find_runs(self.folder)
+        return run_address(next(iter(folders)), REPORT) if len(folders) == 1 else _INDEX
+
+    def describe_maker(self) -> list[str]:
+        """Return a sentence if there is one run, whose report is served, and it was judged by other rules."""
+        paths = list(find_runs(self.folder).values())
+        with suppress(SafevlaError):  # a run that cannot be read says so on its page
+            return judged.describe_maker(paths[0], find_rules(paths).provenance()) if len(paths) == 1 else []
+        return []
+
+    def reply(self, target: str) -> Reply:
+        """Return the answer to the target of a GET request, such as `/run/RUN/report.html`.
+
+        A target that leads nowhere is answered with status 404; a `SafevlaError` or `OSError` becomes a page with 409.
+        """
+        path = urlsplit(target).path
+        try:
+            if path == _INDEX:
+                rows = list_runs(find_runs(self.folder))
+                title, count = f"Runs in {self.folder.resolve().name}", len({row.run for row in rows})
+                return _render_page("index", title, heads=HEADS, rows=rows, count=count)
+            run, slash, file = path.removeprefix(_RUN).partition("/")
+            if path.startswith(_RUN) and slash:
+                return self._file(unquote(run), unquote(file))
+        except (SafevlaError, OSError) as error:  # OSError: a file that may not be read, or that went meanwhile
+            return _render_page("message", "That did not work", HTTPStatus.CONFLICT, message=str(error))
+        return _not_found()
+
+    def _file(self, run: str, file: str) -> Reply:
+        """Return a file of a run; a report that is missing is made now."""
+        path = find_runs(self.folder).get(run)
+        if path is None:
+            return _not_found()
+        if (own := _find_file(path, file)) is not None:
+            content, kind = read_input(own, _MOST_BYTES, within=path), _TYPES[own.suffix]
+        elif file == REPORT:
+            content, kind = self._make_report(run, path), _HTML
+        else:
+            return _not_found()
+        policy = _report_policy(content) if kind == _HTML else "default-src 'none'"
+        return Reply(HTTPStatus.OK, content, kind, policy)
+
+    def _make_report(self, run: str, path: Path) -> bytes:
+        with self._judging:
+            if run not in self._reports:
+                self._reports[run] = render_report(judge([path], find_rules([path]))).encode()
+            return self._reports[run]
+
+
+def _find_file(run: Path, file: str) -> Path | None:
+    """Return a file of a run that may be sent; None where it is absent, hidden, of another type, or outside the run."""
+    parts = file.split("/")
+    if not run.is_dir() or "\0" in file or any(part in ("", ".", "..") or part[:1] == "." for part in parts):
+        return None
+    path = run.joinpath(*parts)
+    try:
+        is_inside = path.resolve(strict=True).is_relative_to(run.resolve())
+    except (OSError, RuntimeError):  # no such file, or too long a name; before Python 3.13 RuntimeError: a circle
+        return None
+    return path if is_inside and path.is_file() and path.suffix in _TYPES else None
+
+
+def _report_policy(content: bytes) -> str:
+    head = content.replace(b"&#39;", b"'")[:4096]
+    plain = content_security_policy(page_style(), page_script())
+    with_player = content_security_policy(page_style(), page_script(), *player_scripts())
+    return next((own for own in (plain, with_player) if f'content="{own}"'.encode() in head), _NO_SCRIPT)
+
+
+# The server
+
+_LOOPBACK = "127.0.0.1"
+PORT = 8642
+"""The port where none is asked for, and it is free."""
+
+
+class RunServer(ThreadingHTTPServer):
+    """Serves a `RunSite`; `address` is where it is."""
+
+    daemon_threads = True
+
+    def __init__(self, site: RunSite, port: int) -> None:
+        self.site = site
+        super().__init__((_LOOPBACK, port), _Handler)
+
+    @property
+    def address(self) -> str:
+        """Return the address without a path, such as `http://127.0.0.1:8642`."""
+        return f"http://{_LOOPBACK}:{self.server_address[1]}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Do nothing: a browser that goes away in the middle of an answer is not an error."""
+
+
+def start_server(site: RunSite, port: int | None = None) -> RunServer:
+    """Return a server bound to a port of 127.0.0.1; requests are answered once its `serve_forever` runs.
+
+    Without a port it is 8642, or any free port where 8642 is taken; port 0 is any free port. Raises `RunError` for a
+    port that is taken or not allowed, and `OverflowError` for one that is not from 0 to 65535.
+    """
+    try:
+        return RunServer(site, PORT if port is None else port)
+    except OSError as error:
+        if port is None and error.errno == errno.EADDRINUSE:
+            return RunServer(site, 0)
+        remedy = "Choose another by --port, or leave it out for any free one."
+        raise RunError(f"port {port} cannot be used: {error.strerror}", remedy=remedy) from None
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: RunServer
+    server_version, sys_version = f"safevla/{__version__}", ""
+    timeout = 60
+
+    def do_GET(self) -> None:
+        self._send(with_content=True)
+
+    def do_HEAD(self) -> None:
+        self._send(with_content=False)
+
+    def _send(self, *, with_content: bool) -> None:
+        """Send status, headers and, if `with_content`, the page; 403 where `Host` is not this machine alone."""
+        port = self.server.server_address[1]
+        if self.headers.get_all("Host") in ([f"{_LOOPBACK}:{port}"], [f"localhost:{port}"]):
+            reply = self.server.site.reply(self.path)
+        else:
+            refusal = b"This server is for this machine alone.\n"
+            reply = Reply(HTTPStatus.FORBIDDEN, refusal, "text/plain; charset=utf-8")
+        self.send_response(reply.status)
+        headers = {
+            "Content-Type": reply.content_type,
+            "Content-Length": str(len(reply.content)),
+            "Content-Security-Policy": f"{reply.policy}; frame-ancestors 'none'",
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Cache-Control": "no-store",
+        }
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if with_content:
+            self.wfile.write(reply.content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Write nothing: requests are the user's own."""
