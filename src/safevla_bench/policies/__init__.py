@@ -15,8 +15,8 @@ from safevla_bench.errors import PolicyError
 from safevla_bench.interface import Policy
 from safevla_bench.plugins import NO_ARGUMENTS, PluginGroup, format_call
 from safevla_bench.policies.servers import entries
+from safevla_bench.policies.servers.client import KINDS
 from safevla_bench.policies.servers.endpoint import KEY
-from safevla_bench.policies.servers.wires import WIRES
 
 GROUP = "safevla_bench.policies"
 _POLICIES = PluginGroup(GROUP, "policy", "Policies", PolicyError)
@@ -78,7 +78,7 @@ def runs_code(spec: str) -> bool:
     A policy that is not known to be data or a server's counts as code.
     """
     name = spec.partition(":")[0]
-    return entries.MARK not in name and not (name in _PLAYED.union(WIRES) and _POLICIES.is_own(name))
+    return entries.MARK not in name and not (name in _PLAYED.union(KINDS) and _POLICIES.is_own(name))
 
 
 def describe_call(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str | None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import InvalidActionError, PolicyError, ReplyError, ServerRefusedError
 from safevla_bench.interface import Action, Observation, Task, Wants
-from safevla_bench.policies.servers.dialect import Dialect
+from safevla_bench.policies.servers.dialects import Dialect
 from safevla_bench.policies.servers.endpoint import Greeting
 
 

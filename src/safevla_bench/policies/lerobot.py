@@ -11,13 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from safevla_bench.errors import PolicyError, truncate_text
 from safevla_bench.interface import Observation, Task
 from safevla_bench.policies.chunking import ChunkedPolicy
-from safevla_bench.policies.servers.dialect import Dialect
-from safevla_bench.policies.servers.dialects import choose_dialect, read_reply
+from safevla_bench.policies.servers.dialects import Dialect, choose_dialect, read_reply
 
 Tensors = dict[str, Any]
 _IMAGES = "observation.images."
@@ -108,7 +108,7 @@ def _rename_images(dialect: Dialect, text: str | None) -> Dialect:
         problem = f"rename={text} does not fit the dialect {dialect.name!r}"
         raise PolicyError(problem, remedy=f"Write OLD:NEW of its images: {', '.join(own)}.")
     renamed = {id(own[old]): (f"{_IMAGES}{new}",) for old, new in names.items()}
-    fields = tuple(replace(field, path=renamed.get(id(field), field.path)) for field in dialect.fields)
+    fields = tuple(structs.replace(field, path=renamed.get(id(field), field.path)) for field in dialect.fields)
     return replace(dialect, fields=fields)
 
 

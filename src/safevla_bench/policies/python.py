@@ -35,7 +35,7 @@ from safevla_bench.interface import (
     Wants,
 )
 from safevla_bench.policies.servers.endpoint import Greeting
-from safevla_bench.policies.servers.image_transforms import flip_image, to_axis_angle
+from safevla_bench.policies.servers.transforms import flip_image, to_axis_angle
 
 ORIENTATIONS: Mapping[str, str] = {"upright": "vertical", "libero-vla": "180", "simulator": "none"}
 """How a policy is shown images -> how MuJoCo's own rendering, which begins at the bottom row, is flipped for it.

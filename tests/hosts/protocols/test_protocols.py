@@ -9,7 +9,7 @@ from safevla_bench.errors import RunError
 from safevla_bench.hosts import protocols
 from safevla_bench.hosts.libero.host import STILL
 from safevla_bench.jobs.doctor import simulators
-from safevla_bench.policies.servers.dialect import STATES
+from safevla_bench.policies.servers.transforms import STATES
 
 NAMES = protocols.protocol_names()
 LIBERO = ("libero-spatial", "libero-object", "libero-goal", "libero-10")

@@ -13,7 +13,7 @@ from safevla_bench.hosts import protocols
 from safevla_bench.interface import Observation, Task
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers import dialects, entries
-from safevla_bench.policies.servers.dialect import Dialect
+from safevla_bench.policies.servers.dialects import Dialect
 from safevla_bench.report.published import PAPER, load_published
 from strict_server import StrictServer
 

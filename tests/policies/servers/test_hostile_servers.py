@@ -28,7 +28,7 @@ from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers import codecs
 from safevla_bench.policies.servers import connection as websocket
 from safevla_bench.policies.servers.codecs import GR00T, OPENPI, VLA_EVAL, has_more_values
-from safevla_bench.policies.servers.openpi import MAX_CHARACTERS, MAX_LINE_CHARACTERS
+from safevla_bench.policies.servers.connection import MAX_CHARACTERS, MAX_LINE_CHARACTERS
 from stub_servers import chunk, gr00t_action, openpi, vla_eval, websockets
 
 MIB = 2**20

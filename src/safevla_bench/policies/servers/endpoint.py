@@ -36,6 +36,15 @@ class Timeouts:
     answer_s: float = ANSWER_S
 
 
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """The servers of a policy: addresses to try in their order, how long to wait for them, and their key."""
+
+    addresses: tuple[str, ...]
+    timeouts: Timeouts
+    key: str | None = None
+
+
 def parse_addresses(arg: str | None, policy: str, schemes: Sequence[str], port: int) -> tuple[str, ...]:
     """Return the servers of `URL[,URL...]`, beginning with this worker's; the scheme and the port may be left out.
 

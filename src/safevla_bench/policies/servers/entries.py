@@ -15,7 +15,7 @@ import msgspec
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface import Action, Observation, Policy, RemotePolicy, Task
 from safevla_bench.policies.servers import dialects
-from safevla_bench.policies.servers.dialect import Dialect
+from safevla_bench.policies.servers.dialects import Dialect
 from safevla_bench.policies.servers.endpoint import Greeting
 
 UNKNOWN = "unknown"
