@@ -106,14 +106,7 @@ class ChunkedPolicy:
         self.model.close()
 
     def _infer_chunk(self, observation: Observation) -> NDArray[np.float64]:
-        """Ask the model, add the seconds to `calls_s`, and return the actions to carry out, [H, A], at most `replan`.
-
-        Raises:
-            InvalidActionError: the chunk is not [H, A] with H ≥ 1.
-            ServerRefusedError: no reply could be used yet, and this reply cannot be read or has fewer than `replan`
-                actions.
-            PolicyError: the same after a reply that could be used. What else the model raises passes.
-        """
+        """Ask the model, add the seconds to `calls_s`, and return the actions to carry out, [H, A], at most `replan`."""
         start = time.perf_counter()
         try:
             chunk = self.model.infer(observation)

@@ -52,10 +52,7 @@ def measure_divergence(
 
 
 def _body_divergence(take: RecordedActions, played: Batch, tolerance: float) -> dict[str, object]:
-    """Return the fields of `measure_divergence` from the positions of bodies that recording and replay share.
-
-    `compared` of 0 alone where they share none.
-    """
+    """Return the fields of `measure_divergence` from the positions of bodies that recording and replay share."""
     bodies, places = played.body_pos_m.episode_poses(0)
     divergence, exact, count = {}, True, 0
     for column, body in enumerate(bodies):
@@ -77,11 +74,7 @@ _ROUNDED_RAD = 1e-5
 def _proprioception_divergence(
     recorded: Floats, observed: Sequence[Observation], tolerance: float
 ) -> dict[str, object]:
-    """Return the fields of `measure_divergence` from the proprioception after each action, and `basis`.
-
-    Row k of `recorded`, [n, 8], is compared with `observed[k]`, and is step k + 1. `exact` is of the float32 numbers of
-    positions, and of rotations within what float32 holds. `compared` of 0 alone where there is nothing to compare.
-    """
+    """Return the fields of `measure_divergence` from the proprioception after each action, and `basis`."""
     count = min(len(recorded), len(observed))
     if not count:
         return {"compared": 0}

@@ -97,10 +97,7 @@ def make(
 
 
 def _rename_images(dialect: Dialect, text: str | None) -> Dialect:
-    """Return the dialect with the image keys that `OLD:NEW,...` names renamed; the dialect as it is for None.
-
-    Raises `PolicyError` for an image that the dialect has not, or an empty new name.
-    """
+    """Return the dialect with the image keys that `OLD:NEW,...` names renamed; the dialect as it is for None."""
     names = dict(pair.partition(":")[::2] for pair in text.split(",")) if text else {}
     own = {field.path[0].removeprefix(_IMAGES): field for field in dialect.fields if field.camera}
     unknown = sorted(set(names) - set(own))
@@ -113,11 +110,7 @@ def _rename_images(dialect: Dialect, text: str | None) -> Dialect:
 
 
 def _load_policy(path: str, device: str, dialect: Dialect, n_action_steps: int | None) -> LerobotModel:
-    """Load a saved policy and its processors onto a device, ready to be asked; imports torch and LeRobot.
-
-    Raises:
-        PolicyError: LeRobot is not installed, cannot load the policy, or `n_action_steps` or the images do not fit it.
-    """
+    """Load a saved policy and its processors onto a device, ready to be asked; imports torch and LeRobot."""
     try:
         import torch
         from lerobot.configs.policies import PreTrainedConfig
@@ -143,10 +136,7 @@ def _load_policy(path: str, device: str, dialect: Dialect, n_action_steps: int |
 
 
 def _set_action_steps(config: Any, steps: int | None) -> None:
-    """Set in `config` how many actions of a chunk are carried out, as `--policy.n_action_steps` does.
-
-    None changes nothing. Raises `PolicyError` where a chunk holds fewer, or the policy has no such setting.
-    """
+    """Set in `config` how many actions of a chunk are carried out, as `--policy.n_action_steps` does."""
     if steps is None:
         return
     most = getattr(config, "chunk_size", steps)
@@ -157,10 +147,9 @@ def _set_action_steps(config: Any, steps: int | None) -> None:
 
 
 def _check_images(trained: Iterable[str], dialect: Dialect) -> None:
-    """Raise `PolicyError` for a policy that was trained with other images than it would be shown.
+    """Raise `PolicyError` unless one of the sets of names, trained and shown, holds the other.
 
-    The rule is LeRobot's own (validate_visual_features_consistency of src/lerobot/policies/utils.py at 7427f31): one of
-    the two sets of names holds the other.
+    LeRobot's own rule: validate_visual_features_consistency of src/lerobot/policies/utils.py at 7427f31.
     """
     wanted = {name.removeprefix(_IMAGES) for name in trained}
     shown = {field.path[0].removeprefix(_IMAGES): field.camera for field in dialect.fields if field.camera}

@@ -193,11 +193,7 @@ def adopt_object(name: str, policy: object) -> Policy:
 
 
 def _import_module(name: str) -> object:
-    """Import a module by name and return it; the current folder goes to the front of `sys.path`, for good.
-
-    Raises:
-        PolicyError: there is no such module, or its import fails; names the line where it raised.
-    """
+    """Import a module by name and return it; the current folder goes to the front of `sys.path`, for good."""
     folder = os.getcwd()
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -231,12 +227,7 @@ def _resolve_name(module: object, name: str) -> object:
 
 
 def _call_factory(owner: str, factory: object, arguments: Mapping[str, str]) -> object:
-    """Return what the factory makes of the arguments; an object that has `act` and is no class is returned as it is.
-
-    Raises:
-        PolicyError: the factory cannot be called, does not take the arguments, or raises; or a finished object is given
-            arguments.
-    """
+    """Return what the factory makes of the arguments; an object that has `act` and is no class is returned as it is."""
     if hasattr(factory, "act") and not isinstance(factory, type):
         if arguments:
             problem = f"{owner} is a finished object and takes no arguments, but got {', '.join(arguments)}"
@@ -255,10 +246,7 @@ def _call_factory(owner: str, factory: object, arguments: Mapping[str, str]) -> 
 
 
 def _check_arguments(owner: str, factory: Callable[..., object], arguments: Mapping[str, str]) -> None:
-    """Raise `PolicyError` where the factory's signature does not take these keyword arguments.
-
-    A callable whose signature cannot be told passes.
-    """
+    """Raise `PolicyError` where the factory's signature does not take these keyword arguments."""
     try:
         signature = inspect.signature(factory)
     except ValueError:  # some built-in callables have none

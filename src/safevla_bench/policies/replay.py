@@ -149,13 +149,7 @@ class Replay:
         return next(take for take in self._takes if (take.source, take.name) == key)
 
     def _choose_take(self, task: Task, index: int) -> RecordedActions:
-        """Return the recorded episode of a task and initial state.
-
-        Where no record of the task names an initial state, the `index`-th of them.
-
-        Raises:
-            PolicyError: none fits, or several are of this initial state; lists what the recording holds.
-        """
+        """Return the recorded episode of a task and initial state."""
         fitting = [take for take in self._takes if take.is_of_task(task)]
         if not fitting:
             raise PolicyError(
@@ -176,10 +170,7 @@ class Replay:
     def _refuse_choice(
         self, task: Task, index: int, indexed: Sequence[RecordedActions], several: Sequence[RecordedActions]
     ) -> RecordedActions:
-        """Raise `PolicyError` because several records, or none, are of this initial state; return nothing.
-
-        The remedy lists the policies of `several`, or else the initial states of `indexed`.
-        """
+        """Raise `PolicyError` because several records, or none, are of this initial state; return nothing."""
         where = f"{task.benchmark} {task.task_id} from initial state {index}"
         if several:
             policies = ", ".join(dict.fromkeys(str(take.policy) for take in several))
@@ -243,10 +234,7 @@ def _are_absolute(path: Path, takes: Sequence[RecordedActions]) -> bool:
 
 
 def _select_policy(takes: Sequence[RecordedActions], policy: str | None) -> Sequence[RecordedActions]:
-    """Return the episodes of one policy, all for None; [] of an empty recording.
-
-    Raises `PolicyError` where the recording has episodes and none of that policy.
-    """
+    """Return the episodes of one policy, all for None; [] of an empty recording."""
     chosen = [take for take in takes if policy in (None, take.policy)]
     if takes and not chosen:
         policies = ", ".join(dict.fromkeys(str(take.policy) for take in takes))
@@ -255,11 +243,7 @@ def _select_policy(takes: Sequence[RecordedActions], policy: str | None) -> Sequ
 
 
 def _read_run(path: Path) -> list[RecordedActions]:
-    """Return the episodes of an archive or run folder; [] where it holds none.
-
-    Raises `RunError`, `RecordError` or `CollectedError` where it cannot be read or an episode is bad, and `PolicyError`
-    where an episode holds no actions.
-    """
+    """Return the episodes of an archive or run folder; [] where it holds none."""
     batch, index = read_sources([path])
     index.require_valid()
     ((_, description),) = index.descriptions
@@ -269,11 +253,7 @@ def _read_run(path: Path) -> list[RecordedActions]:
 
 
 def _iter_takes(path: Path, batch: Batch, waited: Mapping[str, Any]) -> Iterator[RecordedActions]:
-    """Yield each episode of a batch with its actions, states and bodies' paths.
-
-    `waited` is the run's protocol, for the numbers of settling steps. Raises `PolicyError` at an episode whose actions
-    are not as many as its steps.
-    """
+    """Yield each episode of a batch with its actions, states and bodies' paths."""
     absolute, drawn = mark_flags(batch, ABSOLUTE), mark_flags(batch, DRAWN)
     for e, header in enumerate(batch.headers):
         actions = batch.action.episode_rows(e)

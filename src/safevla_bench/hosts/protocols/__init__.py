@@ -209,10 +209,7 @@ def describe_field(field: str) -> str:
 
 
 def _field_key(field: str) -> str:
-    """Return the key of `FIELDS` for a field; fields by suite, or by host and package, share a key.
-
-    Raises `KeyError` for a field of no protocol.
-    """
+    """Return the key of `FIELDS` for a field; fields by suite, or by host and package, share a key."""
     parts = field.split(".")
     names = [".".join(parts[:k]) for k in range(len(parts), 0, -1)]
     key = next((name for name in names if name in FIELDS), None)

@@ -51,10 +51,7 @@ def _hosts_to_test(host: str | None, simulated: list[str]) -> list[str]:
 
 
 def _check_plugins() -> Iterator[Diagnosis]:
-    """Yield an error for each host that does not load, the names of those that do, then the policies of plug-ins.
-
-    A host of another distribution that brings no tags of its tasks is a warning.
-    """
+    """Yield an error for each host that does not load, the names of those that do, then the policies of plug-ins."""
     loaded = []
     for name in hosts.host_names():
         owner = hosts.host_owner(name)

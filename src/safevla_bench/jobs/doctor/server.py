@@ -127,10 +127,7 @@ def _task(dialect: str, suite: str | None) -> Task:
 
 
 def _ask(spec: str, arguments: dict[str, str], task: Task) -> ServerAnswer:
-    """Connect, send one observation `REQUESTS` times, disconnect, and return the answer.
-
-    A server of `safevla serve` may name an argument that is missing: it is then asked once more with that.
-    """
+    """Connect, send one observation `REQUESTS` times, disconnect, and return the answer."""
     policy = cast("ChunkedPolicy", make_policy(spec, arguments))
     model = cast("ServedModel", policy.model)
     try:
@@ -274,10 +271,7 @@ def _format_eval(spec: str, answer: ServerAnswer, task: Task) -> str:
 
 
 def _describe_refusals(kind: ClientKind, refusals: Mapping[str, PolicyError], host: str | None) -> Iterator[Diagnosis]:
-    """Yield a failed check for each different error of the dialects that were tried, or that there was none to try.
-
-    Where any dialect got a reply, only those dialects are told of; else those that the server did not refuse.
-    """
+    """Yield a failed check for each different error of the dialects that were tried, or that there was none to try."""
     answered = {name: error for name, error in refusals.items() if isinstance(error, ReplyError)}
     asked = {name: error for name, error in refusals.items() if not isinstance(error, ServerRefusedError)}
     refusals = answered or asked or refusals  # what a server answered says more than a dialect that it refused

@@ -161,10 +161,7 @@ def check_simulators(versions: Mapping[str, str], host: str | None = None) -> It
 
 
 def _check_conflicts(versions: Mapping[str, str], present: list[str]) -> Iterator[Diagnosis]:
-    """Yield an error if two distributions share a folder, or if installed simulators need different versions.
-
-    `versions` is distribution -> version; `present` are the hosts whose simulator is installed.
-    """
+    """Yield an error if two distributions share a folder, or if installed simulators need different versions."""
     remedy = (
         "Make an environment for each: python -m venv, "
         "then one of the extras libero, robocasa (or robosuite) and metaworld."
@@ -187,10 +184,7 @@ def _disagree(host: str, other: str) -> bool:
 
 
 def _check_versions(host: str, versions: Mapping[str, str]) -> Iterator[Diagnosis]:
-    """Yield an error for a host's missing distributions, and a diagnosis for each of another version.
-
-    Where there is neither, one that all are as tested.
-    """
+    """Yield an error for a host's missing distributions, and a diagnosis for each of another version."""
     simulator = tested_versions().hosts[host]
     absent = [name for name in simulator.versions if name not in versions]
     if absent:

@@ -131,10 +131,7 @@ def _open_door(seen: Observation, name: str, style: MobileStyle) -> Move:
 
 
 def _pull_handle(seen: Observation, name: str, by: float, style: MobileStyle) -> Move:
-    """Take the handle, move it by `by` (rad or m) along the joint's course, and let go.
-
-    The base drives; the arm pulls a drawer on where the base has no room.
-    """
+    """Take the handle, move it by `by` (rad or m) along the joint's course, and let go."""
     joint, bar, yaw = read_scene(seen).joints[name], handle_box(read_scene(seen), name), base_yaw(seen)
     way = motion_direction(joint, bar.center_m) * np.sign(by)
     upright = abs(bar.long_axis[2]) > _UPRIGHT

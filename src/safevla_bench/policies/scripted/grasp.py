@@ -136,11 +136,7 @@ def _side_grasps(center: Floats, side: Floats, length: Floats, half_height: floa
 
 
 def _piece_grasps(scene: Privileged, name: str, yaw_rad: float) -> Iterator[Grasp]:
-    """Yield grasps across each narrow piece of a body, such as a handle.
-
-    `off_m` grows with the distance from the body's middle. Nothing is yielded where the scene has no pieces of the
-    body.
-    """
+    """Yield grasps across each narrow piece of a body, such as a handle."""
     boxes = scene.pieces.get(name)
     if boxes is None:
         return

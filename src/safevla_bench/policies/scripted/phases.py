@@ -177,10 +177,7 @@ def advance_placement(
 
 
 def _is_finished(progress: PlacementProgress, seen: Observation, style: Style) -> bool:
-    """Return whether the phase has reached its end: the hand its goal, or the fingers their steps; never in DONE.
-
-    APPROACH also demands the yaw. Time that is up is `is_overdue`, and not asked here.
-    """
+    """Return whether the phase has reached its end: the hand its goal, or the fingers their steps; never in DONE."""
     offset = progress.goal_m - seen.eef_pos_m
     off = float(np.linalg.norm(offset))
     match progress.phase:

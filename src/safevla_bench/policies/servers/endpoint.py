@@ -59,11 +59,7 @@ def parse_addresses(arg: str | None, policy: str, schemes: Sequence[str], port: 
 
 
 def _parse_address(text: str, policy: str, schemes: Sequence[str], port: int) -> str:
-    """Return one address as SCHEME://HOST:PORT/PATH.
-
-    Scheme and port that the text leaves out are the first and the default. Raises `PolicyError` for other texts, and,
-    without repeating the text, for one with a user, a query or a fragment.
-    """
+    """Return one address as SCHEME://HOST:PORT/PATH."""
     try:
         split = urlsplit(text if "://" in text else f"{schemes[0]}://{text}")
     except ValueError:
@@ -95,10 +91,7 @@ def parse_timeouts(connect_timeout_s: str | None, timeout_s: str | None) -> Time
 
 
 def _parse_seconds(name: str, text: str | None, default: float) -> float:
-    """Return a time in seconds, `default` for None.
-
-    Raises `PolicyError`, naming the argument, unless above 0 and finite.
-    """
+    """Return a time in seconds, `default` for None."""
     try:
         seconds = default if text is None else float(text)
     except ValueError:
@@ -124,10 +117,7 @@ def read_key(key_env: str | None = None, key_file: str | None = None) -> str | N
 
 
 def _read_key_file(path: Path) -> str:
-    """Return the key in a file, and hide it from now on.
-
-    Raises `PolicyError` where the file cannot be read or is empty.
-    """
+    """Return the key in a file, and hide it from now on."""
     try:
         secret = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -142,10 +132,7 @@ def _read_key_file(path: Path) -> str:
 
 
 def _register_key(secret: str, source: str) -> str:
-    """Return the key; from now on it is hidden wherever text is printed or written.
-
-    Raises `PolicyError` where it is not one line of printable ASCII; `source` names its place in the error.
-    """
+    """Return the key; from now on it is hidden wherever text is printed or written."""
     if not secret.isascii() or not secret.isprintable():
         raise PolicyError(f"{source} does not hold a key", remedy="A key is one line of printable ASCII.")
     learn_secret(secret)
@@ -192,11 +179,7 @@ def _sanitize_map(mapping: Mapping[object, object], secret: str | None, depth: i
 
 
 def _sanitize_value(value: object, secret: str | None, depth: int) -> object:
-    """Return a value as plain JSON without secrets.
-
-    Arrays become dtype and shape, bytes their number, infinite numbers and integers of 64 bits and more text; texts are
-    cut at 200 characters, and what is nested five levels deep becomes `...`.
-    """
+    """Return a value as plain JSON without secrets."""
     if value is None or isinstance(value, bool | int):
         return value if value is None or abs(value) < 2**63 else str(value)[:_LETTERS]
     if isinstance(value, float):

@@ -314,10 +314,7 @@ def check_modalities(modalities: Mapping[str, Modality], dialect: Dialect) -> No
 
 
 def _mismatches(modalities: Mapping[str, Modality], dialect: Dialect) -> Iterator[str]:
-    """Yield a sentence for each way in which a model's modalities differ from what the dialect sends and reads.
-
-    Keys that the dialect sends and the model does not take are no mismatch.
-    """
+    """Yield a sentence for each way in which a model's modalities differ from what the dialect sends and reads."""
     sent = {".".join(field.path) for field in dialect.fields}
     for name in (VIDEO, STATE, LANGUAGE):
         modality = modalities.get(name, Modality((), 1))

@@ -81,10 +81,7 @@ def exchange(
 
 @contextmanager
 def _hang_up_after(connection: socket.socket, seconds: float, over: threading.Event) -> Iterator[None]:
-    """Set `over` and shut the connection down when the block takes longer than `seconds`.
-
-    A server that sends a byte now and then would hold up every read anew.
-    """
+    """Set `over` and shut the connection down when the block takes longer than `seconds`."""
 
     def hang_up() -> None:
         over.set()

@@ -185,10 +185,7 @@ def to_quaternion(axis_angle: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _parse_image(request: Mapping[object, object], key: str, wants: Wants) -> NDArray[np.uint8]:
-    """Return the image under a key, turned from right to left, so that it is upright again.
-
-    Raises `PolicyError` where it is missing, or not uint8 of the size that the policy wants.
-    """
+    """Return the image under a key, turned from right to left, so that it is upright again."""
     image = _require_array(request, key, "u", 3)
     if image.dtype != np.uint8 or image.shape != (*wants.image_size, 3):
         remedy = f"It is to be uint8 of {[*wants.image_size, 3]}: safevla's client takes --policy-arg image_size=N."
@@ -213,10 +210,7 @@ def _early_response(connection: ServerConnection, request: Request, key: str | N
 
 
 def _handle_connection(connection: ServerConnection, served: ServedPolicy) -> None:
-    """Greet a client and serve its episode until it hangs up or is silent.
-
-    Where anything fails, sends the error's text, or the traceback of an error that is not ours, and closes.
-    """
+    """Greet a client and serve its episode until it hangs up or is silent."""
     from websockets.exceptions import ConnectionClosed
 
     try:
@@ -234,11 +228,7 @@ def _format_error(error: PolicyError) -> str:
 
 
 def _serve_episode(connection: ServerConnection, served: ServedPolicy) -> None:
-    """Answer each request with one action [1, A] until the client is silent; the first request resets the policy.
-
-    Raises `PolicyError` for a frame that is no readable request, or where no policy becomes free, whatever the policy
-    raises, and the library's `ConnectionClosed` where the client hangs up.
-    """
+    """Answer each request with one action [1, A] until the client is silent; the first request resets the policy."""
     observation = _receive_observation(connection, served.wants)
     if observation is None:
         return
@@ -253,10 +243,7 @@ def _serve_episode(connection: ServerConnection, served: ServedPolicy) -> None:
 
 
 def _receive_observation(connection: ServerConnection, wants: Wants) -> Observation | None:
-    """Return the next request's observation; None where the client is silent for `SILENT_S`.
-
-    Raises `PolicyError` for a frame that is no readable request, and the library's `ConnectionClosed`.
-    """
+    """Return the next request's observation; None where the client is silent for `SILENT_S`."""
     try:
         frame = connection.recv(SILENT_S)
     except TimeoutError:

@@ -178,10 +178,7 @@ def state_part(name: str, observation: Observation) -> Floats:
 
 
 def _pose_in_base(observation: Observation) -> tuple[Floats, Floats]:
-    """Return the end effector's position and wxyz orientation in the frame of the mobile base.
-
-    Of q and −q the quaternion with w ≥ 0, as robosuite's `mat2quat` gives RoboCasa's `base_to_eef_quat`.
-    """
+    """Return the end effector's position and wxyz orientation in the frame of the mobile base."""
     if observation.base_pos_m is None or observation.base_quat_wxyz is None:
         raise TypeError
     back = observation.base_quat_wxyz * [1, -1, -1, -1]

@@ -41,10 +41,7 @@ class CameraView:
     crop: float | None
 
     def __call__(self, image: transforms.Image) -> transforms.Image:
-        """Return the prepared picture, uint8 [*size, 3], of an upright image [H, W, 3].
-
-        Raises `PolicyError` for an image of another size where the protocol does not resize.
-        """
+        """Return the prepared picture, uint8 [*size, 3], of an upright image [H, W, 3]."""
         shown = transforms.flip_image(image, self.flip)
         if self.jpeg:
             shown = transforms.pass_through_jpeg(shown)
