@@ -106,7 +106,6 @@ class ChunkedPolicy:
         self.model.close()
 
     def _infer_chunk(self, observation: Observation) -> NDArray[np.float64]:
-        """Ask the model, add the seconds to `calls_s`, and return the actions to carry out, [H, A], at most `replan`."""
         start = time.perf_counter()
         try:
             chunk = self.model.infer(observation)

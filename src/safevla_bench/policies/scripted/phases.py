@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.interface import Observation, Privileged
+from safevla_bench.policies.mobile.moves import box_center
 from safevla_bench.policies.scripted import geometry
 from safevla_bench.policies.scripted.geometry import (
     UPRIGHT,
@@ -19,7 +20,7 @@ from safevla_bench.policies.scripted.geometry import (
     remaining_turn,
 )
 from safevla_bench.policies.scripted.grasp import OPEN_M, Grasp, rank_grasps
-from safevla_bench.policies.scripted.plan import Placement, Style, box_center, target_point
+from safevla_bench.policies.scripted.plan import Placement, Style, target_point
 
 Floats = NDArray[np.float64]
 
@@ -33,6 +34,7 @@ _LOST_M = 0.03
 """A held object that is so much further from the hand than it was has been dropped."""
 _OFF_THE_GROUND_M = 0.004
 _UP_M = 0.10
+_PAUSE_STEPS = 10
 
 
 class Phase(Enum):
@@ -124,6 +126,64 @@ class PlacementProgress:
         """True if the phase has taken as many steps as it may."""
         return self.steps >= TIMEOUT_STEPS.get(self.phase, 10**9)
 
+    @property
+    def is_over(self) -> bool:
+        """True if the object was let go, and left alone long enough to look whether it is where it should be."""
+        return self.phase is Phase.DONE and self.steps >= _PAUSE_STEPS
+
+    def target(self, seen: Observation, style: Style) -> HandTarget:
+        """Return the hand's target in the present phase; paths are followed in APPROACH and CARRY only."""
+        grasp = self.grasp
+        point = next_point(self.path, self.goal_m, seen.eef_pos_m, style.corner_m)
+        match self.phase:
+            case Phase.APPROACH:
+                return HandTarget(point, grasp.yaw_rad, grasp.aperture_m, style.cruise)
+            case Phase.CARRY:
+                return HandTarget(point, grasp.yaw_rad, CLOSED_M, style.cruise)
+            case Phase.DESCEND:
+                return HandTarget(self.goal_m, grasp.yaw_rad, grasp.aperture_m, style.final)
+            case Phase.CLOSE | Phase.PULL | Phase.LIFT | Phase.LOWER:
+                return HandTarget(self.goal_m, grasp.yaw_rad, CLOSED_M, style.final)
+            case Phase.OPEN | Phase.RETREAT | Phase.DONE:
+                return HandTarget(self.goal_m, grasp.yaw_rad, OPEN_M, style.final)
+
+    def advance(self, seen: Observation, scene: Privileged, style: Style) -> PlacementProgress:
+        """Return the progress after one more step: the same phase, or the next with its decisions made.
+
+        An object that has moved before the descent gets a new grasp; a dropped object begins a further attempt.
+        """
+        if not (self._is_finished(seen, style) or self.is_overdue):
+            return replace(self, steps=self.steps + 1)
+        gone = np.linalg.norm(box_center(scene, self.subgoal.body) - self.seen_m)
+        if self.phase is Phase.APPROACH and gone > _MOVED_M:
+            return begin_placement(self.subgoal, seen, scene, style, self.attempt)
+        if self.phase in (Phase.LIFT, Phase.CARRY) and self.hand_distance(seen, scene) > self.hold_m + _LOST_M:
+            return begin_placement(self.subgoal, seen, scene, style, self.attempt + 1)
+        return _next_phase(self, seen, scene, style)
+
+    def hand_distance(self, seen: Observation, scene: Privileged) -> float:
+        """Return the distance of the object's middle from the grip site, m."""
+        return float(np.linalg.norm(box_center(scene, self.subgoal.body) - seen.eef_pos_m))
+
+    def _is_finished(self, seen: Observation, style: Style) -> bool:
+        """Return whether the hand has reached its goal, or the fingers their steps; never in DONE."""
+        offset = self.goal_m - seen.eef_pos_m
+        off = float(np.linalg.norm(offset))
+        match self.phase:
+            case Phase.CLOSE | Phase.OPEN:
+                return self.steps >= style.dwell_steps
+            case Phase.APPROACH:
+                turn = float(np.linalg.norm(remaining_turn(seen.eef_quat_wxyz, self.grasp.yaw_rad)))
+                return off < style.corner_m and turn < _FACING_RAD
+            case Phase.CARRY:
+                return off < style.corner_m
+            case Phase.PULL:
+                return off < _AT_M
+            case Phase.DONE:
+                return False
+            case _:
+                return abs(offset[2]) < _AT_M and off < _NEAR_M
+
 
 def begin_placement(
     placement: Placement, seen: Observation, scene: Privileged, style: Style, attempt: int = 0
@@ -143,74 +203,7 @@ def begin_placement(
     )
 
 
-def placement_target(progress: PlacementProgress, seen: Observation, style: Style) -> HandTarget:
-    """Return the hand's target in the present phase; paths are followed in APPROACH and CARRY only."""
-    grasp = progress.grasp
-    point = next_point(progress.path, progress.goal_m, seen.eef_pos_m, style.corner_m)
-    match progress.phase:
-        case Phase.APPROACH:
-            return HandTarget(point, grasp.yaw_rad, grasp.aperture_m, style.cruise)
-        case Phase.CARRY:
-            return HandTarget(point, grasp.yaw_rad, CLOSED_M, style.cruise)
-        case Phase.DESCEND:
-            return HandTarget(progress.goal_m, grasp.yaw_rad, grasp.aperture_m, style.final)
-        case Phase.CLOSE | Phase.PULL | Phase.LIFT | Phase.LOWER:
-            return HandTarget(progress.goal_m, grasp.yaw_rad, CLOSED_M, style.final)
-        case Phase.OPEN | Phase.RETREAT | Phase.DONE:
-            return HandTarget(progress.goal_m, grasp.yaw_rad, OPEN_M, style.final)
-
-
-def advance_placement(
-    progress: PlacementProgress, seen: Observation, scene: Privileged, style: Style
-) -> PlacementProgress:
-    """Return the progress after one more step: the same phase, or the next with its decisions made.
-
-    An object that has moved before the descent gets a new grasp; a dropped object begins a further attempt.
-    """
-    if not (_is_finished(progress, seen, style) or progress.is_overdue):
-        return replace(progress, steps=progress.steps + 1)
-    if progress.phase is Phase.APPROACH and _has_moved(progress, scene):
-        return begin_placement(progress.subgoal, seen, scene, style, progress.attempt)
-    if progress.phase in (Phase.LIFT, Phase.CARRY) and _is_lost(progress, seen, scene):
-        return begin_placement(progress.subgoal, seen, scene, style, progress.attempt + 1)
-    return _next_phase(progress, seen, scene, style)
-
-
-def _is_finished(progress: PlacementProgress, seen: Observation, style: Style) -> bool:
-    """Return whether the phase has reached its end: the hand its goal, or the fingers their steps; never in DONE."""
-    offset = progress.goal_m - seen.eef_pos_m
-    off = float(np.linalg.norm(offset))
-    match progress.phase:
-        case Phase.CLOSE | Phase.OPEN:
-            return progress.steps >= style.dwell_steps
-        case Phase.APPROACH:
-            turn = float(np.linalg.norm(remaining_turn(seen.eef_quat_wxyz, progress.grasp.yaw_rad)))
-            return off < style.corner_m and turn < _FACING_RAD
-        case Phase.CARRY:
-            return off < style.corner_m
-        case Phase.PULL:
-            return off < _AT_M
-        case Phase.DONE:
-            return False
-        case _:
-            return abs(offset[2]) < _AT_M and off < _NEAR_M
-
-
-def _has_moved(progress: PlacementProgress, scene: Privileged) -> bool:
-    gone = box_center(scene, progress.subgoal.body) - progress.seen_m
-    return bool(np.linalg.norm(gone) > _MOVED_M)
-
-
-def _is_lost(progress: PlacementProgress, seen: Observation, scene: Privileged) -> bool:
-    return _distance_to_hand(progress, seen, scene) > progress.hold_m + _LOST_M
-
-
-def _distance_to_hand(progress: PlacementProgress, seen: Observation, scene: Privileged) -> float:
-    return float(np.linalg.norm(box_center(scene, progress.subgoal.body) - seen.eef_pos_m))
-
-
 def _next_phase(progress: PlacementProgress, seen: Observation, scene: Privileged, style: Style) -> PlacementProgress:
-    """Return the progress at the start of the phase after the present phase, with its goal and, for CARRY, its path."""
     hand_m = seen.eef_pos_m
     match progress.phase:
         case Phase.APPROACH:
@@ -218,7 +211,7 @@ def _next_phase(progress: PlacementProgress, seen: Observation, scene: Privilege
         case Phase.DESCEND:
             return _enter_phase(progress, Phase.CLOSE, hand_m if progress.is_overdue else progress.goal_m)
         case Phase.CLOSE:
-            return replace(_pull_clear(progress, hand_m, scene, style), hold_m=_distance_to_hand(progress, seen, scene))
+            return replace(_pull_clear(progress, hand_m, scene, style), hold_m=progress.hand_distance(seen, scene))
         case Phase.PULL:
             return _enter_phase(progress, Phase.LIFT, hand_m + [0.0, 0.0, style.lift_m])
         case Phase.LIFT:

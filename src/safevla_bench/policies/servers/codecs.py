@@ -103,7 +103,6 @@ class Codec:
             raise PolicyError(f"a message that cannot be read: {_shorten_error(error)}", remedy=_REMEDY) from None
 
     def _encode_extension(self, value: object) -> object:
-        """Return a value that the packer does not know as one it does: float64 as a float, arrays as this codec's map."""
         if isinstance(value, np.float64):
             return float(value)  # a float, as every MessagePack library takes it
         if isinstance(value, np.ndarray | np.generic):
