@@ -84,8 +84,7 @@ def make(
         rename: OLD:NEW with commas between, names of images: `image:front` shows `observation.images.image` as
             `observation.images.front`.
 
-    Raises:
-        PolicyError: no policy is named, an argument is wrong, LeRobot is not installed here, or it cannot load it.
+    Raises `PolicyError` if an argument is wrong, or LeRobot is not installed here or cannot load the policy.
     """
     if not arg:
         raise PolicyError("policy 'lerobot' needs a saved policy", remedy="Write lerobot:FOLDER.")
@@ -132,7 +131,11 @@ def _load_policy(path: str, device: str, dialect: Dialect, n_action_steps: int |
         problem = f"LeRobot cannot load {path}: {type(error).__name__}: {truncate_text(str(error), 500)}"
         remedy = "Is it a folder that this version of LeRobot saved, with its processors and the libraries it needs?"
         raise PolicyError(problem, remedy=remedy) from error
-    return LerobotModel(policy, before, _to_numpy(after), dialect, torch.from_numpy, torch.manual_seed)
+
+    def to_numpy(action: Any) -> Any:
+        return after(action).detach().cpu().numpy()
+
+    return LerobotModel(policy, before, to_numpy, dialect, torch.from_numpy, torch.manual_seed)
 
 
 def _set_action_steps(config: Any, steps: int | None) -> None:
@@ -160,7 +163,3 @@ def _check_images(trained: Iterable[str], dialect: Dialect) -> None:
     example = ",".join(f"{old}:{new}" for old, new in pairs)
     shows = ", ".join(f"{name} is {camera}" for name, camera in shown.items())
     raise PolicyError(problem, remedy=f"Pass their names, such as --policy-arg rename={example} ({shows}).")
-
-
-def _to_numpy(after: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda action: after(action).detach().cpu().numpy()

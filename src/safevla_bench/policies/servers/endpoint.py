@@ -1,8 +1,7 @@
 """Policy servers: addresses, timeouts and keys, from arguments and environment, and what they say of themselves.
 
-A key is never an argument: arguments are recorded. It is in an environment variable or in a file. Descriptions of
-servers go into a run's record, bounded and without secrets. They are not trusted. They are kept so that runs against
-different checkpoints can be told apart where the servers name them. Nothing is judged by them.
+A key is never an argument, since arguments are recorded. Descriptions of servers go into a run's record, bounded and
+without secrets, to distinguish checkpoints; nothing is judged by them.
 """
 
 from __future__ import annotations
@@ -84,10 +83,8 @@ def _parse_port(split: SplitResult, default: int) -> int | None:
 
 def parse_timeouts(connect_timeout_s: str | None, timeout_s: str | None) -> Timeouts:
     """Return the two times, each in seconds, or its default for None. Raises `PolicyError` for other texts."""
-    return Timeouts(
-        _parse_seconds("connect_timeout_s", connect_timeout_s, CONNECT_S),
-        _parse_seconds("timeout_s", timeout_s, ANSWER_S),
-    )
+    connect = _parse_seconds("connect_timeout_s", connect_timeout_s, CONNECT_S)
+    return Timeouts(connect, _parse_seconds("timeout_s", timeout_s, ANSWER_S))
 
 
 def _parse_seconds(name: str, text: str | None, default: float) -> float:
@@ -102,10 +99,10 @@ def _parse_seconds(name: str, text: str | None, default: float) -> float:
 
 
 def read_key(key_env: str | None = None, key_file: str | None = None) -> str | None:
-    """Return a server's key from the file or else the environment variable.
+    """Return a server's key from the file or else the environment variable; None if neither is named or set.
 
-    None where no place is named and none is set. Raises `PolicyError` where the named place does not hold a key. No
-    message ever holds the key, and from now on the key is hidden wherever text is printed or written.
+    From now on the key is hidden wherever text is printed or written. Raises `PolicyError`, without the key, if the
+    named place does not hold one.
     """
     if key_file is not None:
         return _read_key_file(Path(key_file))
@@ -190,12 +187,10 @@ def _sanitize_value(value: object, secret: str | None, depth: int) -> object:
         return _sanitize_value(value.item(), secret, depth)
     if isinstance(value, bytes):
         return f"{len(value)} bytes"
-    if isinstance(value, Mapping | Sequence) and not isinstance(value, str):
-        return _sanitize_nested(value, secret, depth) if depth < _DEPTH else "..."
-    return _sanitize_text(str(value), secret)
-
-
-def _sanitize_nested(value: Mapping[object, object] | Sequence[object], secret: str | None, depth: int) -> object:
+    if isinstance(value, str) or not isinstance(value, Mapping | Sequence):
+        return _sanitize_text(str(value), secret)
+    if depth == _DEPTH:
+        return "..."
     if isinstance(value, Mapping):
         return _sanitize_map(value, secret, depth)
     return [_sanitize_value(item, secret, depth + 1) for item in value[:_ENTRIES]]

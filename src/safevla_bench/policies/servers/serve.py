@@ -49,10 +49,7 @@ _LOG.setLevel(logging.INFO)  # the library below writes every header, and so the
 
 
 class ServedPolicy:
-    """A policy to serve, and its copies, all made now, so that a mistake shows at once.
-
-    Raises `PolicyError` for a policy that cannot be served.
-    """
+    """A policy to serve, and its copies, all made now, so that a mistake shows at once."""
 
     def __init__(
         self,
@@ -62,11 +59,7 @@ class ServedPolicy:
         arguments: Mapping[str, str] = NO_ARGUMENTS,
         copies: int = 1,
     ) -> None:
-        """Make the policy by `make`, `copies` times: so many episodes can have one at a time.
-
-        Raises:
-            PolicyError: it wants privileged state or more cameras than a request holds; the policy is closed then.
-        """
+        """Make the policy `copies` times; `PolicyError` if it wants privileged state or more cameras than are sent."""
         self.name, self.seed, self.arguments, self.copies = name, seed, dict(arguments), copies
         self._free: SimpleQueue[Policy] = SimpleQueue()
         first = make()
@@ -85,10 +78,7 @@ class ServedPolicy:
 
     @contextmanager
     def borrow_policy(self) -> Iterator[Policy]:
-        """Lend a policy that no other connection uses meanwhile, as soon as one is free.
-
-        Raises `PolicyError` where none becomes free within `SILENT_S`.
-        """
+        """Lend a policy that no other connection uses meanwhile; `PolicyError` if none is free within `SILENT_S`."""
         try:
             policy = self._free.get(timeout=SILENT_S)
         except Empty:
@@ -117,10 +107,7 @@ def start_server(served: ServedPolicy, bind: str, port: int, key: str | None = N
     """Return a server that listens at `bind` and `port` (0 = any that is free); call its `serve_forever`.
 
     `GET /healthz` answers without a key. More connections than `MAX_CONNECTIONS` are hung up on, and those that a page
-    in a browser opens, which names its `Origin`, are refused.
-
-    Raises:
-        PolicyError: nothing can listen there.
+    in a browser opens, which names its `Origin`, are refused. Raises `PolicyError` if nothing can listen there.
     """
     from websockets.sync.server import serve as listening
 
@@ -163,8 +150,7 @@ def _limit_connections(handle: Callable[..., None], places: threading.Semaphore)
 def parse_observation(request: Mapping[object, object], wants: Wants) -> Observation:
     """Return a request as the observation of its client: images upright again, the state split into its parts.
 
-    Raises:
-        PolicyError: a field is missing, of another kind or of another size than the policy wants.
+    Raises `PolicyError` for a field that is missing, or of another kind or size than the policy wants.
     """
     state = _require_array(request, _STATE, "f", 1)
     if len(state) < 7:
@@ -219,12 +205,12 @@ def _handle_connection(connection: ServerConnection, served: ServedPolicy) -> No
     except ConnectionClosed:
         return
     except BaseException as error:  # whatever a policy raises is its client's to know
-        connection.send(_format_error(error) if isinstance(error, PolicyError) else traceback.format_exc())
+        connection.send(
+            f"{error.problem}. {error.remedy or ''}".strip()
+            if isinstance(error, PolicyError)
+            else traceback.format_exc()
+        )
         connection.close(1011, "the text before says why")
-
-
-def _format_error(error: PolicyError) -> str:
-    return f"{error.problem}. {error.remedy or ''}".strip()
 
 
 def _serve_episode(connection: ServerConnection, served: ServedPolicy) -> None:
