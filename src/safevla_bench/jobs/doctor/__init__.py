@@ -22,14 +22,8 @@ _OWN = "safevla-bench"
 def examine_machine(host: str | None = None, out: Path | None = None, *, quick: bool = False) -> Iterator[Diagnosis]:
     """Yield a diagnosis for each check: the machine, the judge, the simulators, graphics, an episode of each simulator.
 
-    Args:
-        host: check this host alone; what it lacks is an error. None = all that are installed.
-        out: the folder of a future run, checked in addition to the current folder.
-        quick: leave out the checks that take seconds, the rendered frame and the simulators' episodes.
-
-    Raises:
-        HostError: there is no host of that name.
-        PluginError: the host of that name cannot be loaded.
+    What `host` lacks is an error; None = all hosts that are installed. `out` is the folder of a future run. `quick`
+    leaves out the rendered frame and the simulators' episodes. Raises what `hosts.make_host` raises for the host.
     """
     if host is not None:
         hosts.make_host(host)
@@ -42,12 +36,8 @@ def examine_machine(host: str | None = None, out: Path | None = None, *, quick: 
     simulated = [name for name in simulators.installed_hosts(versions) if host in (None, name)]
     yield from machine.check_graphics(needed=bool(simulated), quick=quick or "mujoco" not in versions)
     if not quick:
-        yield from (selftest.check_episode(name) for name in _hosts_to_test(host, simulated))
-
-
-def _hosts_to_test(host: str | None, simulated: list[str]) -> list[str]:
-    tested = simulators.tested_hosts()
-    return [host] if host is not None and host not in tested and host != _TEST_HOST else simulated
+        is_foreign = host is not None and host not in simulators.tested_versions().hosts and host != _TEST_HOST
+        yield from map(selftest.check_episode, [host] if host is not None and is_foreign else simulated)
 
 
 def _check_plugins() -> Iterator[Diagnosis]:
@@ -72,7 +62,6 @@ def _check_plugins() -> Iterator[Diagnosis]:
 
 
 def _check_policies() -> Iterator[Diagnosis]:
-    """Yield an error for each policy of other distributions that does not load, and the names of the others, if any."""
     loaded = []
     for name in policies.policy_names():
         owner = policies.policy_owner(name)

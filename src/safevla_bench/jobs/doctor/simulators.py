@@ -7,7 +7,7 @@ import platform
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
-from functools import cache, partial
+from functools import cache
 from importlib import resources
 
 import msgspec
@@ -118,11 +118,6 @@ def check_python() -> Diagnosis:
     return warned_check("Python", f"{description}; tested are {tested}", "Make an environment with one of those.")
 
 
-def tested_hosts() -> tuple[str, ...]:
-    """Return the hosts whose simulator this project is tested with."""
-    return tuple(tested_versions().hosts)
-
-
 def installed_versions() -> dict[str, str]:
     """Return distribution -> version of the simulators' distributions that are installed."""
     names = {name for simulator in tested_versions().hosts.values() for name in simulator.versions} | set(
@@ -143,10 +138,9 @@ def installed_hosts(versions: Mapping[str, str]) -> list[str]:
 
 
 def check_simulators(versions: Mapping[str, str], host: str | None = None) -> Iterator[Diagnosis]:
-    """Yield the diagnoses of installed simulators, their versions and conflicts between them.
+    """Yield the diagnoses of installed simulators, distribution -> version, and conflicts between them.
 
-    `versions` is distribution -> installed version. It is an error that `host` is not installed; for None, or a host
-    that has no tested simulator, it is a warning that no simulator at all is.
+    It is an error that `host` is not installed, and a warning that no simulator at all is.
     """
     present = installed_hosts(versions)
     yield from _check_conflicts(versions, present)
@@ -166,7 +160,12 @@ def _check_conflicts(versions: Mapping[str, str], present: list[str]) -> Iterato
         "Make an environment for each: python -m venv, "
         "then one of the extras libero, robocasa (or robosuite) and metaworld."
     )
-    apart = [name for name in present if any(map(partial(_disagree, name), present))]
+    wanted = {name: tested_versions().hosts[name].versions for name in present}
+    apart = [
+        name
+        for name, own in wanted.items()
+        if any(other.get(key, version) != version for other in wanted.values() for key, version in own.items())
+    ]
     if all(name in versions for name in _SHARED_FOLDER):
         conflicting = " and ".join(f"{name} {versions[name]}" for name in _SHARED_FOLDER)
         yield failed_check(
@@ -176,11 +175,6 @@ def _check_conflicts(versions: Mapping[str, str], present: list[str]) -> Iterato
         yield failed_check(
             "simulators", f"{' and '.join(apart)} need different versions of robosuite and NumPy", remedy
         )
-
-
-def _disagree(host: str, other: str) -> bool:
-    first, second = (tested_versions().hosts[name].versions for name in (host, other))
-    return any(second.get(name, version) != version for name, version in first.items())
 
 
 def _check_versions(host: str, versions: Mapping[str, str]) -> Iterator[Diagnosis]:
@@ -200,13 +194,9 @@ def _version_mismatch(host: str, name: str, installed: str, tested: str, simulat
     if name.endswith("robosuite") and installed.split(".")[:2] != tested.split(".")[:2]:
         problem = f"{name} {installed} is installed, {host} runs on {'.'.join(tested.split('.')[:2])} only"
         return failed_check(host, problem, f"In an environment of its own: {install_command(host)}")
-    facts = _known_facts(host, name, installed)
+    facts = [difference.describe(installed) for difference in find_differences(host, {name: installed})]
+    measured = simulator_measurements().find(installed) if (host, name) == ("libero", "mujoco") else None
+    facts += [measured.describe()] if measured else []
     effect = "\n    ".join(["", *facts]) if facts else " trajectories and forces may differ a little"
     problem = f"{name} {installed} is installed, tested is {tested}:{effect}"
     return warned_check(host, problem, f"To compare with others' numbers: pip install {name}=={tested}")
-
-
-def _known_facts(host: str, name: str, installed: str) -> list[str]:
-    reported = [difference.describe(installed) for difference in find_differences(host, {name: installed})]
-    measured = simulator_measurements().find(installed) if (host, name) == ("libero", "mujoco") else None
-    return [*reported, *([measured.describe()] if measured else [])]
