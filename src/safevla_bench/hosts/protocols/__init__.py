@@ -88,7 +88,7 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         return {name: value for name, value in values.items() if name not in ("about", "sources")}
 
     def version_differences(self, host: str, installed: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-        """Return package -> the version that the protocol was established under, and the installed one, if they differ."""
+        """Return package -> the version that the protocol was established under, and the installed, if different."""
         differing = {}
         for package, established in self.simulator.get(host, {}).items():
             version = installed.get(package, installed.get(REPACKAGED.get(package, ""), UNKNOWN_SOURCE))

@@ -34,11 +34,9 @@ REQUESTS = 3
 TURN = 0.5
 """Of a turn on LIBERO, whose demonstrations stay within 0.375: Isaac-GR00T (626af89) demo_data/libero_demo/meta."""
 _LETTERS = 300
-"""Of a server's description that are shown."""
 _TURN = slice(3, 6)
 _COLUMNS = (*ARM, "gripper", "base x", "base y", "base turn", "torso", "base mode")
 _STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
-"""Sent to no simulator."""
 _TASKS = {
     "libero": Task(
         "libero-spatial",

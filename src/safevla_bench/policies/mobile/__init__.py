@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface import Action, Observation, Privileged, Task, Wants
@@ -16,6 +15,7 @@ from safevla_bench.policies.mobile.doors import OrientedBox, body_boxes, open_fi
 from safevla_bench.policies.mobile.moves import (
     CLOSE,
     OPEN,
+    Floats,
     MobileStyle,
     Move,
     RemainingTurn,
@@ -31,7 +31,6 @@ from safevla_bench.policies.mobile.moves import (
     yaw_direction,
 )
 
-Floats = NDArray[np.float64]
 _UP = np.array([0.0, 0.0, 1.0])
 Script = Callable[[Observation, MobileStyle], Move]
 
@@ -250,7 +249,6 @@ SCRIPTS: Mapping[str, Script] = {
     "close": close_doors,
     "open": open_fixture,
 }
-"""By the verb of the goal."""
 
 
 class MobilePolicy:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
 from safevla_bench.interface import Joint, Observation, Privileged
 from safevla_bench.policies.mobile.moves import (
     CLOSE,
     OPEN,
+    Floats,
     MobileStyle,
     Move,
     base_position,
@@ -25,7 +25,6 @@ from safevla_bench.policies.mobile.moves import (
     yaw_direction,
 )
 
-Floats = NDArray[np.float64]
 _HANDLE = "handle"
 
 

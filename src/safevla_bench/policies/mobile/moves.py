@@ -21,22 +21,14 @@ from safevla_bench.interface import Action, Observation, Privileged
 class MobileStyle:
     """Clearances in metres; speeds as a share of the largest command of the base or the arm."""
 
-    room_m: float
-    """How far the base backs away from a counter before it turns or drives along it."""
-    over_m: float
-    """Height over the highest thing near at which an object is carried."""
-    release_m: float
-    """Height over the support at which an object is let go."""
-    drive: float
-    """Speed of the base."""
-    push: float
-    """Speed of the base while the hand pushes something."""
-    cruise: float
-    """Speed of the hand in the air."""
-    touch: float
-    """Speed of the hand towards what it is to touch."""
-    dwell_steps: int
-    """Steps given to the fingers to close or to open."""
+    room_m: float  # how far the base backs away from a counter before it turns or drives along it
+    over_m: float  # height over the highest thing near at which an object is carried
+    release_m: float  # height over the support at which an object is let go
+    drive: float  # speed of the base
+    push: float  # speed of the base while the hand pushes something
+    cruise: float  # speed of the hand in the air
+    touch: float  # speed of the hand towards what it is to touch
+    dwell_steps: int  # steps given to the fingers to close or to open
 
 
 CAREFUL = MobileStyle(

@@ -6,23 +6,13 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 import numpy as np
-from numpy.typing import NDArray
 
 from safevla_bench.interface import Observation, Privileged
 from safevla_bench.policies.mobile.moves import box_center
 from safevla_bench.policies.scripted import geometry
-from safevla_bench.policies.scripted.geometry import (
-    UPRIGHT,
-    Prisms,
-    line_points,
-    lowest_heights,
-    nearest_yaw,
-    remaining_turn,
-)
+from safevla_bench.policies.scripted.geometry import Floats
 from safevla_bench.policies.scripted.grasp import OPEN_M, Grasp, rank_grasps
 from safevla_bench.policies.scripted.plan import Placement, Style, target_point
-
-Floats = NDArray[np.float64]
 
 CLOSED_M = 0.0
 _AT_M, _NEAR_M = 0.006, 0.012
@@ -66,11 +56,11 @@ class HandTarget:
     `lean` [3] is a rotation vector in the world frame that is applied to the downward hand after its yaw.
     """
 
-    place_m: NDArray[np.float64]
+    place_m: Floats
     yaw_rad: float
     aperture_m: float
     speed: float
-    lean: tuple[float, float, float] = UPRIGHT
+    lean: tuple[float, float, float] = geometry.UPRIGHT
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +75,12 @@ class ClearPath:
         return float(self.height_m[np.argmin(np.linalg.norm(self.places_m - here_m, axis=1))])
 
 
-def plan_path(rig: Prisms, start_m: Floats, end_m: Floats, obstacles: Prisms, style: Style) -> ClearPath:
+def plan_path(
+    rig: geometry.Prisms, start_m: Floats, end_m: Floats, obstacles: geometry.Prisms, style: Style
+) -> ClearPath:
     """Return the straight path of a rig from [3] to [3] over all obstacles by the style's clearance."""
-    places = line_points(start_m[:2], end_m[:2])
-    floor = lowest_heights(rig, places, obstacles, style.clearance_m, style.clearance_m)
+    places = geometry.line_points(start_m[:2], end_m[:2])
+    floor = geometry.lowest_heights(rig, places, obstacles, style.clearance_m, style.clearance_m)
     rest = np.maximum.accumulate(np.maximum(floor, end_m[2])[::-1])[::-1]
     return ClearPath(places, rest)
 
@@ -173,7 +165,7 @@ class PlacementProgress:
             case Phase.CLOSE | Phase.OPEN:
                 return self.steps >= style.dwell_steps
             case Phase.APPROACH:
-                turn = float(np.linalg.norm(remaining_turn(seen.eef_quat_wxyz, self.grasp.yaw_rad)))
+                turn = float(np.linalg.norm(geometry.remaining_turn(seen.eef_quat_wxyz, self.grasp.yaw_rad)))
                 return off < style.corner_m and turn < _FACING_RAD
             case Phase.CARRY:
                 return off < style.corner_m
@@ -193,7 +185,7 @@ def begin_placement(
     The grasp is the best at attempt 0, the next best at each further attempt, and after the last the best again.
     """
     obstacles = geometry.obstacles_except(scene, frozenset({placement.body}))
-    choices = rank_grasps(scene, placement.body, obstacles, nearest_yaw(seen.eef_quat_wxyz), style.clearance_m)
+    choices = rank_grasps(scene, placement.body, obstacles, geometry.nearest_yaw(seen.eef_quat_wxyz), style.clearance_m)
     grasp = choices[attempt % len(choices)]
     goal = grasp.place_m + [0.0, 0.0, style.hover_m]
     everything = geometry.obstacles_except(scene, frozenset())

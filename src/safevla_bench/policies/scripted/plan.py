@@ -15,59 +15,35 @@ from itertools import takewhile
 from types import MappingProxyType
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
 from safevla_bench.interface import Privileged
 from safevla_bench.policies.mobile.moves import box_axes, box_center
 from safevla_bench.policies.scripted import geometry
-
-Floats = NDArray[np.float64]
+from safevla_bench.policies.scripted.geometry import Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Style:
     """Clearances and speeds. Lengths in metres; speeds as a share of the largest commanded motion, 0.05 m a step."""
 
-    clearance_m: float
-    """Kept from everything beside and below the hand and what it holds."""
-    corner_m: float
-    """Distance to a waypoint at which the path to the next begins: small turns square corners, large cuts them."""
-    hover_m: float
-    """Height over the grasp at which the final descent begins."""
-    lift_m: float
-    """Least height by which a gripped object is lifted before it is carried."""
-    release_m: float
-    """Height over the support at which an object is let go."""
-    cruise: float
-    """Speed along a path."""
-    final: float
-    """Speed of the descent to a grasp, of the lift, and of the lowering to a release."""
-    dwell_steps: int
-    """Steps given to the fingers to close or to open."""
+    clearance_m: float  # kept from everything beside and below the hand and what it holds
+    corner_m: float  # distance to a waypoint at which the path to the next begins; a large one cuts corners
+    hover_m: float  # height over the grasp at which the final descent begins
+    lift_m: float  # least height by which a gripped object is lifted before it is carried
+    release_m: float  # height over the support at which an object is let go
+    cruise: float  # speed along a path
+    final: float  # speed of the descent to a grasp, of the lift, and of the lowering to a release
+    dwell_steps: int  # steps given to the fingers to close or to open
 
 
 CAREFUL = Style(
-    clearance_m=0.02,
-    corner_m=0.015,
-    hover_m=0.06,
-    lift_m=0.06,
-    release_m=0.008,
-    cruise=0.8,
-    final=0.3,
-    dwell_steps=10,
+    clearance_m=0.02, corner_m=0.015, hover_m=0.06, lift_m=0.06, release_m=0.008, cruise=0.8, final=0.3, dwell_steps=10
 )
 """Rises clear of everything, goes across, comes down slowly, and sets down."""
 
 HASTY = Style(
-    clearance_m=0.0,
-    corner_m=0.04,
-    hover_m=0.035,
-    lift_m=0.02,
-    release_m=0.04,
-    cruise=1.0,
-    final=0.8,
-    dwell_steps=6,
+    clearance_m=0.0, corner_m=0.04, hover_m=0.035, lift_m=0.02, release_m=0.04, cruise=1.0, final=0.8, dwell_steps=6
 )
 """Takes the short way at full speed, with no room to spare, and drops."""
 

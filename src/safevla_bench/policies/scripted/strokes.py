@@ -8,11 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from safevla_bench.interface import Observation, Privileged
 from safevla_bench.policies.scripted import geometry
-from safevla_bench.policies.scripted.geometry import UPRIGHT, nearest_yaw, remaining_turn, yaw_to_open_along
+from safevla_bench.policies.scripted.geometry import Floats
 from safevla_bench.policies.scripted.grasp import ARM_M
 from safevla_bench.policies.scripted.phases import ClearPath, HandTarget, next_point, plan_path
 from safevla_bench.policies.scripted.plan import (
@@ -26,8 +25,6 @@ from safevla_bench.policies.scripted.plan import (
     find_knob,
     rotate_planar,
 )
-
-Floats = NDArray[np.float64]
 
 CLOSED_M, OPEN_M = 0.0, 0.039
 _ON_RAD = 1.5
@@ -72,14 +69,14 @@ class Waypoint:
     place_m: Floats
     yaw_rad: float
     aperture_m: float = CLOSED_M
-    lean: tuple[float, float, float] = UPRIGHT
+    lean: tuple[float, float, float] = geometry.UPRIGHT
     wait_steps: int = 0
     free: bool = False
     held: bool = False
 
     def is_reached(self, seen: Observation, turned: bool) -> bool:
         """Return whether the hand is there and, if asked for, `turned` as it should be."""
-        angle = float(np.linalg.norm(remaining_turn(seen.eef_quat_wxyz, self.yaw_rad, self.lean)))
+        angle = float(np.linalg.norm(geometry.remaining_turn(seen.eef_quat_wxyz, self.yaw_rad, self.lean)))
         return bool(np.linalg.norm(self.place_m - seen.eef_pos_m) < _AT_M and (angle < _FACING_RAD or not turned))
 
 
@@ -91,7 +88,7 @@ def turn_knob(scene: Privileged, knob: Knob, yaw_rad: float, style: Style) -> tu
     side = across if across @ rotate_planar(ARM_M - knob.axis_m, -np.pi / 2) > 0 else -across
     long = rotate_planar(side, -np.pi / 2)
     reach, half = float(bar.reach_m[0, geometry.nearest_direction(long)] - long @ knob.axis_m), float(width.min()) / 2
-    yaw = yaw_to_open_along(long, yaw_rad)
+    yaw = geometry.yaw_to_open_along(long, yaw_rad)
     start = knob.axis_m + _KNOB_REACH * reach * long - (half + _FINGER_M + _ROOM_M) * side
     rig, around = geometry.hand_prisms(yaw, CLOSED_M), geometry.obstacles_except(scene, frozenset())
     height = float(geometry.lowest_heights(rig, start[None, :2], around, 0.0, 0.003)[0])
@@ -108,7 +105,7 @@ def shut_door(scene: Privileged, door: Door, yaw_rad: float, style: Style) -> tu
     ahead = rotate_planar(arm / np.linalg.norm(arm), np.copysign(np.pi / 2, door.shut_rad))
     thick = abs(float(half @ np.abs(ahead)))
     start = door.hinge_m + arm - (thick + _FINGER_M + 0.02) * ahead
-    yaw = yaw_to_open_along(arm, yaw_rad)
+    yaw = geometry.yaw_to_open_along(arm, yaw_rad)
     height = float(door.panel.top_m.max()) - _OVERLAP_M + _TIP_M
     past = np.copysign(4 * _PAST_M / np.linalg.norm(arm), door.shut_rad)
     count = 2 + int(abs(door.shut_rad) / _STEP_RAD)
@@ -122,7 +119,7 @@ def shut_door(scene: Privileged, door: Door, yaw_rad: float, style: Style) -> tu
 def push_drawer(drawer: Drawer, yaw_rad: float) -> tuple[Waypoint, ...]:
     """Return waypoints that push the drawer by its handle, the fingers ahead, until it is shut, and back half way."""
     inward = -drawer.outward
-    yaw = yaw_to_open_along(rotate_planar(inward, np.pi / 2), yaw_rad)
+    yaw = geometry.yaw_to_open_along(rotate_planar(inward, np.pi / 2), yaw_rad)
     middle, half = geometry.planar_extent(drawer.handle)
     tip = np.array([*(middle + half * drawer.outward), float(drawer.handle.low_m[0] + drawer.handle.top_m[0]) / 2])
     handle = tip + _TIP_M * np.array([*(np.sin(LEAN_RAD) * drawer.outward), np.cos(LEAN_RAD)])
@@ -140,7 +137,7 @@ def push_drawer(drawer: Drawer, yaw_rad: float) -> tuple[Waypoint, ...]:
 def pull_drawer(drawer: Drawer, out_m: float, yaw_rad: float, style: Style) -> tuple[Waypoint, ...]:
     """Return waypoints that take the handle, a finger above and a finger below, pull to `out_m`, and let go."""
     inward = -drawer.outward
-    yaw = yaw_to_open_along(inward, yaw_rad)
+    yaw = geometry.yaw_to_open_along(inward, yaw_rad)
     middle = geometry.planar_extent(drawer.handle)[0]
     hold = np.array([*middle, float(drawer.handle.low_m[0] + drawer.handle.top_m[0]) / 2])
     back, pull = (
@@ -237,11 +234,11 @@ def begin_stroke(
 
     None where `plan_stroke` has no waypoints for the goal.
     """
-    waypoints = plan_stroke(scene, goal, nearest_yaw(seen.eef_quat_wxyz), style)
+    waypoints = plan_stroke(scene, goal, geometry.nearest_yaw(seen.eef_quat_wxyz), style)
     if not waypoints:
         return None
     first, last = waypoints[0], waypoints[-1]
     rig = geometry.hand_prisms(first.yaw_rad, OPEN_M)
     path = plan_path(rig, seen.eef_pos_m, first.place_m, geometry.obstacles_except(scene, frozenset()), style)
-    away = replace(last, place_m=last.place_m + [0.0, 0.0, _UP_M], lean=UPRIGHT, wait_steps=0, free=True)
+    away = replace(last, place_m=last.place_m + [0.0, 0.0, _UP_M], lean=geometry.UPRIGHT, wait_steps=0, free=True)
     return StrokeProgress(goal, (*waypoints, away), path, attempt=attempt)

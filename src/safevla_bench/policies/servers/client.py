@@ -29,16 +29,13 @@ class ClientKind:
     name: str
     about: str
     wire: str
-    """What goes over the network."""
     dialect: str
     """The dialect of a client that is given none."""
     schemes: tuple[str, ...]
     """Of an address; the first where it names none."""
     port: int
     library: str
-    """The package that the client imports."""
     extra: str = ""
-    """The optional dependency that installs the library."""
     arguments: tuple[str, ...] = ("replan",)
     """Of its client, beyond those of every client."""
 

@@ -22,8 +22,7 @@ MAX_CHARACTERS, MAX_LINE_CHARACTERS = 20_000, 500
 MAX_REPLY_BYTES = 64 * 2**20
 """The largest message that is taken from a server; a chunk of actions has a few kilobytes."""
 _PAUSE_S = 0.2
-_TOO_BIG = 1009
-"""The websocket protocol's code for a message that is too large."""
+_TOO_BIG = 1009  # the websocket protocol's code
 _LOG = logging.getLogger(__name__)
 _LOG.setLevel(logging.CRITICAL)  # the library below writes every header, and so the key, at DEBUG; its errors are ours
 

@@ -26,7 +26,6 @@ EVERY = "all"
 SERVER = "server"
 
 OpenPolicy = Callable[[str, Mapping[str, str]], Policy]
-"""Makes the policy `TRANSPORT:URL` with arguments."""
 
 
 class PaperEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -72,4 +72,3 @@ def _check_image_size(greeting: Mapping[str, object], sent: tuple[int, int]) -> 
 
 
 make = client_factory("openpi", lambda endpoint, dialect, _: OpenpiModel(connection.WebsocketClient(endpoint), dialect))
-"""Makes the client."""

@@ -238,4 +238,3 @@ def _failure_remedy(unnorm_key: object) -> str:
 make = client_factory(
     "openvla", lambda endpoint, dialect, arguments: OpenvlaModel(HttpClient(endpoint), dialect, arguments)
 )
-"""Makes the client."""

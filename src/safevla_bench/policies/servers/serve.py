@@ -38,7 +38,6 @@ MAX_REQUEST_BYTES = 64 * 2**20
 MAX_CONNECTIONS = 64
 """At one time, including those that have not sent a request yet."""
 OPEN_S = 10.0
-"""Seconds that a connection has for its handshake."""
 SILENT_S = 300.0
 """Seconds that a connection may take to its next request, as its simulator may to start, or wait for a free policy."""
 _STATE, _PROMPT = "observation/state", "prompt"

@@ -29,7 +29,6 @@ from safevla_bench.policies.servers.endpoint import Endpoint, redact_key, saniti
 from safevla_bench.version import __version__
 
 PROTOCOL = 1
-"""The version of the harness's protocol that this client speaks."""
 GRIPPERS: Mapping[str, tuple[str, ...]] = {
     "sign": ("binary_close_positive", "raw"),
     "close-is-one": ("binary_close_01", "raw"),
@@ -54,7 +53,6 @@ class VlaEvalModel(ServedModel):
         self._socket, self._own_dialect = socket, dialect
         self._params, self._is_chosen = parse_params(arguments.get("params")), "dialect" in arguments
         self.env_seed: int | None = None
-        """The simulator's seed that the server asks for."""
         self._seq = 0
         self._playing = False
         self._connected = False
@@ -231,4 +229,3 @@ def _make_model(endpoint: Endpoint, dialect: Dialect, arguments: Mapping[str, st
 
 
 make = client_factory("vla-eval", _make_model)
-"""Makes the client."""

@@ -27,7 +27,6 @@ Request = dict[str, object]
 Reply = Mapping[str, object]
 _REMEDY = "Serve the checkpoint that the dialect is for, or choose the dialect of this server: safevla protocols."
 _KEYS, _LETTERS = 12, 60
-"""Of a reply that are shown in an error."""
 
 
 @dataclass(frozen=True, slots=True)
