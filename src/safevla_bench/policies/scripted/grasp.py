@@ -89,17 +89,15 @@ def _is_too_shallow(grasp: Grasp) -> bool:
 
 def _raise_to_fit(grasp: Grasp, itself: geometry.Prisms, obstacles: geometry.Prisms, clearance_m: float) -> Grasp:
     best = float(grasp.place_m[2])
-    tight, wide = (
-        max(0.0, _least_height(grasp, itself, obstacles, clearance) - best)
-        for clearance in (clearance_m / 4, clearance_m)
-    )
-    return replace(grasp, place_m=grasp.place_m + [0.0, 0.0, tight], blocked_m=(tight, wide))
-
-
-def _least_height(grasp: Grasp, itself: geometry.Prisms, obstacles: geometry.Prisms, clearance_m: float) -> float:
     rig, place = geometry.hand_prisms(grasp.yaw_rad, grasp.aperture_m), grasp.place_m[None, :2]
-    around = geometry.lowest_heights(rig, place, obstacles, clearance_m, min(clearance_m, 0.006))
-    return float(max(around[0], geometry.lowest_heights(rig, place, itself, 0.0, 0.0)[0]))
+    inside = geometry.lowest_heights(rig, place, itself, 0.0, 0.0)[0]
+
+    def raise_m(clearance: float) -> float:
+        around = geometry.lowest_heights(rig, place, obstacles, clearance, min(clearance, 0.006))
+        return max(0.0, float(max(around[0], inside)) - best)
+
+    tight, wide = raise_m(clearance_m / 4), raise_m(clearance_m)
+    return replace(grasp, place_m=grasp.place_m + [0.0, 0.0, tight], blocked_m=(tight, wide))
 
 
 def _box_grasps(scene: Privileged, name: str, yaw_rad: float) -> list[Grasp]:

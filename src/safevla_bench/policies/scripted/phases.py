@@ -125,19 +125,17 @@ class PlacementProgress:
 
     def target(self, seen: Observation, style: Style) -> HandTarget:
         """Return the hand's target in the present phase; paths are followed in APPROACH and CARRY only."""
-        grasp = self.grasp
-        point = next_point(self.path, self.goal_m, seen.eef_pos_m, style.corner_m)
         match self.phase:
-            case Phase.APPROACH:
-                return HandTarget(point, grasp.yaw_rad, grasp.aperture_m, style.cruise)
-            case Phase.CARRY:
-                return HandTarget(point, grasp.yaw_rad, CLOSED_M, style.cruise)
-            case Phase.DESCEND:
-                return HandTarget(self.goal_m, grasp.yaw_rad, grasp.aperture_m, style.final)
-            case Phase.CLOSE | Phase.PULL | Phase.LIFT | Phase.LOWER:
-                return HandTarget(self.goal_m, grasp.yaw_rad, CLOSED_M, style.final)
+            case Phase.APPROACH | Phase.DESCEND:
+                aperture = self.grasp.aperture_m
             case Phase.OPEN | Phase.RETREAT | Phase.DONE:
-                return HandTarget(self.goal_m, grasp.yaw_rad, OPEN_M, style.final)
+                aperture = OPEN_M
+            case _:
+                aperture = CLOSED_M
+        if self.phase not in (Phase.APPROACH, Phase.CARRY):
+            return HandTarget(self.goal_m, self.grasp.yaw_rad, aperture, style.final)
+        point = next_point(self.path, self.goal_m, seen.eef_pos_m, style.corner_m)
+        return HandTarget(point, self.grasp.yaw_rad, aperture, style.cruise)
 
     def advance(self, seen: Observation, scene: Privileged, style: Style) -> PlacementProgress:
         """Return the progress after one more step: the same phase, or the next with its decisions made.
@@ -203,11 +201,18 @@ def _next_phase(progress: PlacementProgress, seen: Observation, scene: Privilege
         case Phase.DESCEND:
             return _enter_phase(progress, Phase.CLOSE, hand_m if progress.is_overdue else progress.goal_m)
         case Phase.CLOSE:
-            return replace(_pull_clear(progress, hand_m, scene, style), hold_m=progress.hand_distance(seen, scene))
+            body = progress.subgoal.body
+            around = geometry.obstacles_except(scene, frozenset({body}))
+            move = geometry.out_from_under(geometry.body_prisms(scene, body).hull(), around, style.clearance_m / 2)
+            pulled = _enter_phase(progress, Phase.PULL, hand_m + [*move, _OFF_THE_GROUND_M])
+            return replace(pulled, hold_m=progress.hand_distance(seen, scene))
         case Phase.PULL:
             return _enter_phase(progress, Phase.LIFT, hand_m + [0.0, 0.0, style.lift_m])
         case Phase.LIFT:
-            return _begin_carry(progress, seen, scene, style)
+            obstacles = geometry.obstacles_except(scene, frozenset({progress.subgoal.body}))
+            goal = _release_point(progress, seen, scene, style) + [0.0, 0.0, style.hover_m]
+            path = plan_path(_loaded_hand(progress, seen, scene), hand_m, goal, obstacles, style)
+            return replace(_enter_phase(progress, Phase.CARRY, goal), path=path)
         case Phase.CARRY:
             return _enter_phase(progress, Phase.LOWER, _release_point(progress, seen, scene, style))
         case Phase.LOWER:
@@ -222,25 +227,11 @@ def _enter_phase(progress: PlacementProgress, phase: Phase, goal: Floats) -> Pla
     return replace(progress, phase=phase, goal_m=np.array(goal), steps=0)
 
 
-def _pull_clear(progress: PlacementProgress, hand_m: Floats, scene: Privileged, style: Style) -> PlacementProgress:
-    body = progress.subgoal.body
-    around = geometry.obstacles_except(scene, frozenset({body}))
-    move = geometry.out_from_under(geometry.body_prisms(scene, body).hull(), around, style.clearance_m / 2)
-    return _enter_phase(progress, Phase.PULL, hand_m + [*move, _OFF_THE_GROUND_M])
-
-
 def _loaded_hand(progress: PlacementProgress, seen: Observation, scene: Privileged) -> geometry.Prisms:
     hand = geometry.hand_prisms(progress.grasp.yaw_rad, progress.grasp.aperture_m)
     return geometry.concatenate_prisms(
         hand, geometry.body_prisms(scene, progress.subgoal.body).hull().shift_by(-seen.eef_pos_m)
     )
-
-
-def _begin_carry(progress: PlacementProgress, seen: Observation, scene: Privileged, style: Style) -> PlacementProgress:
-    hand_m, rig = seen.eef_pos_m, _loaded_hand(progress, seen, scene)
-    obstacles = geometry.obstacles_except(scene, frozenset({progress.subgoal.body}))
-    goal = _release_point(progress, seen, scene, style) + [0.0, 0.0, style.hover_m]
-    return replace(_enter_phase(progress, Phase.CARRY, goal), path=plan_path(rig, hand_m, goal, obstacles, style))
 
 
 def _release_point(progress: PlacementProgress, seen: Observation, scene: Privileged, style: Style) -> Floats:

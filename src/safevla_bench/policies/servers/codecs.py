@@ -100,13 +100,16 @@ class Codec:
             OverflowError,
             EOFError,
         ) as error:
-            raise PolicyError(f"a message that cannot be read: {_shorten_error(error)}", remedy=_REMEDY) from None
+            reason = f"{type(error).__name__}: {str(error)[:200]}"
+            raise PolicyError(f"a message that cannot be read: {reason}", remedy=_REMEDY) from None
 
     def _encode_extension(self, value: object) -> object:
         if isinstance(value, np.float64):
             return float(value)  # a float, as every MessagePack library takes it
         if isinstance(value, np.ndarray | np.generic):
-            return self.encode_array(_check_dtype(value))
+            if value.dtype.kind not in _KINDS:
+                raise TypeError(f"arrays of {value.dtype} are not sent")
+            return self.encode_array(value)
         raise NotImplementedError(f"{type(value).__name__} is none of numbers, text and arrays")
 
     def _restore_arrays(self, value: object) -> object:
@@ -116,16 +119,6 @@ class Codec:
             return value
         restored = self.decode_map(value)
         return {key: self._restore_arrays(item) for key, item in value.items()} if restored is value else restored
-
-
-def _shorten_error(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error)[:200]}"
-
-
-def _check_dtype(value: Array | np.generic) -> Array | np.generic:
-    if value.dtype.kind not in _KINDS:
-        raise TypeError(f"arrays of {value.dtype} are not sent")
-    return value
 
 
 def _parse_dtype(text: object) -> np.dtype[Any]:

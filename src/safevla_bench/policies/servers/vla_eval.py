@@ -25,7 +25,7 @@ from safevla_bench.policies.servers import connection
 from safevla_bench.policies.servers.client import KINDS, ServedModel, client_factory
 from safevla_bench.policies.servers.codecs import VLA_EVAL
 from safevla_bench.policies.servers.dialects import Dialect, Reply
-from safevla_bench.policies.servers.endpoint import Endpoint, redact_key, sanitize_greeting
+from safevla_bench.policies.servers.endpoint import redact_key, sanitize_greeting
 from safevla_bench.version import __version__
 
 PROTOCOL = 1
@@ -224,8 +224,7 @@ def _submap(outer: Mapping[str, object], key: str) -> Mapping[str, object]:
     return inner if isinstance(inner, Mapping) else {}
 
 
-def _make_model(endpoint: Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> VlaEvalModel:
-    return VlaEvalModel(connection.WebsocketClient(endpoint), dialect, arguments)
-
-
-make = client_factory("vla-eval", _make_model)
+make = client_factory(
+    "vla-eval",
+    lambda endpoint, dialect, arguments: VlaEvalModel(connection.WebsocketClient(endpoint), dialect, arguments),
+)
