@@ -64,8 +64,6 @@ def shaken(connection: socket.socket, *headers: str) -> None:
     asked = b""
     while b"\r\n\r\n" not in asked:
         asked += connection.recv(4096)
-    if b"sec-websocket-key: " not in asked.lower():
-        raise ConnectionError("a probe of what kind of server this is")
     (key,) = [line[19:] for line in asked.split(b"\r\n") if line.lower().startswith(b"sec-websocket-key: ")]
     accepted = base64.b64encode(hashlib.sha1(key + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest()).decode()
     lines = ["HTTP/1.1 101 Switching Protocols", "Upgrade: websocket", "Connection: Upgrade"]
@@ -366,7 +364,9 @@ def test_of_a_traceback_of_megabytes_the_end_is_told():
         assert len(str(caught.value)) < 2 * MAX_CHARACTERS
 
 
-@pytest.mark.parametrize("said", [b"", b"\x00", b"\x90", VLA_EVAL.pack({"type": "hello", "payload": 1}), "text"])
+@pytest.mark.parametrize(
+    "said", [b"", b"\x00", b"\x90", b"\x81\xa4type\xa1x", VLA_EVAL.pack({"type": "hello", "payload": 1}), "text"]
+)
 def test_what_is_no_message_of_the_harness_is_refused(said):
     def handle(connection):
         for _ in connection:
