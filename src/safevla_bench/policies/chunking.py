@@ -54,7 +54,7 @@ class ChunkedPolicy:
 
     @property
     def greeting(self) -> Greeting | None:
-        """The description that the model's server gives of itself; None where there is no server."""
+        """The description that the model's server gives of itself; None without a server."""
         return cast("Greeting | None", getattr(self.model, "greeting", None))
 
     @property
@@ -64,7 +64,7 @@ class ChunkedPolicy:
 
     @property
     def env_seed(self) -> int | None:
-        """The simulator's seed that the model's server asks for; None where it asks for none, or there is no server."""
+        """The simulator's seed that the model's server asks for, if any."""
         return cast("int | None", getattr(self.model, "env_seed", None))
 
     def connect(self, task: Task) -> None:

@@ -74,7 +74,7 @@ class InProcessPolicy:
 
     @property
     def greeting(self) -> Greeting | None:
-        """The description that the object gives of itself, such as its checkpoint; None where it is no mapping."""
+        """The description that the object gives of itself, such as its checkpoint; None unless it is a mapping."""
         greeting = getattr(self.made, "greeting", None)
         return greeting if isinstance(greeting, Mapping) else None
 
@@ -204,7 +204,7 @@ def _resolve_name(module: object, name: str) -> object:
 
 
 def _call_factory(owner: str, factory: object, arguments: Mapping[str, str]) -> object:
-    """Return what the factory makes of the arguments; an object that has `act` and is no class is returned as it is."""
+    """Return what the factory makes of the arguments; an object with `act` that is not a class stays as it is."""
     if hasattr(factory, "act") and not isinstance(factory, type):
         if arguments:
             problem = f"{owner} is a finished object and takes no arguments, but got {', '.join(arguments)}"

@@ -64,7 +64,7 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     sources: dict[str, str]
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` where the environment's seed is no rule."""
+        """Raise `ValueError` if the environment's seed is not a rule."""
         if isinstance(self.env_seed, str) and not re.fullmatch(
             rf"sha256|\d+ \+ episode|\d+{SERVER_SEED}", self.env_seed
         ):

@@ -71,7 +71,7 @@ def go_to_site(seen: Observation, style: MobileStyle) -> Move:
 
 
 def press_button(seen: Observation, style: MobileStyle) -> Move:
-    """Press the start button with closed fingers, and take the hand away; nothing where there is no such button."""
+    """Press the start button with closed fingers, and take the hand away; nothing without such a button."""
     scene = read_scene(seen)
     button = scene.sites_m.get(f"{scene.goal[0][1]}_start_button")
     if button is None:

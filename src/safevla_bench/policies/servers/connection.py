@@ -28,10 +28,7 @@ _LOG.setLevel(logging.CRITICAL)  # the library below writes every header, and so
 
 
 class WebsocketClient:
-    """A websocket connection, made anew by every `open`; no compression, no proxy.
-
-    Raises `ServerLostError` where a server closes or stays silent.
-    """
+    """A websocket connection, made anew by every `open`; no compression, no proxy."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         """Keep the endpoint; nothing is connected before `open`."""

@@ -153,7 +153,7 @@ _ENTRIES, _LETTERS, _DEPTH = 64, 200, 5
 def sanitize_greeting(greeting: object, secret: str | None = None) -> dict[str, object]:
     """Return a server's description as plain JSON; values under secret names, and the client's own key, are hidden.
 
-    Arrays become their type and shape. A description that is no map becomes an empty one.
+    Arrays become their type and shape; what is not a map becomes an empty one.
     """
     if not isinstance(greeting, Mapping):
         return {}

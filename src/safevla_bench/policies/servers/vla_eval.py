@@ -202,8 +202,7 @@ def check_requirements(
 def parse_params(text: str | None) -> dict[str, object]:
     """Return the parameters of `NAME=VALUE,...`, the harness's, that go before the server's wishes; {} for None.
 
-    Raises:
-        PolicyError: a parameter that this client does not know, or a value that is no truth value or number.
+    Raises `PolicyError` for a parameter that this client does not know, or a value of another type.
     """
     params: dict[str, object] = {}
     for item in text.split(",") if text else ():
