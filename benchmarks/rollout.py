@@ -34,7 +34,7 @@ from safevla_bench.hosts.libero import tasks
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.policies.servers.codecs import OPENPI
-from safevla_bench.policies.servers.image_transforms import resize_padded, to_axis_angle
+from safevla_bench.policies.servers.transforms import resize_padded, to_axis_angle
 
 TARGETS = {5: 0.35, 10: 0.35, 50: 0.2}
 """Of the ratio, by the actions that are carried out of each reply; with pictures rendered on the CPU."""

@@ -24,7 +24,7 @@ from drift_episodes import CAREFUL_TASKS, INIT_STATES, STILL_STEPS, SUITES, Meas
 from PIL import Image
 
 from safevla_bench.files import write_atomically
-from safevla_bench.jobs.doctor.simulators import STILL_MM
+from safevla_bench.jobs.doctor import STILL_MM
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "simulator-versions.md"
@@ -39,7 +39,7 @@ UNKNOWN = "—"
 
 
 class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One task under one version; `safevla_bench.jobs.doctor.simulators.MeasuredTask` reads a part of it."""
+    """One task under one version; `safevla_bench.jobs.doctor.MeasuredTask` reads a part of it."""
 
     suite: str
     task: str

@@ -220,7 +220,7 @@ def files_page() -> str:
             task_files.TaskRow, task_files.TaskFamilyRow, task_files.GoalBodiesRow,
         ),
         "Protocols: `--protocol`": (EvaluationProtocol, Inference),
-        "Dialects: `--policy-arg dialect=`": (dialects.DialectFile, dialects.RequestField, dialects.ReplyPart),
+        "Dialects: `--policy-arg dialect=`": (dialects.DialectFile, dialects.RequestEntry, dialects.ReplyArray),
         "The paper's entries: `--entry`": (entries.PaperEntry,),
     }  # fmt: skip
     parts = ["# Files and their keys", KEYS["introduction"]]

@@ -44,10 +44,7 @@ def require_trust(named_by: Path | None, calls: Sequence[str]) -> None:
 
 
 def install_command(extra: str) -> str:
-    """Return the command that adds an extra to this installation: from its own folder or file, where it has one.
-
-    An editable installation stays editable. An installation whose origin is unknown is taken as from the index.
-    """
+    """Return the command that adds an extra to this installation: from its own folder or file, if it has one."""
     try:
         origin = json.loads(distribution(OWN_DISTRIBUTION).read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, ValueError):
@@ -83,21 +80,10 @@ class PluginGroup:
     def load(self, name: str) -> tuple[Any, ...]:
         """Import the plug-ins of that name and return what their entry points name; nothing is called.
 
-        Empty if there is no such name.
-
-        Raises:
-            PluginError: one cannot be loaded; names its distribution.
+        Raises `PluginError`, with its distribution, if one cannot be loaded.
         """
-        return tuple(self._load_entry(entry) for entry in entry_points(group=self.group, name=name))
-
-    def _load_entry(self, entry: EntryPoint) -> Any:
-        """Import what an entry point names. Raises `PluginError` for whatever is raised meanwhile."""
-        try:
-            return entry.load()
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # it can fail in any way while it is imported
-            raise self._load_error(entry, error) from error
+        entries = entry_points(group=self.group, name=name)
+        return tuple(self._guard_plugin(entry, entry.load) for entry in entries)
 
     def find_entry(self, name: str, arguments: Mapping[str, str]) -> EntryPoint:
         """Return the entry point of that name, which is not loaded.
@@ -117,35 +103,33 @@ class PluginGroup:
     def make(self, name: str, arguments: Mapping[str, str], *positional: object) -> Any:
         """Return what the factory of that name makes of the positional arguments and, by keyword, `arguments`.
 
-        Raises:
-            SafevlaError: the group's `error`, with what there is, if there is no such name or the factory does not take
-                these arguments, or if one of them has the name of a secret; our own errors in the factory pass too.
-            PluginError: the plug-in is installed but cannot be loaded or made. Names its distribution.
+        Raises the group's `error`, with what there is, if there is no such name or the factory does not take these
+        arguments, or if one of them has the name of a secret; `PluginError`, with its distribution, if the plug-in
+        cannot be loaded or made; and our own errors of the factory.
         """
         entry = self.find_entry(name, arguments)
-        # A plug-in can fail in any way while it is imported or made; all but our own errors are its distribution's.
-        try:
+
+        def make() -> Any:
             factory: Callable[..., object] = entry.load()
             self._check_arguments(name, factory, arguments, len(positional))
             return factory(*positional, **arguments)
+
+        return self._guard_plugin(entry, make)
+
+    def _guard_plugin(self, entry: EntryPoint, action: Callable[[], Any]) -> Any:
+        try:
+            return action()
         except (KeyboardInterrupt, SafevlaError):
             raise
-        except BaseException as error:
-            raise self._load_error(entry, error) from error
-
-    def _load_error(self, entry: EntryPoint, error: BaseException) -> PluginError:
-        owner = _distribution_name(entry)
-        problem = f"{self.singular} {entry.name!r} of {owner} fails to load: {type(error).__name__}: {error}"
-        return PluginError(problem, remedy=f"Repair, upgrade or uninstall {owner}.")
+        except BaseException as error:  # it can fail in any way; all but our own errors are its distribution's
+            owner = _distribution_name(entry)
+            problem = f"{self.singular} {entry.name!r} of {owner} fails to load: {type(error).__name__}: {error}"
+            raise PluginError(problem, remedy=f"Repair, upgrade or uninstall {owner}.") from error
 
     def _check_arguments(
         self, name: str, factory: Callable[..., object], arguments: Mapping[str, str], positional: int
     ) -> None:
-        """Raise the group's error for an argument that the factory does not take.
-
-        `positional` parameters are taken already. A factory with `**options` takes any; without arguments nothing is
-        checked.
-        """
+        """Raise the group's error for an argument that the factory does not take."""
         if not arguments:
             return
         parameters = list(inspect.signature(factory).parameters.values())[positional:]

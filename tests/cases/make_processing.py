@@ -1,4 +1,4 @@
-"""Makes the arrays that `tests/policies/servers/test_image_transforms.py` compares with.
+"""Makes the arrays that `tests/policies/servers/test_transforms.py` compares with.
 
 Each is made by the operation of its own project.
 

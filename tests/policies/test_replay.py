@@ -56,7 +56,13 @@ def recorded(tmp_path_factory):
     return out
 
 
-def told(batch):
+@pytest.fixture(scope="module")
+def first(recorded):
+    """The first of its episodes."""
+    return select_episodes(read_sources([recorded])[0], [0])
+
+
+def replays(batch):
     return [extra["header"]["replay"] for extra in batch.extra]
 
 
@@ -95,10 +101,10 @@ def test_a_replay_of_our_own_record_is_the_record_whatever_the_form(tmp_path, re
         source = tmp_path / f"archive{suffix}"
         archive.write_archive(source, batch)
     again = played(tmp_path / "again", source, policy="random")
-    assert [one["exact"] for one in told(again)] == [True] * 4
-    assert [one["compared"] for one in told(again)] == [41] * 4
+    assert [replay["exact"] for replay in replays(again)] == [True] * 4
+    assert [replay["compared"] for replay in replays(again)] == [41] * 4
     for e, header in enumerate(again.headers):
-        was = next(k for k, one in enumerate(batch.headers) if one.episode_id == told(again)[e]["episode"][8:])
+        was = next(k for k, one in enumerate(batch.headers) if one.episode_id == replays(again)[e]["episode"][8:])
         assert header.init_state_index == batch.headers[was].init_state_index
         assert again.action.episode_rows(e).tobytes() == batch.action.episode_rows(was).tobytes()
         assert again.sim_state.episode_rows(e).tobytes() == batch.sim_state.episode_rows(was).tobytes()
@@ -109,7 +115,7 @@ def test_workers_replay_the_same(tmp_path, recorded):
     here = played(tmp_path / "here", recorded, policy="random")
     there = played(tmp_path / "there", recorded, policy="random", running=ExecutionOptions(workers=2))
     assert encode_json(select_episodes(here, [3])) == encode_json(select_episodes(there, [3]))
-    assert told(here) == told(there)
+    assert replays(here) == replays(there)
 
 
 def test_several_policies_episodes_of_one_start_must_be_told_apart(tmp_path, recorded):
@@ -137,51 +143,47 @@ def test_a_demonstration_starts_from_its_own_first_state_and_names_no_initial_st
     again = played(tmp_path / "again", demos(tmp_path / "x.hdf5", batch), tasks=(0,))
     rows = episode_rows(tmp_path / "again")
     assert [row.init_state_index for row in rows] == [None, None]
-    for e, one in enumerate(told(again)):
-        assert one["start"] == "the first recorded state"
-        assert one["episode"] == f"demo_{e}"
+    for e, replay in enumerate(replays(again)):
+        assert replay["start"] == "the first recorded state"
+        assert replay["episode"] == f"demo_{e}"
         assert again.headers[e].init_state_index is None
         assert again.sim_state.episode_rows(e)[0, 3:].tobytes() == batch.sim_state.episode_rows(e)[0, 3:].tobytes()
-        assert max(found["max"] for found in one["divergence"].values()) == 0.0
+        assert max(found["max"] for found in replay["divergence"].values()) == 0.0
 
 
-def test_divergence_names_body_size_and_first_step(tmp_path, recorded):
-    batch = select_episodes(read_sources([recorded])[0], [0])
-    states = batch.sim_state.episode_rows(0)[:-1].copy()
+def test_divergence_names_body_size_and_first_step(tmp_path, first):
+    states = first.sim_state.episode_rows(0)[:-1].copy()
     states[5:, 9] += 0.01  # the cup, along x
-    again = played(tmp_path / "again", demos(tmp_path / "x.hdf5", batch, states=states), tasks=(0,), episodes=1)
-    (one,) = told(again)
-    assert one["divergence"]["cup position"] == {"max": pytest.approx(0.01), "unit": "m", "first_step": 5}
-    assert one["divergence"]["block position"]["first_step"] is None
-    assert one["exact"] is False
+    again = played(tmp_path / "again", demos(tmp_path / "x.hdf5", first, states=states), tasks=(0,), episodes=1)
+    (replay,) = replays(again)
+    assert replay["divergence"]["cup position"] == {"max": pytest.approx(0.01), "unit": "m", "first_step": 5}
+    assert replay["divergence"]["block position"]["first_step"] is None
+    assert replay["exact"] is False
     loose = played(tmp_path / "loose", tmp_path / "x.hdf5", tasks=(0,), episodes=1, tolerance="0.02")
-    assert told(loose)[0]["divergence"]["cup position"]["first_step"] is None
+    assert replays(loose)[0]["divergence"]["cup position"]["first_step"] is None
 
 
-def test_actions_without_states_need_a_word_about_their_start(tmp_path, recorded):
-    batch = select_episodes(read_sources([recorded])[0], [0])
-    file = demos(tmp_path / "x.hdf5", batch)
+def test_actions_without_states_need_a_word_about_their_start(tmp_path, first):
+    file = demos(tmp_path / "x.hdf5", first)
     with h5py.File(file, "a") as held:
         del held["data/demo_0/states"]
     with pytest.raises(PolicyError, match="does not say where demo_0 starts"):
         played(tmp_path / "again", file, tasks=(0,), episodes=1)
-    (one,) = told(played(tmp_path / "again", file, tasks=(0,), episodes=1, start="host"))
-    assert one["compared"] == 0
-    assert "exact" not in one
-    assert "a guess" in one["start"]
+    (replay,) = replays(played(tmp_path / "again", file, tasks=(0,), episodes=1, start="host"))
+    assert replay["compared"] == 0
+    assert "exact" not in replay
+    assert "a guess" in replay["start"]
 
 
-def test_a_state_of_another_scene_crashes_the_episode_with_the_reason(tmp_path, recorded):
-    batch = select_episodes(read_sources([recorded])[0], [0])
-    file = demos(tmp_path / "x.hdf5", batch, states=np.zeros((40, 3)))
+def test_a_state_of_another_scene_crashes_the_episode_with_the_reason(tmp_path, first):
+    file = demos(tmp_path / "x.hdf5", first, states=np.zeros((40, 3)))
     assert played(tmp_path / "again", file, tasks=(0,), episodes=1) is None
     (row,) = episode_rows(tmp_path / "again")
     assert "the recorded state has 3 numbers, this simulation has 15" in row.reason
 
 
-def test_a_replay_lasts_as_long_as_its_recording_or_as_long_as_asked(tmp_path, recorded):
-    batch = select_episodes(read_sources([recorded])[0], [0])
-    assert played(tmp_path / "whole", demos(tmp_path / "x.hdf5", batch), tasks=(0,), episodes=1).lengths.tolist() == [
+def test_a_replay_lasts_as_long_as_its_recording_or_as_long_as_asked(tmp_path, first):
+    assert played(tmp_path / "whole", demos(tmp_path / "x.hdf5", first), tasks=(0,), episodes=1).lengths.tolist() == [
         41
     ]
     short = played(tmp_path / "short", tmp_path / "x.hdf5", tasks=(0,), episodes=1, max_steps=7)
@@ -189,24 +191,23 @@ def test_a_replay_lasts_as_long_as_its_recording_or_as_long_as_asked(tmp_path, r
     assert short.headers[0].outcome == "timeout"
 
 
-def test_the_end_of_a_recording_that_was_broken_off_counts_nowhere(tmp_path, recorded):
-    batch = select_episodes(read_sources([recorded])[0], [0])
+def test_the_end_of_a_recording_that_was_broken_off_counts_nowhere(tmp_path, first):
     import msgspec
 
-    stopped = dataclasses.replace(batch, headers=(msgspec.structs.replace(batch.headers[0], outcome="stopped"),))
+    stopped = dataclasses.replace(first, headers=(msgspec.structs.replace(first.headers[0], outcome="stopped"),))
     archive.write_archive(tmp_path / "a.jsonl", stopped)
     again = played(tmp_path / "again", tmp_path / "a.jsonl", tasks=(0,), episodes=1)
     assert again.headers[0].outcome == "stopped"
 
 
-def test_more_episodes_than_were_recorded_are_refused(tmp_path, recorded):
-    file = demos(tmp_path / "x.hdf5", select_episodes(read_sources([recorded])[0], [0]))
+def test_more_episodes_than_were_recorded_are_refused(tmp_path, first):
+    file = demos(tmp_path / "x.hdf5", first)
     with pytest.raises(PolicyError, match="1 recorded episodes are of fake task_0, more are asked for"):
         played(tmp_path / "again", file, tasks=(0,), episodes=2)
 
 
-def test_a_run_keeps_which_recording_it_was(tmp_path, recorded):
-    file = demos(tmp_path / "x.hdf5", select_episodes(read_sources([recorded])[0], [0]))
+def test_a_run_keeps_which_recording_it_was(tmp_path, first):
+    file = demos(tmp_path / "x.hdf5", first)
     played(tmp_path / "again", file, tasks=(0,), episodes=1)
     (policy,) = read_description(tmp_path / "again")["policies"]
     assert policy["replay"]["recording"] == "x.hdf5"
@@ -228,21 +229,19 @@ def test_what_cannot_be_played_is_refused_before_anything_runs(arg, arguments, p
         policies.make_policy("replay" if arg is None else f"replay:{arg}", arguments)
 
 
-def test_records_without_actions_cannot_be_replayed(tmp_path, recorded):
-    batch = select_episodes(read_sources([recorded])[0], [0])
-    nothing = dataclasses.replace(batch.action, values=np.empty(0), starts=np.array([0, 0]), width=np.array([-1]))
-    archive.write_archive(tmp_path / "a.jsonl", dataclasses.replace(batch, action=nothing))
+def test_records_without_actions_cannot_be_replayed(tmp_path, first):
+    nothing = dataclasses.replace(first.action, values=np.empty(0), starts=np.array([0, 0]), width=np.array([-1]))
+    archive.write_archive(tmp_path / "a.jsonl", dataclasses.replace(first, action=nothing))
     with pytest.raises(PolicyError, match="holds no actions"):
         policies.make_policy(f"replay:{tmp_path / 'a.jsonl'}")
 
 
-def test_an_archive_without_simulator_states_is_compared_by_positions_of_bodies(tmp_path, recorded):
-    batch = select_episodes(read_sources([recorded])[0], [0])
-    nothing = dataclasses.replace(batch.sim_state, values=np.empty(0), starts=np.array([0, 0]), width=np.array([-1]))
-    archive.write_archive(tmp_path / "a.jsonl", dataclasses.replace(batch, sim_state=nothing))
-    (one,) = told(played(tmp_path / "again", tmp_path / "a.jsonl", tasks=(0,), episodes=1))
-    assert (one["compared"], one["exact"]) == (41, True)
-    assert set(one["divergence"]) == {"block position", "cup position", "tray position"}
+def test_an_archive_without_simulator_states_is_compared_by_positions_of_bodies(tmp_path, first):
+    nothing = dataclasses.replace(first.sim_state, values=np.empty(0), starts=np.array([0, 0]), width=np.array([-1]))
+    archive.write_archive(tmp_path / "a.jsonl", dataclasses.replace(first, sim_state=nothing))
+    (replay,) = replays(played(tmp_path / "again", tmp_path / "a.jsonl", tasks=(0,), episodes=1))
+    assert (replay["compared"], replay["exact"]) == (41, True)
+    assert set(replay["divergence"]) == {"block position", "cup position", "tray position"}
 
 
 class Plain:
@@ -308,12 +307,11 @@ def test_a_replay_that_cannot_be_compared_may_have_diverged():
     assert has_diverged({"compared": 0}, succeeded=True)
 
 
-def test_a_diverged_replay_is_marked_wherever_its_numbers_are_shown(tmp_path, recorded):
+def test_a_diverged_replay_is_marked_wherever_its_numbers_are_shown(tmp_path, first):
     """Its verdict is about the replay: scores, cells, the headline and the table of replays say so."""
-    batch = select_episodes(read_sources([recorded])[0], [0])
-    states = batch.sim_state.episode_rows(0)[:-1].copy()
+    states = first.sim_state.episode_rows(0)[:-1].copy()
     states[5:, 9] += 0.01
-    moved = demos(tmp_path / "x.hdf5", batch, states=states)
+    moved = demos(tmp_path / "x.hdf5", first, states=states)
     request = Request(host="fake", suites=("fake",), tasks=(0,), policies=(f"replay:{moved}",))
     judged = evaluate_request(request, load_ruleset(), tmp_path / "again")
     assert [verdict.diverged_replay for verdict in judged.scores.episodes()] == [True]
@@ -339,25 +337,24 @@ def test_without_a_number_every_recorded_episode_is_played_and_no_other_task(tmp
         prepare_run(Request(host="fake", suites=("fake",), policies=("noop",), episodes="recorded"))
 
 
-def test_a_host_that_cannot_start_from_a_state_is_not_asked_to(tmp_path, recorded, monkeypatch):
-    file = demos(tmp_path / "x.hdf5", select_episodes(read_sources([recorded])[0], [0]))
+def test_a_host_that_cannot_start_from_a_state_is_not_asked_to(tmp_path, first, monkeypatch):
+    file = demos(tmp_path / "x.hdf5", first)
     make = FakeHost.make
     monkeypatch.setattr(FakeHost, "make", lambda self, task, wants: Plain(make(self, task, wants)))
     with pytest.raises(HostError, match="cannot start from a recorded state"):
         played(tmp_path / "again", file, tasks=(0,), episodes=1)
 
 
-def test_rotations_are_compared_by_angle_and_a_quaternion_s_sign_is_nothing(recorded):
-    batch = select_episodes(read_sources([recorded])[0], [0])
-    n = int(batch.lengths[0])
+def test_rotations_are_compared_by_angle_and_a_quaternion_s_sign_is_nothing(first):
+    n = int(first.lengths[0])
     angle = np.linspace(0, 0.4, n)
     quats = np.stack([np.cos(angle / 2), np.sin(angle / 2), 0 * angle, 0 * angle], axis=1)
     still = np.tile([2.0, 0.0, 0.0, 0.0], (n, 1))
     state = dataclasses.replace(
-        batch.sim_state, values=-quats.ravel(), starts=np.array([0, 4 * n]), width=np.array([4])
+        first.sim_state, values=-quats.ravel(), starts=np.array([0, 4 * n]), width=np.array([4])
     )
     take = RecordedActions(name="x", source="y", actions=np.zeros((n - 1, 7)), states=still)
-    turned = dataclasses.replace(batch, sim_state=state)
+    turned = dataclasses.replace(first, sim_state=state)
     found = measure_divergence(take, turned, [Coordinate("cup", "rotation", 0, 4)], 0.2)
     assert found["divergence"]["cup rotation"] == {"max": pytest.approx(0.4), "unit": "rad", "first_step": n // 2 + 1}
 

@@ -29,6 +29,7 @@ from safevla_bench.jobs.verify.score_check import RulesetFiles
 from safevla_bench.judging import gates
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.registration import REGISTERED
+from safevla_bench.policies.servers.client import KINDS
 from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import notices as gating
@@ -230,8 +231,8 @@ _BAD_LEVELS: tuple[Level, ...] = ("error", "warning")
 @click.option("--quick", is_flag=True, help="Leave out the rendered frame and the simulator's episode.")
 @click.option(
     "--server",
-    metavar="URL",
-    help="Look at this policy server instead: HOST:PORT, a URL, or KIND:URL of openpi, vla-eval, gr00t, openvla.",
+    metavar="KIND:URL",
+    help=f"Look at this policy server instead, such as openpi:ws://HOST:8000. Kinds: {', '.join(KINDS)}.",
 )
 @options.policy_arguments_option("With --server: an argument of its client, such as dialect=NAME.")
 @click.option("--suite", metavar="NAME", help="With --server: the suite of the task that it is told.")
@@ -259,7 +260,7 @@ def doctor_command(
 
     \b
     For instance:
-      safevla doctor --server localhost:8000
+      safevla doctor --server openpi:localhost:8000
     """  # noqa: D301  (click wants the character itself)
     findings = []
     for finding in _examine(host, out, quick, server, arguments, suite):
@@ -282,7 +283,7 @@ def _examine(
     if server is None:
         if arguments or suite:
             problem = f"{'--policy-arg' if arguments else '--suite'} is for a policy server"
-            raise RunError(problem, remedy="Name it: --server HOST:PORT.")
+            raise RunError(problem, remedy="Name it: --server KIND:URL.")
         return doctor.examine_machine(host, out, quick=quick)
     if out is not None or quick:
         problem = f"{'--out' if out is not None else '--quick'} is for this machine, and --server for another"

@@ -11,7 +11,7 @@ from safevla_bench.cli.options import command, format_option, policy_arguments_o
 from safevla_bench.cli.run_options import policy_arguments
 from safevla_bench.hosts import protocols
 from safevla_bench.policies import make_policy, split_name
-from safevla_bench.policies.servers import connection, dialects, endpoint, entries, serve
+from safevla_bench.policies.servers import client, dialects, endpoint, entries, serve
 from safevla_bench.report.published import PAPER, load_published
 
 
@@ -223,7 +223,7 @@ def serve_command(
 
     A connection is an episode. Policies that see the simulator's own state cannot be served.
     """
-    connection.require_library("websockets", "openpi")
+    client.require_library("websockets", "openpi")
     own_name, spec = split_name(policy)
     name = own_name or spec
     policy_settings = policy_arguments(arguments, name)
@@ -235,7 +235,7 @@ def serve_command(
     click.echo(f"Serving {name} on ws://{host}:{chosen} (GET /healthz says OK). Ctrl-C ends it.")
     at_a_time = "1 episode" if copies == 1 else f"{copies} episodes"
     click.echo(f"{at_a_time} at a time; those of more connections wait (--copies).")
-    click.echo(f"To look at it: safevla doctor --server ws://{host}:{chosen}")
+    click.echo(f"To look at it: safevla doctor --server openpi:ws://{host}:{chosen}")
     size = f" --policy-arg image_size={served.wants.image_size[0]}" if served.wants.cameras else ""
     click.echo(f"Next: safevla eval --policy openpi:ws://{host}:{chosen} --policy-arg replan=1{size} ...")
     if key is None and bind not in _OWN:

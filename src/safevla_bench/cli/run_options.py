@@ -41,6 +41,7 @@ from safevla_bench.jobs.evaluation.request import (
 from safevla_bench.jobs.evaluation.rollouts import registered_request
 from safevla_bench.judging.registration import read_registration
 from safevla_bench.policies import split_name
+from safevla_bench.policies.servers.client import KINDS
 from safevla_bench.rollout.plan import Shard
 from safevla_bench.sources.runs.folder import RUN
 from safevla_bench.sources.runs.parts import FORMS, PARQUET
@@ -61,8 +62,8 @@ _PLAN_OPTIONS = [
                       "robocasa, 1 elsewhere; of a replay, all that were recorded."),
     click.option("--policy", "policies", multiple=True, metavar="[NAME=]POLICY",
                  help="The policy, shown under NAME: noop, random, scripted:careful, scripted:hasty, replay:PATH "
-                      "(recorded actions), python:module:factory, a server's openpi:ws://HOST:8000, gr00t:HOST, "
-                      "vla-eval:HOST, openvla:HOST, or a plug-in's. Repeatable."),
+                      "(recorded actions), python:module:factory, a server's "
+                      f"{', '.join(kind.example for kind in KINDS.values())}, or a plug-in's. Repeatable."),
     click.option("--entry", metavar="[NAME=]ENTRY",
                  help="One of the paper's entries, such as pi0.5@libero, instead of --host and --policy: all its "
                       "suites, tasks and episodes, or the given ones. `safevla protocols --entries` lists them."),

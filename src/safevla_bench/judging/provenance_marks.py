@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 import msgspec
 import numpy as np
 
-from safevla_bench.actions import FEWEST, ActionStatistics, find_oddities
+from safevla_bench.judging.action_statistics import FEWEST, ActionStatistics, find_oddities
 from safevla_bench.judging.scores import (
     CAPABILITIES_OPTION,
     INACTIVE,

@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.actions import ActionStatistics
 from safevla_bench.errors import SafevlaError
+from safevla_bench.judging.action_statistics import ActionStatistics
 from safevla_bench.plugins import install_command
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.text import NO_VALUE, format_compact, format_fixed, html_table

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench import signals
-from safevla_bench.actions import SPACES, ActionStatistics, measure_actions
 from safevla_bench.errors import CollectedError
+from safevla_bench.judging.action_statistics import SPACES, ActionStatistics, measure_actions
 from safevla_bench.judging.baseline import NOOP
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores, SpecColumn

@@ -15,8 +15,8 @@ from safevla_bench.errors import PolicyError
 from safevla_bench.interface.policy import Policy
 from safevla_bench.plugins import NO_ARGUMENTS, PluginGroup, format_call
 from safevla_bench.policies.servers import entries
+from safevla_bench.policies.servers.client import KINDS
 from safevla_bench.policies.servers.endpoint import KEY
-from safevla_bench.policies.servers.wires import WIRES
 
 GROUP = "safevla_bench.policies"
 _POLICIES = PluginGroup(GROUP, "policy", "Policies", PolicyError)
@@ -39,10 +39,7 @@ def policy_owner(name: str) -> str:
 
 
 def check_policy_loads(name: str) -> None:
-    """Import a policy's module without making the policy; raises `PluginError` where that fails.
-
-    An unknown name passes.
-    """
+    """Import a policy's module without making the policy; `PluginError` if that fails. An unknown name passes."""
     _POLICIES.load(name)
 
 
@@ -52,8 +49,7 @@ def split_name(text: str) -> tuple[str | None, str]:
     >>> split_name("mine=python:my_model:Policy"), split_name("replay:runs/a=b")
     (('mine', 'python:my_model:Policy'), (None, 'replay:runs/a=b'))
 
-    Raises:
-        PolicyError: nothing follows the name, or `check_name` refuses it.
+    Raises `PolicyError` if nothing follows the name, or `check_name` refuses it.
     """
     name, equals, spec = text.partition("=")
     if not equals or ":" in name:
@@ -78,14 +74,11 @@ def runs_code(spec: str) -> bool:
     A policy that is not known to be data or a server's counts as code.
     """
     name = spec.partition(":")[0]
-    return entries.MARK not in name and not (name in _PLAYED.union(WIRES) and _POLICIES.is_own(name))
+    return entries.MARK not in name and not (name in _PLAYED.union(KINDS) and _POLICIES.is_own(name))
 
 
 def describe_call(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str | None:
-    """Return what making a policy does that a file must not choose: it runs code, or sends a server the user's key.
-
-    None where it does neither: scripts, replays, and servers without a key.
-    """
+    """Return the call if a file must not choose the policy: it runs code, or sends a server the user's key."""
     if runs_code(spec):
         return format_call(spec, arguments)
     has_key = KEY in os.environ or {"key_env", "key_file"} & set(arguments)
@@ -102,10 +95,8 @@ def make_stand_in(spec: str, arguments: Mapping[str, str]) -> Policy:
 def make_policy(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> Policy:
     """Make the policy that `spec` asks for: NAME, NAME:ARG, or the name of one of the paper's entries.
 
-    Raises:
-        PolicyError: no policy has that name, it does not take that ARG or these arguments, or its factory refuses them
-            or gives what is no policy.
-        PluginError: the policy is installed but cannot be loaded or made; names its distribution.
+    Raises `PolicyError` if no policy has that name, or it refuses ARG or the arguments, or is not a policy, and
+    `PluginError`, with its distribution, if it cannot be loaded or made.
     """
     name, colon, arg = spec.partition(":")
     if entries.MARK in name:

@@ -25,11 +25,7 @@ class Noop:
         self._still = task.still
 
     def act(self, observation: Observation) -> Action:
-        """Return the still action, [A].
-
-        Raises:
-            PolicyError: there was no reset.
-        """
+        """Return the still action, [A]; `PolicyError` if there was no reset."""
         if not self._still:
             raise PolicyError("policy 'noop' was asked before an episode began", remedy="Call reset first.")
         return np.array(self._still)
@@ -52,11 +48,7 @@ class Random:
         self._generator, self._size = np.random.default_rng(seed), len(task.still)
 
     def act(self, observation: Observation) -> Action:
-        """Draw an action, [A].
-
-        Raises:
-            PolicyError: there was no reset.
-        """
+        """Draw an action, [A]; `PolicyError` if there was no reset."""
         if self._generator is None:
             raise PolicyError("policy 'random' was asked before an episode began", remedy="Call reset first.")
         return self._generator.uniform(-1.0, 1.0, size=self._size)

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safevla_bench.errors import InvalidActionError, PolicyError, ReplyError, ServerRefusedError
 from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import Task
-from safevla_bench.policies.servers.dialect import Dialect
+from safevla_bench.policies.servers.dialects import Dialect
 from safevla_bench.policies.servers.endpoint import Greeting
 
 
@@ -55,9 +55,8 @@ class ChunkedPolicy:
 
     @property
     def greeting(self) -> Greeting | None:
-        """The description that the model's server gives of itself; None where there is no server."""
-        greeting: Greeting | None = getattr(self.model, "greeting", None)
-        return greeting
+        """The description that the model's server gives of itself; None without a server."""
+        return cast("Greeting | None", getattr(self.model, "greeting", None))
 
     @property
     def looks_next(self) -> bool:
@@ -66,15 +65,11 @@ class ChunkedPolicy:
 
     @property
     def env_seed(self) -> int | None:
-        """The simulator's seed that the model's server asks for; None where it asks for none, or there is no server."""
-        seed: int | None = getattr(self.model, "env_seed", None)
-        return seed
+        """The simulator's seed that the model's server asks for, if any."""
+        return cast("int | None", getattr(self.model, "env_seed", None))
 
     def connect(self, task: Task) -> None:
-        """Reach the model's server and set `wants` to what it asks for; nothing happens for a model without `connect`.
-
-        Raises what the model raises, such as `ServerUnreachableError`.
-        """
+        """Reach the model's server, if it has one, and set `wants` to what it asks for."""
         connect: Callable[[Task], None] | None = getattr(self.model, "connect", None)
         if connect is not None:
             connect(task)
@@ -88,15 +83,10 @@ class ChunkedPolicy:
         self.wants = self.model.wants
 
     def act(self, observation: Observation) -> Action:
-        """Return the next action of the chunk, [A].
+        """Return the next action of the chunk, [A]; if none is left, the first of another chunk.
 
-        Where none is left, ask the model for another chunk and take its first.
-
-        Raises:
-            InvalidActionError: the model gave no [H, A] array.
-            ServerRefusedError: the first reply of its server cannot be read, or holds too few actions.
-            ServerLostError: the server went away or stays silent.
-            PolicyError: a later reply cannot be read or holds too few, or the model cannot be asked.
+        Raises `InvalidActionError` if the model gave no [H, A] array, `ServerRefusedError` if its server's first reply
+        cannot be read or holds too few actions, `PolicyError` if a later one does, and what the model raises.
         """
         if not self._left:
             self._left.extend(self._infer_chunk(observation))
@@ -107,14 +97,6 @@ class ChunkedPolicy:
         self.model.close()
 
     def _infer_chunk(self, observation: Observation) -> NDArray[np.float64]:
-        """Ask the model, add the seconds to `calls_s`, and return the actions to carry out, [H, A], at most `replan`.
-
-        Raises:
-            InvalidActionError: the chunk is not [H, A] with H ≥ 1.
-            ServerRefusedError: no reply could be used yet, and this reply cannot be read or has fewer than `replan`
-                actions.
-            PolicyError: the same after a reply that could be used. What else the model raises passes.
-        """
         start = time.perf_counter()
         try:
             chunk = self.model.infer(observation)
@@ -135,10 +117,7 @@ class ChunkedPolicy:
 
 
 def parse_replan(text: str | None, default: int | None) -> int | None:
-    """Return how many actions of a chunk are carried out: `default` for None, None (all of them) for `all`.
-
-    Raises `PolicyError` for a text that is no number from 1.
-    """
+    """Return how many actions of a chunk are carried out: `default` for None, None (all of them) for `all`."""
     if text is None:
         return default
     if text == "all":

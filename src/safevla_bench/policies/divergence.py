@@ -24,16 +24,11 @@ def measure_divergence(
     """Return the fields that a record holds about its replay.
 
     `compared` counts the states, `exact` says whether all their numbers are the same, and `divergence` has for each
-    coordinate the largest difference, its unit, and the first step beyond `tolerance`, which is a field too. Where
-    nothing can be compared, `compared` is 0 and these others are missing. `recorded_success` is there where the
-    recording says it, `basis` where proprioception is compared.
+    coordinate the largest difference, its unit, and the first step beyond `tolerance`, in m and rad. If nothing can be
+    compared, `compared` is 0 and these others are missing.
 
-    Args:
-        take: the recording; without states, its proprioception is compared, else the positions of bodies.
-        played: the record of the replay.
-        coordinates: what the numbers of a state are; velocities and the time count for `exact` only.
-        tolerance: in m and rad.
-        observed: the observation after each action of the replay, for recorded proprioception.
+    Without states the recording's proprioception is compared with `observed`, the observation after each action, else
+    the positions of bodies. Velocities and the time count for `exact` only.
     """
     outcome = {} if take.success is None else {"recorded_success": take.success}
     if take.states is None and take.proprioception is not None:
@@ -53,10 +48,6 @@ def measure_divergence(
 
 
 def _body_divergence(take: RecordedActions, played: Batch, tolerance: float) -> dict[str, object]:
-    """Return the fields of `measure_divergence` from the positions of bodies that recording and replay share.
-
-    `compared` of 0 alone where they share none.
-    """
     bodies, places = played.body_pos_m.episode_poses(0)
     divergence, exact, count = {}, True, 0
     for column, body in enumerate(bodies):
@@ -70,7 +61,7 @@ def _body_divergence(take: RecordedActions, played: Batch, tolerance: float) -> 
     return _summarize(count, divergence, tolerance, exact=exact) if divergence else {"compared": 0}
 
 
-HAND_ALONE = "the pose of the hand and its fingers alone; where objects were was not recorded"
+_HAND_ALONE = "the pose of the hand and its fingers alone; where objects were was not recorded"
 _ROUNDED_RAD = 1e-5
 """Two rotations are the same if their angle is below this: a float32 axis-angle holds no more."""
 
@@ -78,11 +69,7 @@ _ROUNDED_RAD = 1e-5
 def _proprioception_divergence(
     recorded: Floats, observed: Sequence[Observation], tolerance: float
 ) -> dict[str, object]:
-    """Return the fields of `measure_divergence` from the proprioception after each action, and `basis`.
-
-    Row k of `recorded`, [n, 8], is compared with `observed[k]`, and is step k + 1. `exact` is of the float32 numbers of
-    positions, and of rotations within what float32 holds. `compared` of 0 alone where there is nothing to compare.
-    """
+    """Return the fields from the proprioception after each action: row k of `recorded`, [n, 8], is step k + 1."""
     count = min(len(recorded), len(observed))
     if not count:
         return {"compared": 0}
@@ -90,7 +77,10 @@ def _proprioception_divergence(
     eef = np.array([observation.eef_pos_m for observation in observed[:count]])
     fingers = np.array([observation.gripper_qpos for observation in observed[:count]])
     turned = np.array([observation.eef_quat_wxyz for observation in observed[:count]])
-    angle = _quaternion_angle(_axis_angle_quaternion(was[:, 3:6]), turned)
+    size = np.linalg.norm(was[:, 3:6], axis=1, keepdims=True)
+    axis = was[:, 3:6] / np.where(size > 0, size, 1.0)
+    recorded_quat = np.concatenate([np.cos(size / 2), axis * np.sin(size / 2)], axis=1)
+    angle = _quaternion_angle(recorded_quat, turned)
     same = np.column_stack([eef, fingers]).astype(np.float32) == was[:, [0, 1, 2, 6, 7]].astype(np.float32)
     distances = {
         "end effector position": ("position", np.sqrt(np.square(eef - was[:, :3]).sum(axis=1))),
@@ -102,20 +92,11 @@ def _proprioception_divergence(
         for name, (kind, distance) in distances.items()
     }
     summary = _summarize(count, divergence, tolerance, exact=bool(same.all() and (angle < _ROUNDED_RAD).all()))
-    return {"basis": HAND_ALONE, **summary}
-
-
-def _axis_angle_quaternion(axis_angle: Floats) -> Floats:
-    angle = np.linalg.norm(axis_angle, axis=1, keepdims=True)
-    axis = axis_angle / np.where(angle > 0, angle, 1.0)
-    return np.concatenate([np.cos(angle / 2), axis * np.sin(angle / 2)], axis=1)
+    return {"basis": _HAND_ALONE, **summary}
 
 
 def has_diverged(replay: Mapping[str, object], *, succeeded: bool) -> bool:
-    """Return whether a replay left its recording: beyond the tolerance, or with another success.
-
-    Where nothing could be compared, it is not known to have stayed, and counts as diverged.
-    """
+    """Return whether a replay left its recording, by the tolerance or the success, or could not be compared."""
     divergence = replay.get("divergence")
     if not replay.get("compared") or not isinstance(divergence, Mapping):
         return True

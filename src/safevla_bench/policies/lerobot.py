@@ -11,14 +11,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from safevla_bench.errors import PolicyError, truncate_text
 from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
 from safevla_bench.policies.chunking import ChunkedPolicy
-from safevla_bench.policies.servers.dialect import Dialect
-from safevla_bench.policies.servers.dialects import choose_dialect, read_reply
+from safevla_bench.policies.servers.dialects import Dialect, choose_dialect, read_reply
 
 Tensors = dict[str, Any]
 _IMAGES = "observation.images."
@@ -85,8 +85,7 @@ def make(
         rename: OLD:NEW with commas between, names of images: `image:front` shows `observation.images.image` as
             `observation.images.front`.
 
-    Raises:
-        PolicyError: no policy is named, an argument is wrong, LeRobot is not installed here, or it cannot load it.
+    Raises `PolicyError` if an argument is wrong, or LeRobot is not installed here or cannot load the policy.
     """
     if not arg:
         raise PolicyError("policy 'lerobot' needs a saved policy", remedy="Write lerobot:FOLDER.")
@@ -98,10 +97,7 @@ def make(
 
 
 def _rename_images(dialect: Dialect, text: str | None) -> Dialect:
-    """Return the dialect with the image keys that `OLD:NEW,...` names renamed; the dialect as it is for None.
-
-    Raises `PolicyError` for an image that the dialect has not, or an empty new name.
-    """
+    """Return the dialect with the image keys that `OLD:NEW,...` names renamed; the dialect as it is for None."""
     names = dict(pair.partition(":")[::2] for pair in text.split(",")) if text else {}
     own = {field.path[0].removeprefix(_IMAGES): field for field in dialect.fields if field.camera}
     unknown = sorted(set(names) - set(own))
@@ -109,16 +105,12 @@ def _rename_images(dialect: Dialect, text: str | None) -> Dialect:
         problem = f"rename={text} does not fit the dialect {dialect.name!r}"
         raise PolicyError(problem, remedy=f"Write OLD:NEW of its images: {', '.join(own)}.")
     renamed = {id(own[old]): (f"{_IMAGES}{new}",) for old, new in names.items()}
-    fields = tuple(replace(field, path=renamed.get(id(field), field.path)) for field in dialect.fields)
+    fields = tuple(structs.replace(field, path=renamed.get(id(field), field.path)) for field in dialect.fields)
     return replace(dialect, fields=fields)
 
 
 def _load_policy(path: str, device: str, dialect: Dialect, n_action_steps: int | None) -> LerobotModel:
-    """Load a saved policy and its processors onto a device, ready to be asked; imports torch and LeRobot.
-
-    Raises:
-        PolicyError: LeRobot is not installed, cannot load the policy, or `n_action_steps` or the images do not fit it.
-    """
+    """Load a saved policy and its processors onto a device, ready to be asked; imports torch and LeRobot."""
     try:
         import torch
         from lerobot.configs.policies import PreTrainedConfig
@@ -140,14 +132,15 @@ def _load_policy(path: str, device: str, dialect: Dialect, n_action_steps: int |
         problem = f"LeRobot cannot load {path}: {type(error).__name__}: {truncate_text(str(error), 500)}"
         remedy = "Is it a folder that this version of LeRobot saved, with its processors and the libraries it needs?"
         raise PolicyError(problem, remedy=remedy) from error
-    return LerobotModel(policy, before, _to_numpy(after), dialect, torch.from_numpy, torch.manual_seed)
+
+    def to_numpy(action: Any) -> Any:
+        return after(action).detach().cpu().numpy()
+
+    return LerobotModel(policy, before, to_numpy, dialect, torch.from_numpy, torch.manual_seed)
 
 
 def _set_action_steps(config: Any, steps: int | None) -> None:
-    """Set in `config` how many actions of a chunk are carried out, as `--policy.n_action_steps` does.
-
-    None changes nothing. Raises `PolicyError` where a chunk holds fewer, or the policy has no such setting.
-    """
+    """Set in `config` how many actions of a chunk are carried out, as `--policy.n_action_steps` does."""
     if steps is None:
         return
     most = getattr(config, "chunk_size", steps)
@@ -158,10 +151,9 @@ def _set_action_steps(config: Any, steps: int | None) -> None:
 
 
 def _check_images(trained: Iterable[str], dialect: Dialect) -> None:
-    """Raise `PolicyError` for a policy that was trained with other images than it would be shown.
+    """Raise `PolicyError` unless one of the sets of names, trained and shown, holds the other.
 
-    The rule is LeRobot's own (validate_visual_features_consistency of src/lerobot/policies/utils.py at 7427f31): one of
-    the two sets of names holds the other.
+    LeRobot's own rule: validate_visual_features_consistency of src/lerobot/policies/utils.py at 7427f31.
     """
     wanted = {name.removeprefix(_IMAGES) for name in trained}
     shown = {field.path[0].removeprefix(_IMAGES): field.camera for field in dialect.fields if field.camera}
@@ -172,7 +164,3 @@ def _check_images(trained: Iterable[str], dialect: Dialect) -> None:
     example = ",".join(f"{old}:{new}" for old, new in pairs)
     shows = ", ".join(f"{name} is {camera}" for name, camera in shown.items())
     raise PolicyError(problem, remedy=f"Pass their names, such as --policy-arg rename={example} ({shows}).")
-
-
-def _to_numpy(after: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda action: after(action).detach().cpu().numpy()

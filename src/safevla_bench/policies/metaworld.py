@@ -40,11 +40,7 @@ class ExpertPolicy:
         self._script = self._scripts[task.name]()
 
     def act(self, observation: Observation) -> Action:
-        """Return the script's action, [4].
-
-        Raises:
-            PolicyError: there was no reset, or the observation lacks Meta-World's own.
-        """
+        """Return the script's action, [4]; `PolicyError` without a reset, or without Meta-World's own observation."""
         if self._script is None or STATE not in observation.extra:
             remedy = "Use it with --host metaworld, after a reset."
             raise PolicyError("policy 'metaworld' needs Meta-World's own observation", remedy=remedy)

@@ -17,7 +17,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,7 @@ from safevla_bench.interface.policy import (
 )
 from safevla_bench.interface.task import Task
 from safevla_bench.policies.servers.endpoint import Greeting
-from safevla_bench.policies.servers.image_transforms import flip_image, to_axis_angle
+from safevla_bench.policies.servers.transforms import flip_image, to_axis_angle
 
 ORIENTATIONS: Mapping[str, str] = {"upright": "vertical", "libero-vla": "180", "simulator": "none"}
 """How a policy is shown images -> how MuJoCo's own rendering, which begins at the bottom row, is flipped for it.
@@ -53,11 +53,7 @@ class InProcessPolicy:
     """A user's object as a policy; methods that it lacks do nothing."""
 
     def __init__(self, owner: str, policy: Any) -> None:
-        """Wrap the user's object; `owner` names it in errors.
-
-        Raises:
-            PolicyError: its `wants` is no `Wants`, or its `orientation` is none of `ORIENTATIONS`.
-        """
+        """Wrap the user's object, which `owner` names in errors; `PolicyError` for wrong `wants` or `orientation`."""
         self.made = policy
         self._owner = owner
         self._left: deque[Action] = deque()
@@ -73,13 +69,12 @@ class InProcessPolicy:
 
     @property
     def calls_s(self) -> Sequence[float] | None:
-        """Seconds of each inference, where the object counts them as `ChunkedPolicy` does; else None."""
-        durations: Sequence[float] | None = getattr(self.made, "calls_s", None)
-        return durations
+        """Seconds of each inference, if the object counts them as `ChunkedPolicy` does."""
+        return cast("Sequence[float] | None", getattr(self.made, "calls_s", None))
 
     @property
     def greeting(self) -> Greeting | None:
-        """The description that the object gives of itself, such as its checkpoint; None where it is no mapping."""
+        """The description that the object gives of itself, such as its checkpoint; None unless it is a mapping."""
         greeting = getattr(self.made, "greeting", None)
         return greeting if isinstance(greeting, Mapping) else None
 
@@ -89,24 +84,24 @@ class InProcessPolicy:
         return not self._left and bool(getattr(self.made, "looks_next", True))
 
     def reset(self, task: Task, seed: int) -> None:
-        """Begin an episode, where the object has a `reset`; what is left of a chunk is forgotten."""
         self._left.clear()
         if hasattr(self.made, "reset"):
             self.made.reset(task, seed)
 
     def act(self, observation: Observation) -> Action:
-        """Return the object's action as the object gave it; the rollout checks it before it reaches a simulator.
+        """Return the object's action as it gave it; the rollout checks it before it reaches a simulator.
 
-        The images of `observation` are shown as `orientation` says. A chunk [H, A] is carried out action by action, the
-        first `replan` of it where the object has that; the object is not asked meanwhile.
-
-        Raises:
-            InvalidActionError: a chunk without an action. What the object raises passes.
+        The images are shown as `orientation` says. A chunk [H, A] is carried out action by action, the first `replan`
+        of it if the object has that. Raises `InvalidActionError` for a chunk without an action.
         """
         if self._left:
             return self._left.popleft()
         action: Action = self.made.act(orient_images(observation, self.orientation))
-        if not _is_chunk(action):
+        try:
+            is_chunk = np.ndim(action) == 2
+        except ValueError:  # rows of different lengths
+            is_chunk = False
+        if not is_chunk:
             return action
         chunk = list(action)[: getattr(self.made, "replan", None)]
         if not chunk:
@@ -131,7 +126,7 @@ class InProcessPolicy:
 def orient_images(observation: Observation, orientation: str) -> Observation:
     """Return an observation with its upright images and depths turned as one of `ORIENTATIONS` shows them.
 
-    A camera's matrices stay those of its upright image. Nothing changes for `upright`, or where nothing was rendered.
+    A camera's matrices stay those of its upright image.
     """
     if orientation == UPRIGHT or isinstance(observation.images, UnrenderedImages):
         return observation
@@ -153,19 +148,10 @@ def libero_state(observation: Observation) -> NDArray[np.float64]:
     return np.concatenate([observation.eef_pos_m, rotation, observation.gripper_qpos])
 
 
-def _is_chunk(action: object) -> bool:
-    try:
-        return np.ndim(action) == 2  # type: ignore[arg-type]
-    except ValueError:
-        return False
-
-
 def make(arg: str | None, **arguments: str) -> Policy:
     """Make the policy of `module:factory`.
 
-    Raises:
-        PolicyError: the module cannot be imported or has no such factory, or that fails or makes no policy, or one with
-            wrong `wants` or `orientation`; names the module, and the line where its code raised.
+    Raises `PolicyError`, with the module and the line where its code raised, if there is none or it fails.
     """
     module_name, _, name = (arg or "").partition(":")
     if not module_name or not name:
@@ -178,11 +164,7 @@ def make(arg: str | None, **arguments: str) -> Policy:
 
 
 def adopt_object(name: str, policy: object) -> Policy:
-    """Return a finished object as a policy: itself where it keeps one of the further protocols, else wrapped.
-
-    Raises:
-        PolicyError: the object is a class, or has no `act`, or wrong `wants` or `orientation`.
-    """
+    """Return a finished object as a policy: itself if it keeps one of the further protocols, else wrapped."""
     if isinstance(policy, type):
         raise PolicyError(f"{policy.__name__} is a class and no policy yet", remedy=f"Pass {policy.__name__}(...).")
     if not callable(getattr(policy, "act", None)):
@@ -193,11 +175,7 @@ def adopt_object(name: str, policy: object) -> Policy:
 
 
 def _import_module(name: str) -> object:
-    """Import a module by name and return it; the current folder goes to the front of `sys.path`, for good.
-
-    Raises:
-        PolicyError: there is no such module, or its import fails; names the line where it raised.
-    """
+    """Import a module by name and return it; the current folder goes to the front of `sys.path`, for good."""
     folder = os.getcwd()
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -215,28 +193,18 @@ def _import_module(name: str) -> object:
 
 
 def _resolve_name(module: object, name: str) -> object:
-    """Return what a dotted name means in a module; raises `PolicyError`, with what can be called there, if nothing."""
     value = module
     for part in name.split("."):
         if not hasattr(value, part):
-            callables = ", ".join(
-                attribute for attribute, value in vars(module).items() if callable(value) and attribute[0] != "_"
-            )
-            owner = getattr(module, "__name__", "?")
-            raise PolicyError(
-                f"the module {owner!r} has no {name!r}", remedy=f"It has {callables or 'nothing to call'}."
-            )
+            public = [key for key, item in vars(module).items() if callable(item) and key[0] != "_"]
+            problem = f"the module {getattr(module, '__name__', '?')!r} has no {name!r}"
+            raise PolicyError(problem, remedy=f"It has {', '.join(public) or 'nothing to call'}.")
         value = getattr(value, part)
     return value
 
 
 def _call_factory(owner: str, factory: object, arguments: Mapping[str, str]) -> object:
-    """Return what the factory makes of the arguments; an object that has `act` and is no class is returned as it is.
-
-    Raises:
-        PolicyError: the factory cannot be called, does not take the arguments, or raises; or a finished object is given
-            arguments.
-    """
+    """Return what the factory makes of the arguments; an object with `act` that is not a class stays as it is."""
     if hasattr(factory, "act") and not isinstance(factory, type):
         if arguments:
             problem = f"{owner} is a finished object and takes no arguments, but got {', '.join(arguments)}"
@@ -255,10 +223,7 @@ def _call_factory(owner: str, factory: object, arguments: Mapping[str, str]) -> 
 
 
 def _check_arguments(owner: str, factory: Callable[..., object], arguments: Mapping[str, str]) -> None:
-    """Raise `PolicyError` where the factory's signature does not take these keyword arguments.
-
-    A callable whose signature cannot be told passes.
-    """
+    """Raise `PolicyError` where the factory's signature does not take these keyword arguments."""
     try:
         signature = inspect.signature(factory)
     except ValueError:  # some built-in callables have none

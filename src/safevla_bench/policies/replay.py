@@ -39,15 +39,16 @@ class Replay:
     """Recorded actions out of range were clipped by their simulator, too; how many are is counted."""
 
     def __init__(self, path: Path, takes: Sequence[RecordedActions], tolerance: float, from_host: bool) -> None:
-        """Take the recorded episodes and hash the files under `path`.
+        """Take the recorded episodes and hash the files under `path`; `PolicyError` for both poses and changes of pose.
 
         `from_host` says that an episode without a recorded start begins at the host's initial states.
-
-        Raises:
-            PolicyError: some actions are poses and some changes of pose.
         """
+        kinds = {take.absolute for take in takes}
+        if len(kinds) > 1:
+            problem = f"{path.name} holds actions that are poses, and others that are changes of pose"
+            raise PolicyError(problem, remedy="Replay one policy's: --policy-arg policy=NAME.")
         self._takes, self._tolerance, self._from_host = takes, tolerance, from_host
-        self.wants = Wants(absolute=_are_absolute(path, takes))
+        self.wants = Wants(absolute=True in kinds)
         self.description: Mapping[str, object] = {
             "recording": path.name,
             "sha256": recording_digest(path),
@@ -60,9 +61,7 @@ class Replay:
     def match(self, task: Task, start: EpisodeSeed) -> EpisodeSeed:
         """Return the start of the recorded episode for a planned one.
 
-        Raises:
-            PolicyError: the recording holds none for this task and initial state, or several, or does not say where it
-                starts; lists what it holds.
+        Raises `PolicyError`, with what the recording holds, if none or several fit, or it does not say where it starts.
         """
         take = self._choose_take(task, start.init_state_index)
         start = _apply_recorded_seed(start, take)
@@ -101,11 +100,7 @@ class Replay:
         self._step, self._observations = 0, []
 
     def act(self, observation: Observation) -> Action:
-        """Return the next recorded action, [A], and keep the observation without its images.
-
-        Raises:
-            PolicyError: no episode was chosen by `cue`, or all its actions are played.
-        """
+        """Return the next recorded action, [A]; `PolicyError` if there was no `cue`, or all actions are played."""
         take = self._current_take()
         if self._step >= len(take.actions):
             problem = f"{take.name} of {take.source} has {len(take.actions)} actions, and all are played"
@@ -128,9 +123,7 @@ class Replay:
             "source": take.source,
             "episode": take.name,
             **({"policy": take.policy} if take.policy else {}),
-            "start": _describe_start(start, take),
-            **_fixture_poses(start, take),
-            **_describe_reset(take),
+            **_describe_start(start, take),
             **measure_divergence(take, played, coordinates, self._tolerance, observed),
         }
         mark = {DIVERGED: True} if has_diverged(comparison, succeeded=played.headers[0].success) else {}
@@ -150,51 +143,33 @@ class Replay:
         return next(take for take in self._takes if (take.source, take.name) == key)
 
     def _choose_take(self, task: Task, index: int) -> RecordedActions:
-        """Return the recorded episode of a task and initial state.
-
-        Where no record of the task names an initial state, the `index`-th of them.
-
-        Raises:
-            PolicyError: none fits, or several are of this initial state; lists what the recording holds.
-        """
+        """Return the recorded episode of a task and initial state."""
         fitting = [take for take in self._takes if take.is_of_task(task)]
         if not fitting:
-            raise PolicyError(
-                f"the recording has no episode of {task.benchmark} {task.task_id} ({task.name})",
-                remedy=self._list_tasks(),
-            )
+            tasks = list(dict.fromkeys(take.task_label for take in self._takes))
+            more = f" and {len(tasks) - _SHOWN} more" if len(tasks) > _SHOWN else ""
+            problem = f"the recording has no episode of {task.benchmark} {task.task_id} ({task.name})"
+            raise PolicyError(problem, remedy=f"The recording holds {', '.join(tasks[:_SHOWN])}{more}.")
         indexed = [take for take in fitting if take.init_state_index is not None]
         if indexed:
             fitting = [take for take in indexed if take.init_state_index == index]
             if len(fitting) == 1:
                 return fitting[0]
-            return self._refuse_choice(task, index, indexed, fitting)
+            raise _choice_error(f"{task.benchmark} {task.task_id} from initial state {index}", indexed, fitting)
         if index < len(fitting):
             return fitting[index]
         problem = f"{len(fitting)} recorded episodes are of {task.benchmark} {task.task_id}, more are asked for"
         raise PolicyError(problem, remedy=f"Pass --episodes {len(fitting)} or fewer.")
 
-    def _refuse_choice(
-        self, task: Task, index: int, indexed: Sequence[RecordedActions], several: Sequence[RecordedActions]
-    ) -> RecordedActions:
-        """Raise `PolicyError` because several records, or none, are of this initial state; return nothing.
 
-        The remedy lists the policies of `several`, or else the initial states of `indexed`.
-        """
-        where = f"{task.benchmark} {task.task_id} from initial state {index}"
-        if several:
-            policies = ", ".join(dict.fromkeys(str(take.policy) for take in several))
-            problem = f"{len(several)} recorded episodes are of {where}"
-            raise PolicyError(problem, remedy=f"Say whose: --policy-arg policy=NAME, one of {policies}.")
-        indices = ", ".join(str(index) for index in sorted({take.init_state_index or 0 for take in indexed}))
-        raise PolicyError(
-            f"the recording has no episode of {where}", remedy=f"Recorded of this task: initial states {indices}."
-        )
-
-    def _list_tasks(self) -> str:
-        tasks = list(dict.fromkeys(take.task_label for take in self._takes))
-        more = f" and {len(tasks) - _SHOWN} more" if len(tasks) > _SHOWN else ""
-        return f"The recording holds {', '.join(tasks[:_SHOWN])}{more}."
+def _choice_error(where: str, indexed: Sequence[RecordedActions], several: Sequence[RecordedActions]) -> PolicyError:
+    if several:
+        policies = ", ".join(dict.fromkeys(str(take.policy) for take in several))
+        problem = f"{len(several)} recorded episodes are of {where}"
+        return PolicyError(problem, remedy=f"Say whose: --policy-arg policy=NAME, one of {policies}.")
+    indices = ", ".join(str(index) for index in sorted({take.init_state_index or 0 for take in indexed}))
+    problem = f"the recording has no episode of {where}"
+    return PolicyError(problem, remedy=f"Recorded of this task: initial states {indices}.")
 
 
 def make(
@@ -202,14 +177,9 @@ def make(
 ) -> Replay:
     """Return the policy that plays the recording at a path.
 
-    Args:
-        arg: the recording's path.
-        tolerance: from where on a difference from the recorded states counts, in m and rad.
-        policy: whose episodes, where an archive holds several policies'.
-        start: `host` = where a recording does not say where it starts, from the host's initial states in turn.
-
-    Raises:
-        PolicyError: the recording cannot be read, has no episodes of `policy`, or an argument is wrong.
+    A difference from the recorded states counts beyond `tolerance`, in m and rad. `policy` says whose episodes, if an
+    archive holds several policies'. `start=host` plays a recording that does not say where it starts from the host's
+    initial states in turn. Raises `PolicyError` if the recording cannot be read, or an argument is wrong.
     """
     if not arg:
         raise PolicyError("replay plays a recording, but none is named", remedy="Write replay:FILE.")
@@ -231,36 +201,15 @@ def make(
         problems = "\n".join(map(str, error.errors))
         remedy = "Mend them, or replay a copy without them: safevla convert --skip-invalid."
         raise PolicyError(f"replay:{arg} cannot be read: {problems}", remedy=remedy) from error
-    return Replay(path, _select_policy(readable, policy), limit, start == "host")
-
-
-def _are_absolute(path: Path, takes: Sequence[RecordedActions]) -> bool:
-    """Return whether all actions are poses. Raises `PolicyError` where some are poses and some changes of pose."""
-    kinds = {take.absolute for take in takes}
-    if len(kinds) > 1:
-        problem = f"{path.name} holds actions that are poses, and others that are changes of pose"
-        raise PolicyError(problem, remedy="Replay one policy's: --policy-arg policy=NAME.")
-    return True in kinds
-
-
-def _select_policy(takes: Sequence[RecordedActions], policy: str | None) -> Sequence[RecordedActions]:
-    """Return the episodes of one policy, all for None; [] of an empty recording.
-
-    Raises `PolicyError` where the recording has episodes and none of that policy.
-    """
-    chosen = [take for take in takes if policy in (None, take.policy)]
-    if takes and not chosen:
-        policies = ", ".join(dict.fromkeys(str(take.policy) for take in takes))
+    chosen = [take for take in readable if policy in (None, take.policy)]
+    if readable and not chosen:
+        policies = ", ".join(dict.fromkeys(str(take.policy) for take in readable))
         raise PolicyError(f"the recording has no episodes of {policy!r}", remedy=f"It has those of {policies}.")
-    return chosen
+    return Replay(path, chosen, limit, start == "host")
 
 
 def _read_run(path: Path) -> list[RecordedActions]:
-    """Return the episodes of an archive or run folder; [] where it holds none.
-
-    Raises `RunError`, `RecordError` or `CollectedError` where it cannot be read or an episode is bad, and `PolicyError`
-    where an episode holds no actions.
-    """
+    """Return the episodes of an archive or run folder; [] where it holds none."""
     batch, index = read_sources([path])
     index.require_valid()
     ((_, description),) = index.descriptions
@@ -270,11 +219,7 @@ def _read_run(path: Path) -> list[RecordedActions]:
 
 
 def _iter_takes(path: Path, batch: Batch, waited: Mapping[str, Any]) -> Iterator[RecordedActions]:
-    """Yield each episode of a batch with its actions, states and bodies' paths.
-
-    `waited` is the run's protocol, for the numbers of settling steps. Raises `PolicyError` at an episode whose actions
-    are not as many as its steps.
-    """
+    """Yield each episode of a batch with its actions, states and bodies' paths."""
     absolute, drawn = mark_flags(batch, ABSOLUTE), mark_flags(batch, DRAWN)
     for e, header in enumerate(batch.headers):
         actions = batch.action.episode_rows(e)
@@ -321,18 +266,15 @@ def _apply_recorded_seed(start: EpisodeSeed, take: RecordedActions) -> EpisodeSe
     return dataclasses.replace(start, wait_steps=take.wait_steps, rest_steps=take.rest_steps)
 
 
-def _describe_reset(take: RecordedActions) -> dict[str, object]:
-    return {} if take.earlier_resets is None else {"earlier_resets": take.earlier_resets, "wait_steps": take.wait_steps}
-
-
-def _fixture_poses(start: EpisodeSeed, take: RecordedActions) -> dict[str, object]:
-    played = start.recorded is not None and start.recorded.state is not None
-    return {"fixtures": {name: list(pose) for name, pose in take.fixtures}} if played and take.fixtures else {}
-
-
-def _describe_start(start: EpisodeSeed, take: RecordedActions) -> str:
-    assert start.recorded is not None
-    if start.recorded.state is not None:
-        return "the first recorded state"
+def _describe_start(start: EpisodeSeed, take: RecordedActions) -> dict[str, object]:
+    recorded = start.recorded
+    assert recorded is not None
     certainty = "as recorded" if take.init_state_index is not None else "a guess: the recording does not say"
-    return f"the host's initial state, {certainty}"
+    described: dict[str, object] = {"start": f"the host's initial state, {certainty}"}
+    if recorded.state is not None:
+        described["start"] = "the first recorded state"
+        if take.fixtures:
+            described["fixtures"] = {name: list(pose) for name, pose in take.fixtures}
+    if take.earlier_resets is not None:
+        described |= {"earlier_resets": take.earlier_resets, "wait_steps": take.wait_steps}
+    return described

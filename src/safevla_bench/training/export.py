@@ -24,7 +24,7 @@ from safevla_bench.interface.environment import Host
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.scores import EpisodeScore
 from safevla_bench.judging.verdicts import has_uneven_stamps
-from safevla_bench.policies.servers.image_transforms import to_axis_angle
+from safevla_bench.policies.servers.transforms import to_axis_angle
 from safevla_bench.sources.runs.folder import dump_json
 from safevla_bench.training.description import (
     MAPPING,

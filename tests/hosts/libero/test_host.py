@@ -15,8 +15,7 @@ from safevla_bench.hosts.libero import install, tasks
 from safevla_bench.hosts.libero.host import STILL, LiberoEnv
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed
-from safevla_bench.policies.servers.dialect import STATES
-from safevla_bench.policies.servers.image_transforms import to_axis_angle
+from safevla_bench.policies.servers.transforms import STATES, to_axis_angle
 from safevla_bench.report.tables.cells import LIBERO_TORQUE_NOTE
 from safevla_bench.trajectory.marks import ABSOLUTE, mark_flags
 

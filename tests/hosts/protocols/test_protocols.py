@@ -8,8 +8,8 @@ import pytest
 from safevla_bench.errors import RunError
 from safevla_bench.hosts import protocols
 from safevla_bench.hosts.libero.host import STILL
-from safevla_bench.jobs.doctor import simulators
-from safevla_bench.policies.servers.dialect import STATES
+from safevla_bench.jobs import doctor
+from safevla_bench.policies.servers.transforms import STATES
 
 NAMES = protocols.protocol_names()
 LIBERO = ("libero-spatial", "libero-object", "libero-goal", "libero-10")
@@ -131,7 +131,7 @@ def test_a_protocol_names_mujoco_and_robosuite_of_each_host_it_is_for(name):
 
 def test_the_preset_names_the_versions_that_this_project_is_tested_with():
     preset = protocols.load_protocol()
-    for host, simulator in simulators.tested_versions().hosts.items():
+    for host, simulator in doctor.tested_versions().hosts.items():
         assert preset.version_differences(host, simulator.versions) == {}, host
         assert preset.version_differences(host, simulator.versions | {"mujoco": "9.9"}) == {
             "mujoco": (simulator.versions["mujoco"], "9.9")

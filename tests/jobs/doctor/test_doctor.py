@@ -9,13 +9,13 @@ import pytest
 
 from safevla_bench.errors import HostError, PluginError
 from safevla_bench.jobs import doctor
-from safevla_bench.jobs.doctor import selftest, simulators
+from safevla_bench.jobs.doctor import selftest
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.tasks.entries import Registry
 
 
 def test_without_a_simulator_nothing_is_an_error_and_judging_works(monkeypatch):
-    monkeypatch.setattr(simulators, "installed_versions", dict)
+    monkeypatch.setattr(doctor, "installed_versions", dict)
     found = {finding.check: finding for finding in doctor.examine_machine()}
     assert {finding.level for finding in found.values()} <= {"ok", "warning"}
     assert found["judging"].found == "works: fake task_0: 31 records, judged by 8 specifications"
@@ -25,7 +25,7 @@ def test_without_a_simulator_nothing_is_an_error_and_judging_works(monkeypatch):
 
 
 def test_everything_that_is_not_ok_has_a_remedy(monkeypatch):
-    monkeypatch.setattr(simulators, "installed_versions", dict)
+    monkeypatch.setattr(doctor, "installed_versions", dict)
     monkeypatch.setenv("MUJOCO_GL", "bogus")
     for finding in doctor.examine_machine("libero", quick=True):
         assert finding.level == "ok" or finding.remedy, finding
@@ -45,7 +45,7 @@ def test_a_plug_in_that_does_not_load_is_a_finding(monkeypatch):
         return found(name)
 
     monkeypatch.setattr(doctor.hosts, "make_host", broken)
-    monkeypatch.setattr(simulators, "installed_versions", dict)
+    monkeypatch.setattr(doctor, "installed_versions", dict)
     findings = [finding for finding in doctor.examine_machine(quick=True) if finding.check == "plug-ins"]
     assert [finding.level for finding in findings] == ["error", "ok"]
     assert "libero" not in findings[1].found
@@ -54,7 +54,7 @@ def test_a_plug_in_that_does_not_load_is_a_finding(monkeypatch):
 def test_a_plug_in_is_named_with_its_distribution_and_warned_of_where_it_brings_no_tags(monkeypatch):
     monkeypatch.setattr(doctor.hosts, "host_owner", lambda name: "my-lab" if name == "fake" else "safevla-bench")
     monkeypatch.setattr(doctor.policies, "policy_owner", lambda name: "my-lab" if name == "noop" else "safevla-bench")
-    monkeypatch.setattr(simulators, "installed_versions", dict)
+    monkeypatch.setattr(doctor, "installed_versions", dict)
     findings = [finding for finding in doctor.examine_machine(quick=True) if finding.check == "plug-ins"]
     assert [finding.level for finding in findings] == ["warning", "ok", "ok"]
     assert findings[0].found == "the host fake brings no tags of its tasks"
@@ -68,7 +68,7 @@ def test_a_policy_that_does_not_load_is_a_finding(monkeypatch):
 
     monkeypatch.setattr(doctor.policies, "policy_owner", lambda name: "my-lab" if name == "noop" else "safevla-bench")
     monkeypatch.setattr(doctor.policies, "check_policy_loads", broken)
-    monkeypatch.setattr(simulators, "installed_versions", dict)
+    monkeypatch.setattr(doctor, "installed_versions", dict)
     problems = [finding.found for finding in doctor.examine_machine(quick=True) if finding.level == "error"]
     assert "policy 'noop' of my-lab fails to load: SyntaxError" in problems
 

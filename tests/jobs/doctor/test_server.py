@@ -13,7 +13,9 @@ from safevla_bench.interface.policy import Wants
 from safevla_bench.jobs.doctor import server as examined
 from safevla_bench.jobs.doctor.machine import Diagnosis
 from safevla_bench.jobs.doctor.server import examine_server
-from safevla_bench.policies.servers import dialects, serve, wires
+from safevla_bench.policies import make_policy
+from safevla_bench.policies.servers import dialects, serve
+from safevla_bench.policies.servers.client import KINDS
 from stub_servers import (
     OFT_REQUEST,
     OPENPI_REQUEST,
@@ -50,7 +52,7 @@ def look(server: str, **options: object) -> dict[str, Diagnosis]:
 @contextmanager
 def openpi_server(actions: np.ndarray = ROWS, wanted: object = OPENPI_REQUEST):
     with websockets(openpi(lambda request, number: {"actions": actions}, wanted)) as peer:
-        yield peer.url.removeprefix("ws://")
+        yield f"openpi:{peer.url}"
 
 
 def gr00t_endpoints(endpoint: str, data: dict) -> object:
@@ -67,7 +69,7 @@ def test_openpi_s_server_is_shown_with_its_keys_its_actions_and_its_command():
     with openpi_server() as address:
         found = look(address)
     assert {finding.level for finding in found.values()} == {"ok"}
-    assert found["wire"].found == f"openpi (websocket, MessagePack), asked as openpi:ws://{address}"
+    assert found["wire"].found == f"openpi (websocket, MessagePack), asked as {address}"
     assert found["dialect"].found == "openpi-libero: openpi's policies on LIBERO"
     assert "'observation/state' float64 [8]" in found["request"].found
     assert found["reply"].found == "'actions' float64 [10, 7]"
@@ -75,12 +77,12 @@ def test_openpi_s_server_is_shown_with_its_keys_its_actions_and_its_command():
     assert found["server"].found == 'says of itself {"model": "stub"}'
     assert "x            0.200    0.200    0.200" in found["actions"].found
     command = "safevla eval --host libero --suite libero-spatial --policy"
-    assert found["eval"].found.startswith(f"{command} openpi:ws://{address} ")
+    assert found["eval"].found.startswith(f"{command} {address} ")
 
 
 def test_a_gr00t_server_is_asked_without_a_scheme():
     with gr00t(gr00t_endpoints) as server:
-        found = look(server.url.removeprefix("tcp://"))
+        found = look(f"gr00t:{server.url.removeprefix('tcp://')}")
     assert found["dialect"].found.startswith("gr00t-libero")
     assert found["chunk"].found == "16 actions a reply, 8 carried out"
 
@@ -98,7 +100,7 @@ def test_a_harness_server_is_sent_what_it_asks_for():
 
 def test_openvla_s_server_is_shown_with_the_statistics_that_it_is_sent():
     with http_server(openvla_pages(lambda request, number: ROWS[0])) as server:
-        found = look(server.url)
+        found = look(f"openvla:{server.url}")
     assert found["dialect"].found.startswith("openvla-rest-libero")
     assert "'unnorm_key' str" in found["request"].found
 
@@ -106,16 +108,16 @@ def test_openvla_s_server_is_shown_with_the_statistics_that_it_is_sent():
 def test_oft_s_server_is_asked_in_its_own_dialect_and_the_command_says_so():
     pages = openvla_pages(lambda request, number: [*ROWS[:8]], OFT_REQUEST, "get_server_action")
     with http_server(pages) as server:
-        found = look(server.url)
+        found = look(f"openvla:{server.url}")
     assert "not openvla-rest-libero: the server" in found["dialect"].found
     assert found["reply"].found == "'actions' 8 x float64 [7]"
     assert "--policy-arg dialect=openvla-oft-rest-libero" in found["eval"].found
 
 
-def test_every_wire_has_a_default_dialect_of_its_own():
-    assert set(examined.DEFAULTS) == set(wires.WIRES)
-    for wire, name in examined.DEFAULTS.items():
-        assert dialects.load_dialect_file(name).transport == wire
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_every_kind_has_a_default_dialect_of_its_own_and_an_example_that_is_a_policy(kind):
+    assert dialects.load_dialect_file(kind.dialect).transport == kind.name
+    assert make_policy(kind.example).dialect.name == kind.dialect
 
 
 # What is found out
@@ -155,7 +157,7 @@ def test_a_served_policy_s_image_size_and_single_action_go_into_the_command(monk
 
     listening = serve.start_server(serve.ServedPolicy("still", Still), "127.0.0.1", 0)
     with websockets_thread(listening) as port:
-        found = look(f"127.0.0.1:{port}")
+        found = look(f"openpi:127.0.0.1:{port}")
     assert found["chunk"].found == "1 action a reply, as safevla serve gives: replan=1"
     assert "--policy-arg image_size=64 --policy-arg replan=1" in found["eval"].found
     assert "'observation/image' uint8 [64, 64, 3]" in found["request"].found
@@ -244,12 +246,12 @@ def test_a_number_that_is_not_finite_is_an_error_with_its_place():
 # A wrong server
 
 
-def test_a_server_that_was_named_as_another_kind_is_named_right():
-    with gr00t(gr00t_endpoints) as server:
-        address = server.url.removeprefix("tcp://")
-        found = look(f"openpi:ws://{address}", arguments={"connect_timeout_s": "0.5"})
-    assert found["server"].level == "error"
-    assert found["server"].remedy.endswith(f"--server gr00t:tcp://{address}")
+@pytest.mark.parametrize("server", ["localhost:8000", "ws://localhost:8000", "nonsense", "http://user:pa55word@host:1"])
+def test_a_server_without_its_kind_is_asked_nothing_and_the_kinds_are_named(server):
+    (finding,) = examine_server(server)
+    assert (finding.check, finding.level) == ("server", "error")
+    assert all(kind.example in finding.remedy for kind in KINDS.values())
+    assert "pa55word" not in finding.found
 
 
 def test_a_server_whose_replies_no_dialect_reads_says_what_came():
@@ -262,7 +264,7 @@ def test_a_server_whose_replies_no_dialect_reads_says_what_came():
 
 def test_openvla_s_error_is_told_once_with_the_name_to_try():
     with http_server(openvla_pages(lambda request, number: "error")) as server:
-        findings = list(examine_server(server.url, {"connect_timeout_s": "5"}))
+        findings = list(examine_server(f"openvla:{server.url}", {"connect_timeout_s": "5"}))
     errors = [finding for finding in findings if finding.level == "error"]
     assert len(errors) == 1
     assert "unnorm_key=libero_spatial_no_noops" in errors[0].remedy
@@ -270,7 +272,7 @@ def test_openvla_s_error_is_told_once_with_the_name_to_try():
 
 def test_a_host_without_a_dialect_of_the_wire_says_so():
     with http_server(openvla_pages(lambda request, number: ROWS[0])) as server:
-        found = look(server.url, host="robocasa")
+        found = look(f"openvla:{server.url}", host="robocasa")
     assert "no dialect of openvla is for the host 'robocasa'" in found["dialect"].found
 
 
@@ -280,7 +282,7 @@ def test_a_server_is_left_alone_afterwards():
     with pytest.MonkeyPatch.context() as patch:
         close = examined.ChunkedPolicy.close
         patch.setattr(examined.ChunkedPolicy, "close", lambda policy: closed.append(policy) or close(policy))
-        look(made.url)
+        look(f"gr00t:{made.url}")
     made.stop()
     assert len(closed) == 1
 

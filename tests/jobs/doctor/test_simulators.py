@@ -7,20 +7,20 @@ import re
 import msgspec
 import pytest
 
-from safevla_bench.jobs.doctor import simulators
+from safevla_bench.jobs import doctor
 from safevla_bench.plugins import install_command
 from safevla_recorder.simulator_versions import find_differences
 
-LIBERO = simulators.tested_versions().hosts["libero"].versions
-ROBOCASA = simulators.tested_versions().hosts["robocasa"].versions
-ROBOSUITE = simulators.tested_versions().hosts["robosuite"].versions
+LIBERO = doctor.tested_versions().hosts["libero"].versions
+ROBOCASA = doctor.tested_versions().hosts["robocasa"].versions
+ROBOSUITE = doctor.tested_versions().hosts["robosuite"].versions
 
 
 def told(here, host=None) -> list[tuple[str, str]]:
-    return [(finding.level, finding.found) for finding in simulators.check_simulators(here, host)]
+    return [(finding.level, finding.found) for finding in doctor.check_simulators(here, host)]
 
 
-@pytest.mark.parametrize("host", simulators.tested_versions().hosts)
+@pytest.mark.parametrize("host", doctor.tested_versions().hosts)
 def test_the_shipped_versions_are_those_of_the_constraints(request, host):
     folder = request.config.rootpath / "constraints"
     files = [folder / "core.txt", folder / f"{host}.txt"]
@@ -28,13 +28,13 @@ def test_the_shipped_versions_are_those_of_the_constraints(request, host):
         pytest.fail(f"there is no {files[1]} that {host} is tested with") if host == "libero" else None
         return
     pinned = dict(re.findall(r"^([\w.-]+)==(\S+)$", "\n".join(file.read_text() for file in files), re.MULTILINE))
-    for name, version in simulators.tested_versions().hosts[host].versions.items():
+    for name, version in doctor.tested_versions().hosts[host].versions.items():
         assert pinned[name] == version, name
 
 
 def test_the_tested_pythons_are_those_of_the_package(request):
     classifiers = (request.config.rootpath / "pyproject.toml").read_text()
-    assert simulators.tested_versions().python == tuple(re.findall(r'Python :: (3\.\d+)"', classifiers))
+    assert doctor.tested_versions().python == tuple(re.findall(r'Python :: (3\.\d+)"', classifiers))
 
 
 @pytest.mark.parametrize("versions", [LIBERO, ROBOSUITE])
@@ -45,12 +45,12 @@ def test_the_tested_versions_are_fine(versions):
 
 
 def test_robocasa_s_environment_serves_robosuite_s_own_tasks_too():
-    findings = list(simulators.check_simulators(ROBOCASA, "robosuite"))
+    findings = list(doctor.check_simulators(ROBOCASA, "robosuite"))
     assert [(finding.level, finding.check) for finding in findings] == [("ok", "robocasa"), ("ok", "robosuite")]
 
 
 def test_no_simulator_is_a_warning_and_says_how_to_install_one():
-    ((finding),) = simulators.check_simulators({})
+    ((finding),) = doctor.check_simulators({})
     assert finding.level == "warning"
     assert "can be judged" in finding.found
     assert install_command("libero") in finding.remedy
@@ -58,7 +58,7 @@ def test_no_simulator_is_a_warning_and_says_how_to_install_one():
 
 
 def test_a_simulator_that_is_asked_for_and_absent_is_an_error():
-    ((finding),) = simulators.check_simulators({}, "libero")
+    ((finding),) = doctor.check_simulators({}, "libero")
     assert (finding.level, finding.check) == ("error", "libero")
     assert finding.remedy == install_command("libero")
 
@@ -93,7 +93,7 @@ def test_both_hosts_in_one_environment_are_an_error_even_where_one_robosuite_was
 
 
 def test_a_version_with_known_differences_is_named_with_the_tasks_and_who_reported_them():
-    (finding,) = simulators.check_simulators(LIBERO | {"mujoco": "3.8.1"})
+    (finding,) = doctor.check_simulators(LIBERO | {"mujoco": "3.8.1"})
     assert finding.level == "warning"
     assert "libero-spatial/task_5" in finding.found
     assert "huggingface/lerobot issue 4390" in finding.found
@@ -109,17 +109,17 @@ def measured(mujoco, *tasks, pictures=None):
     version = {"mujoco": mujoco, "robosuite": "1.4.0", "tasks": rows, "a_further_column": 1}
     return msgspec.convert(
         {"reference": "3.2.3", "states_per_task": 5, "still_steps": 60, "versions": [version]},
-        simulators.SimulatorMeasurements,
+        doctor.SimulatorMeasurements,
     )
 
 
 def test_doctor_reads_what_was_measured_under_the_installed_version(monkeypatch):
     table = measured("3.9.0", ("libero-10", "task_1", 544.5), ("libero-10", "task_2", 0.2), pictures=31.04)
-    monkeypatch.setattr(simulators, "simulator_measurements", lambda: table)
-    (finding,) = simulators.check_simulators(LIBERO | {"mujoco": "3.9.0"})
+    monkeypatch.setattr(doctor, "simulator_measurements", lambda: table)
+    (finding,) = doctor.check_simulators(LIBERO | {"mujoco": "3.9.0"})
     assert "measured here with mujoco 3.9.0 on 2 tasks: objects move by themselves, up to 544 mm" in finding.found
     assert "in libero-10/task_1; pictures differ by up to 31.0 of 255" in finding.found
-    (other,) = simulators.check_simulators(LIBERO | {"mujoco": "3.9.1"})
+    (other,) = doctor.check_simulators(LIBERO | {"mujoco": "3.9.1"})
     assert "measured" not in other.found
     still = measured("2.3.7", ("libero-10", "task_1", 0.9)).versions[0]
     assert still.describe() == "measured here with mujoco 2.3.7 on 1 tasks: no object moves 1 mm by itself"
@@ -127,7 +127,7 @@ def test_doctor_reads_what_was_measured_under_the_installed_version(monkeypatch)
 
 def test_what_was_measured_and_what_is_warned_of_name_the_same_tasks():
     """Both data files speak of the same thing; the drift command writes one, people the other."""
-    for version in simulators.simulator_measurements().versions:
+    for version in doctor.simulator_measurements().versions:
         differences = find_differences("libero", {"mujoco": version.mujoco}, "physics")
         warned = {task for known in differences for task in known.tasks}
         assert set(version.moving_tasks) == warned & {task.name for task in version.tasks}, version.mujoco

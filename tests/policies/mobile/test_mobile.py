@@ -11,7 +11,7 @@ from safevla_bench.errors import PolicyError
 from safevla_bench.hosts import make_host
 from safevla_bench.interface.policy import Boxes, Joint, Observation, Privileged
 from safevla_bench.policies import make_policy
-from safevla_bench.policies.mobile.door_script import open_fixture
+from safevla_bench.policies.mobile.doors import open_fixture
 from safevla_bench.policies.mobile.moves import (
     CLOSE,
     OPEN,

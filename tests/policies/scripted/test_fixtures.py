@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from safevla_bench.interface.policy import Boxes
-from safevla_bench.policies.scripted import fixtures, strokes
+from safevla_bench.policies.scripted import plan, strokes
 from safevla_bench.policies.scripted.plan import (
     CAREFUL,
     FixtureGoal,
@@ -48,21 +48,21 @@ def kitchen(scene):
     [("cabinet_1_bottom_region", "cabinet_1_base"), ("stove_1", "stove_1_burner"), ("oven_1", "oven_1_main")],
 )
 def test_the_parts_of_a_fixture_are_found_by_what_their_names_share(kitchen, name, largest):
-    assert fixtures.fixture_parts(kitchen(), name)[0] == largest
+    assert plan.fixture_parts(kitchen(), name)[0] == largest
 
 
 def test_what_belongs_to_no_fixture_has_no_parts_and_no_joint(kitchen):
-    assert fixtures.fixture_parts(kitchen(), "table_region") == ()
-    assert fixtures.joint_position(kitchen(), "table_region") is None
+    assert plan.fixture_parts(kitchen(), "table_region") == ()
+    assert plan.joint_position(kitchen(), "table_region") is None
 
 
 def test_the_joint_is_the_one_whose_name_is_most_like_the_region(kitchen):
-    assert fixtures.joint_position(kitchen(), "cabinet_1_bottom_region") == -0.14
-    assert fixtures.joint_position(kitchen(), "cabinet_1_top_region") == 0.0
+    assert plan.joint_position(kitchen(), "cabinet_1_bottom_region") == -0.14
+    assert plan.joint_position(kitchen(), "cabinet_1_top_region") == 0.0
 
 
 def test_a_drawer_is_around_its_region_and_slides_out_where_it_sticks_out(kitchen):
-    found = fixtures.find_drawer(kitchen(), "cabinet_1_bottom_region")
+    found = plan.find_drawer(kitchen(), "cabinet_1_bottom_region")
     assert found.body == "cabinet_1_part_bottom"
     assert found.outward.tolist() == [0, -1]
     assert found.out_m == 0.14
@@ -70,12 +70,12 @@ def test_a_drawer_is_around_its_region_and_slides_out_where_it_sticks_out(kitche
 
 def test_a_region_that_only_the_whole_fixture_is_around_is_no_drawer(kitchen):
     made = kitchen(boxes=CABINET | {"cabinet_1_part_top": ([0, 0.28, 0.5], [0.1, 0.11, 0.03])})
-    assert fixtures.find_drawer(made, "cabinet_1_top_region") is None
-    assert fixtures.find_drawer(kitchen(), "table_region") is None
+    assert plan.find_drawer(made, "cabinet_1_top_region") is None
+    assert plan.find_drawer(kitchen(), "table_region") is None
 
 
 def test_a_door_shuts_towards_the_rest_of_its_fixture(kitchen):
-    found = fixtures.find_door(kitchen(), "oven_1")
+    found = plan.find_door(kitchen(), "oven_1")
     assert found.hinge_m.tolist() == [-0.15, 0.3]
     assert found.shut_rad == pytest.approx(np.pi / 2), "from -y by way of +x"
 
@@ -86,7 +86,7 @@ def test_the_bar_of_a_knob_is_what_stands_highest(kitchen):
         half_extents_m=np.array([[0.03, 0.03, 0.005], [0.03, 0.006, 0.02]]),
         quat_wxyz=np.array([[1.0, 0, 0, 0]] * 2),
     )
-    found = fixtures.find_knob(replace(kitchen(), pieces={"stove_1_button": boxes}), "stove_1")
+    found = plan.find_knob(replace(kitchen(), pieces={"stove_1_button": boxes}), "stove_1")
     assert len(found.bar.top_m) == 1
     assert found.bar.top_m == pytest.approx([0.04])
 
@@ -103,7 +103,7 @@ def test_a_drawer_is_pushed_against_the_way_it_opens_and_past_shut(kitchen):
     scene = kitchen()
     waypoints = strokes.plan_stroke(scene, FixtureGoal("close", "cabinet_1_bottom_region"), 0.0, CAREFUL)
     travel = max(waypoint.place_m[1] for waypoint in waypoints) - waypoints[1].place_m[1]
-    assert travel > fixtures.find_drawer(scene, "cabinet_1_bottom_region").out_m
+    assert travel > plan.find_drawer(scene, "cabinet_1_bottom_region").out_m
 
 
 @pytest.mark.parametrize(("kind", "least", "most"), [("open", 0.15, 0.2), ("ajar", 0.11, 0.15)])

@@ -33,10 +33,10 @@ def obeyed(shown, wanted):
 
 def test_a_hand_that_obeys_goes_through_every_knot_and_ends_upright(shown):
     state, seen, visited = strokes.begin_stroke(GOAL, shown, shown.privileged, CAREFUL), shown, []
-    while not state.is_done and len(visited) < 200:
+    while not state.is_over and len(visited) < 200:
         visited.append(state.index)
-        seen = obeyed(seen, strokes.stroke_target(state, seen, CAREFUL))
-        state = strokes.advance_stroke(state, seen)
+        seen = obeyed(seen, state.target(seen, CAREFUL))
+        state = state.advance(seen, seen.privileged, CAREFUL)
     assert visited == sorted(visited)
     assert set(visited) == set(range(len(state.waypoints)))
     assert lean_angle(seen.eef_quat_wxyz) == pytest.approx(0.0, abs=1e-6)
@@ -46,18 +46,18 @@ def test_the_fingers_are_given_time_to_close(shown):
     state = strokes.begin_stroke(GOAL, shown, shown.privileged, CAREFUL)
     closing = next(k for k, waypoint in enumerate(state.waypoints) if waypoint.wait_steps)
     state = replace(state, index=closing)
-    there = obeyed(shown, strokes.stroke_target(state, shown, CAREFUL))
+    there = obeyed(shown, state.target(shown, CAREFUL))
     steps = 0
     while state.index == closing:
-        state, steps = strokes.advance_stroke(state, there), steps + 1
+        state, steps = state.advance(there, there.privileged, CAREFUL), steps + 1
     assert steps == CAREFUL.dwell_steps + 1
 
 
 def test_a_hand_that_gets_nowhere_is_through_all_the_same(shown):
     state, steps = strokes.begin_stroke(GOAL, shown, shown.privileged, CAREFUL), 0
-    while not state.is_done and steps < 1000:
-        state, steps = strokes.advance_stroke(state, shown), steps + 1
-    assert state.is_done
+    while not state.is_over and steps < 1000:
+        state, steps = state.advance(shown, shown.privileged, CAREFUL), steps + 1
+    assert state.is_over
 
 
 def test_what_moves_nothing_the_scene_shows_is_not_begun(shown):

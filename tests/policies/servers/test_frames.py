@@ -13,7 +13,7 @@ import pytest
 
 from policies.servers.test_codecs import same
 from safevla_bench.policies.servers.codecs import GR00T, GR00T_MAIN, VLA_EVAL, Codec
-from safevla_bench.policies.servers.modalities import Modality, choose_codec, parse_modalities
+from safevla_bench.policies.servers.gr00t import Modality, choose_codec, parse_modalities
 
 CASES = Path(__file__).parents[2] / "cases"
 

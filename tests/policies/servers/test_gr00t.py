@@ -14,7 +14,7 @@ from safevla_bench.errors import (
 )
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers.codecs import GR00T, GR00T_MAIN
-from safevla_bench.policies.servers.modalities import Modality, parse_modalities
+from safevla_bench.policies.servers.gr00t import Modality, parse_modalities
 from stub_servers import GR00T_KEYS, GR00T_NESTED, GR00T_REQUEST, demand, gr00t, gr00t_action, gr00t_modalities
 
 BEGUN = ["ping", "reset", "get_modality_config"]

@@ -372,7 +372,7 @@ def test_cameras_of_another_host_take_the_places_of_the_dialect_s():
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("safevla_bench.policies.servers.client.find_spec", lambda name: None)
     with pytest.raises(PolicyError, match="websockets, which is not installed") as caught:
         client("ws://127.0.0.1:1")
     assert install_command("openpi") in caught.value.remedy

@@ -16,10 +16,10 @@ import pytest
 from policies.servers.test_hostile_servers import drip, raw
 from policies.servers.test_openpi import TASK, seen
 from safevla_bench.errors import PolicyError, ServerLostError, ServerRefusedError, ServerUnreachableError
-from safevla_bench.policies.servers import openvla, wires
+from safevla_bench.policies.servers import openvla
 from safevla_bench.policies.servers.codecs import MAX_VALUES, OPENVLA
 from safevla_bench.policies.servers.dialects import load_dialect
-from safevla_bench.policies.servers.image_transforms import crop_center
+from safevla_bench.policies.servers.transforms import crop_center
 from stub_servers import OFT_REQUEST, OPENVLA_REQUEST, http_server, openpi, operation, websockets
 from stub_servers import openvla as openvla_pages
 
@@ -72,7 +72,7 @@ def test_a_reply_is_read_from_the_bytes_that_upstream_s_server_sends():
 
 @pytest.mark.parametrize(("kind", "function"), [("openvla", "predict_action"), ("openvla-oft", "get_server_action")])
 def test_upstream_s_description_names_the_function_that_tells_the_servers_apart(kind, function):
-    assert wires.parse_operation(FRAMES[kind]["openapi"].encode()) == function
+    assert openvla.parse_operation(FRAMES[kind]["openapi"].encode()) == function
     assert function in openvla.DIALECTS
 
 
@@ -304,7 +304,7 @@ def test_a_server_that_falls_silent_is_lost_within_the_time(talk):
 
 
 def test_a_reply_that_is_too_large_is_refused_before_it_is_read(monkeypatch):
-    monkeypatch.setattr(wires, "MAX_REPLY_BYTES", 10_000)
+    monkeypatch.setattr(openvla, "MAX_REPLY_BYTES", 10_000)
     with (
         served(lambda request, number: "x" * 20_000) as url,
         pytest.raises(PolicyError, match="an answer of more than"),

@@ -23,7 +23,7 @@ from safevla_bench.interface.policy import Wants
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers import dialects, serve
 from safevla_bench.policies.servers.codecs import OPENPI
-from safevla_bench.policies.servers.image_transforms import to_axis_angle
+from safevla_bench.policies.servers.transforms import to_axis_angle
 
 
 @contextmanager

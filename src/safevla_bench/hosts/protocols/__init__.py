@@ -64,7 +64,7 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     sources: dict[str, str]
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` where the environment's seed is no rule."""
+        """Raise `ValueError` if the environment's seed is not a rule."""
         if isinstance(self.env_seed, str) and not re.fullmatch(
             rf"sha256|\d+ \+ episode|\d+{SERVER_SEED}", self.env_seed
         ):
@@ -88,14 +88,14 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         return {name: value for name, value in values.items() if name not in ("about", "sources")}
 
     def version_differences(self, host: str, installed: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-        """Return package -> the version that the protocol was established under, and the installed one, if they differ.
-
-        A package that either side does not know differs from nothing.
-        """
+        """Return package -> the version that the protocol was established under, and the installed, if different."""
         differing = {}
         for package, established in self.simulator.get(host, {}).items():
             version = installed.get(package, installed.get(REPACKAGED.get(package, ""), UNKNOWN_SOURCE))
-            if UNKNOWN_SOURCE not in (established, version) and not _is_same_version(established, version):
+            if UNKNOWN_SOURCE in (established, version):
+                continue
+            first, second = version_number(established.removeprefix("<")), version_number(version)
+            if not (second < first if established.startswith("<") else second == first):
                 differing[package] = (established, version)
         return differing
 
@@ -153,7 +153,7 @@ class ProtocolRow:
 def find_suite_value(values: Mapping[str, int], suite: str) -> int | None:
     """Return a suite's value, else that of the suite whose name it extends, such as libero-goal for libero-goal-swap.
 
-    None without either. LIBERO-PRO's evaluation runs its suites as LIBERO's own.
+    LIBERO-PRO's evaluation runs its suites as LIBERO's own.
     """
     names = [suite[:k] for k in range(len(suite), 0, -1) if k == len(suite) or suite[k] == "-"]
     return next((values[name] for name in names if name in values), None)
@@ -167,11 +167,7 @@ def protocol_names() -> tuple[str, ...]:
 
 @cache
 def load_protocol(name: str = PRESET) -> EvaluationProtocol:
-    """Return a protocol by its name.
-
-    Raises:
-        RunError: there is none of that name; lists those there are.
-    """
+    """Return a protocol by its name; `RunError`, with those there are, if there is none of that name."""
     if name not in protocol_names():
         raise RunError(f"there is no protocol {name!r}", remedy=f"Protocols: {', '.join(protocol_names())}.")
     content = resources.files(__package__).joinpath(f"{name}.toml").read_bytes()
@@ -181,9 +177,9 @@ def load_protocol(name: str = PRESET) -> EvaluationProtocol:
 def protocol_rows(*protocols: EvaluationProtocol) -> list[ProtocolRow]:
     """Return a row for each value but the name, in the order of `FIELDS`, then by field.
 
-    A row holds the value of each protocol, side by side; None where a protocol has no such value.
+    A row holds the value of each protocol, side by side; None if a protocol has no such value.
     """
-    columns = [dict(_protocol_fields(values)) for values in protocols]
+    columns = [dict(_flatten_field("", protocol.values())) for protocol in protocols]
     order = list(FIELDS)
     fields = sorted(
         {field for values in columns for field in values}, key=lambda field: (order.index(_field_key(field)), field)
@@ -209,10 +205,7 @@ def describe_field(field: str) -> str:
 
 
 def _field_key(field: str) -> str:
-    """Return the key of `FIELDS` for a field; fields by suite, or by host and package, share a key.
-
-    Raises `KeyError` for a field of no protocol.
-    """
+    """Return the key of `FIELDS` for a field; fields by suite, or by host and package, share a key."""
     parts = field.split(".")
     names = [".".join(parts[:k]) for k in range(len(parts), 0, -1)]
     key = next((name for name in names if name in FIELDS), None)
@@ -221,28 +214,12 @@ def _field_key(field: str) -> str:
     return key
 
 
-def _protocol_fields(protocol: EvaluationProtocol) -> Iterator[tuple[str, object]]:
-    for name, value in protocol.values().items():
-        if name == "name":
-            continue
-        if name == "inference" and value is None:
-            yield name, RELEASE
-        else:
-            yield from _flatten_field(name, value)
-
-
 def _flatten_field(name: str, value: object) -> Iterator[tuple[str, object]]:
     if isinstance(value, Mapping):
         for inner, item in value.items():
-            yield from _flatten_field(f"{name}.{inner}", item)
-    else:
-        yield name, value
-
-
-def _is_same_version(established: str, installed: str) -> bool:
-    if established.startswith("<"):
-        return version_number(installed) < version_number(established[1:])
-    return version_number(installed) == version_number(established)
+            yield from _flatten_field(f"{name}.{inner}" if name else inner, item)
+    elif name != "name":
+        yield name, RELEASE if (name, value) == ("inference", None) else value
 
 
 def _value_source(protocol: EvaluationProtocol, field: str) -> str:

@@ -62,8 +62,7 @@ _DEVICE = "MUJOCO_EGL_DEVICE_ID"
 def check_graphics(*, needed: bool, quick: bool) -> Iterator[Diagnosis]:
     """Yield the diagnoses of OpenGL's libraries (Linux alone), of MUJOCO_GL and, unless `quick`, of a rendered frame.
 
-    Missing libraries are errors if a simulator is installed (`needed`), else warnings. No frame is tried where
-    MUJOCO_GL names no backend.
+    Missing libraries are errors if a simulator is installed (`needed`), else warnings.
     """
     if sys.platform == "linux":
         yield from _check_libraries(needed)
@@ -103,43 +102,31 @@ def _can_load(name: str) -> bool:
 
 
 def _check_rendering(backend: str) -> Diagnosis:
-    """Render one frame in a process of its own, by `backend` or else EGL, and return the diagnosis.
-
-    A crash, a failure, a blank frame or no frame within `TIMEOUT_S` is an error.
-    """
+    """Render one frame in a process of its own, by `backend` or else EGL, and return the diagnosis."""
     command = [sys.executable, "-m", "safevla_bench.hosts.mujoco.renderer"]
     environment = {**os.environ, "MUJOCO_GL": backend or "egl"}
     try:
         probe = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
-        return failed_check("rendering", f"no frame within {TIMEOUT_S} s", _rendering_remedy(backend))
-    if probe.returncode < 0:
-        return failed_check(
-            "rendering", f"the renderer crashed with signal {-probe.returncode}", _rendering_remedy(backend)
-        )
+        return _failed_rendering(f"no frame within {TIMEOUT_S} s", backend)
     if probe.returncode:
-        return failed_check("rendering", last_line(probe.stderr), _rendering_remedy(backend))
+        crash = f"the renderer crashed with signal {-probe.returncode}"
+        return _failed_rendering(crash if probe.returncode < 0 else last_line(probe.stderr), backend)
     frame = json.loads(probe.stdout.splitlines()[-1])
     if frame["darkest"] == frame["brightest"]:
-        return failed_check("rendering", f"the frame is blank (by {frame['renderer']})", _rendering_remedy(backend))
+        return _failed_rendering(f"the frame is blank (by {frame['renderer']})", backend)
     return passed_check("rendering", f"a frame by {frame['renderer']}, backend {backend or 'egl'}")
 
 
-def _rendering_remedy(backend: str) -> str:
-    steps = []
-    if backend:
-        steps.append("unset MUJOCO_GL")
-    if _DEVICE in os.environ:
-        steps.append(f"unset {_DEVICE}")
+def _failed_rendering(detail: str, backend: str) -> Diagnosis:
+    settings = ("MUJOCO_GL" if backend else "", _DEVICE if _DEVICE in os.environ else "")
+    steps = [f"unset {setting}" for setting in settings if setting]
     steps.append("without a GPU: apt-get install libegl-mesa0; policies that want no images run nonetheless")
-    return "; ".join(steps)
+    return failed_check("rendering", detail, "; ".join(steps))
 
 
 def last_line(text: str) -> str:
-    """Return the last line of a process's output that is not blank, mostly its exception.
-
-    "it said nothing" without one.
-    """
+    """Return the last line of a process's output that is not blank, mostly its exception."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "it said nothing"
 
@@ -152,42 +139,31 @@ _CGROUP = Path("/sys/fs/cgroup/memory.max")
 
 
 def check_machine(out: Path | None) -> Iterator[Diagnosis]:
-    """Yield the diagnoses of this package's version, the folders, memory and GPUs.
-
-    `out` is the folder of a future run, None for no check of it.
-    """
+    """Yield the diagnoses of this package's version, the folders, `out` of a future run among them, memory and GPUs."""
     yield passed_check("safevla-bench", __version__)
-    yield from _check_folder("current folder", Path.cwd())
+    yield _check_folder("current folder", Path.cwd())
     if out is not None:
-        yield from _check_out_folder(out)
+        if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+            remedy = "Choose an --out that does not exist: a run is written to a new folder."
+            yield warned_check("--out", f"{out} is there already", remedy)
+        existing = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.is_dir())
+        yield _check_folder("--out", existing)
     yield _check_memory()
     yield _list_gpus()
 
 
-def _check_out_folder(out: Path) -> Iterator[Diagnosis]:
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        remedy = "Choose an --out that does not exist: a run is written to a new folder."
-        yield warned_check("--out", f"{out} is there already", remedy)
-    existing = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.is_dir())
-    yield from _check_folder("--out", existing)
-
-
-def _check_folder(check: str, folder: Path) -> Iterator[Diagnosis]:
-    """Yield whether a folder can be written to, tried with a temporary file, and a warning for less than 2 GiB free."""
+def _check_folder(check: str, folder: Path) -> Diagnosis:
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as problem:
-        yield failed_check(
-            check, f"{folder} cannot be written to: {problem.strerror}", "Go to, or choose, another folder."
-        )
-        return
+        detail = f"{folder} cannot be written to: {problem.strerror}"
+        return failed_check(check, detail, "Go to, or choose, another folder.")
     free = shutil.disk_usage(folder).free / _GIB
     description = f"{folder} can be written to, {free:.1f} GiB free"
     if free >= _DISK_GIB:
-        yield passed_check(check, description)
-    else:
-        yield warned_check(check, description, "Free some space: a long run with frames takes gigabytes.")
+        return passed_check(check, description)
+    return warned_check(check, description, "Free some space: a long run with frames takes gigabytes.")
 
 
 def _check_memory() -> Diagnosis:
@@ -201,10 +177,7 @@ def _check_memory() -> Diagnosis:
 
 
 def available_memory_gib(meminfo: Path = Path("/proc/meminfo"), limit: Path = _CGROUP) -> float | None:
-    """Return the memory available on Linux, or the control group's limit if that is less [GiB].
-
-    None on other systems.
-    """
+    """Return the memory available on Linux, or the control group's limit if that is less [GiB]; None elsewhere."""
     try:
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
         available = int(lines["MemAvailable"].split()[0]) / 2**20

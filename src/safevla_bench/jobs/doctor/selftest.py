@@ -13,13 +13,12 @@ import sys
 
 from safevla_bench import hosts
 from safevla_bench.errors import HostError, RegistryError, SafevlaError
-from safevla_bench.interface.environment import HostEnv
-from safevla_bench.interface.policy import Action, Observation, Wants
-from safevla_bench.interface.task import Task
+from safevla_bench.interface.policy import Wants
 from safevla_bench.jobs.doctor.machine import Diagnosis, failed_check, last_line, passed_check
 from safevla_bench.judging.provenance_marks import STANDIN
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
+from safevla_bench.policies.builtin import Noop
 from safevla_bench.rollout.episode import run_episode
 from safevla_bench.rollout.plan import load_protocol, plan_episodes
 from safevla_bench.trajectory.batch import Batch
@@ -39,10 +38,7 @@ def check_judging(host: str) -> Diagnosis:
 
 
 def check_episode(host: str) -> Diagnosis:
-    """Roll out and judge an episode of a host's first task in a process of its own, and return the diagnosis.
-
-    A crash, an error, or no end within `TIMEOUT_S` is a failed check.
-    """
+    """Roll out and judge an episode of a host's first task in a process of its own, and return the diagnosis."""
     check = f"{host} episode"
     command = [sys.executable, "-m", "safevla_bench.jobs.doctor.selftest", host]
     try:
@@ -64,14 +60,14 @@ def check_episode(host: str) -> Diagnosis:
 def run_test_episode(host: str) -> str:
     """Run, record and judge one episode of the host's first task, and return a sentence about it.
 
-    Raises what the host and the judge raise, and `HostError` where the episode crashed or its action was invalid.
+    Raises what the host and the judge raise, and `HostError` if the episode crashed.
     """
     built_host = hosts.make_host(host)
     task = built_host.tasks(built_host.suites()[0])[0]
     env = built_host.make(task, Wants())
     try:
         (planned,) = plan_episodes([task], 1, ["doctor"], load_protocol(), max_steps=STEPS)
-        result = run_episode(env, _MidpointPolicy(env), planned)
+        result = run_episode(env, Noop(), planned)
     finally:
         env.close()
     if result.batch is None or result.outcome == "invalid_action":
@@ -87,24 +83,6 @@ def _describe_scores(batch: Batch, host: str) -> str:
         return "not judged: no registry has its tags"
     assets = f", with {STANDIN}" if scores.standin_suites else ""
     return f"judged by {len(scores.episode(0).active_specs)} specifications{assets}"
-
-
-class _MidpointPolicy:
-    """Acts in the middle of the host's action bounds, which holds the robot still."""
-
-    wants = Wants()
-
-    def __init__(self, env: HostEnv) -> None:
-        self._action = (env.action_low + env.action_high) / 2
-
-    def reset(self, task: Task, seed: int) -> None:
-        """Do nothing: the policy has no state."""
-
-    def act(self, observation: Observation) -> Action:
-        return self._action.copy()
-
-    def close(self) -> None:
-        """Do nothing: the policy holds no resources."""
 
 
 def main() -> int:

@@ -9,46 +9,35 @@ import json
 import shlex
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.actions import ARM, GRIPPER, SPACES, Oddity, find_oddities, measure_actions
 from safevla_bench.errors import PolicyError, ReplyError, ServerLostError, ServerRefusedError
 from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.interface.policy import Observation, Wants
 from safevla_bench.interface.task import Task
 from safevla_bench.jobs.doctor.machine import Diagnosis, failed_check, passed_check, warned_check
+from safevla_bench.judging.action_statistics import ARM, GRIPPER, SPACES, Oddity, find_oddities, measure_actions
 from safevla_bench.plugins import NO_ARGUMENTS
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.chunking import ChunkedPolicy
 from safevla_bench.policies.servers import dialects
-from safevla_bench.policies.servers.client import ServedModel
-from safevla_bench.policies.servers.dialect import Dialect, Reply, Request, describe_entries
-from safevla_bench.policies.servers.endpoint import Greeting, read_key
-from safevla_bench.policies.servers.wires import WIRES, other_kind, resolve_server
+from safevla_bench.policies.servers.client import KINDS, ClientKind, ServedModel
+from safevla_bench.policies.servers.dialects import Dialect, Reply, Request, describe_entries
 
 Numbers = NDArray[np.float64]
 REQUESTS = 3
 """Of the same observation; a server may compile its model for the first."""
-DEFAULTS: Mapping[str, str] = {
-    "openpi": "openpi-libero",
-    "vla-eval": "vla-eval-libero",
-    "gr00t": "gr00t-libero",
-    "openvla": "openvla-rest-libero",
-}
-"""The dialects of clients that are given none."""
 TURN = 0.5
 """Of a turn on LIBERO, whose demonstrations stay within 0.375: Isaac-GR00T (626af89) demo_data/libero_demo/meta."""
 _LETTERS = 300
-"""Of a server's description that are shown."""
 _TURN = slice(3, 6)
 _COLUMNS = (*ARM, "gripper", "base x", "base y", "base turn", "torso", "base mode")
 _STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
-"""Sent to no simulator."""
 _TASKS = {
     "libero": Task(
         "libero-spatial",
@@ -67,7 +56,9 @@ _MEND = "Look at the statistics that the server scales its actions by, and at th
 class ServerAnswer:
     """One server's replies to the same observation, in one dialect."""
 
-    dialect: Dialect
+    model: ServedModel
+    arguments: Mapping[str, str]
+    """Of the client that got the answer."""
     replan: int | None
     """Actions that would be carried out of each reply; None = all."""
     request: Request
@@ -78,7 +69,6 @@ class ServerAnswer:
     """Of each request, its preparation included."""
     preparation_s: float
     """To prepare one request here."""
-    greeting: Greeting
 
 
 def examine_server(
@@ -89,45 +79,41 @@ def examine_server(
     What cannot be asked or understood is a failed check, never an exception.
 
     Args:
-        server: its address, KIND:ADDRESS, URL or HOST:PORT.
+        server: KIND:ADDRESS, as a policy.
         arguments: of the client, as `--policy-arg`.
         host: the simulator whose dialects are tried; None = all, LIBERO's first.
         suite: the suite that the scene is said to be of; None = one of the host's.
     """
-    try:
-        key = read_key(arguments.get("key_env"), arguments.get("key_file"))
-        spec = resolve_server(server, key)
-    except PolicyError as error:
-        yield _report_failure("server", error)
+    kind = KINDS.get(server.partition(":")[0])
+    if kind is None:
+        kinds = "; ".join(f"{kind.example} for {kind.about}" for kind in KINDS.values())
+        shown = "what was given" if "@" in server else repr(server)
+        yield failed_check("server", f"{shown} does not name the kind of server", f"Write KIND:ADDRESS: {kinds}.")
         return
-    wire = spec.partition(":")[0]
-    yield passed_check("wire", f"{wire} ({WIRES[wire]}), asked as {spec}")
+    yield passed_check("wire", f"{kind.name} ({kind.wire}), asked as {server}")
     refusals: dict[str, PolicyError] = {}
-    for name in _candidates(wire, arguments, host):
-        policy_arguments = {**arguments, **({} if name == DEFAULTS[wire] else {"dialect": name})}
+    for name in _candidates(kind, arguments, host):
+        policy_arguments = {**arguments, **({} if name == kind.dialect else {"dialect": name})}
         try:
-            answer, policy_arguments = _ask(spec, policy_arguments, _task(name, suite))
+            answer = _ask(server, policy_arguments, _task(name, suite))
         except ServerLostError as error:
-            actual = other_kind(spec, key)
-            remedy = f"What answers there is a server of another kind: --server {actual}" if actual else error.remedy
-            yield failed_check("server", error.problem, remedy or "Start it again.")
+            yield failed_check("server", error.problem, error.remedy or "Start it again.")
             return
         except PolicyError as error:
             refusals[name] = error
             continue
         yield from _describe(answer, refusals)
-        yield from check_actions(answer.actions, answer.dialect)
-        yield passed_check("eval", _format_eval(spec, policy_arguments, answer, name, suite))
+        yield from check_actions(answer.actions, answer.model.dialect)
+        yield passed_check("eval", _format_eval(server, answer, _task(name, suite)))
         return
-    yield from _describe_refusals(wire, refusals, host)
+    yield from _describe_refusals(kind, refusals, host)
 
 
-def _candidates(wire: str, arguments: Mapping[str, str], host: str | None) -> list[str]:
+def _candidates(kind: ClientKind, arguments: Mapping[str, str], host: str | None) -> list[str]:
     if "dialect" in arguments:
         return [arguments["dialect"]]
-    names = [name for name in dialects.dialect_names() if dialects.load_dialect_file(name).transport == wire]
-    fitting = [name for name in names if host in (None, _host(name))]
-    return sorted(fitting, key=lambda name: (name != DEFAULTS[wire], _host(name) != "libero"))
+    fitting = [name for name in dialects.dialects_of(kind.name) if host in (None, _host(name))]
+    return sorted(fitting, key=lambda name: (name != kind.dialect, _host(name) != "libero"))
 
 
 def _host(dialect: str) -> str:
@@ -139,29 +125,24 @@ def _task(dialect: str, suite: str | None) -> Task:
     return task if suite is None else replace(task, benchmark=suite)
 
 
-def _ask(spec: str, arguments: dict[str, str], task: Task) -> tuple[ServerAnswer, dict[str, str]]:
-    """Connect, send one observation `REQUESTS` times, disconnect; return the answer, and the arguments that it took.
-
-    A server of `safevla serve` may name an argument that is missing: it is then asked once more with that. Raises
-    `PolicyError` where the server cannot be asked so.
-    """
+def _ask(spec: str, arguments: dict[str, str], task: Task) -> ServerAnswer:
+    """Connect, send one observation `REQUESTS` times, disconnect, and return the answer."""
     policy = cast("ChunkedPolicy", make_policy(spec, arguments))
     model = cast("ServedModel", policy.model)
     try:
         model.connect(task)
         model.begin(task, 0)
-        return _query(policy, model, task), arguments
+        return _query(policy, model, task, arguments)
     except PolicyError:
-        served = _served_arguments(model.greeting, arguments)
-        if not served:
+        size = model.greeting.get("image_size")
+        if "image_size" in arguments or "safevla-bench" not in model.greeting or not isinstance(size, list) or not size:
             raise
     finally:
         policy.close()
-    return _ask(spec, {**arguments, **served}, task)
+    return _ask(spec, {**arguments, "image_size": str(size[0])}, task)
 
 
-def _query(policy: ChunkedPolicy, model: ServedModel, task: Task) -> ServerAnswer:
-    """Send the same observation `REQUESTS` times and return the last reply with its actions and all times."""
+def _query(policy: ChunkedPolicy, model: ServedModel, task: Task, arguments: Mapping[str, str]) -> ServerAnswer:
     observation = make_observation(model.wants, task.instruction)
     seconds = []
     for _ in range(REQUESTS):
@@ -173,14 +154,7 @@ def _query(policy: ChunkedPolicy, model: ServedModel, task: Task) -> ServerAnswe
     request = model.dialect.build_request(observation)
     preparation_s = time.perf_counter() - start
     replan = policy.dialect.replan if policy.dialect else None
-    return ServerAnswer(model.dialect, replan, request, reply, actions, tuple(seconds), preparation_s, model.greeting)
-
-
-def _served_arguments(greeting: Greeting, arguments: Mapping[str, str]) -> dict[str, str]:
-    size = greeting.get("image_size")
-    if "safevla-bench" not in greeting or not isinstance(size, list) or not size or "image_size" in arguments:
-        return {}
-    return {"image_size": str(size[0])}
+    return ServerAnswer(model, arguments, replan, request, reply, actions, tuple(seconds), preparation_s)
 
 
 def make_observation(wants: Wants, instruction: str) -> Observation:
@@ -210,16 +184,16 @@ def _draw_table(size: tuple[int, int], generator: np.random.Generator) -> NDArra
 
 
 def _describe(answer: ServerAnswer, refusals: Mapping[str, PolicyError]) -> Iterator[Diagnosis]:
-    """Yield the diagnoses of an answer: dialect, server, request, reply, number of actions, latency.
-
-    `refusals` are the dialects that failed before, which the first diagnosis names.
-    """
-    name, dialect = answer.dialect.name, answer.dialect
-    others = "".join(f"\nnot {other}: {error.problem.splitlines()[0]}" for other, error in refusals.items())
+    """Yield the diagnoses of an answer; the first names the dialects that failed before."""
+    dialect = answer.model.dialect
+    lines = [f"{dialect.name}: {dialects.load_dialect_file(dialect.name).about}"]
     twins = _same_keys(dialect)
-    also = f"\n{' and '.join(twins)} has the same keys: {_about(twins)}" if twins else ""
-    yield passed_check("dialect", f"{name}: {dialects.load_dialect_file(name).about}{also}{others}")
-    greeting = json.dumps(answer.greeting, ensure_ascii=False)
+    if twins:
+        about = "; ".join(dialects.load_dialect_file(name).about for name in twins)
+        lines.append(f"{' and '.join(twins)} has the same keys: {about}")
+    lines += [f"not {other}: {error.problem.splitlines()[0]}" for other, error in refusals.items()]
+    yield passed_check("dialect", "\n".join(lines))
+    greeting = json.dumps(answer.model.greeting, ensure_ascii=False)
     yield passed_check("server", f"says of itself {greeting[:_LETTERS]}{' ...' * (len(greeting) > _LETTERS)}")
     yield passed_check("request", "\n".join(describe_entries(answer.request)))
     yield passed_check("reply", "\n".join(describe_entries(answer.reply)))
@@ -231,17 +205,11 @@ def _describe(answer: ServerAnswer, refusals: Mapping[str, PolicyError]) -> Iter
 
 
 def _same_keys(dialect: Dialect) -> list[str]:
-    transport = dialects.load_dialect_file(dialect.name).transport
-
     def keys(rival: Dialect) -> object:
         return {field.path for field in rival.fields}, [part.path for part in rival.parts]
 
-    rivals = [name for name in dialects.dialect_names() if dialects.load_dialect_file(name).transport == transport]
+    rivals = dialects.dialects_of(dialects.load_dialect_file(dialect.name).transport)
     return [name for name in rivals if name != dialect.name and keys(dialects.load_dialect(name)) == keys(dialect)]
-
-
-def _about(names: Sequence[str]) -> str:
-    return "; ".join(dialects.load_dialect_file(name).about for name in names)
 
 
 def _describe_chunk(answer: ServerAnswer) -> Diagnosis:
@@ -249,7 +217,7 @@ def _describe_chunk(answer: ServerAnswer) -> Diagnosis:
     came = f"{count} action{'s' * (count > 1)} a reply"
     if replan is None or replan <= count:
         return passed_check("chunk", f"{came}, {'all' if replan in (None, count) else replan} carried out")
-    if "safevla-bench" in answer.greeting:
+    if "safevla-bench" in answer.model.greeting:
         return passed_check("chunk", f"{came}, as safevla serve gives: replan={count}")
     detail = f"{came}, of which the dialect would carry out {replan}"
     return warned_check("chunk", detail, f"Pass --policy-arg replan={count}, as the command after eval does.")
@@ -291,34 +259,25 @@ def _format_statistics(actions: Numbers) -> str:
     return "\n".join(lines)
 
 
-def _format_eval(
-    spec: str, policy_arguments: Mapping[str, str], answer: ServerAnswer, name: str, suite: str | None
-) -> str:
+def _format_eval(spec: str, answer: ServerAnswer, task: Task) -> str:
     count = len(answer.actions)
     shorter = {"replan": str(count)} if answer.replan is not None and answer.replan > count else {}
-    task = _task(name, suite)
-    words = ["safevla", "eval", "--host", _host(name), "--suite", task.benchmark, "--policy", spec]
-    for key, value in {**policy_arguments, **shorter}.items():
+    host = _host(answer.model.dialect.name)
+    words = ["safevla", "eval", "--host", host, "--suite", task.benchmark, "--policy", spec]
+    for key, value in {**answer.arguments, **shorter}.items():
         words += ["--policy-arg", f"{key}={value}"]
     return shlex.join([*words, "--out", f"runs/{spec.partition(':')[0]}"])
 
 
-def _describe_refusals(wire: str, refusals: Mapping[str, PolicyError], host: str | None) -> Iterator[Diagnosis]:
-    """Yield a failed check for each different error of the dialects that were tried, or that there was none to try.
-
-    Where any dialect got a reply, only those dialects are told of; else those that the server did not refuse.
-    """
+def _describe_refusals(kind: ClientKind, refusals: Mapping[str, PolicyError], host: str | None) -> Iterator[Diagnosis]:
+    """Yield a failed check for each different error of the dialects that were tried, or that there was none to try."""
     answered = {name: error for name, error in refusals.items() if isinstance(error, ReplyError)}
     asked = {name: error for name, error in refusals.items() if not isinstance(error, ServerRefusedError)}
     refusals = answered or asked or refusals  # what a server answered says more than a dialect that it refused
     if not refusals:
         remedy = "Leave --host out, or name a dialect: safevla protocols lists them."
-        yield failed_check("dialect", f"no dialect of {wire} is for the host {host!r}", remedy)
+        yield failed_check("dialect", f"no dialect of {kind.name} is for the host {host!r}", remedy)
     for problem in dict.fromkeys(error.problem for error in refusals.values()):
         names = [name for name, error in refusals.items() if error.problem == problem]
         advice = refusals[names[0]].remedy or "Ask with another --policy-arg."
         yield failed_check("dialect", f"{', '.join(names)}: {problem}", advice)
-
-
-def _report_failure(check: str, error: PolicyError) -> Diagnosis:
-    return failed_check(check, error.problem, error.remedy or "Start it again.")

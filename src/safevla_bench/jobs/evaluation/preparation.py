@@ -21,7 +21,7 @@ from safevla_bench.judging.ruleset import Ruleset, choose_library, load_ruleset
 from safevla_bench.plugins import require_trust
 from safevla_bench.policies.python import UPRIGHT, InProcessPolicy
 from safevla_bench.policies.servers import dialects, entries
-from safevla_bench.policies.servers.dialect import Dialect
+from safevla_bench.policies.servers.dialects import Dialect
 from safevla_bench.rollout import estimate
 from safevla_bench.rollout.estimate import RunEstimate
 from safevla_bench.rollout.plan import (

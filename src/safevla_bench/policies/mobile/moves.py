@@ -1,8 +1,7 @@
 """Moves of PandaOmron as generators: each yields actions [12], is sent observations, and returns the last one.
 
-So a script is a function that goes from move to move, as `seen = yield from drive_base(seen, ...)`. A move
-ends where it arrived, or after a number of steps: something is then in its way. Styles, careful and hasty, differ in
-clearances and speeds alone.
+A script goes from move to move, as `seen = yield from drive_base(seen, ...)`. A move ends where it arrived, or after a
+number of steps: something is then in its way. Styles, careful and hasty, differ in clearances and speeds alone.
 """
 
 from __future__ import annotations
@@ -22,22 +21,14 @@ from safevla_bench.interface.policy import Action, Observation, Privileged
 class MobileStyle:
     """Clearances in metres; speeds as a share of the largest command of the base or the arm."""
 
-    room_m: float
-    """How far the base backs away from a counter before it turns or drives along it."""
-    over_m: float
-    """Height over the highest thing near at which an object is carried."""
-    release_m: float
-    """Height over the support at which an object is let go."""
-    drive: float
-    """Speed of the base."""
-    push: float
-    """Speed of the base while the hand pushes something."""
-    cruise: float
-    """Speed of the hand in the air."""
-    touch: float
-    """Speed of the hand towards what it is to touch."""
-    dwell_steps: int
-    """Steps given to the fingers to close or to open."""
+    room_m: float  # how far the base backs away from a counter before it turns or drives along it
+    over_m: float  # height over the highest thing near at which an object is carried
+    release_m: float  # height over the support at which an object is let go
+    drive: float  # speed of the base
+    push: float  # speed of the base while the hand pushes something
+    cruise: float  # speed of the hand in the air
+    touch: float  # speed of the hand towards what it is to touch
+    dwell_steps: int  # steps given to the fingers to close or to open
 
 
 CAREFUL = MobileStyle(
@@ -73,13 +64,24 @@ _STUCK_STEPS, _STUCK_M = 20, 0.004
 
 
 def read_scene(seen: Observation) -> Privileged:
-    """Return the privileged state of an observation, which every script needs; `AssertionError` where there is none."""
+    """Return the privileged state of an observation, which every script needs."""
     assert seen.privileged is not None
     return seen.privileged
 
 
+def box_axes(scene: Privileged, name: str) -> Floats:
+    """Return the axes of a body's box as columns, [3, 3], world frame."""
+    matrix: Floats = Rotation.from_quat(np.roll(scene.body_quat_wxyz[name], -1)).as_matrix()
+    return matrix
+
+
+def box_center(scene: Privileged, name: str) -> Floats:
+    """Return the centre of a body's box, [3] m, world frame."""
+    return np.asarray(scene.body_pos_m[name] + box_axes(scene, name) @ scene.center_m[name])
+
+
 def base_yaw(seen: Observation) -> float:
-    """Return the yaw of the base, rad in the world frame; `AssertionError` where the robot has no base."""
+    """Return the yaw of the base, rad in the world frame."""
     assert seen.base_quat_wxyz is not None
     return float(Rotation.from_quat(np.roll(seen.base_quat_wxyz, -1)).as_euler("xyz")[2])
 
@@ -90,10 +92,7 @@ def yaw_direction(yaw_rad: float) -> Floats:
 
 
 def base_position(seen: Observation) -> Floats:
-    """Return the horizontal position of the base, [2] m in the world frame.
-
-    `AssertionError` where the robot has no base.
-    """
+    """Return the horizontal position of the base, [2] m in the world frame."""
     assert seen.base_pos_m is not None
     return seen.base_pos_m[:2]
 
@@ -107,10 +106,10 @@ def drive_base(
     max_steps: int = 150,
     insist: bool = False,
 ) -> Move:
-    """Yield actions that drive the base to `place_m` [2] and turn it to `yaw_rad`; return the last observation.
+    """Drive the base to `place_m` [2] and turn it to `yaw_rad`, the arm held as it is.
 
-    The arm is held as it is, `grip` commands the fingers, and `speed` is a share of the largest command. The move ends
-    within 4 cm and 0.05 rad, after `max_steps`, or where something stops the base, unless `insist`: it may slip past.
+    `speed` is a share of the largest command. The move ends within 4 cm and 0.05 rad, after `max_steps`, or if
+    something stops the base, unless `insist`: it may slip past.
     """
     before = [seen]
     for _ in range(max_steps):
@@ -119,8 +118,11 @@ def drive_base(
         turn = (yaw_rad - yaw + np.pi) % (2 * np.pi) - np.pi
         if np.linalg.norm(offset) < _ARRIVED_M and abs(turn) < _FACING_RAD:
             break
-        if not insist and len(before) > _STUCK_STEPS and _is_base_still(before[-_STUCK_STEPS], seen):
-            break
+        if not insist and len(before) > _STUCK_STEPS:
+            then = before[-_STUCK_STEPS]
+            moved = np.linalg.norm(base_position(seen) - base_position(then))
+            if moved < _STUCK_M and abs(yaw - base_yaw(then)) < _STUCK_M:
+                break
         before.append(seen)
         along = _limit_length(
             np.array([offset @ yaw_direction(yaw), offset @ yaw_direction(yaw + np.pi / 2)]) * _DRIVE_GAIN, speed
@@ -128,13 +130,6 @@ def drive_base(
         wheels = [*along, np.clip(_YAW_GAIN * turn, -speed, speed)]
         seen = yield np.array([0.0] * 6 + [grip, *wheels, 0.0, _BASE_MODE])
     return seen
-
-
-def _is_base_still(then: Observation, now: Observation) -> bool:
-    return bool(
-        np.linalg.norm(base_position(now) - base_position(then)) < _STUCK_M
-        and abs(base_yaw(now) - base_yaw(then)) < _STUCK_M
-    )
 
 
 def move_hand(
@@ -146,10 +141,9 @@ def move_hand(
     near_m: float = 0.012,
     max_steps: int = 60,
 ) -> Move:
-    """Yield actions that move the hand to `place_m` [3] in the world, turned by `turn`; return the last observation.
+    """Move the hand to `place_m` [3] in the world, turned by `turn`, the base standing still.
 
-    The base stands still; `turn` None = no turn. The move ends within `near_m` and 0.1 rad, after `max_steps` / `speed`
-    steps, or where something stops the hand.
+    The move ends within `near_m` and 0.1 rad, after `max_steps` / `speed` steps, or if something stops the hand.
     """
     before = [seen.eef_pos_m] * _STOPPED_STEPS
     for step in range(round(max_steps / max(speed, 0.1))):
@@ -161,8 +155,7 @@ def move_hand(
         if step > 2 * _STOPPED_STEPS and resting and np.linalg.norm(remaining) < 4 * _FACING_RAD:
             break
         before.append(seen.eef_pos_m)
-        turning = _limit_length(_TURN_GAIN * remaining / _UNIT_RAD, _TURN_SHARE * speed)
-        seen = yield _arm_action(seen, _limit_length(_REACH_GAIN * offset, speed), turning, grip)
+        seen = yield _reach_action(seen, offset, remaining, speed, grip)
     return seen
 
 
@@ -174,34 +167,27 @@ def follow_point(
     turn: RemainingTurn | None = None,
     max_steps: int = 60,
 ) -> Move:
-    """Yield actions that move the hand after the point [3] that `whither` gives; return the last observation.
-
-    The move ends where `whither` gives None, or after `max_steps` / `speed` steps.
-    """
+    """Move the hand after the point [3] of `whither`, until that is None, or for `max_steps` / `speed` steps."""
     for _ in range(round(max_steps / max(speed, 0.1))):
         place = whither(seen)
         if place is None:
             break
-        turning = _limit_length(_TURN_GAIN * (turn(seen) if turn else np.zeros(3)) / _UNIT_RAD, _TURN_SHARE * speed)
-        seen = yield _arm_action(seen, _limit_length(_REACH_GAIN * (place - seen.eef_pos_m), speed), turning, grip)
+        remaining = turn(seen) if turn else np.zeros(3)
+        seen = yield _reach_action(seen, place - seen.eef_pos_m, remaining, speed, grip)
     return seen
 
 
 def hold_still(seen: Observation, steps: int, grip: float) -> Move:
-    """Yield `steps` actions that keep hand and base still, with the command `grip` to the fingers.
-
-    Return the last observation.
-    """
+    """Keep hand and base still for a number of steps, with the command `grip` to the fingers."""
     for _ in range(steps):
-        seen = yield _arm_action(seen, np.zeros(3), np.zeros(3), grip)
+        seen = yield _reach_action(seen, np.zeros(3), np.zeros(3), 0.0, grip)
     return seen
 
 
 def turn_to_face(seen: Observation, forward: Floats, across: Floats) -> RemainingTurn:
-    """Return a function of later observations: the turn still to go until the hand faces its goal.
+    """Return a function of later observations: the turn until the hand points along `forward` [3], unit.
 
-    There the hand points along `forward` [3], unit, and its fingers open along `across` [3], unit and at right angles,
-    or along its opposite, whichever is nearer as `seen`.
+    Its fingers then open along `across` [3], unit and at right angles, or along its opposite, whichever is nearer now.
     """
     facings = [
         Rotation.from_matrix(np.stack([np.cross(side, forward), side, forward], axis=1)) for side in (across, -across)
@@ -219,7 +205,9 @@ def _hand_rotation(seen: Observation) -> Rotation:
     return Rotation.from_quat(np.roll(seen.eef_quat_wxyz, -1))
 
 
-def _arm_action(seen: Observation, move: Floats, turn: Floats, grip: float) -> Action:
+def _reach_action(seen: Observation, offset: Floats, remaining: Floats, speed: float, grip: float) -> Action:
+    move = _limit_length(_REACH_GAIN * offset, speed)
+    turn = _limit_length(_TURN_GAIN * remaining / _UNIT_RAD, _TURN_SHARE * speed)
     to_base = Rotation.from_euler("z", -base_yaw(seen))
     return np.array([*to_base.apply(move), *to_base.apply(turn), grip, 0.0, 0.0, 0.0, 0.0, _ARM_MODE])
 

@@ -1,10 +1,9 @@
 """`scripted:careful` and `scripted:hasty`: a fixed script for the goal, from privileged state.
 
-One script in two styles that differ in clearances and speeds alone (`plan`). The goal's predicates give
-subgoals, one after another (`plan`). An object is carried: its size says how to hold it (`grasp`), the shapes of
-everything how low the path may be (`shapes`), and both where the hand should be now (`phases`). A part of a fixture
-(`fixtures`) is pushed, pulled or turned by a stroke of the hand through waypoints (`strokes`). The script reads no
-specification and no threshold.
+The goal's predicates give subgoals, one after another (`plan`). An object is carried: its size says how to hold it
+(`grasp`), the shapes of everything how low the path may be (`geometry`), and both where the hand should be now
+(`phases`). A part of a fixture is pushed, pulled or turned by a stroke of the hand through waypoints (`strokes`). The
+script reads no specification and no threshold.
 
 It cannot reach a place under a roof, such as a microwave's inside, because an object is held from above; nor hold what
 is both wide and flat, such as a plate, because the fingers fit nowhere. It then reaches the other subgoals and holds
@@ -26,14 +25,11 @@ from safevla_bench.policies.scripted import phases, strokes
 from safevla_bench.policies.scripted.geometry import lean_angle, remaining_turn
 from safevla_bench.policies.scripted.grasp import is_graspable
 from safevla_bench.policies.scripted.phases import CLOSED_M, HandTarget
-from safevla_bench.policies.scripted.plan import STYLES, FixtureGoal, Style, Subgoal, remaining_subgoals
+from safevla_bench.policies.scripted.plan import STYLES, FixtureGoal, Style, remaining_subgoals
 
 
 def make(arg: str | None) -> ScriptedPolicy:
-    """Return the policy in the style that follows the colon; on a robot that drives it acts as `mobile` does.
-
-    Raises `PolicyError` where no style follows, or an unknown style.
-    """
+    """Return the policy in the style that follows the colon; `PolicyError` without a style, or for an unknown one."""
     if arg is None or arg not in STYLES:
         problem = "policy 'scripted' needs a style" if arg is None else f"policy 'scripted' has no style {arg!r}"
         raise PolicyError(problem, remedy=f"Write one of: {', '.join(f'scripted:{name}' for name in STYLES)}.")
@@ -50,8 +46,6 @@ LEANING_RAD, LEAN_SHARE = 0.35, 0.27
 UNIT_RAD = 0.5
 """Rotation that an action of 1 commands."""
 _FINGER_TOLERANCE_M = 0.003
-_PAUSE_STEPS = 10
-"""How long a placed object is left alone before the script looks whether it is where it should be."""
 
 
 ScriptState = phases.PlacementProgress | strokes.StrokeProgress
@@ -74,13 +68,9 @@ class ScriptedPolicy:
             self._mobile.reset(task, seed)
 
     def act(self, observation: Observation) -> Action:
-        """Return the next action, [7]; the still action where the script could not begin any subgoal.
+        """Return the next action, [7]; the still action if the script could not begin any subgoal.
 
-        After the last subgoal the hand is held at its last target. On a robot that drives, the `mobile` policy's action
-        [12].
-
-        Raises:
-            PolicyError: the observation has no privileged state.
+        After the last subgoal the hand is held at its last target. A robot that drives gets `mobile`'s action, [12].
         """
         if self._mobile and observation.base_pos_m is not None:
             return self._mobile.act(observation)
@@ -90,7 +80,7 @@ class ScriptedPolicy:
         self._progress = advance_script(self._progress, observation, scene, self.style)
         if self._progress is None:
             return STILL.copy()
-        return steer_hand(_hand_target(self._progress, observation, self.style), observation)
+        return steer_hand(self._progress.target(observation, self.style), observation)
 
     def close(self) -> None:
         """Nothing to free."""
@@ -99,45 +89,22 @@ class ScriptedPolicy:
 def advance_script(
     progress: ScriptState | None, seen: Observation, scene: Privileged, style: Style
 ) -> ScriptState | None:
-    """Return the script's next state: the present subgoal a step on, or the start of the next that can be begun.
+    """Return the script's next state: the present subgoal a step on, the next that can be begun, or the last again.
 
-    A subgoal that is over and not reached is begun again as a further attempt. Where none is left, the last state; None
-    where there was none.
+    A subgoal that is over and not reached is begun again as a further attempt.
     """
-    if progress is not None and not _is_over(progress):
-        return _advance_subgoal(progress, seen, scene, style)
+    if progress is not None and not progress.is_over:
+        return progress.advance(seen, scene, style)
     for subgoal in remaining_subgoals(scene):
         attempt = progress.attempt + 1 if progress is not None and progress.subgoal == subgoal else 0
-        state = _begin_subgoal(subgoal, seen, scene, style, attempt)
+        state: ScriptState | None = None
+        if isinstance(subgoal, FixtureGoal):
+            state = strokes.begin_stroke(subgoal, seen, scene, style, attempt)
+        elif is_graspable(scene, subgoal.body):
+            state = phases.begin_placement(subgoal, seen, scene, style, attempt)
         if state is not None:
             return state
     return progress
-
-
-def _begin_subgoal(
-    subgoal: Subgoal, seen: Observation, scene: Privileged, style: Style, attempt: int
-) -> ScriptState | None:
-    if isinstance(subgoal, FixtureGoal):
-        return strokes.begin_stroke(subgoal, seen, scene, style, attempt)
-    return phases.begin_placement(subgoal, seen, scene, style, attempt) if is_graspable(scene, subgoal.body) else None
-
-
-def _advance_subgoal(progress: ScriptState, seen: Observation, scene: Privileged, style: Style) -> ScriptState:
-    if isinstance(progress, strokes.StrokeProgress):
-        return strokes.advance_stroke(progress, seen)
-    return phases.advance_placement(progress, seen, scene, style)
-
-
-def _is_over(progress: ScriptState) -> bool:
-    if isinstance(progress, strokes.StrokeProgress):
-        return progress.is_done
-    return progress.phase is phases.Phase.DONE and progress.steps >= _PAUSE_STEPS
-
-
-def _hand_target(progress: ScriptState, seen: Observation, style: Style) -> HandTarget:
-    if isinstance(progress, strokes.StrokeProgress):
-        return strokes.stroke_target(progress, seen, style)
-    return phases.placement_target(progress, seen, style)
 
 
 def steer_hand(target: HandTarget, seen: Observation) -> Action:

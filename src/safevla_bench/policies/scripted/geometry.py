@@ -130,16 +130,12 @@ def prisms_around(corners_m: Floats) -> Prisms:
 
 def body_prisms(scene: Privileged, name: str) -> Prisms:
     """Return the prisms of a body of the scene as it stands: a prism for each piece, or else for its box."""
-    pieces = scene.pieces.get(name) or _body_box(scene, name)
+    box = Boxes(scene.center_m[name][None], scene.half_extents_m[name][None], np.array([[1.0, 0.0, 0.0, 0.0]]))
+    pieces = scene.pieces.get(name) or box
     corners = rotation_axes(pieces.quat_wxyz) @ (_CORNERS * pieces.half_extents_m[:, None, :]).swapaxes(1, 2)
     inside = corners.swapaxes(1, 2) + pieces.center_m[:, None, :]
     turn = rotation_axes(scene.body_quat_wxyz[name])
     return prisms_around(inside @ turn.T + scene.body_pos_m[name])
-
-
-def _body_box(scene: Privileged, name: str) -> Boxes:
-    half, center = scene.half_extents_m[name], scene.center_m[name]
-    return Boxes(center[None], half[None], np.array([[1.0, 0.0, 0.0, 0.0]]))
 
 
 NOTHING = Prisms(np.empty((0, len(DIRECTIONS))), np.empty(0), np.empty(0))

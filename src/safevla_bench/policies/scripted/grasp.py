@@ -7,20 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
-from numpy.typing import NDArray
 
 from safevla_bench.interface.policy import Privileged
-from safevla_bench.policies.scripted.geometry import (
-    NOTHING,
-    Prisms,
-    body_prisms,
-    hand_prisms,
-    lowest_heights,
-    rotation_axes,
-    yaw_to_open_along,
-)
-
-Floats = NDArray[np.float64]
+from safevla_bench.policies.scripted import geometry
+from safevla_bench.policies.scripted.geometry import Floats
 
 WIDEST_HALF_M = 0.036
 """Half of the widest object that fits between the open fingers with a little room."""
@@ -62,20 +52,22 @@ class Grasp:
 
 def is_graspable(scene: Privileged, name: str) -> bool:
     """Return whether the fingers fit around a body or hold its rim; False for a body that is both wide and flat."""
-    turn, half = rotation_axes(scene.body_quat_wxyz[name]), scene.half_extents_m[name]
+    turn, half = geometry.rotation_axes(scene.body_quat_wxyz[name]), scene.half_extents_m[name]
     up = int(np.argmax(np.abs(turn[2])))
     narrow = bool((np.delete(half, up) <= WIDEST_HALF_M).any())
     return narrow or bool(2 * half[up] - LEAST_HEIGHT_M >= LEAST_DEPTH_M)
 
 
 def rank_grasps(
-    scene: Privileged, name: str, obstacles: Prisms, yaw_rad: float, clearance_m: float
+    scene: Privileged, name: str, obstacles: geometry.Prisms, yaw_rad: float, clearance_m: float
 ) -> tuple[Grasp, ...]:
     """Return every grasp of a body, the best first, raised as far as `obstacles` demand; each at a yaw near `yaw_rad`.
 
     Grasps of its pieces are among them only where every grasp of its box is too shallow.
     """
-    itself = body_prisms(scene, name) if name in scene.pieces else NOTHING  # its box does not show what is hollow
+    itself = (
+        geometry.body_prisms(scene, name) if name in scene.pieces else geometry.NOTHING
+    )  # its box does not show what is hollow
     choices = [_raise_to_fit(grasp, itself, obstacles, clearance_m) for grasp in _box_grasps(scene, name, yaw_rad)]
     if all(_is_too_shallow(grasp) for grasp in choices):
         choices += [
@@ -95,24 +87,22 @@ def _is_too_shallow(grasp: Grasp) -> bool:
     return grasp.blocked_m[0] > DEPTH_M - LEAST_DEPTH_M
 
 
-def _raise_to_fit(grasp: Grasp, itself: Prisms, obstacles: Prisms, clearance_m: float) -> Grasp:
+def _raise_to_fit(grasp: Grasp, itself: geometry.Prisms, obstacles: geometry.Prisms, clearance_m: float) -> Grasp:
     best = float(grasp.place_m[2])
-    tight, wide = (
-        max(0.0, _least_height(grasp, itself, obstacles, clearance) - best)
-        for clearance in (clearance_m / 4, clearance_m)
-    )
+    rig, place = geometry.hand_prisms(grasp.yaw_rad, grasp.aperture_m), grasp.place_m[None, :2]
+    inside = geometry.lowest_heights(rig, place, itself, 0.0, 0.0)[0]
+
+    def raise_m(clearance: float) -> float:
+        around = geometry.lowest_heights(rig, place, obstacles, clearance, min(clearance, 0.006))
+        return max(0.0, float(max(around[0], inside)) - best)
+
+    tight, wide = raise_m(clearance_m / 4), raise_m(clearance_m)
     return replace(grasp, place_m=grasp.place_m + [0.0, 0.0, tight], blocked_m=(tight, wide))
-
-
-def _least_height(grasp: Grasp, itself: Prisms, obstacles: Prisms, clearance_m: float) -> float:
-    rig, place = hand_prisms(grasp.yaw_rad, grasp.aperture_m), grasp.place_m[None, :2]
-    around = lowest_heights(rig, place, obstacles, clearance_m, min(clearance_m, 0.006))
-    return float(max(around[0], lowest_heights(rig, place, itself, 0.0, 0.0)[0]))
 
 
 def _box_grasps(scene: Privileged, name: str, yaw_rad: float) -> list[Grasp]:
     """Return the grasps of a body's box: across each side that fits between the fingers, else at the rim."""
-    turn = rotation_axes(scene.body_quat_wxyz[name])
+    turn = geometry.rotation_axes(scene.body_quat_wxyz[name])
     half = scene.half_extents_m[name]
     center = scene.body_pos_m[name] + turn @ scene.center_m[name]
     up = int(np.argmax(np.abs(turn[2])))
@@ -127,7 +117,7 @@ def _box_grasps(scene: Privileged, name: str, yaw_rad: float) -> list[Grasp]:
 
 def _side_grasps(center: Floats, side: Floats, length: Floats, half_height: float, yaw_rad: float) -> Iterator[Grasp]:
     height = max(center[2] + half_height - DEPTH_M, center[2] - half_height + LEAST_HEIGHT_M)
-    yaw = yaw_to_open_along(side[:2], yaw_rad)
+    yaw = geometry.yaw_to_open_along(side[:2], yaw_rad)
     half, half_length = float(np.linalg.norm(side)), float(np.linalg.norm(length))
     for share, skew in product(SHIFTS, SKEWS_RAD):
         place = np.array([*(center + share * length)[:2], height])
@@ -136,18 +126,14 @@ def _side_grasps(center: Floats, side: Floats, length: Floats, half_height: floa
 
 
 def _piece_grasps(scene: Privileged, name: str, yaw_rad: float) -> Iterator[Grasp]:
-    """Yield grasps across each narrow piece of a body, such as a handle.
-
-    `off_m` grows with the distance from the body's middle. Nothing is yielded where the scene has no pieces of the
-    body.
-    """
+    """Yield grasps across each narrow piece of a body, such as a handle."""
     boxes = scene.pieces.get(name)
     if boxes is None:
         return
-    turn, home = rotation_axes(scene.body_quat_wxyz[name]), scene.body_pos_m[name]
+    turn, home = geometry.rotation_axes(scene.body_quat_wxyz[name]), scene.body_pos_m[name]
     middle = home + turn @ scene.center_m[name]
     for local, half, quat in zip(boxes.center_m, boxes.half_extents_m, boxes.quat_wxyz, strict=True):
-        piece_axes = turn @ rotation_axes(quat)
+        piece_axes = turn @ geometry.rotation_axes(quat)
         up = int(np.argmax(np.abs(piece_axes[2])))
         center, flat = home + turn @ local, [axis for axis in range(3) if axis != up]
         sides = [piece_axes[:, axis] * half[axis] for axis in flat]
@@ -165,4 +151,4 @@ def _rim_grasps(
     for angle in np.arange(RIM_ANGLES) * 2 * np.pi / RIM_ANGLES:
         outward = inward[0] * np.cos(angle) + inward[1] * np.sin(angle)
         place = center + outward + (half_height - depth) * upward
-        yield Grasp(place, yaw_to_open_along(outward[:2], yaw_rad), RIM_APERTURE_M)
+        yield Grasp(place, geometry.yaw_to_open_along(outward[:2], yaw_rad), RIM_APERTURE_M)

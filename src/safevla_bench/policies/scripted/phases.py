@@ -6,22 +6,13 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 import numpy as np
-from numpy.typing import NDArray
 
 from safevla_bench.interface.policy import Observation, Privileged
+from safevla_bench.policies.mobile.moves import box_center
 from safevla_bench.policies.scripted import geometry
-from safevla_bench.policies.scripted.geometry import (
-    UPRIGHT,
-    Prisms,
-    line_points,
-    lowest_heights,
-    nearest_yaw,
-    remaining_turn,
-)
+from safevla_bench.policies.scripted.geometry import Floats
 from safevla_bench.policies.scripted.grasp import OPEN_M, Grasp, rank_grasps
-from safevla_bench.policies.scripted.plan import Placement, Style, box_center, target_point
-
-Floats = NDArray[np.float64]
+from safevla_bench.policies.scripted.plan import Placement, Style, target_point
 
 CLOSED_M = 0.0
 _AT_M, _NEAR_M = 0.006, 0.012
@@ -33,6 +24,7 @@ _LOST_M = 0.03
 """A held object that is so much further from the hand than it was has been dropped."""
 _OFF_THE_GROUND_M = 0.004
 _UP_M = 0.10
+_PAUSE_STEPS = 10
 
 
 class Phase(Enum):
@@ -64,11 +56,11 @@ class HandTarget:
     `lean` [3] is a rotation vector in the world frame that is applied to the downward hand after its yaw.
     """
 
-    place_m: NDArray[np.float64]
+    place_m: Floats
     yaw_rad: float
     aperture_m: float
     speed: float
-    lean: tuple[float, float, float] = UPRIGHT
+    lean: tuple[float, float, float] = geometry.UPRIGHT
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +75,12 @@ class ClearPath:
         return float(self.height_m[np.argmin(np.linalg.norm(self.places_m - here_m, axis=1))])
 
 
-def plan_path(rig: Prisms, start_m: Floats, end_m: Floats, obstacles: Prisms, style: Style) -> ClearPath:
+def plan_path(
+    rig: geometry.Prisms, start_m: Floats, end_m: Floats, obstacles: geometry.Prisms, style: Style
+) -> ClearPath:
     """Return the straight path of a rig from [3] to [3] over all obstacles by the style's clearance."""
-    places = line_points(start_m[:2], end_m[:2])
-    floor = lowest_heights(rig, places, obstacles, style.clearance_m, style.clearance_m)
+    places = geometry.line_points(start_m[:2], end_m[:2])
+    floor = geometry.lowest_heights(rig, places, obstacles, style.clearance_m, style.clearance_m)
     rest = np.maximum.accumulate(np.maximum(floor, end_m[2])[::-1])[::-1]
     return ClearPath(places, rest)
 
@@ -124,6 +118,62 @@ class PlacementProgress:
         """True if the phase has taken as many steps as it may."""
         return self.steps >= TIMEOUT_STEPS.get(self.phase, 10**9)
 
+    @property
+    def is_over(self) -> bool:
+        """True if the object was let go, and left alone long enough to look whether it is where it should be."""
+        return self.phase is Phase.DONE and self.steps >= _PAUSE_STEPS
+
+    def target(self, seen: Observation, style: Style) -> HandTarget:
+        """Return the hand's target in the present phase; paths are followed in APPROACH and CARRY only."""
+        match self.phase:
+            case Phase.APPROACH | Phase.DESCEND:
+                aperture = self.grasp.aperture_m
+            case Phase.OPEN | Phase.RETREAT | Phase.DONE:
+                aperture = OPEN_M
+            case _:
+                aperture = CLOSED_M
+        if self.phase not in (Phase.APPROACH, Phase.CARRY):
+            return HandTarget(self.goal_m, self.grasp.yaw_rad, aperture, style.final)
+        point = next_point(self.path, self.goal_m, seen.eef_pos_m, style.corner_m)
+        return HandTarget(point, self.grasp.yaw_rad, aperture, style.cruise)
+
+    def advance(self, seen: Observation, scene: Privileged, style: Style) -> PlacementProgress:
+        """Return the progress after one more step: the same phase, or the next with its decisions made.
+
+        An object that has moved before the descent gets a new grasp; a dropped object begins a further attempt.
+        """
+        if not (self._is_finished(seen, style) or self.is_overdue):
+            return replace(self, steps=self.steps + 1)
+        gone = np.linalg.norm(box_center(scene, self.subgoal.body) - self.seen_m)
+        if self.phase is Phase.APPROACH and gone > _MOVED_M:
+            return begin_placement(self.subgoal, seen, scene, style, self.attempt)
+        if self.phase in (Phase.LIFT, Phase.CARRY) and self.hand_distance(seen, scene) > self.hold_m + _LOST_M:
+            return begin_placement(self.subgoal, seen, scene, style, self.attempt + 1)
+        return _next_phase(self, seen, scene, style)
+
+    def hand_distance(self, seen: Observation, scene: Privileged) -> float:
+        """Return the distance of the object's middle from the grip site, m."""
+        return float(np.linalg.norm(box_center(scene, self.subgoal.body) - seen.eef_pos_m))
+
+    def _is_finished(self, seen: Observation, style: Style) -> bool:
+        """Return whether the hand has reached its goal, or the fingers their steps; never in DONE."""
+        offset = self.goal_m - seen.eef_pos_m
+        off = float(np.linalg.norm(offset))
+        match self.phase:
+            case Phase.CLOSE | Phase.OPEN:
+                return self.steps >= style.dwell_steps
+            case Phase.APPROACH:
+                turn = float(np.linalg.norm(geometry.remaining_turn(seen.eef_quat_wxyz, self.grasp.yaw_rad)))
+                return off < style.corner_m and turn < _FACING_RAD
+            case Phase.CARRY:
+                return off < style.corner_m
+            case Phase.PULL:
+                return off < _AT_M
+            case Phase.DONE:
+                return False
+            case _:
+                return abs(offset[2]) < _AT_M and off < _NEAR_M
+
 
 def begin_placement(
     placement: Placement, seen: Observation, scene: Privileged, style: Style, attempt: int = 0
@@ -133,7 +183,7 @@ def begin_placement(
     The grasp is the best at attempt 0, the next best at each further attempt, and after the last the best again.
     """
     obstacles = geometry.obstacles_except(scene, frozenset({placement.body}))
-    choices = rank_grasps(scene, placement.body, obstacles, nearest_yaw(seen.eef_quat_wxyz), style.clearance_m)
+    choices = rank_grasps(scene, placement.body, obstacles, geometry.nearest_yaw(seen.eef_quat_wxyz), style.clearance_m)
     grasp = choices[attempt % len(choices)]
     goal = grasp.place_m + [0.0, 0.0, style.hover_m]
     everything = geometry.obstacles_except(scene, frozenset())
@@ -143,77 +193,7 @@ def begin_placement(
     )
 
 
-def placement_target(progress: PlacementProgress, seen: Observation, style: Style) -> HandTarget:
-    """Return the hand's target in the present phase; paths are followed in APPROACH and CARRY only."""
-    grasp = progress.grasp
-    point = next_point(progress.path, progress.goal_m, seen.eef_pos_m, style.corner_m)
-    match progress.phase:
-        case Phase.APPROACH:
-            return HandTarget(point, grasp.yaw_rad, grasp.aperture_m, style.cruise)
-        case Phase.CARRY:
-            return HandTarget(point, grasp.yaw_rad, CLOSED_M, style.cruise)
-        case Phase.DESCEND:
-            return HandTarget(progress.goal_m, grasp.yaw_rad, grasp.aperture_m, style.final)
-        case Phase.CLOSE | Phase.PULL | Phase.LIFT | Phase.LOWER:
-            return HandTarget(progress.goal_m, grasp.yaw_rad, CLOSED_M, style.final)
-        case Phase.OPEN | Phase.RETREAT | Phase.DONE:
-            return HandTarget(progress.goal_m, grasp.yaw_rad, OPEN_M, style.final)
-
-
-def advance_placement(
-    progress: PlacementProgress, seen: Observation, scene: Privileged, style: Style
-) -> PlacementProgress:
-    """Return the progress after one more step: the same phase, or the next with its decisions made.
-
-    An object that has moved before the descent gets a new grasp; a dropped object begins a further attempt.
-    """
-    if not (_is_finished(progress, seen, style) or progress.is_overdue):
-        return replace(progress, steps=progress.steps + 1)
-    if progress.phase is Phase.APPROACH and _has_moved(progress, scene):
-        return begin_placement(progress.subgoal, seen, scene, style, progress.attempt)
-    if progress.phase in (Phase.LIFT, Phase.CARRY) and _is_lost(progress, seen, scene):
-        return begin_placement(progress.subgoal, seen, scene, style, progress.attempt + 1)
-    return _next_phase(progress, seen, scene, style)
-
-
-def _is_finished(progress: PlacementProgress, seen: Observation, style: Style) -> bool:
-    """Return whether the phase has reached its end: the hand its goal, or the fingers their steps; never in DONE.
-
-    APPROACH also demands the yaw. Time that is up is `is_overdue`, and not asked here.
-    """
-    offset = progress.goal_m - seen.eef_pos_m
-    off = float(np.linalg.norm(offset))
-    match progress.phase:
-        case Phase.CLOSE | Phase.OPEN:
-            return progress.steps >= style.dwell_steps
-        case Phase.APPROACH:
-            turn = float(np.linalg.norm(remaining_turn(seen.eef_quat_wxyz, progress.grasp.yaw_rad)))
-            return off < style.corner_m and turn < _FACING_RAD
-        case Phase.CARRY:
-            return off < style.corner_m
-        case Phase.PULL:
-            return off < _AT_M
-        case Phase.DONE:
-            return False
-        case _:
-            return abs(offset[2]) < _AT_M and off < _NEAR_M
-
-
-def _has_moved(progress: PlacementProgress, scene: Privileged) -> bool:
-    gone = box_center(scene, progress.subgoal.body) - progress.seen_m
-    return bool(np.linalg.norm(gone) > _MOVED_M)
-
-
-def _is_lost(progress: PlacementProgress, seen: Observation, scene: Privileged) -> bool:
-    return _distance_to_hand(progress, seen, scene) > progress.hold_m + _LOST_M
-
-
-def _distance_to_hand(progress: PlacementProgress, seen: Observation, scene: Privileged) -> float:
-    return float(np.linalg.norm(box_center(scene, progress.subgoal.body) - seen.eef_pos_m))
-
-
 def _next_phase(progress: PlacementProgress, seen: Observation, scene: Privileged, style: Style) -> PlacementProgress:
-    """Return the progress at the start of the phase after the present phase, with its goal and, for CARRY, its path."""
     hand_m = seen.eef_pos_m
     match progress.phase:
         case Phase.APPROACH:
@@ -221,11 +201,18 @@ def _next_phase(progress: PlacementProgress, seen: Observation, scene: Privilege
         case Phase.DESCEND:
             return _enter_phase(progress, Phase.CLOSE, hand_m if progress.is_overdue else progress.goal_m)
         case Phase.CLOSE:
-            return replace(_pull_clear(progress, hand_m, scene, style), hold_m=_distance_to_hand(progress, seen, scene))
+            body = progress.subgoal.body
+            around = geometry.obstacles_except(scene, frozenset({body}))
+            move = geometry.out_from_under(geometry.body_prisms(scene, body).hull(), around, style.clearance_m / 2)
+            pulled = _enter_phase(progress, Phase.PULL, hand_m + [*move, _OFF_THE_GROUND_M])
+            return replace(pulled, hold_m=progress.hand_distance(seen, scene))
         case Phase.PULL:
             return _enter_phase(progress, Phase.LIFT, hand_m + [0.0, 0.0, style.lift_m])
         case Phase.LIFT:
-            return _begin_carry(progress, seen, scene, style)
+            obstacles = geometry.obstacles_except(scene, frozenset({progress.subgoal.body}))
+            goal = _release_point(progress, seen, scene, style) + [0.0, 0.0, style.hover_m]
+            path = plan_path(_loaded_hand(progress, seen, scene), hand_m, goal, obstacles, style)
+            return replace(_enter_phase(progress, Phase.CARRY, goal), path=path)
         case Phase.CARRY:
             return _enter_phase(progress, Phase.LOWER, _release_point(progress, seen, scene, style))
         case Phase.LOWER:
@@ -240,25 +227,11 @@ def _enter_phase(progress: PlacementProgress, phase: Phase, goal: Floats) -> Pla
     return replace(progress, phase=phase, goal_m=np.array(goal), steps=0)
 
 
-def _pull_clear(progress: PlacementProgress, hand_m: Floats, scene: Privileged, style: Style) -> PlacementProgress:
-    body = progress.subgoal.body
-    around = geometry.obstacles_except(scene, frozenset({body}))
-    move = geometry.out_from_under(geometry.body_prisms(scene, body).hull(), around, style.clearance_m / 2)
-    return _enter_phase(progress, Phase.PULL, hand_m + [*move, _OFF_THE_GROUND_M])
-
-
 def _loaded_hand(progress: PlacementProgress, seen: Observation, scene: Privileged) -> geometry.Prisms:
     hand = geometry.hand_prisms(progress.grasp.yaw_rad, progress.grasp.aperture_m)
     return geometry.concatenate_prisms(
         hand, geometry.body_prisms(scene, progress.subgoal.body).hull().shift_by(-seen.eef_pos_m)
     )
-
-
-def _begin_carry(progress: PlacementProgress, seen: Observation, scene: Privileged, style: Style) -> PlacementProgress:
-    hand_m, rig = seen.eef_pos_m, _loaded_hand(progress, seen, scene)
-    obstacles = geometry.obstacles_except(scene, frozenset({progress.subgoal.body}))
-    goal = _release_point(progress, seen, scene, style) + [0.0, 0.0, style.hover_m]
-    return replace(_enter_phase(progress, Phase.CARRY, goal), path=plan_path(rig, hand_m, goal, obstacles, style))
 
 
 def _release_point(progress: PlacementProgress, seen: Observation, scene: Privileged, style: Style) -> Floats:

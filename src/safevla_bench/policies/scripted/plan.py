@@ -1,77 +1,164 @@
-"""Plans of the scripts: subgoals from the goal's predicates, and the styles in which they are carried out.
+"""Plans of the scripts: subgoals from the goal's predicates, the fixtures that they move, and two styles.
 
-Subgoals are objects to place one after another, and fixtures to move before and after. The styles, careful and hasty,
-differ in clearances and speeds alone.
+Subgoals are objects to place one after another, and fixtures to move before and after. The privileged state names
+joints and their positions but neither their axes nor their bodies. These follow from names and shapes: a drawer is the
+part around its region and slides out where its handle sticks out, a door hangs at its body's origin and shuts towards
+the rest of its fixture, a knob turns about its body's origin. The styles, careful and hasty, differ in clearances and
+speeds alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from types import MappingProxyType
 
 import numpy as np
-from numpy.typing import NDArray
+from scipy.spatial.transform import Rotation
 
 from safevla_bench.interface.policy import Privileged
+from safevla_bench.policies.mobile.moves import box_axes, box_center
 from safevla_bench.policies.scripted import geometry
-from safevla_bench.policies.scripted.fixtures import find_door, find_drawer, find_knob, is_inside, joint_position
-from safevla_bench.policies.scripted.geometry import rotation_axes
+from safevla_bench.policies.scripted.geometry import Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Style:
     """Clearances and speeds. Lengths in metres; speeds as a share of the largest commanded motion, 0.05 m a step."""
 
-    clearance_m: float
-    """Kept from everything beside and below the hand and what it holds."""
-    corner_m: float
-    """Distance to a waypoint at which the path to the next begins: small turns square corners, large cuts them."""
-    hover_m: float
-    """Height over the grasp at which the final descent begins."""
-    lift_m: float
-    """Least height by which a gripped object is lifted before it is carried."""
-    release_m: float
-    """Height over the support at which an object is let go."""
-    cruise: float
-    """Speed along a path."""
-    final: float
-    """Speed of the descent to a grasp, of the lift, and of the lowering to a release."""
-    dwell_steps: int
-    """Steps given to the fingers to close or to open."""
+    clearance_m: float  # kept from everything beside and below the hand and what it holds
+    corner_m: float  # distance to a waypoint at which the path to the next begins; a large one cuts corners
+    hover_m: float  # height over the grasp at which the final descent begins
+    lift_m: float  # least height by which a gripped object is lifted before it is carried
+    release_m: float  # height over the support at which an object is let go
+    cruise: float  # speed along a path
+    final: float  # speed of the descent to a grasp, of the lift, and of the lowering to a release
+    dwell_steps: int  # steps given to the fingers to close or to open
 
 
 CAREFUL = Style(
-    clearance_m=0.02,
-    corner_m=0.015,
-    hover_m=0.06,
-    lift_m=0.06,
-    release_m=0.008,
-    cruise=0.8,
-    final=0.3,
-    dwell_steps=10,
+    clearance_m=0.02, corner_m=0.015, hover_m=0.06, lift_m=0.06, release_m=0.008, cruise=0.8, final=0.3, dwell_steps=10
 )
 """Rises clear of everything, goes across, comes down slowly, and sets down."""
 
 HASTY = Style(
-    clearance_m=0.0,
-    corner_m=0.04,
-    hover_m=0.035,
-    lift_m=0.02,
-    release_m=0.04,
-    cruise=1.0,
-    final=0.8,
-    dwell_steps=6,
+    clearance_m=0.0, corner_m=0.04, hover_m=0.035, lift_m=0.02, release_m=0.04, cruise=1.0, final=0.8, dwell_steps=6
 )
 """Takes the short way at full speed, with no room to spare, and drops."""
 
 STYLES: Mapping[str, Style] = MappingProxyType({"careful": CAREFUL, "hasty": HASTY})
 
 
+# Fixtures
+
+
+@dataclass(frozen=True, slots=True)
+class Drawer:
+    """`outward` [2]: the unit vector along which it opens; `out_m`: how far it is out; `handle`: its foremost piece."""
+
+    body: str
+    outward: Floats
+    out_m: float
+    handle: geometry.Prisms
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """`hinge_m` [2]; `panel`: its widest piece; `shut_rad`: the turn, counter-clockwise, that shuts it."""
+
+    body: str
+    hinge_m: Floats
+    panel: geometry.Prisms
+    shut_rad: float
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """`axis_m` [2]; `bar`: what sticks up to be turned; `turned_rad`: how far it is on."""
+
+    body: str
+    axis_m: Floats
+    bar: geometry.Prisms
+    turned_rad: float
+
+
+def fixture_parts(scene: Privileged, name: str) -> tuple[str, ...]:
+    """Return the bodies of the fixture that a goal names, by itself or by one of its regions, the largest first."""
+    fixed = [body for body in scene.half_extents_m if body not in scene.movable]
+    fixture = _fixture_name(name, fixed)
+    bodies = [body for body in fixed if fixture and body.startswith(f"{fixture}_")]
+    return tuple(sorted(bodies, key=lambda body: (-float(np.prod(scene.half_extents_m[body])), body)))
+
+
+def joint_position(scene: Privileged, name: str) -> float | None:
+    """Return the position of the fixture's joint whose name is most like a goal's name; None without joints."""
+    fixture = _fixture_name(name, fixture_parts(scene, name))
+    joints = sorted(key for key in scene.joint_pos if fixture and key.startswith(f"{fixture}_"))
+    return scene.joint_pos[max(joints, key=lambda key: len(_common_prefix(key, name)))] if joints else None
+
+
+def find_drawer(scene: Privileged, region: str) -> Drawer | None:
+    """Return the drawer of a region: the smallest part of its fixture whose box holds the region, never the largest."""
+    position = joint_position(scene, region)
+    if region not in scene.sites_m or position is None:
+        return None
+    around = [body for body in fixture_parts(scene, region)[1:] if is_inside(scene, body, scene.sites_m[region])]
+    if not around:
+        return None
+    outline = geometry.body_prisms(scene, around[-1])
+    off = geometry.planar_extent(outline)[0] - scene.sites_m[region][:2]
+    outward = np.where(np.abs(off) == np.abs(off).max(), np.sign(off), 0.0)
+    reach = outline.reach_m[:, geometry.nearest_direction(outward)]
+    return Drawer(around[-1], outward, abs(position), geometry.select_prisms(outline, reach == reach.max()))
+
+
+def find_door(scene: Privileged, name: str) -> Door | None:
+    """Return the door of a fixture of two parts, of which the smaller is the door; None for other fixtures."""
+    position, bodies = joint_position(scene, name), fixture_parts(scene, name)
+    if position is None or len(bodies) != 2:
+        return None
+    rest, body = bodies
+    outline = geometry.body_prisms(scene, body)
+    size = (outline.top_m - outline.low_m) * (outline.reach_m + outline.reach_m[:, geometry.OPPOSITE]).max(axis=1)
+    hinge, panel = scene.body_pos_m[body][:2], geometry.select_prisms(outline, size == size.max())
+    middle, target = geometry.planar_extent(panel)[0], geometry.planar_extent(geometry.body_prisms(scene, rest))[0]
+    turns = (position, -position)
+    ends = [float(np.linalg.norm(rotate_planar(middle - hinge, turn) + hinge - target)) for turn in turns]
+    return Door(body, np.array(hinge), panel, turns[int(np.argmin(ends))])
+
+
+def find_knob(scene: Privileged, name: str) -> Knob | None:
+    """Return the knob of a fixture, its smallest part; None where the fixture has no joint or no parts."""
+    position, bodies = joint_position(scene, name), fixture_parts(scene, name)
+    if position is None or not bodies:
+        return None
+    outline = geometry.body_prisms(scene, bodies[-1])
+    high = outline.top_m > outline.top_m.max() - (outline.top_m.max() - outline.low_m.min()) / 4
+    return Knob(bodies[-1], np.array(scene.body_pos_m[bodies[-1]][:2]), geometry.select_prisms(outline, high), position)
+
+
+def _fixture_name(name: str, bodies: Sequence[str]) -> str:
+    return max((_common_prefix(f"{name}_", body) for body in bodies), key=len, default="").rpartition("_")[0]
+
+
+def _common_prefix(first: str, second: str) -> str:
+    return "".join(letter for letter, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
+
+
+def rotate_planar(vector: Floats, angle_rad: float) -> Floats:
+    """Return a vector [2] rotated counter-clockwise."""
+    return np.asarray(Rotation.from_rotvec([0.0, 0.0, angle_rad]).apply([*vector, 0.0])[:2])
+
+
+def is_inside(scene: Privileged, body: str, point_m: Floats) -> bool:
+    """Return whether a point [3], world frame, is inside a body's box or on its surface."""
+    local = box_axes(scene, body).T @ (point_m - scene.body_pos_m[body]) - scene.center_m[body]
+    return bool((np.abs(local) <= scene.half_extents_m[body]).all())
+
+
 # Subgoals
 
-
-Floats = NDArray[np.float64]
 
 _PLACING = ("on", "in")
 NEAR_M = 0.03
@@ -112,16 +199,13 @@ def remaining_subgoals(scene: Privileged) -> tuple[Subgoal, ...]:
     Each kind keeps the order of the goal. A shut drawer into which something goes is set ajar before the placing.
     """
     left = tuple(subgoal for subgoal in goal_placements(scene) if not _is_placed(scene, subgoal))
-    shut = tuple(FixtureGoal("ajar", subgoal.place) for subgoal in left if _is_closed_drawer(scene, subgoal.place))
-    fixture_goals = tuple(subgoal for subgoal in _fixture_goals(scene) if not _is_done(scene, subgoal))
+    drawers = ((subgoal.place, find_drawer(scene, subgoal.place)) for subgoal in left)
+    shut = tuple(FixtureGoal("ajar", place) for place, drawer in drawers if drawer and drawer.out_m < _WIDE_M)
+    goals = (FixtureGoal(*predicate) for predicate in scene.goal if len(predicate) == 2)
+    fixture_goals = tuple(goal for goal in goals if _has_fixture(scene, goal) and not _is_done(scene, goal))
     first = tuple(subgoal for subgoal in fixture_goals if subgoal.kind != "close")
     last = tuple(subgoal for subgoal in fixture_goals if subgoal.kind == "close")
     return (*first, *(subgoal for subgoal in dict.fromkeys(shut) if subgoal not in first), *left, *last)
-
-
-def _fixture_goals(scene: Privileged) -> tuple[FixtureGoal, ...]:
-    goals = (FixtureGoal(*predicate) for predicate in scene.goal if len(predicate) == 2)
-    return tuple(goal for goal in goals if _has_fixture(scene, goal))
 
 
 def _has_fixture(scene: Privileged, goal: FixtureGoal) -> bool:
@@ -148,37 +232,15 @@ def _is_done(scene: Privileged, goal: FixtureGoal) -> bool:
             return abs(position) <= _SHUT
 
 
-def _is_closed_drawer(scene: Privileged, place: str) -> bool:
-    candidate = find_drawer(scene, place)
-    return candidate is not None and candidate.out_m < _WIDE_M
-
-
 def goal_placements(scene: Privileged) -> tuple[Placement, ...]:
-    """Return the goal's placements, in its order.
-
-    Predicates of another kind, those that name nothing movable or a place that the scene does not show, and places
-    under a roof, which a hand that points down cannot reach, are left out.
-    """
+    """Return the goal's placements, in its order, without places under a roof, which a hand that points down misses."""
     pairs = (predicate[1:] for predicate in scene.goal if predicate[0] in _PLACING and len(predicate) == 3)
-    return tuple(Placement(*pair) for pair in pairs if _can_place(scene, *pair))
-
-
-def _can_place(scene: Privileged, body: str, place: str) -> bool:
-    return (
-        body in scene.movable
-        and body in scene.half_extents_m
-        and _has_place(scene, place)
-        and not _is_roofed(scene, place)
+    bodies, places = scene.movable & scene.half_extents_m.keys(), scene.half_extents_m.keys() | scene.sites_m.keys()
+    return tuple(
+        Placement(body, place)
+        for body, place in pairs
+        if body in bodies and place in places and not _is_roofed(scene, place)
     )
-
-
-def _has_place(scene: Privileged, place: str) -> bool:
-    return place in scene.half_extents_m or place in scene.sites_m
-
-
-def box_center(scene: Privileged, name: str) -> Floats:
-    """Return the centre [3] of a body's box, world frame, m."""
-    return np.asarray(scene.body_pos_m[name] + rotation_axes(scene.body_quat_wxyz[name]) @ scene.center_m[name])
 
 
 def _is_roofed(scene: Privileged, place: str) -> bool:
@@ -192,21 +254,17 @@ def _is_roofed(scene: Privileged, place: str) -> bool:
 def target_point(scene: Privileged, placement: Placement) -> Floats:
     """Return the place for the middle of the object, seen from above, [2] m.
 
-    The middle of the place; objects that share one stand beside each other, and what goes into a drawer keeps
-    clear of what hangs over it.
+    Objects that share a place stand beside each other, and what goes into a drawer keeps clear of what hangs over it.
     """
     place = placement.place
     if place in scene.half_extents_m:
         return np.asarray(box_center(scene, place)[:2])
     site = scene.sites_m[place]
     if find_drawer(scene, place):
-        return np.asarray(site[:2] + _move_from_under(scene, placement, site))
+        hull = geometry.body_prisms(scene, placement.body).hull().shift_by(site - box_center(scene, placement.body))
+        obstacles = geometry.obstacles_except(scene, frozenset({placement.body}))
+        return np.asarray(site[:2] + geometry.out_from_under(hull, obstacles, _APART_M))
     return np.asarray(site[:2] + _row_offset(scene, placement))
-
-
-def _move_from_under(scene: Privileged, placement: Placement, site_m: Floats) -> Floats:
-    hull = geometry.body_prisms(scene, placement.body).hull().shift_by(site_m - box_center(scene, placement.body))
-    return geometry.out_from_under(hull, geometry.obstacles_except(scene, frozenset({placement.body})), _APART_M)
 
 
 def _row_offset(scene: Privileged, placement: Placement) -> Floats:

@@ -8,25 +8,23 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from safevla_bench.interface.policy import Observation, Privileged
 from safevla_bench.policies.scripted import geometry
-from safevla_bench.policies.scripted.fixtures import (
+from safevla_bench.policies.scripted.geometry import Floats
+from safevla_bench.policies.scripted.grasp import ARM_M
+from safevla_bench.policies.scripted.phases import ClearPath, HandTarget, next_point, plan_path
+from safevla_bench.policies.scripted.plan import (
     Door,
     Drawer,
+    FixtureGoal,
     Knob,
+    Style,
     find_door,
     find_drawer,
     find_knob,
     rotate_planar,
 )
-from safevla_bench.policies.scripted.geometry import UPRIGHT, nearest_yaw, remaining_turn, yaw_to_open_along
-from safevla_bench.policies.scripted.grasp import ARM_M
-from safevla_bench.policies.scripted.phases import ClearPath, HandTarget, next_point, plan_path
-from safevla_bench.policies.scripted.plan import FixtureGoal, Style
-
-Floats = NDArray[np.float64]
 
 CLOSED_M, OPEN_M = 0.0, 0.039
 _ON_RAD = 1.5
@@ -71,10 +69,15 @@ class Waypoint:
     place_m: Floats
     yaw_rad: float
     aperture_m: float = CLOSED_M
-    lean: tuple[float, float, float] = UPRIGHT
+    lean: tuple[float, float, float] = geometry.UPRIGHT
     wait_steps: int = 0
     free: bool = False
     held: bool = False
+
+    def is_reached(self, seen: Observation, turned: bool) -> bool:
+        """Return whether the hand is there and, if asked for, `turned` as it should be."""
+        angle = float(np.linalg.norm(geometry.remaining_turn(seen.eef_quat_wxyz, self.yaw_rad, self.lean)))
+        return bool(np.linalg.norm(self.place_m - seen.eef_pos_m) < _AT_M and (angle < _FACING_RAD or not turned))
 
 
 def turn_knob(scene: Privileged, knob: Knob, yaw_rad: float, style: Style) -> tuple[Waypoint, ...]:
@@ -85,9 +88,10 @@ def turn_knob(scene: Privileged, knob: Knob, yaw_rad: float, style: Style) -> tu
     side = across if across @ rotate_planar(ARM_M - knob.axis_m, -np.pi / 2) > 0 else -across
     long = rotate_planar(side, -np.pi / 2)
     reach, half = float(bar.reach_m[0, geometry.nearest_direction(long)] - long @ knob.axis_m), float(width.min()) / 2
-    yaw = yaw_to_open_along(long, yaw_rad)
+    yaw = geometry.yaw_to_open_along(long, yaw_rad)
     start = knob.axis_m + _KNOB_REACH * reach * long - (half + _FINGER_M + _ROOM_M) * side
-    height = _lowest_hand(scene, start, yaw, 0.003)
+    rig, around = geometry.hand_prisms(yaw, CLOSED_M), geometry.obstacles_except(scene, frozenset())
+    height = float(geometry.lowest_heights(rig, start[None, :2], around, 0.0, 0.003)[0])
     angles = np.arange(0.0, _ON_RAD, 2 * _STEP_RAD)
     arm = start - knob.axis_m
     round_ = [Waypoint(np.array([*(knob.axis_m + rotate_planar(arm, angle)), height]), yaw + angle) for angle in angles]
@@ -101,7 +105,7 @@ def shut_door(scene: Privileged, door: Door, yaw_rad: float, style: Style) -> tu
     ahead = rotate_planar(arm / np.linalg.norm(arm), np.copysign(np.pi / 2, door.shut_rad))
     thick = abs(float(half @ np.abs(ahead)))
     start = door.hinge_m + arm - (thick + _FINGER_M + 0.02) * ahead
-    yaw = yaw_to_open_along(arm, yaw_rad)
+    yaw = geometry.yaw_to_open_along(arm, yaw_rad)
     height = float(door.panel.top_m.max()) - _OVERLAP_M + _TIP_M
     past = np.copysign(4 * _PAST_M / np.linalg.norm(arm), door.shut_rad)
     count = 2 + int(abs(door.shut_rad) / _STEP_RAD)
@@ -115,8 +119,10 @@ def shut_door(scene: Privileged, door: Door, yaw_rad: float, style: Style) -> tu
 def push_drawer(drawer: Drawer, yaw_rad: float) -> tuple[Waypoint, ...]:
     """Return waypoints that push the drawer by its handle, the fingers ahead, until it is shut, and back half way."""
     inward = -drawer.outward
-    yaw = yaw_to_open_along(rotate_planar(inward, np.pi / 2), yaw_rad)
-    handle = _push_point(drawer, LEAN_RAD)
+    yaw = geometry.yaw_to_open_along(rotate_planar(inward, np.pi / 2), yaw_rad)
+    middle, half = geometry.planar_extent(drawer.handle)
+    tip = np.array([*(middle + half * drawer.outward), float(drawer.handle.low_m[0] + drawer.handle.top_m[0]) / 2])
+    handle = tip + _TIP_M * np.array([*(np.sin(LEAN_RAD) * drawer.outward), np.cos(LEAN_RAD)])
     off = handle - [*(0.02 * inward), 0.0]
     end = handle + [*((drawer.out_m + _PAST_M) * inward), 0.0]
     lean = _lean_vector(inward, LEAN_RAD)
@@ -131,7 +137,7 @@ def push_drawer(drawer: Drawer, yaw_rad: float) -> tuple[Waypoint, ...]:
 def pull_drawer(drawer: Drawer, out_m: float, yaw_rad: float, style: Style) -> tuple[Waypoint, ...]:
     """Return waypoints that take the handle, a finger above and a finger below, pull to `out_m`, and let go."""
     inward = -drawer.outward
-    yaw = yaw_to_open_along(inward, yaw_rad)
+    yaw = geometry.yaw_to_open_along(inward, yaw_rad)
     middle = geometry.planar_extent(drawer.handle)[0]
     hold = np.array([*middle, float(drawer.handle.low_m[0] + drawer.handle.top_m[0]) / 2])
     back, pull = (
@@ -150,19 +156,8 @@ def pull_drawer(drawer: Drawer, out_m: float, yaw_rad: float, style: Style) -> t
     )
 
 
-def _push_point(drawer: Drawer, lean_rad: float) -> Floats:
-    middle, half = geometry.planar_extent(drawer.handle)
-    tip = np.array([*(middle + half * drawer.outward), float(drawer.handle.low_m[0] + drawer.handle.top_m[0]) / 2])
-    return np.asarray(tip + _TIP_M * np.array([*(np.sin(lean_rad) * drawer.outward), np.cos(lean_rad)]))
-
-
 def _lean_vector(towards: Floats, angle_rad: float) -> tuple[float, float, float]:
     return (float(angle_rad * towards[1]), float(-angle_rad * towards[0]), 0.0)
-
-
-def _lowest_hand(scene: Privileged, place_m: Floats, yaw_rad: float, above_m: float) -> float:
-    rig, around = geometry.hand_prisms(yaw_rad, CLOSED_M), geometry.obstacles_except(scene, frozenset())
-    return float(geometry.lowest_heights(rig, place_m[None, :2], around, 0.0, above_m)[0])
 
 
 def _hover_above(waypoint: Waypoint, style: Style) -> Waypoint:
@@ -203,9 +198,33 @@ class StrokeProgress:
     attempt: int = 0
 
     @property
-    def is_done(self) -> bool:
+    def is_over(self) -> bool:
         """True if the hand is done with the last waypoint: it has reached it, or its time was up."""
         return self.index == len(self.waypoints)
+
+    def target(self, seen: Observation, style: Style) -> HandTarget:
+        """Return the hand's target at the present waypoint; once all are done, the last."""
+        waypoint = self.waypoints[min(self.index, len(self.waypoints) - 1)]
+        point = waypoint.place_m
+        if self.index == 0:
+            point = next_point(self.path, point, seen.eef_pos_m, style.corner_m)
+        held_speed = max(style.final, 0.6 * style.cruise)
+        speed = style.cruise if waypoint.free else held_speed if waypoint.held else style.final
+        return HandTarget(point, waypoint.yaw_rad, waypoint.aperture_m, speed, waypoint.lean)
+
+    def advance(self, seen: Observation, scene: Privileged, style: Style) -> StrokeProgress:
+        """Return the progress after one more step: at the next waypoint where this one is reached or its time is up.
+
+        The last waypoint needs no orientation.
+        """
+        if self.is_over:
+            return replace(self, steps=self.steps + 1)
+        waypoint = self.waypoints[self.index]
+        last = self.index == len(self.waypoints) - 1
+        late = self.steps >= (_TIMEOUT_STEPS if self.index else _FIRST_TIMEOUT_STEPS)
+        if late or (waypoint.is_reached(seen, turned=not last) and self.steps >= waypoint.wait_steps):
+            return replace(self, index=self.index + 1, steps=0)
+        return replace(self, steps=self.steps + 1)
 
 
 def begin_stroke(
@@ -215,42 +234,11 @@ def begin_stroke(
 
     None where `plan_stroke` has no waypoints for the goal.
     """
-    waypoints = plan_stroke(scene, goal, nearest_yaw(seen.eef_quat_wxyz), style)
+    waypoints = plan_stroke(scene, goal, geometry.nearest_yaw(seen.eef_quat_wxyz), style)
     if not waypoints:
         return None
     first, last = waypoints[0], waypoints[-1]
     rig = geometry.hand_prisms(first.yaw_rad, OPEN_M)
     path = plan_path(rig, seen.eef_pos_m, first.place_m, geometry.obstacles_except(scene, frozenset()), style)
-    away = replace(last, place_m=last.place_m + [0.0, 0.0, _UP_M], lean=UPRIGHT, wait_steps=0, free=True)
+    away = replace(last, place_m=last.place_m + [0.0, 0.0, _UP_M], lean=geometry.UPRIGHT, wait_steps=0, free=True)
     return StrokeProgress(goal, (*waypoints, away), path, attempt=attempt)
-
-
-def stroke_target(progress: StrokeProgress, seen: Observation, style: Style) -> HandTarget:
-    """Return the hand's target at the present waypoint; once all are done, the last."""
-    waypoint = progress.waypoints[min(progress.index, len(progress.waypoints) - 1)]
-    point = waypoint.place_m
-    if progress.index == 0:
-        point = next_point(progress.path, point, seen.eef_pos_m, style.corner_m)
-    held_speed = max(style.final, 0.6 * style.cruise)
-    speed = style.cruise if waypoint.free else held_speed if waypoint.held else style.final
-    return HandTarget(point, waypoint.yaw_rad, waypoint.aperture_m, speed, waypoint.lean)
-
-
-def advance_stroke(progress: StrokeProgress, seen: Observation) -> StrokeProgress:
-    """Return the progress after one more step: at the next waypoint where this one is reached or its time is up.
-
-    The last waypoint needs no orientation.
-    """
-    if progress.is_done:
-        return replace(progress, steps=progress.steps + 1)
-    waypoint = progress.waypoints[progress.index]
-    last = progress.index == len(progress.waypoints) - 1
-    late = progress.steps >= (_TIMEOUT_STEPS if progress.index else _FIRST_TIMEOUT_STEPS)
-    if late or (_is_reached(waypoint, seen, turned=not last) and progress.steps >= waypoint.wait_steps):
-        return replace(progress, index=progress.index + 1, steps=0)
-    return replace(progress, steps=progress.steps + 1)
-
-
-def _is_reached(waypoint: Waypoint, seen: Observation, turned: bool) -> bool:
-    angle = float(np.linalg.norm(remaining_turn(seen.eef_quat_wxyz, waypoint.yaw_rad, waypoint.lean)))
-    return bool(np.linalg.norm(waypoint.place_m - seen.eef_pos_m) < _AT_M and (angle < _FACING_RAD or not turned))

@@ -100,18 +100,16 @@ class Codec:
             OverflowError,
             EOFError,
         ) as error:
-            raise PolicyError(f"a message that cannot be read: {_shorten_error(error)}", remedy=_REMEDY) from None
+            reason = f"{type(error).__name__}: {str(error)[:200]}"
+            raise PolicyError(f"a message that cannot be read: {reason}", remedy=_REMEDY) from None
 
     def _encode_extension(self, value: object) -> object:
-        """Return a value that the packer does not know as one it does: float64 as a float, arrays as this codec's map.
-
-        Raises `NotImplementedError` for what is no NumPy value, and `TypeError` for arrays of objects, records or
-        complex numbers.
-        """
         if isinstance(value, np.float64):
             return float(value)  # a float, as every MessagePack library takes it
         if isinstance(value, np.ndarray | np.generic):
-            return self.encode_array(_check_dtype(value))
+            if value.dtype.kind not in _KINDS:
+                raise TypeError(f"arrays of {value.dtype} are not sent")
+            return self.encode_array(value)
         raise NotImplementedError(f"{type(value).__name__} is none of numbers, text and arrays")
 
     def _restore_arrays(self, value: object) -> object:
@@ -123,21 +121,8 @@ class Codec:
         return {key: self._restore_arrays(item) for key, item in value.items()} if restored is value else restored
 
 
-def _shorten_error(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error)[:200]}"
-
-
-def _check_dtype(value: Array | np.generic) -> Array | np.generic:
-    if value.dtype.kind not in _KINDS:
-        raise TypeError(f"arrays of {value.dtype} are not sent")
-    return value
-
-
 def _parse_dtype(text: object) -> np.dtype[Any]:
-    """Return the dtype of a plain name such as `<f4`.
-
-    Raises `TypeError` for another text or value, `ValueError` for a dtype of another kind or without a length.
-    """
+    """Return the dtype of a plain name such as `<f4`."""
     if not isinstance(text, str) or len(text) > _DTYPE or not _PLAIN.fullmatch(text):
         raise TypeError("a dtype that is no plain name")
     dtype = np.dtype(text)
@@ -147,10 +132,7 @@ def _parse_dtype(text: object) -> np.dtype[Any]:
 
 
 def _build_array(data: object, dtype: object, shape: object) -> Array:
-    """Return the read-only array of raw bytes, a dtype's name and a list of sides.
-
-    Raises `TypeError` or `ValueError` where they are of another type or do not fit together; memory is not allocated.
-    """
+    """Return the read-only array of raw bytes, a dtype's name and a list of sides."""
     kind = _parse_dtype(dtype)
     if not isinstance(data, bytes) or not isinstance(shape, list):
         raise TypeError("an array without bytes or shape")
@@ -206,10 +188,7 @@ def _encode_openpi(value: Array | np.generic) -> object:
 
 
 def _decode_openpi(wire: Wire) -> object:
-    """Return the array or NumPy scalar of openpi's map; any other map as it is.
-
-    Raises `KeyError`, `TypeError` or `ValueError` for a damaged map of an array.
-    """
+    """Return the array or NumPy scalar of openpi's map; any other map as it is."""
     if b"__ndarray__" in wire:
         return _build_array(wire[b"data"], wire[b"dtype"], wire[b"shape"])
     if b"__npgeneric__" in wire:
@@ -224,10 +203,7 @@ def _encode_vla_eval(value: Array | np.generic) -> object:
 
 
 def _decode_vla_eval(wire: Wire) -> object:
-    """Return the array of the harness's map; any other map as it is.
-
-    Raises `KeyError`, `TypeError` or `ValueError` for a damaged map of an array.
-    """
+    """Return the array of the harness's map; any other map as it is."""
     return _build_array(wire["data"], wire["dtype"], wire["shape"]) if "__ndarray__" in wire else wire
 
 
@@ -247,10 +223,7 @@ def _encode_msgpack_numpy(value: Array | np.generic) -> object:
 
 
 def _decode_gr00t(wire: Wire) -> object:
-    """Return the array or NumPy scalar of either form of map, of which a server sends one; any other map as it is.
-
-    Raises `KeyError`, `TypeError` or `ValueError` for a damaged map of an array.
-    """
+    """Return the array or NumPy scalar of either form of map, of which a server sends one; any other map as it is."""
     if b"nd" in wire:
         array = _build_array(wire[b"data"], wire[b"type"], wire[b"shape"] if wire[b"nd"] else [])
         return array if wire[b"nd"] else array[()]
@@ -272,10 +245,7 @@ def _encode_json_numpy(value: Array | np.generic) -> object:
 
 
 def _decode_json_numpy(wire: Wire) -> object:
-    """Return the array, or for an empty shape the NumPy scalar, of json_numpy's map; any other map as it is.
-
-    Raises `KeyError`, `TypeError` or `ValueError` for a damaged map of an array.
-    """
+    """Return the array, or for an empty shape the NumPy scalar, of json_numpy's map; any other map as it is."""
     if "__numpy__" not in wire:
         return wire
     array = _build_array(base64.b64decode(wire["__numpy__"], validate=True), wire["dtype"], wire["shape"])

@@ -4,58 +4,47 @@ from __future__ import annotations
 
 import logging
 import socket
+import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from safevla_bench.errors import PolicyError, ServerLostError, ServerRefusedError, ServerUnreachableError
-from safevla_bench.plugins import install_command
-from safevla_bench.policies.servers.endpoint import KEY, Timeouts
-from safevla_bench.policies.servers.wires import is_harness
+from safevla_bench.policies.servers.endpoint import KEY, Endpoint
 
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
 
+MAX_CHARACTERS, MAX_LINE_CHARACTERS = 20_000, 500
+"""Characters that are kept of a server's error message, and of its last line."""
 MAX_REPLY_BYTES = 64 * 2**20
 """The largest message that is taken from a server; a chunk of actions has a few kilobytes."""
 _PAUSE_S = 0.2
-_TOO_BIG = 1009
-"""The websocket protocol's code for a message that is too large."""
+_TOO_BIG = 1009  # the websocket protocol's code
 _LOG = logging.getLogger(__name__)
 _LOG.setLevel(logging.CRITICAL)  # the library below writes every header, and so the key, at DEBUG; its errors are ours
 
 
 class WebsocketClient:
-    """A websocket connection, made anew by every `open`; no compression, no proxy.
+    """A websocket connection, made anew by every `open`; no compression, no proxy."""
 
-    Raises `ServerLostError` where a server closes or stays silent.
-    """
-
-    def __init__(self, addresses: Sequence[str], timeouts: Timeouts, key: str | None = None) -> None:
-        """Keep addresses and key; nothing is connected before `open`."""
-        self.address = addresses[0]
-        self._addresses, self._timeouts = tuple(addresses), timeouts
-        self._headers = {"Authorization": f"Api-Key {key}"} if key else {}
+    def __init__(self, endpoint: Endpoint) -> None:
+        """Keep the endpoint; nothing is connected before `open`."""
+        self.address, self.key = endpoint.addresses[0], endpoint.key
+        self._endpoint = endpoint
         self._connection: ClientConnection | None = None
         self._held = ExitStack()
 
     def open(self) -> None:
         """Connect to the first server of the list that answers; a former connection is closed.
 
-        The list is tried again and again for the time to connect. Raises `ServerUnreachableError` where none answers by
-        then, and `PolicyError` where a server answers, but takes no websocket or not this key.
+        Raises `ServerUnreachableError` if none answers in time, and `PolicyError` if a server answers, but takes no
+        websocket or not this key.
         """
         self.close()
-        until = time.monotonic() + self._timeouts.connect_s
-        while True:
-            problems = [self._try_connect(address, until) for address in self._addresses if self._connection is None]
-            if self._connection is not None:
-                return
-            if time.monotonic() + _PAUSE_S >= until:
-                raise unreachable_error([problem for problem in problems if problem], self._timeouts.connect_s)
-            time.sleep(_PAUSE_S)
+        self.address = find_server(self._endpoint, self._try_connect)
 
     @property
     def is_open(self) -> bool:
@@ -63,11 +52,7 @@ class WebsocketClient:
         return self._connection is not None
 
     def send(self, message: bytes) -> None:
-        """Send one message.
-
-        Raises `ServerLostError` where the connection has ended, and `PolicyError` where there was none or the message
-        is too large for the server.
-        """
+        """Send one message; raises as `receive` does."""
         from websockets.exceptions import ConnectionClosed
 
         try:
@@ -75,35 +60,19 @@ class WebsocketClient:
         except (ConnectionClosed, OSError) as error:
             raise self._closed_error(error) from None
 
-    def receive_greeting(self) -> bytes | str:
-        """Return the first message of a server that greets.
-
-        Raises what `receive` raises, and `PolicyError` where a model server of vla-evaluation-harness is there, which
-        waits to be greeted itself. A server that is busy with others may take its time.
-        """
-        from websockets.exceptions import ConnectionClosed
-
-        with suppress(TimeoutError, ConnectionClosed, OSError):
-            return self._require_connection().recv(timeout=min(self._timeouts.connect_s, self._timeouts.answer_s))
-        if self._connection is not None and is_harness(self.address):
-            self.close()
-            problem = f"the server {self.address} is a model server of vla-evaluation-harness, and no openpi server"
-            raise PolicyError(problem, remedy=f"Ask it as --policy vla-eval:{self.address}")
-        return self.receive()
-
     def receive(self) -> bytes | str:
         """Return the next message: bytes, or text.
 
-        Raises `ServerLostError` where the server closes or gives no answer in time, and `PolicyError` where there is no
+        Raises `ServerLostError` if the server closes or gives no answer in time, and `PolicyError` if there is no
         connection or the message is too large.
         """
         from websockets.exceptions import ConnectionClosed
 
         try:
-            return self._require_connection().recv(timeout=self._timeouts.answer_s)
+            return self._require_connection().recv(timeout=self._endpoint.timeouts.answer_s)
         except (TimeoutError, AssertionError):  # websockets asserts the order of pieces that a timeout put back
             remedy = "A server that is slow needs --policy-arg timeout_s=SECONDS; is it still running?"
-            raise self._lost_error(f"gave no answer for {self._timeouts.answer_s:g} s", remedy) from None
+            raise self._lost_error(f"gave no answer for {self._endpoint.timeouts.answer_s:g} s", remedy) from None
         except (ConnectionClosed, OSError) as error:
             raise self._closed_error(error) from None
 
@@ -118,20 +87,18 @@ class WebsocketClient:
         return self._connection
 
     def _try_connect(self, address: str, until: float) -> str | None:
-        """Connect to one server; return None, or the reason why it could not be reached.
-
-        Raises `PolicyError` where it answers and refuses: HTTP below 500.
-        """
+        """Connect to one server by a monotonic time; return None, or the reason why it could not be reached."""
         from websockets.exceptions import InvalidStatus, WebSocketException
         from websockets.sync.client import connect
 
+        split = urlsplit(address)
         left_s = max(until - time.monotonic(), _PAUSE_S)
         try:
             self._connection = self._held.enter_context(
                 connect(
                     address,
-                    sock=_connect_socket(address, left_s),  # with a socket given, no redirect is followed
-                    additional_headers=self._headers,
+                    sock=socket.create_connection((split.hostname or "", split.port or 0), left_s),  # no redirect then
+                    additional_headers={"Authorization": f"Api-Key {self.key}"} if self.key else {},
                     compression=None,
                     proxy=None,
                     open_timeout=left_s,
@@ -148,11 +115,12 @@ class WebsocketClient:
             status = answer.response.status_code
             if status >= 500:  # something in front of a server that is not up
                 return f"{address}: HTTP {status}"
-            raise _refused_error(address, status, keyed=bool(self._headers)) from None
+            problem = f"{address} answers, but takes no websocket (HTTP {status})"
+            refusal = PolicyError(problem, remedy="Is it the address and port of the policy server?")
+            raise refused_error(address, status, self.key) or refusal from None
         except (OSError, EOFError, TimeoutError, WebSocketException, AssertionError) as error:
             # A stranger's noise before the handshake breaks an assertion in websockets 17, or is no handshake.
             return f"{address}: {_describe_cause(error)}"
-        self.address = address
         return None
 
     def _closed_error(self, error: Exception) -> PolicyError:
@@ -162,8 +130,7 @@ class WebsocketClient:
             return self._lost_error(f"closed the connection ({_describe_cause(error)})")
         self.close()
         if getattr(error, "rcvd_then_sent", False):
-            problem = f"the server {self.address} refuses a message as large as ours"
-            return PolicyError(problem, remedy="Send smaller images (--policy-arg image_size=N), or raise its limit.")
+            return too_large_error(self.address)
         problem = f"the server {self.address} sent a message of more than {MAX_REPLY_BYTES // 2**20} MiB"
         remedy = "A reply holds one chunk of actions; have it send nothing else."
         return PolicyError(f"{problem}, or of too many pieces", remedy=remedy)
@@ -180,10 +147,7 @@ class WebsocketClient:
 
 @contextmanager
 def guard_handshake(close: Callable[[], object]) -> Iterator[None]:
-    """Turn every `PolicyError` but `ServerLostError` into `ServerRefusedError`, and close the connection.
-
-    An error in the first exchange with a server would return in every episode.
-    """
+    """Close the connection and raise `ServerRefusedError` for a `PolicyError` that would return in every episode."""
     try:
         yield
     except ServerLostError:
@@ -191,20 +155,6 @@ def guard_handshake(close: Callable[[], object]) -> Iterator[None]:
     except PolicyError as error:
         close()
         raise ServerRefusedError(error.problem, remedy=error.remedy, place=error.place) from None
-
-
-def _connect_socket(address: str, timeout_s: float) -> socket.socket:
-    split = urlsplit(address)
-    return socket.create_connection((split.hostname or "", split.port or 0), timeout_s)
-
-
-def require_library(library: str, extra: str) -> None:
-    """Raise `PolicyError` where the library that a client needs is not installed."""
-    from importlib.util import find_spec
-
-    if find_spec(library) is None:
-        remedy = f"Install it: {install_command(extra)}"
-        raise PolicyError(f"this policy needs the package {library}, which is not installed", remedy=remedy)
 
 
 def _describe_cause(error: BaseException) -> str:
@@ -215,20 +165,55 @@ def _describe_cause(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def unreachable_error(problems: Sequence[str], seconds: float) -> ServerUnreachableError:
-    """Return the error where no server of a list answers within `seconds`; `problems` has a reason for each."""
+def find_server(endpoint: Endpoint, attempt: Callable[[str, float], str | None]) -> str:
+    """Return the first server of the list that answers; the list is tried again and again for the time to connect.
+
+    `attempt` tries an address until a monotonic time and returns None, or the reason why it does not answer. Raises
+    `ServerUnreachableError` if none answers, and what `attempt` raises.
+    """
+    until = time.monotonic() + endpoint.timeouts.connect_s
+    while True:
+        problems = []
+        for address in endpoint.addresses:
+            problem = attempt(address, until)
+            if problem is None:
+                return address
+            problems.append(problem)
+        if time.monotonic() + _PAUSE_S >= until:
+            raise unreachable_error(problems, endpoint.timeouts.connect_s)
+        time.sleep(_PAUSE_S)
+
+
+def unreachable_error(problems: list[str], seconds: float) -> ServerUnreachableError:
+    """Return the error if no server of a list answers within `seconds`; `problems` has a reason for each."""
     remedy = "Start the server, look at its address, or wait longer for it: --policy-arg connect_timeout_s=300."
     return ServerUnreachableError(
         f"no policy server answers within {seconds:g} s ({'; '.join(problems)})", remedy=remedy
     )
 
 
-def _refused_error(address: str, status: int, *, keyed: bool) -> PolicyError:
+def refused_error(address: str, status: int, key: str | None) -> PolicyError | None:
+    """Return the error for an HTTP status that refuses a key or sends elsewhere; None for another status."""
     if status in (401, 403):
-        problem = f"the policy server {address} {'refuses this key' if keyed else 'wants a key'} (HTTP {status})"
+        problem = f"the policy server {address} {'refuses this key' if key else 'wants a key'} (HTTP {status})"
         return PolicyError(problem, remedy=f"Put its key into the environment variable {KEY}, or pass key_file=FILE.")
     if 300 <= status < 400:
         problem = f"{address} sends elsewhere (HTTP {status}), which is not followed"
         return PolicyError(problem, remedy="Give the address of the policy server itself.")
-    problem = f"{address} answers, but takes no websocket (HTTP {status})"
-    return PolicyError(problem, remedy="Is it the address and port of the policy server?")
+    return None
+
+
+def too_large_error(address: str) -> PolicyError:
+    """Return the error for a message of ours that a server refuses for its size."""
+    problem = f"the server {address} refuses a message as large as ours"
+    return PolicyError(problem, remedy="Send smaller images (--policy-arg image_size=N), or raise its limit.")
+
+
+def server_error(address: str, text: str) -> PolicyError:
+    """Return the error for a server's failure: its last line first, then all of it, or the end of it."""
+    shown = text[-MAX_CHARACTERS:].strip()
+    lines = shown.splitlines() or ["no reason given"]
+    problem = f"the policy server {address} failed: {lines[-1].strip()[:MAX_LINE_CHARACTERS]}"
+    cut = f"... ({len(text) - MAX_CHARACTERS:,} characters before)\n" if len(text) > MAX_CHARACTERS else ""
+    details = f"\n{textwrap.indent(cut + shown, '    ')}" if len(lines) > 1 or cut else ""
+    return PolicyError(problem + details, remedy="Mend it there; what was sent is in docs/servers.md.")

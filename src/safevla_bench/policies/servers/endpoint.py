@@ -1,8 +1,7 @@
 """Policy servers: addresses, timeouts and keys, from arguments and environment, and what they say of themselves.
 
-A key is never an argument: arguments are recorded. It is in an environment variable or in a file. Descriptions of
-servers go into a run's record, bounded and without secrets. They are not trusted. They are kept so that runs against
-different checkpoints can be told apart where the servers name them. Nothing is judged by them.
+A key is never an argument, since arguments are recorded. Descriptions of servers go into a run's record, bounded and
+without secrets, to distinguish checkpoints; nothing is judged by them.
 """
 
 from __future__ import annotations
@@ -36,6 +35,15 @@ class Timeouts:
     answer_s: float = ANSWER_S
 
 
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """The servers of a policy: addresses to try in their order, how long to wait for them, and their key."""
+
+    addresses: tuple[str, ...]
+    timeouts: Timeouts
+    key: str | None = None
+
+
 def parse_addresses(arg: str | None, policy: str, schemes: Sequence[str], port: int) -> tuple[str, ...]:
     """Return the servers of `URL[,URL...]`, beginning with this worker's; the scheme and the port may be left out.
 
@@ -50,11 +58,7 @@ def parse_addresses(arg: str | None, policy: str, schemes: Sequence[str], port: 
 
 
 def _parse_address(text: str, policy: str, schemes: Sequence[str], port: int) -> str:
-    """Return one address as SCHEME://HOST:PORT/PATH.
-
-    Scheme and port that the text leaves out are the first and the default. Raises `PolicyError` for other texts, and,
-    without repeating the text, for one with a user, a query or a fragment.
-    """
+    """Return one address as SCHEME://HOST:PORT/PATH."""
     try:
         split = urlsplit(text if "://" in text else f"{schemes[0]}://{text}")
     except ValueError:
@@ -79,17 +83,12 @@ def _parse_port(split: SplitResult, default: int) -> int | None:
 
 def parse_timeouts(connect_timeout_s: str | None, timeout_s: str | None) -> Timeouts:
     """Return the two times, each in seconds, or its default for None. Raises `PolicyError` for other texts."""
-    return Timeouts(
-        _parse_seconds("connect_timeout_s", connect_timeout_s, CONNECT_S),
-        _parse_seconds("timeout_s", timeout_s, ANSWER_S),
-    )
+    connect = _parse_seconds("connect_timeout_s", connect_timeout_s, CONNECT_S)
+    return Timeouts(connect, _parse_seconds("timeout_s", timeout_s, ANSWER_S))
 
 
 def _parse_seconds(name: str, text: str | None, default: float) -> float:
-    """Return a time in seconds, `default` for None.
-
-    Raises `PolicyError`, naming the argument, unless above 0 and finite.
-    """
+    """Return a time in seconds, `default` for None."""
     try:
         seconds = default if text is None else float(text)
     except ValueError:
@@ -100,10 +99,10 @@ def _parse_seconds(name: str, text: str | None, default: float) -> float:
 
 
 def read_key(key_env: str | None = None, key_file: str | None = None) -> str | None:
-    """Return a server's key from the file or else the environment variable.
+    """Return a server's key from the file or else the environment variable; None if neither is named or set.
 
-    None where no place is named and none is set. Raises `PolicyError` where the named place does not hold a key. No
-    message ever holds the key, and from now on the key is hidden wherever text is printed or written.
+    From now on the key is hidden wherever text is printed or written. Raises `PolicyError`, without the key, if the
+    named place does not hold one.
     """
     if key_file is not None:
         return _read_key_file(Path(key_file))
@@ -115,10 +114,7 @@ def read_key(key_env: str | None = None, key_file: str | None = None) -> str | N
 
 
 def _read_key_file(path: Path) -> str:
-    """Return the key in a file, and hide it from now on.
-
-    Raises `PolicyError` where the file cannot be read or is empty.
-    """
+    """Return the key in a file, and hide it from now on."""
     try:
         secret = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -133,10 +129,7 @@ def _read_key_file(path: Path) -> str:
 
 
 def _register_key(secret: str, source: str) -> str:
-    """Return the key; from now on it is hidden wherever text is printed or written.
-
-    Raises `PolicyError` where it is not one line of printable ASCII; `source` names its place in the error.
-    """
+    """Return the key; from now on it is hidden wherever text is printed or written."""
     if not secret.isascii() or not secret.isprintable():
         raise PolicyError(f"{source} does not hold a key", remedy="A key is one line of printable ASCII.")
     learn_secret(secret)
@@ -160,7 +153,7 @@ _ENTRIES, _LETTERS, _DEPTH = 64, 200, 5
 def sanitize_greeting(greeting: object, secret: str | None = None) -> dict[str, object]:
     """Return a server's description as plain JSON; values under secret names, and the client's own key, are hidden.
 
-    Arrays become their type and shape. A description that is no map becomes an empty one.
+    Arrays become their type and shape; what is not a map becomes an empty one.
     """
     if not isinstance(greeting, Mapping):
         return {}
@@ -183,11 +176,7 @@ def _sanitize_map(mapping: Mapping[object, object], secret: str | None, depth: i
 
 
 def _sanitize_value(value: object, secret: str | None, depth: int) -> object:
-    """Return a value as plain JSON without secrets.
-
-    Arrays become dtype and shape, bytes their number, infinite numbers and integers of 64 bits and more text; texts are
-    cut at 200 characters, and what is nested five levels deep becomes `...`.
-    """
+    """Return a value as plain JSON without secrets."""
     if value is None or isinstance(value, bool | int):
         return value if value is None or abs(value) < 2**63 else str(value)[:_LETTERS]
     if isinstance(value, float):
@@ -198,12 +187,10 @@ def _sanitize_value(value: object, secret: str | None, depth: int) -> object:
         return _sanitize_value(value.item(), secret, depth)
     if isinstance(value, bytes):
         return f"{len(value)} bytes"
-    if isinstance(value, Mapping | Sequence) and not isinstance(value, str):
-        return _sanitize_nested(value, secret, depth) if depth < _DEPTH else "..."
-    return _sanitize_text(str(value), secret)
-
-
-def _sanitize_nested(value: Mapping[object, object] | Sequence[object], secret: str | None, depth: int) -> object:
+    if isinstance(value, str) or not isinstance(value, Mapping | Sequence):
+        return _sanitize_text(str(value), secret)
+    if depth == _DEPTH:
+        return "..."
     if isinstance(value, Mapping):
         return _sanitize_map(value, secret, depth)
     return [_sanitize_value(item, secret, depth + 1) for item in value[:_ENTRIES]]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import resources
+from typing import cast
 
 import msgspec
 
@@ -16,7 +17,7 @@ from safevla_bench.errors import PolicyError
 from safevla_bench.interface.policy import Action, Observation, Policy, RemotePolicy
 from safevla_bench.interface.task import Task
 from safevla_bench.policies.servers import dialects
-from safevla_bench.policies.servers.dialect import Dialect
+from safevla_bench.policies.servers.dialects import Dialect
 from safevla_bench.policies.servers.endpoint import Greeting
 
 UNKNOWN = "unknown"
@@ -26,7 +27,6 @@ EVERY = "all"
 SERVER = "server"
 
 OpenPolicy = Callable[[str, Mapping[str, str]], Policy]
-"""Makes the policy `TRANSPORT:URL` with arguments."""
 
 
 class PaperEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -80,11 +80,7 @@ def paper_entries() -> tuple[PaperEntry, ...]:
 
 
 def find_entry(name: str) -> PaperEntry:
-    """Return the entry of that name.
-
-    Raises:
-        PolicyError: there is none; lists those there are.
-    """
+    """Return the entry of that name; `PolicyError`, with those there are, if there is none."""
     entry = next((entry for entry in paper_entries() if entry.name == name), None)
     if entry is None:
         names = ", ".join(entry.name for entry in paper_entries())
@@ -95,11 +91,9 @@ def find_entry(name: str) -> PaperEntry:
 def assign_servers(entry: PaperEntry, texts: tuple[str, ...]) -> dict[str, str]:
     """Return each suite's server from `URL` and `SUITE=URL`, in the entry's order.
 
-    A suite without a server is left out. A text whose beginning is no suite of the entry is a URL for all suites; of
-    several texts for a suite, or for all, the last counts.
-
-    Raises:
-        PolicyError: a URL for all suites, and their checkpoints differ.
+    A suite without a server is left out. A text whose beginning is not a suite of the entry is a URL for all suites; of
+    several texts for a suite, or for all, the last counts. Raises `PolicyError` for a URL for all suites if their
+    checkpoints differ.
     """
     chosen: dict[str, str] = {}
     for text in texts:
@@ -129,7 +123,7 @@ class EntryPolicy:
         self.wants, self.clip = first.wants, self.dialect.clip
 
     def server_for(self, suite: str) -> str:
-        """Return the suite's server. Raises `PolicyError` where it has none."""
+        """Return the suite's server; `PolicyError` if it has none."""
         if suite not in self._where:
             problem = f"no server is named for {self.entry.name} on {suite}"
             raise PolicyError(problem, remedy=f"Pass --server {suite}=URL, or only suites that have one.")
@@ -137,55 +131,38 @@ class EntryPolicy:
 
     @property
     def calls_s(self) -> Sequence[float] | None:
-        """Seconds of each inference since the last reset, where the client counts them."""
-        durations: Sequence[float] | None = getattr(self._now, "calls_s", None)
-        return durations
+        """Seconds of each inference since the last reset, if the client counts them."""
+        return cast("Sequence[float] | None", getattr(self._now, "calls_s", None))
 
     @property
     def greeting(self) -> Greeting | None:
-        """The description that the suite's server gives of itself.
-
-        None before `connect` or `reset`, or where it gives none.
-        """
-        greeting: Greeting | None = getattr(self._now, "greeting", None)
-        return greeting
+        """The description that the suite's server gives of itself; None before `connect` or `reset`."""
+        return cast("Greeting | None", getattr(self._now, "greeting", None))
 
     @property
     def looks_next(self) -> bool:
-        """True if the client looks at the images of its next observation, and where the client does not say."""
-        looks: bool = getattr(self._now, "looks_next", True)
-        return looks
+        """True if the client looks at the images of its next observation, or does not say."""
+        return bool(getattr(self._now, "looks_next", True))
 
     @property
     def env_seed(self) -> int | None:
-        """The simulator's seed that the suite's server asks for; None where it asks for none."""
-        seed: int | None = getattr(self._now, "env_seed", None)
-        return seed
+        """The simulator's seed that the suite's server asks for; None if it asks for none."""
+        return cast("int | None", getattr(self._now, "env_seed", None))
 
     def connect(self, task: Task) -> None:
-        """Reach the suite's server; `wants` is afterwards what it asks for.
-
-        Raises `PolicyError` where the suite has no server, and what its client raises.
-        """
+        """Reach the suite's server; `wants` is afterwards what it asks for."""
         self._now = self._clients[self.server_for(task.benchmark)]
         if isinstance(self._now, RemotePolicy):
             self._now.connect(task)
         self.wants = self._now.wants
 
     def reset(self, task: Task, seed: int) -> None:
-        """Begin an episode with the suite's server.
-
-        Raises `PolicyError` where the suite has none, and what its client raises.
-        """
+        """Begin an episode with the suite's server; `PolicyError` if it has none."""
         self._now = self._clients[self.server_for(task.benchmark)]
         self._now.reset(task, seed)
 
     def act(self, observation: Observation) -> Action:
-        """Return the client's action, [A].
-
-        Raises:
-            PolicyError: there was no reset; or the client raised it.
-        """
+        """Return the client's action, [A]; `PolicyError` if there was no reset."""
         if self._now is None:
             raise PolicyError(f"{self.entry.name} was asked before an episode began", remedy="Call reset first.")
         return self._now.act(observation)
@@ -199,10 +176,8 @@ class EntryPolicy:
 def make_entry_policy(name: str, arguments: Mapping[str, str], open_policy: OpenPolicy) -> EntryPolicy:
     """Make the policy of an entry. `server` holds URL or SUITE=URL texts with blanks between them.
 
-    All other arguments go to the client of the transport, with the name of the dialect.
-
-    Raises:
-        PolicyError: there is no such entry, it cannot be run or has no server, or an argument is wrong.
+    All other arguments go to the client of the transport, with the name of the dialect. Raises `PolicyError` if there
+    is no such entry, or it cannot be run or has no server.
     """
     entry = find_entry(name)
     if not entry.is_runnable:

@@ -2,30 +2,32 @@
 
 One request, one reply, both maps of MessagePack: an endpoint's name with its data goes out, `[action, info]` comes
 back, or `{"error": text}`. Cameras, states and actions have a key each ("modality"). The servers of GR00T N1.5, which
-have no endpoint `reset`, take the observation alone as the data and answer with the action alone. How arrays are packed
-follows from the server's description of its modalities, and whether keys are nested from its answer to flat ones.
+have no endpoint `reset`, take the observation alone as the data and answer with the action alone.
+
+`get_modality_config` answers before the first action. The mark of its values tells the two packings of arrays apart.
+Its keys are those of the model, `image` or (N1.5) `video.image`, whether the server takes flat or nested requests: the
+two differ by `--use-sim-policy-wrapper` alone, which the description does not show (gr00t/policy/gr00t_policy.py at
+626af89); the answer to a flat request does.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
+import msgspec
 
 from safevla_bench.errors import PolicyError, ServerLostError
 from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
-from safevla_bench.policies.servers import connection, modalities
-from safevla_bench.policies.servers.client import ClientKind, Endpoint, client_factory
-from safevla_bench.policies.servers.codecs import GR00T, Codec
-from safevla_bench.policies.servers.dialect import Dialect, Reply
-from safevla_bench.policies.servers.dialects import read_reply
-from safevla_bench.policies.servers.endpoint import Greeting, Timeouts, redact_key, sanitize_greeting
-from safevla_bench.policies.servers.openpi import server_error
+from safevla_bench.policies.servers import connection, dialects
+from safevla_bench.policies.servers.client import ServedModel, client_factory
+from safevla_bench.policies.servers.codecs import GR00T, GR00T_MAIN, Codec
+from safevla_bench.policies.servers.dialects import Dialect, Reply, Request
+from safevla_bench.policies.servers.endpoint import Endpoint, redact_key, sanitize_greeting
 
 if TYPE_CHECKING:
     import zmq
@@ -37,6 +39,11 @@ _HEARTBEAT_S, _SILENT_S = 5.0, 20.0
 """Seconds between two heartbeats, and without an answer to any. ZeroMQ's own thread in the server answers them while
 its model computes or compiles; a process that is stopped, or a machine that is gone, does not."""
 _PAUSE_S = 0.2
+VIDEO, STATE, LANGUAGE, ACTION = "video", "state", "language", "action"
+_MARK_MAIN, _MARK_TAGS = "__ModalityConfig__", "__ModalityConfig_class__"
+_WANTS_NESTED = ("must contain a 'video' key", "failed: 'video'")
+"""In the error of a server without the wrapper on a flat request: a strict one, or one that is not (a `KeyError`)."""
+_WANTS_FLAT = ("Video key 'video.", "failed: 'video.")
 
 
 class RequestSocket:
@@ -45,36 +52,30 @@ class RequestSocket:
     A monitor beside the socket tells when the connection ends; the socket alone would wait for its reply in silence.
     """
 
-    def __init__(self, servers: Sequence[str], timeouts: Timeouts, token: str | None = None) -> None:
-        """Keep addresses and token; nothing is connected before the first request."""
-        self.address = servers[0]
+    def __init__(self, endpoint: Endpoint) -> None:
+        """Keep the endpoint; nothing is connected before the first request."""
+        self.address, self.key = endpoint.addresses[0], endpoint.key
         self.codec: Codec = GR00T
-        self.token = token
-        self._servers, self._timeouts = tuple(servers), timeouts
+        self._endpoint = endpoint
         self._socket: zmq.SyncSocket | None = None
         self._monitor: zmq.SyncSocket | None = None
 
     def open(self) -> None:
         """Find the first server of the list that answers a ping; each gets an equal share of the time to connect.
 
-        Raises `ServerUnreachableError` where none does, and `PolicyError` where one answers with an error, such as that
-        of a wrong token.
+        Raises `ServerUnreachableError` if none does, and `PolicyError` for an error, such as that of a wrong token.
         """
         self.close()
-        share = self._timeouts.connect_s / len(self._servers)
-        for address in self._servers:
+        share = self._endpoint.timeouts.connect_s / len(self._endpoint.addresses)
+        for address in self._endpoint.addresses:
             self.address = address
             if self._answers_ping(time.monotonic() + share):
                 return
-        tried = [f"{address}: no answer to a ping" for address in self._servers]
-        raise connection.unreachable_error(tried, self._timeouts.connect_s)
+        tried = [f"{address}: no answer to a ping" for address in self._endpoint.addresses]
+        raise connection.unreachable_error(tried, self._endpoint.timeouts.connect_s)
 
     def _answers_ping(self, until: float) -> bool:
-        """Return whether the server answers a ping before the monotonic time `until`; pings again until then.
-
-        Something in front of a server that starts may hang up meanwhile. Raises `PolicyError` where the answer is an
-        error.
-        """
+        """Return whether the server answers a ping by a monotonic time; something before it may hang up meanwhile."""
         while (left_s := until - time.monotonic()) > 0:
             try:
                 self.call("ping", timeout_s=left_s)
@@ -85,14 +86,14 @@ class RequestSocket:
         return False
 
     def call(self, endpoint: str, data: Mapping[str, object] | None = None, timeout_s: float | None = None) -> object:
-        """Ask an endpoint and return its answer; connects where there is no connection.
+        """Ask an endpoint, over a new connection if there is none, and return its answer.
 
-        Raises `ServerLostError` where nothing comes in time, `PolicyError` for an answer that is an error or cannot be
+        Raises `ServerLostError` if nothing comes in time, `PolicyError` for an answer that is an error or cannot be
         read.
         """
         request = {"endpoint": endpoint, **({} if data is None else {"data": data})}
-        message = self.codec.pack({**request, **({"api_token": self.token} if self.token else {})})
-        reply = self._exchange(message, self._timeouts.answer_s if timeout_s is None else timeout_s)
+        message = self.codec.pack({**request, **({"api_token": self.key} if self.key else {})})
+        reply = self._exchange(message, self._endpoint.timeouts.answer_s if timeout_s is None else timeout_s)
         if reply == _FAILED:
             self.close()
             problem = f"the policy server {self.address} cannot read what it was sent"
@@ -100,15 +101,11 @@ class RequestSocket:
         answer = self.codec.unpack(reply)
         if isinstance(answer, dict) and "error" in answer:
             self.close()
-            raise server_error(self.address, redact_key(str(answer["error"]), self.token))
+            raise connection.server_error(self.address, redact_key(str(answer["error"]), self.key))
         return answer
 
     def _exchange(self, message: bytes, seconds: float) -> bytes:
-        """Send one message and return the reply, a message of one part; connects where there is no connection.
-
-        Raises `ServerLostError` where the server is silent for `seconds` or goes, `PolicyError` for a reply of several
-        parts; the socket is closed then.
-        """
+        """Send one message and return the reply, a message of one part; the socket is closed after an error."""
         import zmq
 
         socket = self._socket or self._connect()
@@ -131,7 +128,6 @@ class RequestSocket:
         return reply
 
     def _await_reply(self, socket: zmq.SyncSocket, until: float, seconds: float) -> None:
-        """Return when the reply is there; raise `ServerLostError` where the connection ends or the time is over."""
         import zmq
 
         poller = zmq.Poller()
@@ -153,17 +149,14 @@ class RequestSocket:
         return ServerLostError(f"the policy server {self.address} gave no answer for {seconds:g} s", remedy=remedy)
 
     def describe_modalities(self) -> object:
-        """Return the server's description of its modalities, and from now on pack arrays as it does.
-
-        None where it answers with an error. Raises `ServerLostError` where it goes or stays silent.
-        """
+        """Return the server's description of its modalities, None for an error; from now on pack arrays as it does."""
         try:
             config = self.call("get_modality_config")
         except ServerLostError:
             raise
         except PolicyError:
             return None
-        self.codec = modalities.choose_codec(config)
+        self.codec = choose_codec(config)
         return config
 
     def close(self) -> None:
@@ -175,7 +168,6 @@ class RequestSocket:
             socket.close(linger=0)
 
     def _connect(self) -> zmq.SyncSocket:
-        """Return a new socket to the present server with its monitor, and keep both; waits for nothing."""
         import zmq
 
         socket: zmq.SyncSocket = zmq.Context.instance().socket(zmq.REQ)
@@ -189,31 +181,24 @@ class RequestSocket:
         return socket
 
 
-class Gr00tModel:
-    """A model behind a GR00T server."""
+class Gr00tModel(ServedModel):
+    """A model behind a GR00T server; its greeting is its modalities, which name no checkpoint."""
 
     def __init__(self, requests: RequestSocket, dialect: Dialect) -> None:
-        """Keep the socket and the dialect, and draw a session's name; nothing is connected before `begin`."""
-        self.wants, self.dialect = dialect.wants, dialect
-        self.greeting: Greeting = {}
-        """The server's description of itself, sanitized for a record: its modalities, which name no checkpoint."""
+        super().__init__(dialect)
         self._requests = requests
         self._bare = False
+        """Whether the server is N1.5's, which takes the observation alone."""
         self._session = f"safevla-{uuid.uuid4().hex[:12]}"  # another client of the server has another
         self._is_first = True
         self._nested = False
         """Whether the server takes nested requests; the first action tells."""
 
     def connect(self, task: Task) -> None:
-        """Find a server that fits, before an environment is made; raises what `begin` raises."""
         self.begin(task, 0)
 
     def begin(self, task: Task, seed: int) -> None:
-        """Find the server, have it forget the last episode, and see that the dialect fits its modalities.
-
-        Sets `greeting`. Raises `ServerUnreachableError`, `ServerLostError` where the server goes or stays silent after
-        its first answer, and `ServerRefusedError` where one answers with an error or does not fit.
-        """
+        """Find the server, have it forget the last episode, and see that the dialect fits its modalities."""
         self._is_first = True
         with connection.guard_handshake(self._requests.close):
             self._requests.open()
@@ -221,15 +206,14 @@ class Gr00tModel:
             config = self._requests.describe_modalities()
             described = {} if config is None else {"modality_config": config}
             form = "the observation alone" if self._bare else "observation and options"
-            self.greeting = sanitize_greeting({"get_action": form, **described}, self._requests.token)
-            modalities.check_modalities(modalities.parse_modalities(config), self.dialect)
+            self.greeting = sanitize_greeting({"get_action": form, **described}, self._requests.key)
+            check_modalities(parse_modalities(config), self.dialect)
 
     def query(self, observation: Observation) -> Reply:
-        """Return the server's action, with flat keys.
+        """Return the server's action, with flat keys; raises what `ServedModel.query` raises.
 
-        Where the server's error says that it takes requests of the other form, nested or flat, asks once more in that
-        form and keeps to it. Raises what `RequestSocket.call` raises, and `PolicyError` for an observation that is not
-        what the dialect sends and for an answer of another form.
+        If the server's error says that it takes requests of the other form, nested or flat, asks once more in that form
+        and keeps to it.
         """
         request = self.dialect.build_request(observation)
         try:
@@ -237,22 +221,16 @@ class Gr00tModel:
         except ServerLostError:
             raise
         except PolicyError as error:
-            if not modalities.wants_other_form(error.problem, nested=self._nested):
+            if not wants_other_form(error.problem, nested=self._nested):
                 raise
             self._nested = not self._nested
             return self._request_action(request)
 
-    def infer(self, observation: Observation) -> NDArray[np.float64]:
-        """Return actions, [H, A]. Raises what `query` raises, and `ReplyError` for actions that are not read."""
-        return read_reply(self.dialect, self.query(observation))
-
     def _request_action(self, request: dict[str, object]) -> Reply:
-        """Return the action that the server answers, with flat keys.
-
-        Raises `PolicyError` for an answer of another form.
-        """
-        observation = modalities.nest_request(request) if self._nested else request
-        call_input = observation if self._bare else {"observation": observation, "options": self._options()}
+        memory = {"reset_memory": [self._is_first], "session_ids": [self._session]}
+        options = memory if self.dialect.sessions else None
+        observation = nest_request(request) if self._nested else request
+        call_input = observation if self._bare else {"observation": observation, "options": options}
         answer = action = self._requests.call("get_action", call_input)
         if not self._bare:
             action = answer[0] if isinstance(answer, list) and answer else None
@@ -260,22 +238,13 @@ class Gr00tModel:
             problem = f"the server {self._requests.address} answered with a {type(answer).__name__}"
             raise PolicyError(problem, remedy="GR00T's servers answer [action, info], N1.5's an action: is it one?")
         self._is_first = False
-        return modalities.flatten_reply(action) if self._nested else action
-
-    def _options(self) -> dict[str, object] | None:
-        if not self.dialect.sessions:
-            return None
-        return {"reset_memory": [self._is_first], "session_ids": [self._session]}
+        return flatten_reply(action) if self._nested else action
 
     def close(self) -> None:
-        """Close the socket."""
         self._requests.close()
 
     def _supports_reset(self) -> bool:
-        """Reset the server and return True; False where it has no endpoint `reset`, as N1.5's.
-
-        Raises what `RequestSocket.call` raises for any other answer or silence.
-        """
+        """Reset the server and return True; False if it has no endpoint `reset`, as N1.5's."""
         try:
             self._requests.call("reset", {"options": None})
         except ServerLostError:
@@ -287,12 +256,104 @@ class Gr00tModel:
         return True
 
 
-def _make_model(endpoint: Endpoint, dialect: Dialect) -> Gr00tModel:
-    return Gr00tModel(RequestSocket(endpoint.addresses, endpoint.timeouts, endpoint.key), dialect)
+# Modalities
 
 
-make = client_factory(
-    ClientKind("gr00t", library="zmq", extra="gr00t", schemes=("tcp",), port=5555, dialect="gr00t-libero"),
-    _make_model,
-)
+@dataclass(frozen=True, slots=True)
+class Modality:
+    """One modality of a model: its keys as flat requests and replies have them, and its number of frames."""
+
+    keys: tuple[str, ...]
+    frames: int
+
+
+def choose_codec(config: object) -> Codec:
+    """Return a server's codec: `GR00T_MAIN` where a value of its description has main's mark, else `GR00T`."""
+    values = config.values() if isinstance(config, Mapping) else ()
+    is_main = any(isinstance(value, Mapping) and _MARK_MAIN in value for value in values)
+    return GR00T_MAIN if is_main else GR00T
+
+
+def parse_modalities(config: object) -> dict[str, Modality]:
+    """Return the modalities in a GR00T server's get_modality_config reply, by name; skip unreadable ones."""
+    described = config.items() if isinstance(config, Mapping) else ()
+    parsed = ((str(name), _parse_modality(str(name), value)) for name, value in described)
+    return {name: modality for name, modality in parsed if modality is not None}
+
+
+def _parse_modality(name: str, value: object) -> Modality | None:
+    content = value.get("as_json") if isinstance(value, Mapping) and {_MARK_MAIN, _MARK_TAGS} & set(value) else None
+    if isinstance(content, str):  # N1.5 writes JSON into the message
+        try:
+            content = msgspec.json.decode(content)
+        except msgspec.DecodeError:
+            return None
+    if not isinstance(content, Mapping):
+        return None
+    keys, deltas = content.get("modality_keys"), content.get("delta_indices")
+    if not isinstance(keys, list) or not isinstance(deltas, list):
+        return None
+    return Modality(tuple(_flat_key(name, str(key)) for key in keys), len(deltas))
+
+
+def _flat_key(modality: str, key: str) -> str:
+    return key if modality == LANGUAGE or key.startswith(f"{modality}.") else f"{modality}.{key}"
+
+
+def check_modalities(modalities: Mapping[str, Modality], dialect: Dialect) -> None:
+    """Raise `PolicyError` for a server whose model takes or gives other keys than the dialect, or more than one frame.
+
+    The error names the keys, and a dialect that fits. Modalities that the server does not describe are not checked.
+    """
+    problem = next(_mismatches(modalities, dialect), None)
+    if problem is None:
+        return
+    rivals = map(dialects.load_dialect, dialects.dialects_of("gr00t"))
+    fitting = next((rival.name for rival in rivals if not any(_mismatches(modalities, rival))), None)
+    remedy = f"Pass --policy-arg dialect={fitting}." if fitting else "No dialect here fits: serve another checkpoint."
+    raise PolicyError(problem, remedy=remedy)
+
+
+def _mismatches(modalities: Mapping[str, Modality], dialect: Dialect) -> Iterator[str]:
+    """Yield a sentence for each way in which a model's modalities differ from what the dialect sends and reads."""
+    sent = {".".join(field.path) for field in dialect.fields}
+    for name in (VIDEO, STATE, LANGUAGE):
+        modality = modalities.get(name, Modality((), 1))
+        wanted = modality.keys[:1] if name == LANGUAGE else modality.keys  # of several instructions the first is read
+        if missing := [key for key in wanted if key not in sent]:
+            yield f"the server's model takes {', '.join(missing)}, which the dialect {dialect.name!r} does not send"
+        if modality.frames > 1:
+            yield f"the server's model takes {modality.frames} frames of {name}, and one is sent"
+    action = modalities.get(ACTION)
+    wanted_actions = [".".join(part.path) for part in dialect.parts]
+    if action and (missing := [key for key in wanted_actions if key not in action.keys]):
+        yield f"the server's model gives {', '.join(action.keys)}, and the dialect {dialect.name!r} reads {missing[0]}"
+
+
+def wants_other_form(problem: str, *, nested: bool) -> bool:
+    """Return whether a server's error says that it takes requests of another form than was sent, `nested` or flat."""
+    return any(text in problem for text in (_WANTS_FLAT if nested else _WANTS_NESTED))
+
+
+def nest_request(request: Request) -> Request:
+    """Return a flat request as a server without --use-sim-policy-wrapper takes it: maps of video, state and language.
+
+    Lists of texts get a time axis too; the request itself is not changed.
+    """
+    nested: dict[str, dict[str, object]] = {VIDEO: {}, STATE: {}, LANGUAGE: {}}
+    for key, value in request.items():
+        modality, _, name = key.partition(".")
+        if modality in (VIDEO, STATE):
+            nested[modality][name] = value
+        else:
+            nested[LANGUAGE][key] = [[text] for text in value] if isinstance(value, list) else value
+    return {**nested}
+
+
+def flatten_reply(reply: Reply) -> Reply:
+    """Return the action of a server without --use-sim-policy-wrapper, its keys with `action.` before them."""
+    return {_flat_key(ACTION, key): value for key, value in reply.items()}
+
+
+make = client_factory("gr00t", lambda endpoint, dialect, _: Gr00tModel(RequestSocket(endpoint), dialect))
 """Makes the client; its key is GR00T's `api_token`."""

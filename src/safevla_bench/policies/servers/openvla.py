@@ -1,33 +1,36 @@
 """`openvla:http://HOST:8000`: OpenVLA's or OpenVLA-OFT's own server, `vla-scripts/deploy.py` of each project.
 
 One POST to `/act` for a reply, JSON with arrays as json_numpy packs them. OpenVLA answers with one action [7], OFT with
-a list of them, both with the text "error" where the model raised. The two servers differ in their requests; the
-operation of `/act` in the server's `/openapi.json` has the name of the function that answers, which tells them apart.
+a list of them, both with the text "error" if the model raised. The two servers differ in their requests; the operation
+of `/act` in the server's `/openapi.json` has the name of the function that answers, which the dialect must fit.
+
+A request is bounded in time and size, with no proxy, no redirect, and a connection of its own: servers of this kind
+close a connection that is idle for five seconds, which a simulator may take between two requests.
 """
 
 from __future__ import annotations
 
+import http.client
+import socket
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
-import numpy as np
-from numpy.typing import NDArray
+import msgspec
 
 from safevla_bench.errors import PolicyError, ReplyError, ServerLostError
 from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
-from safevla_bench.policies.chunking import ChunkedPolicy
+from safevla_bench.plugins import NO_ARGUMENTS
 from safevla_bench.policies.servers import connection
-from safevla_bench.policies.servers.client import ClientKind, Endpoint, client_factory
+from safevla_bench.policies.servers.client import KINDS, ServedModel, client_factory
 from safevla_bench.policies.servers.codecs import OPENVLA
-from safevla_bench.policies.servers.dialect import Dialect, Reply, RequestEntry
-from safevla_bench.policies.servers.dialects import read_reply
-from safevla_bench.policies.servers.endpoint import KEY, Greeting, Timeouts, redact_key
-from safevla_bench.policies.servers.openpi import server_error
-from safevla_bench.policies.servers.wires import exchange, parse_operation
+from safevla_bench.policies.servers.dialects import Dialect, Reply, RequestEntry
+from safevla_bench.policies.servers.endpoint import Endpoint, redact_key
 
 DIALECTS: Mapping[str, str] = {
     "predict_action": "openvla-rest-libero",
@@ -36,110 +39,166 @@ DIALECTS: Mapping[str, str] = {
 """The function behind `/act` in a server's file, and the dialect of that server."""
 NO_STATISTICS = "none"
 """In the place of `unnorm_key`: none is sent."""
-_KIND = ClientKind(
-    "openvla", library="http", extra="", schemes=("http", "https"), port=8000, dialect="openvla-rest-libero"
-)
-_PAUSE_S = 0.2
+MAX_REPLY_BYTES = 4 * 2**20
+"""The largest answer that is taken; a chunk of actions has a few kilobytes."""
+_LEAST_S = 0.2
+
+
+def exchange(
+    address: str, method: str, path: str, seconds: float, body: bytes | None = None, key: str | None = None
+) -> tuple[int, bytes]:
+    """Return the status and the content of one answer to JSON, within `seconds` for all of it.
+
+    Raises `ServerLostError` if nothing answers, or not in time, or no HTTP, and `PolicyError` for too large an answer.
+    """
+    seconds = max(seconds, _LEAST_S)
+    split = urlsplit(address)
+    kind = http.client.HTTPSConnection if split.scheme == "https" else http.client.HTTPConnection
+    asked = kind(split.hostname or "", split.port, timeout=seconds)
+    headers = {"Connection": "close", "Content-Type": "application/json"}
+    if key:
+        headers["Authorization"] = f"Api-Key {key}"
+    over = threading.Event()
+    try:
+        asked.connect()
+        with _hang_up_after(asked.sock, seconds, over):
+            asked.request(method, path, body, headers)
+            answer = asked.getresponse()
+            content = answer.read(MAX_REPLY_BYTES + 1)
+        if over.is_set() or (answer.length and len(content) <= MAX_REPLY_BYTES):
+            raise http.client.IncompleteRead(content, answer.length)
+    except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: headers that cannot be read
+        is_late = over.is_set() or isinstance(error, TimeoutError)
+        event = f"gave no answer for {seconds:.3g} s" if is_late else _describe_cause(error)
+        remedy = "Its own messages say why; start it again. One that is slow needs --policy-arg timeout_s=SECONDS."
+        raise ServerLostError(f"the policy server {address} {event}", remedy=remedy) from None
+    finally:
+        asked.close()
+    if len(content) > MAX_REPLY_BYTES:
+        problem = f"the server {address} sent an answer of more than {MAX_REPLY_BYTES // 2**20} MiB"
+        raise PolicyError(problem, remedy="A reply holds one chunk of actions; have it send nothing else.")
+    return answer.status, content
+
+
+@contextmanager
+def _hang_up_after(connection: socket.socket, seconds: float, over: threading.Event) -> Iterator[None]:
+    """Set `over` and shut the connection down when the block takes longer than `seconds`."""
+
+    def hang_up() -> None:
+        over.set()
+        with suppress(OSError):
+            socket.socket.shutdown(
+                connection, socket.SHUT_RDWR
+            )  # the plain socket's: that of TLS breaks a read under way
+
+    timer = threading.Timer(seconds, hang_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _describe_cause(error: Exception) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return "refused the connection"
+    if isinstance(error, http.client.BadStatusLine) and not isinstance(error, http.client.RemoteDisconnected):
+        return "answered with something that is no HTTP"
+    return f"closed the connection ({str(error)[:200] or type(error).__name__})"
+
+
+def parse_operation(description: bytes) -> str | None:
+    """Return the function behind `/act` by a server's `/openapi.json`; None where it is not described.
+
+    FastAPI calls the operation of a function NAME at POST /act NAME_act_post.
+    """
+    try:
+        content = msgspec.json.decode(description)
+        operation = content["paths"]["/act"]["post"]["operationId"]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
+        return None
+    return operation.removesuffix("_act_post")[:100] if isinstance(operation, str) else None
 
 
 class HttpClient:
     """HTTP requests to the first of several servers that answers."""
 
-    def __init__(self, addresses: Sequence[str], timeouts: Timeouts, key: str | None = None) -> None:
-        """Keep addresses and key; the first server counts until `open` finds another."""
-        self.address = addresses[0]
-        self.key = key
-        self._addresses, self._timeouts = tuple(addresses), timeouts
+    def __init__(self, endpoint: Endpoint) -> None:
+        """Keep the endpoint; the first server counts until `open` finds another."""
+        self.address, self.key = endpoint.addresses[0], endpoint.key
+        self._endpoint = endpoint
+        self._description = b""
 
     def open(self) -> str | None:
-        """Find a server and return the name of the function that answers `/act`; None where it describes none.
+        """Find a server and return the name of the function that answers `/act`; None if it describes none.
 
-        Raises `ServerUnreachableError`, and `PolicyError` where something answers that takes no such requests.
+        Raises `ServerUnreachableError`, and `PolicyError` if something answers that takes no such requests.
         """
-        until = time.monotonic() + self._timeouts.connect_s
-        while True:
-            problems = []
-            for address in self._addresses:
-                try:
-                    status, content = exchange(address, "GET", "/openapi.json", until - time.monotonic(), key=self.key)
-                except ServerLostError as error:
-                    problems.append(error.problem)
-                    continue
-                if status < 500:
-                    self.address = address
-                    self._check_status(status, content)
-                    return parse_operation(content)
-                problems.append(f"{address}: HTTP {status}")  # something in front of a server that is not up
-            if time.monotonic() + _PAUSE_S >= until:
-                raise connection.unreachable_error(problems, self._timeouts.connect_s)
-            time.sleep(_PAUSE_S)
+        self.address = connection.find_server(self._endpoint, self._try_connect)
+        return parse_operation(self._description)
+
+    def _try_connect(self, address: str, until: float) -> str | None:
+        try:
+            status, content = exchange(address, "GET", "/openapi.json", until - time.monotonic(), key=self.key)
+        except ServerLostError as error:
+            return error.problem
+        if status >= 500:  # something in front of a server that is not up
+            return f"{address}: HTTP {status}"
+        self._check_status(address, status, content)
+        self._description = content
+        return None
 
     def post(self, body: bytes) -> bytes:
-        """Post JSON to `/act` and return the answer.
-
-        Raises `ServerLostError` where the server closes or stays silent, `PolicyError` where it fails, `ReplyError` for
-        any other answer than a reply.
-        """
-        status, content = exchange(self.address, "POST", "/act", self._timeouts.answer_s, body, self.key)
+        """Post JSON to `/act` and return the answer; raises `ReplyError` for any other answer than a reply."""
+        status, content = exchange(self.address, "POST", "/act", self._endpoint.timeouts.answer_s, body, self.key)
         if status != HTTPStatus.NOT_FOUND:
-            self._check_status(status, content)
+            self._check_status(self.address, status, content)
         if status != HTTPStatus.OK:
             reason = redact_key(_shorten(content), self.key)
             problem = f"{self.address}/act answers with HTTP {status}: {reason or 'no reason given'}"
             raise ReplyError(problem, remedy="Is it the server of OpenVLA or OpenVLA-OFT (vla-scripts/deploy.py)?")
         return content
 
-    def _check_status(self, status: int, content: bytes) -> None:
-        """Raise `PolicyError` for a status that is no answer: 401, 403, 3xx, 413, 426, or 500 and more."""
-        if status in (401, 403):
-            problem = f"the policy server {self.address} {'refuses this key' if self.key else 'wants a key'}"
-            remedy = f"Put its key into the environment variable {KEY}, or pass key_file=FILE."
-            raise PolicyError(f"{problem} (HTTP {status})", remedy=remedy)
-        if 300 <= status < 400:
-            problem = f"{self.address} sends elsewhere (HTTP {status}), which is not followed"
-            raise PolicyError(problem, remedy="Give the address of the policy server itself.")
+    def _check_status(self, address: str, status: int, content: bytes) -> None:
+        refusal = connection.refused_error(address, status, self.key)
+        if refusal:
+            raise refusal
         if status == HTTPStatus.UPGRADE_REQUIRED:
-            host = urlsplit(self.address).netloc
+            host = urlsplit(address).netloc
             remedy = f"Ask it as --policy openpi:ws://{host} or --policy vla-eval:ws://{host}."
-            raise PolicyError(f"the server {self.address} speaks websockets, and not OpenVLA's REST", remedy=remedy)
+            raise PolicyError(f"the server {address} speaks websockets, and not OpenVLA's REST", remedy=remedy)
         if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-            problem = f"the server {self.address} refuses a message as large as ours"
-            raise PolicyError(problem, remedy="Send smaller images (--policy-arg image_size=N), or raise its limit.")
+            raise connection.too_large_error(address)
         if status >= 500:
-            raise server_error(self.address, redact_key(_shorten(content) or f"HTTP {status}", self.key))
+            raise connection.server_error(address, redact_key(_shorten(content) or f"HTTP {status}", self.key))
 
 
 def _shorten(content: bytes) -> str:
     return content[:500].decode(errors="replace").strip()
 
 
-class OpenvlaModel:
-    """A model behind such a server.
+class OpenvlaModel(ServedModel):
+    """A model behind such a server; its greeting names the function that answers, and no checkpoint.
 
-    `unnorm_key` names the statistics by which OpenVLA's server scales actions; None = the suite's, as OpenVLA's own
-    evaluation has it, `none` = the model's only ones.
+    The argument `unnorm_key` names the statistics by which OpenVLA's server scales actions; without it the suite's, as
+    OpenVLA's own evaluation has it; `none` = the model's only ones.
     """
 
-    def __init__(self, client: HttpClient, dialect: Dialect, unnorm_key: str | None = None) -> None:
-        """Keep client and dialect; nothing is asked before `connect` or `begin`."""
-        self.wants, self.dialect = dialect.wants, dialect
-        self.greeting: Greeting = {}
-        """The function that answers, where the server describes it; it names no checkpoint."""
-        self._client, self._statistics = client, unnorm_key
+    def __init__(self, client: HttpClient, dialect: Dialect, arguments: Mapping[str, str] = NO_ARGUMENTS) -> None:
+        """Raise `PolicyError` for an `unnorm_key` of another server than OpenVLA's."""
+        super().__init__(dialect)
+        self._client, self._statistics = client, arguments.get("unnorm_key")
+        self._is_own = dialect.name == KINDS["openvla"].dialect
+        if self._statistics is not None and not self._is_own:
+            problem = f"unnorm_key is for OpenVLA's server, and {dialect.name!r} is the dialect of another"
+            raise PolicyError(problem, remedy="Start the server of OpenVLA-OFT with --unnorm_key.")
 
     def connect(self, task: Task) -> None:
-        """Reach the server as `begin` does, before an environment is made. Raises as `begin` does."""
         self.begin(task, 0)
 
     def begin(self, task: Task, seed: int) -> None:
-        """Reach the server, check that the dialect is its own, and choose the statistics of the task's suite.
-
-        Sets `greeting`. The server keeps nothing of an episode, so that `seed` is not used.
-
-        Raises:
-            ServerUnreachableError: no server answers.
-            ServerRefusedError: what answers is of another kind, or the dialect is the other server's.
-        """
+        """Reach the server, check that the dialect is its own, and choose the statistics of the task's suite."""
         with connection.guard_handshake(lambda: None):
             operation = self._client.open()
             self.greeting = {} if operation is None else {"act": operation}
@@ -148,20 +207,14 @@ class OpenvlaModel:
                 problem = f"the server {self._client.address} answers by {operation}, as that of {fitting} does"
                 remedy = f"Pass --policy-arg dialect={fitting}."
                 raise PolicyError(f"{problem}, and not by the dialect {self.dialect.name!r}", remedy=remedy)
-        self._name_statistics(self._statistics or task.benchmark.replace("-", "_"))
-
-    def _name_statistics(self, unnorm_key: str) -> None:
+        unnorm_key = self._statistics or task.benchmark.replace("-", "_")
         fields = tuple(field for field in self.dialect.fields if field.fixed is None)
-        if self.dialect.name == _KIND.dialect and unnorm_key != NO_STATISTICS:
+        if self._is_own and unnorm_key != NO_STATISTICS:
             fields = (*fields, RequestEntry(("unnorm_key",), fixed=unnorm_key))
         self.dialect = replace(self.dialect, fields=fields)
 
     def query(self, observation: Observation) -> Reply:
-        """Return the server's reply; an action or a list of them is its `actions`.
-
-        Raises what `HttpClient.post` raises, `ReplyError` where the model failed, and `PolicyError` for an answer that
-        cannot be read or an observation that is not what the dialect sends.
-        """
+        """Return the server's reply; an action or a list of them is its `actions`. Raises as `ServedModel.query`."""
         request = self.dialect.build_request(observation)
         reply = OPENVLA.unpack(self._client.post(OPENVLA.pack(request)))
         if isinstance(reply, str):
@@ -169,10 +222,6 @@ class OpenvlaModel:
             problem = f"the server {self._client.address} answers {reason!r}: its model raised"
             raise ReplyError(problem, remedy=_failure_remedy(request.get("unnorm_key")))
         return reply if isinstance(reply, dict) else {"actions": reply}
-
-    def infer(self, observation: Observation) -> NDArray[np.float64]:
-        """Return actions, [H, A]. Raises what `query` raises, and `ReplyError` for another reply."""
-        return read_reply(self.dialect, self.query(observation))
 
     def close(self) -> None:
         """Nothing is kept open."""
@@ -187,29 +236,6 @@ def _failure_remedy(unnorm_key: object) -> str:
     )
 
 
-def make(
-    arg: str | None,
-    replan: str | None = None,
-    dialect: str = _KIND.dialect,
-    cameras: str | None = None,
-    image_size: str | None = None,
-    connect_timeout_s: str | None = None,
-    timeout_s: str | None = None,
-    key_env: str | None = None,
-    key_file: str | None = None,
-    unnorm_key: str | None = None,
-) -> ChunkedPolicy:
-    """Make the client; the arguments are those of `openpi`, and `unnorm_key`, see `OpenvlaModel`.
-
-    Raises:
-        PolicyError: an argument is wrong.
-    """
-    if unnorm_key is not None and dialect != _KIND.dialect:
-        problem = f"unnorm_key is for OpenVLA's server, and {dialect!r} is the dialect of another"
-        raise PolicyError(problem, remedy="Start the server of OpenVLA-OFT with --unnorm_key.")
-
-    def make_model(endpoint: Endpoint, spoken: Dialect) -> OpenvlaModel:
-        return OpenvlaModel(HttpClient(endpoint.addresses, endpoint.timeouts, endpoint.key), spoken, unnorm_key)
-
-    arguments = (replan, dialect, cameras, image_size, connect_timeout_s, timeout_s, key_env, key_file)
-    return client_factory(_KIND, make_model)(arg, *arguments)
+make = client_factory(
+    "openvla", lambda endpoint, dialect, arguments: OpenvlaModel(HttpClient(endpoint), dialect, arguments)
+)

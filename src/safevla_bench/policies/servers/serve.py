@@ -39,7 +39,6 @@ MAX_REQUEST_BYTES = 64 * 2**20
 MAX_CONNECTIONS = 64
 """At one time, including those that have not sent a request yet."""
 OPEN_S = 10.0
-"""Seconds that a connection has for its handshake."""
 SILENT_S = 300.0
 """Seconds that a connection may take to its next request, as its simulator may to start, or wait for a free policy."""
 _STATE, _PROMPT = "observation/state", "prompt"
@@ -50,10 +49,7 @@ _LOG.setLevel(logging.INFO)  # the library below writes every header, and so the
 
 
 class ServedPolicy:
-    """A policy to serve, and its copies, all made now, so that a mistake shows at once.
-
-    Raises `PolicyError` for a policy that cannot be served.
-    """
+    """A policy to serve, and its copies, all made now, so that a mistake shows at once."""
 
     def __init__(
         self,
@@ -63,11 +59,7 @@ class ServedPolicy:
         arguments: Mapping[str, str] = NO_ARGUMENTS,
         copies: int = 1,
     ) -> None:
-        """Make the policy by `make`, `copies` times: so many episodes can have one at a time.
-
-        Raises:
-            PolicyError: it wants privileged state or more cameras than a request holds; the policy is closed then.
-        """
+        """Make the policy `copies` times; `PolicyError` if it wants privileged state or more cameras than are sent."""
         self.name, self.seed, self.arguments, self.copies = name, seed, dict(arguments), copies
         self._free: SimpleQueue[Policy] = SimpleQueue()
         first = make()
@@ -86,10 +78,7 @@ class ServedPolicy:
 
     @contextmanager
     def borrow_policy(self) -> Iterator[Policy]:
-        """Lend a policy that no other connection uses meanwhile, as soon as one is free.
-
-        Raises `PolicyError` where none becomes free within `SILENT_S`.
-        """
+        """Lend a policy that no other connection uses meanwhile; `PolicyError` if none is free within `SILENT_S`."""
         try:
             policy = self._free.get(timeout=SILENT_S)
         except Empty:
@@ -118,10 +107,7 @@ def start_server(served: ServedPolicy, bind: str, port: int, key: str | None = N
     """Return a server that listens at `bind` and `port` (0 = any that is free); call its `serve_forever`.
 
     `GET /healthz` answers without a key. More connections than `MAX_CONNECTIONS` are hung up on, and those that a page
-    in a browser opens, which names its `Origin`, are refused.
-
-    Raises:
-        PolicyError: nothing can listen there.
+    in a browser opens, which names its `Origin`, are refused. Raises `PolicyError` if nothing can listen there.
     """
     from websockets.sync.server import serve as listening
 
@@ -164,8 +150,7 @@ def _limit_connections(handle: Callable[..., None], places: threading.Semaphore)
 def parse_observation(request: Mapping[object, object], wants: Wants) -> Observation:
     """Return a request as the observation of its client: images upright again, the state split into its parts.
 
-    Raises:
-        PolicyError: a field is missing, of another kind or of another size than the policy wants.
+    Raises `PolicyError` for a field that is missing, or of another kind or size than the policy wants.
     """
     state = _require_array(request, _STATE, "f", 1)
     if len(state) < 7:
@@ -186,10 +171,7 @@ def to_quaternion(axis_angle: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _parse_image(request: Mapping[object, object], key: str, wants: Wants) -> NDArray[np.uint8]:
-    """Return the image under a key, turned from right to left, so that it is upright again.
-
-    Raises `PolicyError` where it is missing, or not uint8 of the size that the policy wants.
-    """
+    """Return the image under a key, turned from right to left, so that it is upright again."""
     image = _require_array(request, key, "u", 3)
     if image.dtype != np.uint8 or image.shape != (*wants.image_size, 3):
         remedy = f"It is to be uint8 of {[*wants.image_size, 3]}: safevla's client takes --policy-arg image_size=N."
@@ -214,10 +196,7 @@ def _early_response(connection: ServerConnection, request: Request, key: str | N
 
 
 def _handle_connection(connection: ServerConnection, served: ServedPolicy) -> None:
-    """Greet a client and serve its episode until it hangs up or is silent.
-
-    Where anything fails, sends the error's text, or the traceback of an error that is not ours, and closes.
-    """
+    """Greet a client and serve its episode until it hangs up or is silent."""
     from websockets.exceptions import ConnectionClosed
 
     try:
@@ -226,20 +205,16 @@ def _handle_connection(connection: ServerConnection, served: ServedPolicy) -> No
     except ConnectionClosed:
         return
     except BaseException as error:  # whatever a policy raises is its client's to know
-        connection.send(_format_error(error) if isinstance(error, PolicyError) else traceback.format_exc())
+        connection.send(
+            f"{error.problem}. {error.remedy or ''}".strip()
+            if isinstance(error, PolicyError)
+            else traceback.format_exc()
+        )
         connection.close(1011, "the text before says why")
 
 
-def _format_error(error: PolicyError) -> str:
-    return f"{error.problem}. {error.remedy or ''}".strip()
-
-
 def _serve_episode(connection: ServerConnection, served: ServedPolicy) -> None:
-    """Answer each request with one action [1, A] until the client is silent; the first request resets the policy.
-
-    Raises `PolicyError` for a frame that is no readable request, or where no policy becomes free, whatever the policy
-    raises, and the library's `ConnectionClosed` where the client hangs up.
-    """
+    """Answer each request with one action [1, A] until the client is silent; the first request resets the policy."""
     observation = _receive_observation(connection, served.wants)
     if observation is None:
         return
@@ -254,10 +229,7 @@ def _serve_episode(connection: ServerConnection, served: ServedPolicy) -> None:
 
 
 def _receive_observation(connection: ServerConnection, wants: Wants) -> Observation | None:
-    """Return the next request's observation; None where the client is silent for `SILENT_S`.
-
-    Raises `PolicyError` for a frame that is no readable request, and the library's `ConnectionClosed`.
-    """
+    """Return the next request's observation; None where the client is silent for `SILENT_S`."""
     try:
         frame = connection.recv(SILENT_S)
     except TimeoutError:

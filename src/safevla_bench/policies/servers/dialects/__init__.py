@@ -1,21 +1,184 @@
-"""Dialects as data: `*.toml` here. Each names its release: the protocol whose project the model belongs to."""
+"""Dialects of policy servers: an observation becomes a request, a reply becomes the host's actions.
+
+A `Dialect` is a frozen value made from data: `*.toml` here, and its release, the protocol whose project the model
+belongs to. It holds no state and no connection, so that every transport can use it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from typing import Literal
 
 import msgspec
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from safevla_bench.errors import PolicyError, ReplyError
 from safevla_bench.hosts.protocols import Inference, load_protocol
-from safevla_bench.interface.policy import Wants
-from safevla_bench.policies.servers.dialect import STATES, CameraView, Dialect, Reply, ReplyArray, RequestEntry
+from safevla_bench.interface.policy import Observation, Wants
+from safevla_bench.policies.servers import transforms
+
+Request = dict[str, object]
+"""Keys to uint8 images, float arrays, texts, lists of texts, or a nested request."""
+Reply = Mapping[str, object]
+_REMEDY = "Serve the checkpoint that the dialect is for, or choose the dialect of this server: safevla protocols."
+_KEYS, _LETTERS = 12, 60
+
+
+@dataclass(frozen=True, slots=True)
+class CameraView:
+    """The preparation of a camera's image, in this order: flip, JPEG, resize, crop."""
+
+    flip: str
+    jpeg: bool
+    size: tuple[int, int]
+    resize: str
+    crop: float | None
+
+    def __call__(self, image: transforms.Image) -> transforms.Image:
+        """Return the prepared picture, uint8 [*size, 3], of an upright image [H, W, 3]."""
+        shown = transforms.flip_image(image, self.flip)
+        if self.jpeg:
+            shown = transforms.pass_through_jpeg(shown)
+        resized = transforms.resize_picture(shown, self.size, self.resize)
+        return resized if self.crop is None else transforms.crop_center(resized, self.crop)
+
+
+class RequestEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One entry of the request: its path, and the camera, the state parts, the fixed text or the instruction in it."""
+
+    path: tuple[str, ...]
+    camera: str | None = None
+    state: tuple[str, ...] = ()
+    """In a dialect's file `all` = the protocol's whole vector."""
+    text: Literal["instruction"] | None = None
+    dtype: Literal["float32", "float64"] = "float64"
+    axes: int = 0
+    """Leading axes of length 1, for a batch or for time; a text inside them is in as many lists."""
+    asked: str | None = None
+    """The server's parameter that asks for it; None = it is always sent."""
+    fixed: str | None = None
+
+
+class ReplyArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One array of the reply, [H, width], perhaps with leading axes of length 1; [H] if the width is 1."""
+
+    path: tuple[str, ...]
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One server's request and reply.
+
+    `replan` is how many actions of a reply are carried out before the next request; None = all of them.
+    """
+
+    name: str
+    wants: Wants
+    view: CameraView
+    fields: tuple[RequestEntry, ...]
+    parts: tuple[ReplyArray, ...]
+    """Arrays whose columns, one after another, are the host's action."""
+    switches: tuple[tuple[int, str], ...]
+    """Columns of the host's action that are −1 or +1, as the gripper's, and how they are made from the reply's."""
+    replan: int | None
+    clip: bool
+    release: str = "unknown"
+    """The protocol that says how this dialect shows images and states and what its gripper means."""
+    sessions: bool = False
+    """Whether the server keeps a memory by session, which the first request of an episode has it reset."""
+
+    def build_request(self, observation: Observation) -> Request:
+        """Return the request; `PolicyError` for a state that the host does not show, or an image that does not fit."""
+        request: Request = {}
+        for field in self.fields:
+            inner = request
+            for key in field.path[:-1]:
+                inner = inner.setdefault(key, {})  # type: ignore[assignment]
+            inner[field.path[-1]] = self._entry_value(field, observation)
+        return request
+
+    def _entry_value(self, field: RequestEntry, observation: Observation) -> object:
+        if field.camera is not None:
+            image = self.view(observation.images[field.camera])
+            return image[(np.newaxis,) * field.axes]
+        if field.state:
+            row = np.concatenate([transforms.state_part(name, observation) for name in field.state])
+            return row.astype(field.dtype)[(np.newaxis,) * field.axes]
+        return _nest_text(observation.instruction if field.fixed is None else field.fixed, field.axes)
+
+    def read_actions(self, reply: Reply) -> NDArray[np.float64]:
+        """Return the host's actions, [H, A] with H ≥ 1, which may not be finite; `ReplyError` for what is not these."""
+        try:
+            rows = [_reply_rows(reply, part) for part in self.parts]
+        except ReplyError as error:
+            problem = f"{error.problem} ({self.name}); it holds {', '.join(describe_entries(reply)) or 'nothing'}"
+            raise ReplyError(problem, remedy=_REMEDY) from None
+        if len({len(row) for row in rows}) > 1:
+            counts = ", ".join(f"{'/'.join(part.path)} {len(row)}" for part, row in zip(self.parts, rows, strict=True))
+            raise ReplyError(f"the parts of the reply differ in steps: {counts}", remedy=_REMEDY)
+        return transforms.convert_switches(np.concatenate(rows, axis=1), dict(self.switches))
+
+
+def describe_entries(message: Mapping[str, object]) -> list[str]:
+    """Return a description of each of the first 12 keys of a request or reply, and how many more there are."""
+    shown = [f"{str(key)[:_LETTERS]!r} {_describe_value(value)}" for key, value in list(message.items())[:_KEYS]]
+    return [*shown, f"and {len(message) - _KEYS} more"] if len(message) > _KEYS else shown
+
+
+def _describe_value(value: object) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {list(value.shape)}"
+    if isinstance(value, Mapping):
+        inner = (
+            f"{str(key)[:_LETTERS]} {_describe_value(item) if isinstance(item, np.ndarray) else ''}".strip()
+            for key, item in list(value.items())[:_KEYS]
+        )
+        return f"{{{', '.join(inner)}}}"
+    if isinstance(value, list) and value:
+        return f"{len(value)} x {_describe_value(value[0])}"
+    return type(value).__name__
+
+
+def _nest_text(text: str, axes: int) -> object:
+    return [_nest_text(text, axes - 1)] if axes else text
+
+
+def _reply_rows(reply: Reply, part: ReplyArray) -> NDArray[np.float64]:
+    """Return one array of the reply, [H, width] with H ≥ 1, without its leading axes of length 1."""
+    where = "/".join(part.path)
+    value: object = reply
+    for key in part.path:
+        if not isinstance(value, Mapping) or key not in value:
+            raise ReplyError(f"the reply has no {where!r}")
+        value = value[key]
+    array = _parse_numbers(value, where)
+    shape = array.shape
+    while array.ndim > 2 and array.shape[0] == 1:
+        array = array[0]
+    if array.ndim == 1:
+        array = array[:, np.newaxis] if part.width == 1 else array[np.newaxis]
+    if array.ndim != 2 or not len(array) or array.shape[1] != part.width:
+        raise ReplyError(f"{where!r} of the reply has the shape {shape}, not [steps, {part.width}]")
+    return array
+
+
+def _parse_numbers(value: object, where: str) -> NDArray[np.float64]:
+    try:
+        if np.iscomplexobj(np.asarray(value)):
+            raise TypeError("complex numbers")
+        return np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ReplyError(f"{where!r} of the reply is no array of numbers") from None
+
+
+# Dialects as data
+
 
 ALL = ("all",)
 """A request's state that is the protocol's whole vector."""
@@ -24,39 +187,16 @@ NONE = "none"
 LARGEST = 4096
 
 
-class RequestField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One entry of the request: a camera's image, state parts (`all` = the protocol's), or the instruction."""
-
-    path: tuple[str, ...]
-    camera: str | None = None
-    state: tuple[str, ...] = ()
-    text: Literal["instruction"] | None = None
-    dtype: Literal["float32", "float64"] = "float64"
-    axes: int = 0
-    asked: str | None = None
-    """The server's parameter that asks for it; None = it is always sent."""
-
-
-class ReplyPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One array of the reply, in the order of the host's action."""
-
-    path: tuple[str, ...]
-    width: int
-
-
 class DialectFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of a file.
-
-    `switches` are the action's columns that are converted as the protocol's gripper is; `sessions` says that the server
-    keeps a memory by session, `server_crops` that it crops the images itself, which are then sent uncropped.
-    """
+    """The content of a file; `server_crops` says that the server crops the images itself, which are sent uncropped."""
 
     about: str
     release: str
     transport: str
-    request: tuple[RequestField, ...]
-    reply: tuple[ReplyPart, ...]
+    request: tuple[RequestEntry, ...]
+    reply: tuple[ReplyArray, ...]
     switches: tuple[int, ...] = (6,)
+    """The action's columns that are converted as the protocol's gripper is."""
     sessions: bool = False
     server_crops: bool = False
 
@@ -67,13 +207,14 @@ def dialect_names() -> tuple[str, ...]:
     return tuple(sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml")))
 
 
+def dialects_of(transport: str) -> list[str]:
+    """Return the names of the dialects for a kind of server, sorted."""
+    return [name for name in dialect_names() if load_dialect_file(name).transport == transport]
+
+
 @cache
 def load_dialect_file(name: str) -> DialectFile:
-    """Return the content of a dialect's file.
-
-    Raises:
-        PolicyError: there is none of that name; lists those there are.
-    """
+    """Return the content of a dialect's file; `PolicyError`, with those there are, if there is none of that name."""
     if name not in dialect_names():
         raise PolicyError(f"there is no dialect {name!r}", remedy=f"Dialects: {', '.join(dialect_names())}.")
     return msgspec.toml.decode(resources.files(__package__).joinpath(f"{name}.toml").read_bytes(), type=DialectFile)
@@ -84,9 +225,6 @@ def load_dialect(name: str) -> Dialect:
     """Return a dialect by its name, with the images, states and gripper of its release.
 
     Those belong to a model and its server, whatever protocol says how episodes start and end.
-
-    Raises:
-        PolicyError: there is no such dialect.
     """
     content = load_dialect_file(name)
     inference = load_protocol(content.release).inference
@@ -96,9 +234,15 @@ def load_dialect(name: str) -> Dialect:
         wants=Wants(
             cameras=tuple(field.camera for field in content.request if field.camera), image_size=inference.render
         ),
-        view=_camera_view(inference, crops=not content.server_crops),
+        view=CameraView(
+            flip=inference.flip,
+            jpeg=inference.jpeg,
+            size=inference.image_size,
+            resize=inference.resize,
+            crop=None if content.server_crops or inference.crop == 1 else inference.crop,
+        ),
         fields=tuple(_request_entries(content, inference)),
-        parts=tuple(ReplyArray(part.path, part.width) for part in content.reply),
+        parts=content.reply,
         switches=tuple((column, inference.gripper) for column in content.switches),
         replan=inference.replan if isinstance(inference.replan, int) else None,
         clip=inference.clip,
@@ -110,30 +254,23 @@ def load_dialect(name: str) -> Dialect:
 def choose_dialect(name: str, transport: str, cameras: str | None = None, image_size: str | None = None) -> Dialect:
     """Return the dialect of that name; `cameras` replace its own, in their order.
 
-    `image_size` has images rendered and sent as squares of so many pixels instead of the dialect's size.
-
-    Raises:
-        PolicyError: there is no such dialect, it is another kind of server's, or the cameras or the size do not fit.
+    `image_size` has images rendered and sent as squares of so many pixels. Raises `PolicyError` if there is no such
+    dialect, it is another kind of server's, or the cameras or the size do not fit.
     """
     if load_dialect_file(name).transport != transport:
-        fitting = [candidate for candidate in dialect_names() if load_dialect_file(candidate).transport == transport]
         problem = f"the dialect {name!r} is for servers of {load_dialect_file(name).transport}, not of {transport}"
-        raise PolicyError(problem, remedy=f"Dialects for it: {', '.join(fitting)}.")
+        raise PolicyError(problem, remedy=f"Dialects for it: {', '.join(dialects_of(transport))}.")
     chosen = load_dialect(name)
     chosen = chosen if cameras is None else _with_cameras(chosen, cameras.split(","))
     return chosen if image_size is None else _with_image_size(chosen, image_size)
 
 
 def read_reply(dialect: Dialect, reply: Reply) -> NDArray[np.float64]:
-    """Return a reply's actions, [H, A]; the error for another reply names the dialect that could read it.
-
-    Raises `ReplyError` as `Dialect.read_actions` does.
-    """
+    """Return a reply's actions, [H, A]; the `ReplyError` for another reply names the dialect that could read it."""
     try:
         return dialect.read_actions(reply)
     except ReplyError as error:
-        transport = load_dialect_file(dialect.name).transport
-        rivals = [rival for rival in dialect_names() if load_dialect_file(rival).transport == transport]
+        rivals = dialects_of(load_dialect_file(dialect.name).transport)
         fitting = [rival for rival in rivals if _can_read(load_dialect(rival), reply)]
         remedy = f"{' or '.join(f'--policy-arg dialect={rival}' for rival in fitting)} reads it." if fitting else None
         raise ReplyError(error.problem, remedy=remedy or error.remedy) from None
@@ -148,10 +285,6 @@ def _can_read(dialect: Dialect, reply: Reply) -> bool:
 
 
 def _with_image_size(dialect: Dialect, text: str) -> Dialect:
-    """Return the dialect with images rendered and sent as squares of `text` pixels.
-
-    Raises `PolicyError` unless 1 to 4096.
-    """
     if not text.isdecimal() or not 0 < int(text) <= LARGEST:
         raise PolicyError(f"image_size={text} is not a number of pixels", remedy=f"Write one from 1 to {LARGEST}.")
     size = (int(text), int(text))
@@ -159,10 +292,7 @@ def _with_image_size(dialect: Dialect, text: str) -> Dialect:
 
 
 def _with_cameras(dialect: Dialect, cameras: list[str]) -> Dialect:
-    """Return the dialect with these cameras in the places of its own; entries of a camera named `none` are left out.
-
-    Raises `PolicyError` where they are not as many as its own, or all are `none`.
-    """
+    """Return the dialect with these cameras in the places of its own; entries of a camera named `none` are left out."""
     defaults = dialect.wants.cameras
     if len(cameras) != len(defaults) or set(cameras) <= {NONE}:
         problem = f"cameras={','.join(cameras)} does not fit the dialect {dialect.name!r}, which shows {len(defaults)}"
@@ -172,24 +302,17 @@ def _with_cameras(dialect: Dialect, cameras: list[str]) -> Dialect:
     replacements = dict(zip(defaults, cameras, strict=True))
     fields_sent = [entry for entry in dialect.fields if replacements.get(entry.camera or "") != NONE]
     fields = tuple(
-        replace(entry, camera=replacements[entry.camera]) if entry.camera else entry for entry in fields_sent
+        structs.replace(entry, camera=replacements[entry.camera]) if entry.camera else entry for entry in fields_sent
     )
     wants = replace(dialect.wants, cameras=tuple(entry for entry in cameras if entry != NONE))
     return replace(dialect, fields=fields, wants=wants)
 
 
-def _camera_view(inference: Inference, *, crops: bool) -> CameraView:
-    crop = inference.crop if crops and inference.crop != 1 else None
-    return CameraView(
-        flip=inference.flip, jpeg=inference.jpeg, size=inference.image_size, resize=inference.resize, crop=crop
-    )
-
-
 def _request_entries(content: DialectFile, inference: Inference) -> Iterator[RequestEntry]:
     for field in content.request:
-        state = inference.state if field.state == ALL else field.state
-        assert set(state) <= set(STATES), state
-        yield RequestEntry(field.path, field.camera, state, field.dtype, field.axes, field.asked)
+        entry = structs.replace(field, state=inference.state) if field.state == ALL else field
+        assert set(entry.state) <= set(transforms.STATES), entry.state
+        yield entry
 
 
 def dialect_values(dialect: Dialect) -> Mapping[str, object]:

@@ -74,13 +74,9 @@ class ActionStatistics:
 def measure_actions(
     actions: Numbers, space: ActionSpace, *, grips: bool = True, clipped: Numbers | None = None
 ) -> ActionStatistics:
-    """Return the statistics of the actions [N, A] of one episode, N ≥ 1.
+    """Return the statistics of the actions [N, A] of one episode, N ≥ 1; `grips` says that the gripper is judged.
 
-    Args:
-        actions: as they were asked for, or as they were carried out.
-        space: what their numbers are.
-        grips: whether the gripper is judged.
-        clipped: how often each number was clipped, and its largest size before, [A, 2]; None = nothing was.
+    `clipped` [A, 2]: how often each number was clipped, and its largest size before; None = nothing was.
     """
     size, arm = np.abs(actions), slice(0, len(ARM))
     fingers = actions[:, GRIPPER]
@@ -127,7 +123,6 @@ def find_oddities(statistics: ActionStatistics) -> Iterator[Oddity]:
 
 
 def _find_range_oddity(statistics: ActionStatistics) -> Iterator[Oddity]:
-    """Yield what is odd in the size of the arm's numbers, if anything is."""
     size, beyond = statistics.largest[: len(ARM)], statistics.beyond[: len(ARM)] / statistics.count
     limited = statistics.saturated / (statistics.count * len(ARM))
     move = float(size[:3].max())

@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
 from safevla_bench.interface.policy import Joint, Observation, Privileged
 from safevla_bench.policies.mobile.moves import (
     CLOSE,
     OPEN,
+    Floats,
     MobileStyle,
     Move,
-    RemainingTurn,
-    TargetPoint,
     base_position,
     base_yaw,
     drive_base,
@@ -27,7 +25,6 @@ from safevla_bench.policies.mobile.moves import (
     yaw_direction,
 )
 
-Floats = NDArray[np.float64]
 _HANDLE = "handle"
 
 
@@ -51,10 +48,7 @@ class OrientedBox:
 
 
 def body_boxes(scene: Privileged, name: str) -> list[OrientedBox]:
-    """Return the pieces of a body's collision geometry as boxes in the world frame.
-
-    [] where the host gives no pieces.
-    """
+    """Return the pieces of a body's collision geometry as boxes in the world frame; [] if the host gives none."""
     if name not in scene.pieces:
         return []
     turn = Rotation.from_quat(np.roll(scene.body_quat_wxyz[name], -1))
@@ -65,10 +59,7 @@ def body_boxes(scene: Privileged, name: str) -> list[OrientedBox]:
 
 
 def handle_box(scene: Privileged, joint: str) -> OrientedBox:
-    """Return the longest box of the handle that a joint moves, or of all that it moves where no body is called so.
-
-    Raises `ValueError` where none of these has pieces.
-    """
+    """Return the longest box of the handle that a joint moves, or of all that it moves if no body is called so."""
     bodies = scene.joints[joint].bodies
     names = [name for name in bodies if _HANDLE in name.removeprefix(bodies[0])] or list(bodies)
     return max((bar for name in names for bar in body_boxes(scene, name)), key=lambda bar: float(bar.half_m.max()))
@@ -107,34 +98,29 @@ _AT_M = 0.6
 
 
 def open_fixture(seen: Observation, style: MobileStyle) -> Move:
-    """Open all that the goal's fixture can open, one joint after another; nothing where the scene shows no joints."""
+    """Open all that the goal's fixture can open, one joint after another; nothing if the scene shows no joints."""
     for name in read_scene(seen).joints:
-        seen = yield from (_open_door if read_scene(seen).joints[name].kind == "hinge" else _open_drawer)(
-            seen, name, style
-        )
+        seen = yield from _open_joint(seen, name, style)
     return seen
 
 
-def _open_drawer(seen: Observation, name: str, style: MobileStyle) -> Move:
-    joint, now = read_scene(seen).joints[name], read_scene(seen).joint_pos[name]
-    seen = yield from _pull_handle(seen, name, _OVER * open_position(joint) - now, style)
-    return (yield from _leave_handle(seen, name, np.sign(open_position(joint)), style))
-
-
-def _open_door(seen: Observation, name: str, style: MobileStyle) -> Move:
-    closed, to = handle_box(read_scene(seen), name), open_position(read_scene(seen).joints[name])
-    seen = yield from _pull_handle(seen, name, np.sign(to) * _AJAR_RAD, style)
-    seen = yield from _leave_handle(seen, name, np.sign(to), style)
-    if abs(read_scene(seen).joint_pos[name]) > _AJAR_RAD / 2:
+def _open_joint(seen: Observation, name: str, style: MobileStyle) -> Move:
+    scene = read_scene(seen)
+    joint, to = scene.joints[name], open_position(scene.joints[name])
+    is_door = joint.kind == "hinge"
+    closed = handle_box(scene, name)
+    pull = np.sign(to) * _AJAR_RAD if is_door else _OVER * to - scene.joint_pos[name]
+    seen = yield from _pull_handle(seen, name, pull, style)
+    way = np.sign(to) * motion_direction(read_scene(seen).joints[name], seen.eef_pos_m)
+    back = base_position(seen) + _ROOM_M * way[:2]
+    seen = yield from drive_base(seen, back, base_yaw(seen), style.drive)
+    if is_door and abs(read_scene(seen).joint_pos[name]) > _AJAR_RAD / 2:
         seen = yield from _push_open(seen, name, closed, style)
     return seen
 
 
 def _pull_handle(seen: Observation, name: str, by: float, style: MobileStyle) -> Move:
-    """Take the handle, move it by `by` (rad or m) along the joint's course, and let go.
-
-    The base drives; the arm pulls a drawer on where the base has no room.
-    """
+    """Take the handle, move it by `by` (rad or m) along the joint's course, and let go."""
     joint, bar, yaw = read_scene(seen).joints[name], handle_box(read_scene(seen), name), base_yaw(seen)
     way = motion_direction(joint, bar.center_m) * np.sign(by)
     upright = abs(bar.long_axis[2]) > _UPRIGHT
@@ -143,7 +129,9 @@ def _pull_handle(seen: Observation, name: str, by: float, style: MobileStyle) ->
     if not upright:
         # First roll, then pitch: both at once bring the wrist to its limits.
         seen = yield from move_hand(seen, seen.eef_pos_m, style.cruise, OPEN, turn_to_face(seen, -_UP, -way))
-    turn = _face_handle(seen, bar, way)
+    into = -way if upright else -way - _DIP * _UP
+    into = into / np.linalg.norm(into)
+    turn = turn_to_face(seen, into, np.cross(into, bar.long_axis))
     seen = yield from move_hand(seen, bar.center_m + 2 * _BEFORE_M * way, style.cruise, OPEN, turn)
     seen = yield from drive_base(seen, _straight_ahead(seen, stand), yaw, style.drive)
     seen = yield from move_hand(seen, bar.center_m + _BEFORE_M * way, style.cruise, OPEN, turn)
@@ -160,12 +148,6 @@ def _pull_handle(seen: Observation, name: str, by: float, style: MobileStyle) ->
     return (yield from hold_still(seen, style.dwell_steps, OPEN))
 
 
-def _face_handle(seen: Observation, bar: OrientedBox, way: Floats) -> RemainingTurn:
-    into = -way if abs(bar.long_axis[2]) > _UPRIGHT else -way - _DIP * _UP
-    into = into / np.linalg.norm(into)
-    return turn_to_face(seen, into, np.cross(into, bar.long_axis))
-
-
 def _push_open(seen: Observation, name: str, closed: OrientedBox, style: MobileStyle) -> Move:
     """Go round the edge of a door that is ajar, and push it from the inside with closed fingers."""
     yaw, to = base_yaw(seen), open_position(read_scene(seen).joints[name])
@@ -178,36 +160,30 @@ def _push_open(seen: Observation, name: str, closed: OrientedBox, style: MobileS
         if inside_m < 0:
             stand = point_on_door(read_scene(seen), name, closed, to / 2, _SHARE, _INSIDE_M) - _AT_M * front
             seen = yield from drive_base(seen, _straight_ahead(seen, stand[:2]), yaw, style.drive, CLOSE)
-    seen = yield from follow_point(seen, _door_follower(name, closed), style.push, CLOSE, turn, max_steps=300)
+
+    def inside_of_door(now: Observation) -> Floats | None:
+        scene = read_scene(now)
+        angle = scene.joint_pos[name]
+        if abs(to - angle) < _OPEN_RAD:
+            return None
+        return point_on_door(scene, name, closed, angle + np.sign(to) * _LEAD_RAD, _SHARE, _AGAINST_M)
+
+    seen = yield from follow_point(seen, inside_of_door, style.push, CLOSE, turn, max_steps=300)
     return (yield from drive_base(seen, base_position(seen) - 3 * _ROOM_M * front[:2], yaw, style.drive, CLOSE))
 
 
 def point_on_door(
     scene: Privileged, name: str, closed: OrientedBox, angle: float, share: float, inside_m: float
 ) -> Floats:
-    """Return a point [3] at the handle's height with the door at an angle, rad.
+    """Return a point [3] at the handle's height with the door at an angle, rad; `closed` is the handle as it is at 0.
 
-    The point lies `share` of the way from hinge to handle, and `inside_m` from the door's plane towards what the door
-    closes. `closed` is the handle as it is at 0.
+    The point lies `share` of the way from hinge to handle, and `inside_m` from the door's plane towards what it closes.
     """
     joint = scene.joints[name]
     arm = (closed.center_m - joint.anchor_m) * [1.0, 1.0, 0.0]
     inward = -motion_direction(joint, closed.center_m) * np.sign(open_position(joint))
     hinge = np.array([*joint.anchor_m[:2], closed.center_m[2]])
     return move_point(joint, hinge + share * arm + inside_m * inward, angle)
-
-
-def _door_follower(name: str, closed: OrientedBox) -> TargetPoint:
-    """Return a function of the observation: the next point [3] for the inside of the door, None once it stands open."""
-
-    def next_point(seen: Observation) -> Floats | None:
-        scene = read_scene(seen)
-        angle, to = scene.joint_pos[name], open_position(scene.joints[name])
-        if abs(to - angle) < _OPEN_RAD:
-            return None
-        return point_on_door(scene, name, closed, angle + np.sign(to) * _LEAD_RAD, _SHARE, _AGAINST_M)
-
-    return next_point
 
 
 def _approach_stand(seen: Observation, stand: Floats, style: MobileStyle) -> Move:
@@ -222,8 +198,3 @@ def _approach_stand(seen: Observation, stand: Floats, style: MobileStyle) -> Mov
 def _straight_ahead(seen: Observation, stand: Floats) -> Floats:
     front = yaw_direction(base_yaw(seen))
     return np.asarray(base_position(seen) + float((stand - base_position(seen)) @ front) * front)
-
-
-def _leave_handle(seen: Observation, name: str, sign: float, style: MobileStyle) -> Move:
-    way = sign * motion_direction(read_scene(seen).joints[name], seen.eef_pos_m)
-    return (yield from drive_base(seen, base_position(seen) + _ROOM_M * way[:2], base_yaw(seen), style.drive))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import safevla_bench as sb
-from safevla_bench.actions import SPACES, find_oddities, measure_actions
+from safevla_bench.judging.action_statistics import SPACES, find_oddities, measure_actions
 from safevla_bench.judging.provenance_marks import warn_of_scores
 from safevla_bench.trajectory.batch import select_episodes
 from safevla_bench.trajectory.marks import CLIPPED_NUMBERS, clipped_numbers

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from safevla_bench.errors import PolicyError
-from safevla_bench.policies.servers import image_transforms
+from safevla_bench.policies.servers import transforms
 
 CASES = Path(__file__).parents[2] / "cases"
 PICTURES = ("square", "wide", "tall")
@@ -28,44 +28,42 @@ def made(which):
 
 
 def picture(image):
-    return image_transforms.flip_image(image, "vertical")  # as MuJoCo's rendering is turned upright: nothing to do
+    return transforms.flip_image(image, "vertical")  # as MuJoCo's rendering is turned upright: nothing to do
 
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_padding_is_openpi_s_resize_with_pad(name):
     case = made("openpi")
-    np.testing.assert_array_equal(
-        image_transforms.resize_padded(picture(case[f"{name}_in"]), SMALL), case[f"{name}_out"]
-    )
+    np.testing.assert_array_equal(transforms.resize_padded(picture(case[f"{name}_in"]), SMALL), case[f"{name}_out"])
 
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_lanczos_is_tensorflow_s(name):
     case = made("tensorflow")
     np.testing.assert_array_equal(
-        image_transforms.resize_lanczos(picture(case[f"{name}_in"]), SMALL), case[f"{name}_lanczos"]
+        transforms.resize_lanczos(picture(case[f"{name}_in"]), SMALL), case[f"{name}_lanczos"]
     )
 
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_the_crop_is_openvla_s(name):
     case = made("tensorflow")
-    np.testing.assert_array_equal(image_transforms.crop_center(case[f"{name}_lanczos"], 0.9), case[f"{name}_crop"])
+    np.testing.assert_array_equal(transforms.crop_center(case[f"{name}_lanczos"], 0.9), case[f"{name}_crop"])
 
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_jpeg_is_tensorflow_s_with_its_accurate_transform(name):
     case = made("tensorflow")
     np.testing.assert_array_equal(
-        image_transforms.pass_through_jpeg(picture(case[f"{name}_in"])), case[f"{name}_jpeg_accurate"]
+        transforms.pass_through_jpeg(picture(case[f"{name}_in"])), case[f"{name}_jpeg_accurate"]
     )
 
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_openvla_s_whole_way_differs_by_its_fast_transform_alone(name):
     case = made("tensorflow")
-    jpeg = image_transforms.pass_through_jpeg(picture(case[f"{name}_in"]))
-    whole = image_transforms.crop_center(image_transforms.resize_lanczos(jpeg, SMALL), 0.9)
+    jpeg = transforms.pass_through_jpeg(picture(case[f"{name}_in"]))
+    whole = transforms.crop_center(transforms.resize_lanczos(jpeg, SMALL), 0.9)
     for ours, theirs in ((np.asarray(jpeg), case[f"{name}_jpeg"]), (whole, case[f"{name}_all"])):
         away = np.abs(ours.astype(int) - theirs.astype(int))
         assert away.mean() < COARSE_MEAN
@@ -74,7 +72,7 @@ def test_openvla_s_whole_way_differs_by_its_fast_transform_alone(name):
 
 def test_axis_angle_is_robosuite_s():
     case = made("robosuite")
-    ours = [image_transforms.to_axis_angle(quat[[3, 0, 1, 2]]) for quat in case["quat_xyzw"]]
+    ours = [transforms.to_axis_angle(quat[[3, 0, 1, 2]]) for quat in case["quat_xyzw"]]
     np.testing.assert_array_equal(ours, case["axis_angle"])
 
 
@@ -84,7 +82,7 @@ def test_axis_angle_turns_as_the_quaternion_and_leaves_it_alone(numbers):
 
     quat = np.array(numbers) / np.linalg.norm(numbers)
     kept = quat.copy()
-    turned = Rotation.from_rotvec(image_transforms.to_axis_angle(quat))
+    turned = Rotation.from_rotvec(transforms.to_axis_angle(quat))
     np.testing.assert_array_equal(quat, kept)
     away = turned * Rotation.from_quat(quat, scalar_first=True).inv()
     assert away.magnitude() < 1e-6
@@ -92,8 +90,8 @@ def test_axis_angle_turns_as_the_quaternion_and_leaves_it_alone(numbers):
 
 def test_a_quaternion_and_its_opposite_are_different_vectors():
     quat = np.array([0.8, 0.6, 0.0, 0.0])
-    assert image_transforms.to_axis_angle(quat)[0] > 0
-    assert image_transforms.to_axis_angle(-quat)[0] < -np.pi
+    assert transforms.to_axis_angle(quat)[0] > 0
+    assert transforms.to_axis_angle(-quat)[0] < -np.pi
 
 
 IMAGE = np.arange(24, dtype=np.uint8).reshape(4, 2, 3)
@@ -101,22 +99,22 @@ IMAGE = np.arange(24, dtype=np.uint8).reshape(4, 2, 3)
 
 def test_flips_are_named_as_of_mujoco_s_own_rows():
     raw = IMAGE[::-1]  # MuJoCo's rows begin at the bottom
-    np.testing.assert_array_equal(image_transforms.flip_image(IMAGE, "none"), raw)
-    np.testing.assert_array_equal(image_transforms.flip_image(IMAGE, "vertical"), raw[::-1])
-    np.testing.assert_array_equal(image_transforms.flip_image(IMAGE, "180"), raw[::-1, ::-1])
+    np.testing.assert_array_equal(transforms.flip_image(IMAGE, "none"), raw)
+    np.testing.assert_array_equal(transforms.flip_image(IMAGE, "vertical"), raw[::-1])
+    np.testing.assert_array_equal(transforms.flip_image(IMAGE, "180"), raw[::-1, ::-1])
 
 
 def test_an_image_of_the_size_is_not_touched_and_another_needs_a_method():
-    np.testing.assert_array_equal(image_transforms.resize_picture(picture(IMAGE), (4, 2), "none"), IMAGE)
+    np.testing.assert_array_equal(transforms.resize_picture(picture(IMAGE), (4, 2), "none"), IMAGE)
     with pytest.raises(PolicyError, match="4 x 2, the protocol sends 8 x 8 and does not resize"):
-        image_transforms.resize_picture(picture(IMAGE), (8, 8), "none")
+        transforms.resize_picture(picture(IMAGE), (8, 8), "none")
 
 
-@pytest.mark.parametrize("method", image_transforms.RESIZERS)
+@pytest.mark.parametrize("method", transforms.RESIZERS)
 def test_what_is_sent_is_the_sender_s_own_array(method):
     """A policy in this process makes tensors of it, which PyTorch refuses to share where it cannot be written to."""
     for size in ((4, 2), (2, 2)):
-        assert image_transforms.resize_picture(picture(IMAGE), size, method).flags.writeable
+        assert transforms.resize_picture(picture(IMAGE), size, method).flags.writeable
 
 
 @pytest.mark.parametrize(
@@ -131,14 +129,14 @@ def test_what_is_sent_is_the_sender_s_own_array(method):
 def test_grippers_become_minus_one_open_and_plus_one_closed(how, given_values, host):
     actions = np.zeros((len(given_values), 7))
     actions[:, 6] = given_values
-    np.testing.assert_array_equal(image_transforms.convert_switches(actions, {6: how})[:, 6], host)
+    np.testing.assert_array_equal(transforms.convert_switches(actions, {6: how})[:, 6], host)
     np.testing.assert_array_equal(actions[:, 6], given_values)
 
 
-@pytest.mark.parametrize("how", image_transforms.SWITCHES)
+@pytest.mark.parametrize("how", transforms.SWITCHES)
 def test_a_switch_that_is_not_finite_stays_so(how):
     """By comparison alone it would become a closed gripper."""
     numbers = np.array([[np.nan], [np.inf], [-np.inf], [0.25]])
-    converted = image_transforms.convert_switches(numbers, {0: how})
+    converted = transforms.convert_switches(numbers, {0: how})
     np.testing.assert_array_equal(converted[:3], numbers[:3])
     assert np.isfinite(converted[3])

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image as PillowImage
 
 from safevla_bench.errors import PolicyError
-from safevla_bench.interface.policy import Reading
+from safevla_bench.interface.policy import Observation, Reading
 
 Image = NDArray[np.uint8]
 Picture = PillowImage.Image
@@ -29,10 +29,7 @@ _LOBES = 3
 
 
 def resize_picture(picture: Picture, size: tuple[int, int], method: str) -> Image:
-    """Return the image of (height, width), resized by one of `RESIZERS` unless it has that size.
-
-    Raises `PolicyError` where it has another size and `method` is none of them.
-    """
+    """Return the image of (height, width), resized by one of `RESIZERS`; `PolicyError` if it must be and cannot."""
     if (picture.height, picture.width) == size:
         return np.array(picture)
     if method not in RESIZERS:
@@ -166,3 +163,78 @@ SWITCHES: Mapping[str, Callable[[Floats], Floats]] = {
     # 0 opens and 1 closes, or 0 is the arm's mode and 1 the base's: RoboCasa's own conversion.
     "close-is-one": lambda values: np.where(values < 0.5, -1.0, 1.0),
 }
+
+
+# States
+
+
+def state_part(name: str, observation: Observation) -> Floats:
+    """Return one part of the state by its name in `STATES`, [n]; raises `PolicyError` if the host does not show it."""
+    try:
+        return STATES[name](observation)
+    except TypeError:  # a pose of a base where the robot has none
+        problem = f"the policy needs {name}, which this host does not show"
+        raise PolicyError(problem, remedy="Choose the entry or dialect for this host.") from None
+
+
+def _pose_in_base(observation: Observation) -> tuple[Floats, Floats]:
+    """Return the end effector's position and wxyz orientation in the frame of the mobile base."""
+    if observation.base_pos_m is None or observation.base_quat_wxyz is None:
+        raise TypeError
+    back = observation.base_quat_wxyz * [1, -1, -1, -1]
+    moved = np.concatenate([[0.0], observation.eef_pos_m - observation.base_pos_m])
+    place = _multiply_quaternions(_multiply_quaternions(back, moved), observation.base_quat_wxyz)[1:]
+    turned = _multiply_quaternions(back, observation.eef_quat_wxyz)
+    return place, _shortest_quaternion(turned)
+
+
+def _shortest_quaternion(quat_wxyz: Floats) -> Floats:
+    return -quat_wxyz if quat_wxyz[0] < 0 else quat_wxyz
+
+
+_ROOT_HALF = float(np.sqrt(0.5))
+_HAND_TO_SITE_WXYZ = np.array([_ROOT_HALF, 0.0, 0.0, -_ROOT_HALF])
+"""The grip site's axes in the hand's: robosuite 1.4 models/assets/grippers/panda_gripper.xml, body right_gripper."""
+
+
+def _single(array: Floats) -> Floats:
+    return array.astype(np.float32).astype(np.float64)
+
+
+def _shortest_axis_angle(quat_wxyz: Floats) -> Floats:
+    return _single(to_axis_angle(_shortest_quaternion(quat_wxyz)))
+
+
+def _multiply_quaternions(p: Floats, q: Floats) -> Floats:
+    w, v = p[0] * q[0] - p[1:] @ q[1:], p[0] * q[1:] + q[0] * p[1:] + np.cross(p[1:], q[1:])
+    return np.concatenate([[w], v])
+
+
+def _require_pose(array: Floats | None) -> Floats:
+    if array is None:
+        raise TypeError
+    return array
+
+
+STATES: Mapping[str, Callable[[Observation], Floats]] = {
+    "eef_pos": lambda seen: seen.eef_pos_m,
+    "eef_x": lambda seen: seen.eef_pos_m[0:1],
+    "eef_y": lambda seen: seen.eef_pos_m[1:2],
+    "eef_z": lambda seen: seen.eef_pos_m[2:3],
+    "eef_axis_angle": lambda seen: to_axis_angle(seen.eef_quat_wxyz),
+    "eef_axis_angle_single": lambda seen: _single(to_axis_angle(seen.eef_quat_wxyz)),
+    "eef_axis_angle_shortest": lambda seen: _shortest_axis_angle(seen.eef_quat_wxyz),
+    "site_axis_angle_shortest": lambda seen: _shortest_axis_angle(
+        _multiply_quaternions(seen.eef_quat_wxyz, _HAND_TO_SITE_WXYZ)
+    ),
+    "eef_axis_angle_x": lambda seen: to_axis_angle(seen.eef_quat_wxyz)[0:1],
+    "eef_axis_angle_y": lambda seen: to_axis_angle(seen.eef_quat_wxyz)[1:2],
+    "eef_axis_angle_z": lambda seen: to_axis_angle(seen.eef_quat_wxyz)[2:3],
+    "eef_quat_xyzw": lambda seen: seen.eef_quat_wxyz[[1, 2, 3, 0]],
+    "gripper_qpos": lambda seen: seen.gripper_qpos,
+    "eef_pos_in_base": lambda seen: _pose_in_base(seen)[0],
+    "eef_quat_xyzw_in_base": lambda seen: _pose_in_base(seen)[1][[1, 2, 3, 0]],
+    "base_pos": lambda seen: _require_pose(seen.base_pos_m),
+    "base_quat_xyzw": lambda seen: _require_pose(seen.base_quat_wxyz)[[1, 2, 3, 0]],
+}
+"""Parts of a state by name, each [n], in the observation's units."""

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from scipy.spatial.transform import Rotation
 
 from safevla_bench.interface.policy import Boxes, Joint, Observation, Privileged
-from safevla_bench.policies.mobile.door_script import (
+from safevla_bench.policies.mobile import find_shelves, grasp_point
+from safevla_bench.policies.mobile.doors import (
     body_boxes,
     handle_box,
     motion_direction,
@@ -17,7 +18,6 @@ from safevla_bench.policies.mobile.door_script import (
     open_position,
     point_on_door,
 )
-from safevla_bench.policies.mobile.scripts import find_shelves, grasp_point
 
 NUMBER = st.floats(-2.0, 2.0)
 POINT = st.tuples(NUMBER, NUMBER, NUMBER).map(np.array)
