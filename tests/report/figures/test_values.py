@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from report.figures.builders import LONG, crashed
 from report.figures.figure_texts import outside, overlapping, words
+from report.published.synthesis import EpisodeCounts, synthesize_scores
 from report.scenes import NAN, joined, verdicts
 from safevla_bench.judging.metrics import Rate, cells
 from safevla_bench.judging.provenance_marks import warn_of_cells
 from safevla_bench.report.figures import margins, onset, style, sweeps, tradeoff, violations
-from safevla_bench.report.published import PAPER, EpisodeCounts, load_published, matching_counts, synthesize_scores
+from safevla_bench.report.published import PAPER, load_published, matching_counts
 from safevla_bench.specs.loader import library
 
 INF = float("inf")
