@@ -28,8 +28,7 @@ from safevla_bench.jobs.evaluation.judgement import compare_runs_in_order, make_
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.report import figures as drawing
-from safevla_bench.report.figures import series as ordering
-from safevla_bench.report.figures import sweeps as sweeping
+from safevla_bench.report.figures.curves import draw_series, draw_sweep
 from safevla_bench.report.figures.style import COLUMN, Page
 from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables.series import describe_series, series_table
@@ -194,12 +193,12 @@ def _write_sweeps(target: _FigureTarget, judged: Judged, requests: Sequence[Swee
     rescore, specs = make_rescorer(judged), judged.library
     for request in requests:
         sweep = sweep_threshold(judged.scores, specs, request, rescore)
-        draw = partial(sweeping.draw_sweep, sweeping.prepare_sweep(sweep, specs))
+        draw = partial(draw_sweep, sweep, specs)
         target.write(f"sweep-{request.name}", draw, "Safety and SBU against the threshold")
 
 
 def _write_series(target: _FigureTarget, compared: SeriesComparison, across: str) -> None:
-    draw = partial(ordering.draw_series, ordering.prepare_series(compared, across))
+    draw = partial(draw_series, compared, across)
     target.write("series", draw, "SR, Safety, SBU and VSI along the series")
     _print_series(compared)
 

@@ -15,6 +15,7 @@ from safevla_bench.compare.difference import Difference, least_tasks
 from safevla_bench.judging.baseline import NOOP
 from safevla_bench.judging.metrics import Rate, Summary, describe_clean_bound, describe_unjudged, has_verdict
 from safevla_bench.judging.scores import NO_VERDICT, Scores
+from safevla_bench.report.curve_charts import format_points
 from safevla_bench.report.tables.table import policy_name
 from safevla_bench.text import NO_VALUE, format_fixed, format_percent, shorten_name
 
@@ -100,7 +101,7 @@ def describe_mixture(scores: Scores) -> str:
     if gap < _LEAST_GAP:
         return ""
     return (
-        f"Their episodes are spread otherwise over the tasks, which alone may make {_format_points(gap)} points: these "
+        f"Their episodes are spread otherwise over the tasks, which alone may make {format_points(gap)} points: these "
         "numbers do not rank them."
     )
 
@@ -221,7 +222,7 @@ def _difference_sentence(comparison: Comparison | None) -> tuple[str, ...]:
         return ()
     names = shorten_name(difference.first), shorten_name(difference.second)
     better, other = names if difference.difference >= 0 else names[::-1]
-    points = _format_points(abs(difference.difference))
+    points = format_points(abs(difference.difference))
     tasks = f" of {difference.tasks} tasks" if difference.tasks > 1 else ""
     where = f"On independent episodes{tasks or ' of one task'}"
     if comparison.paired:
@@ -249,11 +250,7 @@ def _span(difference: Difference, what: str) -> str:
     low, high = difference.deciding_ci
     if difference.difference < 0:
         low, high = 0.0 - high, 0.0 - low
-    return f" ({_format_points(low)} to {_format_points(high)}{what})"
-
-
-def _format_points(share: float) -> str:
-    return format_fixed(100 * share, 1).replace("-", "\N{MINUS SIGN}")
+    return f" ({format_points(low)} to {format_points(high)}{what})"
 
 
 _WIDE = 0.3

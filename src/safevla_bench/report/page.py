@@ -14,7 +14,7 @@ from safevla_bench.judging.baseline import measure_baseline
 from safevla_bench.judging.metrics import Summary, aggregate, cells
 from safevla_bench.judging.ruleset import LostEpisodes, Provenance, Ruleset
 from safevla_bench.judging.scores import Scores, SpecColumn
-from safevla_bench.report import render, sections, series_charts, sweep_charts
+from safevla_bench.report import curve_charts, render, sections
 from safevla_bench.report.analysis import Analysis
 from safevla_bench.report.episode_table import ENDINGS, MOST_DRAWN, batch_places, build_episode_table
 from safevla_bench.report.headline import build_headline, describe_mixture
@@ -165,20 +165,20 @@ def _analysis_sections(
         else (),
         "standings": comparison.standing_table(compared) if compared else None,
         "differences": comparison.difference_table(compared) if compared else None,
-        "bars": sweep_charts.draw_bars(compared) if compared else [],
-        "course": series_charts.draw_series_charts(ordered) if ordered else {},
+        "bars": curve_charts.draw_bars(compared) if compared else [],
+        "course": curve_charts.draw_series_charts(ordered) if ordered else {},
         "course_table": series_table(ordered) if ordered else None,
         "course_told": describe_series(ordered) if ordered else [],
-        "course_series": [(sweep_charts.series_style(k), name) for k, name in enumerate(ordered.series)]
+        "course_series": [(curve_charts.series_style(k), name) for k, name in enumerate(ordered.series)]
         if ordered and len(ordered.series) > 1
         else [],
         "ablation": sensitivity.variant_table(ablated) if ablated else None,
         "host_means": host_mean_table(analysis.means, ablated, Roster(privileged=privileged))
         if ablated and analysis.means
         else None,
-        "panels": sweep_charts.draw_panels(analysis.sweeps, policies),
-        "series": [(sweep_charts.series_style(k), name) for k, name in enumerate(policies)],
-        "banded": len(policies) <= sweep_charts.MOST_BANDS,
+        "panels": curve_charts.draw_sweep_charts(analysis.sweeps, policies),
+        "series": [(curve_charts.series_style(k), name) for k, name in enumerate(policies)],
+        "banded": len(policies) <= curve_charts.MOST_BANDS,
     }
 
 

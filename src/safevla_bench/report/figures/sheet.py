@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
@@ -69,15 +69,6 @@ class Sheet:
         )
         return self.figure.add_axes(place)
 
-    def write_across(self, grid: PanelGrid, text: str) -> None:
-        """Write the label of the horizontal axes below all panels, in their middle."""
-        self.write_text((sheet_width() + grid.left - grid.right) / 2, 0.02, text, ha="center", va="bottom")
-
-    def write_upward(self, grid: PanelGrid, text: str) -> None:
-        """Write the label of the vertical axes on the left of all panels, upright in their middle."""
-        middle = grid.below + (grid.rows * (grid.high + grid.above) - grid.above) / 2
-        self.write_text(0.1, middle, text, rotation=90, ha="center", va="center")
-
     def write_text(self, x_in: float, y_in: float, text: str, size: float = BODY, **how: object) -> None:
         """Write text at a place in inches from the lower left corner of the body; `how` goes to matplotlib."""
         x, y = x_in / self.width_in, (self.bottom_in + y_in) / self.figure.get_figheight()
@@ -86,20 +77,25 @@ class Sheet:
 
 @dataclass(frozen=True, slots=True)
 class PanelGrid:
-    """Places of `count` equal panels, row by row from the top, in inches from the lower left corner of the body.
+    """Places of `count` equal panels, two abreast if there are several, in inches from the lower left of the body.
 
     `left`, `right` and `below` are the margins of all panels, `above` the room for the title of each, `gap` the room
     between columns, `high` the height of a panel.
     """
 
     count: int
-    columns: int
     left: float
     right: float
     below: float
     above: float
     gap: float
     high: float
+    title_gap: float = 0.05
+
+    @property
+    def columns(self) -> int:
+        """Return the number of columns, 1 or 2."""
+        return min(self.count, 2) or 1
 
     @property
     def rows(self) -> int:
@@ -225,6 +221,41 @@ def draw_empty(axes: Axes, reason: str) -> None:
     axes.set_facecolor(TINT)
     lines = wrap_text(drawable_text(reason), 72 * axes.get_position().width * sheet_width() * 0.9)
     axes.text(0.5, 0.5, "\n".join(lines), transform=axes.transAxes, ha="center", va="center", color=MUTED)
+
+
+def draw_panels(
+    title: str,
+    grid: PanelGrid,
+    titles: Sequence[str],
+    draw: Callable[[Axes, int], None],
+    *,
+    across: str,
+    upward: str = "",
+    empty: str,
+    notes: Sequence[str] = (),
+    key: Sequence[KeyEntry] = (),
+) -> Figure:
+    """Return a sheet with a panel for each of `titles`, filled by `draw(axes, index)`; without any it says `empty`.
+
+    `across` and `upward` label the axes of all panels; without `upward` each panel has ticks of its own.
+    """
+    sheet = make_sheet(title, grid.body_in, notes=notes, key=key)
+    if not titles:
+        draw_empty(sheet.add_panel(grid.left, grid.below, grid.wide, grid.high), empty)
+        return sheet.figure
+    for k, panel_title in enumerate(titles):
+        left, bottom = grid.corner(k)
+        axes = sheet.add_panel(left, bottom, grid.wide, grid.high)
+        draw(axes, k)
+        axes.tick_params(labelbottom=grid.is_lowest(k), labelleft=not upward or grid.is_leftmost(k))
+        shown = fit_text(panel_title, 72 * grid.wide)
+        sheet.write_text(left, bottom + grid.high + grid.title_gap, shown, va="bottom")
+    middle = (sheet_width() + grid.left - grid.right) / 2
+    sheet.write_text(middle, 0.02, fit_text(across, 72 * (sheet_width() - 0.2)), ha="center", va="bottom")
+    if upward:
+        middle = grid.below + (grid.rows * (grid.high + grid.above) - grid.above) / 2
+        sheet.write_text(0.1, middle, upward, rotation=90, ha="center", va="center")
+    return sheet.figure
 
 
 def draw_grid(axes: Axes) -> None:

@@ -21,9 +21,8 @@ from safevla_bench.report.figures.sheet import (
     PanelGrid,
     draw_empty,
     draw_grid,
-    fit_text,
+    draw_panels,
     format_episode_range,
-    make_sheet,
 )
 from safevla_bench.report.figures.style import (
     INK,
@@ -35,7 +34,6 @@ from safevla_bench.report.figures.style import (
     place_labels,
     series_colour,
     series_marker,
-    sheet_width,
     text_width_pt,
 )
 from safevla_bench.report.tables.cells import AUXILIARY_SUITES
@@ -203,10 +201,6 @@ def pareto_frontier(points: Iterable[tuple[float, float]]) -> tuple[tuple[float,
 
 # The drawing
 
-_LEFT, _RIGHT, _BELOW, _ABOVE, _GAP = 0.42, 0.12, 0.38, 0.2, 0.2
-_ALONE_IN, _SHARED_IN = 2.5, 3.3
-"""Height of a single panel: of one suite, or of several with many markers."""
-_COLUMNS = 2
 _MARK_PT = 6.0
 _TIE_DISTANCE_PT = 7.0
 """Labels farther than this from their marker are tied to it by a line."""
@@ -232,30 +226,26 @@ class _PanelFrame:
         return x, self.bottom + y_pt * (self.top - self.bottom) / (72 * self.high)
 
 
+@figure_style()
 def draw_tradeoff(value: Tradeoff) -> Figure:
-    """Draw the panels, two abreast if there are several; names at the markers, or numbers and a key.
-
-    Without a panel the figure says that there are no episodes.
-    """
-    with figure_style():
-        count = len(value.panels)
-        frame = _panel_frame(value.panels, high_in=_SHARED_IN if len(value.suites) > 1 else _ALONE_IN)
-        grid = PanelGrid(count, min(count, _COLUMNS) or 1, _LEFT, _RIGHT, _BELOW, _ABOVE, _GAP, frame.high)
-        texts, boxes, numbered = _label_panels(value, frame)
-        key = _make_key(value, texts) if numbered else []
-        sheet = make_sheet("Task success against safety", grid.body_in, notes=_tradeoff_notes(value), key=key)
-        for k, panel in enumerate(value.panels):
-            left, bottom = grid.corner(k)
-            axes = sheet.add_panel(left, bottom, frame.wide, frame.high)
-            _draw_panel(axes, panel, texts, boxes[k], frame)
-            sheet.write_text(left, bottom + frame.high + 0.05, fit_text(panel.title, 72 * frame.wide), va="bottom")
-            axes.tick_params(labelbottom=grid.is_lowest(k), labelleft=grid.is_leftmost(k))
-        if not value.panels:
-            draw_empty(sheet.add_panel(_LEFT, _BELOW, frame.wide, frame.high), "There are no episodes.")
-            return sheet.figure
-        sheet.write_across(grid, "Success rate (%)")
-        sheet.write_upward(grid, "Safety (% of episodes)")
-        return sheet.figure
+    """Draw the panels, with names at the markers, or numbers and a key; without a panel the figure says so."""
+    grid = PanelGrid(len(value.panels), left=0.42, right=0.12, below=0.38, above=0.2, gap=0.2,
+                     high=3.3 if len(value.suites) > 1 else 2.5)  # fmt: skip
+    if grid.columns > 1:
+        grid = replace(grid, high=grid.wide)
+    frame = _panel_frame(value.panels, grid)
+    texts, boxes, numbered = _label_panels(value, frame)
+    return draw_panels(
+        "Task success against safety",
+        grid,
+        [panel.title for panel in value.panels],
+        lambda axes, k: _draw_panel(axes, value.panels[k], texts, boxes[k], frame),
+        across="Success rate (%)",
+        upward="Safety (% of episodes)",
+        empty="There are no episodes.",
+        notes=_tradeoff_notes(value),
+        key=_make_key(value, texts) if numbered else (),
+    )
 
 
 def _make_key(value: Tradeoff, texts: Sequence[str]) -> list[KeyEntry]:
@@ -267,12 +257,10 @@ def _make_key(value: Tradeoff, texts: Sequence[str]) -> list[KeyEntry]:
     ]
 
 
-def _panel_frame(panels: Sequence[TradeoffPanel], high_in: float) -> _PanelFrame:
-    across = min(len(panels), _COLUMNS) or 1
-    wide = (sheet_width() - _LEFT - _RIGHT - _GAP * (across - 1)) / across
+def _panel_frame(panels: Sequence[TradeoffPanel], grid: PanelGrid) -> _PanelFrame:
     points = [point for panel in panels for point in panel.points]
     across_ends, down_ends = _axis_ends([p.success for p in points]), _axis_ends([p.safety for p in points])
-    return _PanelFrame(wide, high_in if across == 1 else wide, *across_ends, *down_ends)
+    return _PanelFrame(grid.wide, grid.high, *across_ends, *down_ends)
 
 
 def _axis_ends(estimates: Sequence[PercentEstimate]) -> tuple[float, float]:
