@@ -226,13 +226,16 @@ def _violation_path(spec_trace: SpecTrace, area: PlotArea, limit_y: float) -> st
 
 
 def _rectangles(where: NDArray[np.bool_], area: PlotArea, top: float, bottom: float, reach: float) -> str:
-    edges = np.diff(np.concatenate([[0], where.astype(np.int8), [0]]))
-    runs = zip(np.flatnonzero(edges == 1), np.flatnonzero(edges == -1) - 1, strict=True)
-    return "".join(_rectangle(area.x(a - reach), area.x(b + reach), top, bottom) for a, b in runs)
+    high, low = _format_px(top), _format_px(bottom)
+    spans = [(_format_px(area.x(a - reach)), _format_px(area.x(b + reach))) for a, b in true_runs(where)]
+    return "".join(f"M{left},{high}H{right}V{low}H{left}Z" for left, right in spans)
 
 
-def _rectangle(left: float, right: float, top: float, bottom: float) -> str:
-    return f"M{_format_px(left)},{_format_px(top)}H{_format_px(right)}V{_format_px(bottom)}H{_format_px(left)}Z"
+def true_runs(flags: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Return the first and last index of each run of True."""
+    edges = np.diff(np.concatenate([[0], flags.astype(np.int8), [0]]))
+    firsts, lasts = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1) - 1
+    return list(zip(firsts.tolist(), lasts.tolist(), strict=True))
 
 
 def _worst_label(spec_trace: SpecTrace, values: Floats, limit: float, unit: str, area: PlotArea) -> PointLabel:
