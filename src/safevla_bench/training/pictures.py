@@ -14,7 +14,7 @@ from PIL import Image
 
 from safevla_bench.errors import HostError
 from safevla_bench.interface import Camera, Host, ObservingStage, Stage
-from safevla_bench.pictures.frames.stage import open_stage, render_checked
+from safevla_bench.pictures.rendering import open_stage, render_checked
 from safevla_bench.policies.servers.image_transforms import to_axis_angle
 from safevla_bench.training.writer import Statistics, summarize_pixels
 from safevla_bench.trajectory.batch import Batch

@@ -29,7 +29,7 @@ from safevla_bench.judging.registration import REGISTERED, describe_registration
 from safevla_bench.judging.ruleset import Ruleset, RulesetRecipe
 from safevla_bench.judging.scores import Scores
 from safevla_bench.judging.scoring import score_chunks
-from safevla_bench.pictures.frames.stage import build_replay3d, open_stage
+from safevla_bench.pictures.rendering import build_replay3d, open_stage
 from safevla_bench.publishing import submission
 from safevla_bench.publishing.board.own_results import OwnResults
 from safevla_bench.publishing.board.page import report_path

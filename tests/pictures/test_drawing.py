@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 from PIL import Image
 
-from safevla_bench.pictures.frames.pictures import (
+from safevla_bench.pictures.drawing import (
     GREEN,
     OUTLINE_BEFORE,
     OUTLINE_NOW,

@@ -16,7 +16,7 @@ import numpy as np
 
 from safevla_bench.errors import RunError
 from safevla_bench.explain.trace import SpecTrace
-from safevla_bench.pictures.viewers.timeline import ALARM, COLORS, SIZE_M, BodyTrack, Timeline
+from safevla_bench.pictures.timeline import ALARM, COLORS, SIZE_M, BodyTrack, Timeline
 from safevla_bench.plugins import install_command
 
 if TYPE_CHECKING:

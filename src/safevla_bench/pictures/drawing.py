@@ -22,7 +22,7 @@ from safevla_bench.explain.episode import ClauseExplanation, Explanation
 from safevla_bench.explain.trace import SignalTrace
 from safevla_bench.files import write_atomically
 from safevla_bench.interface import Camera
-from safevla_bench.pictures.frames.moments import format_clip_reading
+from safevla_bench.pictures.moments import format_clip_reading
 from safevla_bench.sources.runs.folder import FRAMES, Frame, read_picture
 from safevla_bench.text import escape_controls, format_fixed
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from safevla_bench.errors import RunError
-from safevla_bench.pictures.viewers.timeline import ALARM, COLORS, SIZE_M, BodyTrack, Floats, PlacedContact, Timeline
+from safevla_bench.pictures.timeline import ALARM, COLORS, SIZE_M, BodyTrack, Floats, PlacedContact, Timeline
 from safevla_bench.plugins import install_command
 
 if TYPE_CHECKING:
