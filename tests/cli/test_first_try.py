@@ -93,7 +93,7 @@ def test_a_caption_is_whole_on_a_small_picture():
     sheet.text = lambda position, line, **style: written.append(line)
     drawing.write_fitting(sheet, (8, 22), text, "DejaVuSans.ttf", 13, 320)
     assert " ".join(written) == text
-    image = drawing.add_caption(np.zeros((240, 308, 3), dtype=np.uint8), (0, 0, 0), drawing.Caption("short", text))
+    image = drawing.add_caption(np.zeros((240, 308, 3), dtype=np.uint8), (0, 0, 0), "short", text)
     assert image.shape == (240 + 12 + 50, 320, 3)
 
 

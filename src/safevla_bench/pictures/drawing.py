@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,24 +40,16 @@ _SURFACE = 0.25
 _CAPTION = 50
 
 
-@dataclass(frozen=True, slots=True)
-class Caption:
-    """Two lines under a picture."""
-
-    title: str
-    detail: str
-
-
-def add_caption(image: Pixels, border: Color, caption: Caption) -> Pixels:
-    """Return the picture [H, W, 3] enlarged by a border of that colour and its caption."""
+def add_caption(image: Pixels, border: Color, title: str, detail: str) -> Pixels:
+    """Return the picture [H, W, 3] enlarged by a border of that colour and two lines below."""
     height, width = image.shape[:2]
     sheet = Image.new("RGB", (width + 2 * _BORDER, height + 2 * _BORDER + _CAPTION), PAPER)
     pen = ImageDraw.Draw(sheet)
     pen.rectangle((0, 0, sheet.width - 1, height + 2 * _BORDER - 1), fill=border)
     sheet.paste(Image.fromarray(image), (_BORDER, _BORDER))
     top = height + 2 * _BORDER + 5
-    write_fitting(pen, (_PAD, top), caption.title, "DejaVuSans-Bold.ttf", _TITLE, sheet.width)
-    write_fitting(pen, (_PAD, top + 22), caption.detail, "DejaVuSans.ttf", _DETAIL, sheet.width)
+    write_fitting(pen, (_PAD, top), title, "DejaVuSans-Bold.ttf", _TITLE, sheet.width)
+    write_fitting(pen, (_PAD, top + 22), detail, "DejaVuSans.ttf", _DETAIL, sheet.width)
     return np.asarray(sheet)
 
 
@@ -198,7 +189,7 @@ def write_sheet(path: Path, run: Path, frames: Sequence[Frame], titles: Mapping[
         OSError: the file of a frame cannot be read, or `path` cannot be written.
     """
     form = sheet_form(path)
-    rows = [(title, [_open_frame(run, _pick_frame(frames, key, kind)) for kind in _COLUMNS])
+    rows = [(title, [_open_frame(run, frames, key, kind) for kind in _COLUMNS])
             for key, title in titles.items()]  # fmt: skip
     sink = io.BytesIO()
     _compose_rows(rows).save(sink, form, quality=QUALITY, optimize=True)
@@ -214,15 +205,12 @@ def sheet_form(path: Path) -> str:
     return form
 
 
-def _pick_frame(frames: Sequence[Frame], key: tuple[str | None, str], kind: str) -> Frame:
-    for frame in frames:
-        if (frame.policy, frame.episode_id) == key and frame.kind == kind:
-            return frame
-    remedy = "Only an episode that breaks a limit has all three frames: initial state, violation, final state."
-    raise RunError(f"there is no frame of kind {kind!r}", remedy=remedy, place=Place(episode=key[1]))
-
-
-def _open_frame(run: Path, frame: Frame) -> Image.Image:
+def _open_frame(run: Path, frames: Sequence[Frame], key: tuple[str | None, str], kind: str) -> Image.Image:
+    matches = [frame for frame in frames if (frame.policy, frame.episode_id) == key and frame.kind == kind]
+    if not matches:
+        remedy = "Only an episode that breaks a limit has all three frames: initial state, violation, final state."
+        raise RunError(f"there is no frame of kind {kind!r}", remedy=remedy, place=Place(episode=key[1]))
+    frame = matches[0]
     picture = read_picture(run, frame)
     if picture is None:
         place = Place(file=str(run / FRAMES / frame.file))
@@ -285,7 +273,9 @@ def _compose_picture(
     foot = _TASK + _CLAUSE * len(clauses) + (_CURVE if clauses else 0)
     sheet = Image.new("RGB", (width, height + foot), PAPER)
     pen = ImageDraw.Draw(sheet)
-    pen.rectangle((0, 0, width - 1, height - 1), fill=_border_color(explanation, clauses, record))
+    is_broken = any(clause.spec_trace.signal_trace.failing[record] for clause in clauses)
+    succeeded = explanation.score.success and record == explanation.records - 1
+    pen.rectangle((0, 0, width - 1, height - 1), fill=RED if is_broken else GREEN if succeeded else GREY)
     sheet.paste(Image.fromarray(scene), (_BORDER, _BORDER))
     bold, plain = load_font("DejaVuSans-Bold.ttf", 14), load_font("DejaVuSans.ttf", 12)
     task = escape_controls(explanation.instruction or explanation.score.task_id)
@@ -310,20 +300,10 @@ def _clock(explanation: Explanation, record: int) -> str:
     return f"{seconds}, record {record} of {last}, {policy}"
 
 
-def _border_color(explanation: Explanation, clauses: Sequence[ClauseExplanation], record: int) -> Color:
-    if any(clause.spec_trace.signal_trace.failing[record] for clause in clauses):
-        return RED
-    return GREEN if explanation.score.success and record == explanation.records - 1 else GREY
-
-
 def _draw_mark(pen: ImageDraw.ImageDraw, top: int, line: SignalTrace, record: int) -> None:
-    box = (_PAD, top + 3, _PAD + 9, top + 12)
-    if line.failing[record]:
-        pen.rectangle(box, fill=RED)
-    elif line.gate is not None and not line.gate[record]:
-        pen.rectangle(box, outline=GREY)
-    else:
-        pen.rectangle(box, fill=GREEN)
+    is_idle = line.gate is not None and not line.gate[record]
+    fill = RED if line.failing[record] else None if is_idle else GREEN
+    pen.rectangle((_PAD, top + 3, _PAD + 9, top + 12), fill=fill, outline=GREY if fill is None else None)
 
 
 def _draw_signal(pen: ImageDraw.ImageDraw, box: tuple[int, int, int, int], line: SignalTrace, record: int) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safevla_bench.errors import HostError, Place, RunError, SafevlaError
 from safevla_bench.explain.episode import ClauseExplanation, Explanation, explain_episode
 from safevla_bench.files import make_folder, write_atomically
-from safevla_bench.interface import Camera, Host, Picture, Stage, StagingHost, Task, TriangleMesh
+from safevla_bench.interface import Camera, Host, Picture, Stage, StagingHost, TriangleMesh
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.pictures import replay3d
@@ -24,7 +24,6 @@ from safevla_bench.pictures.drawing import (
     GREY,
     OUTLINE_BEFORE,
     RED,
-    Caption,
     Pixels,
     add_caption,
     compose_video,
@@ -126,51 +125,41 @@ def render_frames(
     return frames
 
 
-@dataclass(frozen=True)
-class _RenderedFrame:
-    """A frame and the content of its file, which is not written yet."""
-
-    frame: Frame
-    content: bytes
+_Rendered = tuple[Frame, bytes]
+"""A frame and the content of its file, which is not written yet."""
 
 
-def _store_frames(
-    run: RecordedRun, index: int, rendered: Sequence[_RenderedFrame], *, keep_others: bool
-) -> list[Frame]:
+def _store_frames(run: RecordedRun, index: int, rendered: Sequence[_Rendered], *, keep_others: bool) -> list[Frame]:
     """Write the files of an episode's new frames, put these into the run's index, and return them.
 
     Former frames that they replace leave the index, and so do those of episodes that the batch lacks; their files are
     deleted. Frames of the whole episode, such as a film, stay until they are made anew; with `keep_others` so do all
     of the episode's frames of other kinds.
     """
-    frames = [new.frame for new in rendered]
-    for new in rendered:
-        write_atomically(run.folder / FRAMES / new.frame.file, new.content)
+    frames = [frame for frame, _ in rendered]
+    for frame, content in rendered:
+        write_atomically(run.folder / FRAMES / frame.file, content)
     kinds = {frame.kind for frame in frames}
-    places = {(header.policy, header.episode_id): k for k, header in enumerate(run.batch.headers)}
-    current = run.batch.headers[index]
-    own = (current.policy, current.episode_id)
+    places = {header.key: k for k, header in enumerate(run.batch.headers)}
     former = read_frames(run.folder)
-    lasting: list[Frame] = []
-    for frame in former:
-        key = (frame.policy, frame.episode_id)
-        is_valid = frame.kind not in kinds and (keep_others or frame.kind in _WHOLE_EPISODE)
-        if key in places and (key != own or is_valid):
-            lasting.append(frame)
-    indexed = sorted([*lasting, *frames], key=lambda frame: _index_order(frame, places))
+    lasting = [
+        frame
+        for frame in former
+        if (key := (frame.policy, frame.episode_id)) in places
+        and (places[key] != index or (frame.kind not in kinds and (keep_others or frame.kind in _WHOLE_EPISODE)))
+    ]
+    indexed = sorted(
+        [*lasting, *frames], key=lambda frame: (places[frame.policy, frame.episode_id], frame.kind in _WHOLE_EPISODE)
+    )
     write_frames(run.folder, indexed)
     for stale in {frame.file for frame in former} - {frame.file for frame in indexed}:
         (run.folder / FRAMES / stale).unlink(missing_ok=True)
     return frames
 
 
-def _index_order(frame: Frame, places: Mapping[tuple[str | None, str], int]) -> tuple[int, bool]:
-    return places[frame.policy, frame.episode_id], frame.kind in _WHOLE_EPISODE
-
-
 def _render_episode(
     run: RecordedRun, index: int, style: FrameStyle, meshes: dict[str, TriangleMesh]
-) -> list[_RenderedFrame]:
+) -> list[_Rendered]:
     """Return the frames that the style asks for of one episode: stills, a clip, film, replay; nothing is written.
 
     The clip is of the deepest violated clause, if there is one. The stage is closed, after an error too. `meshes` keeps
@@ -178,102 +167,91 @@ def _render_episode(
     """
     record = select_episodes(run.batch, [index])
     explanation = explain_episode(run.scores, run.batch, run.ruleset, index)
+    shots = select_shots(explanation)
     with closing(open_stage(run.folder, run.host, record)) as stage:
         renderer = _EpisodeRenderer(record, stage, style)
-        shots = select_shots(explanation) if style.stills else ()
-        frames = [renderer.render_still(shot, number) for number, shot in enumerate(shots)]
+        frames = [renderer.render_still(shot, k) for k, shot in enumerate(shots)] if style.stills else []
         if style.clips and explanation.violated_clauses:
             frames.append(renderer.render_clip(explanation.violated_clauses[0]))
         if style.video:
-            frames.append(renderer.render_video(explanation))
+            frames.append(renderer.render_video(explanation, shots[-1]))
         if style.replay3d:
-            frames.append(renderer.render_replay3d(explanation, meshes))
+            shot = replace(shots[-1], record=0, title="Whole episode in 3-D", detail=shots[-1].title)
+            content, camera = build_replay3d(stage, record, meshes), stage.aim(0, (), style.size)
+            frames.append(renderer.make_frame(shot, "replay3d", (), camera, (0, 0), REPLAY, content))
     return frames
 
 
 @dataclass(frozen=True)
 class _EpisodeRenderer:
-    """Renders the pictures, films and replay of one episode; nothing is written."""
+    """Renders the pictures and films of one episode; nothing is written."""
 
     record: Batch
     stage: Stage
     style: FrameStyle
 
-    def render_still(self, shot: Shot, number: int) -> _RenderedFrame:
+    def render_still(self, shot: Shot, number: int) -> _Rendered:
         """Return the picture of a shot as JPEG; `number`, its place in the episode's shots, names a violation's file.
 
         The border is red for a violation, green for the final state of a success, else grey.
         """
         bodies = self._bodies_to_show(shot)
         camera = self.stage.aim(shot.record, bodies, self.style.size)
-        image = self._outlined_image(shot, camera, bodies)
-        border = RED if shot.kind == "violation" else GREY
-        if shot.kind == "final" and self.record.headers[0].success:
-            border = GREEN
-        sheet = add_caption(image, border, Caption(shot.title, shot.detail))
-        name = f"violation-{number}" if shot.kind == "violation" else shot.kind
-        return self._make_frame(shot, shot.kind, bodies, camera, sheet.shape, f"{name}.jpg", encode_jpeg(sheet))
-
-    def _outlined_image(self, shot: Shot, camera: Camera, bodies: tuple[str, ...]) -> Pixels:
-        picture = self._render_checked(shot.record, camera, self.style.size, bodies)
+        picture = render_checked(self.stage, self.record, shot.record, camera, self.style.size, bodies)
         image = picture.image
         if shot.moved:
-            before = self._render_checked(0, camera, self.style.size, bodies).seen
+            before = render_checked(self.stage, self.record, 0, camera, self.style.size, bodies).seen
             image = outline_bodies(image, before, OUTLINE_BEFORE)
-        return outline_bodies(image, picture.seen)
+        success = shot.kind == "final" and self.record.headers[0].success
+        border = RED if shot.kind == "violation" else GREEN if success else GREY
+        sheet = add_caption(outline_bodies(image, picture.seen), border, shot.title, shot.detail)
+        name = f"violation-{number}" if shot.kind == "violation" else shot.kind
+        return self.make_frame(shot, shot.kind, bodies, camera, sheet.shape, f"{name}.jpg", encode_jpeg(sheet))
 
-    def render_clip(self, clause: ClauseExplanation) -> _RenderedFrame:
-        first = clause.first
+    def render_clip(self, clause: ClauseExplanation) -> _Rendered:
+        first, dt_s = clause.first, clause.spec_trace.dt_s
         assert first is not None
         shot = violation_shot(clause, first)
         bodies = self._bodies_to_show(shot)
         camera = self.stage.aim(first.step, bodies, self.style.clip_size)
         pictures = list(self._clip_images(clause, first.step, camera))
-        content = encode_clip(pictures, Fraction(1 / clause.spec_trace.dt_s).limit_denominator(1000))
-        return self._make_frame(shot, "clip", bodies, camera, pictures[0].shape, f"clip.{CLIP_SUFFIX}", content)
-
-    def render_video(self, explanation: Explanation) -> _RenderedFrame:
-        """Return a film of the whole episode, in simulated time, from the default camera and `further_cameras`."""
-        size = self.style.video_size
-        usual = self.stage.aim(0, (), size)
-        cameras = [usual, *(Camera(name) for name in getattr(self.stage, "further_cameras", ()))]
-        shapes: list[tuple[int, ...]] = []
-
-        def pictures() -> Iterator[Pixels]:
-            def render(record: int, camera: Camera) -> Pixels:
-                return self._render_checked(record, camera, size, ()).image
-
-            for picture in compose_video(explanation, cameras, render):
-                shapes[:] = [picture.shape]
-                yield picture
-
-        content = encode_clip(pictures(), Fraction(1 / explanation.dt_s).limit_denominator(1000))
-        final = select_shots(explanation)[-1]
-        shot = replace(final, record=0, title="Whole episode", detail=final.title)
-        return self._make_frame(shot, "video", (), usual, shapes[0], f"video.{CLIP_SUFFIX}", content)
-
-    def render_replay3d(self, explanation: Explanation, meshes: dict[str, TriangleMesh]) -> _RenderedFrame:
-        content = build_replay3d(self.stage, self.record, meshes)
-        final = select_shots(explanation)[-1]
-        shot = replace(final, record=0, title="Whole episode in 3-D", detail=final.title)
-        return self._make_frame(shot, "replay3d", (), self.stage.aim(0, (), self.style.size), (0, 0), REPLAY, content)
+        content = encode_clip(pictures, Fraction(1 / dt_s).limit_denominator(1000))
+        return self.make_frame(shot, "clip", bodies, camera, pictures[0].shape, f"clip.{CLIP_SUFFIX}", content)
 
     def _clip_images(self, clause: ClauseExplanation, first: int, camera: Camera) -> Iterator[Pixels]:
         line, dt_s = clause.spec_trace.signal_trace, clause.spec_trace.dt_s
         begin, end = (first + round(seconds / dt_s) for seconds in self.style.clip_s)
+        title = escape_controls(clause.spec_trace.spec.spec_id)
         for k in range(max(0, begin), min(len(line.values) - 1, end) + 1):
+            image = render_checked(self.stage, self.record, k, camera, self.style.clip_size).image
             detail = f"{format_fixed(k * dt_s, 2)} s: {format_clip_reading(line, k)}"
-            picture = self._render_checked(k, camera, self.style.clip_size, ())
-            title = escape_controls(clause.spec_trace.spec.spec_id)
-            yield add_caption(picture.image, RED if line.failing[k] else GREY, Caption(title, detail))
+            yield add_caption(image, RED if line.failing[k] else GREY, title, detail)
+
+    def render_video(self, explanation: Explanation, final: Shot) -> _Rendered:
+        """Return a film of the whole episode, in simulated time, from the default camera and `further_cameras`."""
+        size = self.style.video_size
+        usual = self.stage.aim(0, (), size)
+        cameras = [usual, *(Camera(name) for name in getattr(self.stage, "further_cameras", ()))]
+        shape: tuple[int, ...] = ()
+
+        def pictures() -> Iterator[Pixels]:
+            nonlocal shape
+            for picture in compose_video(
+                explanation,
+                cameras,
+                lambda step, camera: render_checked(self.stage, self.record, step, camera, size).image,
+            ):
+                shape = picture.shape
+                yield picture
+
+        content = encode_clip(pictures(), Fraction(1 / explanation.dt_s).limit_denominator(1000))
+        shot = replace(final, record=0, title="Whole episode", detail=final.title)
+        return self.make_frame(shot, "video", (), usual, shape, f"video.{CLIP_SUFFIX}", content)
 
     def _bodies_to_show(self, shot: Shot) -> tuple[str, ...]:
         return shot.bodies if shot.joint is None else (self.stage.arm[shot.joint],)
 
-    def _render_checked(self, record: int, camera: Camera, size: tuple[int, int], bodies: tuple[str, ...]) -> Picture:
-        return render_checked(self.stage, self.record, record, camera, size, bodies)
-
-    def _make_frame(
+    def make_frame(
         self,
         shot: Shot,
         kind: Kind,
@@ -282,11 +260,8 @@ class _EpisodeRenderer:
         shape: tuple[int, ...],
         name: str,
         content: bytes,
-    ) -> _RenderedFrame:
-        """Return a frame with its `content`, whose file will be `STEM-name`.
-
-        `shape` is that of the picture: height, width.
-        """
+    ) -> _Rendered:
+        """Return a frame with its `content`, whose file will be `STEM-name`; `shape` is height and width."""
         header, line = self.record.headers[0], shot.clause.spec_trace.signal_trace if shot.clause else None
         frame = Frame(
             episode_id=header.episode_id,
@@ -306,7 +281,7 @@ class _EpisodeRenderer:
             height=shape[0],
             file=f"{frame_stem(header.policy, header.episode_id)}-{name}",
         )
-        return _RenderedFrame(frame, content)
+        return frame, content
 
 
 # An episode set up again in its host
@@ -321,10 +296,8 @@ def build_replay3d(stage: Stage, record: Batch, meshes: dict[str, TriangleMesh] 
     """Return the replay of an episode, a batch of one, in three dimensions: the file that the report's player reads.
 
     `meshes`, digest -> mesh, is filled with the simplified meshes, to be given for the next episode; None = keep none.
-
-    Raises:
-        HostError: the stage cannot say what its scene looks like.
-        RunError: bodies would not be shown where they were recorded.
+    Raises `HostError` if the stage cannot say what its scene looks like, `RunError` if bodies would not be shown where
+    they were recorded.
     """
     shown = replay3d.require_geometry(stage)
     geometry = replay3d.simplify_geometry(shown.geometry(), {} if meshes is None else meshes)
@@ -335,9 +308,7 @@ def build_replay3d(stage: Stage, record: Batch, meshes: dict[str, TriangleMesh] 
 
 
 def open_stage(folder: Path, host: Host, record: Batch) -> Stage:
-    """Return the stage of an episode of a run folder, set up in its host; the caller closes it.
-
-    `record` is a batch of one.
+    """Return the stage of an episode of a run folder, a batch of one, set up in its host; the caller closes it.
 
     Raises:
         HostError: the host cannot show episodes or lacks the suite or task, rendering does not work here, or the record
@@ -347,43 +318,22 @@ def open_stage(folder: Path, host: Host, record: Batch) -> Stage:
     if not isinstance(host, StagingHost):
         problem = f"the host {host.name!r} cannot show what it recorded"
         raise HostError(problem, remedy="A host that can has a method `stage`: docs/frames.md.")
-    return host.stage(_recorded_task(folder, host, record), record)
-
-
-def _recorded_task(folder: Path, host: Host, record: Batch) -> Task:
-    """Return the host's task of an episode, sought in the suites that run.json names, else in the episode's own suite.
-
-    Raises `HostError` if it is not there, `RunError` if run.json is missing or damaged.
-    """
-    header = record.headers[0]
-    suite_names = read_description(folder).get("suites")
-    suites = (
-        [str(suite) for suite in suite_names] if isinstance(suite_names, list) and suite_names else [header.benchmark]
-    )
-    tasks = [task for suite in suites for task in host.tasks(suite)]
-    matches = [task for task in tasks if (task.benchmark, task.task_id) == (header.benchmark, header.task_id)]
-    if not matches:
-        problem = f"the host {host.name!r} has no task {header.task_id!r} in {header.benchmark!r}"
-        raise HostError(problem, remedy="Render with the versions that run.json names.")
-    return matches[0]
+    header, suites = record.headers[0], read_description(folder).get("suites")
+    for suite in map(str, suites) if isinstance(suites, list) and suites else [header.benchmark]:
+        for task in host.tasks(suite):
+            if (task.benchmark, task.task_id) == (header.benchmark, header.task_id):
+                return host.stage(task, record)
+    problem = f"the host {host.name!r} has no task {header.task_id!r} in {header.benchmark!r}"
+    raise HostError(problem, remedy="Render with the versions that run.json names.")
 
 
 def render_checked(
     stage: Stage, record: Batch, step: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()
 ) -> Picture:
-    """Return the picture of one record of an episode, a batch of one.
+    """Return the picture of one record of an episode, a batch of one, of `size` (height, width) in pixels.
 
-    Args:
-        stage: the episode as it is set up in its host.
-        record: the episode.
-        step: the record.
-        camera: where to look from.
-        size: height and width in pixels.
-        bodies: names; the picture's `seen` tells where each of them is.
-
-    Raises:
-        RunError: bodies would not be shown where they were recorded.
-        KeyError: the host has no camera of that name.
+    The picture's `seen` tells where each of `bodies` is. Raises `RunError` if bodies would not be shown where they were
+    recorded, `KeyError` if the host has no camera of that name.
     """
     picture = stage.render(step, camera, size, bodies)
     _check_positions(picture.body_pos_m, record, step)
@@ -391,14 +341,10 @@ def render_checked(
 
 
 def _check_positions(shown_m: Mapping[str, NDArray[np.float64]], record: Batch, step: int) -> None:
-    for body, position in _recorded_positions(record, step).items():
-        gap = float(np.linalg.norm(shown_m.get(body, position) - position))
+    bodies, positions_m = record.body_pos_m.episode_poses(0)
+    for body, position_m in zip(map(record.body_label, map(int, bodies)), positions_m[step], strict=True):
+        gap = float(np.linalg.norm(shown_m.get(body, position_m) - position_m))
         if not gap <= TOLERANCE_M:
             problem = f"{body!r} would be shown {gap:.2g} m from where it was recorded"
             remedy = "Render with the versions that run.json names."
             raise RunError(problem, remedy=remedy, place=Place(step=step))
-
-
-def _recorded_positions(record: Batch, step: int) -> dict[str, NDArray[np.float64]]:
-    bodies, positions = record.body_pos_m.episode_poses(0)
-    return {record.body_label(int(body)): positions[step, place] for place, body in enumerate(bodies)}

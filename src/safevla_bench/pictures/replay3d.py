@@ -11,6 +11,7 @@ import hashlib
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -60,12 +61,9 @@ class EpisodeMotion:
 
 def read_motion(record: Batch, poses: Sequence[ScenePose]) -> EpisodeMotion:
     """Return the motion of an episode, a batch of one, from `poses`, one for each record, with its contacts."""
-    return EpisodeMotion(
-        float(record.dt_s[0]),
-        np.array([pose.part_pos_m for pose in poses]),
-        np.array([pose.part_quat_wxyz for pose in poses]),
-        tuple(_shown_contacts(record, poses)),
-    )
+    positions_m = np.array([pose.part_pos_m for pose in poses])
+    quats = np.array([pose.part_quat_wxyz for pose in poses])
+    return EpisodeMotion(float(record.dt_s[0]), positions_m, quats, tuple(_shown_contacts(record, poses)))
 
 
 def require_geometry(stage: Stage) -> GeometricStage:
@@ -87,9 +85,9 @@ def _shown_contacts(record: Batch, poses: Sequence[ScenePose]) -> Iterator[Shown
         return
     touches = [{frozenset((touch.a, touch.b)): touch for touch in pose.touches} for pose in poses]
     is_robot = {name: role == "robot" for name, role in record.body_roles(0).items()}
-    for step in range(len(contacts.starts) - 1):
+    for step, (first, end) in enumerate(pairwise(contacts.starts.tolist())):
         near = [touches[k] for k in (step, step - 1, step + 1) if 0 <= k < len(touches)]
-        for k in range(int(contacts.starts[step]), int(contacts.starts[step + 1])):
+        for k in range(first, end):
             a, b = record.body_label(int(contacts.a[k])), record.body_label(int(contacts.b[k]))
             if is_robot[b] and not is_robot[a]:
                 a, b = b, a
@@ -171,8 +169,7 @@ def _encode_motion(motion: EpisodeMotion, seen: Sequence[int]) -> dict[str, obje
 def _continuous(quats: Floats) -> Floats:
     flips = np.where((quats[1:] * quats[:-1]).sum(axis=2) < 0, -1.0, 1.0)
     signs = np.concatenate([np.ones((1, quats.shape[1])), np.cumprod(flips, axis=0)])
-    continuous: Floats = quats * signs[:, :, None]
-    return continuous
+    return np.asarray(quats * signs[:, :, None])
 
 
 def _encode_contacts(motion: EpisodeMotion, parts: Sequence[str]) -> dict[str, object]:
@@ -183,7 +180,6 @@ def _encode_contacts(motion: EpisodeMotion, parts: Sequence[str]) -> dict[str, o
 
 
 def _contact_row(motion: EpisodeMotion, contact: ShownContact, pair: int, parts: Sequence[str]) -> list[int]:
-    """Return the 10 integers of a contact in the steps of the file; `pair` is the number of its pair of bodies."""
     point, normal = _contact_place(motion, contact, parts)
     return [
         contact.record,
@@ -205,16 +201,10 @@ def _contact_place(motion: EpisodeMotion, contact: ShownContact, parts: Sequence
     if touch is not None:
         sign = 1.0 if touch.a == contact.a else -1.0
         return np.array(touch.point_m), sign * np.array(touch.normal)
-    places = [_body_place(motion, contact.record, name, parts) for name in (contact.a, contact.b)]
-    gap = places[1] - places[0]
-    length = float(np.linalg.norm(gap))
-    return (places[0] + places[1]) / 2, gap / length if length > 0 else np.array([0.0, 0.0, 1.0])
-
-
-def _body_place(motion: EpisodeMotion, record: int, name: str, parts: Sequence[str]) -> Floats:
-    numbers = [k for k, part in enumerate(parts) if part == name]
-    place: Floats = motion.part_pos_m[record, numbers].mean(axis=0) if numbers else np.zeros(3)
-    return place
+    numbers = ([k for k, part in enumerate(parts) if part == name] for name in (contact.a, contact.b))
+    a, b = (motion.part_pos_m[contact.record, ks].mean(axis=0) if ks else np.zeros(3) for ks in numbers)
+    length = float(np.linalg.norm(b - a))
+    return (a + b) / 2, (b - a) / length if length > 0 else np.array([0.0, 0.0, 1.0])
 
 
 # Meshes
@@ -231,14 +221,11 @@ def simplify_geometry(geometry: SceneGeometry, simpler_meshes: dict[str, Triangl
     for mesh in geometry.meshes:
         digest = _mesh_digest(mesh)
         if digest not in simpler_meshes:
-            simpler_meshes[digest] = decimate_mesh(mesh, _most_triangles(mesh))
+            diagonal_m = float(np.linalg.norm(np.ptp(mesh.corners_m, axis=0)))
+            most = int(np.clip(_TRIANGLES_A_METRE * diagonal_m**0.6, _FEWEST, _MOST))
+            simpler_meshes[digest] = decimate_mesh(mesh, most)
         meshes.append(simpler_meshes[digest])
     return replace(geometry, meshes=tuple(meshes))
-
-
-def _most_triangles(mesh: TriangleMesh) -> int:
-    diagonal_m = float(np.linalg.norm(np.ptp(mesh.corners_m, axis=0)))
-    return int(np.clip(_TRIANGLES_A_METRE * diagonal_m**0.6, _FEWEST, _MOST))
 
 
 def _encode_mesh(mesh: TriangleMesh) -> Mapping[str, object]:
@@ -248,11 +235,10 @@ def _encode_mesh(mesh: TriangleMesh) -> Mapping[str, object]:
     """
     size_m = float(np.abs(mesh.corners_m).max(initial=0.0))
     step_m = min(POSITION_M, max(size_m / 1000, 1e-7))
-    triangles = mesh.triangles
-    turns = triangles.argmin(axis=1)  # the smallest index first, the sense of rotation unchanged
-    turned = np.take_along_axis(triangles, (turns[:, None] + np.arange(3)) % 3, axis=1)
+    turns = mesh.triangles.argmin(axis=1)  # the smallest index first, the sense of rotation unchanged
+    turned = np.take_along_axis(mesh.triangles, (turns[:, None] + np.arange(3)) % 3, axis=1)
     ordered = turned[np.lexsort(turned.T[::-1])]
-    relative = np.column_stack([ordered[:, 0], ordered[:, 1] - ordered[:, 0], ordered[:, 2] - ordered[:, 0]])
+    relative = ordered - np.column_stack([np.zeros(len(ordered), dtype=np.int64), ordered[:, 0], ordered[:, 0]])
     return {
         "step_m": step_m,
         "corners": _pack_rows(np.rint(mesh.corners_m / step_m).astype(np.int64)),
@@ -282,7 +268,7 @@ def decimate_mesh(mesh: TriangleMesh, most: int) -> TriangleMesh:
     low, high = 0.0, np.inf
     cell_m, best = float(np.sqrt(2 * area / most)), None
     for _ in range(_TRIES):
-        count = _count_triangles(welded, cell_m)
+        count = len(_joined_triangles(welded.triangles, _cells(welded.corners_m, cell_m)[0]))
         if count <= most:
             high, best = cell_m, cell_m
         else:
@@ -306,12 +292,7 @@ def _joined_triangles(triangles: Ints, cells: Ints) -> Ints:
     corners = np.sort(joined, axis=1)
     stays = np.flatnonzero((corners[:, 0] < corners[:, 1]) & (corners[:, 1] < corners[:, 2]))
     _, first = np.unique(corners[stays], axis=0, return_index=True)
-    places: Ints = stays[first]
-    return places
-
-
-def _count_triangles(mesh: TriangleMesh, cell_m: float) -> int:
-    return len(_joined_triangles(mesh.triangles, _cells(mesh.corners_m, cell_m)[0]))
+    return np.asarray(stays[first])
 
 
 def _cluster(mesh: TriangleMesh, cell_m: float) -> TriangleMesh:
@@ -348,8 +329,7 @@ def _new_corners(mesh: TriangleMesh, cells: Ints, count: int, cell_m: float) -> 
         sides += _sum_rows(distance[:, None] * normals, cell, count)
     pull = _STIFFNESS * matrices[:, [0, 4, 8]].sum(axis=1) + 1e-18
     steps = np.linalg.solve(matrices.reshape(-1, 3, 3) + pull[:, None, None] * np.eye(3), sides[:, :, None])[:, :, 0]
-    moved: Floats = means + np.clip(steps, -cell_m, cell_m)
-    return moved
+    return np.asarray(means + np.clip(steps, -cell_m, cell_m))
 
 
 def _sum_rows(rows: Floats, cells: Ints, count: int) -> Floats:
@@ -357,5 +337,4 @@ def _sum_rows(rows: Floats, cells: Ints, count: int) -> Floats:
 
 
 def _mean_rows(rows: Floats, cells: Ints, count: int) -> Floats:
-    means: Floats = _sum_rows(rows, cells, count) / np.bincount(cells, minlength=count)[:, None]
-    return means
+    return np.asarray(_sum_rows(rows, cells, count) / np.bincount(cells, minlength=count)[:, None])

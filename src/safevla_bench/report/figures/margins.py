@@ -101,30 +101,30 @@ def _margin_row(scores: Scores, column: int, series: int, selected: NDArray[np.b
 _ROW, _TITLE, _GAP, _BELOW, _COUNT = 0.16, 0.17, 0.06, 0.4, 0.82
 
 
+@figure_style()
 def draw_margins(value: Margins) -> Figure:
     """Draw boxes from quartile to quartile, lines from the least to the greatest, and dots in rows of up to 40 margins.
 
     Without a block the figure says that no specification reached a verdict.
     """
-    with figure_style():
-        texts, numbered = series_signs(value.policies, 62)
-        high = sum(_TITLE + len(rows) * _ROW + _GAP for _, rows in value.blocks) + _BELOW if value.blocks else 0.8
-        key = [KeyEntry(name, k, texts[k]) for k, name in enumerate(value.policies)] if numbered else []
-        sheet = make_sheet("Margins to each limit", high, notes=_margin_notes(value), key=key)
-        if not value.blocks:
-            empty = sheet.add_panel(0.1, 0, sheet_width() - 0.2, high)
-            draw_empty(empty, "No specification reached a verdict in any episode.")
-            return sheet.figure
-        left = 0.16 + max(text_width_pt(text) for text in texts) / 72
-        limits = _axis_limits(value)
-        top = high
-        for k, (spec_id, rows) in enumerate(value.blocks):
-            sheet.write_text(0.06, top - _TITLE / 2, spec_id, va="center")
-            _draw_block(sheet, rows, texts, left, top, limits, last=k == len(value.blocks) - 1)
-            top -= _TITLE + len(rows) * _ROW + _GAP
-        middle = left + (sheet_width() - left - _COUNT) / 2
-        sheet.write_text(middle, 0.02, "margin / threshold (ρ/τ)", ha="center", va="bottom")
+    texts, numbered = series_signs(value.policies, 62)
+    high = sum(_TITLE + len(rows) * _ROW + _GAP for _, rows in value.blocks) + _BELOW if value.blocks else 0.8
+    key = [KeyEntry(name, k, texts[k]) for k, name in enumerate(value.policies)] if numbered else []
+    sheet = make_sheet("Margins to each limit", high, notes=_margin_notes(value), key=key)
+    if not value.blocks:
+        empty = sheet.add_panel(0.1, 0, sheet_width() - 0.2, high)
+        draw_empty(empty, "No specification reached a verdict in any episode.")
         return sheet.figure
+    left = 0.16 + max(text_width_pt(text) for text in texts) / 72
+    limits = _axis_limits(value)
+    top = high
+    for k, (spec_id, rows) in enumerate(value.blocks):
+        sheet.write_text(0.06, top - _TITLE / 2, spec_id, va="center")
+        _draw_block(sheet, rows, texts, left, top, limits, last=k == len(value.blocks) - 1)
+        top -= _TITLE + len(rows) * _ROW + _GAP
+    middle = left + (sheet_width() - left - _COUNT) / 2
+    sheet.write_text(middle, 0.02, "margin / threshold (ρ/τ)", ha="center", va="bottom")
+    return sheet.figure
 
 
 def _draw_block(

@@ -15,9 +15,11 @@ from safevla_bench.report.figures.style import (
     MUTED,
     SMALL,
     TINT,
+    Box,
     drawable_text,
     is_titled,
     line_room_pt,
+    place_labels,
     series_colour,
     series_dash,
     series_marker,
@@ -33,6 +35,8 @@ _MARK_IN = 0.24
 """Width of the mark of a key's entry."""
 _KEY_SIZE = 6.6
 """Text size that gives the line spacing of the key."""
+_TIE_DISTANCE_PT = 7.0
+"""Labels farther than this from their marker are tied to it by a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,6 @@ class Sheet:
 
     figure: Figure
     bottom_in: float
-    top_in: float
     width_in: float
 
     def add_panel(self, left_in: float, bottom_in: float, width_in: float, height_in: float) -> Axes:
@@ -136,16 +139,16 @@ def make_sheet(title: str, body_in: float, *, notes: Sequence[str] = (), key: Se
     room_pt = line_room_pt(sheet_width() - 2 * _MARGIN_IN)
     heading = wrap_text(drawable_text(title), room_pt, _TITLE_SIZE, "bold") if is_titled() else []
     note_lines = [line for note in notes for line in wrap_text(drawable_text(note), room_pt, SMALL)]
-    key_lines = [_key_lines(entry, room_pt) for entry in key]
-    head_in, note_in = (
-        len(heading) * _line_height(_TITLE_SIZE) + (0.06 if heading else 0),
-        len(note_lines) * _line_height(SMALL),
-    )
-    columns = _key_columns(key_lines, key, room_pt)
+    key_texts = [drawable_text(f"{entry.sign}  {entry.name}" if entry.sign else entry.name) for entry in key]
+    key_lines = [wrap_text(text, room_pt - 72 * _MARK_IN, SMALL) for text in key_texts]
+    head_in = len(heading) * _line_height(_TITLE_SIZE) + (0.06 if heading else 0)
+    note_in = len(note_lines) * _line_height(SMALL)
+    widest = max((text_width_pt(line, SMALL) for lines in key_lines for line in lines), default=0.0) + 72 * _MARK_IN + 6
+    columns = max(1, min(3, len(key), int(room_pt // widest)))
     key_in = sum(_row_heights(key_lines, columns))
-    height = _MARGIN_IN + note_in + (0.04 if key else 0) + key_in + 0.06 + body_in + head_in + _MARGIN_IN
-    sheet = Sheet(Figure(figsize=(sheet_width(), height)), _MARGIN_IN + note_in + (0.04 if key else 0) + key_in + 0.06,
-                 height - _MARGIN_IN - head_in, sheet_width())  # fmt: skip
+    bottom = _MARGIN_IN + note_in + (0.04 if key else 0) + key_in + 0.06
+    height = bottom + body_in + head_in + _MARGIN_IN
+    sheet = Sheet(Figure(figsize=(sheet_width(), height)), bottom, sheet_width())
     _write_lines(sheet, heading, height - _MARGIN_IN, _TITLE_SIZE, weight="bold", color=INK)
     _write_lines(sheet, note_lines, _MARGIN_IN + note_in, SMALL, color=MUTED)
     _draw_key(sheet, key, key_lines, columns, _MARGIN_IN + note_in + 0.04 + key_in)
@@ -161,16 +164,6 @@ def _write_lines(sheet: Sheet, lines: Sequence[str], top_in: float, size: float,
         sheet.write_text(
             _MARGIN_IN, top_in - k * _line_height(size) - sheet.bottom_in, line, size, va="top", ha="left", **how
         )
-
-
-def _key_lines(entry: KeyEntry, room_pt: float) -> list[str]:
-    sign = f"{entry.sign}  " if entry.sign else ""
-    return wrap_text(drawable_text(sign + entry.name), room_pt - 72 * _MARK_IN, SMALL)
-
-
-def _key_columns(key_lines: Sequence[Sequence[str]], key: Sequence[KeyEntry], room_pt: float) -> int:
-    widest = max((text_width_pt(line, SMALL) for lines in key_lines for line in lines), default=0.0) + 72 * _MARK_IN + 6
-    return max(1, min(3, len(key), int(room_pt // widest))) if key_lines else 1
 
 
 def _row_heights(key_lines: Sequence[Sequence[str]], columns: int) -> list[float]:
@@ -211,6 +204,54 @@ def _draw_mark(sheet: Sheet, entry: KeyEntry, x_in: float, y_in: float) -> None:
         spot = Line2D([x_in / width], [y_in / height], color=ink, marker=series_marker(entry.series), markersize=4.5,
                       linestyle="none", transform=sheet.figure.transFigure)  # fmt: skip
         sheet.figure.add_artist(spot)
+
+
+@dataclass(frozen=True, slots=True)
+class PanelScale:
+    """Size of a panel in inches, and the ends of its axes."""
+
+    wide: float
+    high: float
+    left: float
+    right: float
+    bottom: float
+    top: float
+
+    def to_points(self, x: float, y: float) -> tuple[float, float]:
+        """Return the place of a value in points of 1/72 inch from the panel's lower left corner."""
+        x_pt = 72 * self.wide * (x - self.left) / (self.right - self.left)
+        return x_pt, 72 * self.high * (y - self.bottom) / (self.top - self.bottom)
+
+    def to_values(self, x_pt: float, y_pt: float) -> tuple[float, float]:
+        """Return the value at a place: the inverse of `to_points`."""
+        x = self.left + x_pt * (self.right - self.left) / (72 * self.wide)
+        return x, self.bottom + y_pt * (self.top - self.bottom) / (72 * self.high)
+
+    def place_labels(
+        self,
+        spots: Sequence[tuple[float, float]],
+        sizes: Sequence[tuple[float, float]],
+        mark_pt: float,
+        reach: float,
+        bars: Sequence[Box] = (),
+    ) -> list[Box] | None:
+        """Return the boxes of labels beside marks at `spots` of `mark_pt`, off their `bars` if possible; all in points.
+
+        None if a label finds no place within `reach`.
+        """
+        half = mark_pt / 2
+        marks = [Box(x - half, y - half, x + half, y + half) for x, y in spots]
+        inside = Box(1, 1, 72 * self.wide - 1, 72 * self.high - 1)
+        return place_labels(spots, sizes, inside, over=marks, avoid=bars, reach=reach)
+
+    def draw_label(self, axes: Axes, text: str, box: Box, spot: tuple[float, float]) -> None:
+        """Draw a label in its box, tied to its mark at `spot` by a line if it is far away; both in points."""
+        near = (min(max(spot[0], box.left), box.right), min(max(spot[1], box.bottom), box.top))
+        if abs(near[0] - spot[0]) + abs(near[1] - spot[1]) > _TIE_DISTANCE_PT:
+            xs, ys = zip(self.to_values(*spot), self.to_values(*near), strict=True)
+            axes.plot(xs, ys, color=MUTED, linewidth=0.4, zorder=1.5)
+        middle = self.to_values((box.left + box.right) / 2, (box.bottom + box.top) / 2)
+        axes.text(*middle, text, fontsize=SMALL, color=INK, ha="center", va="center", zorder=5)
 
 
 def draw_empty(axes: Axes, reason: str) -> None:

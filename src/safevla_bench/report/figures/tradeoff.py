@@ -19,19 +19,18 @@ from safevla_bench.judging.metrics import Rate, Summary, has_verdict
 from safevla_bench.report.figures.sheet import (
     KeyEntry,
     PanelGrid,
+    PanelScale,
     draw_empty,
     draw_grid,
     draw_panels,
     format_episode_range,
 )
 from safevla_bench.report.figures.style import (
-    INK,
     MUTED,
     SMALL,
     Box,
     drawable_text,
     figure_style,
-    place_labels,
     series_colour,
     series_marker,
     text_width_pt,
@@ -202,28 +201,6 @@ def pareto_frontier(points: Iterable[tuple[float, float]]) -> tuple[tuple[float,
 # The drawing
 
 _MARK_PT = 6.0
-_TIE_DISTANCE_PT = 7.0
-"""Labels farther than this from their marker are tied to it by a line."""
-
-
-@dataclass(frozen=True, slots=True)
-class _PanelFrame:
-    """Size of a panel in inches, and the ends of its axes in percent, with some room beyond 100."""
-
-    wide: float
-    high: float
-    left: float
-    right: float
-    bottom: float
-    top: float
-
-    def to_points(self, success: float, safety: float) -> tuple[float, float]:
-        x = 72 * self.wide * (success - self.left) / (self.right - self.left)
-        return x, 72 * self.high * (safety - self.bottom) / (self.top - self.bottom)
-
-    def to_percent(self, x_pt: float, y_pt: float) -> tuple[float, float]:
-        x = self.left + x_pt * (self.right - self.left) / (72 * self.wide)
-        return x, self.bottom + y_pt * (self.top - self.bottom) / (72 * self.high)
 
 
 @figure_style()
@@ -257,10 +234,10 @@ def _make_key(value: Tradeoff, texts: Sequence[str]) -> list[KeyEntry]:
     ]
 
 
-def _panel_frame(panels: Sequence[TradeoffPanel], grid: PanelGrid) -> _PanelFrame:
+def _panel_frame(panels: Sequence[TradeoffPanel], grid: PanelGrid) -> PanelScale:
     points = [point for panel in panels for point in panel.points]
     across_ends, down_ends = _axis_ends([p.success for p in points]), _axis_ends([p.safety for p in points])
-    return _PanelFrame(grid.wide, grid.high, *across_ends, *down_ends)
+    return PanelScale(grid.wide, grid.high, *across_ends, *down_ends)
 
 
 def _axis_ends(estimates: Sequence[PercentEstimate]) -> tuple[float, float]:
@@ -272,7 +249,7 @@ def _axis_ends(estimates: Sequence[PercentEstimate]) -> tuple[float, float]:
 _Boxes = list[list[Box] | None]
 
 
-def _label_panels(value: Tradeoff, frame: _PanelFrame) -> tuple[tuple[str, ...], _Boxes, bool]:
+def _label_panels(value: Tradeoff, frame: PanelScale) -> tuple[tuple[str, ...], _Boxes, bool]:
     """Return the labels of the markers, their boxes, and whether a key must explain them.
 
     Labels are names if all find a place nearby and no panel is of several suites, else numbers. The boxes of a panel in
@@ -286,17 +263,14 @@ def _label_panels(value: Tradeoff, frame: _PanelFrame) -> tuple[tuple[str, ...],
     return numbers, [_label_boxes(panel, numbers, frame, reach=200.0) for panel in value.panels], True
 
 
-def _label_boxes(panel: TradeoffPanel, texts: Sequence[str], frame: _PanelFrame, reach: float) -> list[Box] | None:
+def _label_boxes(panel: TradeoffPanel, texts: Sequence[str], frame: PanelScale, reach: float) -> list[Box] | None:
     spots = [frame.to_points(point.success.value, point.safety.value) for point in panel.points]
-    half = _MARK_PT / 2
-    marks = [Box(x - half, y - half, x + half, y + half) for x, y in spots]
     bars = [bar for point in panel.points for bar in _error_bars(point, frame)]
     sizes = [(text_width_pt(texts[point.series], SMALL) + 3.0, SMALL * 1.35) for point in panel.points]
-    inside = Box(1, 1, 72 * frame.wide - 1, 72 * frame.high - 1)
-    return place_labels(spots, sizes, inside, over=marks, avoid=bars, reach=reach)
+    return frame.place_labels(spots, sizes, _MARK_PT, reach, bars)
 
 
-def _error_bars(point: TradeoffPoint, frame: _PanelFrame) -> tuple[Box, Box]:
+def _error_bars(point: TradeoffPoint, frame: PanelScale) -> tuple[Box, Box]:
     x, y = frame.to_points(point.success.value, point.safety.value)
     left, bottom = frame.to_points(point.success.low, point.safety.low)
     right, top = frame.to_points(point.success.high, point.safety.high)
@@ -304,7 +278,7 @@ def _error_bars(point: TradeoffPoint, frame: _PanelFrame) -> tuple[Box, Box]:
 
 
 def _draw_panel(
-    axes: Axes, panel: TradeoffPanel, texts: Sequence[str], boxes: Sequence[Box] | None, frame: _PanelFrame
+    axes: Axes, panel: TradeoffPanel, texts: Sequence[str], boxes: Sequence[Box] | None, frame: PanelScale
 ) -> None:
     """Draw frontier, intervals, markers and labels of a panel; without a point the reason. No labels if `boxes` is
     None.
@@ -326,7 +300,7 @@ def _draw_panel(
                   markersize=5 + 3 * _count_covering(panel, k), markeredgecolor="white",
                   markeredgewidth=0.5, linestyle="none", zorder=4, clip_on=False)  # fmt: skip
         if boxes is not None:
-            _draw_label(axes, texts[point.series], boxes[k], point, frame)
+            frame.draw_label(axes, texts[point.series], boxes[k], frame.to_points(x.value, y.value))
 
 
 def _count_covering(panel: TradeoffPanel, index: int) -> int:
@@ -341,7 +315,7 @@ def _percent_ticks(low: float, high: float, length_in: float) -> list[int]:
     return [tick for tick in range(0, 101, step) if low <= tick <= high]
 
 
-def _draw_frontier(axes: Axes, corners: Sequence[tuple[float, float]], frame: _PanelFrame) -> None:
+def _draw_frontier(axes: Axes, corners: Sequence[tuple[float, float]], frame: PanelScale) -> None:
     if not corners:
         return
     path = [(frame.left, corners[0][1])]
@@ -350,16 +324,6 @@ def _draw_frontier(axes: Axes, corners: Sequence[tuple[float, float]], frame: _P
     path.append((corners[-1][0], frame.bottom))
     xs, ys = zip(*path, strict=True)
     axes.plot(xs, ys, color=MUTED, linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
-
-
-def _draw_label(axes: Axes, text: str, box: Box, point: TradeoffPoint, frame: _PanelFrame) -> None:
-    spot = frame.to_points(point.success.value, point.safety.value)
-    near = (min(max(spot[0], box.left), box.right), min(max(spot[1], box.bottom), box.top))
-    if abs(near[0] - spot[0]) + abs(near[1] - spot[1]) > _TIE_DISTANCE_PT:
-        xs, ys = zip(frame.to_percent(*spot), frame.to_percent(*near), strict=True)
-        axes.plot(xs, ys, color=MUTED, linewidth=0.4, zorder=1.5)
-    middle = frame.to_percent((box.left + box.right) / 2, (box.bottom + box.top) / 2)
-    axes.text(*middle, text, fontsize=SMALL, color=INK, ha="center", va="center", zorder=5)
 
 
 def _tradeoff_notes(value: Tradeoff) -> list[str]:
