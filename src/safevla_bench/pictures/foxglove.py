@@ -70,8 +70,6 @@ def encode_mcap(timeline: Timeline) -> bytes:
 
 
 class _TopicWriter:
-    """Writes messages to topics, and registers each topic and its schema with the first message."""
-
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self._channels: dict[str, int] = {}
@@ -86,10 +84,7 @@ class _TopicWriter:
         self._add_message(topic, message.SerializeToString(), at_ns)
 
     def send_json(self, topic: str, schema: Mapping[str, Any], message: Mapping[str, object], at_ns: int) -> None:
-        """Write a JSON message at a time in nanoseconds; topics with the same schema title share the schema.
-
-        Raises `ValueError` for a number that is not finite.
-        """
+        """Write a JSON message at a time in nanoseconds; `ValueError` for a number that is not finite."""
         if topic not in self._channels:
             name = str(schema["title"])
             if name not in self._schemas:
@@ -103,7 +98,6 @@ class _TopicWriter:
 
 
 def _write_record(topics: _TopicWriter, timeline: Timeline, record: int) -> None:
-    """Write all messages of a record at the record's time: poses, contacts if recorded, signals, violation events."""
     from foxglove_schemas_protobuf.Log_pb2 import Log
 
     at_ns = round(record * timeline.dt_s * 1e9)
@@ -140,7 +134,6 @@ def _timestamp(at_ns: int) -> Any:
 
 
 def _frame_transforms(timeline: Timeline, record: int, at_ns: int) -> Any:
-    """Return the poses of all bodies and the end effector in a record, in the world frame."""
     from foxglove_schemas_protobuf.FrameTransforms_pb2 import FrameTransforms
 
     message = FrameTransforms()
@@ -155,7 +148,6 @@ def _frame_transforms(timeline: Timeline, record: int, at_ns: int) -> Any:
 
 
 def _body_scene(timeline: Timeline) -> Any:
-    """Return a ball and a name for each body, fixed to the frame of the body."""
     from foxglove_schemas_protobuf.SceneUpdate_pb2 import SceneUpdate
 
     message = SceneUpdate()
@@ -168,10 +160,7 @@ def _body_scene(timeline: Timeline) -> Any:
 
 
 def _contact_scene(timeline: Timeline, record: int, at_ns: int) -> Any:
-    """Return the contacts of a record that have a position, as balls with a text, in an entity named `contacts`.
-
-    A viewer replaces the entity of the record before by it, also if there are no contacts.
-    """
+    """Return one entity with the contacts that have a position, which replaces that of the record before."""
     from foxglove_schemas_protobuf.SceneUpdate_pb2 import SceneUpdate
 
     message = SceneUpdate()

@@ -24,11 +24,9 @@ _MOVED, _MARGIN = "non_target_disp_max", "margin"
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """One picture to take.
+    """One picture to take, with the two lines of its caption.
 
-    `bodies` are outlined. `joint` is the index of the loaded joint if the clause is about torque. With `moved` the
-    places of the bodies in record 0 are outlined too. `title` and `detail` are the lines of the caption. `value` is the
-    signal's.
+    `bodies` are outlined, with `moved` also where they stood in record 0. `joint` is the index of a loaded joint.
     """
 
     kind: Literal["initial", "violation", "final"]
@@ -64,11 +62,7 @@ def select_shots(explanation: Explanation) -> tuple[Shot, ...]:
 
 
 def violation_shot(clause: ClauseExplanation, moment: Moment) -> Shot:
-    """Return the shot of a record in which a specification is broken, with the bodies involved outlined.
-
-    For a clause on `joint_torque_ratio` the joint's index stands for the bodies. `moved` is set for a clause on
-    displacement.
-    """
+    """Return the shot of a record in which a specification is broken; of torque, the joint stands for bodies."""
     line, contributors = clause.spec_trace.signal_trace, moment.involved
     names = contributors.names if contributors else ()
     joint = int(names[0].removeprefix("joint ")) - 1 if line.signal in _TORQUES and names else None

@@ -17,20 +17,7 @@ from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.interface import Camera, Host, Picture, Stage, StagingHost, TriangleMesh
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores
-from safevla_bench.pictures import replay3d
-from safevla_bench.pictures.drawing import (
-    CLIP_SUFFIX,
-    GREEN,
-    GREY,
-    OUTLINE_BEFORE,
-    RED,
-    Pixels,
-    add_caption,
-    compose_video,
-    encode_clip,
-    encode_jpeg,
-    outline_bodies,
-)
+from safevla_bench.pictures import drawing, replay3d
 from safevla_bench.pictures.moments import Shot, format_clip_reading, select_shots, violation_shot
 from safevla_bench.sources.runs.folder import (
     FRAMES,
@@ -130,12 +117,7 @@ _Rendered = tuple[Frame, bytes]
 
 
 def _store_frames(run: RecordedRun, index: int, rendered: Sequence[_Rendered], *, keep_others: bool) -> list[Frame]:
-    """Write the files of an episode's new frames, put these into the run's index, and return them.
-
-    Former frames that they replace leave the index, and so do those of episodes that the batch lacks; their files are
-    deleted. Frames of the whole episode, such as a film, stay until they are made anew; with `keep_others` so do all
-    of the episode's frames of other kinds.
-    """
+    """Write an episode's new frames, put them into the index, delete what they replace, and return them."""
     frames = [frame for frame, _ in rendered]
     for frame, content in rendered:
         write_atomically(run.folder / FRAMES / frame.file, content)
@@ -160,11 +142,7 @@ def _store_frames(run: RecordedRun, index: int, rendered: Sequence[_Rendered], *
 def _render_episode(
     run: RecordedRun, index: int, style: FrameStyle, meshes: dict[str, TriangleMesh]
 ) -> list[_Rendered]:
-    """Return the frames that the style asks for of one episode: stills, a clip, film, replay; nothing is written.
-
-    The clip is of the deepest violated clause, if there is one. The stage is closed, after an error too. `meshes` keeps
-    simplified meshes for further episodes. Raises `HostError` or `RunError` where the episode cannot be shown.
-    """
+    """Return the frames of one episode that the style asks for, a clip of its deepest violation; write nothing."""
     record = select_episodes(run.batch, [index])
     explanation = explain_episode(run.scores, run.batch, run.ruleset, index)
     shots = select_shots(explanation)
@@ -184,29 +162,24 @@ def _render_episode(
 
 @dataclass(frozen=True)
 class _EpisodeRenderer:
-    """Renders the pictures and films of one episode; nothing is written."""
-
     record: Batch
     stage: Stage
     style: FrameStyle
 
     def render_still(self, shot: Shot, number: int) -> _Rendered:
-        """Return the picture of a shot as JPEG; `number`, its place in the episode's shots, names a violation's file.
-
-        The border is red for a violation, green for the final state of a success, else grey.
-        """
+        """Return the picture of a shot as JPEG; `number`, its place in the shots, names a violation's file."""
         bodies = self._bodies_to_show(shot)
         camera = self.stage.aim(shot.record, bodies, self.style.size)
         picture = render_checked(self.stage, self.record, shot.record, camera, self.style.size, bodies)
         image = picture.image
         if shot.moved:
             before = render_checked(self.stage, self.record, 0, camera, self.style.size, bodies).seen
-            image = outline_bodies(image, before, OUTLINE_BEFORE)
+            image = drawing.outline_bodies(image, before, drawing.OUTLINE_BEFORE)
         success = shot.kind == "final" and self.record.headers[0].success
-        border = RED if shot.kind == "violation" else GREEN if success else GREY
-        sheet = add_caption(outline_bodies(image, picture.seen), border, shot.title, shot.detail)
+        border = drawing.RED if shot.kind == "violation" else drawing.GREEN if success else drawing.GREY
+        sheet = drawing.add_caption(drawing.outline_bodies(image, picture.seen), border, shot.title, shot.detail)
         name = f"violation-{number}" if shot.kind == "violation" else shot.kind
-        return self.make_frame(shot, shot.kind, bodies, camera, sheet.shape, f"{name}.jpg", encode_jpeg(sheet))
+        return self.make_frame(shot, shot.kind, bodies, camera, sheet.shape, f"{name}.jpg", drawing.encode_jpeg(sheet))
 
     def render_clip(self, clause: ClauseExplanation) -> _Rendered:
         first, dt_s = clause.first, clause.spec_trace.dt_s
@@ -215,17 +188,17 @@ class _EpisodeRenderer:
         bodies = self._bodies_to_show(shot)
         camera = self.stage.aim(first.step, bodies, self.style.clip_size)
         pictures = list(self._clip_images(clause, first.step, camera))
-        content = encode_clip(pictures, Fraction(1 / dt_s).limit_denominator(1000))
-        return self.make_frame(shot, "clip", bodies, camera, pictures[0].shape, f"clip.{CLIP_SUFFIX}", content)
+        content = drawing.encode_clip(pictures, Fraction(1 / dt_s).limit_denominator(1000))
+        return self.make_frame(shot, "clip", bodies, camera, pictures[0].shape, f"clip.{drawing.CLIP_SUFFIX}", content)
 
-    def _clip_images(self, clause: ClauseExplanation, first: int, camera: Camera) -> Iterator[Pixels]:
+    def _clip_images(self, clause: ClauseExplanation, first: int, camera: Camera) -> Iterator[drawing.Pixels]:
         line, dt_s = clause.spec_trace.signal_trace, clause.spec_trace.dt_s
         begin, end = (first + round(seconds / dt_s) for seconds in self.style.clip_s)
         title = escape_controls(clause.spec_trace.spec.spec_id)
         for k in range(max(0, begin), min(len(line.values) - 1, end) + 1):
             image = render_checked(self.stage, self.record, k, camera, self.style.clip_size).image
             detail = f"{format_fixed(k * dt_s, 2)} s: {format_clip_reading(line, k)}"
-            yield add_caption(image, RED if line.failing[k] else GREY, title, detail)
+            yield drawing.add_caption(image, drawing.RED if line.failing[k] else drawing.GREY, title, detail)
 
     def render_video(self, explanation: Explanation, final: Shot) -> _Rendered:
         """Return a film of the whole episode, in simulated time, from the default camera and `further_cameras`."""
@@ -234,9 +207,9 @@ class _EpisodeRenderer:
         cameras = [usual, *(Camera(name) for name in getattr(self.stage, "further_cameras", ()))]
         shape: tuple[int, ...] = ()
 
-        def pictures() -> Iterator[Pixels]:
+        def pictures() -> Iterator[drawing.Pixels]:
             nonlocal shape
-            for picture in compose_video(
+            for picture in drawing.compose_video(
                 explanation,
                 cameras,
                 lambda step, camera: render_checked(self.stage, self.record, step, camera, size).image,
@@ -244,9 +217,9 @@ class _EpisodeRenderer:
                 shape = picture.shape
                 yield picture
 
-        content = encode_clip(pictures(), Fraction(1 / explanation.dt_s).limit_denominator(1000))
+        content = drawing.encode_clip(pictures(), Fraction(1 / explanation.dt_s).limit_denominator(1000))
         shot = replace(final, record=0, title="Whole episode", detail=final.title)
-        return self.make_frame(shot, "video", (), usual, shape, f"video.{CLIP_SUFFIX}", content)
+        return self.make_frame(shot, "video", (), usual, shape, f"video.{drawing.CLIP_SUFFIX}", content)
 
     def _bodies_to_show(self, shot: Shot) -> tuple[str, ...]:
         return shot.bodies if shot.joint is None else (self.stage.arm[shot.joint],)

@@ -75,11 +75,7 @@ def require_geometry(stage: Stage) -> GeometricStage:
 
 
 def _shown_contacts(record: Batch, poses: Sequence[ScenePose]) -> Iterator[ShownContact]:
-    """Yield the recorded contacts, each with where its bodies touch in the record's state, or a neighbouring record's.
-
-    `touch` is None where no such state shows them touching: a contact may have its peak inside a control step and be
-    over at its end. The robot's body comes first. Nothing where contacts were not recorded.
-    """
+    """Yield recorded contacts, the robot first, with where the bodies touch in that or a neighbouring state."""
     contacts = record.contacts
     if not contacts.present[0]:
         return
@@ -100,10 +96,7 @@ def _shown_contacts(record: Batch, poses: Sequence[ScenePose]) -> Iterator[Shown
 
 
 def encode_replay(geometry: SceneGeometry, motion: EpisodeMotion, arm: Sequence[str] = ()) -> bytes:
-    """Return the file of an episode as JSON; the same scene and motion give the same bytes.
-
-    Parts without a shape are left out. `arm` names the body that each joint of the arm moves, base first.
-    """
+    """Return the file of an episode as JSON; `arm` names the body that each joint of the arm moves, base first."""
     digests = [_mesh_digest(mesh) for mesh in geometry.meshes]
     seen = sorted({shape.part for shape in geometry.shapes})
     shown_by = {name: [seen.index(k) for k in parts if k in seen] for name, parts in geometry.stand_ins.items()}
@@ -151,10 +144,7 @@ def _round_all(values: Sequence[float], digits: int) -> list[float]:
 
 
 def _encode_motion(motion: EpisodeMotion, seen: Sequence[int]) -> dict[str, object]:
-    """Return the packed poses of the parts in `seen`: each part's in record 0, and a row a record of those that move.
-
-    `moving` holds the places in `seen` of the parts that move.
-    """
+    """Return the packed poses of the parts in `seen`: each in record 0, and a row a record of those that move."""
     positions = np.rint(motion.part_pos_m[:, seen] / POSITION_M).astype(np.int64)
     quats = np.rint(_continuous(motion.part_quat_wxyz[:, seen]) / QUATERNION).astype(np.int64)
     poses = np.concatenate([positions, quats], axis=2)
@@ -192,11 +182,7 @@ def _contact_row(motion: EpisodeMotion, contact: ShownContact, pair: int, parts:
 
 
 def _contact_place(motion: EpisodeMotion, contact: ShownContact, parts: Sequence[str]) -> tuple[Floats, Floats]:
-    """Return the point [3] in metres and the unit direction from a to b of a contact's touch.
-
-    Without a touch, the point is the middle between the bodies' positions and the direction that from a to b, upwards
-    if the positions are equal.
-    """
+    """Return point [3] in metres and unit direction from a to b; between the bodies' positions without a touch."""
     touch = contact.touch
     if touch is not None:
         sign = 1.0 if touch.a == contact.a else -1.0
@@ -229,10 +215,7 @@ def simplify_geometry(geometry: SceneGeometry, simpler_meshes: dict[str, Triangl
 
 
 def _encode_mesh(mesh: TriangleMesh) -> Mapping[str, object]:
-    """Return corners in steps of `POSITION_M`, finer for a small mesh, triangles and any colours, packed.
-
-    Triangles are sorted, each from its smallest index on.
-    """
+    """Return corners in steps of `POSITION_M`, finer for a small mesh, sorted triangles and any colours, packed."""
     size_m = float(np.abs(mesh.corners_m).max(initial=0.0))
     step_m = min(POSITION_M, max(size_m / 1000, 1e-7))
     turns = mesh.triangles.argmin(axis=1)  # the smallest index first, the sense of rotation unchanged
@@ -296,10 +279,7 @@ def _joined_triangles(triangles: Ints, cells: Ints) -> Ints:
 
 
 def _cluster(mesh: TriangleMesh, cell_m: float) -> TriangleMesh:
-    """Return the mesh with one corner for each grid cell of `cell_m`.
-
-    Triangles that collapse and unused corners are left out. Colours are the means of the joined corners.
-    """
+    """Return the mesh with one corner for each grid cell of `cell_m`, without triangles that collapse."""
     cells, count = _cells(mesh.corners_m, cell_m)
     triangles = cells[mesh.triangles[_joined_triangles(mesh.triangles, cells)]]
     corners = _new_corners(mesh, cells, count, cell_m)
@@ -313,10 +293,7 @@ def _cluster(mesh: TriangleMesh, cell_m: float) -> TriangleMesh:
 
 
 def _new_corners(mesh: TriangleMesh, cells: Ints, count: int, cell_m: float) -> Floats:
-    """Return the corner of each grid cell nearest to the planes of the triangles there, [count, 3], in metres.
-
-    A corner moves at most `cell_m` from the mean of the old ones in each direction.
-    """
+    """Return the corner of each cell nearest to the planes of its triangles, within `cell_m` of the mean."""
     means = _mean_rows(mesh.corners_m, cells, count)
     corners = mesh.corners_m[mesh.triangles]
     normals = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])

@@ -23,12 +23,9 @@ APPLICATION = "safevla-bench"
 
 
 def encode_rrd(timeline: Timeline) -> bytes:
-    """Return the bytes of a `.rrd` file, with a layout for the viewer; its id is `POLICY/EPISODE`, or `EPISODE` alone.
+    """Return the bytes of a `.rrd` file, with a layout for the viewer; its id is `POLICY/EPISODE`, or `EPISODE`.
 
-    The same episode gives the same values, not the same bytes: the library numbers its chunks by the clock.
-
-    Raises:
-        RunError: the extra `rerun` is not installed.
+    The library numbers its chunks by the clock, so bytes differ. Raises `RunError` without the extra `rerun`.
     """
     try:
         import rerun as rr
@@ -66,7 +63,6 @@ def _send_columns(stream: RecordingStream, timeline: Timeline, path: str, column
 
 
 def _send_body(stream: RecordingStream, timeline: Timeline, body: BodyTrack) -> None:
-    """Send the poses of a body, and once a labelled ball, and axes if its rotation was recorded."""
     import rerun as rr
 
     path = _entity_path("world", body.name)
@@ -79,7 +75,6 @@ def _send_body(stream: RecordingStream, timeline: Timeline, body: BodyTrack) -> 
 
 
 def _send_contacts(stream: RecordingStream, timeline: Timeline) -> None:
-    """Send every contact as a table row, and those with a position as labelled points; nothing without contacts."""
     import rerun as rr
 
     contacts = [contact for record in timeline.contacts for contact in record]
@@ -108,10 +103,7 @@ def _send_contacts(stream: RecordingStream, timeline: Timeline) -> None:
 
 
 def _send_signals(stream: RecordingStream, timeline: Timeline) -> None:
-    """Send for each clause its signal, its limit and whether broken, record by record.
-
-    Clauses of one signal share that signal's values; margins are kept apart by clause.
-    """
+    """Send for each clause its signal, its limit and whether broken; clauses of a signal share its values."""
     import rerun as rr
 
     for trace in timeline.traces:
@@ -138,7 +130,6 @@ def _send_events(stream: RecordingStream, timeline: Timeline) -> None:
 
 
 def _viewer_layout(timeline: Timeline) -> Any:
-    """Return a layout: scene and log on the left; on the right a plot of each signal and of the violations."""
     import rerun.blueprint as rrb
 
     names = dict.fromkeys(trace.signal_trace.signal for trace in timeline.traces)

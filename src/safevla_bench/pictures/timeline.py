@@ -45,10 +45,7 @@ class BodyTrack:
 
 @dataclass(frozen=True, slots=True)
 class PlacedContact:
-    """One recorded contact; `position_m` [3] is the mean of its bodies' recorded positions, None if none has one.
-
-    A record does not hold the point of contact.
-    """
+    """A contact; `position_m` [3] is the mean of its bodies' recorded positions, None if none has one."""
 
     a: str
     b: str
@@ -115,10 +112,7 @@ def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int) -
 
 
 def _episode_facts(scores: Scores, index: int) -> dict[str, str]:
-    """Return verdict and identity of an episode as text, "" for what is not known.
-
-    `no_verdict` and `standin_assets` are there only where they apply.
-    """
+    """Return verdict and identity of an episode as text, "" for what is not known."""
     row = scores.episode(index)
     return {
         "episode_id": row.episode_id,
@@ -136,7 +130,6 @@ def _episode_facts(scores: Scores, index: int) -> dict[str, str]:
 
 
 def _body_tracks(record: Batch) -> tuple[BodyTrack, ...]:
-    """Return the bodies with recorded positions, in the order of `record`, a batch of one; () if there are none."""
     roles = record.body_roles(0)
     rotated_bodies, quats = record.body_quat_wxyz.episode_poses(0)
     quat_by_body = {int(body): quats[:, place] for place, body in enumerate(rotated_bodies)}
@@ -149,10 +142,7 @@ def _body_tracks(record: Batch) -> tuple[BodyTrack, ...]:
 
 
 def _placed_contacts(record: Batch, places: Mapping[str, Floats]) -> tuple[tuple[PlacedContact, ...], ...]:
-    """Return the contacts of each of the n records; () where contacts were not recorded.
-
-    `places` is body -> positions [n, 3] in metres.
-    """
+    """Return the contacts of each record, () where not recorded; `places` is body -> positions [n, 3] in metres."""
     if not record.contacts.present[0]:
         return ()
     return tuple(

@@ -57,10 +57,7 @@ class Replays:
 
 @dataclass(frozen=True)
 class ReplaySection:
-    """Replays in a page by the episode's number, meshes by digest, and the scripts that show them.
-
-    `left_out` of the replays did not fit.
-    """
+    """Replays by the episode's number, meshes by digest, the scripts that show them; `left_out` did not fit."""
 
     episodes: Mapping[int, Markup]
     missing: Mapping[int, str]
@@ -78,16 +75,8 @@ def _list_frames(paths: Sequence[Path], names: Sequence[PolicyNames]) -> Iterato
 def collect_images(paths: Sequence[Path], names: Sequence[PolicyNames] = (), most_bytes: int = MOST_PICTURES) -> Album:
     """Return the pictures of the run folders among the sources, as far as they fit, and the paths of films.
 
-    An episode's pictures are those of its initial state, its violations, its final state, then others. Pictures that
-    are missing or of another type are counted in `left_out`.
-
-    Args:
-        paths: the sources; those that are not run folders are passed over.
-        names: for each source, recorded name -> new name of a policy; none = all as recorded.
-        most_bytes: of all pictures together, in base64.
-
-    Raises:
-        RunError: an index cannot be read, or names a file by more than a plain file name.
+    Pictures that are missing or of another type are counted in `left_out`. `names` holds recorded name -> new name of a
+    policy for each source. Raises `RunError` if an index cannot be read, or names a file by more than a plain name.
     """
     images: dict[EpisodeKey, list[tuple[Frame, str]]] = {}
     films: dict[EpisodeKey, str] = {}
@@ -178,9 +167,7 @@ def _inert_json(document: object) -> Markup:
 
 
 def _clauses(scores: Scores, episode: int, record: Batch, ruleset: Ruleset) -> Iterator[Document]:
-    """Yield every clause with a verdict, violated ones first: its first violating record (-1 for none), its worst, the
-    spans of its violation, and the bodies behind both records.
-    """
+    """Yield every clause with a verdict, violated ones first; first violating record -1 for none."""
     reading = ruleset.read_fields(record)
     for spec_trace in trace.trace_specs(scores, episode, reading, ruleset):
         line = spec_trace.signal_trace

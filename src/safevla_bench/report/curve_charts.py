@@ -210,10 +210,7 @@ def format_label(label: float) -> str:
 
 
 def draw_series_charts(compared: SeriesComparison) -> dict[str, list[CurveChart]]:
-    """Return suite -> its charts of SR, Safety, SBU and VSI; the axis across is that of all suites.
-
-    Where some series has several suites, the last key is `all suites`: their episodes pooled.
-    """
+    """Return suite -> its charts of SR, Safety, SBU and VSI, `all suites` pooled last where there are several."""
     return {
         suite or POOLED: [_draw_series(compared, compared.select_suite(suite), *panel) for panel in PANELS]
         for suite in compared.suites
@@ -283,10 +280,7 @@ class DifferenceBar:
 
 
 def draw_bars(comparison: Comparison) -> list[DifferenceBar]:
-    """Return the bars of SR, Safety and SBU by suite and pooled for two policies; of pooled Safety by pair for several.
-
-    Differences that are not known have no bar.
-    """
+    """Return the known differences of SR, Safety and SBU by suite for two policies; of pooled Safety for several."""
     if len(comparison.policies) == 2:
         names = {"sr": "SR", "safety": "Safety", "sbu": "SBU"}
         bars = [

@@ -35,14 +35,7 @@ def build_headline(
     *,
     mixture: str = "",
 ) -> Headline:
-    """Return the summary of safety in words, with its interval; it says so where no episode has a verdict.
-
-    Args:
-        cells: one summary for each policy × suite.
-        aggregate: the summary of all episodes.
-        comparison: the comparison of the policies; used where there are exactly two, neither of them `noop`.
-        mixture: the sentence of `describe_mixture`.
-    """
+    """Return the summary of safety in words, with its interval; `mixture` is the sentence of `describe_mixture`."""
     lost = (
         f"Outside every rate: {aggregate.crashed} crashed." if aggregate.crashed else "",
         f"Outside SR: {aggregate.stopped} stopped." if aggregate.stopped else "",
@@ -145,7 +138,6 @@ def _single_policy_answer(safety: Rate, whose: str, noun: str) -> str:
 
 
 def _several_policies_answer(rates: dict[str, Rate], noun: str) -> str:
-    """Return the answer for two or more policies: how many broke limits, and the least and most safe with intervals."""
     broke = {name: rate for name, rate in rates.items() if rate.count < rate.n}
     if not broke:
         who = _all_or_none_phrase("None", len(rates))
@@ -171,11 +163,7 @@ def _all_or_none_phrase(word: Literal["All", "None"], count: int) -> str:
 
 
 def _unsafe_success_sentence(cells: Sequence[Summary]) -> str:
-    """Return a sentence on how many successes were unsafe, policy by policy where there are several.
-
-    Over cells with a verdict; "" if there are none, if a cell does not know the number, or if there are successes and
-    none has a verdict. If no episode succeeded, the sentence says that.
-    """
+    """Return how many successes were unsafe, by policy; "" without a verdict, or if a cell does not know the number."""
     judged = [cell for cell in cells if has_verdict(cell)]
     by_policy: dict[str, list[Rate]] = {}
     for cell in judged:
@@ -200,11 +188,7 @@ def _unsafe_success_sentence(cells: Sequence[Summary]) -> str:
 
 
 def _difference_sentence(comparison: Comparison | None) -> str:
-    """Return a sentence on whether two policies are told apart in pooled Safety, with several tasks on tasks like
-    these.
-
-    "" unless exactly two policies are compared, neither of them `noop`, and the difference and its p-value are known.
-    """
+    """Return whether two policies other than `noop` are told apart in pooled Safety; "" where that is not known."""
     if comparison is None or len(comparison.policies) != 2 or NOOP in comparison.policies:
         return ""
     safety_metrics = [metric for metric in comparison.scopes[-1].metrics if metric.metric == "safety"]

@@ -13,26 +13,12 @@ from safevla_bench.judging.baseline import measure_baseline
 from safevla_bench.judging.metrics import Summary, aggregate, cells
 from safevla_bench.judging.ruleset import LostEpisodes, Provenance, Ruleset
 from safevla_bench.judging.scores import Scores, SpecColumn
-from safevla_bench.report import curve_charts, render
+from safevla_bench.report import curve_charts, render, sections
 from safevla_bench.report.album import Album, Replays, embed_replays
 from safevla_bench.report.analysis import Analysis
 from safevla_bench.report.episode_table import ENDINGS, MOST_DRAWN, batch_places, build_episode_table
-from safevla_bench.report.headline import build_headline, describe_mixture
+from safevla_bench.report.headline import Headline, build_headline, describe_mixture
 from safevla_bench.report.paired_episodes import find_shared_states, paired_indices
-from safevla_bench.report.sections import (
-    Legend,
-    Numbers,
-    Opening,
-    PolicyComparison,
-    Reading,
-    Sensitivity,
-    SeriesSection,
-    Violations,
-    Worst,
-    describe_outcome,
-    summarize_violations,
-    worst_episodes,
-)
 from safevla_bench.report.tables import comparison, exposure, notices, sensitivity
 from safevla_bench.report.tables.cells import Roster, headline_table, torque_note
 from safevla_bench.report.tables.host_means import host_mean_table
@@ -91,11 +77,9 @@ def render_page(
     if changes := ruleset.describe_changes(scores.benchmark):
         headline = replace(headline, answer=f"Judged with {changes}. {headline.answer}")
     marked = frozenset(name for name in privileged if name is not None)
-    damage = (provenance.lost if provenance else None) or LostEpisodes()
-    baseline = measure_baseline(scores)
     in_3d = embed_replays(scores, batch, ruleset, replays)
     style, script = render.page_style(), render.page_script()
-    worst = list(worst_episodes(scores, batch, ruleset))
+    worst = list(sections.worst_episodes(scores, batch, ruleset))
     body_violations = analysis.bodies.violations if analysis.bodies else None
     episodes = build_episode_table(scores, batch, ruleset, analysis.phase, body_violations)
     return (
@@ -107,30 +91,13 @@ def render_page(
             style=Markup(style),
             script=Markup(script),
             total=total,
-            opening=Opening(
-                headline=headline,
-                is_ablation=provenance is not None and provenance.applicability == "off",
-                privileged=sorted(marked & {policy_name(cell) for cell in summaries}),
-                damage=str(damage),
-                standins=provenance_marks.warn_of_scores(scores),
-                remarks=remarks,
-                baseline_warnings=notices.baseline_warnings(baseline),
-                baseline_limits=notices.baseline_table(baseline),
-            ),
-            numbers=Numbers(
-                outcomes=[describe_outcome(cell, cell.policy in marked) for cell in summaries],
+            opening=_describe_opening(scores, summaries, headline, provenance, marked, remarks),
+            numbers=sections.Numbers(
+                outcomes=[sections.describe_outcome(cell, cell.policy in marked) for cell in summaries],
                 table=headline_table(summaries, total, privileged=marked),
             ),
-            violations=Violations(
-                cells=[summarize_violations(cell) for cell in summaries if cell.n or cell.judged],
-                torque_note=torque_note(summaries),
-                folded=len(summaries) > _OPEN,
-                bodies=body_tables(analysis.bodies, scores, summaries) if analysis.bodies else (),
-                exposures=exposure.exposure_tables(analysis.exposures, analysis.force_threshold_n)
-                if analysis.exposures
-                else (),
-            ),
-            worst=Worst(
+            violations=_describe_violations(scores, summaries, analysis),
+            worst=sections.Worst(
                 episodes=worst,
                 any_unsafe=total.rates["safety"].count < total.rates["safety"].n,
                 numbers={episode.number: k for k, episode in enumerate(worst, 1)},
@@ -144,9 +111,11 @@ def render_page(
             series=_series_section(analysis),
             sensitivity=_sensitivity_section(analysis, summaries, privileged),
             unscored=notices.exclusion_table(
-                summaries, scores.absent, provenance.skipped if provenance else (), damage
+                summaries, scores.absent, provenance.skipped if provenance else (), _lost_episodes(provenance)
             ),
-            reading=Reading(limits=[(spec.spec_id, *_limit_texts(spec)) for spec in scores.specs if spec.is_scored]),
+            reading=sections.Reading(
+                limits=[(spec.spec_id, *_limit_texts(spec)) for spec in scores.specs if spec.is_scored]
+            ),
             provenance=list(_flatten(description)),
             dash=NO_VALUE,
             fixed=lambda value: format_fixed(value, 2) if value == value else NO_VALUE,
@@ -156,11 +125,51 @@ def render_page(
     )
 
 
-def _comparison_section(analysis: Analysis) -> PolicyComparison | None:
+def _lost_episodes(provenance: Provenance | None) -> LostEpisodes:
+    return (provenance.lost if provenance else None) or LostEpisodes()
+
+
+def _describe_opening(
+    scores: Scores,
+    summaries: Sequence[Summary],
+    headline: Headline,
+    provenance: Provenance | None,
+    privileged: Collection[str],
+    remarks: Sequence[str],
+) -> sections.Opening:
+    baseline = measure_baseline(scores)
+    return sections.Opening(
+        headline=headline,
+        is_ablation=provenance is not None and provenance.applicability == "off",
+        privileged=sorted({policy_name(cell) for cell in summaries}.intersection(privileged)),
+        damage=str(_lost_episodes(provenance)),
+        standins=provenance_marks.warn_of_scores(scores),
+        remarks=remarks,
+        baseline_warnings=notices.baseline_warnings(baseline),
+        baseline_limits=notices.baseline_table(baseline),
+    )
+
+
+def _describe_violations(scores: Scores, summaries: Sequence[Summary], analysis: Analysis) -> sections.Violations:
+    exposures = exposure.exposure_tables(analysis.exposures, analysis.force_threshold_n) if analysis.exposures else ()
+    return sections.Violations(
+        cells=[sections.summarize_violations(cell) for cell in summaries if cell.n or cell.judged],
+        torque_note=torque_note(summaries),
+        folded=len(summaries) > _OPEN,
+        bodies=body_tables(analysis.bodies, scores, summaries) if analysis.bodies else (),
+        exposures=exposures,
+    )
+
+
+def _comparison_section(analysis: Analysis) -> sections.PolicyComparison | None:
     compared = analysis.comparison
     if compared is None:
-        return PolicyComparison(policies=(), reason=analysis.uncompared, unpaired="") if analysis.uncompared else None
-    return PolicyComparison(
+        return (
+            sections.PolicyComparison(policies=(), reason=analysis.uncompared, unpaired="")
+            if analysis.uncompared
+            else None
+        )
+    return sections.PolicyComparison(
         policies=compared.policies,
         reason="",
         unpaired=analysis.unpaired,
@@ -170,11 +179,11 @@ def _comparison_section(analysis: Analysis) -> PolicyComparison | None:
     )
 
 
-def _series_section(analysis: Analysis) -> SeriesSection | None:
+def _series_section(analysis: Analysis) -> sections.SeriesSection | None:
     runs = analysis.series
     if runs is None or not runs.suites:
         return None
-    return SeriesSection(
+    return sections.SeriesSection(
         sentences=describe_series(runs),
         legend=_make_legend(runs.series) if len(runs.series) > 1 else (),
         charts=curve_charts.draw_series_charts(runs),
@@ -184,13 +193,13 @@ def _series_section(analysis: Analysis) -> SeriesSection | None:
 
 def _sensitivity_section(
     analysis: Analysis, summaries: Sequence[Summary], privileged: Collection[str | None]
-) -> Sensitivity | None:
+) -> sections.Sensitivity | None:
     ablated = analysis.ablation
     policies = list(dict.fromkeys(policy_name(cell) for cell in summaries))
     charts = curve_charts.draw_sweep_charts(analysis.sweeps, policies)
     if not charts and not ablated:
         return None
-    return Sensitivity(
+    return sections.Sensitivity(
         legend=_make_legend(policies),
         banded=len(policies) <= curve_charts.MOST_BANDS,
         charts=charts,
@@ -201,7 +210,7 @@ def _sensitivity_section(
     )
 
 
-def _make_legend(names: Sequence[str]) -> Legend:
+def _make_legend(names: Sequence[str]) -> sections.Legend:
     return [(curve_charts.series_style(k), name) for k, name in enumerate(names)]
 
 

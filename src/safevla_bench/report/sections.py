@@ -137,10 +137,7 @@ class CellOutcome:
 
 
 def describe_outcome(cell: Summary, privileged: bool) -> CellOutcome:
-    """Return a cell's outcome; no rate or share for what was not counted or not judged.
-
-    No shares either where a violation stopped episodes. `privileged` says whether the policy saw simulator state.
-    """
+    """Return a cell's outcome, without what was not counted or judged; `privileged` = saw simulator state."""
     outside = (("crashed", cell.crashed), ("stopped", cell.stopped), ("without a verdict", cell.unjudged))
     whiskers = [("Success", "sr"), *([("Safety", "safety")] if has_verdict(cell) else [])]
     return CellOutcome(
@@ -157,7 +154,6 @@ def describe_outcome(cell: Summary, privileged: bool) -> CellOutcome:
 
 
 def _outcome_shares(cell: Summary) -> tuple[OutcomeShare, ...]:
-    """Return safe and unsafe success and failure, then both without a verdict if any lacks one."""
     succeeded = cell.rates["sr"].count
     counts = [
         ("succeeded, safe", "ss", cell.success_safe),
@@ -255,10 +251,7 @@ def _worst_episode(scores: Scores, episode: int, record: Batch | None, ruleset: 
 
 
 def describe_ending(success: bool, safe: bool | None, outcome: str) -> str:
-    """Return the ending and the verdict in words, such as `Failed, unsafe`, or `Stopped, unsafe`.
-
-    An outcome that says more than success or failure follows in brackets.
-    """
+    """Return the ending and the verdict in words, such as `Failed, unsafe`; other outcomes follow in brackets."""
     if outcome == "stopped":
         return f"Stopped, {verdict_word(safe)}"
     ending = f"{'Succeeded' if success else 'Failed'}, {verdict_word(safe)}"

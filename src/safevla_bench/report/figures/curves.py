@@ -58,7 +58,6 @@ def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
 
 
 def _registered_thresholds(library: Library, spec_ids: Sequence[str]) -> list[float]:
-    """Return the thresholds of the specifications, then of their alternates by size, each once."""
     main = [library[spec_id].threshold for spec_id in spec_ids]
     others = [spec.threshold for spec in library if spec.alternate_of in set(spec_ids)]
     return list(dict.fromkeys([*main, *sorted(others)]))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.scores import Scores
-from safevla_bench.report.figures.sheet import KeyEntry, PanelGrid, draw_empty, draw_grid, draw_panels
+from safevla_bench.report.figures.sheet import KeyEntry, PanelGrid, draw_empty, draw_grid, draw_panels, judged_by_policy
 from safevla_bench.report.figures.style import (
     drawable_text,
     figure_style,
@@ -20,7 +20,6 @@ from safevla_bench.report.figures.style import (
     series_dash,
     text_width_pt,
 )
-from safevla_bench.report.tables.table import UNNAMED
 
 _Floats = NDArray[np.float64]
 ANY_LIMIT = "any limit"
@@ -58,23 +57,15 @@ class Onset:
 
 
 def compute_onset(scores: Scores, dt_s: _Floats, lengths: NDArray[np.int64], *, progress: bool = False) -> Onset:
-    """Return cumulative shares of each policy's judged episodes, by specification of the safe tier.
+    """Return cumulative shares of each policy's judged episodes, by violated specification of the safe tier.
 
-    Specifications that no judged episode violates have no curve.
-
-    Args:
-        scores: the verdicts.
-        dt_s: control step of each episode, [E].
-        lengths: records of each episode, [E].
-        progress: percent of the episode's own length instead of seconds.
+    `dt_s` and `lengths` are control step and records of each episode, [E]; `progress` = percent of its own length.
     """
     last = np.maximum(lengths - 1, 0)
     unit = 100.0 / np.maximum(last, 1) if progress else dt_s
-    names = [policy or UNNAMED for policy in scores.policy]
     broken = [int(k) for k in scores.scored_columns if scores.is_violated[k, scores.is_judged].any()]
     panels = tuple(
-        _policy_panel(scores, unit, scores.is_judged & np.array([name == policy for name in names]), policy, broken)
-        for policy in dict.fromkeys(names)
+        _policy_panel(scores, unit, selected, policy, broken) for policy, selected in judged_by_policy(scores).items()
     )
     end = 100.0 if progress else float((last * dt_s)[scores.is_judged].max(initial=0.0))
     specs = tuple(scores.specs[k].spec_id for k in broken)
@@ -84,11 +75,7 @@ def compute_onset(scores: Scores, dt_s: _Floats, lengths: NDArray[np.int64], *, 
 def _policy_panel(
     scores: Scores, unit: _Floats, selected: NDArray[np.bool_], policy: str, broken: Sequence[int]
 ) -> OnsetPanel:
-    """Return the panel of a policy: a curve per violated specification and last one for any; unviolated ones have no
-    curve.
-
-    `unit` is the length of a step of each episode, [E], and `selected` are the policy's judged episodes.
-    """
+    """Return the panel of a policy; `unit` is the length of a step, `selected` whether an episode is its, [E] each."""
     n = int(selected.sum())
     curves = [
         _onset_curve(scores.first[k], unit, selected & scores.is_violated[k], n, place)
@@ -107,10 +94,7 @@ def _onset_curve(
 
 @figure_style()
 def draw_onset(value: Onset) -> Figure:
-    """Draw a panel for each policy with a line for each violated specification.
-
-    Titles that do not fit become numbers, which the key explains. Without a panel the figure says so.
-    """
+    """Draw a panel for each policy, numbered if its title does not fit, with a line for each violated specification."""
     high = 1.8 if len(value.panels) <= 2 else 1.05
     grid = PanelGrid(len(value.panels), 0.42, 0.12, 0.38, 0.2, 0.14, high, title_gap=0.04)
     titles = [f"{drawable_text(panel.title)} (n = {panel.n})" for panel in value.panels]
@@ -141,10 +125,6 @@ def _key_entries(value: Onset, panels_numbered: bool) -> list[KeyEntry]:
 
 
 def _draw_policy(axes: Axes, panel: OnsetPanel, end: float, share_end: float) -> None:
-    """Draw a policy's share of episodes that have violated so far [%] over time; the axes end at `end` and `share_end`.
-
-    Without an episode or a violation the panel says so.
-    """
     if not panel.n:
         draw_empty(axes, "No episode was counted.")
         return

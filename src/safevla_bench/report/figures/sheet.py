@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from numpy.typing import NDArray
 
+from safevla_bench.judging.scores import Scores
 from safevla_bench.report.figures.style import (
     BODY,
     INK,
@@ -27,6 +30,7 @@ from safevla_bench.report.figures.style import (
     text_width_pt,
     wrap_text,
 )
+from safevla_bench.report.tables.table import UNNAMED
 
 _MARGIN_IN = 0.06
 _LEADING = 1.3
@@ -174,7 +178,6 @@ def _row_heights(key_lines: Sequence[Sequence[str]], columns: int) -> list[float
 def _draw_key(
     sheet: Sheet, key: Sequence[KeyEntry], key_lines: Sequence[Sequence[str]], columns: int, top_in: float
 ) -> None:
-    """Draw the entries of the key row by row in `columns`, from `top_in` inches above the sheet's lower edge down."""
     heights = _row_heights(key_lines, columns)
     wide = (sheet_width() - 2 * _MARGIN_IN) / columns
     for k, (entry, lines) in enumerate(zip(key, key_lines, strict=True)):
@@ -187,7 +190,6 @@ def _draw_key(
 
 
 def _draw_mark(sheet: Sheet, entry: KeyEntry, x_in: float, y_in: float) -> None:
-    """Draw an entry's line and marker around a place in inches from the sheet's lower left corner."""
     ink = entry.colour or series_colour(entry.series)
     width, height = sheet.width_in, sheet.figure.get_figheight()
     half = 0.09 if entry.lined else 0.0
@@ -305,30 +307,28 @@ def draw_grid(axes: Axes) -> None:
     axes.grid(True)
 
 
-def series_signs(names: Sequence[str], room_pt: float) -> tuple[tuple[str, ...], bool]:
-    """Return the sign of each name in a panel, and whether a key must explain it.
+def judged_by_policy(scores: Scores) -> dict[str, NDArray[np.bool_]]:
+    """Return policy -> whether each episode is a judged one of it, [E], in order of first appearance."""
+    names = np.array([policy or UNNAMED for policy in scores.policy], dtype=object)
+    return {name: scores.is_judged & (names == name) for name in dict.fromkeys(names.tolist())}
 
-    Signs are the names, or numbers if not all names fit.
-    """
+
+def series_signs(names: Sequence[str], room_pt: float) -> tuple[tuple[str, ...], bool]:
+    """Return the sign of each name in a panel, names or else numbers, and whether a key must explain it."""
     if all(text_width_pt(drawable_text(name)) <= room_pt for name in names):
         return tuple(drawable_text(name) for name in names), False
     return tuple(str(k + 1) for k in range(len(names))), True
 
 
 def format_episode_range(counts: Sequence[int]) -> str:
-    """Return the number of episodes, with the least and the most if they differ: "40 to 200 episodes".
-
-    `ValueError` without counts.
-    """
+    """Return the number of episodes, with the least and the most if they differ: "40 to 200 episodes"."""
     least, most = min(counts), max(counts)
     range_text = str(least) if least == most else f"{least} to {most}"
     return f"{range_text} episode{'' if most == 1 else 's'}"
 
 
 def fit_text(text: str, room_pt: float) -> str:
-    """Return the text, cut with an ellipsis if it is wider than `room_pt` points; a cut text holds drawable characters
-    only.
-    """
+    """Return the text, cut with an ellipsis and made drawable if it is wider than `room_pt` points."""
     if text_width_pt(drawable_text(text)) <= room_pt:
         return text
     text = drawable_text(text)

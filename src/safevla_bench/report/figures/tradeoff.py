@@ -93,14 +93,7 @@ TradeoffLayout = Literal["suites", "pooled", "cells"]
 
 
 def compute_tradeoff(cells: Sequence[Summary], layout: TradeoffLayout = "suites") -> Tradeoff:
-    """Return success and safety of each policy with their frontier, in one panel or a panel for each suite.
-
-    The layout `pooled` needs several suites; with a single suite it is that of `suites`.
-
-    Args:
-        cells: the summaries of policies × suites.
-        layout: what a panel and a marker stand for.
-    """
+    """Return success and safety of each policy with their frontier; `pooled` needs several suites."""
     if layout == "cells":
         return _share_panel(cells)
     policies = tuple(dict.fromkeys(policy_name(cell) for cell in cells))
@@ -113,7 +106,6 @@ def compute_tradeoff(cells: Sequence[Summary], layout: TradeoffLayout = "suites"
 
 
 def _share_panel(cells: Sequence[Summary]) -> Tradeoff:
-    """Return one panel with a marker for each policy × suite; auxiliary suites stay out, as in the paper's Figure 2."""
     left_out = tuple(dict.fromkeys(cell.suite or "" for cell in cells if cell.suite in AUXILIARY_SUITES))
     main_cells = [cell for cell in cells if cell.suite not in AUXILIARY_SUITES]
     policies = tuple(dict.fromkeys(policy_name(cell) for cell in main_cells))
@@ -135,11 +127,7 @@ def _share_panel(cells: Sequence[Summary]) -> Tradeoff:
 
 
 def _pool_cells(title: str, cells: Iterable[Summary], policies: Sequence[str]) -> TradeoffPanel:
-    """Return a panel with one point for each policy: the episodes of all its cells added up.
-
-    Cells without SR or Safety are not added. A policy left without a point is named in `uncounted` or `unjudged`.
-    `noop` has a point, and no part in the frontier. `policies` holds every policy of the cells, in the figure's order.
-    """
+    """Return a panel with a point for each policy: the episodes of its cells that have SR and Safety added up."""
     cells_by_policy: dict[str, list[Summary]] = {}
     for cell in cells:
         cells_by_policy.setdefault(policy_name(cell), []).append(cell)
@@ -250,11 +238,7 @@ _Boxes = list[list[Box] | None]
 
 
 def _label_panels(value: Tradeoff, frame: PanelScale) -> tuple[tuple[str, ...], _Boxes, bool]:
-    """Return the labels of the markers, their boxes, and whether a key must explain them.
-
-    Labels are names if all find a place nearby and no panel is of several suites, else numbers. The boxes of a panel in
-    which even a number finds no place are None.
-    """
+    """Return the labels (names if all fit, else numbers), their boxes by panel, and whether a key must explain them."""
     names = tuple(drawable_text(name) for name in value.policies)
     boxes: _Boxes = [_label_boxes(panel, names, frame, reach=36.0) for panel in value.panels]
     if all(panel_boxes is not None for panel_boxes in boxes) and len(value.suites) < 2:
@@ -280,9 +264,6 @@ def _error_bars(point: TradeoffPoint, frame: PanelScale) -> tuple[Box, Box]:
 def _draw_panel(
     axes: Axes, panel: TradeoffPanel, texts: Sequence[str], boxes: Sequence[Box] | None, frame: PanelScale
 ) -> None:
-    """Draw frontier, intervals, markers and labels of a panel; without a point the reason. No labels if `boxes` is
-    None.
-    """
     if not panel.points:
         draw_empty(axes, "No policy has both numbers." if panel.unjudged else "No episode was counted.")
         return
@@ -327,7 +308,6 @@ def _draw_frontier(axes: Axes, corners: Sequence[tuple[float, float]], frame: Pa
 
 
 def _tradeoff_notes(value: Tradeoff) -> list[str]:
-    """Return the notes below the figure; the first may be empty."""
     sentences = []
     if counts := [point.n for panel in value.panels for point in panel.points]:
         sentences.append(f"Bars: 95 % Wilson intervals; a marker has {format_episode_range(counts)}.")

@@ -22,6 +22,7 @@ from safevla_bench.report.figures.sheet import (
     draw_empty,
     draw_grid,
     format_episode_range,
+    judged_by_policy,
     make_sheet,
     series_signs,
 )
@@ -36,7 +37,7 @@ from safevla_bench.report.figures.style import (
     sheet_width,
     text_width_pt,
 )
-from safevla_bench.report.tables.table import UNNAMED, policy_name
+from safevla_bench.report.tables.table import policy_name
 from safevla_bench.text import NO_VALUE, format_percent
 
 
@@ -160,10 +161,7 @@ class SeverityPoint:
 
 @dataclass(frozen=True, slots=True)
 class Severity:
-    """The content of the figure; `unviolated` counts pairs without a violation, `inactive` those that do not apply.
-
-    `no_depth` counts pairs whose violations have no depth, as their specification has no severe magnitude.
-    """
+    """The content of the figure, and how many pairs are not drawn: not violated, not applicable, without a depth."""
 
     policies: tuple[str, ...]
     specs: tuple[str, ...]
@@ -176,21 +174,17 @@ class Severity:
 
 
 def compute_severity(scores: Scores) -> Severity:
-    """Return rates over the judged episodes in which a specification applies, and mean depths over the violating ones.
-
-    Specifications are those of the safe tier.
-    """
-    names = [policy or UNNAMED for policy in scores.policy]
-    policies = tuple(dict.fromkeys(names))
-    members = [scores.is_judged & np.array([name == policy for name in names]) for policy in policies]
+    """Return rates where a specification of the safe tier applies, and mean depths where it is violated."""
+    by_policy = judged_by_policy(scores)
+    members = list(by_policy.values())
     broken = [int(k) for k in scores.scored_columns if scores.is_violated[k, scores.is_judged].any()]
-    pairs = [(int(k), series) for k in scores.scored_columns for series in range(len(policies))]
+    pairs = [(int(k), series) for k in scores.scored_columns for series in range(len(members))]
     points = [_severity_point(scores, k, members[series], series, broken) for k, series in pairs]
     inactive = sum(not (scores.state[k, members[series]] != INACTIVE).any() for k, series in pairs)
     violated_points = [point for point in points if point is not None]
     drawn_points = tuple(point for point in violated_points if not isnan(point.depth))
     return Severity(
-        policies=policies,
+        policies=tuple(by_policy),
         specs=tuple(scores.specs[k].spec_id for k in broken),
         points=drawn_points,
         unviolated=len(pairs) - len(violated_points) - inactive,
@@ -219,10 +213,7 @@ _TOP = 1.06
 
 @figure_style()
 def draw_severity(value: Severity) -> Figure:
-    """Draw a marker for each policy and violated specification, with the specification's letter beside it.
-
-    The letters are left out if one of them finds no place. Without a point the figure says so.
-    """
+    """Draw a marker for each policy and violated specification, with its letter beside it if all find a place."""
     letters = [_LETTERS[k] if k < len(_LETTERS) else str(k + 1) for k in range(len(value.specs))]
     key = [KeyEntry(name, k) for k, name in enumerate(value.policies)]
     key += [KeyEntry(name, 0, letters[k], marked=False) for k, name in enumerate(value.specs)]
@@ -254,7 +245,6 @@ def draw_severity(value: Severity) -> Figure:
 
 
 def _severity_notes(value: Severity) -> list[str]:
-    """Return the notes below the figure: what a marker and depth 1 mean, and how many pairs are not drawn."""
     notes = []
     if counts := [point.n for point in value.points]:
         notes.append(
