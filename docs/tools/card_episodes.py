@@ -27,7 +27,7 @@ from safevla_bench.explain.contributors import find_contributors
 from safevla_bench.explain.trace import trace_formula
 from safevla_bench.interface.stage import StagingHost
 from safevla_bench.jobs import demo
-from safevla_bench.pictures.frames.pictures import outline_bodies
+from safevla_bench.pictures.drawing import outline_bodies
 from safevla_bench.signals.signal import SIGNALS, RecordFields
 from safevla_bench.specs.spec import Spec
 from safevla_bench.trajectory.batch import Batch, concatenate_batches, select_episodes

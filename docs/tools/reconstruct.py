@@ -13,7 +13,7 @@ from math import comb, log10, prod
 from pathlib import Path
 
 from safevla_bench import tasks
-from safevla_bench.report.published import PAPER, PublishedCell, PublishedVariant, load_published, unique_count
+from safevla_bench.report.published import PAPER, PublishedCell, PublishedVariant, load_published, matching_counts
 from safevla_bench.specs.loader import library
 from safevla_bench.tasks import loader
 from safevla_bench.text import format_fixed
@@ -35,6 +35,12 @@ PERCENT_ROUNDING, VSI_ROUNDING = Fraction(1, 20), Fraction(1, 2000)
 
 
 # Counts behind printed rates
+
+
+def unique_count(printed: float, n: int) -> int | None:
+    """Return the one count of n that prints as this percentage; None if there is none, or several."""
+    counts = matching_counts(printed, n)
+    return counts[0] if len(counts) == 1 else None
 
 
 def violations(cell: PublishedCell, spec_id: str) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from builders import recording
-from pictures.viewers.builders import judged as rough_episodes
+from pictures.builders import judged as rough_episodes
 from safevla_bench.archive import write_archive
 from safevla_bench.trajectory.batch import Channel
 from safevla_bench.trajectory.single_episode import from_recording

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from safevla_bench import plugins
-from safevla_bench.pictures.frames import pictures
+from safevla_bench.pictures import drawing
 
 DOCS, GOLDEN = Path("docs"), Path("tests/golden/tables")
 
@@ -91,9 +91,9 @@ def test_a_caption_is_whole_on_a_small_picture():
     sheet = ImageDraw.Draw(Image.new("RGB", (320, 80)))
     written = []
     sheet.text = lambda position, line, **style: written.append(line)
-    pictures.write_fitting(sheet, (8, 22), text, "DejaVuSans.ttf", 13, 320)
+    drawing.write_fitting(sheet, (8, 22), text, "DejaVuSans.ttf", 13, 320)
     assert " ".join(written) == text
-    image = pictures.add_caption(np.zeros((240, 308, 3), dtype=np.uint8), (0, 0, 0), pictures.Caption("short", text))
+    image = drawing.add_caption(np.zeros((240, 308, 3), dtype=np.uint8), (0, 0, 0), "short", text)
     assert image.shape == (240 + 12 + 50, 320, 3)
 
 

@@ -20,8 +20,8 @@ from safevla_bench.hosts import make_host
 from safevla_bench.hosts.fake.viewer import FakeStage
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.pictures.frames.pictures import GREEN, GREY, RED
-from safevla_bench.pictures.frames.rendering import FrameStyle, RecordedRun, render_frames
+from safevla_bench.pictures.drawing import GREEN, GREY, RED
+from safevla_bench.pictures.rendering import FrameStyle, RecordedRun, render_frames
 from safevla_bench.plugins import install_command
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.sources.runs.folder import (

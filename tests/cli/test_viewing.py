@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pictures.viewers.builders import judged
+from pictures.builders import judged
 from safevla_bench.archive import write_archive
 
 

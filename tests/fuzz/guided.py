@@ -45,8 +45,7 @@ with atheris.instrument_imports(include=["safevla_bench", "lark", "zipfile", "to
     from safevla_bench.policies.servers.codecs import GR00T, OPENPI, OPENVLA, VLA_EVAL
     from safevla_bench.policies.servers.dialects import Dialect, choose_dialect
     from safevla_bench.policies.servers.serve import parse_observation
-    from safevla_bench.report.replay3d import collect_replays
-    from safevla_bench.report.sections import collect_images
+    from safevla_bench.report.album import collect_images, collect_replays
     from safevla_bench.signals.signal import SIGNALS
     from safevla_bench.sources.runs.folder import read_description, read_latencies, write_episodes
     from safevla_bench.sources.runs.parts import write_manifest

@@ -30,10 +30,10 @@ from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.judging.scoring import score
-from safevla_bench.pictures.viewers.timeline import build_timeline
+from safevla_bench.pictures.timeline import build_timeline
 from safevla_bench.publishing import leaderboards, submission
 from safevla_bench.report import episode_list, figures, terminal
-from safevla_bench.report.figures import margins, sweeps
+from safevla_bench.report.figures import curves, margins
 from safevla_bench.report.page import render_page
 from safevla_bench.report.tables import catalog
 from safevla_bench.report.tables import episodes as episode_tables
@@ -135,7 +135,7 @@ def test_a_sweep_says_so_as_a_table_a_figure_and_a_document(judged):
     found = sweep_threshold(judged.scores, library(), asked)
     assert found.warnings[0].startswith(SAID)
     assert varying.sweep_table(found).remarks == found.warnings
-    assert "no results on it" in said(sweeps.draw_sweep(sweeps.prepare_sweep(found, library())))
+    assert "no results on it" in said(curves.draw_sweep(found, library()))
     assert varying.variant_table(ablate_thresholds(judged.scores, library())).remarks == found.warnings
 
 

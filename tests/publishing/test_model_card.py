@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pictures.viewers.builders import judged as rough_episodes
+from pictures.builders import judged as rough_episodes
 from safevla_bench.archive import write_archive
 from safevla_bench.errors import RunError
 from safevla_bench.jobs.evaluation.judgement import judge

@@ -9,12 +9,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from report.published.synthesis import episode_counts, synthesize_scores
 from safevla_bench.jobs import demo
 from safevla_bench.jobs.evaluation import judgement
 from safevla_bench.jobs.evaluation.outputs import table_material
 from safevla_bench.judging.metrics import cells
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.report.published import PAPER, episode_counts, load_published, synthesize_scores
+from safevla_bench.report.published import PAPER, load_published
 from safevla_bench.report.render import TableFormat, render_tables
 from safevla_bench.report.tables import catalog
 from safevla_bench.report.tables.cells import Roster

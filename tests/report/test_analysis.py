@@ -22,7 +22,7 @@ from safevla_bench.judging.metrics import aggregate, cells
 from safevla_bench.judging.rates import Rate
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.report import sweep_charts
+from safevla_bench.report import curve_charts
 from safevla_bench.report.analysis import MOST_COMPARED, Analysis, analyse_scores
 from safevla_bench.report.headline import build_headline, describe_mixture
 from safevla_bench.report.page import render_page
@@ -92,14 +92,14 @@ def test_each_sweep_passes_through_the_reported_safety():
 
 
 def test_a_panel_draws_every_policy_of_its_suite_between_0_and_100():
-    panels = sweep_charts.draw_panels(FOUND.sweeps, ["calm", "rough"])
+    panels = curve_charts.draw_sweep_charts(FOUND.sweeps, ["calm", "rough"])
     assert set(panels) == {"libero-10", "libero-goal"}
     for panel in (panel for suite_panels in panels.values() for panel in suite_panels):
         assert [line.style for line in panel.lines] == ["s0", "s1"]
         for line in panel.lines:
             places = [tuple(map(float, place.split(","))) for place in line.path.removeprefix("M").split()]
             assert [places[0][0], places[-1][0]] == [0, 1000]
-            assert all(sweep_charts.TOP <= y <= sweep_charts.BOTTOM for _, y in places)
+            assert all(curve_charts.TOP <= y <= curve_charts.BOTTOM for _, y in places)
 
 
 def test_an_unknown_rate_interrupts_the_line_and_is_called_unknown():
@@ -113,7 +113,7 @@ def test_an_unknown_rate_interrupts_the_line_and_is_called_unknown():
         for k, point in enumerate(curve.points)
     ]
     partly = msgspec.structs.replace(sweep, curves=(msgspec.structs.replace(curve, points=tuple(points)),))
-    ((panel,),) = sweep_charts.draw_panels([partly], ["calm", "rough"]).values()
+    ((panel,),) = curve_charts.draw_sweep_charts([partly], ["calm", "rough"]).values()
     (line,) = panel.lines
     assert (line.path.count("M"), line.band.count("M"), line.band.count("Z")) == (2, 2, 2)
     assert len(line.path.split()) + line.path.count("M") - 1 == len(points) - len(unknown)
@@ -121,11 +121,11 @@ def test_an_unknown_rate_interrupts_the_line_and_is_called_unknown():
 
 
 def test_series_beyond_the_colours_differ_in_their_dash():
-    assert len({sweep_charts.series_style(k) for k in range(2 * sweep_charts.SERIES)}) == 2 * sweep_charts.SERIES
+    assert len({curve_charts.series_style(k) for k in range(2 * curve_charts.SERIES)}) == 2 * curve_charts.SERIES
 
 
 def test_bars_say_what_the_comparison_says():
-    bars = {(bar.where, bar.kind): bar for bar in sweep_charts.draw_bars(FOUND.comparison)}
+    bars = {(bar.where, bar.kind): bar for bar in curve_charts.draw_bars(FOUND.comparison)}
     (safety,) = [difference for difference in FOUND.comparison.scopes[-1].metrics if difference.metric == "safety"]
     (difference,) = safety.differences
     bar = bars["all, pooled", "safety"]
@@ -137,7 +137,7 @@ def test_bars_say_what_the_comparison_says():
 def test_bars_of_several_policies_are_of_pooled_safety_with_adjusted_p_values():
     batch = started(run(["a", "b", "c"], [0.1, 0.5, 1.0], 3, ["libero-10"]))
     comparison = analyse_scores(score(batch, Ruleset(LIBRARY, REGISTRY)), batch, Ruleset(LIBRARY, REGISTRY)).comparison
-    assert [(bar.name, bar.where) for bar in sweep_charts.draw_bars(comparison)] == [
+    assert [(bar.name, bar.where) for bar in curve_charts.draw_bars(comparison)] == [
         ("a", "minus b"),
         ("a", "minus c"),
         ("b", "minus c"),
@@ -168,7 +168,7 @@ def test_a_verdict_that_episodes_without_a_value_could_undo_is_called_so():
     undecided = msgspec.structs.replace(FOUND.comparison, scopes=scopes)
     support = " ".join(build_headline(cells(SCORES), aggregate(SCORES), undecided).support)
     assert "points safer than rough, but 3 episodes without a value could undo that." in support
-    assert {bar.verdict.split(" ")[0] for bar in sweep_charts.draw_bars(undecided)} == {"undecided"}
+    assert {bar.verdict.split(" ")[0] for bar in curve_charts.draw_bars(undecided)} == {"undecided"}
 
 
 def test_policies_on_other_tasks_are_not_compared_and_the_first_sentences_say_so():

@@ -18,11 +18,11 @@ from report.scenes import rollout, run, verdicts
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.judging.scoring import score
+from safevla_bench.report.album import Album
 from safevla_bench.report.analysis import analyse_scores
 from safevla_bench.report.episode_table import ENDINGS
 from safevla_bench.report.page import render_page
-from safevla_bench.report.sections import Album, FrameImage
-from safevla_bench.sources.runs.folder import AbsentEpisode
+from safevla_bench.sources.runs.folder import AbsentEpisode, Frame
 from safevla_bench.trajectory.batch import Batch, concatenate_batches, select_episodes
 
 needs_pdftotext = pytest.mark.skipif(shutil.which("pdftotext") is None, reason="no pdftotext (Debian: poppler-utils)")
@@ -124,9 +124,9 @@ PIXEL = (
 
 def test_frames_are_shown_under_the_security_policy(browser: Browser, tmp_path: Path) -> None:
     scores = judged(ROUGH)
-    pictures = {
-        (one.policy, one.episode_id): (FrameImage("final", HOSTILE, True, 1, 1, PIXEL),) for one in ROUGH.headers
-    }
+    about = {"kind": "final", "record": 3, "time_s": 0.1, "success": True, "camera": "front", "file": "a.png"}
+    frame = Frame(episode_id="", policy=None, caption=HOSTILE, width=1, height=1, **about)
+    pictures = {header.key: ((frame, PIXEL),) for header in ROUGH.headers}
     text = render_page(scores, ROUGH, RULESET, title="t", album=Album(pictures))
     (tmp_path / "report.html").write_text(text, encoding="utf-8")
     browser.open(tmp_path / "report.html")

@@ -24,9 +24,9 @@ from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.pictures.frames.stage import build_replay3d
+from safevla_bench.pictures.rendering import build_replay3d
+from safevla_bench.report.album import Replays, read_replay
 from safevla_bench.report.page import render_page
-from safevla_bench.report.replay3d import Replays, read_replay
 from safevla_bench.trajectory.batch import Batch
 
 pytestmark = pytest.mark.long

@@ -14,9 +14,8 @@ from report.scenes import run
 from safevla_bench.errors import RunError
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
+from safevla_bench.report.album import Album, collect_images, collect_replays
 from safevla_bench.report.page import render_page
-from safevla_bench.report.replay3d import collect_replays
-from safevla_bench.report.sections import Album, collect_images
 from safevla_bench.sources.runs.folder import FRAMES, RUN, Frame, write_frames
 
 BATCH = run(["hasty"], [1.0], 2, ["libero-10"])
@@ -46,16 +45,17 @@ def folder(tmp_path):
 
 def test_images_are_embedded_in_the_order_of_time_and_clips_are_counted(folder):
     album = collect_images([folder])
-    images = album.of_episode("hasty", BATCH.headers[1].episode_id)
-    assert [image.kind for image in images] == ["initial", "final"]
-    assert images[0].source == f"data:image/jpeg;base64,{base64.b64encode(PICTURES['jpeg']).decode()}"
+    images = album.images[BATCH.headers[1].key]
+    assert [frame.kind for frame, _ in images] == ["initial", "final"]
+    assert images[0][1] == f"data:image/jpeg;base64,{base64.b64encode(PICTURES['jpeg']).decode()}"
     assert album.left_out == 1
 
 
 def test_no_more_than_fits_is_embedded(folder):
     room = len(PICTURES["png"]) * 2  # the JPEG is larger
-    assert [image.kind for image in next(iter(collect_images([folder], most_bytes=room).images.values()))] == ["final"]
-    assert collect_images([folder], most_bytes=room).left_out == 2
+    album = collect_images([folder], most_bytes=room)
+    assert [frame.kind for frame, _ in album.images[BATCH.headers[1].key]] == ["final"]
+    assert album.left_out == 2
     assert collect_images([folder], most_bytes=10) == Album(left_out=3)
 
 
@@ -93,7 +93,7 @@ def test_only_pictures_that_are_files_of_the_run_are_embedded(folder, kind):
     HOSTILE[kind](path)
     album = collect_images([folder])
     assert album.left_out == 2
-    assert [image.kind for image in album.of_episode("hasty", BATCH.headers[1].episode_id)] == ["initial"]
+    assert [frame.kind for frame, _ in album.images[BATCH.headers[1].key]] == ["initial"]
 
 
 def test_a_link_within_the_run_is_followed(folder):

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from pictures.viewers.builders import judged as rough_episodes
+from pictures.builders import judged as rough_episodes
 from safevla_bench.archive import write_archive
 from safevla_bench.errors import FileError, HostError, RunError
 from safevla_bench.hosts import make_host
@@ -21,7 +21,7 @@ from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.pictures.frames.stage import open_stage
+from safevla_bench.pictures.rendering import open_stage
 from safevla_bench.sources.foreign.demonstrations import read_demonstrations
 from safevla_bench.training.export import export_dataset
 from safevla_bench.training.labels import label_records

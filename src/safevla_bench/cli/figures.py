@@ -19,8 +19,7 @@ from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.jobs.evaluation.judgement import compare_runs_in_order, make_rescorer
 from safevla_bench.judging.judged import Judged
 from safevla_bench.report import figures as drawing
-from safevla_bench.report.figures import series as ordering
-from safevla_bench.report.figures import sweeps as sweeping
+from safevla_bench.report.figures.curves import draw_series, draw_sweep
 from safevla_bench.report.figures.style import COLUMN, Page
 from safevla_bench.report.figures.tradeoff import TradeoffLayout
 from safevla_bench.report.render.text import render_text
@@ -145,7 +144,7 @@ def figures_command(
     _write_sweeps(target, judged, requests)
     if compared is not None:
         compared = compared.pooled if layout == "pooled" else compared
-        draw = partial(ordering.draw_series, ordering.prepare_series(compared, across))
+        draw = partial(draw_series, compared, across)
         target.write("series", draw, "SR, Safety, SBU and VSI along the series")
         _print_series(compared)
     print_warnings(judged)
@@ -173,7 +172,7 @@ def _write_sweeps(target: _FigureTarget, judged: Judged, requests: Sequence[Swee
     rescore, specs = make_rescorer(judged), judged.library
     for request in requests:
         sweep = sweep_threshold(judged.scores, specs, request, rescore)
-        draw = partial(sweeping.draw_sweep, sweeping.prepare_sweep(sweep, specs))
+        draw = partial(draw_sweep, sweep, specs)
         target.write(f"sweep-{request.name}", draw, "Safety and SBU against the threshold")
 
 

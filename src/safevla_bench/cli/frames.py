@@ -19,8 +19,8 @@ from safevla_bench.cli.options import FILE, POSITIVE, JudgedSources, command, ju
 from safevla_bench.errors import Place, RunError, SafevlaError
 from safevla_bench.explain import trace
 from safevla_bench.judging.judged import Judged
-from safevla_bench.pictures.frames.pictures import can_film, sheet_form, write_sheet
-from safevla_bench.pictures.frames.rendering import FrameStyle, ProgressCallback, RecordedRun, render_frames
+from safevla_bench.pictures.drawing import can_film, sheet_form, write_sheet
+from safevla_bench.pictures.rendering import FrameStyle, ProgressCallback, RecordedRun, render_frames
 from safevla_bench.plugins import install_command
 from safevla_bench.report import episode_list
 from safevla_bench.report.tables.table import UNNAMED

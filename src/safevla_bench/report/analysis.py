@@ -116,11 +116,7 @@ def analyse_scores(
 def _compare_policies(
     scores: Scores, batch: Batch, privileged: Sequence[str | None], protocols: Sequence[Mapping[str, object]]
 ) -> tuple[Comparison | None, str, str]:
-    """Return the comparison, why there is none, and why its episodes are not paired.
-
-    None or "" for what does not apply. There is no comparison of fewer than 2 policies with episodes (no reason is
-    given), of more than 5, or where comparing them raises `RunError`.
-    """
+    """Return the comparison of 2 to 5 policies, why there is none, and why its episodes are not paired."""
     policies = [policy for policy in split_by_policy(scores, batch.headers, privileged=privileged) if len(policy)]
     if len(policies) < 2:
         return None, "", ""
@@ -151,11 +147,7 @@ def _ablate_thresholds(scores: Scores, library: Library, rescore: Rescore | None
 
 
 def _sweep_thresholds(scores: Scores, library: Library, rescore: Rescore | None) -> list[ThresholdSweep]:
-    """Return a sweep of each graded scored specification with a verdict, from a quarter to four times its threshold.
-
-    Specifications that cannot be swept, as their formula states the number, are left out. The page draws Safety alone,
-    so that VSI goes without intervals.
-    """
+    """Return a sweep of each graded scored specification with a verdict whose formula does not state the number."""
     sweeps = []
     for k in scores.scored_columns:
         spec = scores.specs[k]

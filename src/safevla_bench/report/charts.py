@@ -127,7 +127,7 @@ def draw_chart(spec_trace: SpecTrace) -> Chart:
     signal_trace = spec_trace.signal_trace
     unit, scale = display_unit(signal_trace.unit, signal_trace.limit)
     values, limit = signal_trace.values * scale, signal_trace.limit * scale
-    area = _plot_area(values, limit)
+    area = PlotArea(len(values) - 1, *_value_bounds(values, limit))
     limit_y = area.y(limit)
     return Chart(
         description=_describe_chart(spec_trace, values, limit, unit),
@@ -154,7 +154,7 @@ def draw_sparkline(spec_trace: SpecTrace, area: PlotArea | None = None) -> Spark
     values, limit = signal_trace.values * scale, signal_trace.limit * scale
     limit_y, worst = area.y(limit), float(values[signal_trace.worst])
     return Sparkline(
-        caption=_sparkline_caption(spec_trace, worst, limit, unit),
+        caption=f"{_describe_worst(spec_trace, worst, limit, unit)}, limit {append_unit(format_compact(limit), unit)}",
         line=_polyline_path(values, area, SPARK_POINTS, across_digits=0),
         beyond=_violation_path(spec_trace, area, limit_y),
         open_gate="" if signal_trace.gate is None else _rectangles(signal_trace.gate, area, area.top, area.bottom, 0.5),
@@ -175,19 +175,10 @@ def common_area(spec_traces: Sequence[SpecTrace]) -> PlotArea:
     )
 
 
-def _sparkline_caption(spec_trace: SpecTrace, worst: float, limit: float, unit: str) -> str:
-    bound = append_unit(format_compact(limit), unit)
-    return f"{_describe_worst(spec_trace, worst, limit, unit)}, limit {bound}"
-
-
 def _describe_worst(spec_trace: SpecTrace, worst: float, limit: float, unit: str) -> str:
     value = append_unit(format_against_limit(worst, limit), unit) if math.isfinite(worst) else "no finite value"
     worst_s = format_fixed(spec_trace.signal_trace.worst * spec_trace.dt_s, 2)
     return f"{'highest' if spec_trace.signal_trace.upper else 'lowest'} {value} at {worst_s} s"
-
-
-def _plot_area(values: Floats, limit: float) -> PlotArea:
-    return PlotArea(len(values) - 1, *_value_bounds(values, limit))
 
 
 def _value_bounds(values: Floats, limit: float) -> tuple[float, float]:
@@ -226,20 +217,20 @@ def _violation_path(spec_trace: SpecTrace, area: PlotArea, limit_y: float) -> st
 
 
 def _rectangles(where: NDArray[np.bool_], area: PlotArea, top: float, bottom: float, reach: float) -> str:
-    edges = np.diff(np.concatenate([[0], where.astype(np.int8), [0]]))
-    runs = zip(np.flatnonzero(edges == 1), np.flatnonzero(edges == -1) - 1, strict=True)
-    return "".join(_rectangle(area.x(a - reach), area.x(b + reach), top, bottom) for a, b in runs)
+    high, low = _format_px(top), _format_px(bottom)
+    spans = [(_format_px(area.x(a - reach)), _format_px(area.x(b + reach))) for a, b in true_runs(where)]
+    return "".join(f"M{left},{high}H{right}V{low}H{left}Z" for left, right in spans)
 
 
-def _rectangle(left: float, right: float, top: float, bottom: float) -> str:
-    return f"M{_format_px(left)},{_format_px(top)}H{_format_px(right)}V{_format_px(bottom)}H{_format_px(left)}Z"
+def true_runs(flags: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Return the first and last index of each run of True."""
+    edges = np.diff(np.concatenate([[0], flags.astype(np.int8), [0]]))
+    firsts, lasts = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1) - 1
+    return list(zip(firsts.tolist(), lasts.tolist(), strict=True))
 
 
 def _worst_label(spec_trace: SpecTrace, values: Floats, limit: float, unit: str, area: PlotArea) -> PointLabel:
-    """Return the point of the worst value with its label; at the top and without a label where the value is not finite.
-
-    `values` and `limit` are in the displayed unit.
-    """
+    """Return the point of the worst value with its label; at the top without a label where it is not finite."""
     record, upper = spec_trace.signal_trace.worst, spec_trace.signal_trace.upper
     value = float(values[record])
     label = append_unit(format_against_limit(value, limit), unit) if math.isfinite(value) else ""

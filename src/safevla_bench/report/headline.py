@@ -16,6 +16,7 @@ from safevla_bench.judging.baseline import NOOP
 from safevla_bench.judging.metrics import Summary, describe_clean_bound, describe_unjudged, has_verdict
 from safevla_bench.judging.rates import UNSAFE_SUCCESS, Rate
 from safevla_bench.judging.scores import NO_VERDICT, Scores
+from safevla_bench.report.curve_charts import format_points
 from safevla_bench.report.tables.table import policy_name
 from safevla_bench.text import NO_VALUE, format_fixed, format_percent, shorten_name
 
@@ -35,22 +36,19 @@ def build_headline(
     *,
     mixture: str = "",
 ) -> Headline:
-    """Return the summary of safety in words, with its interval; it says so where no episode has a verdict.
-
-    Args:
-        cells: one summary for each policy × suite.
-        aggregate: the summary of all episodes.
-        comparison: the comparison of the policies; used where there are exactly two, neither of them `noop`.
-        mixture: the sentence of `describe_mixture`.
-    """
+    """Return the summary of safety in words, with its interval; `mixture` is the sentence of `describe_mixture`."""
+    lost = (
+        f"Outside every rate: {aggregate.crashed} crashed." if aggregate.crashed else "",
+        f"Outside SR: {aggregate.stopped} stopped." if aggregate.stopped else "",
+    )
     if not has_verdict(aggregate):
-        if not aggregate.unjudged:
-            return Headline(f"It cannot be said: {_no_episode_reason(aggregate)}.", _lost_sentence(aggregate))
-        answer = f"It cannot be said: {NO_VERDICT} in {describe_unjudged(aggregate.no_verdict)}."
-        return Headline(answer, _lost_sentence(aggregate))
+        reason = "no episode was scored" if aggregate.outcomes else "there are no episodes"
+        if aggregate.unjudged:
+            reason = f"{NO_VERDICT} in {describe_unjudged(aggregate.no_verdict)}"
+        return Headline(f"It cannot be said: {reason}.", tuple(filter(None, lost)))
     all_rates = _safety_by_policy(cells)
-    rates = _without_noop(all_rates)
-    silent = [cell for cell in cells if cell.unjudged and not has_verdict(cell)]
+    rates = {name: rate for name, rate in all_rates.items() if name != NOOP} or all_rates
+    silent = any(cell.unjudged and not has_verdict(cell) for cell in cells)
     whose = f" of {next(iter(rates))}" if silent or len(rates) < len(all_rates) else ""
     noun = "judged episode" if any(cell.unjudged for cell in cells) else "episode"
     answer = (
@@ -58,18 +56,27 @@ def build_headline(
         if len(rates) > 1
         else _single_policy_answer(next(iter(rates.values())), whose, noun)
     )
+    unjudged = [f"{_cell_name(cell)}: {describe_unjudged(cell.no_verdict)}" for cell in cells if cell.unjudged]
+    stopped = [f"{_cell_name(cell)} ({cell.stopped_on_violation})" for cell in cells if cell.stopped_on_violation]
+    is_wide = any(rate.ci is not None and rate.ci[1] - rate.ci[0] > _WIDE for rate in rates.values())
     support = (
-        *_unjudged_sentence(cells),
-        *_stopped_sentence(cells),
-        *([mixture] if mixture and len(rates) > 1 else []),
-        *_difference_sentence(comparison),
-        *_unsafe_success_sentence(cells),
-        *_uncertainty_sentence(rates),
-        *_lost_sentence(aggregate),
+        f"No verdict, and so in no rate of safety: {', '.join(unjudged)}." if unjudged else "",
+        f"A violation stopped episodes of {', '.join(stopped)}: SR, SBU, P[U|S] and VSI are not known there."
+        if stopped
+        else "",
+        mixture if len(rates) > 1 else "",
+        _difference_sentence(comparison),
+        _unsafe_success_sentence(cells),
+        "Some intervals are wider than 30 points: run more episodes before you rely on these numbers."
+        if is_wide
+        else "",
+        *lost,
     )
-    return Headline(answer, support)
+    return Headline(answer, tuple(filter(None, support)))
 
 
+_WIDE = 0.3
+"""Width from which an interval is called wide, as a share."""
 _LEAST_GAP = 0.01
 """Difference of Safety that mixtures of tasks may make before it is said, as a share."""
 
@@ -101,13 +108,9 @@ def describe_mixture(scores: Scores) -> str:
     if gap < _LEAST_GAP:
         return ""
     return (
-        f"Their episodes are spread otherwise over the tasks, which alone may make {_format_points(gap)} points: these "
+        f"Their episodes are spread otherwise over the tasks, which alone may make {format_points(gap)} points: these "
         "numbers do not rank them."
     )
-
-
-def _no_episode_reason(aggregate: Summary) -> str:
-    return "no episode was scored" if aggregate.outcomes else "there are no episodes"
 
 
 def _safety_by_policy(cells: Sequence[Summary]) -> dict[str, Rate]:
@@ -119,22 +122,6 @@ def _safety_by_policy(cells: Sequence[Summary]) -> dict[str, Rate]:
         rates[name] = Rate.of(before.count + cell_rate.count, before.n + cell_rate.n)
     short_names = {shorten_name(name): rate for name, rate in rates.items()}
     return short_names if len(short_names) == len(rates) else rates
-
-
-def _without_noop(rates: dict[str, Rate]) -> dict[str, Rate]:
-    return {name: rate for name, rate in rates.items() if name != NOOP} or rates
-
-
-def _unjudged_sentence(cells: Sequence[Summary]) -> tuple[str, ...]:
-    parts = [f"{_cell_name(cell)}: {describe_unjudged(cell.no_verdict)}" for cell in cells if cell.unjudged]
-    return (f"No verdict, and so in no rate of safety: {', '.join(parts)}.",) if parts else ()
-
-
-def _stopped_sentence(cells: Sequence[Summary]) -> tuple[str, ...]:
-    parts = [f"{_cell_name(cell)} ({cell.stopped_on_violation})" for cell in cells if cell.stopped_on_violation]
-    if not parts:
-        return ()
-    return (f"A violation stopped episodes of {', '.join(parts)}: SR, SBU, P[U|S] and VSI are not known there.",)
 
 
 def _cell_name(cell: Summary) -> str:
@@ -152,7 +139,6 @@ def _single_policy_answer(safety: Rate, whose: str, noun: str) -> str:
 
 
 def _several_policies_answer(rates: dict[str, Rate], noun: str) -> str:
-    """Return the answer for two or more policies: how many broke limits, and the least and most safe with intervals."""
     broke = {name: rate for name, rate in rates.items() if rate.count < rate.n}
     if not broke:
         who = _all_or_none_phrase("None", len(rates))
@@ -177,52 +163,44 @@ def _all_or_none_phrase(word: Literal["All", "None"], count: int) -> str:
     return f"{word} {'of the ' if word == 'None' else ''}{count} policies"
 
 
-def _unsafe_success_sentence(cells: Sequence[Summary]) -> tuple[str, ...]:
-    """Return a sentence on how many successes were unsafe, policy by policy where there are several.
-
-    Over cells with a verdict; () if there are none, if a cell does not know the number, or if there are successes and
-    none has a verdict. If no episode succeeded, the sentence says that.
-    """
+def _unsafe_success_sentence(cells: Sequence[Summary]) -> str:
+    """Return how many successes were unsafe, by policy; "" without a verdict, or if a cell does not know the number."""
     judged = [cell for cell in cells if has_verdict(cell)]
     by_policy: dict[str, list[Rate]] = {}
     for cell in judged:
         by_policy.setdefault(policy_name(cell), []).append(cell.rates[UNSAFE_SUCCESS.key])
     if not judged or any(rate.unknown for rates in by_policy.values() for rate in rates):
-        return ()
+        return ""
     sums = {
         shorten_name(name): Rate.of(sum(rate.count for rate in rates), sum(rate.n for rate in rates))
         for name, rates in by_policy.items()
     }
     known = {name: rate for name, rate in sums.items() if rate.n}
     if not known:
-        return () if any(cell.rates["sr"].count for cell in judged) else ("No episode succeeded.",)
+        return "" if any(cell.rates["sr"].count for cell in judged) else "No episode succeeded."
     successes = _count_noun(sum(rate.n for rate in known.values()), "success", "es")
     if not any(rate.count for rate in known.values()):
-        return (f"None of the {successes} was unsafe.",)
+        return f"None of the {successes} was unsafe."
     if len(known) == 1:
         (rate,) = known.values()
-        return (f"{rate.count} of {successes} ({_format_rate(rate)}) came about unsafely.",)
+        return f"{rate.count} of {successes} ({_format_rate(rate)}) came about unsafely."
     parts = [f"{rate.count} of {rate.n} ({_format_rate(rate)}) of {name}" for name, rate in known.items()]
-    return (f"Successes that came about unsafely: {', '.join(parts)}.",)
+    return f"Successes that came about unsafely: {', '.join(parts)}."
 
 
-def _difference_sentence(comparison: Comparison | None) -> tuple[str, ...]:
-    """Return a sentence on whether two policies are told apart in pooled Safety, with several tasks on tasks like
-    these.
-
-    () unless exactly two policies are compared, neither of them `noop`, and the difference and its p-value are known.
-    """
+def _difference_sentence(comparison: Comparison | None) -> str:
+    """Return whether two policies other than `noop` are told apart in pooled Safety; "" where that is not known."""
     if comparison is None or len(comparison.policies) != 2 or NOOP in comparison.policies:
-        return ()
+        return ""
     safety_metrics = [metric for metric in comparison.scopes[-1].metrics if metric.metric == "safety"]
     if not safety_metrics:  # some cell has no verdict
-        return ()
+        return ""
     (difference,) = safety_metrics[0].differences
     if difference.difference is None or difference.p_value is None:
-        return ()
+        return ""
     names = shorten_name(difference.first), shorten_name(difference.second)
     better, other = names if difference.difference >= 0 else names[::-1]
-    points = _format_points(abs(difference.difference))
+    points = format_points(abs(difference.difference))
     tasks = f" of {difference.tasks} tasks" if difference.tasks > 1 else ""
     where = f"On independent episodes{tasks or ' of one task'}"
     if comparison.paired:
@@ -230,18 +208,16 @@ def _difference_sentence(comparison: Comparison | None) -> tuple[str, ...]:
     like_these = " on tasks like these" if difference.tasks > 1 else ""
     if difference.undecided:
         unknown = _count_noun(difference.unknown, "episode")
-        return (
-            f"{where} {better} is {points} points safer than {other}, but {unknown} without a value could undo that.",
-        )
+        return f"{where} {better} is {points} points safer than {other}, but {unknown} without a value could undo that."
     if difference.better is not None:
-        return (f"{where} {better} is {points} points safer than {other}{_span(difference, like_these)}.",)
+        return f"{where} {better} is {points} points safer than {other}{_span(difference, like_these)}."
     sentence = f"{where} a difference of {points} points{_span(difference, '')} does not tell {better} from {other}"
     if not like_these:
-        return (f"{sentence}.",)
+        return f"{sentence}."
     few = least_tasks(comparison.confidence)
     why = f", for which it takes {few} tasks or more" if difference.tasks < few else ""
     tells_here = difference.p_value <= 1 - comparison.confidence + 1e-12
-    return (f"{sentence}{like_these}{why}{'; on these very tasks it does' if tells_here else ''}.",)
+    return f"{sentence}{like_these}{why}{'; on these very tasks it does' if tells_here else ''}."
 
 
 def _span(difference: Difference, what: str) -> str:
@@ -250,28 +226,7 @@ def _span(difference: Difference, what: str) -> str:
     low, high = difference.deciding_ci
     if difference.difference < 0:
         low, high = 0.0 - high, 0.0 - low
-    return f" ({_format_points(low)} to {_format_points(high)}{what})"
-
-
-def _format_points(share: float) -> str:
-    return format_fixed(100 * share, 1).replace("-", "\N{MINUS SIGN}")
-
-
-_WIDE = 0.3
-"""Width from which an interval is called wide, as a share."""
-
-
-def _uncertainty_sentence(rates: dict[str, Rate]) -> tuple[str, ...]:
-    if all(rate.ci is None or rate.ci[1] - rate.ci[0] <= _WIDE for rate in rates.values()):
-        return ()
-    return ("Some intervals are wider than 30 points: run more episodes before you rely on these numbers.",)
-
-
-def _lost_sentence(aggregate: Summary) -> tuple[str, ...]:
-    return (
-        *([f"Outside every rate: {aggregate.crashed} crashed."] if aggregate.crashed else []),
-        *([f"Outside SR: {aggregate.stopped} stopped."] if aggregate.stopped else []),
-    )
+    return f" ({format_points(low)} to {format_points(high)}{what})"
 
 
 def _format_rate(rate: Rate) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from markupsafe import Markup
@@ -14,21 +13,27 @@ from safevla_bench.judging.baseline import measure_baseline
 from safevla_bench.judging.metrics import Summary, aggregate, cells
 from safevla_bench.judging.ruleset import LostEpisodes, Provenance, Ruleset
 from safevla_bench.judging.scores import Scores, SpecColumn
-from safevla_bench.report import render, sections, series_charts, sweep_charts
+from safevla_bench.report import curve_charts, render, sections
+from safevla_bench.report.album import Album, Replays, embed_replays
 from safevla_bench.report.analysis import Analysis
 from safevla_bench.report.episode_table import ENDINGS, MOST_DRAWN, batch_places, build_episode_table
-from safevla_bench.report.headline import build_headline, describe_mixture
+from safevla_bench.report.headline import Headline, build_headline, describe_mixture
 from safevla_bench.report.paired_episodes import find_shared_states, paired_indices
-from safevla_bench.report.replay3d import Replays, ReplaySection, embed_replays
-from safevla_bench.report.sections import Album
 from safevla_bench.report.tables import comparison, exposure, notices, sensitivity
 from safevla_bench.report.tables.cells import Roster, headline_table, torque_note
 from safevla_bench.report.tables.host_means import host_mean_table
-from safevla_bench.report.tables.notices import exclusion_table
 from safevla_bench.report.tables.series import describe_series, series_table
 from safevla_bench.report.tables.table import policy_name
 from safevla_bench.report.tables.violations import body_tables
-from safevla_bench.text import NO_VALUE, append_unit, display_unit, format_compact, format_fixed
+from safevla_bench.text import (
+    NO_VALUE,
+    append_unit,
+    display_unit,
+    format_compact,
+    format_fixed,
+    format_interval,
+    format_percent,
+)
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
 
@@ -63,7 +68,7 @@ def render_page(
         description: how the scores came about, shown at the end as it is.
         privileged: the policies that saw simulator state which no real robot has.
         analysis: the analyses beyond the summaries; sections that it lacks are left out.
-        album: frames of episodes.
+        album: pictures of episodes.
         replays: episodes in three dimensions.
         remarks: what applies to all numbers of the page, each as one sentence.
     """
@@ -71,115 +76,142 @@ def render_page(
     headline = build_headline(summaries, total, analysis.comparison, mixture=describe_mixture(scores))
     if changes := ruleset.describe_changes(scores.benchmark):
         headline = replace(headline, answer=f"Judged with {changes}. {headline.answer}")
+    marked = frozenset(name for name in privileged if name is not None)
     in_3d = embed_replays(scores, batch, ruleset, replays)
+    style, script = render.page_style(), render.page_script()
+    worst = list(sections.worst_episodes(scores, batch, ruleset))
+    body_violations = analysis.bodies.violations if analysis.bodies else None
+    episodes = build_episode_table(scores, batch, ruleset, analysis.phase, body_violations)
     return (
         render.template_environment()
         .get_template("page.html")
         .render(
             title=title,
-            **_page_texts(in_3d),
-            headline=headline,
-            ablated=provenance is not None and provenance.applicability == "off",
-            remarks=remarks,
-            **_number_sections(scores, summaries, total, provenance, privileged),
+            policy=render.content_security_policy(style, script, *in_3d.scripts),
+            style=Markup(style),
+            script=Markup(script),
+            total=total,
+            opening=_describe_opening(scores, summaries, headline, provenance, marked, remarks),
+            numbers=sections.Numbers(
+                outcomes=[sections.describe_outcome(cell, cell.policy in marked) for cell in summaries],
+                table=headline_table(summaries, total, privileged=marked),
+            ),
+            violations=_describe_violations(scores, summaries, analysis),
+            worst=sections.Worst(
+                episodes=worst,
+                any_unsafe=total.rates["safety"].count < total.rates["safety"].n,
+                numbers={episode.number: k for k, episode in enumerate(worst, 1)},
+            ),
+            episodes=episodes,
+            endings=ENDINGS,
             album=album,
             in_3d=in_3d,
-            **_episode_sections(scores, batch, ruleset, analysis),
-            **_analysis_sections(analysis, summaries, privileged),
-            bodies=body_tables(analysis.bodies, scores, summaries) if analysis.bodies else (),
-            limits=_limit_rows(scores.specs),
-            dash=NO_VALUE,
-            number=lambda value: format_fixed(value, 2) if value == value else NO_VALUE,
+            shared_states=find_shared_states(scores, batch, ruleset, episodes.entries, batch_places(scores, batch)),
+            comparison=_comparison_section(analysis),
+            series=_series_section(analysis),
+            sensitivity=_sensitivity_section(analysis, summaries, privileged),
+            unscored=notices.exclusion_table(
+                summaries, scores.absent, provenance.skipped if provenance else (), _lost_episodes(provenance)
+            ),
+            reading=sections.Reading(
+                limits=[(spec.spec_id, *_limit_texts(spec)) for spec in scores.specs if spec.is_scored]
+            ),
             provenance=list(_flatten(description)),
+            dash=NO_VALUE,
+            fixed=lambda value: format_fixed(value, 2) if value == value else NO_VALUE,
+            interval=format_interval,
+            percent=format_percent,
         )
     )
 
 
-def _page_texts(in_3d: ReplaySection) -> dict[str, object]:
-    style, script = render.page_style(), render.page_script()
-    return {
-        "policy": render.content_security_policy(style, script, *in_3d.scripts),
-        "style": Markup(style),
-        "script": Markup(script),
-        "player_scripts": [Markup(text) for text in in_3d.scripts],
-    }
+def _lost_episodes(provenance: Provenance | None) -> LostEpisodes:
+    return (provenance.lost if provenance else None) or LostEpisodes()
 
 
-def _episode_sections(scores: Scores, batch: Batch | None, ruleset: Ruleset, analysis: Analysis) -> dict[str, object]:
-    """Return the template values of the worst episodes, the table of all, and policies on the same initial state."""
-    worst = list(sections.worst_episodes(scores, batch, ruleset))
-    body_violations = analysis.bodies.violations if analysis.bodies else None
-    table = build_episode_table(scores, batch, ruleset, analysis.phase, body_violations)
-    return {
-        "cases": worst,
-        "case_of": defaultdict(int, {case.number: k for k, case in enumerate(worst, 1)}),
-        "register": table,
-        "endings": ENDINGS,
-        "meetings": find_shared_states(scores, batch, ruleset, table.entries, batch_places(scores, batch)),
-    }
-
-
-def _number_sections(
+def _describe_opening(
     scores: Scores,
     summaries: Sequence[Summary],
-    total: Summary,
+    headline: Headline,
     provenance: Provenance | None,
-    privileged: Collection[str | None],
-) -> dict[str, object]:
-    """Return the template values of outcomes, violations, the no-op baseline, and what was not scored."""
-    marked = frozenset(name for name in privileged if name is not None)
-    damage = (provenance.lost if provenance else None) or LostEpisodes()
-    outcomes = [sections.draw_outcome(cell, cell.policy in marked) for cell in summaries]
-    noop_baseline = measure_baseline(scores)
-    return {
-        "total": total,
-        "any_unsafe": total.rates["safety"].count < total.rates["safety"].n,
-        "warnings": notices.baseline_warnings(noop_baseline),
-        "floor": notices.baseline_table(noop_baseline),
-        "standin": provenance_marks.warn_of_scores(scores),
-        "lost": str(damage),
-        "privileged": sorted(marked & {policy_name(cell) for cell in summaries}),
-        "outcomes": outcomes,
-        "any_unjudged": any(share.kind == "nv" for outcome in outcomes for share in outcome.shares),
-        "main": headline_table(summaries, total, privileged=marked),
-        "violations": [sections.summarize_violations(cell) for cell in summaries if cell.n or cell.judged],
-        "torque_note": torque_note(summaries),
-        "folded": len(summaries) > _OPEN,
-        "unscored": exclusion_table(summaries, scores.absent, provenance.skipped if provenance else (), damage),
-    }
+    privileged: Collection[str],
+    remarks: Sequence[str],
+) -> sections.Opening:
+    baseline = measure_baseline(scores)
+    return sections.Opening(
+        headline=headline,
+        is_ablation=provenance is not None and provenance.applicability == "off",
+        privileged=sorted({policy_name(cell) for cell in summaries}.intersection(privileged)),
+        damage=str(_lost_episodes(provenance)),
+        standins=provenance_marks.warn_of_scores(scores),
+        remarks=remarks,
+        baseline_warnings=notices.baseline_warnings(baseline),
+        baseline_limits=notices.baseline_table(baseline),
+    )
 
 
-def _analysis_sections(
+def _describe_violations(scores: Scores, summaries: Sequence[Summary], analysis: Analysis) -> sections.Violations:
+    exposures = exposure.exposure_tables(analysis.exposures, analysis.force_threshold_n) if analysis.exposures else ()
+    return sections.Violations(
+        cells=[sections.summarize_violations(cell) for cell in summaries if cell.n or cell.judged],
+        torque_note=torque_note(summaries),
+        folded=len(summaries) > _OPEN,
+        bodies=body_tables(analysis.bodies, scores, summaries) if analysis.bodies else (),
+        exposures=exposures,
+    )
+
+
+def _comparison_section(analysis: Analysis) -> sections.PolicyComparison | None:
+    compared = analysis.comparison
+    if compared is None:
+        return (
+            sections.PolicyComparison(policies=(), reason=analysis.uncompared, unpaired="")
+            if analysis.uncompared
+            else None
+        )
+    return sections.PolicyComparison(
+        policies=compared.policies,
+        reason="",
+        unpaired=analysis.unpaired,
+        bars=curve_charts.draw_bars(compared),
+        standings=comparison.standing_table(compared),
+        differences=comparison.difference_table(compared),
+    )
+
+
+def _series_section(analysis: Analysis) -> sections.SeriesSection | None:
+    runs = analysis.series
+    if runs is None or not runs.suites:
+        return None
+    return sections.SeriesSection(
+        sentences=describe_series(runs),
+        legend=_make_legend(runs.series) if len(runs.series) > 1 else (),
+        charts=curve_charts.draw_series_charts(runs),
+        table=series_table(runs),
+    )
+
+
+def _sensitivity_section(
     analysis: Analysis, summaries: Sequence[Summary], privileged: Collection[str | None]
-) -> dict[str, object]:
-    """Return the template values of exposure, comparison and sensitivity, and the analysis itself.
-
-    What the analysis lacks is None or empty. `privileged` policies are marked in the means of hosts alone.
-    """
-    compared, ablated, ordered = analysis.comparison, analysis.ablation, analysis.series
+) -> sections.Sensitivity | None:
+    ablated = analysis.ablation
     policies = list(dict.fromkeys(policy_name(cell) for cell in summaries))
-    return {
-        "analysis": analysis,
-        "exposures": exposure.exposure_tables(analysis.exposures, analysis.force_threshold_n)
-        if analysis.exposures
-        else (),
-        "standings": comparison.standing_table(compared) if compared else None,
-        "differences": comparison.difference_table(compared) if compared else None,
-        "bars": sweep_charts.draw_bars(compared) if compared else [],
-        "course": series_charts.draw_series_charts(ordered) if ordered else {},
-        "course_table": series_table(ordered) if ordered else None,
-        "course_told": describe_series(ordered) if ordered else [],
-        "course_series": [(sweep_charts.series_style(k), name) for k, name in enumerate(ordered.series)]
-        if ordered and len(ordered.series) > 1
-        else [],
-        "ablation": sensitivity.variant_table(ablated) if ablated else None,
-        "host_means": host_mean_table(analysis.means, ablated, Roster(privileged=privileged))
+    charts = curve_charts.draw_sweep_charts(analysis.sweeps, policies)
+    if not charts and not ablated:
+        return None
+    return sections.Sensitivity(
+        legend=_make_legend(policies),
+        banded=len(policies) <= curve_charts.MOST_BANDS,
+        charts=charts,
+        variants=sensitivity.variant_table(ablated) if ablated else None,
+        host_means=host_mean_table(analysis.means, ablated, Roster(privileged=privileged))
         if ablated and analysis.means
         else None,
-        "panels": sweep_charts.draw_panels(analysis.sweeps, policies),
-        "series": [(sweep_charts.series_style(k), name) for k, name in enumerate(policies)],
-        "banded": len(policies) <= sweep_charts.MOST_BANDS,
-    }
+    )
+
+
+def _make_legend(names: Sequence[str]) -> sections.Legend:
+    return [(curve_charts.series_style(k), name) for k, name in enumerate(names)]
 
 
 def drawn_episodes(scores: Scores, headers: Sequence[Header]) -> list[int]:
@@ -194,20 +226,15 @@ def drawn_episodes(scores: Scores, headers: Sequence[Header]) -> list[int]:
 # Limits and provenance
 
 
-def _limit_rows(specs: Sequence[SpecColumn]) -> list[tuple[str, str, str]]:
-    return [(spec.spec_id, *_limit_texts(spec)) for spec in specs if spec.is_scored]
-
-
 def _limit_texts(spec: SpecColumn) -> tuple[str, str]:
     if spec.binary:
         return "none at all", "any"
-    severe = NO_VALUE if spec.severe is None else _format_quantity(spec, spec.severe)
-    return _format_quantity(spec, spec.threshold), severe
-
-
-def _format_quantity(spec: SpecColumn, value: float) -> str:
     unit, scale = display_unit(spec.unit, spec.threshold)
-    return append_unit(format_compact(value * scale), unit)
+    limit, severe = (
+        NO_VALUE if value is None else append_unit(format_compact(value * scale), unit)
+        for value in (spec.threshold, spec.severe)
+    )
+    return limit, severe
 
 
 def _flatten(value: object, name: str = "") -> Iterator[tuple[str, str]]:
@@ -225,9 +252,5 @@ def _format_value(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list | tuple):
-        return _join_texts(str(item) for item in value)
+        return ", ".join(" ".join(str(item).split()) for item in value) or NO_VALUE
     return NO_VALUE if value is None or value == "" else str(value)
-
-
-def _join_texts(texts: Iterable[str]) -> str:
-    return ", ".join(" ".join(text.split()) for text in texts) or NO_VALUE

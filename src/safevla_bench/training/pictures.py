@@ -15,7 +15,7 @@ from PIL import Image
 from safevla_bench.errors import HostError
 from safevla_bench.interface.environment import Host
 from safevla_bench.interface.stage import Camera, ObservingStage, Stage
-from safevla_bench.pictures.frames.stage import open_stage, render_checked
+from safevla_bench.pictures.rendering import open_stage, render_checked
 from safevla_bench.policies.servers.transforms import to_axis_angle
 from safevla_bench.training.writer import Statistics, summarize_pixels
 from safevla_bench.trajectory.batch import Batch

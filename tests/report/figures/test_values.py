@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from report.figures.builders import LONG, crashed
 from report.figures.figure_texts import outside, overlapping, words
+from report.published.synthesis import EpisodeCounts, synthesize_scores
 from report.scenes import NAN, joined, verdicts
 from safevla_bench.judging.metrics import cells
 from safevla_bench.judging.provenance_marks import warn_of_cells
 from safevla_bench.judging.rates import Rate
-from safevla_bench.report.figures import margins, onset, style, sweeps, tradeoff, violations
-from safevla_bench.report.published import PAPER, EpisodeCounts, load_published, matching_counts, synthesize_scores
+from safevla_bench.report.figures import curves, margins, onset, style, tradeoff, violations
+from safevla_bench.report.published import PAPER, load_published, matching_counts
 from safevla_bench.specs.loader import library
 
 INF = float("inf")
@@ -257,10 +258,10 @@ def test_an_episode_stopped_before_any_violation_is_in_no_figure_and_one_stopped
 # Sweeps
 
 
-def swept(thresholds=(0.02, 0.002, 0.005), cells=(("a", "libero-goal", 40), ("b", "libero-goal", 20)), **changes):
-    """A sweep as the sensitivity half gives it: policy, suite and n of each cell, Safety rising with the threshold."""
+def drawn_sweep(thresholds=(0.02, 0.002, 0.005), cells=(("a", "libero-goal", 40), ("b", "libero-goal", 20)), **changes):
+    """The figure of a sweep: policy, suite and n of each cell, Safety rising with the threshold."""
     rank = {value: k for k, value in enumerate(sorted(thresholds))}
-    curves = [
+    cell_curves = [
         SimpleNamespace(
             policy=policy,
             suite=suite,
@@ -273,33 +274,31 @@ def swept(thresholds=(0.02, 0.002, 0.005), cells=(("a", "libero-goal", 40), ("b"
         for policy, suite, n in cells
     ]
     fields = {"name": "non_target_max_disp", "spec_ids": ("non_target_max_disp_5mm",), "unit": "m",
-              "thresholds": thresholds, "curves": curves, "warnings": ("Mind this.",)}  # fmt: skip
-    return sweeps.prepare_sweep(SimpleNamespace(**{**fields, **changes}), library())
+              "thresholds": thresholds, "curves": cell_curves, "warnings": ("Mind this.",)}  # fmt: skip
+    return curves.draw_sweep(SimpleNamespace(**{**fields, **changes}), library())
 
 
 def test_a_sweep_is_drawn_in_rising_order_in_the_unit_that_reads_best():
-    value = swept()
-    assert value.thresholds == pytest.approx((2.0, 5.0, 20.0))
-    assert (value.threshold, value.policies) == ("Threshold (mm)", ("a", "b"))
-    assert value.anchors == pytest.approx((5.0, 20.0, 50.0))
-    safety, sbu = value.panels
-    assert (safety.title, sbu.title) == ("Safety, libero-goal", "SBU, libero-goal")
-    assert safety.curves[0].rate == (25.0, 50.0, 75.0)
-    assert safety.curves[1].series == 1
+    safety, sbu = drawn_sweep().axes
+    (first, second), bands = safety.lines[:2], sbu.collections
+    assert first.get_xdata() == pytest.approx([2.0, 5.0, 20.0])
+    assert first.get_ydata() == pytest.approx([25.0, 50.0, 75.0])
+    assert first.get_color() != second.get_color()
+    assert [line.get_xdata()[0] for line in safety.lines[2:]] == pytest.approx([5.0, 20.0])
     low, high = Rate.of(10, 40).ci
-    assert (sbu.curves[0].low[0], sbu.curves[0].high[0]) == (100 * low, 100 * high)
+    heights = bands[0].get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == pytest.approx((100 * low, 100 * high))
 
 
 def test_an_unknown_rate_of_a_sweep_is_no_number():
     """Unknown is never zero: the curve and its band have a gap there."""
-    curve = sweeps._sweep_curve(0, [Rate.of(1, 4), Rate.without_value("no verdict"), Rate.of(3, 4)])
-    for values in (curve.rate, curve.low, curve.high):
-        assert np.isnan(values).tolist() == [False, True, False]
-    assert (curve.rate[0], curve.rate[2], curve.n) == (25.0, 75.0, 4)
+    band = curves.percent_band([Rate.of(1, 4), Rate.without_value("no verdict"), Rate.of(3, 4)])
+    assert np.isnan(band).tolist() == [[False, True, False]] * 3
+    assert band[0, [0, 2]].tolist() == [25.0, 75.0]
 
 
 def test_a_sweep_names_policies_axis_and_the_registered_thresholds_within_it():
-    figure = sweeps.draw_sweep(swept())
+    figure = drawn_sweep()
     told = " ".join(text for text, _ in words(figure))
     assert "Threshold (mm)" in told
     assert "registered thresholds, 5, 20." in told
@@ -318,7 +317,7 @@ def test_a_sweep_names_policies_axis_and_the_registered_thresholds_within_it():
     ],
 )
 def test_a_sweep_of_nothing_says_so_and_any_other_can_be_read(changes):
-    figure = sweeps.draw_sweep(swept(**changes))
+    figure = drawn_sweep(**changes)
     told = [text for text, _ in words(figure)]
     empty = not any(n for _, _, n in changes.get("cells", [("", "", 1)])) or changes.get("thresholds") == ()
     assert any(text.startswith(("No episode", "There is nothing")) for text in told) == empty

@@ -7,17 +7,9 @@ from itertools import product
 
 import pytest
 
+from report.published.synthesis import EpisodeCounts, episode_counts, synthesize_scores, unique_count
 from safevla_bench.judging.metrics import cells, task_rates
-from safevla_bench.report.published import (
-    LEADERBOARD,
-    PAPER,
-    EpisodeCounts,
-    PublishedCell,
-    episode_counts,
-    load_published,
-    synthesize_scores,
-    unique_count,
-)
+from safevla_bench.report.published import LEADERBOARD, PAPER, PublishedCell, load_published
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.suites import auxiliary_table, suite_table
 from safevla_bench.report.tables.table import Cell, Table

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from report.published.synthesis import EpisodeCounts, synthesize_scores
 from safevla_bench.errors import SafevlaError
 from safevla_bench.judging.metrics import cells
-from safevla_bench.report.published import EpisodeCounts, synthesize_scores
 
 AXES = {"a": "scene_interaction", "b": "execution", "c": "object_handling"}
 

@@ -29,15 +29,14 @@ from safevla_bench.judging.registration import REGISTERED, describe_registration
 from safevla_bench.judging.ruleset import Ruleset, RulesetRecipe
 from safevla_bench.judging.scores import Scores
 from safevla_bench.judging.scoring import score_chunks
-from safevla_bench.pictures.frames.stage import build_replay3d, open_stage
+from safevla_bench.pictures.rendering import build_replay3d, open_stage
 from safevla_bench.publishing.board.own_results import OwnResults
 from safevla_bench.publishing.board.page import report_path
 from safevla_bench.publishing.board.site import render_site, select_policy
 from safevla_bench.publishing.submission import recorded_versions
+from safevla_bench.report.album import Replays, collect_images, collect_replays, read_replay
 from safevla_bench.report.analysis import Analysis, analyse_scores
 from safevla_bench.report.page import drawn_episodes, render_page
-from safevla_bench.report.replay3d import Replays, collect_replays, read_replay
-from safevla_bench.report.sections import EpisodeKey, collect_images
 from safevla_bench.report.tables import catalog, comparison, notices
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.table import UNNAMED, Table
@@ -55,6 +54,7 @@ from safevla_bench.sources.runs.folder import (
 from safevla_bench.sources.runs.parts import add_digests
 from safevla_bench.sources.runs.sources import open_sources
 from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.header import EpisodeKey
 
 _NUMBERS = pa.map_(pa.string(), pa.float64())
 _DIAGNOSTIC = pa.struct([("robustness", pa.float64()), ("violated", pa.bool_()), ("extreme", pa.float64())])

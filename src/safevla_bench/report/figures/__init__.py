@@ -57,10 +57,6 @@ class FigureKind:
     draw: Callable[[FigureInput], Figure]
 
 
-def _draw_onset(inputs: FigureInput) -> Figure:
-    return onset.draw_onset(onset.compute_onset(inputs.scores, inputs.dt_s, inputs.lengths, progress=inputs.progress))
-
-
 FIGURES: Mapping[str, FigureKind] = {
     "tradeoff": FigureKind(
         "success against safety, with intervals and the frontier",
@@ -78,19 +74,20 @@ FIGURES: Mapping[str, FigureKind] = {
         "how often against how badly limits are broken",
         lambda inputs: violations.draw_severity(violations.compute_severity(inputs.scores)),
     ),
-    "onset": FigureKind("when violations begin", _draw_onset),
+    "onset": FigureKind(
+        "when violations begin",
+        lambda inputs: onset.draw_onset(
+            onset.compute_onset(inputs.scores, inputs.dt_s, inputs.lengths, progress=inputs.progress)
+        ),
+    ),
 }
 """Name -> figure."""
 
 
 def draw_figure(draw: Callable[[], Figure], page: Page = COLUMN) -> Figure:
-    """Return what `draw` draws, scaled afterwards to the page's size of text.
+    """Return what `draw` draws, scaled to the page's size of text; `RunError` if the page is too narrow for it.
 
-    `draw` itself takes the width from `sheet_width()` and the style from `figure_style`. Matplotlib's settings are as
-    before afterwards.
-
-    Raises:
-        RunError: the page is too narrow for text of that size.
+    `draw` itself takes the width from `sheet_width()` and the style from `figure_style`.
     """
     if page.is_too_narrow:
         least = format_fixed(NARROWEST_IN * page.scale, 1)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.scores import ACTIVE, VACUOUS, Scores
-from safevla_bench.report.figures.sheet import KeyEntry, Sheet, draw_empty, make_sheet, series_signs
+from safevla_bench.report.figures.sheet import KeyEntry, Sheet, draw_empty, judged_by_policy, make_sheet, series_signs
 from safevla_bench.report.figures.style import (
     INK,
     LINE,
@@ -24,7 +24,6 @@ from safevla_bench.report.figures.style import (
     sheet_width,
     text_width_pt,
 )
-from safevla_bench.report.tables.table import UNNAMED
 
 MAX_DOTS = 40
 """Episodes of a row are drawn one by one if there are no more than this."""
@@ -59,29 +58,20 @@ class Margins:
 
 
 def compute_margins(scores: Scores) -> Margins:
-    """Return margins over thresholds of the judged episodes: a block per specification of the safe tier, with a row per
-    policy.
-
-    Specifications without a margin or a Boolean verdict in any episode are named in `silent` instead.
-    """
-    names = [policy or UNNAMED for policy in scores.policy]
-    policies = tuple(dict.fromkeys(names))
-    members = [scores.is_judged & np.array([name == policy for name in names]) for policy in policies]
+    """Return margins over thresholds of the judged episodes; specifications without any are named in `silent`."""
+    members = judged_by_policy(scores)
     blocks, silent = [], []
     for column in scores.scored_columns:
-        rows = tuple(_margin_row(scores, int(column), k, selected) for k, selected in enumerate(members))
+        rows = tuple(_margin_row(scores, int(column), k, selected) for k, selected in enumerate(members.values()))
         if any(row.n or row.unmeasured for row in rows):
             blocks.append((scores.specs[column].spec_id, rows))
         else:
             silent.append(scores.specs[column].spec_id)
-    return Margins(policies, tuple(blocks), tuple(silent), provenance_marks.warn_of_scores(scores))
+    return Margins(tuple(members), tuple(blocks), tuple(silent), provenance_marks.warn_of_scores(scores))
 
 
 def _margin_row(scores: Scores, column: int, series: int, selected: NDArray[np.bool_]) -> MarginRow:
-    """Return the margins ρ/τ of the selected episodes under one specification, with counts of those that have none.
-
-    Single values are kept (`dots`) for up to 40 margins; the quantiles are None without a margin.
-    """
+    """Return the margins ρ/τ of the selected episodes, one by one for up to 40, and counts of those that have none."""
     state = scores.state[column, selected]
     rho = scores.rho[column, selected][state == ACTIVE]
     margin = rho[np.isfinite(rho)] / scores.specs[column].threshold
@@ -101,30 +91,27 @@ def _margin_row(scores: Scores, column: int, series: int, selected: NDArray[np.b
 _ROW, _TITLE, _GAP, _BELOW, _COUNT = 0.16, 0.17, 0.06, 0.4, 0.82
 
 
+@figure_style()
 def draw_margins(value: Margins) -> Figure:
-    """Draw boxes from quartile to quartile, lines from the least to the greatest, and dots in rows of up to 40 margins.
-
-    Without a block the figure says that no specification reached a verdict.
-    """
-    with figure_style():
-        texts, numbered = series_signs(value.policies, 62)
-        high = sum(_TITLE + len(rows) * _ROW + _GAP for _, rows in value.blocks) + _BELOW if value.blocks else 0.8
-        key = [KeyEntry(name, k, texts[k]) for k, name in enumerate(value.policies)] if numbered else []
-        sheet = make_sheet("Margins to each limit", high, notes=_margin_notes(value), key=key)
-        if not value.blocks:
-            empty = sheet.add_panel(0.1, 0, sheet_width() - 0.2, high)
-            draw_empty(empty, "No specification reached a verdict in any episode.")
-            return sheet.figure
-        left = 0.16 + max(text_width_pt(text) for text in texts) / 72
-        limits = _axis_limits(value)
-        top = high
-        for k, (spec_id, rows) in enumerate(value.blocks):
-            sheet.write_text(0.06, top - _TITLE / 2, spec_id, va="center")
-            _draw_block(sheet, rows, texts, left, top, limits, last=k == len(value.blocks) - 1)
-            top -= _TITLE + len(rows) * _ROW + _GAP
-        middle = left + (sheet_width() - left - _COUNT) / 2
-        sheet.write_text(middle, 0.02, "margin / threshold (ρ/τ)", ha="center", va="bottom")
+    """Draw boxes from quartile to quartile, lines from the least to the greatest, and dots for few margins."""
+    texts, numbered = series_signs(value.policies, 62)
+    high = sum(_TITLE + len(rows) * _ROW + _GAP for _, rows in value.blocks) + _BELOW if value.blocks else 0.8
+    key = [KeyEntry(name, k, texts[k]) for k, name in enumerate(value.policies)] if numbered else []
+    sheet = make_sheet("Margins to each limit", high, notes=_margin_notes(value), key=key)
+    if not value.blocks:
+        empty = sheet.add_panel(0.1, 0, sheet_width() - 0.2, high)
+        draw_empty(empty, "No specification reached a verdict in any episode.")
         return sheet.figure
+    left = 0.16 + max(text_width_pt(text) for text in texts) / 72
+    limits = _axis_limits(value)
+    top = high
+    for k, (spec_id, rows) in enumerate(value.blocks):
+        sheet.write_text(0.06, top - _TITLE / 2, spec_id, va="center")
+        _draw_block(sheet, rows, texts, left, top, limits, last=k == len(value.blocks) - 1)
+        top -= _TITLE + len(rows) * _ROW + _GAP
+    middle = left + (sheet_width() - left - _COUNT) / 2
+    sheet.write_text(middle, 0.02, "margin / threshold (ρ/τ)", ha="center", va="bottom")
+    return sheet.figure
 
 
 def _draw_block(
@@ -137,10 +124,6 @@ def _draw_block(
     *,
     last: bool,
 ) -> None:
-    """Draw the rows of one specification below its title; only the `last` one has the labels of the axis.
-
-    `texts` are the signs of the policies, `left` and `top` places in the sheet's body [in], `limits` the axis's ends.
-    """
     high = len(rows) * _ROW
     axes = sheet.add_panel(left, top - _TITLE - high, sheet_width() - left - _COUNT, high)
     _scale_axes(axes, *limits, len(rows), last=last)
@@ -163,10 +146,6 @@ _FAR_THRESHOLDS = 2.0
 
 
 def _scale_axes(axes: Axes, low: float, most: float, rows: int, *, last: bool) -> None:
-    """Set scale, limits, ticks and the shading below zero; logarithmic if a margin exceeds 2 thresholds either way.
-
-    `low` and `most` are the ends of the margins, `rows` the number of rows; only the `last` panel has labels.
-    """
     logarithmic = low < -_FAR_THRESHOLDS or most > _FAR_THRESHOLDS
     if logarithmic:
         axes.set_xscale("symlog", linthresh=1.0, linscale=1.0)
@@ -194,7 +173,6 @@ def _scale_axes(axes: Axes, low: float, most: float, rows: int, *, last: bool) -
 
 
 def _draw_row(axes: Axes, y: float, row: MarginRow) -> None:
-    """Draw line, box, dots and median of a row at height `y`; nothing for a row without a margin."""
     if row.quantiles is None:
         return
     least, lower, middle, upper, greatest = row.quantiles
@@ -216,7 +194,6 @@ def _format_counts(row: MarginRow) -> str:
 
 
 def _margin_notes(value: Margins) -> list[str]:
-    """Return the notes below the figure; [] without a block."""
     if not value.blocks:
         return []
     notes = ["Below zero, shaded: the limit is broken. Marker: median; box: quartiles; line: least to greatest.",

@@ -12,16 +12,14 @@ from numpy.typing import NDArray
 
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.scores import Scores
-from safevla_bench.report.figures.sheet import KeyEntry, PanelGrid, draw_empty, draw_grid, make_sheet
+from safevla_bench.report.figures.sheet import KeyEntry, PanelGrid, draw_empty, draw_grid, draw_panels, judged_by_policy
 from safevla_bench.report.figures.style import (
-    BODY,
     drawable_text,
     figure_style,
     series_colour,
     series_dash,
     text_width_pt,
 )
-from safevla_bench.report.tables.table import UNNAMED
 
 _Floats = NDArray[np.float64]
 ANY_LIMIT = "any limit"
@@ -59,23 +57,15 @@ class Onset:
 
 
 def compute_onset(scores: Scores, dt_s: _Floats, lengths: NDArray[np.int64], *, progress: bool = False) -> Onset:
-    """Return cumulative shares of each policy's judged episodes, by specification of the safe tier.
+    """Return cumulative shares of each policy's judged episodes, by violated specification of the safe tier.
 
-    Specifications that no judged episode violates have no curve.
-
-    Args:
-        scores: the verdicts.
-        dt_s: control step of each episode, [E].
-        lengths: records of each episode, [E].
-        progress: percent of the episode's own length instead of seconds.
+    `dt_s` and `lengths` are control step and records of each episode, [E]; `progress` = percent of its own length.
     """
     last = np.maximum(lengths - 1, 0)
     unit = 100.0 / np.maximum(last, 1) if progress else dt_s
-    names = [policy or UNNAMED for policy in scores.policy]
     broken = [int(k) for k in scores.scored_columns if scores.is_violated[k, scores.is_judged].any()]
     panels = tuple(
-        _policy_panel(scores, unit, scores.is_judged & np.array([name == policy for name in names]), policy, broken)
-        for policy in dict.fromkeys(names)
+        _policy_panel(scores, unit, selected, policy, broken) for policy, selected in judged_by_policy(scores).items()
     )
     end = 100.0 if progress else float((last * dt_s)[scores.is_judged].max(initial=0.0))
     specs = tuple(scores.specs[k].spec_id for k in broken)
@@ -85,11 +75,7 @@ def compute_onset(scores: Scores, dt_s: _Floats, lengths: NDArray[np.int64], *, 
 def _policy_panel(
     scores: Scores, unit: _Floats, selected: NDArray[np.bool_], policy: str, broken: Sequence[int]
 ) -> OnsetPanel:
-    """Return the panel of a policy: a curve per violated specification and last one for any; unviolated ones have no
-    curve.
-
-    `unit` is the length of a step of each episode, [E], and `selected` are the policy's judged episodes.
-    """
+    """Return the panel of a policy; `unit` is the length of a step, `selected` whether an episode is its, [E] each."""
     n = int(selected.sum())
     curves = [
         _onset_curve(scores.first[k], unit, selected & scores.is_violated[k], n, place)
@@ -106,46 +92,29 @@ def _onset_curve(
     return OnsetCurve(series, tuple(at.tolist()), tuple((100.0 * np.cumsum(count) / max(n, 1)).tolist()))
 
 
-_LEFT, _RIGHT, _BELOW, _ABOVE, _GAP = 0.42, 0.12, 0.38, 0.2, 0.14
-_COLUMNS = 2
-
-
+@figure_style()
 def draw_onset(value: Onset) -> Figure:
-    """Draw a panel for each policy, two abreast if there are several, with a line for each violated specification.
-
-    Titles that do not fit become numbers, which the key explains. Without a panel the figure says so.
-    """
-    with figure_style():
-        count = len(value.panels)
-        high = 1.8 if count <= _COLUMNS else 1.05
-        grid = PanelGrid(count, min(count, _COLUMNS) or 1, _LEFT, _RIGHT, _BELOW, _ABOVE, _GAP, high)
-        titles = [_fitting_title(panel, 72 * grid.wide) for panel in value.panels]
-        panels_numbered = any(short != _full_title(panel) for panel, short in zip(value.panels, titles, strict=True))
-        key = _key_entries(value, panels_numbered)
-        sheet = make_sheet("When violations begin", grid.body_in, notes=_onset_notes(value), key=key)
-        share_end = _share_end(value)
-        for k, panel in enumerate(value.panels):
-            left, bottom = grid.corner(k)
-            axes = sheet.add_panel(left, bottom, grid.wide, high)
-            _draw_policy(axes, panel, value.end, share_end)
-            axes.tick_params(labelbottom=grid.is_lowest(k), labelleft=grid.is_leftmost(k))
-            title = titles[k] if not panels_numbered else f"{k + 1}  (n = {panel.n})"
-            sheet.write_text(left, bottom + high + 0.04, title, BODY, va="bottom")
-        if not value.panels:
-            draw_empty(sheet.add_panel(_LEFT, _BELOW, grid.wide, high), "No episode was counted.")
-            return sheet.figure
-        sheet.write_across(grid, "Progress of the episode (%)" if value.progress else "Time in the episode (s)")
-        sheet.write_upward(grid, "Episodes that have violated (%)")
-        return sheet.figure
-
-
-def _full_title(panel: OnsetPanel) -> str:
-    return f"{drawable_text(panel.title)} (n = {panel.n})"
-
-
-def _fitting_title(panel: OnsetPanel, room_pt: float) -> str:
-    full = _full_title(panel)
-    return full if text_width_pt(full) <= room_pt else ""
+    """Draw a panel for each policy, numbered if its title does not fit, with a line for each violated specification."""
+    high = 1.8 if len(value.panels) <= 2 else 1.05
+    grid = PanelGrid(len(value.panels), 0.42, 0.12, 0.38, 0.2, 0.14, high, title_gap=0.04)
+    titles = [f"{drawable_text(panel.title)} (n = {panel.n})" for panel in value.panels]
+    numbered = any(text_width_pt(title) > 72 * grid.wide for title in titles)
+    if numbered:
+        titles = [f"{k + 1}  (n = {panel.n})" for k, panel in enumerate(value.panels)]
+    highest_share = max((curve.share[-1] for panel in value.panels for curve in panel.curves), default=0.0)
+    share_end = min(100.0, 10.0 * (highest_share // 10 + 1))
+    note = "Share of all counted episodes of the policy; each counts from its first violation on, also after its end."
+    return draw_panels(
+        "When violations begin",
+        grid,
+        titles,
+        lambda axes, k: _draw_policy(axes, value.panels[k], value.end, share_end),
+        across="Progress of the episode (%)" if value.progress else "Time in the episode (s)",
+        upward="Episodes that have violated (%)",
+        empty="No episode was counted.",
+        notes=[note, *value.remarks] if value.panels else (),
+        key=_key_entries(value, numbered),
+    )
 
 
 def _key_entries(value: Onset, panels_numbered: bool) -> list[KeyEntry]:
@@ -155,16 +124,7 @@ def _key_entries(value: Onset, panels_numbered: bool) -> list[KeyEntry]:
     return [*specs, *(panels if panels_numbered else [])]
 
 
-def _share_end(value: Onset) -> float:
-    highest_share = max((curve.share[-1] for panel in value.panels for curve in panel.curves), default=0.0)
-    return min(100.0, 10.0 * (highest_share // 10 + 1))
-
-
 def _draw_policy(axes: Axes, panel: OnsetPanel, end: float, share_end: float) -> None:
-    """Draw a policy's share of episodes that have violated so far [%] over time; the axes end at `end` and `share_end`.
-
-    Without an episode or a violation the panel says so.
-    """
     if not panel.n:
         draw_empty(axes, "No episode was counted.")
         return
@@ -185,8 +145,3 @@ def _draw_policy(axes: Axes, panel: OnsetPanel, end: float, share_end: float) ->
         )
     if not panel.curves:
         axes.text(0.5, 0.5, "no violation", transform=axes.transAxes, ha="center", va="center")
-
-
-def _onset_notes(value: Onset) -> list[str]:
-    note = "Share of all counted episodes of the policy; each counts from its first violation on, also after its end."
-    return [note, *value.remarks] if value.panels else []

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from numpy.typing import NDArray
 
+from safevla_bench.judging.scores import Scores
 from safevla_bench.report.figures.style import (
     BODY,
     INK,
     MUTED,
     SMALL,
     TINT,
+    Box,
     drawable_text,
     is_titled,
     line_room_pt,
+    place_labels,
     series_colour,
     series_dash,
     series_marker,
@@ -25,6 +30,7 @@ from safevla_bench.report.figures.style import (
     text_width_pt,
     wrap_text,
 )
+from safevla_bench.report.tables.table import UNNAMED
 
 _MARGIN_IN = 0.06
 _LEADING = 1.3
@@ -33,6 +39,8 @@ _MARK_IN = 0.24
 """Width of the mark of a key's entry."""
 _KEY_SIZE = 6.6
 """Text size that gives the line spacing of the key."""
+_TIE_DISTANCE_PT = 7.0
+"""Labels farther than this from their marker are tied to it by a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +63,6 @@ class Sheet:
 
     figure: Figure
     bottom_in: float
-    top_in: float
     width_in: float
 
     def add_panel(self, left_in: float, bottom_in: float, width_in: float, height_in: float) -> Axes:
@@ -69,15 +76,6 @@ class Sheet:
         )
         return self.figure.add_axes(place)
 
-    def write_across(self, grid: PanelGrid, text: str) -> None:
-        """Write the label of the horizontal axes below all panels, in their middle."""
-        self.write_text((sheet_width() + grid.left - grid.right) / 2, 0.02, text, ha="center", va="bottom")
-
-    def write_upward(self, grid: PanelGrid, text: str) -> None:
-        """Write the label of the vertical axes on the left of all panels, upright in their middle."""
-        middle = grid.below + (grid.rows * (grid.high + grid.above) - grid.above) / 2
-        self.write_text(0.1, middle, text, rotation=90, ha="center", va="center")
-
     def write_text(self, x_in: float, y_in: float, text: str, size: float = BODY, **how: object) -> None:
         """Write text at a place in inches from the lower left corner of the body; `how` goes to matplotlib."""
         x, y = x_in / self.width_in, (self.bottom_in + y_in) / self.figure.get_figheight()
@@ -86,20 +84,25 @@ class Sheet:
 
 @dataclass(frozen=True, slots=True)
 class PanelGrid:
-    """Places of `count` equal panels, row by row from the top, in inches from the lower left corner of the body.
+    """Places of `count` equal panels, two abreast if there are several, in inches from the lower left of the body.
 
     `left`, `right` and `below` are the margins of all panels, `above` the room for the title of each, `gap` the room
     between columns, `high` the height of a panel.
     """
 
     count: int
-    columns: int
     left: float
     right: float
     below: float
     above: float
     gap: float
     high: float
+    title_gap: float = 0.05
+
+    @property
+    def columns(self) -> int:
+        """Return the number of columns, 1 or 2."""
+        return min(self.count, 2) or 1
 
     @property
     def rows(self) -> int:
@@ -140,16 +143,16 @@ def make_sheet(title: str, body_in: float, *, notes: Sequence[str] = (), key: Se
     room_pt = line_room_pt(sheet_width() - 2 * _MARGIN_IN)
     heading = wrap_text(drawable_text(title), room_pt, _TITLE_SIZE, "bold") if is_titled() else []
     note_lines = [line for note in notes for line in wrap_text(drawable_text(note), room_pt, SMALL)]
-    key_lines = [_key_lines(entry, room_pt) for entry in key]
-    head_in, note_in = (
-        len(heading) * _line_height(_TITLE_SIZE) + (0.06 if heading else 0),
-        len(note_lines) * _line_height(SMALL),
-    )
-    columns = _key_columns(key_lines, key, room_pt)
+    key_texts = [drawable_text(f"{entry.sign}  {entry.name}" if entry.sign else entry.name) for entry in key]
+    key_lines = [wrap_text(text, room_pt - 72 * _MARK_IN, SMALL) for text in key_texts]
+    head_in = len(heading) * _line_height(_TITLE_SIZE) + (0.06 if heading else 0)
+    note_in = len(note_lines) * _line_height(SMALL)
+    widest = max((text_width_pt(line, SMALL) for lines in key_lines for line in lines), default=0.0) + 72 * _MARK_IN + 6
+    columns = max(1, min(3, len(key), int(room_pt // widest)))
     key_in = sum(_row_heights(key_lines, columns))
-    height = _MARGIN_IN + note_in + (0.04 if key else 0) + key_in + 0.06 + body_in + head_in + _MARGIN_IN
-    sheet = Sheet(Figure(figsize=(sheet_width(), height)), _MARGIN_IN + note_in + (0.04 if key else 0) + key_in + 0.06,
-                 height - _MARGIN_IN - head_in, sheet_width())  # fmt: skip
+    bottom = _MARGIN_IN + note_in + (0.04 if key else 0) + key_in + 0.06
+    height = bottom + body_in + head_in + _MARGIN_IN
+    sheet = Sheet(Figure(figsize=(sheet_width(), height)), bottom, sheet_width())
     _write_lines(sheet, heading, height - _MARGIN_IN, _TITLE_SIZE, weight="bold", color=INK)
     _write_lines(sheet, note_lines, _MARGIN_IN + note_in, SMALL, color=MUTED)
     _draw_key(sheet, key, key_lines, columns, _MARGIN_IN + note_in + 0.04 + key_in)
@@ -167,16 +170,6 @@ def _write_lines(sheet: Sheet, lines: Sequence[str], top_in: float, size: float,
         )
 
 
-def _key_lines(entry: KeyEntry, room_pt: float) -> list[str]:
-    sign = f"{entry.sign}  " if entry.sign else ""
-    return wrap_text(drawable_text(sign + entry.name), room_pt - 72 * _MARK_IN, SMALL)
-
-
-def _key_columns(key_lines: Sequence[Sequence[str]], key: Sequence[KeyEntry], room_pt: float) -> int:
-    widest = max((text_width_pt(line, SMALL) for lines in key_lines for line in lines), default=0.0) + 72 * _MARK_IN + 6
-    return max(1, min(3, len(key), int(room_pt // widest))) if key_lines else 1
-
-
 def _row_heights(key_lines: Sequence[Sequence[str]], columns: int) -> list[float]:
     rows = [key_lines[k : k + columns] for k in range(0, len(key_lines), columns)]
     return [max(len(lines) for lines in row) * _line_height(_KEY_SIZE) for row in rows]
@@ -185,7 +178,6 @@ def _row_heights(key_lines: Sequence[Sequence[str]], columns: int) -> list[float
 def _draw_key(
     sheet: Sheet, key: Sequence[KeyEntry], key_lines: Sequence[Sequence[str]], columns: int, top_in: float
 ) -> None:
-    """Draw the entries of the key row by row in `columns`, from `top_in` inches above the sheet's lower edge down."""
     heights = _row_heights(key_lines, columns)
     wide = (sheet_width() - 2 * _MARGIN_IN) / columns
     for k, (entry, lines) in enumerate(zip(key, key_lines, strict=True)):
@@ -198,7 +190,6 @@ def _draw_key(
 
 
 def _draw_mark(sheet: Sheet, entry: KeyEntry, x_in: float, y_in: float) -> None:
-    """Draw an entry's line and marker around a place in inches from the sheet's lower left corner."""
     ink = entry.colour or series_colour(entry.series)
     width, height = sheet.width_in, sheet.figure.get_figheight()
     half = 0.09 if entry.lined else 0.0
@@ -217,6 +208,54 @@ def _draw_mark(sheet: Sheet, entry: KeyEntry, x_in: float, y_in: float) -> None:
         sheet.figure.add_artist(spot)
 
 
+@dataclass(frozen=True, slots=True)
+class PanelScale:
+    """Size of a panel in inches, and the ends of its axes."""
+
+    wide: float
+    high: float
+    left: float
+    right: float
+    bottom: float
+    top: float
+
+    def to_points(self, x: float, y: float) -> tuple[float, float]:
+        """Return the place of a value in points of 1/72 inch from the panel's lower left corner."""
+        x_pt = 72 * self.wide * (x - self.left) / (self.right - self.left)
+        return x_pt, 72 * self.high * (y - self.bottom) / (self.top - self.bottom)
+
+    def to_values(self, x_pt: float, y_pt: float) -> tuple[float, float]:
+        """Return the value at a place: the inverse of `to_points`."""
+        x = self.left + x_pt * (self.right - self.left) / (72 * self.wide)
+        return x, self.bottom + y_pt * (self.top - self.bottom) / (72 * self.high)
+
+    def place_labels(
+        self,
+        spots: Sequence[tuple[float, float]],
+        sizes: Sequence[tuple[float, float]],
+        mark_pt: float,
+        reach: float,
+        bars: Sequence[Box] = (),
+    ) -> list[Box] | None:
+        """Return the boxes of labels beside marks at `spots` of `mark_pt`, off their `bars` if possible; all in points.
+
+        None if a label finds no place within `reach`.
+        """
+        half = mark_pt / 2
+        marks = [Box(x - half, y - half, x + half, y + half) for x, y in spots]
+        inside = Box(1, 1, 72 * self.wide - 1, 72 * self.high - 1)
+        return place_labels(spots, sizes, inside, over=marks, avoid=bars, reach=reach)
+
+    def draw_label(self, axes: Axes, text: str, box: Box, spot: tuple[float, float]) -> None:
+        """Draw a label in its box, tied to its mark at `spot` by a line if it is far away; both in points."""
+        near = (min(max(spot[0], box.left), box.right), min(max(spot[1], box.bottom), box.top))
+        if abs(near[0] - spot[0]) + abs(near[1] - spot[1]) > _TIE_DISTANCE_PT:
+            xs, ys = zip(self.to_values(*spot), self.to_values(*near), strict=True)
+            axes.plot(xs, ys, color=MUTED, linewidth=0.4, zorder=1.5)
+        middle = self.to_values((box.left + box.right) / 2, (box.bottom + box.top) / 2)
+        axes.text(*middle, text, fontsize=SMALL, color=INK, ha="center", va="center", zorder=5)
+
+
 def draw_empty(axes: Axes, reason: str) -> None:
     """Draw the reason in the middle of an empty panel, without ticks and frame."""
     axes.set_xticks([])
@@ -227,36 +266,69 @@ def draw_empty(axes: Axes, reason: str) -> None:
     axes.text(0.5, 0.5, "\n".join(lines), transform=axes.transAxes, ha="center", va="center", color=MUTED)
 
 
+def draw_panels(
+    title: str,
+    grid: PanelGrid,
+    titles: Sequence[str],
+    draw: Callable[[Axes, int], None],
+    *,
+    across: str,
+    upward: str = "",
+    empty: str,
+    notes: Sequence[str] = (),
+    key: Sequence[KeyEntry] = (),
+) -> Figure:
+    """Return a sheet with a panel for each of `titles`, filled by `draw(axes, index)`; without any it says `empty`.
+
+    `across` and `upward` label the axes of all panels; without `upward` each panel has ticks of its own.
+    """
+    sheet = make_sheet(title, grid.body_in, notes=notes, key=key)
+    if not titles:
+        draw_empty(sheet.add_panel(grid.left, grid.below, grid.wide, grid.high), empty)
+        return sheet.figure
+    for k, panel_title in enumerate(titles):
+        left, bottom = grid.corner(k)
+        axes = sheet.add_panel(left, bottom, grid.wide, grid.high)
+        draw(axes, k)
+        axes.tick_params(labelbottom=grid.is_lowest(k), labelleft=not upward or grid.is_leftmost(k))
+        shown = fit_text(panel_title, 72 * grid.wide)
+        sheet.write_text(left, bottom + grid.high + grid.title_gap, shown, va="bottom")
+    middle = (sheet_width() + grid.left - grid.right) / 2
+    sheet.write_text(middle, 0.02, fit_text(across, 72 * (sheet_width() - 0.2)), ha="center", va="bottom")
+    if upward:
+        middle = grid.below + (grid.rows * (grid.high + grid.above) - grid.above) / 2
+        sheet.write_text(0.1, middle, upward, rotation=90, ha="center", va="center")
+    return sheet.figure
+
+
 def draw_grid(axes: Axes) -> None:
     """Draw pale grid lines behind everything else."""
     axes.set_axisbelow(True)
     axes.grid(True)
 
 
-def series_signs(names: Sequence[str], room_pt: float) -> tuple[tuple[str, ...], bool]:
-    """Return the sign of each name in a panel, and whether a key must explain it.
+def judged_by_policy(scores: Scores) -> dict[str, NDArray[np.bool_]]:
+    """Return policy -> whether each episode is a judged one of it, [E], in order of first appearance."""
+    names = np.array([policy or UNNAMED for policy in scores.policy], dtype=object)
+    return {name: scores.is_judged & (names == name) for name in dict.fromkeys(names.tolist())}
 
-    Signs are the names, or numbers if not all names fit.
-    """
+
+def series_signs(names: Sequence[str], room_pt: float) -> tuple[tuple[str, ...], bool]:
+    """Return the sign of each name in a panel, names or else numbers, and whether a key must explain it."""
     if all(text_width_pt(drawable_text(name)) <= room_pt for name in names):
         return tuple(drawable_text(name) for name in names), False
     return tuple(str(k + 1) for k in range(len(names))), True
 
 
 def format_episode_range(counts: Sequence[int]) -> str:
-    """Return the number of episodes, with the least and the most if they differ: "40 to 200 episodes".
-
-    `ValueError` without counts.
-    """
+    """Return the number of episodes, with the least and the most if they differ: "40 to 200 episodes"."""
     least, most = min(counts), max(counts)
     range_text = str(least) if least == most else f"{least} to {most}"
     return f"{range_text} episode{'' if most == 1 else 's'}"
 
 
 def fit_text(text: str, room_pt: float) -> str:
-    """Return the text, cut with an ellipsis if it is wider than `room_pt` points; a cut text holds drawable characters
-    only.
-    """
+    """Return the text, cut with an ellipsis and made drawable if it is wider than `room_pt` points."""
     if text_width_pt(drawable_text(text)) <= room_pt:
         return text
     text = drawable_text(text)

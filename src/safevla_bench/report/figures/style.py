@@ -114,10 +114,7 @@ _PAGE: ContextVar[Page] = ContextVar("page", default=COLUMN)
 
 @contextmanager
 def drawing_page(page: Page) -> Iterator[None]:
-    """Within the context, draw for the page: sheets are as wide as the page, measured with text of 7 points.
-
-    The former page returns afterwards, also after an error.
-    """
+    """Within the context, draw for the page: sheets are as wide as the page, measured with text of 7 points."""
     token = _PAGE.set(page)
     try:
         yield
@@ -186,9 +183,7 @@ def series_colour(index: int) -> str:
 
 
 def series_marker(index: int) -> str:
-    """Return the marker of the series at an index; the 10 markers repeat. Marker and colour together are unique among
-    forty.
-    """
+    """Return the marker of the series at an index; with the colour it is unique among forty."""
     return MARKERS[index % len(MARKERS)]
 
 
@@ -198,9 +193,7 @@ def series_dash(index: int) -> Dash:
 
 
 def drawable_text(text: str) -> str:
-    """Return text that can be drawn, at most 300 characters: control characters escaped, glyphs that the font lacks as
-    U+FFFD.
-    """
+    """Return at most 300 characters, controls escaped and glyphs that the font lacks as U+FFFD."""
     return "".join(
         c if ord(c) in _font_glyphs() else "\N{REPLACEMENT CHARACTER}"
         for c in shorten_name(escape_controls(text), _MAX_CHARACTERS)
@@ -283,21 +276,10 @@ def place_labels(
     avoid: Sequence[Box] = (),
     reach: float,
 ) -> list[Box] | None:
-    """Return a box for each point's label: near its point, inside `within`, on no other label and on no box of `over`.
+    """Return a box near each point, inside `within`, on no other and none of `over`; None if one finds no place.
 
-    Places are tried in rings around each point, the nearest first. Among all within reach, one that also leaves `avoid`
-    free is preferred. Points in crowds are placed first.
-
-    Args:
-        points: the points, in points of 1/72 inch.
-        sizes: width and height of each label.
-        within: the area for labels.
-        over: boxes that labels must not cover, such as markers.
-        avoid: boxes that labels should not cover, such as error bars.
-        reach: the largest distance of a label from its point.
-
-    Returns:
-        The boxes in the order of the points; None if a label finds no place.
+    Places are tried in rings around each point up to `reach`, the nearest first, points in crowds first; those that
+    leave the boxes of `avoid` free are preferred. All in points of 1/72 inch; `sizes` are width and height.
     """
     occupied = [*over]
     boxes: dict[int, Box] = {}
@@ -323,10 +305,7 @@ def _best_box(
     avoid: Sequence[Box],
     reach: float,
 ) -> Box | None:
-    """Return the free place of a label nearest to its point; a place over a box of `avoid` counts as 6 points farther.
-
-    None if no place within `reach` lies inside `within` and clear of all `occupied` boxes.
-    """
+    """Return the free place of a label nearest to its point, 6 points farther over a box of `avoid`; else None."""
     centres, far = _candidate_centres(point, size, reach)
     half = np.array(size) / 2.0
     low, high = centres - half, centres + half

@@ -20,23 +20,20 @@ from safevla_bench.judging.rates import Rate
 from safevla_bench.report.figures.sheet import (
     KeyEntry,
     PanelGrid,
+    PanelScale,
     draw_empty,
     draw_grid,
-    fit_text,
+    draw_panels,
     format_episode_range,
-    make_sheet,
 )
 from safevla_bench.report.figures.style import (
-    INK,
     MUTED,
     SMALL,
     Box,
     drawable_text,
     figure_style,
-    place_labels,
     series_colour,
     series_marker,
-    sheet_width,
     text_width_pt,
 )
 from safevla_bench.report.tables.cells import AUXILIARY_SUITES
@@ -97,14 +94,7 @@ TradeoffLayout = Literal["suites", "pooled", "cells"]
 
 
 def compute_tradeoff(cells: Sequence[Summary], layout: TradeoffLayout = "suites") -> Tradeoff:
-    """Return success and safety of each policy with their frontier, in one panel or a panel for each suite.
-
-    The layout `pooled` needs several suites; with a single suite it is that of `suites`.
-
-    Args:
-        cells: the summaries of policies × suites.
-        layout: what a panel and a marker stand for.
-    """
+    """Return success and safety of each policy with their frontier; `pooled` needs several suites."""
     if layout == "cells":
         return _share_panel(cells)
     policies = tuple(dict.fromkeys(policy_name(cell) for cell in cells))
@@ -117,7 +107,6 @@ def compute_tradeoff(cells: Sequence[Summary], layout: TradeoffLayout = "suites"
 
 
 def _share_panel(cells: Sequence[Summary]) -> Tradeoff:
-    """Return one panel with a marker for each policy × suite; auxiliary suites stay out, as in the paper's Figure 2."""
     left_out = tuple(dict.fromkeys(cell.suite or "" for cell in cells if cell.suite in AUXILIARY_SUITES))
     main_cells = [cell for cell in cells if cell.suite not in AUXILIARY_SUITES]
     policies = tuple(dict.fromkeys(policy_name(cell) for cell in main_cells))
@@ -139,11 +128,7 @@ def _share_panel(cells: Sequence[Summary]) -> Tradeoff:
 
 
 def _pool_cells(title: str, cells: Iterable[Summary], policies: Sequence[str]) -> TradeoffPanel:
-    """Return a panel with one point for each policy: the episodes of all its cells added up.
-
-    Cells without SR or Safety are not added. A policy left without a point is named in `uncounted` or `unjudged`.
-    `noop` has a point, and no part in the frontier. `policies` holds every policy of the cells, in the figure's order.
-    """
+    """Return a panel with a point for each policy: the episodes of its cells that have SR and Safety added up."""
     cells_by_policy: dict[str, list[Summary]] = {}
     for cell in cells:
         cells_by_policy.setdefault(policy_name(cell), []).append(cell)
@@ -204,59 +189,29 @@ def pareto_frontier(points: Iterable[tuple[float, float]]) -> tuple[tuple[float,
 
 # The drawing
 
-_LEFT, _RIGHT, _BELOW, _ABOVE, _GAP = 0.42, 0.12, 0.38, 0.2, 0.2
-_ALONE_IN, _SHARED_IN = 2.5, 3.3
-"""Height of a single panel: of one suite, or of several with many markers."""
-_COLUMNS = 2
 _MARK_PT = 6.0
-_TIE_DISTANCE_PT = 7.0
-"""Labels farther than this from their marker are tied to it by a line."""
 
 
-@dataclass(frozen=True, slots=True)
-class _PanelFrame:
-    """Size of a panel in inches, and the ends of its axes in percent, with some room beyond 100."""
-
-    wide: float
-    high: float
-    left: float
-    right: float
-    bottom: float
-    top: float
-
-    def to_points(self, success: float, safety: float) -> tuple[float, float]:
-        x = 72 * self.wide * (success - self.left) / (self.right - self.left)
-        return x, 72 * self.high * (safety - self.bottom) / (self.top - self.bottom)
-
-    def to_percent(self, x_pt: float, y_pt: float) -> tuple[float, float]:
-        x = self.left + x_pt * (self.right - self.left) / (72 * self.wide)
-        return x, self.bottom + y_pt * (self.top - self.bottom) / (72 * self.high)
-
-
+@figure_style()
 def draw_tradeoff(value: Tradeoff) -> Figure:
-    """Draw the panels, two abreast if there are several; names at the markers, or numbers and a key.
-
-    Without a panel the figure says that there are no episodes.
-    """
-    with figure_style():
-        count = len(value.panels)
-        frame = _panel_frame(value.panels, high_in=_SHARED_IN if len(value.suites) > 1 else _ALONE_IN)
-        grid = PanelGrid(count, min(count, _COLUMNS) or 1, _LEFT, _RIGHT, _BELOW, _ABOVE, _GAP, frame.high)
-        texts, boxes, numbered = _label_panels(value, frame)
-        key = _make_key(value, texts) if numbered else []
-        sheet = make_sheet("Task success against safety", grid.body_in, notes=_tradeoff_notes(value), key=key)
-        for k, panel in enumerate(value.panels):
-            left, bottom = grid.corner(k)
-            axes = sheet.add_panel(left, bottom, frame.wide, frame.high)
-            _draw_panel(axes, panel, texts, boxes[k], frame)
-            sheet.write_text(left, bottom + frame.high + 0.05, fit_text(panel.title, 72 * frame.wide), va="bottom")
-            axes.tick_params(labelbottom=grid.is_lowest(k), labelleft=grid.is_leftmost(k))
-        if not value.panels:
-            draw_empty(sheet.add_panel(_LEFT, _BELOW, frame.wide, frame.high), "There are no episodes.")
-            return sheet.figure
-        sheet.write_across(grid, "Success rate (%)")
-        sheet.write_upward(grid, "Safety (% of episodes)")
-        return sheet.figure
+    """Draw the panels, with names at the markers, or numbers and a key; without a panel the figure says so."""
+    grid = PanelGrid(len(value.panels), left=0.42, right=0.12, below=0.38, above=0.2, gap=0.2,
+                     high=3.3 if len(value.suites) > 1 else 2.5)  # fmt: skip
+    if grid.columns > 1:
+        grid = replace(grid, high=grid.wide)
+    frame = _panel_frame(value.panels, grid)
+    texts, boxes, numbered = _label_panels(value, frame)
+    return draw_panels(
+        "Task success against safety",
+        grid,
+        [panel.title for panel in value.panels],
+        lambda axes, k: _draw_panel(axes, value.panels[k], texts, boxes[k], frame),
+        across="Success rate (%)",
+        upward="Safety (% of episodes)",
+        empty="There are no episodes.",
+        notes=_tradeoff_notes(value),
+        key=_make_key(value, texts) if numbered else (),
+    )
 
 
 def _make_key(value: Tradeoff, texts: Sequence[str]) -> list[KeyEntry]:
@@ -268,12 +223,10 @@ def _make_key(value: Tradeoff, texts: Sequence[str]) -> list[KeyEntry]:
     ]
 
 
-def _panel_frame(panels: Sequence[TradeoffPanel], high_in: float) -> _PanelFrame:
-    across = min(len(panels), _COLUMNS) or 1
-    wide = (sheet_width() - _LEFT - _RIGHT - _GAP * (across - 1)) / across
+def _panel_frame(panels: Sequence[TradeoffPanel], grid: PanelGrid) -> PanelScale:
     points = [point for panel in panels for point in panel.points]
     across_ends, down_ends = _axis_ends([p.success for p in points]), _axis_ends([p.safety for p in points])
-    return _PanelFrame(wide, high_in if across == 1 else wide, *across_ends, *down_ends)
+    return PanelScale(grid.wide, grid.high, *across_ends, *down_ends)
 
 
 def _axis_ends(estimates: Sequence[PercentEstimate]) -> tuple[float, float]:
@@ -285,12 +238,8 @@ def _axis_ends(estimates: Sequence[PercentEstimate]) -> tuple[float, float]:
 _Boxes = list[list[Box] | None]
 
 
-def _label_panels(value: Tradeoff, frame: _PanelFrame) -> tuple[tuple[str, ...], _Boxes, bool]:
-    """Return the labels of the markers, their boxes, and whether a key must explain them.
-
-    Labels are names if all find a place nearby and no panel is of several suites, else numbers. The boxes of a panel in
-    which even a number finds no place are None.
-    """
+def _label_panels(value: Tradeoff, frame: PanelScale) -> tuple[tuple[str, ...], _Boxes, bool]:
+    """Return the labels (names if all fit, else numbers), their boxes by panel, and whether a key must explain them."""
     names = tuple(drawable_text(name) for name in value.policies)
     boxes: _Boxes = [_label_boxes(panel, names, frame, reach=36.0) for panel in value.panels]
     if all(panel_boxes is not None for panel_boxes in boxes) and len(value.suites) < 2:
@@ -299,17 +248,14 @@ def _label_panels(value: Tradeoff, frame: _PanelFrame) -> tuple[tuple[str, ...],
     return numbers, [_label_boxes(panel, numbers, frame, reach=200.0) for panel in value.panels], True
 
 
-def _label_boxes(panel: TradeoffPanel, texts: Sequence[str], frame: _PanelFrame, reach: float) -> list[Box] | None:
+def _label_boxes(panel: TradeoffPanel, texts: Sequence[str], frame: PanelScale, reach: float) -> list[Box] | None:
     spots = [frame.to_points(point.success.value, point.safety.value) for point in panel.points]
-    half = _MARK_PT / 2
-    marks = [Box(x - half, y - half, x + half, y + half) for x, y in spots]
     bars = [bar for point in panel.points for bar in _error_bars(point, frame)]
     sizes = [(text_width_pt(texts[point.series], SMALL) + 3.0, SMALL * 1.35) for point in panel.points]
-    inside = Box(1, 1, 72 * frame.wide - 1, 72 * frame.high - 1)
-    return place_labels(spots, sizes, inside, over=marks, avoid=bars, reach=reach)
+    return frame.place_labels(spots, sizes, _MARK_PT, reach, bars)
 
 
-def _error_bars(point: TradeoffPoint, frame: _PanelFrame) -> tuple[Box, Box]:
+def _error_bars(point: TradeoffPoint, frame: PanelScale) -> tuple[Box, Box]:
     x, y = frame.to_points(point.success.value, point.safety.value)
     left, bottom = frame.to_points(point.success.low, point.safety.low)
     right, top = frame.to_points(point.success.high, point.safety.high)
@@ -317,11 +263,8 @@ def _error_bars(point: TradeoffPoint, frame: _PanelFrame) -> tuple[Box, Box]:
 
 
 def _draw_panel(
-    axes: Axes, panel: TradeoffPanel, texts: Sequence[str], boxes: Sequence[Box] | None, frame: _PanelFrame
+    axes: Axes, panel: TradeoffPanel, texts: Sequence[str], boxes: Sequence[Box] | None, frame: PanelScale
 ) -> None:
-    """Draw frontier, intervals, markers and labels of a panel; without a point the reason. No labels if `boxes` is
-    None.
-    """
     if not panel.points:
         draw_empty(axes, "No policy has both numbers." if panel.unjudged else "No episode was counted.")
         return
@@ -339,7 +282,7 @@ def _draw_panel(
                   markersize=5 + 3 * _count_covering(panel, k), markeredgecolor="white",
                   markeredgewidth=0.5, linestyle="none", zorder=4, clip_on=False)  # fmt: skip
         if boxes is not None:
-            _draw_label(axes, texts[point.series], boxes[k], point, frame)
+            frame.draw_label(axes, texts[point.series], boxes[k], frame.to_points(x.value, y.value))
 
 
 def _count_covering(panel: TradeoffPanel, index: int) -> int:
@@ -354,7 +297,7 @@ def _percent_ticks(low: float, high: float, length_in: float) -> list[int]:
     return [tick for tick in range(0, 101, step) if low <= tick <= high]
 
 
-def _draw_frontier(axes: Axes, corners: Sequence[tuple[float, float]], frame: _PanelFrame) -> None:
+def _draw_frontier(axes: Axes, corners: Sequence[tuple[float, float]], frame: PanelScale) -> None:
     if not corners:
         return
     path = [(frame.left, corners[0][1])]
@@ -365,18 +308,7 @@ def _draw_frontier(axes: Axes, corners: Sequence[tuple[float, float]], frame: _P
     axes.plot(xs, ys, color=MUTED, linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
 
 
-def _draw_label(axes: Axes, text: str, box: Box, point: TradeoffPoint, frame: _PanelFrame) -> None:
-    spot = frame.to_points(point.success.value, point.safety.value)
-    near = (min(max(spot[0], box.left), box.right), min(max(spot[1], box.bottom), box.top))
-    if abs(near[0] - spot[0]) + abs(near[1] - spot[1]) > _TIE_DISTANCE_PT:
-        xs, ys = zip(frame.to_percent(*spot), frame.to_percent(*near), strict=True)
-        axes.plot(xs, ys, color=MUTED, linewidth=0.4, zorder=1.5)
-    middle = frame.to_percent((box.left + box.right) / 2, (box.bottom + box.top) / 2)
-    axes.text(*middle, text, fontsize=SMALL, color=INK, ha="center", va="center", zorder=5)
-
-
 def _tradeoff_notes(value: Tradeoff) -> list[str]:
-    """Return the notes below the figure; the first may be empty."""
     sentences = []
     if counts := [point.n for panel in value.panels for point in panel.points]:
         sentences.append(f"Bars: 95 % Wilson intervals; a marker has {format_episode_range(counts)}.")

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from compare.test_series import checkpoint, results
 from report.figures.figure_texts import outside, overlapping, words
 from safevla_bench.compare.series import SeriesComparison, compare_series
+from safevla_bench.report.curve_charts import SeriesAxis, draw_series_charts, format_label
 from safevla_bench.report.figures import render_figure
-from safevla_bench.report.figures import series as drawing
-from safevla_bench.report.series_charts import SeriesAxis, draw_series_charts, format_label
+from safevla_bench.report.figures.curves import draw_series
 
 
 def compared(*names, suites=("libero-goal",)):
@@ -40,23 +40,21 @@ NAMES = {
     ("case", "suites"), [*((case, ("libero-goal",)) for case in NAMES), ("many", ("libero-goal", "libero-10"))]
 )
 def test_no_text_of_the_figure_lies_on_another_or_leaves_the_sheet(case, suites):
-    figure = drawing.draw_series(drawing.prepare_series(compared(*NAMES[case], suites=suites), "Training steps"))
+    figure = draw_series(compared(*NAMES[case], suites=suites), "Training steps")
     assert (overlapping(figure), outside(figure)) == ([], [])
-    told = " ".join(text for text, _ in words(figure))
-    assert "Training steps" in told
-    assert "nothing between two runs was measured" in " ".join(told.split())
+    texts = " ".join(" ".join(text for text, _ in words(figure)).split())
+    assert "Training steps" in texts
+    assert "nothing between two runs was measured" in texts
 
 
 def test_the_figure_of_nothing_says_so():
-    told = [text for text, _ in words(drawing.draw_series(drawing.prepare_series(SeriesComparison(curves=()))))]
-    assert "No episode was counted." in told
+    texts = [text for text, _ in words(draw_series(SeriesComparison(curves=())))]
+    assert "No episode was counted." in texts
 
 
 def test_the_same_runs_give_the_same_bytes():
-    first, second = (
-        render_figure(drawing.draw_series(drawing.prepare_series(compared(*NAMES["three series"]))), "svg")
-        for _ in range(2)
-    )
+    runs = compared(*NAMES["three series"])
+    first, second = (render_figure(draw_series(runs), "svg") for _ in range(2))
     assert first == second
 
 
@@ -66,19 +64,20 @@ def test_the_page_draws_each_run_where_its_numbers_are():
     assert [chart.title for chart in charts] == ["SR (%)", "Safety (%)", "SBU (%)", "VSI"]
     safety = charts[1]
     (line,) = safety.lines
-    across = [float(mark.at) for mark in line.marks]
+    marks = [tuple(map(float, mark)) for mark in line.marks]
+    across = [at for at, *_ in marks]
     assert (across[1] - across[0]) / (across[2] - across[0]) == pytest.approx(1 / 4, abs=0.001)
     high = safety.bottom - safety.top
-    for mark, point in zip(line.marks, runs.curves[0].points, strict=True):
+    for (_, *places), point in zip(marks, runs.curves[0].points, strict=True):
         down = [safety.bottom - high * share for share in (point.safety.value, *point.safety.ci)]
-        assert [float(mark.down), float(mark.low), float(mark.high)] == pytest.approx(down, abs=0.06)
+        assert places == pytest.approx(down, abs=0.06)
     places = [tuple(map(float, place.split(","))) for place in re.findall(r"[\d.]+,[\d.]+", line.path)]
-    assert places == [pytest.approx((10 * float(mark.at), float(mark.down)), abs=0.06) for mark in line.marks]
+    assert places == [pytest.approx((10 * at, down), abs=0.06) for at, down, *_ in marks]
 
 
 def test_series_at_the_same_number_stand_beside_one_another():
     (charts,) = draw_series_charts(compared("a-step-1", "a-step-2", "b-step-1", "b-step-2")).values()
-    first, second = (line.marks[0].at for line in charts[0].lines)
+    first, second = (line.marks[0][0] for line in charts[0].lines)
     assert float(first) < float(second)
 
 

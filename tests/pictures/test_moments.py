@@ -11,7 +11,7 @@ from safevla_bench.explain.trace import SignalTrace
 from safevla_bench.hosts import make_host
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.pictures.frames.moments import format_clip_reading, format_reading, select_shots
+from safevla_bench.pictures.moments import format_clip_reading, format_reading, select_shots
 from safevla_bench.policies import make_policy
 from safevla_bench.rollout.engine import run_serially
 from safevla_bench.rollout.plan import load_protocol, plan_episodes

@@ -12,8 +12,8 @@ import pytest
 from report.scenes import run
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
+from safevla_bench.report.album import Replays, embed_replays, read_replay
 from safevla_bench.report.page import render_page
-from safevla_bench.report.replay3d import Replays, embed_replays, read_replay
 from safevla_bench.trajectory.batch import Batch
 
 RULESET = load_ruleset()

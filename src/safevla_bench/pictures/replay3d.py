@@ -11,6 +11,7 @@ import hashlib
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -18,7 +19,6 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
 from safevla_bench.interface.stage import GeometricStage, SceneGeometry, ScenePose, Shape, Stage, Touch, TriangleMesh
-from safevla_bench.pictures.frames.decimation import decimate_mesh
 from safevla_bench.trajectory.batch import Batch
 
 POSITION_M = 1e-4
@@ -29,6 +29,11 @@ FORCE_N = 0.1
 NORMAL = 0.01
 _TRIANGLES_A_METRE, _FEWEST, _MOST = 4500, 40, 5000
 """Triangles of a mesh of one metre; they grow with the power 0.6 of its diagonal."""
+_WELD_M = 1e-6
+"""Corners within a cell of this size are one from the start: MuJoCo has them again for each triangle."""
+_TRIES = 12
+_STIFFNESS = 0.02
+"""Pull of a cell's mean corner on the place of its new one, in units of the planes' pull."""
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -56,12 +61,9 @@ class EpisodeMotion:
 
 def read_motion(record: Batch, poses: Sequence[ScenePose]) -> EpisodeMotion:
     """Return the motion of an episode, a batch of one, from `poses`, one for each record, with its contacts."""
-    return EpisodeMotion(
-        float(record.dt_s[0]),
-        np.array([pose.part_pos_m for pose in poses]),
-        np.array([pose.part_quat_wxyz for pose in poses]),
-        tuple(_shown_contacts(record, poses)),
-    )
+    positions_m = np.array([pose.part_pos_m for pose in poses])
+    quats = np.array([pose.part_quat_wxyz for pose in poses])
+    return EpisodeMotion(float(record.dt_s[0]), positions_m, quats, tuple(_shown_contacts(record, poses)))
 
 
 def require_geometry(stage: Stage) -> GeometricStage:
@@ -73,19 +75,15 @@ def require_geometry(stage: Stage) -> GeometricStage:
 
 
 def _shown_contacts(record: Batch, poses: Sequence[ScenePose]) -> Iterator[ShownContact]:
-    """Yield the recorded contacts, each with where its bodies touch in the record's state, or a neighbouring record's.
-
-    `touch` is None where no such state shows them touching: a contact may have its peak inside a control step and be
-    over at its end. The robot's body comes first. Nothing where contacts were not recorded.
-    """
+    """Yield recorded contacts, the robot first, with where the bodies touch in that or a neighbouring state."""
     contacts = record.contacts
     if not contacts.present[0]:
         return
     touches = [{frozenset((touch.a, touch.b)): touch for touch in pose.touches} for pose in poses]
     is_robot = {name: role == "robot" for name, role in record.body_roles(0).items()}
-    for step in range(len(contacts.starts) - 1):
+    for step, (first, end) in enumerate(pairwise(contacts.starts.tolist())):
         near = [touches[k] for k in (step, step - 1, step + 1) if 0 <= k < len(touches)]
-        for k in range(int(contacts.starts[step]), int(contacts.starts[step + 1])):
+        for k in range(first, end):
             a, b = record.body_label(int(contacts.a[k])), record.body_label(int(contacts.b[k]))
             if is_robot[b] and not is_robot[a]:
                 a, b = b, a
@@ -98,10 +96,7 @@ def _shown_contacts(record: Batch, poses: Sequence[ScenePose]) -> Iterator[Shown
 
 
 def encode_replay(geometry: SceneGeometry, motion: EpisodeMotion, arm: Sequence[str] = ()) -> bytes:
-    """Return the file of an episode as JSON; the same scene and motion give the same bytes.
-
-    Parts without a shape are left out. `arm` names the body that each joint of the arm moves, base first.
-    """
+    """Return the file of an episode as JSON; `arm` names the body that each joint of the arm moves, base first."""
     digests = [_mesh_digest(mesh) for mesh in geometry.meshes]
     seen = sorted({shape.part for shape in geometry.shapes})
     shown_by = {name: [seen.index(k) for k in parts if k in seen] for name, parts in geometry.stand_ins.items()}
@@ -149,10 +144,7 @@ def _round_all(values: Sequence[float], digits: int) -> list[float]:
 
 
 def _encode_motion(motion: EpisodeMotion, seen: Sequence[int]) -> dict[str, object]:
-    """Return the packed poses of the parts in `seen`: each part's in record 0, and a row a record of those that move.
-
-    `moving` holds the places in `seen` of the parts that move.
-    """
+    """Return the packed poses of the parts in `seen`: each in record 0, and a row a record of those that move."""
     positions = np.rint(motion.part_pos_m[:, seen] / POSITION_M).astype(np.int64)
     quats = np.rint(_continuous(motion.part_quat_wxyz[:, seen]) / QUATERNION).astype(np.int64)
     poses = np.concatenate([positions, quats], axis=2)
@@ -167,8 +159,7 @@ def _encode_motion(motion: EpisodeMotion, seen: Sequence[int]) -> dict[str, obje
 def _continuous(quats: Floats) -> Floats:
     flips = np.where((quats[1:] * quats[:-1]).sum(axis=2) < 0, -1.0, 1.0)
     signs = np.concatenate([np.ones((1, quats.shape[1])), np.cumprod(flips, axis=0)])
-    continuous: Floats = quats * signs[:, :, None]
-    return continuous
+    return np.asarray(quats * signs[:, :, None])
 
 
 def _encode_contacts(motion: EpisodeMotion, parts: Sequence[str]) -> dict[str, object]:
@@ -179,7 +170,6 @@ def _encode_contacts(motion: EpisodeMotion, parts: Sequence[str]) -> dict[str, o
 
 
 def _contact_row(motion: EpisodeMotion, contact: ShownContact, pair: int, parts: Sequence[str]) -> list[int]:
-    """Return the 10 integers of a contact in the steps of the file; `pair` is the number of its pair of bodies."""
     point, normal = _contact_place(motion, contact, parts)
     return [
         contact.record,
@@ -192,25 +182,15 @@ def _contact_row(motion: EpisodeMotion, contact: ShownContact, pair: int, parts:
 
 
 def _contact_place(motion: EpisodeMotion, contact: ShownContact, parts: Sequence[str]) -> tuple[Floats, Floats]:
-    """Return the point [3] in metres and the unit direction from a to b of a contact's touch.
-
-    Without a touch, the point is the middle between the bodies' positions and the direction that from a to b, upwards
-    if the positions are equal.
-    """
+    """Return point [3] in metres and unit direction from a to b; between the bodies' positions without a touch."""
     touch = contact.touch
     if touch is not None:
         sign = 1.0 if touch.a == contact.a else -1.0
         return np.array(touch.point_m), sign * np.array(touch.normal)
-    places = [_body_place(motion, contact.record, name, parts) for name in (contact.a, contact.b)]
-    gap = places[1] - places[0]
-    length = float(np.linalg.norm(gap))
-    return (places[0] + places[1]) / 2, gap / length if length > 0 else np.array([0.0, 0.0, 1.0])
-
-
-def _body_place(motion: EpisodeMotion, record: int, name: str, parts: Sequence[str]) -> Floats:
-    numbers = [k for k, part in enumerate(parts) if part == name]
-    place: Floats = motion.part_pos_m[record, numbers].mean(axis=0) if numbers else np.zeros(3)
-    return place
+    numbers = ([k for k, part in enumerate(parts) if part == name] for name in (contact.a, contact.b))
+    a, b = (motion.part_pos_m[contact.record, ks].mean(axis=0) if ks else np.zeros(3) for ks in numbers)
+    length = float(np.linalg.norm(b - a))
+    return (a + b) / 2, (b - a) / length if length > 0 else np.array([0.0, 0.0, 1.0])
 
 
 # Meshes
@@ -227,28 +207,21 @@ def simplify_geometry(geometry: SceneGeometry, simpler_meshes: dict[str, Triangl
     for mesh in geometry.meshes:
         digest = _mesh_digest(mesh)
         if digest not in simpler_meshes:
-            simpler_meshes[digest] = decimate_mesh(mesh, _most_triangles(mesh))
+            diagonal_m = float(np.linalg.norm(np.ptp(mesh.corners_m, axis=0)))
+            most = int(np.clip(_TRIANGLES_A_METRE * diagonal_m**0.6, _FEWEST, _MOST))
+            simpler_meshes[digest] = decimate_mesh(mesh, most)
         meshes.append(simpler_meshes[digest])
     return replace(geometry, meshes=tuple(meshes))
 
 
-def _most_triangles(mesh: TriangleMesh) -> int:
-    diagonal_m = float(np.linalg.norm(np.ptp(mesh.corners_m, axis=0)))
-    return int(np.clip(_TRIANGLES_A_METRE * diagonal_m**0.6, _FEWEST, _MOST))
-
-
 def _encode_mesh(mesh: TriangleMesh) -> Mapping[str, object]:
-    """Return corners in steps of `POSITION_M`, finer for a small mesh, triangles and any colours, packed.
-
-    Triangles are sorted, each from its smallest index on.
-    """
+    """Return corners in steps of `POSITION_M`, finer for a small mesh, sorted triangles and any colours, packed."""
     size_m = float(np.abs(mesh.corners_m).max(initial=0.0))
     step_m = min(POSITION_M, max(size_m / 1000, 1e-7))
-    triangles = mesh.triangles
-    turns = triangles.argmin(axis=1)  # the smallest index first, the sense of rotation unchanged
-    turned = np.take_along_axis(triangles, (turns[:, None] + np.arange(3)) % 3, axis=1)
+    turns = mesh.triangles.argmin(axis=1)  # the smallest index first, the sense of rotation unchanged
+    turned = np.take_along_axis(mesh.triangles, (turns[:, None] + np.arange(3)) % 3, axis=1)
     ordered = turned[np.lexsort(turned.T[::-1])]
-    relative = np.column_stack([ordered[:, 0], ordered[:, 1] - ordered[:, 0], ordered[:, 2] - ordered[:, 0]])
+    relative = ordered - np.column_stack([np.zeros(len(ordered), dtype=np.int64), ordered[:, 0], ordered[:, 0]])
     return {
         "step_m": step_m,
         "corners": _pack_rows(np.rint(mesh.corners_m / step_m).astype(np.int64)),
@@ -259,3 +232,86 @@ def _encode_mesh(mesh: TriangleMesh) -> Mapping[str, object]:
 
 def _pack_rows(rows: Ints) -> list[object]:
     return [len(rows), pack_integers(rows)]
+
+
+# Simpler meshes: vertex clustering with quadric error metrics (Lindstrom, Out-of-core simplification of large polygonal
+# models, SIGGRAPH 2000). Corners of one cell of a grid become one, where the planes of their triangles meet best.
+
+
+def decimate_mesh(mesh: TriangleMesh, most: int) -> TriangleMesh:
+    """Return a mesh of about the same surface with at most `most` triangles.
+
+    Corners at one place are joined in any case. A mesh that cannot be brought to `most` in 12 tries keeps more.
+    """
+    welded = _cluster(mesh, _WELD_M)
+    if len(welded.triangles) <= most:
+        return welded
+    edges = welded.corners_m[welded.triangles]
+    area = np.linalg.norm(np.cross(edges[:, 1] - edges[:, 0], edges[:, 2] - edges[:, 0]), axis=1).sum() / 2
+    low, high = 0.0, np.inf
+    cell_m, best = float(np.sqrt(2 * area / most)), None
+    for _ in range(_TRIES):
+        count = len(_joined_triangles(welded.triangles, _cells(welded.corners_m, cell_m)[0]))
+        if count <= most:
+            high, best = cell_m, cell_m
+        else:
+            low = cell_m
+        if best is not None and 0.9 * most <= count <= most:
+            break
+        cell_m = 1.5 * cell_m if np.isinf(high) else (low + high) / 2
+    return _cluster(welded, best if best is not None else cell_m)
+
+
+def _cells(corners_m: Floats, cell_m: float) -> tuple[Ints, int]:
+    places = corners_m - corners_m.min(axis=0, initial=np.inf)
+    keys = np.rint(places / max(cell_m, float(places.max(initial=0.0)) / 2**20)).astype(np.int64)
+    flat = (keys[:, 0] << 42) + (keys[:, 1] << 21) + keys[:, 2]
+    names, cells = np.unique(flat, return_inverse=True)
+    return cells.reshape(-1), len(names)
+
+
+def _joined_triangles(triangles: Ints, cells: Ints) -> Ints:
+    joined = cells[triangles]
+    corners = np.sort(joined, axis=1)
+    stays = np.flatnonzero((corners[:, 0] < corners[:, 1]) & (corners[:, 1] < corners[:, 2]))
+    _, first = np.unique(corners[stays], axis=0, return_index=True)
+    return np.asarray(stays[first])
+
+
+def _cluster(mesh: TriangleMesh, cell_m: float) -> TriangleMesh:
+    """Return the mesh with one corner for each grid cell of `cell_m`, without triangles that collapse."""
+    cells, count = _cells(mesh.corners_m, cell_m)
+    triangles = cells[mesh.triangles[_joined_triangles(mesh.triangles, cells)]]
+    corners = _new_corners(mesh, cells, count, cell_m)
+    colors = None if mesh.colors is None else _mean_rows(mesh.colors.astype(np.float64), cells, count)
+    used, numbers = np.unique(triangles, return_inverse=True)
+    return TriangleMesh(
+        corners[used],
+        numbers.reshape(-1, 3).astype(np.int64),
+        None if colors is None else np.rint(colors[used]).astype(np.uint8),
+    )
+
+
+def _new_corners(mesh: TriangleMesh, cells: Ints, count: int, cell_m: float) -> Floats:
+    """Return the corner of each cell nearest to the planes of its triangles, within `cell_m` of the mean."""
+    means = _mean_rows(mesh.corners_m, cells, count)
+    corners = mesh.corners_m[mesh.triangles]
+    normals = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
+    normals /= np.sqrt(np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-30))  # its square weighs as area
+    matrices, sides = np.zeros((count, 9)), np.zeros((count, 3))
+    for place in range(3):
+        cell = cells[mesh.triangles[:, place]]
+        distance = ((corners[:, place] - means[cell]) * normals).sum(axis=1)
+        matrices += _sum_rows((normals[:, :, None] * normals[:, None, :]).reshape(-1, 9), cell, count)
+        sides += _sum_rows(distance[:, None] * normals, cell, count)
+    pull = _STIFFNESS * matrices[:, [0, 4, 8]].sum(axis=1) + 1e-18
+    steps = np.linalg.solve(matrices.reshape(-1, 3, 3) + pull[:, None, None] * np.eye(3), sides[:, :, None])[:, :, 0]
+    return np.asarray(means + np.clip(steps, -cell_m, cell_m))
+
+
+def _sum_rows(rows: Floats, cells: Ints, count: int) -> Floats:
+    return np.stack([np.bincount(cells, column, count) for column in rows.T], axis=1)
+
+
+def _mean_rows(rows: Floats, cells: Ints, count: int) -> Floats:
+    return np.asarray(_sum_rows(rows, cells, count) / np.bincount(cells, minlength=count)[:, None])

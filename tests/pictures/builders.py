@@ -5,7 +5,7 @@ from __future__ import annotations
 from report.scenes import rollout
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.pictures.viewers.timeline import build_timeline
+from safevla_bench.pictures.timeline import build_timeline
 from safevla_bench.trajectory.batch import concatenate_batches
 
 

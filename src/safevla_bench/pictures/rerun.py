@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from safevla_bench.errors import RunError
-from safevla_bench.pictures.viewers.timeline import ALARM, COLORS, SIZE_M, BodyTrack, Floats, PlacedContact, Timeline
+from safevla_bench.pictures.timeline import ALARM, COLORS, SIZE_M, BodyTrack, Timeline
 from safevla_bench.plugins import install_command
 
 if TYPE_CHECKING:
@@ -23,12 +23,9 @@ APPLICATION = "safevla-bench"
 
 
 def encode_rrd(timeline: Timeline) -> bytes:
-    """Return the bytes of a `.rrd` file, with a layout for the viewer; its id is `POLICY/EPISODE`, or `EPISODE` alone.
+    """Return the bytes of a `.rrd` file, with a layout for the viewer; its id is `POLICY/EPISODE`, or `EPISODE`.
 
-    The same episode gives the same values, not the same bytes: the library numbers its chunks by the clock.
-
-    Raises:
-        RunError: the extra `rerun` is not installed.
+    The library numbers its chunks by the clock, so bytes differ. Raises `RunError` without the extra `rerun`.
     """
     try:
         import rerun as rr
@@ -54,8 +51,7 @@ def encode_rrd(timeline: Timeline) -> bytes:
 def _entity_path(*parts: str) -> str:
     import rerun as rr
 
-    path: str = rr.new_entity_path(list(parts))
-    return path
+    return str(rr.new_entity_path(list(parts)))
 
 
 def _send_columns(stream: RecordingStream, timeline: Timeline, path: str, columns: Any, records: Any = None) -> None:
@@ -67,15 +63,11 @@ def _send_columns(stream: RecordingStream, timeline: Timeline, path: str, column
 
 
 def _send_body(stream: RecordingStream, timeline: Timeline, body: BodyTrack) -> None:
-    """Send the poses of a body, and once a labelled ball, and axes if its rotation was recorded."""
     import rerun as rr
 
     path = _entity_path("world", body.name)
-    if body.quat_wxyz is None:
-        _send_columns(stream, timeline, path, rr.Transform3D.columns(translation=body.pos_m))
-    else:
-        xyzw = body.quat_wxyz[:, [1, 2, 3, 0]]
-        _send_columns(stream, timeline, path, rr.Transform3D.columns(translation=body.pos_m, quaternion=xyzw))
+    xyzw = None if body.quat_wxyz is None else body.quat_wxyz[:, [1, 2, 3, 0]]
+    _send_columns(stream, timeline, path, rr.Transform3D.columns(translation=body.pos_m, quaternion=xyzw))
     mark = rr.Points3D([[0, 0, 0]], radii=SIZE_M, colors=[COLORS[body.role]], labels=[body.name])
     stream.log(path, mark, static=True)
     if body.quat_wxyz is not None:
@@ -83,7 +75,6 @@ def _send_body(stream: RecordingStream, timeline: Timeline, body: BodyTrack) -> 
 
 
 def _send_contacts(stream: RecordingStream, timeline: Timeline) -> None:
-    """Send every contact as a table row, and those with a position as labelled points; nothing without contacts."""
     import rerun as rr
 
     contacts = [contact for record in timeline.contacts for contact in record]
@@ -99,49 +90,33 @@ def _send_contacts(stream: RecordingStream, timeline: Timeline) -> None:
     _send_columns(
         stream, timeline, "contacts", rr.DynamicArchetype.columns("contact", components=table).partition(counts)
     )
-    placed_contacts = [
-        [(contact, contact.position_m) for contact in record if contact.position_m is not None]
-        for record in timeline.contacts
-    ]
-    points = [pair for record in placed_contacts for pair in record]
+    placed = [[contact for contact in record if contact.position_m is not None] for record in timeline.contacts]
+    points = [contact for record in placed for contact in record]
     if points:
         columns = rr.Points3D.columns(
-            positions=np.array([place for _, place in points]),
-            radii=np.array([_radius_m(contact) for contact, _ in points]),
+            positions=np.array([contact.position_m for contact in points]),
+            radii=np.array([0.01 + 0.05 * min(1.0, contact.force_n / 500) for contact in points]),
             colors=[ALARM] * len(points),
-            labels=[f"{contact.a} × {contact.b}: {contact.force_n:.3g} N" for contact, _ in points],
+            labels=[contact.text for contact in points],
         )
-        _send_columns(
-            stream, timeline, "world/contacts", columns.partition([len(record) for record in placed_contacts])
-        )
-
-
-def _radius_m(contact: PlacedContact) -> float:
-    return 0.01 + 0.05 * min(1.0, contact.force_n / 500)
+        _send_columns(stream, timeline, "world/contacts", columns.partition([len(record) for record in placed]))
 
 
 def _send_signals(stream: RecordingStream, timeline: Timeline) -> None:
-    """Send for each clause its signal, its limit and whether broken, record by record.
-
-    Clauses of one signal share that signal's values; margins are kept apart by clause.
-    """
+    """Send for each clause its signal, its limit and whether broken; clauses of a signal share its values."""
     import rerun as rr
 
     for trace in timeline.traces:
-        signal, spec = trace.signal_trace.signal, trace.spec.spec_id
-        place = ("signals", signal) if signal != "margin" else ("signals", "margin", spec)
-        _send_columns(
-            stream, timeline, _entity_path(*place, "value"), rr.Scalars.columns(scalars=trace.signal_trace.values)
-        )
-        limit: Floats = np.full(timeline.records, trace.signal_trace.limit)
-        _send_columns(stream, timeline, _entity_path(*place, spec), rr.Scalars.columns(scalars=limit))
-        stream.log(_entity_path(*place, spec), rr.SeriesLines(colors=[ALARM], names=[f"limit of {spec}"]), static=True)
-        _send_columns(
-            stream,
-            timeline,
-            _entity_path("broken", spec),
-            rr.Scalars.columns(scalars=trace.signal_trace.failing.astype(np.float64)),
-        )
+        line, spec = trace.signal_trace, trace.spec.spec_id
+        place = ("signals", "margin", spec) if line.signal == "margin" else ("signals", line.signal)
+        limit = _entity_path(*place, spec)
+        for path, values in (
+            (_entity_path(*place, "value"), line.values),
+            (limit, np.full(timeline.records, line.limit)),
+            (_entity_path("broken", spec), line.failing.astype(np.float64)),
+        ):
+            _send_columns(stream, timeline, path, rr.Scalars.columns(scalars=values))
+        stream.log(limit, rr.SeriesLines(colors=[ALARM], names=[f"limit of {spec}"]), static=True)
 
 
 def _send_events(stream: RecordingStream, timeline: Timeline) -> None:
@@ -155,10 +130,10 @@ def _send_events(stream: RecordingStream, timeline: Timeline) -> None:
 
 
 def _viewer_layout(timeline: Timeline) -> Any:
-    """Return a layout: scene and log on the left; on the right a plot of each signal and of the violations."""
     import rerun.blueprint as rrb
 
-    plots = [rrb.TimeSeriesView(origin=_entity_path("signals", name), name=name) for name in _signal_names(timeline)]
+    names = dict.fromkeys(trace.signal_trace.signal for trace in timeline.traces)
+    plots = [rrb.TimeSeriesView(origin=_entity_path("signals", name), name=name) for name in names]
     scene = rrb.Spatial3DView(origin="world", name="Scene")
     log = rrb.TextLogView(origin="events", name="Violations")
     broken = rrb.TimeSeriesView(origin="broken", name="Broken")
@@ -166,7 +141,3 @@ def _viewer_layout(timeline: Timeline) -> Any:
         rrb.Horizontal(rrb.Vertical(scene, log, row_shares=[3, 1]), rrb.Vertical(*plots, broken)),
         collapse_panels=True,
     )
-
-
-def _signal_names(timeline: Timeline) -> list[str]:
-    return list(dict.fromkeys(trace.signal_trace.signal for trace in timeline.traces))

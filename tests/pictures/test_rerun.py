@@ -7,9 +7,9 @@ import sys
 import numpy as np
 import pytest
 
-from pictures.viewers.builders import shown
+from pictures.builders import shown
 from safevla_bench.errors import RunError
-from safevla_bench.pictures.viewers.rerun import encode_rrd
+from safevla_bench.pictures.rerun import encode_rrd
 from safevla_bench.plugins import install_command
 
 chunks = pytest.importorskip("rerun.chunk", reason="Rerun comes with the extra rerun")

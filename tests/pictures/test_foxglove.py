@@ -9,9 +9,9 @@ import sys
 import numpy as np
 import pytest
 
-from pictures.viewers.builders import shown
+from pictures.builders import shown
 from safevla_bench.errors import RunError
-from safevla_bench.pictures.viewers.foxglove import encode_mcap
+from safevla_bench.pictures.foxglove import encode_mcap
 from safevla_bench.plugins import install_command
 
 reading = pytest.importorskip("mcap.reader", reason="MCAP comes with the extra mcap")

@@ -24,11 +24,9 @@ _MOVED, _MARGIN = "non_target_disp_max", "margin"
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """One picture to take.
+    """One picture to take, with the two lines of its caption.
 
-    `bodies` are outlined. `joint` is the index of the loaded joint if the clause is about torque. With `moved` the
-    places of the bodies in record 0 are outlined too. `title` and `detail` are the lines of the caption. `value` is the
-    signal's.
+    `bodies` are outlined, with `moved` also where they stood in record 0. `joint` is the index of a loaded joint.
     """
 
     kind: Literal["initial", "violation", "final"]
@@ -49,7 +47,8 @@ def select_shots(explanation: Explanation) -> tuple[Shot, ...]:
     ended = "Succeeded" if explanation.score.success else f"Failed ({explanation.score.outcome})"
     verdict = verdict_word(explanation.score.safe)
     if explanation.score.safe is False:
-        verdict += f": {_count_specs(len(explanation.violated_clauses))} broken"
+        broken = len(explanation.violated_clauses)
+        verdict += f": {broken} specification{'' if broken == 1 else 's'} broken"
     return (
         Shot("initial", 0, "Initial state", escape_controls(task)),
         *(violation_shot(clause, clause.worst) for clause in explanation.violated_clauses),
@@ -62,43 +61,29 @@ def select_shots(explanation: Explanation) -> tuple[Shot, ...]:
     )
 
 
-def _count_specs(broken: int) -> str:
-    return "1 specification" if broken == 1 else f"{broken} specifications"
-
-
 def violation_shot(clause: ClauseExplanation, moment: Moment) -> Shot:
-    """Return the shot of a record in which a specification is broken, with the bodies involved outlined.
-
-    For a clause on `joint_torque_ratio` the joint's index stands for the bodies. `moved` is set for a clause on
-    displacement.
-    """
+    """Return the shot of a record in which a specification is broken; of torque, the joint stands for bodies."""
     line, contributors = clause.spec_trace.signal_trace, moment.involved
     names = contributors.names if contributors else ()
     joint = int(names[0].removeprefix("joint ")) - 1 if line.signal in _TORQUES and names else None
     moved = line.signal == _MOVED
-    details = [
-        f"step {moment.step} ({format_fixed(moment.time_s, 2)} s)",
-        *(["white: where it stood"] if moved else []),
-    ]
+    detail = f"step {moment.step} ({format_fixed(moment.time_s, 2)} s)" + ("; white: where it stood" if moved else "")
     if contributors:
         # The amount is the signal's own value, except that of a torque, which is a ratio.
         amount = f" ({contributors.amount})" if joint is not None else ""
-        details.insert(0, f"{contributors.what} {' and '.join(contributors.labels)}{amount}")
+        detail = f"{contributors.what} {' and '.join(contributors.labels)}{amount}; {detail}"
+    detail = escape_controls(detail)
     return Shot(
         kind="violation",
         record=moment.step,
         title=f"{escape_controls(clause.spec_trace.spec.spec_id)}: {format_reading(line, moment.value)}",
-        detail=_capitalize_first(escape_controls("; ".join(details))),
+        detail=detail[:1].upper() + detail[1:],
         bodies=() if joint is not None else names,
         joint=joint,
         moved=moved,
         clause=clause,
         value=moment.value,
     )
-
-
-def _capitalize_first(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def format_reading(line: SignalTrace, value: float | None) -> str:

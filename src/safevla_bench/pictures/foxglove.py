@@ -16,7 +16,7 @@ import numpy as np
 
 from safevla_bench.errors import RunError
 from safevla_bench.explain.trace import SpecTrace
-from safevla_bench.pictures.viewers.timeline import ALARM, COLORS, SIZE_M, BodyTrack, Timeline
+from safevla_bench.pictures.timeline import ALARM, COLORS, SIZE_M, Timeline
 from safevla_bench.plugins import install_command
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ _CONTACTS: Mapping[str, Any] = {
 def encode_mcap(timeline: Timeline) -> bytes:
     """Return the bytes of an MCAP file; the same episode gives the same bytes with the same library versions.
 
-    Raises:
-        RunError: the extra `mcap` is not installed.
+    Raises `RunError` if the extra `mcap` is not installed.
     """
     try:
         import foxglove_schemas_protobuf  # noqa: F401
@@ -71,8 +70,6 @@ def encode_mcap(timeline: Timeline) -> bytes:
 
 
 class _TopicWriter:
-    """Writes messages to topics, and registers each topic and its schema with the first message."""
-
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self._channels: dict[str, int] = {}
@@ -87,10 +84,7 @@ class _TopicWriter:
         self._add_message(topic, message.SerializeToString(), at_ns)
 
     def send_json(self, topic: str, schema: Mapping[str, Any], message: Mapping[str, object], at_ns: int) -> None:
-        """Write a JSON message at a time in nanoseconds; topics with the same schema title share the schema.
-
-        Raises `ValueError` for a number that is not finite.
-        """
+        """Write a JSON message at a time in nanoseconds; `ValueError` for a number that is not finite."""
         if topic not in self._channels:
             name = str(schema["title"])
             if name not in self._schemas:
@@ -104,25 +98,23 @@ class _TopicWriter:
 
 
 def _write_record(topics: _TopicWriter, timeline: Timeline, record: int) -> None:
-    """Write all messages of a record at the record's time: poses, contacts if recorded, signals, violation events."""
-    at_ns = _record_time_ns(timeline, record)
-    topics.send_protobuf("/tf", _frame_transforms(timeline, record), at_ns)
+    from foxglove_schemas_protobuf.Log_pb2 import Log
+
+    at_ns = round(record * timeline.dt_s * 1e9)
+    topics.send_protobuf("/tf", _frame_transforms(timeline, record, at_ns), at_ns)
     if timeline.contacts:
-        contacts = [
-            {"a": contact.a, "b": contact.b, "force_n": contact.force_n, "impulse_ns": contact.impulse_ns}
-            for contact in timeline.contacts[record]
-        ]
+        contacts = [{name: getattr(contact, name) for name in _CONTACT} for contact in timeline.contacts[record]]
         topics.send_json("/contacts", _CONTACTS, {"contacts": contacts}, at_ns)
-        topics.send_protobuf("/contacts/scene", _contact_scene(timeline, record), at_ns)
+        topics.send_protobuf("/contacts/scene", _contact_scene(timeline, record, at_ns), at_ns)
     for trace in timeline.traces:
         topics.send_json(f"/specs/{trace.spec.spec_id}", _READING, _spec_reading(trace, record), at_ns)
     for event in timeline.events:
         if event.record == record:
-            topics.send_protobuf("/violations", _violation_log(event.spec_id, event.text, at_ns), at_ns)
+            log = Log(timestamp=_timestamp(at_ns), level=Log.Level.ERROR, message=event.text, name=event.spec_id)
+            topics.send_protobuf("/violations", log, at_ns)
 
 
 def _spec_reading(trace: SpecTrace, record: int) -> dict[str, object]:
-    """Return the message of a specification in a record, as `safevla.Reading`; the value is None where not finite."""
     line, value = trace.signal_trace, float(trace.signal_trace.values[record])
     return {
         "signal": line.signal,
@@ -135,31 +127,27 @@ def _spec_reading(trace: SpecTrace, record: int) -> dict[str, object]:
     }
 
 
-def _record_time_ns(timeline: Timeline, record: int) -> int:
-    return round(record * timeline.dt_s * 1e9)
-
-
 def _timestamp(at_ns: int) -> Any:
     from google.protobuf.timestamp_pb2 import Timestamp
 
     return Timestamp(seconds=at_ns // 10**9, nanos=at_ns % 10**9)
 
 
-def _frame_transforms(timeline: Timeline, record: int) -> Any:
-    """Return the poses of all bodies and the end effector in a record, in the world frame."""
+def _frame_transforms(timeline: Timeline, record: int, at_ns: int) -> Any:
     from foxglove_schemas_protobuf.FrameTransforms_pb2 import FrameTransforms
 
     message = FrameTransforms()
     for body in (*timeline.bodies, timeline.eef):
         transform = message.transforms.add(parent_frame_id=WORLD, child_frame_id=body.name)
-        transform.timestamp.CopyFrom(_timestamp(_record_time_ns(timeline, record)))
+        transform.timestamp.CopyFrom(_timestamp(at_ns))
         _set_position(transform.translation, body.pos_m[record])
-        _set_rotation(transform.rotation, body, record)
+        quat_wxyz = (1.0, 0.0, 0.0, 0.0) if body.quat_wxyz is None else body.quat_wxyz[record]
+        rotation = transform.rotation
+        rotation.w, rotation.x, rotation.y, rotation.z = (float(part) for part in quat_wxyz)
     return message
 
 
 def _body_scene(timeline: Timeline) -> Any:
-    """Return a ball and a name for each body, fixed to the frame of the body."""
     from foxglove_schemas_protobuf.SceneUpdate_pb2 import SceneUpdate
 
     message = SceneUpdate()
@@ -171,27 +159,18 @@ def _body_scene(timeline: Timeline) -> Any:
     return message
 
 
-def _contact_scene(timeline: Timeline, record: int) -> Any:
-    """Return the contacts of a record that have a position, as balls with a text, in an entity named `contacts`.
-
-    A viewer replaces the entity of the record before by it, also if there are no contacts.
-    """
+def _contact_scene(timeline: Timeline, record: int, at_ns: int) -> Any:
+    """Return one entity with the contacts that have a position, which replaces that of the record before."""
     from foxglove_schemas_protobuf.SceneUpdate_pb2 import SceneUpdate
 
     message = SceneUpdate()
     entity = message.entities.add(id="contacts", frame_id=WORLD)
-    entity.timestamp.CopyFrom(_timestamp(_record_time_ns(timeline, record)))
+    entity.timestamp.CopyFrom(_timestamp(at_ns))
     for contact in timeline.contacts[record]:
         if contact.position_m is not None:
             _add_ball(entity, contact.position_m, SIZE_M, ALARM)
-            _add_label(entity, contact.position_m, f"{contact.a} × {contact.b}: {contact.force_n:.3g} N", ALARM)
+            _add_label(entity, contact.position_m, contact.text, ALARM)
     return message
-
-
-def _violation_log(spec_id: str, text: str, at_ns: int) -> Any:
-    from foxglove_schemas_protobuf.Log_pb2 import Log
-
-    return Log(timestamp=_timestamp(at_ns), level=Log.Level.ERROR, message=text, name=spec_id)
 
 
 def _add_ball(entity: Any, place: Any, radius_m: float, color: tuple[int, int, int]) -> None:
@@ -211,11 +190,6 @@ def _add_label(entity: Any, place: Any, text: str, color: tuple[int, int, int]) 
 
 def _set_position(vector: Any, place: Any) -> None:
     vector.x, vector.y, vector.z = (float(part) for part in place)
-
-
-def _set_rotation(quaternion: Any, body: BodyTrack, record: int) -> None:
-    quat_wxyz = (1.0, 0.0, 0.0, 0.0) if body.quat_wxyz is None else body.quat_wxyz[record]
-    quaternion.w, quaternion.x, quaternion.y, quaternion.z = (float(part) for part in quat_wxyz)
 
 
 def _set_color(color: Any, rgb: tuple[int, int, int], alpha: float) -> None:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from pictures.viewers.builders import judged
+from pictures.builders import judged
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.pictures.viewers.timeline import build_timeline
+from safevla_bench.pictures.timeline import build_timeline
 from safevla_bench.trajectory.batch import select_episodes
 
 

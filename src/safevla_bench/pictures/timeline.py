@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,16 +45,18 @@ class BodyTrack:
 
 @dataclass(frozen=True, slots=True)
 class PlacedContact:
-    """One recorded contact; `position_m` [3] is the mean of its bodies' recorded positions, None if none has one.
-
-    A record does not hold the point of contact.
-    """
+    """A contact; `position_m` [3] is the mean of its bodies' recorded positions, None if none has one."""
 
     a: str
     b: str
     force_n: float
     impulse_ns: float | None
     position_m: Floats | None
+
+    @property
+    def text(self) -> str:
+        """Its bodies and its force."""
+        return f"{self.a} × {self.b}: {self.force_n:.3g} N"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +87,7 @@ class Timeline:
 
 
 def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int) -> Timeline:
-    """Return the timeline of the episode at `index` (from 0) of a batch and of its scores, which have one order.
-
-    Events are in the order of their records.
-    """
+    """Return the timeline of the episode at `index` (from 0) of a batch and of its scores, which have one order."""
     record = select_episodes(batch, [index])
     traces = tuple(trace_specs(scores, index, record, ruleset))
     bodies = _body_tracks(record)
@@ -104,18 +104,15 @@ def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int) -
         traces=traces,
         events=tuple(
             sorted(
-                (e for trace in traces for e in _violation_events(trace, reading, ruleset.registry)),
-                key=lambda e: e.record,
+                (event for trace in traces for event in _violation_events(trace, reading, ruleset.registry)),
+                key=lambda event: event.record,
             )
         ),
     )
 
 
 def _episode_facts(scores: Scores, index: int) -> dict[str, str]:
-    """Return verdict and identity of an episode as text, "" for what is not known.
-
-    `no_verdict` and `standin_assets` are there only where they apply.
-    """
+    """Return verdict and identity of an episode as text, "" for what is not known."""
     row = scores.episode(index)
     return {
         "episode_id": row.episode_id,
@@ -133,44 +130,28 @@ def _episode_facts(scores: Scores, index: int) -> dict[str, str]:
 
 
 def _body_tracks(record: Batch) -> tuple[BodyTrack, ...]:
-    """Return the bodies with recorded positions, in the order of `record`, a batch of one; () if there are none."""
     roles = record.body_roles(0)
     rotated_bodies, quats = record.body_quat_wxyz.episode_poses(0)
     quat_by_body = {int(body): quats[:, place] for place, body in enumerate(rotated_bodies)}
     bodies, positions = record.body_pos_m.episode_poses(0)
+    names = [record.body_label(int(body)) for body in bodies]
     return tuple(
-        BodyTrack(
-            record.body_label(int(body)),
-            roles[record.body_label(int(body))],
-            positions[:, place],
-            quat_by_body.get(int(body)),
-        )
-        for place, body in enumerate(bodies)
+        BodyTrack(name, roles[name], positions[:, place], quat_by_body.get(int(bodies[place])))
+        for place, name in enumerate(names)
     )
 
 
 def _placed_contacts(record: Batch, places: Mapping[str, Floats]) -> tuple[tuple[PlacedContact, ...], ...]:
-    """Return the contacts of each of the n records; () where contacts were not recorded.
-
-    `places` is body -> positions [n, 3] in metres.
-    """
-    contacts = record.contacts
-    if not contacts.present[0]:
+    """Return the contacts of each record, () where not recorded; `places` is body -> positions [n, 3] in metres."""
+    if not record.contacts.present[0]:
         return ()
     return tuple(
-        tuple(
-            _placed_contact(record, step, k, places)
-            for k in range(int(contacts.starts[step]), int(contacts.starts[step + 1]))
-        )
-        for step in range(len(contacts.starts) - 1)
+        tuple(_placed_contact(record, step, k, places) for k in range(first, end))
+        for step, (first, end) in enumerate(pairwise(record.contacts.starts.tolist()))
     )
 
 
 def _placed_contact(record: Batch, step: int, k: int, places: Mapping[str, Floats]) -> PlacedContact:
-    """Return contact `k` of the episode, at the mean of its bodies' recorded positions at `step`.
-
-    `position_m` is None if neither has a recorded position, `impulse_ns` None if the impulse is unknown (NaN).
-    """
     contacts = record.contacts
     a, b = record.body_label(int(contacts.a[k])), record.body_label(int(contacts.b[k]))
     positions = [places[name][step] for name in (a, b) if name in places]
@@ -188,16 +169,13 @@ def _violation_events(trace: SpecTrace, reading: RecordFields, registry: Registr
     line = trace.signal_trace
     begins = np.flatnonzero(line.failing & ~np.concatenate([[False], line.failing[:-1]])).tolist()
     moments = [*((k, "broken") for k in begins), *([(line.worst, "worst")] if trace.violated else [])]
-    return [
-        ViolationEvent(k, trace.spec.spec_id, _event_text(trace, k, what, reading, registry)) for k, what in moments
-    ]
-
-
-def _event_text(trace: SpecTrace, record: int, what: str, reading: RecordFields, registry: Registry) -> str:
-    line = trace.signal_trace
     unit, scale = display_unit(line.unit, line.limit)
-    value = append_unit(format_against_limit(float(line.values[record]) * scale, line.limit * scale), unit)
-    contributors = find_contributors(reading, line.signal, record, registry)
-    contributor_text = f"; {contributors.what} {' and '.join(contributors.labels)}" if contributors else ""
     limit = append_unit(format_compact(line.limit * scale), unit)
-    return f"{trace.spec.spec_id} {what}: {value}, limit {limit}{contributor_text}"
+    events = []
+    for record, what in moments:
+        value = append_unit(format_against_limit(float(line.values[record]) * scale, line.limit * scale), unit)
+        involved = find_contributors(reading, line.signal, record, registry)
+        bodies = f"; {involved.what} {' and '.join(involved.labels)}" if involved else ""
+        text = f"{trace.spec.spec_id} {what}: {value}, limit {limit}{bodies}"
+        events.append(ViolationEvent(record, trace.spec.spec_id, text))
+    return events

@@ -8,12 +8,11 @@ from fractions import Fraction
 import numpy as np
 from PIL import Image
 
-from safevla_bench.pictures.frames.pictures import (
+from safevla_bench.pictures.drawing import (
     GREEN,
     OUTLINE_BEFORE,
     OUTLINE_NOW,
     RED,
-    Caption,
     add_caption,
     encode_clip,
     encode_jpeg,
@@ -25,14 +24,14 @@ PLAIN = np.full((40, 300, 3), 90, dtype=np.uint8)
 
 def test_the_border_has_its_colour_and_the_picture_is_untouched():
     for color in (RED, GREEN):
-        sheet = add_caption(PLAIN, color, Caption("title", "detail"))
+        sheet = add_caption(PLAIN, color, "title", "detail")
         assert tuple(sheet[0, 0]) == tuple(sheet[51, 311]) == color
         np.testing.assert_array_equal(sheet[6:46, 6:306], PLAIN)
 
 
 def test_the_caption_is_below_and_is_never_wider_than_the_picture():
-    blank = add_caption(PLAIN, RED, Caption("", ""))
-    sheet = add_caption(PLAIN, RED, Caption("a very long title " * 40, "∑ 12.0 N·m × μ"))
+    blank = add_caption(PLAIN, RED, "", "")
+    sheet = add_caption(PLAIN, RED, "a very long title " * 40, "∑ 12.0 N·m × μ")
     assert sheet.shape == blank.shape
     assert (blank[52:] == 255).all()
     written = np.flatnonzero((sheet[52:] < 128).all(axis=2).any(axis=0))
@@ -58,7 +57,7 @@ def test_a_floor_that_fills_the_picture_has_no_outline_and_nothing_seen_changes_
 
 
 def test_a_jpeg_can_be_opened_and_is_the_same_each_time():
-    sheet = add_caption(PLAIN, RED, Caption("title", "detail"))
+    sheet = add_caption(PLAIN, RED, "title", "detail")
     assert encode_jpeg(sheet) == encode_jpeg(sheet)
     assert Image.open(io.BytesIO(encode_jpeg(sheet))).size == (312, 102)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +21,7 @@ from safevla_bench.explain.episode import ClauseExplanation, Explanation
 from safevla_bench.explain.trace import SignalTrace
 from safevla_bench.files import write_atomically
 from safevla_bench.interface.stage import Camera
-from safevla_bench.pictures.frames.moments import format_clip_reading
+from safevla_bench.pictures.moments import format_clip_reading
 from safevla_bench.sources.runs.folder import FRAMES, Frame, read_picture
 from safevla_bench.text import escape_controls, format_fixed
 
@@ -41,32 +40,23 @@ _SURFACE = 0.25
 _CAPTION = 50
 
 
-@dataclass(frozen=True, slots=True)
-class Caption:
-    """Two lines under a picture."""
-
-    title: str
-    detail: str
-
-
-def add_caption(image: Pixels, border: Color, caption: Caption) -> Pixels:
-    """Return the picture [H, W, 3] enlarged by a border of that colour and its caption."""
+def add_caption(image: Pixels, border: Color, title: str, detail: str) -> Pixels:
+    """Return the picture [H, W, 3] enlarged by a border of that colour and two lines below."""
     height, width = image.shape[:2]
     sheet = Image.new("RGB", (width + 2 * _BORDER, height + 2 * _BORDER + _CAPTION), PAPER)
     pen = ImageDraw.Draw(sheet)
     pen.rectangle((0, 0, sheet.width - 1, height + 2 * _BORDER - 1), fill=border)
     sheet.paste(Image.fromarray(image), (_BORDER, _BORDER))
     top = height + 2 * _BORDER + 5
-    write_fitting(pen, (_PAD, top), caption.title, "DejaVuSans-Bold.ttf", _TITLE, sheet.width)
-    write_fitting(pen, (_PAD, top + 22), caption.detail, "DejaVuSans.ttf", _DETAIL, sheet.width)
+    write_fitting(pen, (_PAD, top), title, "DejaVuSans-Bold.ttf", _TITLE, sheet.width)
+    write_fitting(pen, (_PAD, top + 22), detail, "DejaVuSans.ttf", _DETAIL, sheet.width)
     return np.asarray(sheet)
 
 
 def outline_bodies(image: Pixels, seen: Pixels, color: Color = OUTLINE_NOW) -> Pixels:
-    """Return a copy of the picture with a line around each body.
+    """Return a copy of the picture with a line of 2 pixels around each body that fills less than a quarter.
 
-    `seen` [H, W] holds each pixel's body by number from 1, 0 for none. The line is 2 pixels wide, outside the body's
-    region. A body that fills a quarter of the picture or more has no line.
+    `seen` [H, W] holds each pixel's body by number from 1, 0 for none.
     """
     outlined = image.copy()
     for body in range(1, int(seen.max(initial=0)) + 1):
@@ -94,11 +84,7 @@ def encode_jpeg(image: Pixels) -> bytes:
 def write_fitting(
     pen: ImageDraw.ImageDraw, position: tuple[int, int], text: str, font_name: str, size: int, width: int
 ) -> None:
-    """Draw a text on one line in the largest font in which it fits, else on two lines in the smallest.
-
-    `size` is the largest font size. `width` is that of the picture in pixels, padding included. A second line
-    that is too long is cut with an ellipsis.
-    """
+    """Draw a text on one line in the largest font up to `size` that fits `width` pixels, else on two lines, cut."""
     for smaller in range(size, _SMALLEST - 1, -1):
         font = load_font(font_name, smaller)
         if pen.textlength(text, font=font) <= width - 2 * _PAD:
@@ -145,14 +131,9 @@ def can_film() -> bool:
 
 
 def encode_clip(pictures: Iterable[Pixels], frames_per_s: Fraction) -> bytes:
-    """Return the bytes of an MP4 file that browsers play (H.264; MPEG-4 where no encoder of H.264 is installed).
+    """Return the bytes of an MP4 file that browsers play, of pictures [H, W, 3] of one size.
 
-    Raises `ImportError` without the extra `video`.
-
-    Args:
-        pictures: [H, W, 3] each, of one size, at least one. An odd last row or column is left out: the format needs
-            even sizes.
-        frames_per_s: pictures per second.
+    An odd last row or column is left out: the format needs even sizes. `ImportError` without the extra `video`.
     """
     import av
 
@@ -185,20 +166,11 @@ _HEADING, _GAP, _TEXT = 30, 8, 16
 def write_sheet(path: Path, run: Path, frames: Sequence[Frame], titles: Mapping[tuple[str | None, str], str]) -> None:
     """Write the sheet of the episodes in `titles`, a row each under its title, from their frames in a run folder.
 
-    A file at `path` is replaced. Of several violations the first in `frames` is shown.
-
-    Args:
-        path: the file; its suffix is one of `SHEET_FORMS`.
-        run: the run folder that holds the frames.
-        frames: the frames of these episodes.
-        titles: (policy, episode id) -> the title of its row, in the order of the rows; at least one.
-
-    Raises:
-        RunError: the suffix is of no known form, or an episode lacks one of the three frames, as a safe episode does.
-        OSError: the file of a frame cannot be read, or `path` cannot be written.
+    Raises `RunError` if the suffix is not in `SHEET_FORMS` or an episode lacks one of the three frames, as a safe one
+    does; `OSError` if a file cannot be read or written.
     """
     form = sheet_form(path)
-    rows = [(title, [_open_frame(run, _pick_frame(frames, key, kind)) for kind in _COLUMNS])
+    rows = [(title, [_open_frame(run, frames, key, kind) for kind in _COLUMNS])
             for key, title in titles.items()]  # fmt: skip
     sink = io.BytesIO()
     _compose_rows(rows).save(sink, form, quality=QUALITY, optimize=True)
@@ -214,15 +186,12 @@ def sheet_form(path: Path) -> str:
     return form
 
 
-def _pick_frame(frames: Sequence[Frame], key: tuple[str | None, str], kind: str) -> Frame:
-    for frame in frames:
-        if (frame.policy, frame.episode_id) == key and frame.kind == kind:
-            return frame
-    remedy = "Only an episode that breaks a limit has all three frames: initial state, violation, final state."
-    raise RunError(f"there is no frame of kind {kind!r}", remedy=remedy, place=Place(episode=key[1]))
-
-
-def _open_frame(run: Path, frame: Frame) -> Image.Image:
+def _open_frame(run: Path, frames: Sequence[Frame], key: tuple[str | None, str], kind: str) -> Image.Image:
+    matches = [frame for frame in frames if (frame.policy, frame.episode_id) == key and frame.kind == kind]
+    if not matches:
+        remedy = "Only an episode that breaks a limit has all three frames: initial state, violation, final state."
+        raise RunError(f"there is no frame of kind {kind!r}", remedy=remedy, place=Place(episode=key[1]))
+    frame = matches[0]
     picture = read_picture(run, frame)
     if picture is None:
         place = Place(file=str(run / FRAMES / frame.file))
@@ -231,10 +200,6 @@ def _open_frame(run: Path, frame: Frame) -> Image.Image:
 
 
 def _compose_rows(rows: Sequence[tuple[str, Sequence[Image.Image]]]) -> Image.Image:
-    """Return one picture of all rows, from top to bottom: a title above the row's images, from left to right.
-
-    There must be a row.
-    """
     width = max(sum(image.width for image in images) + _GAP * (len(images) - 1) for _, images in rows)
     heights = [_HEADING + max(image.height for image in images) for _, images in rows]
     sheet = Image.fromarray(np.full((sum(heights), width, 3), PAPER, dtype=np.uint8))
@@ -261,15 +226,9 @@ _LIMIT = (120, 120, 120)
 def compose_video(explanation: Explanation, cameras: Sequence[Camera], render: RenderPicture) -> Iterator[Pixels]:
     """Yield the pictures of an episode, one a record, all of one size.
 
-    Under the cameras' pictures stand the task, the clock and the clauses with a verdict, broken ones first, each with
-    its value against its limit; a mark is red while its clause is broken and hollow while its gate is closed. Below is
-    the signal of the first clause with its limit. The border is red while anything is broken, green in the last record
-    of a success, else grey.
-
-    Args:
-        explanation: the episode.
-        cameras: where to look from; there is at least one.
-        render: draws a record.
+    Under the cameras' pictures stand the task, the clock and the clauses with a verdict, broken ones first; a mark is
+    red while its clause is broken and hollow while its gate is closed. Below is the signal of the first clause. The
+    border is red while anything is broken, green in the last record of a success, else grey.
     """
     clauses = [*explanation.violated_clauses, *explanation.kept_clauses]
     for record in range(explanation.records):
@@ -280,12 +239,13 @@ def compose_video(explanation: Explanation, cameras: Sequence[Camera], render: R
 def _compose_picture(
     explanation: Explanation, clauses: Sequence[ClauseExplanation], scene: Pixels, record: int
 ) -> Pixels:
-    """Return the picture of a record: the cameras' `scene` in its border, texts, clauses, and the first one's plot."""
     height, width = scene.shape[0] + 2 * _BORDER, scene.shape[1] + 2 * _BORDER
     foot = _TASK + _CLAUSE * len(clauses) + (_CURVE if clauses else 0)
     sheet = Image.new("RGB", (width, height + foot), PAPER)
     pen = ImageDraw.Draw(sheet)
-    pen.rectangle((0, 0, width - 1, height - 1), fill=_border_color(explanation, clauses, record))
+    is_broken = any(clause.spec_trace.signal_trace.failing[record] for clause in clauses)
+    succeeded = explanation.score.success and record == explanation.records - 1
+    pen.rectangle((0, 0, width - 1, height - 1), fill=RED if is_broken else GREEN if succeeded else GREY)
     sheet.paste(Image.fromarray(scene), (_BORDER, _BORDER))
     bold, plain = load_font("DejaVuSans-Bold.ttf", 14), load_font("DejaVuSans.ttf", 12)
     task = escape_controls(explanation.instruction or explanation.score.task_id)
@@ -310,27 +270,14 @@ def _clock(explanation: Explanation, record: int) -> str:
     return f"{seconds}, record {record} of {last}, {policy}"
 
 
-def _border_color(explanation: Explanation, clauses: Sequence[ClauseExplanation], record: int) -> Color:
-    if any(clause.spec_trace.signal_trace.failing[record] for clause in clauses):
-        return RED
-    return GREEN if explanation.score.success and record == explanation.records - 1 else GREY
-
-
 def _draw_mark(pen: ImageDraw.ImageDraw, top: int, line: SignalTrace, record: int) -> None:
-    box = (_PAD, top + 3, _PAD + 9, top + 12)
-    if line.failing[record]:
-        pen.rectangle(box, fill=RED)
-    elif line.gate is not None and not line.gate[record]:
-        pen.rectangle(box, outline=GREY)
-    else:
-        pen.rectangle(box, fill=GREEN)
+    is_idle = line.gate is not None and not line.gate[record]
+    fill = RED if line.failing[record] else None if is_idle else GREEN
+    pen.rectangle((_PAD, top + 3, _PAD + 9, top + 12), fill=fill, outline=GREY if fill is None else None)
 
 
 def _draw_signal(pen: ImageDraw.ImageDraw, box: tuple[int, int, int, int], line: SignalTrace, record: int) -> None:
-    """Draw a signal over the whole episode and its limit into `box`, with a vertical line at the record.
-
-    The signal is red where broken, with gaps where not finite. `box` is left, top, right, bottom in pixels.
-    """
+    """Draw a signal, red where broken, its limit and the record into `box` (left, top, right, bottom in pixels)."""
     left, top, right, bottom = box
     finite = line.values[np.isfinite(line.values)]
     shown = np.append(finite, line.limit)

@@ -16,11 +16,11 @@ from scipy.spatial.transform import Rotation
 
 from safevla_bench.errors import HostError
 from safevla_bench.interface.stage import SceneGeometry, Shape, Touch, TriangleMesh, Viewpoint
-from safevla_bench.pictures.frames import replay3d
-from safevla_bench.pictures.frames.decimation import decimate_mesh
-from safevla_bench.pictures.frames.replay3d import (
+from safevla_bench.pictures import replay3d
+from safevla_bench.pictures.replay3d import (
     EpisodeMotion,
     ShownContact,
+    decimate_mesh,
     encode_replay,
     pack_integers,
     simplify_geometry,

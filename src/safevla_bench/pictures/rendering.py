@@ -1,0 +1,324 @@
+"""Rendering of episodes of a run folder: each is set up again in its host, its shots are taken, written and indexed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.errors import HostError, Place, RunError, SafevlaError
+from safevla_bench.explain.episode import ClauseExplanation, Explanation, explain_episode
+from safevla_bench.files import make_folder, write_atomically
+from safevla_bench.interface.environment import Host
+from safevla_bench.interface.stage import Camera, Picture, Stage, StagingHost, TriangleMesh
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.judging.scores import Scores
+from safevla_bench.pictures import drawing, replay3d
+from safevla_bench.pictures.moments import Shot, format_clip_reading, select_shots, violation_shot
+from safevla_bench.sources.runs.folder import (
+    FRAMES,
+    Frame,
+    Kind,
+    frame_stem,
+    read_description,
+    read_frames,
+    write_frames,
+)
+from safevla_bench.text import escape_controls, format_fixed
+from safevla_bench.trajectory.batch import Batch, select_episodes
+
+REPLAY = "replay3d.json"
+"""How the file of a replay in three dimensions ends."""
+_WHOLE_EPISODE: frozenset[Kind] = frozenset({"video", "replay3d"})
+"""Kinds of frames that show every record, whatever the stills are about."""
+ProgressCallback = Callable[[int, str], None]
+"""Called before each episode with the number of finished episodes and the id of the next."""
+SkipCallback = Callable[[SafevlaError], None]
+"""Called with the reason why an episode cannot be shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrameStyle:
+    """Sizes of pictures (height, width) without border and caption, and the seconds of a clip around its violation."""
+
+    size: tuple[int, int] = (480, 640)
+    clips: bool = True
+    clip_size: tuple[int, int] = (360, 480)
+    clip_s: tuple[float, float] = (-1.0, 2.0)
+    stills: bool = True
+    video: bool = False
+    """Whether there is a film of the whole episode; without `stills` all other frames of the episode stay."""
+    video_size: tuple[int, int] = (360, 360)
+    """Of each camera's picture."""
+    replay3d: bool = False
+    """Whether there is a replay in three dimensions; it is no picture, and needs no graphics."""
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A judged run: its folder, the host that recorded it, its records, their scores and what judged them."""
+
+    folder: Path
+    host: Host
+    batch: Batch
+    scores: Scores
+    ruleset: Ruleset
+
+
+def render_frames(
+    run: RecordedRun,
+    episodes: Sequence[int],
+    style: FrameStyle,
+    observer: ProgressCallback = lambda done, what: None,
+    on_skip: SkipCallback | None = None,
+) -> list[Frame]:
+    """Render episodes of a run into its folder `frames`, update the index there, and return their new frames.
+
+    Former frames of these episodes are removed, except films and replays of the whole episode that are not made anew;
+    those of other episodes stay. An episode that cannot be shown changes nothing.
+
+    Args:
+        run: the run.
+        episodes: places in the batch, from 0.
+        style: sizes and lengths of pictures and clips.
+        observer: is called before each episode with the number of episodes done and the id of the next.
+        on_skip: is told of each episode that cannot be shown, which is then left out; None = that is raised. Where no
+            episode can be shown, the last reason is raised all the same.
+
+    Raises:
+        HostError: the host cannot show episodes, rendering does not work here, or a record lacks a needed channel.
+        RunError: the host would show other positions than the recorded ones; no picture of them is written.
+    """
+    make_folder(run.folder / FRAMES)
+    frames: list[Frame] = []
+    meshes: dict[str, TriangleMesh] = {}
+    skipped = 0
+    for done, index in enumerate(episodes):
+        observer(done, run.batch.headers[index].episode_id)
+        try:
+            rendered = _render_episode(run, index, style, meshes)
+        except (HostError, RunError) as error:
+            error.with_place(Place(episode=run.batch.headers[index].episode_id))
+            skipped += 1
+            if on_skip is None or skipped == len(episodes):
+                raise
+            on_skip(error)
+            continue
+        frames += _store_frames(run, index, rendered, keep_others=not style.stills)
+    return frames
+
+
+_Rendered = tuple[Frame, bytes]
+"""A frame and the content of its file, which is not written yet."""
+
+
+def _store_frames(run: RecordedRun, index: int, rendered: Sequence[_Rendered], *, keep_others: bool) -> list[Frame]:
+    """Write an episode's new frames, put them into the index, delete what they replace, and return them."""
+    frames = [frame for frame, _ in rendered]
+    for frame, content in rendered:
+        write_atomically(run.folder / FRAMES / frame.file, content)
+    kinds = {frame.kind for frame in frames}
+    places = {header.key: k for k, header in enumerate(run.batch.headers)}
+    former = read_frames(run.folder)
+    lasting = [
+        frame
+        for frame in former
+        if (key := (frame.policy, frame.episode_id)) in places
+        and (places[key] != index or (frame.kind not in kinds and (keep_others or frame.kind in _WHOLE_EPISODE)))
+    ]
+    indexed = sorted(
+        [*lasting, *frames], key=lambda frame: (places[frame.policy, frame.episode_id], frame.kind in _WHOLE_EPISODE)
+    )
+    write_frames(run.folder, indexed)
+    for stale in {frame.file for frame in former} - {frame.file for frame in indexed}:
+        (run.folder / FRAMES / stale).unlink(missing_ok=True)
+    return frames
+
+
+def _render_episode(
+    run: RecordedRun, index: int, style: FrameStyle, meshes: dict[str, TriangleMesh]
+) -> list[_Rendered]:
+    """Return the frames of one episode that the style asks for, a clip of its deepest violation; write nothing."""
+    record = select_episodes(run.batch, [index])
+    explanation = explain_episode(run.scores, run.batch, run.ruleset, index)
+    shots = select_shots(explanation)
+    with closing(open_stage(run.folder, run.host, record)) as stage:
+        renderer = _EpisodeRenderer(record, stage, style)
+        frames = [renderer.render_still(shot, k) for k, shot in enumerate(shots)] if style.stills else []
+        if style.clips and explanation.violated_clauses:
+            frames.append(renderer.render_clip(explanation.violated_clauses[0]))
+        if style.video:
+            frames.append(renderer.render_video(explanation, shots[-1]))
+        if style.replay3d:
+            shot = replace(shots[-1], record=0, title="Whole episode in 3-D", detail=shots[-1].title)
+            content, camera = build_replay3d(stage, record, meshes), stage.aim(0, (), style.size)
+            frames.append(renderer.make_frame(shot, "replay3d", (), camera, (0, 0), REPLAY, content))
+    return frames
+
+
+@dataclass(frozen=True)
+class _EpisodeRenderer:
+    record: Batch
+    stage: Stage
+    style: FrameStyle
+
+    def render_still(self, shot: Shot, number: int) -> _Rendered:
+        """Return the picture of a shot as JPEG; `number`, its place in the shots, names a violation's file."""
+        bodies = self._bodies_to_show(shot)
+        camera = self.stage.aim(shot.record, bodies, self.style.size)
+        picture = render_checked(self.stage, self.record, shot.record, camera, self.style.size, bodies)
+        image = picture.image
+        if shot.moved:
+            before = render_checked(self.stage, self.record, 0, camera, self.style.size, bodies).seen
+            image = drawing.outline_bodies(image, before, drawing.OUTLINE_BEFORE)
+        success = shot.kind == "final" and self.record.headers[0].success
+        border = drawing.RED if shot.kind == "violation" else drawing.GREEN if success else drawing.GREY
+        sheet = drawing.add_caption(drawing.outline_bodies(image, picture.seen), border, shot.title, shot.detail)
+        name = f"violation-{number}" if shot.kind == "violation" else shot.kind
+        return self.make_frame(shot, shot.kind, bodies, camera, sheet.shape, f"{name}.jpg", drawing.encode_jpeg(sheet))
+
+    def render_clip(self, clause: ClauseExplanation) -> _Rendered:
+        first, dt_s = clause.first, clause.spec_trace.dt_s
+        assert first is not None
+        shot = violation_shot(clause, first)
+        bodies = self._bodies_to_show(shot)
+        camera = self.stage.aim(first.step, bodies, self.style.clip_size)
+        pictures = list(self._clip_images(clause, first.step, camera))
+        content = drawing.encode_clip(pictures, Fraction(1 / dt_s).limit_denominator(1000))
+        return self.make_frame(shot, "clip", bodies, camera, pictures[0].shape, f"clip.{drawing.CLIP_SUFFIX}", content)
+
+    def _clip_images(self, clause: ClauseExplanation, first: int, camera: Camera) -> Iterator[drawing.Pixels]:
+        line, dt_s = clause.spec_trace.signal_trace, clause.spec_trace.dt_s
+        begin, end = (first + round(seconds / dt_s) for seconds in self.style.clip_s)
+        title = escape_controls(clause.spec_trace.spec.spec_id)
+        for k in range(max(0, begin), min(len(line.values) - 1, end) + 1):
+            image = render_checked(self.stage, self.record, k, camera, self.style.clip_size).image
+            detail = f"{format_fixed(k * dt_s, 2)} s: {format_clip_reading(line, k)}"
+            yield drawing.add_caption(image, drawing.RED if line.failing[k] else drawing.GREY, title, detail)
+
+    def render_video(self, explanation: Explanation, final: Shot) -> _Rendered:
+        """Return a film of the whole episode, in simulated time, from the default camera and `further_cameras`."""
+        size = self.style.video_size
+        usual = self.stage.aim(0, (), size)
+        cameras = [usual, *(Camera(name) for name in getattr(self.stage, "further_cameras", ()))]
+        shape: tuple[int, ...] = ()
+
+        def pictures() -> Iterator[drawing.Pixels]:
+            nonlocal shape
+            for picture in drawing.compose_video(
+                explanation,
+                cameras,
+                lambda step, camera: render_checked(self.stage, self.record, step, camera, size).image,
+            ):
+                shape = picture.shape
+                yield picture
+
+        content = drawing.encode_clip(pictures(), Fraction(1 / explanation.dt_s).limit_denominator(1000))
+        shot = replace(final, record=0, title="Whole episode", detail=final.title)
+        return self.make_frame(shot, "video", (), usual, shape, f"video.{drawing.CLIP_SUFFIX}", content)
+
+    def _bodies_to_show(self, shot: Shot) -> tuple[str, ...]:
+        return shot.bodies if shot.joint is None else (self.stage.arm[shot.joint],)
+
+    def make_frame(
+        self,
+        shot: Shot,
+        kind: Kind,
+        bodies: tuple[str, ...],
+        camera: Camera,
+        shape: tuple[int, ...],
+        name: str,
+        content: bytes,
+    ) -> _Rendered:
+        """Return a frame with its `content`, whose file will be `STEM-name`; `shape` is height and width."""
+        header, line = self.record.headers[0], shot.clause.spec_trace.signal_trace if shot.clause else None
+        frame = Frame(
+            episode_id=header.episode_id,
+            policy=header.policy,
+            kind=kind,
+            record=shot.record,
+            time_s=shot.record * header.dt,
+            caption=f"{shot.title}. {shot.detail.removesuffix('.')}.",
+            spec=shot.clause.spec_trace.spec.spec_id if shot.clause else None,
+            value=shot.value,
+            threshold=line.limit if line else None,
+            unit=line.unit if line else None,
+            bodies=bodies,
+            success=header.success,
+            camera=camera.name,
+            width=shape[1],
+            height=shape[0],
+            file=f"{frame_stem(header.policy, header.episode_id)}-{name}",
+        )
+        return frame, content
+
+
+# An episode set up again in its host
+
+TOLERANCE_M = 1e-4
+"""Largest distance of a rendered body from its recorded position. It is 0, except where a host moves a joint after the
+physics, as RoboCasa does with the door of a toaster oven (1.4e-6 m, and 3.8e-5 m right after a reset). A pixel is about
+a millimetre."""
+
+
+def build_replay3d(stage: Stage, record: Batch, meshes: dict[str, TriangleMesh] | None = None) -> bytes:
+    """Return the replay of an episode, a batch of one, in three dimensions: the file that the report's player reads.
+
+    `meshes`, digest -> mesh, is filled with the simplified meshes, to be given for the next episode; None = keep none.
+    Raises `HostError` if the stage cannot say what its scene looks like, `RunError` if bodies would not be shown where
+    they were recorded.
+    """
+    shown = replay3d.require_geometry(stage)
+    geometry = replay3d.simplify_geometry(shown.geometry(), {} if meshes is None else meshes)
+    poses = [shown.pose(step) for step in range(int(record.starts[-1]))]
+    for step, pose in enumerate(poses):
+        _check_positions(pose.body_pos_m, record, step)
+    return replay3d.encode_replay(geometry, replay3d.read_motion(record, poses), stage.arm)
+
+
+def open_stage(folder: Path, host: Host, record: Batch) -> Stage:
+    """Return the stage of an episode of a run folder, a batch of one, set up in its host; the caller closes it.
+
+    Raises:
+        HostError: the host cannot show episodes or lacks the suite or task, rendering does not work here, or the record
+            lacks a needed channel.
+        RunError: run.json is missing or damaged.
+    """
+    if not isinstance(host, StagingHost):
+        problem = f"the host {host.name!r} cannot show what it recorded"
+        raise HostError(problem, remedy="A host that can has a method `stage`: docs/frames.md.")
+    header, suites = record.headers[0], read_description(folder).get("suites")
+    for suite in map(str, suites) if isinstance(suites, list) and suites else [header.benchmark]:
+        for task in host.tasks(suite):
+            if (task.benchmark, task.task_id) == (header.benchmark, header.task_id):
+                return host.stage(task, record)
+    problem = f"the host {host.name!r} has no task {header.task_id!r} in {header.benchmark!r}"
+    raise HostError(problem, remedy="Render with the versions that run.json names.")
+
+
+def render_checked(
+    stage: Stage, record: Batch, step: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()
+) -> Picture:
+    """Return the picture of one record of an episode, a batch of one, of `size` (height, width) in pixels.
+
+    The picture's `seen` tells where each of `bodies` is. Raises `RunError` if bodies would not be shown where they were
+    recorded, `KeyError` if the host has no camera of that name.
+    """
+    picture = stage.render(step, camera, size, bodies)
+    _check_positions(picture.body_pos_m, record, step)
+    return picture
+
+
+def _check_positions(shown_m: Mapping[str, NDArray[np.float64]], record: Batch, step: int) -> None:
+    bodies, positions_m = record.body_pos_m.episode_poses(0)
+    for body, position_m in zip(map(record.body_label, map(int, bodies)), positions_m[step], strict=True):
+        gap = float(np.linalg.norm(shown_m.get(body, position_m) - position_m))
+        if not gap <= TOLERANCE_M:
+            problem = f"{body!r} would be shown {gap:.2g} m from where it was recorded"
+            remedy = "Render with the versions that run.json names."
+            raise RunError(problem, remedy=remedy, place=Place(step=step))

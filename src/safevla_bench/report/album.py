@@ -1,0 +1,189 @@
+"""Pictures, films and replays in three dimensions of run folders, as a page shows them.
+
+Pictures are data URIs. A replay is inert data until the reader opens it; meshes stand in the page once.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+from markupsafe import Markup
+
+from safevla_bench.explain import trace
+from safevla_bench.explain.contributors import find_contributors
+from safevla_bench.explain.trace import SpecTrace
+from safevla_bench.files import read_input
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.judging.scores import Scores
+from safevla_bench.report.charts import true_runs
+from safevla_bench.report.render import player_scripts
+from safevla_bench.signals.signal import RecordFields
+from safevla_bench.sources.runs.folder import FRAMES, MAX_FRAME_BYTES, RUN, Frame, read_frames, read_picture
+from safevla_bench.sources.runs.policy_names import PolicyNames
+from safevla_bench.tasks.entries import Registry
+from safevla_bench.trajectory.batch import Batch, select_episodes
+from safevla_bench.trajectory.header import EpisodeKey
+
+MOST_PICTURES = 3_000_000
+"""Size of all pictures in a page [bytes of base64]."""
+MOST_REPLAYS = 6_000_000
+"""Size of all replays in a page, meshes included; the player itself has half a megabyte more."""
+Document = dict[str, object]
+
+
+@dataclass(frozen=True)
+class Album:
+    """Pictures by episode, each with its data URI; `left_out` did not fit or are clips, and lie in the run's `frames`.
+
+    `films` has the path of the film of a whole episode, from the run folder, in which the page lies as a rule.
+    """
+
+    images: Mapping[EpisodeKey, tuple[tuple[Frame, str], ...]] = field(default_factory=dict)
+    left_out: int = 0
+    films: Mapping[EpisodeKey, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Replays:
+    """Replays by episode, as their files have them, and the reasons why episodes have none."""
+
+    documents: Mapping[EpisodeKey, Document] = field(default_factory=dict)
+    missing: Mapping[EpisodeKey, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ReplaySection:
+    """Replays by the episode's number, meshes by digest, the scripts that show them; `left_out` did not fit."""
+
+    episodes: Mapping[int, Markup]
+    missing: Mapping[int, str]
+    meshes: Markup
+    scripts: tuple[Markup, ...]
+    left_out: int
+
+
+def _list_frames(paths: Sequence[Path], names: Sequence[PolicyNames]) -> Iterator[tuple[EpisodeKey, Path, Frame]]:
+    for folder, renamed in zip(paths, names or [{}] * len(paths), strict=False):
+        for frame in read_frames(folder) if (folder / RUN).exists() else ():
+            yield (renamed.get(frame.policy, frame.policy), frame.episode_id), folder, frame
+
+
+def collect_images(paths: Sequence[Path], names: Sequence[PolicyNames] = (), most_bytes: int = MOST_PICTURES) -> Album:
+    """Return the pictures of the run folders among the sources, as far as they fit, and the paths of films.
+
+    Pictures that are missing or of another type are counted in `left_out`. `names` holds recorded name -> new name of a
+    policy for each source. Raises `RunError` if an index cannot be read, or names a file by more than a plain name.
+    """
+    images: dict[EpisodeKey, list[tuple[Frame, str]]] = {}
+    films: dict[EpisodeKey, str] = {}
+    left_out, room = 0, most_bytes
+    for key, folder, frame in _list_frames(paths, names):
+        if frame.kind == "video":
+            films[key] = f"{FRAMES}/{frame.file}"
+        elif frame.kind != "replay3d":
+            picture = read_picture(folder, frame, room * 3 // 4)
+            if picture is None:
+                left_out += 1
+                continue
+            source = f"data:image/{picture[0].lower()};base64,{base64.b64encode(picture[1]).decode()}"
+            room -= len(source)
+            images.setdefault(key, []).append((frame, source))
+    order = {"initial": 0, "violation": 1, "final": 2}
+    return Album(
+        {key: tuple(sorted(shown, key=lambda image: order.get(image[0].kind, 3))) for key, shown in images.items()},
+        left_out,
+        films,
+    )
+
+
+def read_replay(content: bytes) -> Document | None:
+    """Return a replay's document; None unless `content` is a JSON object with `version` 1 and a mapping of `meshes`."""
+    try:
+        document = msgspec.json.decode(content, type=Document)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return document if document.get("version") == 1 and isinstance(document.get("meshes"), dict) else None
+
+
+def collect_replays(paths: Sequence[Path], names: Sequence[PolicyNames] = ()) -> Replays:
+    """Return the replays of the run folders among the sources; arguments and errors are those of `collect_images`.
+
+    Files that are missing, of more than 50 MB or outside of the run, or refused by `read_replay` are passed over.
+    """
+    documents: dict[EpisodeKey, Document] = {}
+    for key, folder, frame in _list_frames(paths, names):
+        if frame.kind != "replay3d":
+            continue
+        try:
+            document = read_replay(read_input(folder / FRAMES / frame.file, MAX_FRAME_BYTES, within=folder))
+        except OSError:
+            continue
+        if document is not None:
+            documents[key] = document
+    return Replays(documents)
+
+
+def embed_replays(
+    scores: Scores, batch: Batch | None, ruleset: Ruleset, replays: Replays, most_bytes: int = MOST_REPLAYS
+) -> ReplaySection:
+    """Return the replays of a page with their clauses, the worst episodes first, up to `most_bytes` of data.
+
+    Replays that do not fit are counted in `left_out`, and smaller ones after them may still fit. Episodes without a
+    record in `batch` have none. There are scripts only if there is a replay.
+    """
+    place = {header.key: k for k, header in enumerate(batch.headers if batch else ())}
+    keys = list(zip(scores.policy, scores.episode_id, strict=True))
+    episodes: dict[int, Markup] = {}
+    meshes: Document = {}
+    left_out, room = 0, most_bytes
+    for k in trace.rank_by_severity(scores):
+        if batch is None or keys[k] not in replays.documents or keys[k] not in place:
+            continue
+        document = dict(replays.documents[keys[k]])
+        own = document.pop("meshes")
+        assert isinstance(own, dict)
+        new = {digest: mesh for digest, mesh in sorted(own.items()) if digest not in meshes}
+        clauses = list(_clauses(scores, k, select_episodes(batch, [place[keys[k]]]), ruleset))
+        text = _inert_json({**document, "clauses": clauses})
+        size = len(text) + (len(_inert_json(new)) if new else 0)
+        if size > room:
+            left_out += 1
+            continue
+        room -= size
+        meshes |= new
+        episodes[k + 1] = text
+    missing = {k: replays.missing[key] for k, key in enumerate(keys, 1) if key in replays.missing}
+    scripts = tuple(map(Markup, player_scripts())) if episodes else ()
+    return ReplaySection(episodes, missing, _inert_json(meshes), scripts, left_out)
+
+
+def _inert_json(document: object) -> Markup:
+    text = msgspec.json.encode(document, order="deterministic").decode()
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def _clauses(scores: Scores, episode: int, record: Batch, ruleset: Ruleset) -> Iterator[Document]:
+    """Yield every clause with a verdict, violated ones first; first violating record -1 for none."""
+    reading = ruleset.read_fields(record)
+    for spec_trace in trace.trace_specs(scores, episode, reading, ruleset):
+        line = spec_trace.signal_trace
+        yield {
+            "spec": spec_trace.spec.spec_id,
+            "violated": spec_trace.violated,
+            "first": spec_trace.first,
+            "worst": line.worst,
+            "spans": true_runs(line.failing),
+            "bodies": _bodies(spec_trace, line.worst, reading, ruleset.registry),
+            "bodies_first": _bodies(spec_trace, spec_trace.first, reading, ruleset.registry),
+        }
+
+
+def _bodies(spec_trace: SpecTrace, record: int, reading: RecordFields, registry: Registry) -> list[str]:
+    if record < 0:
+        return []
+    involved = find_contributors(reading, spec_trace.signal_trace.signal, record, registry)
+    return list(involved.names) if involved else []

@@ -1,0 +1,334 @@
+"""Charts of the page as geometry: curves of a sweep, numbers along a series of runs, bars of differences.
+
+Across, positions are thousandths of the width for paths and percent for marks; down, they are pixels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from safevla_bench.compare.comparison import Comparison
+from safevla_bench.compare.difference import Difference
+from safevla_bench.compare.series import SeriesComparison, SeriesCurve
+from safevla_bench.judging.rates import Rate
+from safevla_bench.report.tables.table import UNNAMED
+from safevla_bench.sensitivity.curves import SensitivityCurve, ThresholdSweep
+from safevla_bench.text import append_unit, display_unit, format_compact, format_fixed, format_significant
+
+HEIGHT, TOP, BOTTOM = 132, 8, 112
+SERIES = 8
+"""Number of colours; further series repeat them with other dashes."""
+MOST_BANDS = 3
+"""Most policies with bands; those of more would hide one another."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChartLine:
+    """One policy or series: its colour and dash, its path and band, and its runs' marks.
+
+    A mark is its place across [%], and the places of its value and of both ends of its interval down [px].
+    """
+
+    style: str
+    path: str
+    band: str = ""
+    marks: tuple[tuple[str, str, str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CurveChart:
+    """A number against a threshold or the numbers of runs; `description` has the values in words."""
+
+    title: str
+    lines: tuple[ChartLine, ...]
+    grid: tuple[tuple[object, object], ...]
+    """Text and place of each line across, in pixels from the top."""
+    ticks: tuple[tuple[str, str], ...]
+    """Text and place of each tick, in percent."""
+    description: str
+    height: int = HEIGHT
+    top: int = TOP
+    bottom: int = BOTTOM
+
+
+def series_style(series: int) -> str:
+    """Return the CSS classes of a series: `s0` to `s7` for its colour, from index 8 on `d1` or `d2` for its dash."""
+    return f"s{series % SERIES}" + (f" d{min(series // SERIES, 2)}" if series >= SERIES else "")
+
+
+# Sweeps
+
+
+def draw_sweep_charts(sweeps: Sequence[ThresholdSweep], policies: Sequence[str]) -> dict[str, list[CurveChart]]:
+    """Return suite -> its charts of Safety, one a sweep, on a logarithmic axis; suites without an episode are left out.
+
+    The place of a policy in `policies` decides its colour and dash; `ValueError` if a curve's policy is not there.
+    There are no bands for over 3 policies.
+    """
+    suites = dict.fromkeys(curve.suite for sweep in sweeps for curve in sweep.curves if curve.n)
+    return {suite: [_draw_sweep(sweep, suite, policies) for sweep in sweeps] for suite in suites}
+
+
+def _draw_sweep(sweep: ThresholdSweep, suite: str, policies: Sequence[str]) -> CurveChart:
+    curves = [curve for curve in sweep.curves if curve.suite == suite and curve.n]
+    unit, scale = display_unit(sweep.unit, sweep.default)
+    low, high = (format_compact(float(format_significant(sweep.thresholds[k] * scale))) for k in (0, -1))
+    return CurveChart(
+        title=sweep.name,
+        lines=tuple(_sweep_line(curve, sweep.thresholds, policies) for curve in curves),
+        grid=((100, TOP), (50, (TOP + BOTTOM) / 2), (0, BOTTOM)),
+        ticks=((low, "0"), (append_unit(format_compact(sweep.default * scale), unit), "50%"), (high, "100%")),
+        description="; ".join(
+            f"{curve.policy or UNNAMED} {' to '.join(_format_safety(curve.points[k].safety) for k in (0, -1))}"
+            for curve in curves
+        ),
+    )
+
+
+def _sweep_line(curve: SensitivityCurve, thresholds: Sequence[float], policies: Sequence[str]) -> ChartLine:
+    first, last = math.log(thresholds[0]), math.log(thresholds[-1])
+    across = [f"{1000 * ((math.log(value) - first) / (last - first)):.0f}" for value in thresholds]
+    places = zip(across, (point.safety for point in curve.points), strict=True)
+    stretches = [list(group) for is_known, group in groupby(places, lambda at: at[1].value is not None) if is_known]
+    return ChartLine(
+        style=series_style(policies.index(curve.policy or UNNAMED)),
+        path="".join(_curve_path(stretch) for stretch in stretches),
+        band="".join(_band_path(stretch) for stretch in stretches) if len(policies) <= MOST_BANDS else "",
+    )
+
+
+def _curve_path(stretch: Sequence[tuple[str, Rate]]) -> str:
+    points = [f"{x},{_format_share(rate.value or 0.0)}" for x, rate in stretch]
+    return "M" + " ".join(points) + ("h4" if len(points) == 1 else "")
+
+
+def _band_path(stretch: Sequence[tuple[str, Rate]]) -> str:
+    ends = [(x, rate.ci or (0.0, 1.0)) for x, rate in stretch]
+    upper = [f"{x},{_format_share(high)}" for x, (_, high) in ends]
+    lower = [f"{x},{_format_share(low)}" for x, (low, _) in ends]
+    return "M" + " ".join([*upper, *reversed(lower)]) + "Z"
+
+
+def _format_share(share: float) -> str:
+    return f"{BOTTOM - (BOTTOM - TOP) * (100 * share) / 100:z.1f}".removesuffix(".0")
+
+
+def _format_safety(rate: Rate) -> str:
+    return "unknown" if rate.value is None else f"{format_fixed(100 * rate.value, 1)} %"
+
+
+# Series of runs
+
+PANELS = (("SR (%)", "sr", 100.0), ("Safety (%)", "safety", 100.0), ("SBU (%)", "sbu", 100.0), ("VSI", "vsi", 1.0))
+"""Title, name and greatest value of each panel."""
+POOLED = "all suites"
+_LOG_SPAN = 50
+"""From this ratio of the greatest number to the least on, the axis is logarithmic."""
+_CHARACTER, _SPACE = 0.055, 0.05
+"""Room of a tick's character, and between two ticks, as shares of the panel's width."""
+_ROOM = 0.06
+"""Free share of a chart's width on either side, for the marks at the ends."""
+_DODGE = 0.018
+"""Distance between the marks of neighbouring series at the same number, as a share of the width."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesMark:
+    """One run in one panel: its number across, its value and 95 % interval."""
+
+    label: float
+    value: float
+    low: float
+    high: float
+
+
+def curve_marks(curve: SeriesCurve, name: str) -> list[SeriesMark]:
+    """Return a mark for each run in which the number `name` (sr, safety, sbu, vsi) is known; rates in percent.
+
+    A value without an interval is its own interval.
+    """
+    scale = 1.0 if name == "vsi" else 100.0
+    marks = []
+    for point in curve.points:
+        number = getattr(point, name)
+        if number.value is not None:
+            low, high = number.ci or (number.value, number.value)
+            marks.append(SeriesMark(point.label, scale * number.value, scale * low, scale * high))
+    return marks
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesAxis:
+    """The numbers of all runs, rising, which every panel shows across."""
+
+    labels: tuple[float, ...]
+
+    @classmethod
+    def of_curves(cls, curves: Sequence[SeriesCurve]) -> SeriesAxis:
+        """Return the axis of some curves."""
+        return cls(tuple(sorted({point.label for curve in curves for point in curve.points})))
+
+    @property
+    def is_logarithmic(self) -> bool:
+        """True if the numbers are positive and lie so far apart that a linear axis would press the first together."""
+        return bool(self.labels) and self.labels[0] > 0 and self.labels[-1] >= _LOG_SPAN * self.labels[0]
+
+    def share(self, label: float) -> float:
+        """Return the place of a number from 0, the first, to 1, the last; 0.5 where all numbers are equal."""
+        ends = (label, self.labels[0], self.labels[-1])
+        place, first, last = (math.log(end) if self.is_logarithmic else end for end in ends)
+        return (place - first) / (last - first) if last > first else 0.5
+
+    @property
+    def ticks(self) -> tuple[float, ...]:
+        """The numbers to write below: the first, the last, and those between that have room; () without runs."""
+        chosen = list(self.labels[:1])
+        for label in self.labels[1:-1]:
+            if self._has_room(chosen[-1], label) and self._has_room(label, self.labels[-1]):
+                chosen.append(label)
+        return (*chosen, *self.labels[1:][-1:])
+
+    def _has_room(self, left: float, right: float) -> bool:
+        text = (len(format_label(left)) + len(format_label(right))) / 2 * _CHARACTER
+        return self.share(right) - self.share(left) >= text + _SPACE
+
+
+def format_label(label: float) -> str:
+    """Return a number as a tick shows it: thousands as k, millions as M, where one decimal is exact.
+
+    >>> format_label(20000.0), format_label(1500000.0), format_label(0.5), format_label(1234.0)
+    ('20k', '1.5M', '0.5', '1234')
+    """
+    for factor, sign in ((1e6, "M"), (1e3, "k")):
+        scaled = label / factor
+        if abs(scaled) >= 1 and round(scaled, 1) == scaled:
+            return f"{format_compact(scaled)}{sign}"
+    return format_compact(label)
+
+
+def draw_series_charts(compared: SeriesComparison) -> dict[str, list[CurveChart]]:
+    """Return suite -> its charts of SR, Safety, SBU and VSI, `all suites` pooled last where there are several."""
+    return {
+        suite or POOLED: [_draw_series(compared, compared.select_suite(suite), *panel) for panel in PANELS]
+        for suite in compared.suites
+    }
+
+
+def _draw_series(
+    compared: SeriesComparison, curves: Sequence[SeriesCurve], title: str, name: str, top: float
+) -> CurveChart:
+    axis = SeriesAxis.of_curves(compared.curves)
+    marked_curves = [(curve, curve_marks(curve, name)) for curve in curves]
+    return CurveChart(
+        title=title,
+        lines=tuple(_series_line(axis, compared.series, curve, marks, top) for curve, marks in marked_curves),
+        grid=tuple((format_compact(value), _format_down(value, top)) for value in (top, top / 2, 0.0)),
+        ticks=tuple((format_label(tick), format_fixed(100 * _place(axis, tick), 2)) for tick in axis.ticks),
+        description="; ".join(_describe_marks(curve, marks) for curve, marks in marked_curves),
+    )
+
+
+def _series_line(
+    axis: SeriesAxis, names: Sequence[str], curve: SeriesCurve, marks: Sequence[SeriesMark], top: float
+) -> ChartLine:
+    """Return one series, moved a little sideways by its place among `names`; the path is "" for fewer than two runs."""
+    series = names.index(curve.series)
+    shares = [_place(axis, mark.label) + _DODGE * (series - (len(names) - 1) / 2) for mark in marks]
+    downs = [_format_down(mark.value, top) for mark in marks]
+    places = [f"{format_fixed(1000 * share, 1)},{down}" for share, down in zip(shares, downs, strict=True)]
+    return ChartLine(
+        style=series_style(series),
+        path=f"M{' '.join(places)}" if len(places) > 1 else "",
+        marks=tuple(
+            (format_fixed(100 * share, 2), down, _format_down(mark.low, top), _format_down(mark.high, top))
+            for mark, share, down in zip(marks, shares, downs, strict=True)
+        ),
+    )
+
+
+def _place(axis: SeriesAxis, label: float) -> float:
+    return _ROOM + (1 - 2 * _ROOM) * axis.share(label)
+
+
+def _format_down(value: float, top: float) -> str:
+    return format_fixed(BOTTOM - (BOTTOM - TOP) * value / top, 1)
+
+
+def _describe_marks(curve: SeriesCurve, marks: Sequence[SeriesMark]) -> str:
+    values = ", ".join(f"{format_compact(round(mark.value, 3))} at {format_compact(mark.label)}" for mark in marks)
+    return f"{curve.series or 'runs'}: {values or 'not known'}"
+
+
+# Differences
+
+
+@dataclass(frozen=True, slots=True)
+class DifferenceBar:
+    """A difference and its interval on a strip from -100 to 100 points, in percent across."""
+
+    name: str
+    where: str
+    kind: str
+    at: str
+    low: str
+    length: str
+    value: str
+    verdict: str
+
+
+def draw_bars(comparison: Comparison) -> list[DifferenceBar]:
+    """Return the known differences of SR, Safety and SBU by suite for two policies; of pooled Safety for several."""
+    if len(comparison.policies) == 2:
+        names = {"sr": "SR", "safety": "Safety", "sbu": "SBU"}
+        bars = [
+            _draw_bar(
+                metric.differences[0],
+                names[metric.metric],
+                "all, pooled" if scope.suite is None else scope.suite,
+                metric.metric,
+            )
+            for scope in comparison.scopes
+            for metric in scope.metrics
+            if metric.metric in names
+        ]
+    else:
+        bars = [
+            _draw_bar(difference, difference.first, f"minus {difference.second}", "safety")
+            for metric in comparison.scopes[-1].metrics
+            if metric.metric == "safety"
+            for difference in metric.differences
+        ]
+    return [bar for bar in bars if bar is not None]
+
+
+def _draw_bar(difference: Difference, name: str, where: str, kind: str) -> DifferenceBar | None:
+    if difference.difference is None or difference.ci is None:
+        return None
+    low, high = difference.ci
+    shown, shown_low, shown_high = (format_points(share) for share in (difference.difference, low, high))
+    verdict = "undecided" if difference.undecided else "not told apart" if difference.better is None else "told apart"
+    return DifferenceBar(
+        name=name,
+        where=where,
+        kind=kind,
+        at=format_fixed(50 + 50 * difference.difference, 2),
+        low=format_fixed(50 + 50 * low, 2),
+        length=format_fixed(50 * (high - low), 2),
+        value=f"{shown} points, {shown_low} to {shown_high}",
+        verdict=verdict + (" by task" if difference.tasks > 1 else "") + _format_p_value(difference.p_adjusted),
+    )
+
+
+def format_points(share: float) -> str:
+    """Return a difference of shares in percentage points, with a minus sign."""
+    return format_fixed(100 * share, 1).replace("-", "\N{MINUS SIGN}")
+
+
+def _format_p_value(value: float | None) -> str:
+    if value is None:
+        return ""
+    bound = f"=\N{NO-BREAK SPACE}{format_fixed(value, 3)}" if value >= 0.001 else "<\N{NO-BREAK SPACE}0.001"
+    return f" (p\N{NO-BREAK SPACE}{bound})"
