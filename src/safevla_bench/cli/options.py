@@ -27,7 +27,7 @@ from safevla_bench.jobs.evaluation.judgement import (
     read_host_registry,
     recorded_suites,
 )
-from safevla_bench.jobs.verify.audit import AuditPlan
+from safevla_bench.jobs.verify import AuditPlan
 from safevla_bench.judging.ruleset import ApplicabilityMode, MissingFields, Ruleset, choose_library, load_ruleset
 from safevla_bench.judging.scores import IntervalMethod
 from safevla_bench.rollout.ray_cluster import ADDRESS, HERE, RayCluster
