@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from safevla_bench.hosts import protocols
 from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
 from safevla_bench.policies import make_policy
-from safevla_bench.policies.servers import dialects, entries
+from safevla_bench.policies.servers import dialects, entries, transforms
 from safevla_bench.policies.servers.dialects import Dialect
 from safevla_bench.report.published import PAPER, load_published
 from strict_server import StrictServer
@@ -264,3 +265,10 @@ def test_an_entry_says_how_it_is_asked_with_its_arguments():
     made = make_policy("pi0.5@libero", {"server": "127.0.0.1:9", "replan": "2"})
     assert made.dialect.replan == 2
     made.close()
+
+
+def test_a_mistake_in_a_reader_of_states_is_not_a_state_that_the_host_does_not_show(monkeypatch):
+    broken = {**transforms.STATES, "eef_pos": lambda seen: seen.eef_pos_m + "m"}
+    monkeypatch.setattr(transforms, "STATES", broken)
+    with pytest.raises(TypeError):
+        transforms.state_part("eef_pos", SimpleNamespace(eef_pos_m=1.0))

@@ -168,11 +168,15 @@ SWITCHES: Mapping[str, Callable[[Floats], Floats]] = {
 # States
 
 
+class _NotShownError(Exception):
+    """A pose of a base, and the robot has none."""
+
+
 def state_part(name: str, observation: Observation) -> Floats:
     """Return one part of the state by its name in `STATES`, [n]; raises `PolicyError` if the host does not show it."""
     try:
         return STATES[name](observation)
-    except TypeError:  # a pose of a base where the robot has none
+    except _NotShownError:
         problem = f"the policy needs {name}, which this host does not show"
         raise PolicyError(problem, remedy="Choose the entry or dialect for this host.") from None
 
@@ -180,7 +184,7 @@ def state_part(name: str, observation: Observation) -> Floats:
 def _pose_in_base(observation: Observation) -> tuple[Floats, Floats]:
     """Return the end effector's position and wxyz orientation in the frame of the mobile base."""
     if observation.base_pos_m is None or observation.base_quat_wxyz is None:
-        raise TypeError
+        raise _NotShownError
     back = observation.base_quat_wxyz * [1, -1, -1, -1]
     moved = np.concatenate([[0.0], observation.eef_pos_m - observation.base_pos_m])
     place = _multiply_quaternions(_multiply_quaternions(back, moved), observation.base_quat_wxyz)[1:]
@@ -212,7 +216,7 @@ def _multiply_quaternions(p: Floats, q: Floats) -> Floats:
 
 def _require_pose(array: Floats | None) -> Floats:
     if array is None:
-        raise TypeError
+        raise _NotShownError
     return array
 
 
