@@ -21,7 +21,6 @@ from disk import Disk, Killed
 from folders import contents
 from safevla_bench import archive, cli, files
 from safevla_bench.archive import npz
-from safevla_bench.cli import score
 from safevla_bench.errors import FileError, SafevlaError
 from safevla_bench.jobs import demo
 from safevla_bench.jobs.evaluation import outputs
@@ -151,7 +150,6 @@ TABLE: dict[str, Written] = {
 def quick(monkeypatch):
     """Pages and figures are drawn elsewhere; here they are written."""
     monkeypatch.setattr(outputs, "render_report", lambda judged, *title: f"page of {judged.library.name}")
-    monkeypatch.setattr(score, "render_report", lambda judged: "page")
     monkeypatch.setattr("safevla_bench.report.figures.render_figure", lambda figure, form: form.encode())
 
 

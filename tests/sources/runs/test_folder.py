@@ -27,7 +27,7 @@ from safevla_bench.sources.runs.sources import open_source
 from safevla_bench.sources.runs.writer import RunWriter
 from safevla_bench.trajectory.batch import concatenate_batches
 from safevla_recorder import folder as recorder_folder
-from safevla_recorder.episode_cutter import LoopRules
+from safevla_recorder.episode_cutter import LoopRules, RecordedRow
 
 
 class Row(RawEpisode, frozen=True, kw_only=True):
@@ -309,7 +309,7 @@ def test_a_run_without_a_plan_grows_and_can_be_read_whenever_a_block_has_ended(t
     env = SimpleNamespace(task=task, host="own", versions={})
     for count, one in enumerate(EPISODES, start=1):
         growing = recorder_folder.open_folder(tmp_path / "run", env, LoopRules(policy="test", wait_steps=0), {})
-        growing.write_episode(row("ab"[count - 1]), encode_npz(one))
+        growing.write_episode(RecordedRow(**msgspec.structs.asdict(row("ab"[count - 1]))), encode_npz(one))
         growing.close_block(complete=True)
         batch, index = read_sources([tmp_path / "run"])
         assert same_bits(batch, concatenate_batches(EPISODES[:count]))
