@@ -304,12 +304,17 @@ def test_an_empty_archive_file_is_a_problem(tmp_path):
     assert isinstance(problem, RecordError)
 
 
+def recorded(episode_id):
+    fields = msgspec.structs.asdict(row(episode_id))
+    return RecordedRow(**{name: fields[name] for name in RecordedRow.__dataclass_fields__})
+
+
 def test_a_run_without_a_plan_grows_and_can_be_read_whenever_a_block_has_ended(tmp_path):
     task = SimpleNamespace(benchmark="libero-goal", task_id="task_8")
     env = SimpleNamespace(task=task, host="own", versions={})
     for count, one in enumerate(EPISODES, start=1):
         growing = recorder_folder.open_folder(tmp_path / "run", env, LoopRules(policy="test", wait_steps=0), {})
-        growing.write_episode(RecordedRow(**msgspec.structs.asdict(row("ab"[count - 1]))), encode_npz(one))
+        growing.write_episode(recorded("ab"[count - 1]), encode_npz(one))
         growing.close_block(complete=True)
         batch, index = read_sources([tmp_path / "run"])
         assert same_bits(batch, concatenate_batches(EPISODES[:count]))
