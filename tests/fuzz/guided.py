@@ -179,8 +179,9 @@ def make_run() -> dict[str, bytes]:
     numbers = dict.fromkeys(("episode", "init_state_index", "env_seed", "seed", "policy_seed", "horizon", "steps"), 0)
     named = {name: getattr(header, name) for name in ("episode_id", "benchmark", "task_id")}
     write_episodes(RUN, [EpisodeRow(policy="p", outcome="success", **named, **numbers)])
-    write_manifest(RUN, [RUN / RUN_FILES[-1]], 1)
-    (RUN / "run.json").write_text('{"complete": true, "planned": 1}')
+    description = {"complete": True, "planned": 1}
+    (RUN / "run.json").write_text(json.dumps(description))
+    write_manifest(RUN, [RUN / RUN_FILES[-1]], 1, description)
     shown = {"caption": "c", "record": 0, "time_s": 0.0, "success": True, "camera": "c", "width": 1, "height": 1}
     kinds = (("initial", "a.png"), ("replay3d", "r.json"))
     seen = [Frame(episode_id="e", policy=None, kind=kind, file=file, **shown) for kind, file in kinds]
