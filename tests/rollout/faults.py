@@ -205,8 +205,8 @@ def intrude(cell: Cell) -> None:
     (cell.at / "go").touch()
 
 
-_CRASHED = ("1 episode crashed; it is in no rate", "  safevla eval --record-only --resume --out ", "--retry-crashed")
-_AGAIN = ("episodes are done and kept. Continue:", "safevla eval --record-only --resume --out ")
+_CRASHED = ("1 episode crashed; it is in no rate", "  safevla eval --resume --out ", "--retry-crashed")
+_AGAIN = ("episodes are done and kept. Continue:", "safevla eval --resume --out ")
 _LOST = ("policy server", "With a server there again:", "--resume --out ", "--retry-crashed")
 _FULL = ("What is finished is kept. Mend that, and go on: ",)
 CRASHED = Ending(4, RETRY, _CRASHED, (1,))

@@ -15,6 +15,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ray
@@ -258,9 +259,11 @@ def test_memory_that_grows_is_a_reason_to_replace_an_actor():
             def remote():
                 return None
 
-    actor = actors.ActorHandle(None, Handle, 9, iter(()))
+    ray = SimpleNamespace(get=lambda reply: reply, exceptions=SimpleNamespace(RayError=OSError))
+    actor = actors.ActorHandle(ray, Handle, 9, iter(()))
     for resident, spent in ((0, False), (10**9, False), (2 * 10**9, False), (10**9 + actors.LEAK_BYTES + 1, True)):
-        actor._check_leak(resident)
+        actor.asked = actors.ActorReply(None, resident)
+        actor.receive()
         assert actor.spent is spent
 
 
@@ -384,7 +387,7 @@ def test_a_cluster_of_its_own_says_no_more_than_the_command_even_where_every_act
     assert note == "note: no ray:ADDRESS and no RAY_ADDRESS: Ray is started on this machine"
     assert crash.startswith("crashed: held/fake/task_0/ep_000: its worker died in each of 2 attempts, at last after 0 ")
     assert count.startswith("1 episode crashed")
-    assert again.strip().startswith("safevla eval --record-only --resume")
+    assert again.strip().startswith("safevla eval --resume") and "--record-only" in again
 
 
 def test_ctrl_c_keeps_what_is_done_and_the_command_that_goes_on_names_the_engine(tmp_path, nodes):
