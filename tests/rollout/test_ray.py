@@ -387,7 +387,8 @@ def test_a_cluster_of_its_own_says_no_more_than_the_command_even_where_every_act
     assert note == "note: no ray:ADDRESS and no RAY_ADDRESS: Ray is started on this machine"
     assert crash.startswith("crashed: held/fake/task_0/ep_000: its worker died in each of 2 attempts, at last after 0 ")
     assert count.startswith("1 episode crashed")
-    assert again.strip().startswith("safevla eval --resume") and "--record-only" in again
+    assert again.strip().startswith("safevla eval --resume")
+    assert "--record-only" in again
 
 
 def test_ctrl_c_keeps_what_is_done_and_the_command_that_goes_on_names_the_engine(tmp_path, nodes):
