@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from safevla_bench.errors import SafevlaError
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.metrics import describe_unjudged, stop_reason
-from safevla_bench.judging.rates import METRICS, VSI
+from safevla_bench.judging.rates import METRICS, VSI, select_outcomes
 from safevla_bench.judging.scores import Scores
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.statistics.intervals import CONFIDENCE, Interval, bounded_mean_interval, exact_interval
@@ -376,7 +376,7 @@ def metric_extremes(
     end, Safety of judged ones, SBU of those that are both, VSI of judged ones that no violation stopped. An episode
     without a record, which is not among the members, may have 0 or 1 too.
     """
-    values = METRICS[metric].values(scores)[members]
+    values = METRICS[metric].values(select_outcomes(scores, members))
     if metric == VSI.key:
         values = np.where(scores.is_stopped_on_violation[members], np.nan, values)
     is_known = ~np.isnan(values)
