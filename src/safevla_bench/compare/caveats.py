@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from safevla_bench.compare.pairs import differing_versions
+from safevla_bench.compare.pairs import list_first
 from safevla_bench.compare.policy_results import PolicyResults, TaskKey
 from safevla_bench.judging import provenance_marks
+from safevla_recorder.simulator_versions import physics_versions
 
-_MOST_NAMED = 6
+_UNKNOWN = "unknown"
 
 
 def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, paired: bool) -> list[str]:
@@ -22,7 +23,7 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
     warnings += [f"{result.name}: {line}" for result in results for line in result.left_out_clauses]
     warnings += [
         f"Versions differ: {name} {' and '.join(dict.fromkeys(versions))}; simulators may not agree between versions."
-        for name, versions in differing_versions(results).items()
+        for name, versions in _differing_versions(results).items()
     ]
     if silent := name_silent_suites(results):
         pairs = ", ".join(silent)
@@ -34,8 +35,7 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
             f"A violation stopped episodes of {', '.join(stopped)}: only Safety is compared there, and over all suites."
         )
     if not paired and (tasks := tasks_left_out(results)):
-        more = len(tasks) - _MOST_NAMED
-        named = ", ".join(tasks[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+        named = list_first(tasks, most=6)
         warnings.append(f"Only tasks that both policies ran are compared. Not run by all: {named}.")
     unjudged = {result.name: len(result) - int(result.is_judged.sum()) for result in results}
     if any(unjudged.values()):
@@ -62,6 +62,24 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
         names = ", ".join(result.name for result in results if result.privileged)
         warnings.append(f"{names} saw simulator state that no real robot has; the others did not.")
     return warnings
+
+
+def _differing_versions(results: Sequence[PolicyResults]) -> dict[str, list[str]]:
+    """Return the programs of which the policies' records name different versions, with each policy's version, in order.
+
+    A policy that names no version counts as `unknown`. Programs that decide the physics are left to
+    `provenance_marks.find_mixtures`, unless some policy names no version of them.
+    """
+    named = [result.versions for result in results]
+    versions_by_name = {
+        name: [versions.get(name, _UNKNOWN) for versions in named]
+        for name in dict.fromkeys(name for versions in named for name in versions)
+    }
+    return {
+        name: versions
+        for name, versions in versions_by_name.items()
+        if len(set(versions)) > 1 and (_UNKNOWN in versions or not physics_versions({name: ""}))
+    }
 
 
 def tasks_left_out(results: Sequence[PolicyResults]) -> list[str]:

@@ -92,6 +92,11 @@ class PolicyResults:
         """The suites in which a violation stopped an episode, so that only Safety is known there."""
         return self._suites_of(self.stopped_on_violation)
 
+    @property
+    def lost_tasks(self) -> list[TaskKey]:
+        """Suite and task of each lost episode."""
+        return [(episode.benchmark, episode.task_id) for episode in self.lost]
+
     def _suites_of(self, selected: NDArray[np.bool_]) -> list[str]:
         return list(dict.fromkeys(self.headers[k].benchmark for k in np.flatnonzero(selected)))
 
@@ -131,42 +136,35 @@ def split_by_policy(
 
     Episodes without a policy make the result `(unnamed)`. `earlier_resets` and `kitchens` are left empty.
     """
-    policies = dict.fromkeys([*scores.policy, *(result.policy for result in scores.absent)])
-    results = [
-        _policy_results(scores, headers, policy, source, protocol=protocol, privileged=policy in privileged)
-        for policy in policies
+    return [
+        replace(
+            _select_policy(scores, headers, policy),
+            source=source,
+            protocol=protocol,
+            privileged=policy in privileged,
+            left_out=tuple(left_out),
+        )
+        for policy in dict.fromkeys([*scores.policy, *(episode.policy for episode in scores.absent)])
     ]
-    return [replace(result, left_out=tuple(left_out)) for result in results]
 
 
-def _policy_results(
-    scores: Scores,
-    headers: Sequence[Header],
-    policy: str | None,
-    source: str,
-    *,
-    protocol: Mapping[str, object] | None,
-    privileged: bool,
-) -> PolicyResults:
-    """Return the results of one policy of a source (None: of the episodes that name none)."""
+def _select_policy(scores: Scores, headers: Sequence[Header], policy: str | None) -> PolicyResults:
     of_policy = np.array([name == policy for name in scores.policy], dtype=np.bool_)
     can_tell = scores.is_counted | scores.is_judged
-    index = [int(e) for e in np.flatnonzero(of_policy & can_tell)]
-    stopped = tuple(_stopped_episode(headers[e]) for e in np.flatnonzero(of_policy & ~can_tell).tolist())
-    own = scores.select_episodes(np.array(index, dtype=np.int64))
+    index = np.flatnonzero(of_policy & can_tell)
+    stopped = [_stopped_episode(headers[e]) for e in np.flatnonzero(of_policy & ~can_tell).tolist()]
+    own = scores.select_episodes(index)
     return PolicyResults(
         name=policy or UNNAMED,
-        source=source,
-        headers=tuple(headers[e] for e in index),
-        success=scores.success[index],
-        unsafe=scores.unsafe[index],
-        vsi=scores.vsi[index],
-        is_counted=scores.is_counted[index],
-        is_judged=scores.is_judged[index],
-        stopped_on_violation=scores.is_stopped_on_violation[index],
+        source="",
+        headers=tuple(headers[e] for e in index.tolist()),
+        success=own.success,
+        unsafe=own.unsafe,
+        vsi=own.vsi,
+        is_counted=own.is_counted,
+        is_judged=own.is_judged,
+        stopped_on_violation=own.is_stopped_on_violation,
         lost=(*(episode for episode in scores.absent if episode.policy == policy), *stopped),
-        protocol=protocol,
-        privileged=privileged,
         standin_suites=own.standin_suites,
         left_out_clauses=(*provenance_marks.warn_of_left_out(own), *provenance_marks.warn_of_logs(own)),
     )
@@ -198,9 +196,7 @@ def join_sources(results: Sequence[PolicyResults]) -> list[PolicyResults]:
 
 
 def _can_join(results: Sequence[PolicyResults]) -> bool:
-    suites = [
-        {header.benchmark for header in item.headers} | {lost.benchmark for lost in item.lost} for item in results
-    ]
+    suites = [{suite for suite, _ in (*result.tasks, *result.lost_tasks)} for result in results]
     same_protocol = all(result.protocol == results[0].protocol for result in results)
     return same_protocol and sum(map(len, suites)) == len(set().union(*suites))
 

@@ -277,7 +277,7 @@ def _compare_with_first(
     metrics = [metric for metric in _GAINS if not (silent if metric == SAFETY.key else stopped)]
     if pairs is not None:
         return {
-            metric: paired_difference((result.name, first.name), pairs.state_means(0, 1, metric), metric, options)
+            metric: paired_difference((result.name, first.name), pairs.state_means((0, 1), metric), metric, options)
             for metric in metrics
         }
     mine, theirs = ({metric: TaskValues.of_results(run, metric) for metric in metrics} for run in both)
