@@ -14,9 +14,10 @@ from report.scenes import joined, verdicts
 from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.compare.difference import ComparisonOptions
 from safevla_bench.compare.policy_results import split_by_policy as split
-from safevla_bench.compare.series import compare_series, find_series, read_label
+from safevla_bench.compare.series import NUMBERS, compare_series, find_series, read_label
 from safevla_bench.errors import RunError
 from safevla_bench.judging.metrics import aggregate, cells
+from safevla_bench.judging.rates import SAFETY, SR
 from safevla_bench.judging.scores import NO_VERDICT
 from safevla_bench.report.tables.series import describe_series, series_table
 from safevla_bench.trajectory.header import Header
@@ -123,9 +124,8 @@ def test_numbers_are_those_of_the_cells_and_pooled_those_of_all_episodes():
         for point in curve.points:
             own = [run for run in runs if run.policy[0] == point.policy]
             cell = aggregate(joined(*own)) if curve.suite is None else all_cells[point.policy, curve.suite]
-            rates = {name: cell.rates[name] for name in ("sr", "safety", "sbu")}
-            assert {"sr": point.sr, "safety": point.safety, "sbu": point.sbu} == rates
-            assert (point.vsi, point.n) == (cell.means["vsi"], cell.n)
+            assert point.numbers == {metric: cell.number(metric) for metric in NUMBERS}
+            assert point.n == cell.n
 
 
 def test_gains_are_the_comparisons_with_the_first_at_a_level_that_all_share():
@@ -136,14 +136,14 @@ def test_gains_are_the_comparisons_with_the_first_at_a_level_that_all_share():
     options = ComparisonOptions(metrics=("sr", "safety"), confidence=curve.confidence)
     for point, other in zip(curve.points[1:], (middle, last), strict=True):
         sr, safety = compare_policies([other, first], options).scopes[-1].metrics
-        for gain, metric in ((point.sr_gain, sr), (point.safety_gain, safety)):
+        for gain, metric in ((point.gains[SR], sr), (point.gains[SAFETY], safety)):
             (expected,) = metric.differences
             assert (gain.difference, gain.ci, gain.ci_by_task) == (
                 expected.difference,
                 expected.ci,
                 expected.ci_by_task,
             )
-    assert curve.points[0].sr_gain is None
+    assert curve.points[0].gains == {}
 
 
 def test_the_order_of_sources_changes_nothing():
@@ -157,7 +157,7 @@ def test_what_has_no_verdict_is_a_dash_and_never_a_zero():
         for run in (checkpoint("1", 0.1, 1.0), checkpoint("2", 0.9, 1.0))
     ]
     compared = compare_series(results(*silent))
-    assert compared.curves[0].points[1].safety.value is None
+    assert compared.curves[0].points[1].numbers[SAFETY].value is None
     row = series_table(compared).rows[1]
     assert [cell.text for cell in row[3:6]] == ["—"] * 3
     assert NO_VERDICT in row[3].detail
@@ -204,7 +204,7 @@ def test_a_safety_that_alone_rises_is_found_where_success_has_risen_nowhere():
     first, last = results(checkpoint("1", 0.3, 0.3), checkpoint("2", 0.5, 0.62))
     (curve,) = compare_series([first, last]).curves
     gains = curve.points[1]
-    assert gains.safety_gain.ci[0] > 0
+    assert gains.gains[SAFETY].ci[0] > 0
     said = told(checkpoint("1", 0.3, 0.3), checkpoint("2", 0.5, 0.62))
     assert "On these tasks Safety is above that of 1 at 2." in said
 
@@ -242,7 +242,7 @@ def test_runs_of_other_episodes_are_warned_of_and_compared_on_common_tasks():
     compared = compare_series(results(checkpoint("1", 0.1, 0.5), checkpoint("2", 0.9, 0.5, tasks=5)))
     assert "did not run the same episodes (1 100 of 10 tasks, 2 50 of 5 tasks)" in compared.warnings[0]
     assert not compared.curves[0].paired
-    assert compared.curves[0].points[1].sr_gain.tasks == 5
+    assert compared.curves[0].points[1].gains[SR].tasks == 5
 
 
 def test_a_suite_that_only_one_series_ran_is_not_pooled_with_others():

@@ -12,8 +12,8 @@ from itertools import groupby
 
 from safevla_bench.compare.comparison import Comparison
 from safevla_bench.compare.difference import Difference
-from safevla_bench.compare.series import SeriesComparison, SeriesCurve
-from safevla_bench.judging.rates import Rate
+from safevla_bench.compare.series import NUMBERS, SeriesComparison, SeriesCurve
+from safevla_bench.judging.rates import SAFETY, SBU, SR, Metric, Rate
 from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.sensitivity.curves import SensitivityCurve, ThresholdSweep
 from safevla_bench.text import append_unit, display_unit, format_compact, format_fixed, format_significant
@@ -122,8 +122,6 @@ def _format_safety(rate: Rate) -> str:
 
 # Series of runs
 
-PANELS = (("SR (%)", "sr", 100.0), ("Safety (%)", "safety", 100.0), ("SBU (%)", "sbu", 100.0), ("VSI", "vsi", 1.0))
-"""Title, name and greatest value of each panel."""
 POOLED = "all suites"
 _LOG_SPAN = 50
 """From this ratio of the greatest number to the least on, the axis is logarithmic."""
@@ -145,18 +143,22 @@ class SeriesMark:
     high: float
 
 
-def curve_marks(curve: SeriesCurve, name: str) -> list[SeriesMark]:
-    """Return a mark for each run in which the number `name` (sr, safety, sbu, vsi) is known; rates in percent.
+def panel_title(metric: Metric) -> str:
+    """Return the title of a metric's panel: its label, with the unit in parentheses."""
+    return f"{metric.label} ({metric.unit})" if metric.unit else metric.label
+
+
+def curve_marks(curve: SeriesCurve, metric: Metric) -> list[SeriesMark]:
+    """Return a mark for each run in which the metric is known, in the unit printed; rates in percent.
 
     A value without an interval is its own interval.
     """
-    scale = 1.0 if name == "vsi" else 100.0
     marks = []
     for point in curve.points:
-        number = getattr(point, name)
+        number = point.numbers[metric]
         if number.value is not None:
             low, high = number.ci or (number.value, number.value)
-            marks.append(SeriesMark(point.label, scale * number.value, scale * low, scale * high))
+            marks.append(SeriesMark(point.label, *(metric.scale * end for end in (number.value, low, high))))
     return marks
 
 
@@ -212,18 +214,16 @@ def format_label(label: float) -> str:
 def draw_series_charts(compared: SeriesComparison) -> dict[str, list[CurveChart]]:
     """Return suite -> its charts of SR, Safety, SBU and VSI, `all suites` pooled last where there are several."""
     return {
-        suite or POOLED: [_draw_series(compared, compared.select_suite(suite), *panel) for panel in PANELS]
+        suite or POOLED: [_draw_series(compared, compared.select_suite(suite), metric) for metric in NUMBERS]
         for suite in compared.suites
     }
 
 
-def _draw_series(
-    compared: SeriesComparison, curves: Sequence[SeriesCurve], title: str, name: str, top: float
-) -> CurveChart:
-    axis = SeriesAxis.of_curves(compared.curves)
-    marked_curves = [(curve, curve_marks(curve, name)) for curve in curves]
+def _draw_series(compared: SeriesComparison, curves: Sequence[SeriesCurve], metric: Metric) -> CurveChart:
+    axis, top = SeriesAxis.of_curves(compared.curves), float(metric.scale)
+    marked_curves = [(curve, curve_marks(curve, metric)) for curve in curves]
     return CurveChart(
-        title=title,
+        title=panel_title(metric),
         lines=tuple(_series_line(axis, compared.series, curve, marks, top) for curve, marks in marked_curves),
         grid=tuple((format_compact(value), _format_down(value, top)) for value in (top, top / 2, 0.0)),
         ticks=tuple((format_label(tick), format_fixed(100 * _place(axis, tick), 2)) for tick in axis.ticks),
@@ -282,7 +282,7 @@ class DifferenceBar:
 def draw_bars(comparison: Comparison) -> list[DifferenceBar]:
     """Return the known differences of SR, Safety and SBU by suite for two policies; of pooled Safety for several."""
     if len(comparison.policies) == 2:
-        names = {"sr": "SR", "safety": "Safety", "sbu": "SBU"}
+        names = {metric.key: metric.label for metric in (SR, SAFETY, SBU)}
         bars = [
             _draw_bar(
                 metric.differences[0],
@@ -296,9 +296,9 @@ def draw_bars(comparison: Comparison) -> list[DifferenceBar]:
         ]
     else:
         bars = [
-            _draw_bar(difference, difference.first, f"minus {difference.second}", "safety")
+            _draw_bar(difference, difference.first, f"minus {difference.second}", SAFETY.key)
             for metric in comparison.scopes[-1].metrics
-            if metric.metric == "safety"
+            if metric.metric == SAFETY.key
             for difference in metric.differences
         ]
     return [bar for bar in bars if bar is not None]

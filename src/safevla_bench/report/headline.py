@@ -14,7 +14,7 @@ from safevla_bench.compare.comparison import Comparison
 from safevla_bench.compare.difference import Difference, least_tasks
 from safevla_bench.judging.baseline import NOOP
 from safevla_bench.judging.metrics import Summary, describe_clean_bound, describe_unjudged, has_verdict
-from safevla_bench.judging.rates import UNSAFE_SUCCESS, Rate
+from safevla_bench.judging.rates import SAFETY, SR, UNSAFE_SUCCESS, Rate
 from safevla_bench.judging.scores import NO_VERDICT, Scores
 from safevla_bench.report.curve_charts import format_points
 from safevla_bench.report.tables.table import policy_name
@@ -118,7 +118,7 @@ def _safety_by_policy(cells: Sequence[Summary]) -> dict[str, Rate]:
     for cell in (cell for cell in cells if has_verdict(cell)):
         name = policy_name(cell)
         before = rates.get(name, Rate.of(0, 0))
-        cell_rate = cell.rates["safety"]
+        cell_rate = cell.rates[SAFETY.key]
         rates[name] = Rate.of(before.count + cell_rate.count, before.n + cell_rate.n)
     short_names = {shorten_name(name): rate for name, rate in rates.items()}
     return short_names if len(short_names) == len(rates) else rates
@@ -177,7 +177,7 @@ def _unsafe_success_sentence(cells: Sequence[Summary]) -> str:
     }
     known = {name: rate for name, rate in sums.items() if rate.n}
     if not known:
-        return "" if any(cell.rates["sr"].count for cell in judged) else "No episode succeeded."
+        return "" if any(cell.rates[SR.key].count for cell in judged) else "No episode succeeded."
     successes = _count_noun(sum(rate.n for rate in known.values()), "success", "es")
     if not any(rate.count for rate in known.values()):
         return f"None of the {successes} was unsafe."
@@ -192,7 +192,7 @@ def _difference_sentence(comparison: Comparison | None) -> str:
     """Return whether two policies other than `noop` are told apart in pooled Safety; "" where that is not known."""
     if comparison is None or len(comparison.policies) != 2 or NOOP in comparison.policies:
         return ""
-    safety_metrics = [metric for metric in comparison.scopes[-1].metrics if metric.metric == "safety"]
+    safety_metrics = [metric for metric in comparison.scopes[-1].metrics if metric.metric == SAFETY.key]
     if not safety_metrics:  # some cell has no verdict
         return ""
     (difference,) = safety_metrics[0].differences

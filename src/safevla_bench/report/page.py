@@ -19,12 +19,12 @@ from safevla_bench.report.analysis import Analysis
 from safevla_bench.report.episode_table import ENDINGS, MOST_DRAWN, batch_places, build_episode_table
 from safevla_bench.report.headline import Headline, build_headline, describe_mixture
 from safevla_bench.report.paired_episodes import find_shared_states, paired_indices
-from safevla_bench.report.tables import comparison, exposure, notices, sensitivity
+from safevla_bench.report.tables import comparison, notices, sensitivity
 from safevla_bench.report.tables.cells import Roster, headline_table, torque_note
-from safevla_bench.report.tables.host_means import host_mean_table
+from safevla_bench.report.tables.sensitivity import host_mean_table
 from safevla_bench.report.tables.series import describe_series, series_table
 from safevla_bench.report.tables.table import policy_name
-from safevla_bench.report.tables.violations import body_tables
+from safevla_bench.report.tables.violations import body_tables, exposure_tables
 from safevla_bench.text import (
     NO_VALUE,
     append_unit,
@@ -151,7 +151,7 @@ def _describe_opening(
 
 
 def _describe_violations(scores: Scores, summaries: Sequence[Summary], analysis: Analysis) -> sections.Violations:
-    exposures = exposure.exposure_tables(analysis.exposures, analysis.force_threshold_n) if analysis.exposures else ()
+    exposures = exposure_tables(analysis.exposures, analysis.force_threshold_n) if analysis.exposures else ()
     return sections.Violations(
         cells=[sections.summarize_violations(cell) for cell in summaries if cell.n or cell.judged],
         torque_note=torque_note(summaries),

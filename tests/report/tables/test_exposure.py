@@ -10,14 +10,14 @@ from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.outputs import measure_cell_exposures
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.report.render.text import render_text
-from safevla_bench.report.tables import exposure
+from safevla_bench.report.tables import violations
 from safevla_bench.trajectory.batch import concatenate_batches
 from safevla_bench.trajectory.single_episode import empty_batch
 
 
 def shown(batch):
     spent, scores = measured(batch, missing="deactivate")
-    return exposure.exposure_tables(summarize_exposure(spent, scores), spent.force_threshold_n)
+    return violations.exposure_tables(summarize_exposure(spent, scores), spent.force_threshold_n)
 
 
 def cells(table, row):

@@ -7,7 +7,7 @@ import pytest
 from safevla_bench.judging.rates import Mean, Rate
 from safevla_bench.report.published import PAPER, load_published
 from safevla_bench.report.tables.cells import Roster
-from safevla_bench.report.tables.host_means import AUXILIARY, host_mean_table, host_means, mean_documents
+from safevla_bench.report.tables.sensitivity import AUXILIARY, host_mean_table, host_means, mean_documents
 from safevla_bench.report.tables.table import Table
 from safevla_bench.sensitivity.curves import SensitivityCurve, ThresholdAblation, VariantRates
 from safevla_bench.sensitivity.variants import ThresholdVariant, paper_variants

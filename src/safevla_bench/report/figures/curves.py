@@ -12,13 +12,14 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 
-from safevla_bench.compare.series import SeriesComparison, SeriesCurve
-from safevla_bench.judging.rates import Rate
-from safevla_bench.report.curve_charts import PANELS, POOLED, SeriesAxis, curve_marks, format_label
+from safevla_bench.compare.series import NUMBERS, SeriesComparison, SeriesCurve
+from safevla_bench.judging.rates import SAFETY, SBU, Metric, Rate
+from safevla_bench.report.curve_charts import POOLED, SeriesAxis, curve_marks, format_label, panel_title
 from safevla_bench.report.figures.sheet import KeyEntry, PanelGrid, draw_grid, draw_panels, format_episode_range
 from safevla_bench.report.figures.style import INK, figure_style, series_colour, series_dash, series_marker
+from safevla_bench.report.tables.series import has_bootstrap
 from safevla_bench.report.tables.table import UNNAMED
-from safevla_bench.sensitivity.curves import SensitivityCurve, ThresholdSweep
+from safevla_bench.sensitivity.curves import ThresholdSweep
 from safevla_bench.specs.spec import Library
 from safevla_bench.text import display_unit, format_compact
 
@@ -36,11 +37,15 @@ def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
     thresholds = [scale * sweep.thresholds[k] for k in order]
     counted = [cell for cell in sweep.curves if cell.n and thresholds]
     policies = list(dict.fromkeys(cell.policy or UNNAMED for cell in counted))
+    suites = dict.fromkeys(cell.suite for cell in counted)
     panels = [
-        (f"{title}, {suite}", [(policies.index(cell.policy or UNNAMED), rates)
-                               for cell, rates in _sweep_rates(counted, suite, name, order)])
-        for suite in dict.fromkeys(cell.suite for cell in counted)
-        for title, name in (("Safety", "safety"), ("SBU", "sbu"))
+        (f"{metric.label}, {suite}", [
+            (policies.index(cell.policy or UNNAMED), [getattr(cell.points[k], metric.key) for k in order])
+            for cell in counted
+            if cell.suite == suite
+        ])
+        for suite in suites
+        for metric in (SAFETY, SBU)
     ]  # fmt: skip
     shown_anchors = {scale * x: 0.6 if k else 0.9 for k, x in enumerate(anchors) if _is_within(scale * x, thresholds)}
     counts = [max(rate.n for rate in rates) for _, curves in panels for _, rates in curves]
@@ -65,12 +70,6 @@ def _registered_thresholds(library: Library, spec_ids: Sequence[str]) -> list[fl
 
 def _is_within(value: float, thresholds: Sequence[float]) -> bool:
     return bool(thresholds) and thresholds[0] <= value <= thresholds[-1]
-
-
-def _sweep_rates(
-    cells: Iterable[SensitivityCurve], suite: str, name: str, order: Sequence[int]
-) -> list[tuple[SensitivityCurve, list[Rate]]]:
-    return [(cell, [getattr(cell.points[k], name) for k in order]) for cell in cells if cell.suite == suite]
 
 
 def percent_band(rates: Sequence[Rate]) -> NDArray[np.float64]:
@@ -120,11 +119,11 @@ def draw_series(compared: SeriesComparison, across: str = "") -> Figure:
 
     `across` says what the numbers are, such as "Training steps". Without a run the figure says so.
     """
-    axis = SeriesAxis.of_curves(compared.curves)
+    axis, several_suites = SeriesAxis.of_curves(compared.curves), len(compared.suites) > 1
     panels = [
-        (f"{title}, {suite or POOLED}" if len(compared.suites) > 1 else title, compared.select_suite(suite), name, top)
+        (panel_title(metric) + (f", {suite or POOLED}" if several_suites else ""), compared.select_suite(suite), metric)
         for suite in compared.suites
-        for title, name, top in PANELS
+        for metric in NUMBERS
         if axis.labels
     ]
     across = (across or "Number in the run's name") + (" (logarithmic)" if axis.is_logarithmic else "")
@@ -142,10 +141,10 @@ def draw_series(compared: SeriesComparison, across: str = "") -> Figure:
 
 
 def _draw_series_panel(
-    axes: Axes, axis: SeriesAxis, names: Sequence[str], curves: Sequence[SeriesCurve], number: str, top: float
+    axes: Axes, axis: SeriesAxis, names: Sequence[str], curves: Sequence[SeriesCurve], metric: Metric
 ) -> None:
-    """Draw a number of each run of the curves, from 0 to `top`; without any value the panel says `not known`."""
-    marked = [_draw_curve(axes, curve, number, names) for curve in curves]
+    """Draw a metric of each run of the curves; without any value the panel says `not known`."""
+    marked, top = [_draw_curve(axes, curve, metric, names) for curve in curves], float(metric.scale)
     if not any(marked):
         axes.text(0.5, 0.5, "not known", transform=axes.transAxes, ha="center", va="center")
     first, last = axis.labels[0], axis.labels[-1]
@@ -163,9 +162,9 @@ def _draw_series_panel(
     draw_grid(axes)
 
 
-def _draw_curve(axes: Axes, curve: SeriesCurve, number: str, names: Sequence[str]) -> bool:
-    """Draw one series, set aside from its neighbours; return whether any of its runs has the number."""
-    marks, series = curve_marks(curve, number), names.index(curve.series)
+def _draw_curve(axes: Axes, curve: SeriesCurve, metric: Metric, names: Sequence[str]) -> bool:
+    """Draw one series, set aside from its neighbours; return whether any of its runs has the metric."""
+    marks, series = curve_marks(curve, metric), names.index(curve.series)
     ink = series_colour(series)
     aside = ScaledTranslation((series - (len(names) - 1) / 2) * _DODGE_PT / 72, 0, axes.figure.dpi_scale_trans)
     plot = partial(axes.plot, color=ink, transform=axes.transData + aside, clip_on=False)
@@ -181,7 +180,7 @@ def _draw_curve(axes: Axes, curve: SeriesCurve, number: str, names: Sequence[str
 
 def _series_note(compared: SeriesComparison) -> str:
     points = [point for curve in compared.curves for point in curve.points]
-    bootstrap = any(point.vsi.bootstrap for point in points)
+    bootstrap = any(has_bootstrap(point) for point in points)
     kind = "percentile bootstrap for VSI" if bootstrap else "for VSI one that holds for any severities"
     episodes = format_episode_range([point.n for point in points])
     note = f"Bars: 95 % intervals of each run alone (Wilson; {kind}); a run has {episodes}."

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.baseline import NOOP
 from safevla_bench.judging.metrics import Summary, has_verdict
-from safevla_bench.judging.rates import Rate
+from safevla_bench.judging.rates import SAFETY, SR, Metric, Rate
 from safevla_bench.report.figures.sheet import (
     KeyEntry,
     PanelGrid,
@@ -143,8 +143,8 @@ def _pool_cells(title: str, cells: Iterable[Summary], policies: Sequence[str]) -
         TradeoffPoint(
             policies.index(name),
             sum(cell.n for cell in policy_cells),
-            _pooled_estimate(policy_cells, "sr"),
-            _pooled_estimate(policy_cells, "safety"),
+            _pooled_estimate(policy_cells, SR),
+            _pooled_estimate(policy_cells, SAFETY),
             marker=policies.index(name),
         )
         for name, policy_cells in judged_cells.items()
@@ -164,8 +164,8 @@ def _acting_frontier(points: Sequence[TradeoffPoint], policies: Sequence[str]) -
     return pareto_frontier(corners) if len(corners) > 1 else ()
 
 
-def _pooled_estimate(cells: Sequence[Summary], name: str) -> PercentEstimate:
-    rates = [cell.rates[name] for cell in cells]
+def _pooled_estimate(cells: Sequence[Summary], metric: Metric) -> PercentEstimate:
+    rates = [cell.rates[metric.key] for cell in cells]
     pooled = Rate.of(sum(rate.count for rate in rates), sum(rate.n for rate in rates))
     assert pooled.value is not None
     assert pooled.ci is not None
