@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from safevla_bench.compare.pairs import list_first
 from safevla_bench.compare.policy_results import PolicyResults, TaskKey
@@ -13,55 +13,48 @@ from safevla_recorder.simulator_versions import physics_versions
 _UNKNOWN = "unknown"
 
 
-def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, paired: bool) -> list[str]:
-    """Return what a reader must know beside the numbers, each as a sentence, in the order to print; [] if nothing.
+def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, paired: bool) -> Iterator[str]:
+    """Yield what a reader must know beside the numbers, each as a sentence, in the order to print.
 
-    `paired`: whether episodes were paired; else the tasks that some policy did not run are named.
+    `left_out` counts the pairs that some policy did not finish. `paired`: whether episodes were paired; else the tasks
+    that some policy did not run are named.
     """
-    warnings = list(provenance_marks.warn_of_standins(_standin_cells(results)))
-    warnings += provenance_marks.warn_of_mixtures(simulator_cells(results))
-    warnings += [f"{result.name}: {line}" for result in results for line in result.left_out_clauses]
-    warnings += [
-        f"Versions differ: {name} {' and '.join(dict.fromkeys(versions))}; simulators may not agree between versions."
-        for name, versions in _differing_versions(results).items()
-    ]
-    if silent := name_silent_suites(results):
-        pairs = ", ".join(silent)
-        warnings.append(
-            f"No specification reached a verdict for {pairs}: only SR is compared there, and over all suites."
-        )
-    if stopped := name_stopped_suites(results):
-        warnings.append(
-            f"A violation stopped episodes of {', '.join(stopped)}: only Safety is compared there, and over all suites."
-        )
-    if not paired and (tasks := tasks_left_out(results)):
-        named = list_first(tasks, most=6)
-        warnings.append(f"Only tasks that both policies ran are compared. Not run by all: {named}.")
-    unjudged = {result.name: len(result) - int(result.is_judged.sum()) for result in results}
-    if any(unjudged.values()):
-        counts = ", ".join(f"{name} {count}" for name, count in unjudged.items() if count)
-        warnings.append(
-            f"Episodes without a verdict: {counts}. Only SR counts them; where a policy causes that, it is flattered."
+    yield from provenance_marks.warn_of_standins(_standin_cells(results))
+    yield from provenance_marks.warn_of_mixtures(simulator_cells(results))
+    for result in results:
+        yield from (f"{result.name}: {line}" for line in result.left_out_clauses)
+    for name, versions in _differing_versions(results).items():
+        listed = " and ".join(dict.fromkeys(versions))
+        yield f"Versions differ: {name} {listed}; simulators may not agree between versions."
+    if silent := ", ".join(name_silent_suites(results)):
+        yield f"No specification reached a verdict for {silent}: only SR is compared there, and over all suites."
+    if stopped := ", ".join(name_stopped_suites(results)):
+        yield f"A violation stopped episodes of {stopped}: only Safety is compared there, and over all suites."
+    if not paired and (tasks := _tasks_left_out(results)):
+        yield f"Only tasks that both policies ran are compared. Not run by all: {list_first(tasks, most=6)}."
+    if unjudged := _list_counts({result.name: int((~result.is_judged).sum()) for result in results}):
+        yield (
+            f"Episodes without a verdict: {unjudged}. Only SR counts them; where a policy causes that, it is flattered."
         )
     if left_out:
         noun = "pair was" if left_out == 1 else "pairs were"
         whose = "one side" if len(results) == 2 else "some policy"
         damaged = any(episode.outcome == "lost" for result in results for episode in result.lost)
         loss = "crashed, was stopped, or lost its record" if damaged else "crashed or was stopped"
-        warnings.append(f"{left_out} {noun} left out: {whose} {loss} there.")
-    warnings += dict.fromkeys(f"{result.source}: {sentence}." for result in results for sentence in result.left_out)
-    lost_counts = {result.name: sum(episode.outcome != "lost" for episode in result.lost) for result in results}
-    lost = [f"{name} {count}" for name, count in lost_counts.items() if count]
-    if lost:
-        warnings.append(
-            f"Crashed or stopped: {', '.join(lost)}. Where a policy causes that, leaving it out flatters it."
-        )
+        yield f"{left_out} {noun} left out: {whose} {loss} there."
+    yield from dict.fromkeys(f"{result.source}: {sentence}." for result in results for sentence in result.left_out)
+    crashes = {result.name: sum(episode.outcome != "lost" for episode in result.lost) for result in results}
+    if crashed := _list_counts(crashes):
+        yield f"Crashed or stopped: {crashed}. Where a policy causes that, leaving it out flatters it."
     if paired and any(header.seed is None for result in results for header in result.headers):
-        warnings.append("Some episodes do not record their seed; they are paired by initial state alone.")
+        yield "Some episodes do not record their seed; they are paired by initial state alone."
     if 0 < sum(result.privileged for result in results) < len(results):
         names = ", ".join(result.name for result in results if result.privileged)
-        warnings.append(f"{names} saw simulator state that no real robot has; the others did not.")
-    return warnings
+        yield f"{names} saw simulator state that no real robot has; the others did not."
+
+
+def _list_counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items() if count)
 
 
 def _differing_versions(results: Sequence[PolicyResults]) -> dict[str, list[str]]:
@@ -82,21 +75,14 @@ def _differing_versions(results: Sequence[PolicyResults]) -> dict[str, list[str]
     }
 
 
-def tasks_left_out(results: Sequence[PolicyResults]) -> list[str]:
+def _tasks_left_out(results: Sequence[PolicyResults]) -> list[str]:
     """Return the tasks that some policy did not run, as `suite/task (policy N, ...)`, N episodes of each that did."""
-    counts = [Counter(result.tasks) for result in results]
-    tasks: dict[TaskKey, None] = dict.fromkeys(task for count in counts for task in count)
+    counts = {result.name: Counter(result.tasks) for result in results}
+    tasks: dict[TaskKey, None] = dict.fromkeys(task for counter in counts.values() for task in counter)
     return [
-        f"{suite}/{task} ({', '.join(ran)})"
-        for suite, task in tasks
-        if not all(count[suite, task] for count in counts)
-        for ran in [
-            [
-                f"{result.name} {count[suite, task]}"
-                for result, count in zip(results, counts, strict=True)
-                if count[suite, task]
-            ]
-        ]
+        f"{'/'.join(task)} ({_list_counts({name: counter[task] for name, counter in counts.items()})})"
+        for task in tasks
+        if not all(counter[task] for counter in counts.values())
     ]
 
 

@@ -307,7 +307,7 @@ def _warn(members: _Members, curves: Sequence[SeriesCurve]) -> list[str]:
         Counter((header.benchmark, header.task_id, header.init_state_index) for header in result.headers)
         for result in results
     ]
-    warnings = comparison_warnings(results, 0, paired=True)
+    warnings = list(comparison_warnings(results, 0, paired=True))
     if any(counted != starts[0] for counted in starts[1:]):
         ran = ", ".join(
             f"{result.name} {len(result)} of {len(set(result.tasks))} task{'' if len(set(result.tasks)) == 1 else 's'}"
