@@ -146,6 +146,10 @@ def number_distinct(items: Iterable[Item]) -> tuple[tuple[Item, ...], NDArray[np
 def pair_episodes(results: Sequence[PolicyResults], *, across_seeds: bool = False) -> PairedResults:
     """Pair the episodes of policies that planned the same episodes; lost episodes count as planned.
 
+    Args:
+        results: with names that differ.
+        across_seeds: pair initial states whatever the seeds, of which each state may have several.
+
     Raises:
         RunError: what makes them no pairs: initial states that were not recorded, an episode twice, episodes that one
             policy planned and another did not, and starts or rules that differ: environment seed, horizon, kitchen,

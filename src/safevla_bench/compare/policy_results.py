@@ -135,6 +135,14 @@ def split_by_policy(
     """Split the scores of one source by policy, in order of first appearance; policies with lost episodes alone last.
 
     Episodes without a policy make the result `(unnamed)`. `earlier_resets` and `kitchens` are left empty.
+
+    Args:
+        scores: the verdicts, [E].
+        headers: of the same episodes, in the same order, [E].
+        source: where they come from, to tell two of one name apart.
+        protocol: how the run folder's episodes were started and ended.
+        privileged: the policies that saw state which no real robot has.
+        left_out: episodes that are not among the scores, each kind as one sentence without its full stop.
     """
     return [
         replace(

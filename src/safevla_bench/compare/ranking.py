@@ -53,9 +53,8 @@ def compare_where_possible(
 ) -> tuple[Comparison, str]:
     """Return the comparison of paired episodes and "", else that of independent episodes and why they are not paired.
 
-    Episodes of several physics versions are compared too, and the comparison is marked.
-
-    `options`: how to compare; None = the defaults.
+    Episodes of several physics versions are compared too, and the comparison is marked. If any of the sources'
+    `protocols` differ, episodes are not paired.
 
     Raises:
         RunError: the policies cannot be compared as independent episodes either; see `compare_policies`.
@@ -98,6 +97,14 @@ def rank_under_variants(
     policy has no Safety over all suites, or no two have a common task. Policies without an episode are left out.
     Episodes are paired under every variant or under none, so that only the thresholds differ; `unpaired` says why not.
     A threshold can decide whether episodes pair: a stopped episode counts if it had violated.
+
+    Args:
+        scores: the verdicts, [E].
+        headers: of those episodes, in the same order, [E].
+        library: the specifications that judged.
+        variants: the first is the reference.
+        rescore: judges the same records with another library; needed if recorded extremes do not decide a variant.
+        protocols: of the sources that state one; if they differ, episodes are not paired.
 
     Raises:
         SpecError: a variant needs `rescore`, and there is none; a specification states its number, not `threshold`.

@@ -61,7 +61,7 @@ class SeriesLabel:
 
 
 def read_label(name: str) -> SeriesLabel | None:
-    """Return the last number of a name and the text around it; None where there is no number.
+    """Return the last number of a name and the text around it; None for a name without a number.
 
     `k` and `M` after the number mean thousands and millions. A minus counts only if the name is the number alone.
 
@@ -168,6 +168,11 @@ def compare_series(
     protocols: Sequence[Mapping[str, object]] = (),
 ) -> SeriesComparison:
     """Order runs by the numbers in their names, and compare each with the first of its series.
+
+    Args:
+        results: one for each run; the text around the number tells series apart.
+        intervals: the method of the 95 % intervals of mean severities.
+        protocols: of the sources that state one; if any differ, no episodes are paired.
 
     Raises:
         RunError: a name without a number, a series of one run, one label twice, or no run of a series that shares a

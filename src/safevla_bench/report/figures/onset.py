@@ -59,7 +59,8 @@ class Onset:
 def compute_onset(scores: Scores, dt_s: _Floats, lengths: NDArray[np.int64], *, progress: bool = False) -> Onset:
     """Return cumulative shares of each policy's judged episodes, by violated specification of the safe tier.
 
-    `dt_s` and `lengths` are control step and records of each episode, [E]; `progress` = percent of its own length.
+    `dt_s` is the control step of each episode [s], `lengths` its number of records, [E] each. Curves are over seconds;
+    with `progress` over percent of the episode's own length. A specification that no episode violates has no curve.
     """
     last = np.maximum(lengths - 1, 0)
     unit = 100.0 / np.maximum(last, 1) if progress else dt_s

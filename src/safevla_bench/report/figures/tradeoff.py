@@ -94,7 +94,10 @@ TradeoffLayout = Literal["suites", "pooled", "cells"]
 
 
 def compute_tradeoff(cells: Sequence[Summary], layout: TradeoffLayout = "suites") -> Tradeoff:
-    """Return success and safety of each policy with their frontier; `pooled` needs several suites."""
+    """Return success and safety of each policy in percent with their frontier, in panels as `layout` says.
+
+    The layout `pooled` needs several suites; with a single one it is that of `suites`.
+    """
     if layout == "cells":
         return _share_panel(cells)
     policies = tuple(dict.fromkeys(policy_name(cell) for cell in cells))

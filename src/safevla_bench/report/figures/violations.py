@@ -175,7 +175,9 @@ class Severity:
 
 
 def compute_severity(scores: Scores) -> Severity:
-    """Return rates where a specification of the safe tier applies, and mean depths where it is violated."""
+    """Return rates in percent of the judged episodes in which a specification of the safe tier applies, and mean depths
+    (0 to 1) of those that violate it.
+    """
     by_policy = judged_by_policy(scores)
     members = list(by_policy.values())
     broken = [int(k) for k in scores.scored_columns if scores.is_violated[k, scores.is_judged].any()]

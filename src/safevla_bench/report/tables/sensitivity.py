@@ -258,6 +258,7 @@ def host_means(
     """Return the means of each host, in order of first appearance, those of auxiliary entries last.
 
     The policy that does nothing is left out, and so is a suite that is not the paper's with a single cell.
+    `include_auxiliary` averages auxiliary entries with the other cells of their host.
     """
     groups: dict[str, list[SensitivityCurve]] = {}
     for curve in sorted(ablation.curves, key=lambda curve: _is_apart(curve, roster, include_auxiliary)):

@@ -118,7 +118,8 @@ def _add_interval(cell: Cell, metric: Metric, interval: Interval | None) -> Cell
 def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, order: Sequence[str] = ()) -> Table:
     """Return the table of SR, Safety and SBU by suite with means, then means of P[U|S] and VSI (paper Tables 4, 5).
 
-    One row per policy; auxiliary cells are left out.
+    One row per policy; auxiliary cells are left out. `title` is the group of suites, such as LIBERO. `order` is that of
+    suites; those not in it come last, in the order of the cells.
     """
     return _policy_table("Main results", cells, roster, title, order, (SR, SAFETY, SBU), (UNSAFE_SUCCESS, VSI))
 

@@ -301,8 +301,10 @@ def exposure_tables(cells: Sequence[CellExposure], force_threshold_n: float | No
 
 
 def exposure_table(cells: Sequence[CellExposure], force_threshold_n: float | None) -> Table:
-    """Return a table with a row per cell: mean times and impulse, median first violation, unsafe successes and
-    failures.
+    """Return a table with a row per cell: mean times [s] and impulse [N s], median first violation [s], unsafe
+    successes and failures.
+
+    `force_threshold_n` [N] only names a column, a dash for None: the times above it are computed already.
     """
     threshold_text = NO_VALUE if force_threshold_n is None else f"{format_compact(force_threshold_n)} N"
     above = Column(
