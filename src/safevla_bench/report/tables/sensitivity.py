@@ -261,26 +261,22 @@ def host_means(
     `include_auxiliary` averages auxiliary entries with the other cells of their host.
     """
     groups: dict[str, list[SensitivityCurve]] = {}
-    for curve in sorted(ablation.curves, key=lambda curve: _is_apart(curve, roster, include_auxiliary)):
+    for curve in ablation.curves:
         if curve.policy != NOOP:
-            apart = _is_apart(curve, roster, include_auxiliary)
-            title = AUXILIARY if apart else suite_group(registry, curve.suite)
-            groups.setdefault(title, []).append(curve)
+            apart = not include_auxiliary and roster.is_auxiliary(curve)
+            groups.setdefault(AUXILIARY if apart else suite_group(registry, curve.suite), []).append(curve)
     return tuple(
-        _host_mean(title, curves, ablation, registry)
-        for title, curves in groups.items()
-        if len(curves) > 1 or published_suites(registry, title)
+        _host_mean(title, groups[title], ablation, registry)
+        for title in sorted(groups, key=lambda title: title == AUXILIARY)
+        if len(groups[title]) > 1 or published_suites(registry, title)
     )
-
-
-def _is_apart(curve: SensitivityCurve, roster: Roster, include_auxiliary: bool) -> bool:
-    return not include_auxiliary and roster.is_auxiliary(curve)
 
 
 def _host_mean(
     title: str, curves: Sequence[SensitivityCurve], ablation: ThresholdAblation, registry: Registry
 ) -> HostMean:
     suites = tuple(dict.fromkeys(curve.suite for curve in curves))
+    published = {row.name: row for row in load_published(PAPER).variants if HOST_TITLES[row.host] == title}
     return HostMean(
         title=title,
         policies=tuple(dict.fromkeys(curve.policy for curve in curves)),
@@ -289,23 +285,17 @@ def _host_mean(
             suite for suite, names in published_suites(registry, title).items() if not names & set(suites)
         ),
         cells=len(curves),
-        points=tuple(_average_points([curve.points[k] for curve in curves]) for k in range(len(ablation.variants))),
-        published=tuple(_published_row(title, variant.name) for variant in ablation.variants),
+        points=tuple(
+            {metric: _average([getattr(curve.points[k], metric.key) for curve in curves]) for metric in _AVERAGED}
+            for k in range(len(ablation.variants))
+        ),
+        published=tuple(published.get(variant.name) for variant in ablation.variants),
     )
 
 
-def _average_points(points: Sequence[VariantRates]) -> dict[Metric, ExactMean]:
-    return {metric: _average([exact_value(getattr(point, metric.key)) for point in points]) for metric in _AVERAGED}
-
-
-def _average(values: Sequence[Fraction | None]) -> ExactMean:
-    known = [value for value in values if value is not None]
+def _average(numbers: Sequence[Rate | Mean]) -> ExactMean:
+    known = [value for value in map(exact_value, numbers) if value is not None]
     return ExactMean(sum(known, Fraction(0)) / len(known) if known else None, len(known))
-
-
-def _published_row(title: str, variant: str) -> PublishedVariant | None:
-    rows = load_published(PAPER).variants
-    return next((row for row in rows if (HOST_TITLES[row.host], row.name) == (title, variant)), None)
 
 
 def host_mean_table(means: Sequence[HostMean], ablation: ThresholdAblation, roster: Roster) -> Table:
