@@ -23,13 +23,13 @@ from safevla_bench.report.tables.table import (
     Column,
     Table,
     add_notes,
-    count_cell,
     dash_cell,
     describe_intervals,
     lost_columns,
     lost_notes,
     metric_cell,
     metric_columns,
+    range_cell,
     table_file_name,
     tabulate,
     text_column,
@@ -62,17 +62,15 @@ def mark_column(
     if len(values) < 2:
         return [entry.cell for entry in column]
     best = {"high": max, "low": min}[better](values) if better else None
-    most = max(values) if largest else None
-    return [_mark_cell(entry, best, most) for entry in column]
-
-
-def _mark_cell(entry: ExactCell, best: Fraction | None, most: Fraction | None) -> Cell:
-    cell = entry.cell
-    if not entry.competes or entry.exact is None:
-        return cell
-    if entry.exact == best:
-        cell = replace(cell, emphasis="best")
-    return replace(cell, mark=LARGEST) if entry.exact == most else cell
+    marked = []
+    for entry in column:
+        cell = entry.cell
+        if entry.competes and entry.exact is not None:
+            emphasis = "best" if entry.exact == best else cell.emphasis
+            mark = LARGEST if largest and entry.exact == max(values) else cell.mark
+            cell = replace(cell, emphasis=emphasis, mark=mark)
+        marked.append(cell)
+    return marked
 
 
 def exact_value(number: Rate | Mean) -> Fraction | None:
@@ -158,7 +156,7 @@ def _policy_table(
             text_column("Policy", roster.policy_cell),
             text_column("Training", roster.training_kind),
             text_column("Suite", lambda policy: names[0]) if len(names) == 1 else None,
-            Column("n", "episodes a suite", lambda policy: _count_episodes(policies[policy].values())),
+            Column("n", "episodes a suite", lambda policy: range_cell(cell.n for cell in policies[policy].values())),
             *blocks,
             *lost_columns(main_cells, lambda policy: policies[policy].values()),
         ),
@@ -231,11 +229,6 @@ def _short_names(names: Sequence[str]) -> dict[str, str]:
     first = {name.partition("-")[0] for name in names}
     cut = len(first.pop()) + 1 if len(first) == 1 and all("-" in name for name in names) else 0
     return {name: name[cut:] for name in names}
-
-
-def _count_episodes(cells: Iterable[Summary]) -> Cell:
-    counts = sorted({cell.n for cell in cells})
-    return count_cell(counts[0]) if len(counts) == 1 else Cell(f"{counts[0]}–{counts[-1]}")
 
 
 def auxiliary_table(cells: Sequence[Summary], roster: Roster) -> Table:
