@@ -161,7 +161,7 @@ def _active_ranges(scores: Scores) -> dict[Task, Cell]:
 
 @dataclass(frozen=True, slots=True)
 class _Effect:
-    """The effect of the registry on a clause in the successes of a template; None = all templates, any scored clause."""
+    """The effect of the registry on a clause in successes of a template; None = all templates, any scored clause."""
 
     template: str | None
     spec: SpecColumn | None
