@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compare.test_series import checkpoint, results
-from report.figures.figure_texts import outside, overlapping, words
+from report.figures.figure_texts import misplaced, read
 from safevla_bench.compare.series import SeriesComparison, compare_series
 from safevla_bench.judging.rates import SAFETY
 from safevla_bench.report.curve_charts import SeriesAxis, draw_series_charts, format_label
@@ -42,14 +42,14 @@ NAMES = {
 )
 def test_no_text_of_the_figure_lies_on_another_or_leaves_the_sheet(case, suites):
     figure = draw_series(compared(*NAMES[case], suites=suites), "Training steps")
-    assert (overlapping(figure), outside(figure)) == ([], [])
-    texts = " ".join(" ".join(text for text, _ in words(figure)).split())
+    assert misplaced(figure) == []
+    texts = " ".join(" ".join(read(figure)).split())
     assert "Training steps" in texts
     assert "nothing between two runs was measured" in texts
 
 
 def test_the_figure_of_nothing_says_so():
-    texts = [text for text, _ in words(draw_series(SeriesComparison(curves=())))]
+    texts = read(draw_series(SeriesComparison(curves=())))
     assert "No episode was counted." in texts
 
 
