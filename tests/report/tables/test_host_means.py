@@ -35,12 +35,12 @@ def ablation(*cells: SensitivityCurve) -> ThresholdAblation:
 def rows(table: Table) -> dict[str, dict[str, str]]:
     """Host -> column -> text."""
     names = [column.full for column in table.columns]
-    return {row[0].text: dict(zip(names, [one.text for one in row], strict=True)) for row in table.rows}
+    return {row[0].text: dict(zip(names, [shown.text for shown in row], strict=True)) for row in table.rows}
 
 
 def tabulate(*cells: SensitivityCurve, roster: Roster = NOBODY, **given) -> Table:
-    found = ablation(*cells)
-    return host_mean_table(host_means(found, TASKS, roster, **given), found, roster)
+    ablated = ablation(*cells)
+    return host_mean_table(host_means(ablated, TASKS, roster, **given), ablated, roster)
 
 
 def test_each_host_has_its_own_mean_and_no_mean_mixes_hosts():
@@ -105,17 +105,17 @@ def test_the_paper_prints_a_row_for_each_variant_of_each_host_under_its_name():
 def test_every_printed_digit_stands_beside_the_mean_of_its_host_and_variant(host, suite):
     variants = paper_variants(library())[0]
     curve = SensitivityCurve(policy="a", suite=suite, n=8, points=(point(4),) * len(variants))
-    found = ThresholdAblation(variants=variants, curves=(curve,))
-    table = host_mean_table(host_means(found, TASKS, NOBODY), found, NOBODY)
+    ablated = ThresholdAblation(variants=variants, curves=(curve,))
+    table = host_mean_table(host_means(ablated, TASKS, NOBODY), ablated, NOBODY)
     for printed, row in zip([row for row in V1.variants if row.host == host], table.rows, strict=True):
-        shown = [one.text for one in row[4::2]]
-        assert shown == [f"{printed.safety:.1f}", f"{printed.sbu:.1f}", f"{printed.p_unsafe_given_success:.1f}",
+        means = [mean.text for mean in row[4::2]]
+        assert means == [f"{printed.safety:.1f}", f"{printed.sbu:.1f}", f"{printed.p_unsafe_given_success:.1f}",
                          f"{printed.vsi:.3f}"]  # fmt: skip
 
 
 def test_the_document_has_shares_of_one_with_the_paper_s_beside_them():
-    found = ablation(cell("libero-goal", 2, given=(0, 0)), cell("libero-90", 2), cell("libero-90", 2, "b"))
-    libero, other = mean_documents(host_means(found, TASKS, NOBODY), found)
+    ablated = ablation(cell("libero-goal", 2, given=(0, 0)), cell("libero-90", 2), cell("libero-90", 2, "b"))
+    libero, other = mean_documents(host_means(ablated, TASKS, NOBODY), ablated)
     (variant,) = libero["variants"]
     assert variant["mean"] == {"safety": 0.25, "sbu": 0.125, "p_unsafe_given_success": None, "vsi": 0.25}
     assert variant["cells"]["p_unsafe_given_success"] == 0

@@ -10,6 +10,7 @@ import numpy as np
 from builders import episode
 from explain.test_violating_bodies import pushing
 from report.scenes import NAN, joined, run, verdicts
+from report.tables.reading import columns, texts
 from safevla_bench.explain.violating_bodies import find_bodies
 from safevla_bench.judging.metrics import cells
 from safevla_bench.judging.ruleset import load_ruleset
@@ -17,20 +18,11 @@ from safevla_bench.judging.scores import INACTIVE
 from safevla_bench.judging.scoring import score
 from safevla_bench.report.tables import violations
 from safevla_bench.report.tables.cells import LIBERO_TORQUE_NOTE, Roster
-from safevla_bench.report.tables.table import Cell, Table
 from safevla_bench.report.tables.violations import composition_table, constraint_table
 from safevla_bench.text import NO_VALUE
 from safevla_bench.trajectory.batch import concatenate_batches
 
 GOOD, BAD, FAILED = (True, 1, 1), (True, -5, 1), (False, 1, 1)
-
-
-def columns(table: Table) -> dict[str, list[Cell]]:
-    return {column.full: [row[k] for row in table.rows] for k, column in enumerate(table.columns)}
-
-
-def texts(table: Table, name: str) -> list[str]:
-    return [cell.text for cell in columns(table)[name]]
 
 
 def test_the_note_names_the_episodes_that_rates_are_of():
