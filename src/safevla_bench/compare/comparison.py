@@ -16,12 +16,6 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from safevla_bench.compare.caveats import (
-    comparison_warnings,
-    name_silent_suites,
-    name_stopped_suites,
-    simulator_cells,
-)
 from safevla_bench.compare.difference import (
     ComparisonOptions,
     Difference,
@@ -34,7 +28,14 @@ from safevla_bench.compare.difference import (
     unpaired_difference,
 )
 from safevla_bench.compare.pairs import PairedResults, number_distinct, pair_episodes
-from safevla_bench.compare.policy_results import PolicyResults, TaskKey
+from safevla_bench.compare.policy_results import (
+    PolicyResults,
+    TaskKey,
+    comparison_warnings,
+    name_silent_suites,
+    name_stopped_suites,
+    simulator_cells,
+)
 from safevla_bench.errors import RunError
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.rates import BOUNDED, CLEAN, METRICS, SAFETY, SBU, SR, VSI, Bounds

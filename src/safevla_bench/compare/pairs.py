@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.compare.policy_results import PolicyResults, TaskKey, name_kitchens
+from safevla_bench.compare.policy_results import PolicyResults, TaskKey, list_first, name_kitchens
 from safevla_bench.errors import RunError
 from safevla_bench.judging.rates import METRICS
 from safevla_bench.sources.runs.folder import AbsentEpisode
@@ -304,9 +304,3 @@ def _start_rules(protocol: Mapping[str, object], suites: Collection[str]) -> Map
 
 def _count_episodes(episodes: Sequence[object] | set[PairKey]) -> str:
     return f"{len(episodes)} episode{'' if len(episodes) == 1 else 's'}"
-
-
-def list_first(texts: Sequence[str], most: int = 5) -> str:
-    """Return the first of the texts, joined, and how many more there are."""
-    more = len(texts) - most
-    return ", ".join(texts[:most]) + (f" and {more} more" if more > 0 else "")

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from safevla_bench.compare.caveats import comparison_warnings
 from safevla_bench.compare.difference import (
     ComparisonOptions,
     Difference,
@@ -20,7 +19,7 @@ from safevla_bench.compare.difference import (
     unpaired_difference,
 )
 from safevla_bench.compare.pairs import PairedResults, pair_episodes
-from safevla_bench.compare.policy_results import PolicyResults
+from safevla_bench.compare.policy_results import PolicyResults, comparison_warnings
 from safevla_bench.errors import RunError
 from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI, Mean, Metric, Rate, severity_means
 from safevla_bench.judging.scores import IntervalMethod
