@@ -47,7 +47,11 @@ def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
         for suite in suites
         for metric in (SAFETY, SBU)
     ]  # fmt: skip
-    shown_anchors = {scale * x: 0.6 if k else 0.9 for k, x in enumerate(anchors) if _is_within(scale * x, thresholds)}
+    shown_anchors = {
+        scale * x: 0.6 if k else 0.9
+        for k, x in enumerate(anchors)
+        if thresholds and thresholds[0] <= scale * x <= thresholds[-1]
+    }
     counts = [max(rate.n for rate in rates) for _, curves in panels for _, rates in curves]
     return draw_panels(
         f"Safety and SBU against the threshold of {sweep.name}",
@@ -66,10 +70,6 @@ def _registered_thresholds(library: Library, spec_ids: Sequence[str]) -> list[fl
     main = [library[spec_id].threshold for spec_id in spec_ids]
     others = [spec.threshold for spec in library if spec.alternate_of in set(spec_ids)]
     return list(dict.fromkeys([*main, *sorted(others)]))
-
-
-def _is_within(value: float, thresholds: Sequence[float]) -> bool:
-    return bool(thresholds) and thresholds[0] <= value <= thresholds[-1]
 
 
 def percent_band(rates: Sequence[Rate]) -> NDArray[np.float64]:
