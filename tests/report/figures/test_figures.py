@@ -21,7 +21,7 @@ from report.scenes import NAN, run, verdicts
 from safevla_bench.errors import RunError
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.report.figures import FIGURES, FigureInput, draw_figure, onset, render_figure
+from safevla_bench.report.figures import FIGURES, FigureInput, curves, draw_figure, render_figure
 from safevla_bench.report.figures.style import Page, figure_style, series_colour, series_dash, series_marker
 
 NO_RECORDS = (np.empty(0), np.empty(0, dtype=np.int64))
@@ -52,8 +52,8 @@ def drawn(name, shown, **how):
     """The figure of verdicts that no records came with."""
     if name == "onset":
         count = len(shown.scores)
-        value = onset.compute_onset(shown.scores, np.full(count, DT_S), np.full(count, RECORDS), **how)
-        return onset.draw_onset(value)
+        value = curves.compute_onset(shown.scores, np.full(count, DT_S), np.full(count, RECORDS), **how)
+        return curves.draw_onset(value)
     return FIGURES[name].draw(shown)
 
 

@@ -18,7 +18,7 @@ from report.scenes import NAN, joined, verdicts
 from safevla_bench.judging.metrics import cells
 from safevla_bench.judging.provenance_marks import warn_of_cells
 from safevla_bench.judging.rates import Rate
-from safevla_bench.report.figures import curves, margins, onset, style, tradeoff, violations
+from safevla_bench.report.figures import curves, margins, style, tradeoff, violations
 from safevla_bench.report.published import PAPER, load_published, matching_counts
 from safevla_bench.specs.loader import library
 
@@ -219,7 +219,7 @@ def test_pairs_without_a_point_are_counted_by_reason():
 
 def began(scores, *, lengths=11, **how):
     count = len(scores)
-    return onset.compute_onset(scores, np.full(count, 0.1), np.full(count, lengths), **how)
+    return curves.compute_onset(scores, np.full(count, 0.1), np.full(count, lengths), **how)
 
 
 def test_the_share_rises_at_each_first_violation_to_that_of_all_violating():
