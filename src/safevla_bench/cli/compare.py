@@ -27,6 +27,7 @@ from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import sensitivity as varying
 from safevla_bench.report.tables.cells import Roster
+from safevla_bench.report.tables.comparison_answer import describe_comparison
 from safevla_bench.report.tables.sensitivity import host_mean_table, host_means, mean_documents
 from safevla_bench.report.tables.table import Table
 from safevla_bench.sensitivity.curves import ablate_thresholds, sweep_threshold, sweep_variants
@@ -101,6 +102,7 @@ def _parse_plan(context: click.Context, planned: dict[str, Any]) -> dict[str, An
     metavar="PERCENT",
     help="Of intervals; tests are made at its complement.",
 )
+@click.option("--full", is_flag=True, help="Show every suite and metric, with tests and notes.")
 @options.format_option()
 @options.option_group(_PLAN_OPTIONS, "planned", _parse_plan)
 @options.judged_sources
@@ -115,6 +117,7 @@ def compare_command(
     margin: float | None,
     metrics: tuple[str, ...],
     confidence: float,
+    full: bool,
     form: str,
     planned: Mapping[str, Any] | None,
 ) -> None:
@@ -159,8 +162,11 @@ def compare_command(
     if form == "json":
         options.print_json({**msgspec.to_builtins(comparison_report), **_describe_origin(entrants, paths, ruleset)})
         return
-    tables = comparison_tables(comparison_report, entrants, paths, ruleset)
+    click.echo(f"{escape_controls(describe_comparison(comparison_report))}\n")
+    tables = comparison_tables(comparison_report, entrants, paths, ruleset, full=full)
     click.echo("\n".join(render_text(table) for table in tables), nl=False)
+    if not full:
+        click.echo("Suites, further metrics, tests and their notes: --full.")
 
 
 def _print_plan(planned: Mapping[str, Any], confidence: float, form: str) -> None:

@@ -11,12 +11,12 @@ from typing import Literal
 import numpy as np
 
 from safevla_bench.compare.comparison import Comparison
-from safevla_bench.compare.difference import Difference, least_tasks
 from safevla_bench.judging.baseline import NOOP
 from safevla_bench.judging.metrics import Summary, describe_clean_bound, describe_unjudged, has_verdict
 from safevla_bench.judging.rates import SAFETY, SR, UNSAFE_SUCCESS, Rate
 from safevla_bench.judging.scores import NO_VERDICT, Scores
 from safevla_bench.report.curve_charts import format_points
+from safevla_bench.report.tables.comparison_answer import describe_comparison
 from safevla_bench.report.tables.table import policy_name
 from safevla_bench.text import NO_VALUE, format_fixed, format_percent, shorten_name
 
@@ -189,44 +189,11 @@ def _unsafe_success_sentence(cells: Sequence[Summary]) -> str:
 
 
 def _difference_sentence(comparison: Comparison | None) -> str:
-    """Return whether two policies other than `noop` are told apart in pooled Safety; "" where that is not known."""
+    """Return what is known of the difference of two policies other than `noop`; "" if Safety cannot be compared."""
     if comparison is None or len(comparison.policies) != 2 or NOOP in comparison.policies:
         return ""
-    safety_metrics = [metric for metric in comparison.scopes[-1].metrics if metric.metric == SAFETY.key]
-    if not safety_metrics:  # some cell has no verdict
-        return ""
-    (difference,) = safety_metrics[0].differences
-    if difference.difference is None or difference.p_value is None:
-        return ""
-    names = shorten_name(difference.first), shorten_name(difference.second)
-    better, other = names if difference.difference >= 0 else names[::-1]
-    points = format_points(abs(difference.difference))
-    tasks = f" of {difference.tasks} tasks" if difference.tasks > 1 else ""
-    where = f"On independent episodes{tasks or ' of one task'}"
-    if comparison.paired:
-        where = f"On the same {_count_noun(safety_metrics[0].standings[0].n, 'episode')}{tasks}"
-    like_these = " on tasks like these" if difference.tasks > 1 else ""
-    if difference.undecided:
-        unknown = _count_noun(difference.unknown, "episode")
-        return f"{where} {better} is {points} points safer than {other}, but {unknown} without a value could undo that."
-    if difference.better is not None:
-        return f"{where} {better} is {points} points safer than {other}{_span(difference, like_these)}."
-    sentence = f"{where} a difference of {points} points{_span(difference, '')} does not tell {better} from {other}"
-    if not like_these:
-        return f"{sentence}."
-    few = least_tasks(comparison.confidence)
-    why = f", for which it takes {few} tasks or more" if difference.tasks < few else ""
-    tells_here = difference.p_value <= 1 - comparison.confidence + 1e-12
-    return f"{sentence}{like_these}{why}{'; on these very tasks it does' if tells_here else ''}."
-
-
-def _span(difference: Difference, what: str) -> str:
-    if difference.deciding_ci is None or difference.difference is None:
-        return ""
-    low, high = difference.deciding_ci
-    if difference.difference < 0:
-        low, high = 0.0 - high, 0.0 - low
-    return f" ({format_points(low)} to {format_points(high)}{what})"
+    safety = [metric for metric in comparison.scopes[-1].metrics if metric.metric == SAFETY.key]
+    return describe_comparison(comparison) if safety and safety[0].differences[0].p_value is not None else ""
 
 
 def _format_rate(rate: Rate) -> str:

@@ -37,7 +37,7 @@ from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report.album import Replays, collect_images, collect_replays, read_replay
 from safevla_bench.report.analysis import Analysis, analyse_scores
 from safevla_bench.report.page import drawn_episodes, render_page
-from safevla_bench.report.tables import catalog, comparison, notices
+from safevla_bench.report.tables import catalog, comparison, comparison_answer, notices
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.table import UNNAMED, Table
 from safevla_bench.sources.runs.episode_index import KeepingPass
@@ -271,9 +271,14 @@ def _analyse(judged: Judged, chunks: Iterable[Batch]) -> Analysis:
 
 
 def comparison_tables(
-    report: Comparison, entrants: Sequence[PolicyResults], paths: Sequence[Path], ruleset: Ruleset
+    report: Comparison,
+    entrants: Sequence[PolicyResults],
+    paths: Sequence[Path],
+    ruleset: Ruleset,
+    *,
+    full: bool = True,
 ) -> list[Table]:
-    """Return the two tables of `safevla compare`: where each policy stands, and the differences of each pair."""
+    """Return the tables of `safevla compare`: a block of three metrics; in full each policy and each difference."""
     simulators: dict[tuple[str | None, str], Mapping[str, Sequence[str]]] = {
         (entrant.name, suite): versions
         for entrant in entrants
@@ -283,6 +288,8 @@ def comparison_tables(
     registered = describe_registrations(open_sources(paths), provenance)
     makers = [line for path in paths for line in describe_maker(path, provenance)]
     remarks = [*([simulated] if simulated else []), *registered, *makers, provenance.to_sentence()]
+    if not full:
+        return [comparison_answer.answer_table(report, [*report.warnings, *remarks])]
     return [comparison.standing_table(report, remarks), comparison.difference_table(report)]
 
 
