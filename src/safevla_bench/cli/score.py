@@ -23,6 +23,7 @@ from safevla_bench.judging.baseline import measure_baseline
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.publishing import tracking
+from safevla_bench.report.headline import build_headline
 from safevla_bench.report.render import render_json
 from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import episodes as episode_tables
@@ -111,7 +112,8 @@ def _print_results(files: Sequence[Path], form: str) -> None:
 def print_scores(judged: Judged) -> None:
     """Print changed limits, the table of cells, warnings, and the episodes that were not scored."""
     if changes := judged.ruleset.describe_changes(judged.scores.benchmark):
-        click.echo(make_printable(f"Judged with {changes}\n"))
+        click.echo(make_printable(f"Judged with {changes}"))
+    click.echo(f"{make_printable(build_headline(*judged.summarize_scores()).answer)}\n")
     click.echo(render_text(_cells_table(judged)))
     for sentence in [*judged.describe_policies(), *judged.describe_limits(), *judged.makers]:
         click.echo(make_printable(sentence))

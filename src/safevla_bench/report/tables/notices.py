@@ -219,7 +219,30 @@ def gate_table(checked: GateReport, remarks: Sequence[str] = ()) -> Table:
     )
     columns = (*_OUTCOMES[:5], interval if level else None, *_OUTCOMES[5:])
     notes = (*checked.notes, *remarks)
-    return tabulate(f"Gates: {checked.verdict}", checked.outcomes, columns, notes=notes, remarks=checked.warnings)
+    return tabulate("Gates", checked.outcomes, columns, notes=notes, remarks=checked.warnings)
+
+
+_MOST_NAMED = 3
+"""Outcomes that the first sentence names; more are counted."""
+
+
+def describe_gates(checked: GateReport) -> str:
+    """Return the verdict in a sentence: the outcomes that failed, else those that are undecided, else that all hold."""
+    deciding = [outcome for outcome in checked.outcomes if outcome.verdict == checked.verdict]
+    if checked.verdict == "passed":
+        return f"Passed: all {len(deciding)} gates hold." if len(deciding) > 1 else "Passed: the gate holds."
+    named = [_outcome_text(outcome) for outcome in deciding[:_MOST_NAMED]]
+    rest = len(deciding) - len(named)
+    return f"{checked.verdict.capitalize()}: {'; '.join(named)}{f'; and {rest} more' if rest else ''}."
+
+
+def _outcome_text(outcome: GateOutcome) -> str:
+    where = " on ".join(filter(None, (outcome.policy or "all policies", outcome.suite)))
+    if outcome.gate is None:
+        return f"{outcome.reason} ({where})"
+    value = NO_VALUE if outcome.value is None else format_fixed(outcome.value, 3)
+    ends = f" ({format_interval(outcome.ci[0], outcome.ci[1], digits=3)})" if outcome.ci else ""
+    return f"{_gate_name(outcome)} of {where}: {value}{ends}"
 
 
 _OUTCOMES = (
