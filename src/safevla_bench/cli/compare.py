@@ -29,6 +29,7 @@ from safevla_bench.report.tables import sensitivity as varying
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.comparison_answer import describe_comparison
 from safevla_bench.report.tables.sensitivity import host_mean_table, host_means, mean_documents
+from safevla_bench.report.tables.sensitivity_answer import describe_sensitivity, range_table
 from safevla_bench.report.tables.table import Table
 from safevla_bench.sensitivity.curves import ablate_thresholds, sweep_threshold, sweep_variants
 from safevla_bench.sensitivity.readings import compare_readings
@@ -202,6 +203,7 @@ def _describe_origin(entrants: Sequence[PolicyResults], sources: Sequence[Path],
     "specification's unit. Repeatable.",
 )
 @click.option("--readings", is_flag=True, help="Judge by every reading of the paper, and tell what changes.")
+@click.option("--full", is_flag=True, help="Show every suite and variant, means of hosts, and the ranking.")
 @options.auxiliary_option
 @click.option("--include-auxiliary", is_flag=True, help="Average auxiliary entries with the others of their host.")
 @options.judged_sources
@@ -210,6 +212,7 @@ def sensitivity_command(
     sources: options.JudgedSources,
     sweeps: tuple[str, ...],
     readings: bool,
+    full: bool,
     auxiliary: tuple[str, ...],
     include_auxiliary: bool,
     form: str,
@@ -237,7 +240,7 @@ def sensitivity_command(
         )
     requests = [parse_sweep(sweep, sources.ruleset.library) for sweep in sweeps]
     with show_status("judging"):
-        judged = sources.judge()
+        judged, answer = sources.judge(), ""
         document: object
         if readings:
             document = compare_readings(judged.scores, judged.library, make_rescorer(judged))
@@ -247,11 +250,15 @@ def sensitivity_command(
         else:
             roster = Roster(privileged=judged.privileged, auxiliary=auxiliary)
             roster.check_names(judged.scores)
-            document, tables = _ablate_thresholds(judged, roster, include_auxiliary)
+            document, answer, tables = _ablate_thresholds(judged, roster, include_auxiliary, full=full)
     if form == "json":
         options.print_json(document)
         return
+    if answer:
+        click.echo(f"{escape_controls(answer)}\n")
     click.echo("\n".join(render_text(table) for table in tables), nl=False)
+    if answer and not full:
+        click.echo("Every suite, variant and pair of policies: --full. One threshold: --sweep NAME=LOW:HIGH:COUNT.")
     print_missing(judged)
     for sentence in [
         *judged.describe_policies(),
@@ -290,8 +297,10 @@ def _rank_policies(
     )
 
 
-def _ablate_thresholds(judged: Judged, roster: Roster, include_auxiliary: bool) -> tuple[object, list[Table]]:
-    """Return the paper's nine variants with means of each host and the ranking, for JSON, and their tables."""
+def _ablate_thresholds(
+    judged: Judged, roster: Roster, include_auxiliary: bool, *, full: bool
+) -> tuple[object, str, list[Table]]:
+    """Return the paper's nine variants with means of each host and the ranking, for JSON; a sentence; and tables."""
     ablated = ablate_thresholds(judged.scores, judged.library, make_rescorer(judged))
     means = host_means(ablated, judged.ruleset.registry, roster, include_auxiliary=include_auxiliary)
     ranking = _rank_policies(judged, ablated.variants)
@@ -300,9 +309,16 @@ def _ablate_thresholds(judged: Judged, roster: Roster, include_auxiliary: bool) 
         "means": mean_documents(means, ablated),
         "ranking": msgspec.to_builtins(ranking),
     }
+    answer = describe_sensitivity(ablated, ranking)
+    if not full:
+        return document, answer, [range_table(ablated)]
     of_means = [host_mean_table(means, ablated, roster)] if means else []
-    return document, [
-        varying.variant_table(ablated),
-        *of_means,
-        *([varying.ranking_table(ranking)] if ranking else []),
-    ]
+    return (
+        document,
+        answer,
+        [
+            varying.variant_table(ablated),
+            *of_means,
+            *([varying.ranking_table(ranking)] if ranking else []),
+        ],
+    )
