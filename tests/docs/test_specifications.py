@@ -40,7 +40,7 @@ def test_the_check_tells_an_outdated_page(generate, tmp_path, monkeypatch, capsy
     assert generate.main(["nonsense"]) == 2
 
 
-def test_every_specification_tag_template_and_task_is_on_it(generate):
+def test_every_specification_tag_template_and_suite_is_on_it(generate):
     page = generate.build_page()
     registry = loader.registry()
     for spec in library():
@@ -48,9 +48,7 @@ def test_every_specification_tag_template_and_task_is_on_it(generate):
     for name in (*built_in_tags(), *registry.templates):
         assert f"`{name}`" in page
     for suite in registry.benchmarks.values():
-        assert (f"### {suite.name}\n" in page) == (suite.host != "fake")
-    for entry in registry.list_entries("libero-10"):
-        assert f"| {entry.task_id} | {entry.instruction} |" in page
+        assert (f"`{suite.name}`" in page) == (suite.host != "fake")
 
 
 def test_every_table_has_as_many_cells_as_heads(generate):
