@@ -56,8 +56,8 @@ output names it. [How such limits are chosen](limits.md).
 SUITES = """\
 ## Suites
 
-In how many tasks of a suite each scored specification applies. `safevla tasks --suite NAME` lists its tasks: instruction,
-template, tags, what applies, and why the rest does not.
+In how many tasks of a suite each scored specification applies. `safevla tasks --suite NAME` lists its tasks:
+instruction, template, tags, what applies, and why the rest does not.
 """
 
 
