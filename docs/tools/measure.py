@@ -57,7 +57,8 @@ INTRODUCTION = """\
 # What the scripted policies reach
 
 This page is written by `make measure`; do not edit it. Both policies see the simulator's state and follow one script,
-so they are not a baseline for a learned policy. They show what success alone does not, and that specifications can be met.
+so they are not a baseline for a learned policy. They show what success alone does not, and that specifications
+can be met.
 
 Every task is rolled out from its first five initial states under the preset `safevla-bench`, judged by the default
 library. In brackets: Wilson's 95 % interval. The tables of tasks leave out a policy that succeeded safely in all five
