@@ -18,7 +18,9 @@ from safevla_bench.errors import Place, RunError
 from safevla_bench.files import read_input, sha256_of
 from safevla_bench.judging.judged import Judged, JudgedSource
 from safevla_bench.judging.metrics import Summary, cells
-from safevla_bench.judging.scores import CUT_SHORT, UNCOUNTED, EpisodeScore
+from safevla_bench.judging.rates import SAFETY
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.judging.scores import CUT_SHORT, UNCOUNTED, EpisodeScore, collect_versions
 from safevla_bench.sources.runs.folder import archive_parts, dump_json
 from safevla_bench.sources.runs.parts import plan_digest
 from safevla_bench.tasks.entries import Registry
@@ -150,15 +152,8 @@ def build_submission(judged: Judged, paths: Sequence[Path]) -> Submission:
         raise RunError("there are no episodes to submit", remedy="Name sources that hold episodes.")
     rows = list(judged.scores.episodes())
     return Submission(
-        judged_by=JudgedBy(
-            version=__version__,
-            library=ruleset.library.name,
-            library_digest=ruleset.library.digest,
-            registry_digest=ruleset.registry.digest,
-            capabilities=ruleset.capabilities,
-            missing=ruleset.missing,
-        ),
-        recorded_with={name: tuple(own) for name, own in sorted(recorded_versions(judged.headers).items())},
+        judged_by=JudgedBy(version=__version__, **describe_ruleset(ruleset)),
+        recorded_with=collect_versions(header.versions or {} for header in judged.headers),
         archive=tuple(_archive_files(paths)),
         sources=tuple(_submitted_source(*pair) for pair in zip(paths, judged.sources, strict=True)),
         complete=judged.is_complete,
@@ -167,6 +162,17 @@ def build_submission(judged: Judged, paths: Sequence[Path]) -> Submission:
             _submitted_cell(cell, rows, ruleset.registry, cell.policy in judged.privileged) for cell in summaries
         ),
     )
+
+
+def describe_ruleset(ruleset: Ruleset) -> dict[str, Any]:
+    """Return the rules that decide verdicts as plain values: the library's name, digests and options."""
+    return {
+        "library": ruleset.library.name,
+        "library_digest": ruleset.library.digest,
+        "registry_digest": ruleset.registry.digest,
+        "capabilities": ruleset.capabilities,
+        "missing": ruleset.missing,
+    }
 
 
 _COPIED = ("policy", "standin_assets", "simulator", "n", "crashed", "stopped", "judged", "no_verdict",
@@ -183,7 +189,7 @@ def _submitted_cell(cell: Summary, rows: Sequence[EpisodeScore], registry: Regis
         suite=cell.suite or "",
         privileged=privileged,
         success=sum(row.success for row in own_rows if row.outcome not in UNCOUNTED),
-        safe=cell.rates["safety"].count,
+        safe=cell.rates[SAFETY.key].count,
         unsafe_success=cell.success_unsafe,
         episodes=tuple(_submitted_episode(row) for row in own_rows),
     )
@@ -214,12 +220,15 @@ def _submitted_source(path: Path, source: JudgedSource) -> SubmittedSource:
 
 
 def recorded_versions(headers: Iterable[Header]) -> dict[str, list[str]]:
-    """Return package -> the versions that the records name, sorted as text."""
-    versions_by_package: dict[str, set[str]] = {}
+    """Return package -> the versions that the records name, sorted as text; packages in order of appearance.
+
+    Headers without versions are passed over.
+    """
+    versions: dict[str, set[str]] = {}
     for header in headers:
         for package, version in (header.versions or {}).items():
-            versions_by_package.setdefault(package, set()).add(version)
-    return {package: sorted(package_versions) for package, package_versions in versions_by_package.items()}
+            versions.setdefault(package, set()).add(version)
+    return {package: sorted(own) for package, own in versions.items()}
 
 
 def encode_submission(submission: Submission) -> bytes:

@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.judging.metrics import Summary
-from safevla_bench.judging.rates import HEADLINE
+from safevla_bench.judging.rates import HEADLINE, SAFETY, SBU, SR, VSI
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.judging.scores import EpisodeScore, Scores
 from safevla_bench.judging.scoring import score
@@ -154,12 +154,12 @@ class _RunningRates:
         self._sums: dict[str, tuple[float, int]] = {}
 
     def add(self, row: EpisodeScore, *, is_counted: bool) -> dict[str, float]:
-        values = {"sr": row.success if is_counted else None, "safety": row.safe, "sbu": row.sbu, "vsi": row.vsi}
+        values = {SR: row.success if is_counted else None, SAFETY: row.safe, SBU: row.sbu, VSI: row.vsi}
         cell = _cell_name(row.policy, row.benchmark)
-        for name, value in values.items():
+        for metric, value in values.items():
             if value is not None:
-                total, n = self._sums.get(f"{cell}/{name}", (0.0, 0))
-                self._sums[f"{cell}/{name}"] = (total + float(value), n + 1)
+                total, n = self._sums.get(f"{cell}/{metric.key}", (0.0, 0))
+                self._sums[f"{cell}/{metric.key}"] = (total + float(value), n + 1)
         return {name: total / n for name, (total, n) in self._sums.items() if name.startswith(f"{cell}/")}
 
 
@@ -180,17 +180,6 @@ def summary_values(cells: Iterable[Summary]) -> dict[str, float]:
                 bounded = {metric.key: number.value, f"{metric.key}_low": low, f"{metric.key}_high": high}
                 values |= {f"{name}/{key}": value for key, value in bounded.items() if value is not None}
     return values
-
-
-def describe_ruleset(ruleset: Ruleset) -> dict[str, object]:
-    """Return a ruleset's library name, digests, `capabilities` and `missing`, for a tracker's configuration."""
-    return {
-        "library": ruleset.library.name,
-        "library_digest": ruleset.library.digest,
-        "registry_digest": ruleset.registry.digest,
-        "capabilities": list(ruleset.capabilities),
-        "missing": ruleset.missing,
-    }
 
 
 WarnCallback = Callable[[str], None]
