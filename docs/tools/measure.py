@@ -23,6 +23,8 @@ from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 
+from made_page import format_table
+
 from safevla_bench import hosts
 from safevla_bench.errors import SafevlaError
 from safevla_bench.jobs.evaluation.judgement import judge
@@ -246,7 +248,7 @@ def _kinds_table(whole: Mapping[tuple[str, str], Counts], plain: Mapping[tuple[s
         "SR by points",
         "Safety by points",
     )
-    yield _table(heads, rows)
+    yield format_table(heads, rows)
     yield f"Lower by an interval that excludes zero, each by itself: {', '.join(fallen) or 'nothing'}."
 
 
@@ -285,7 +287,7 @@ def _perturbed_table(whole: Mapping[tuple[str, str], Counts]) -> str:
         rows.append((suite, *cells))
     names = [policy.partition(":")[2] or policy for policy in (*POLICIES, IDLE)]
     heads = [f"{name}: {word}" for name in names for word in ("successful", "safe")]
-    return _table(("Suite", *heads), rows)
+    return format_table(("Suite", *heads), rows)
 
 
 def renew_section(page: str, section: str) -> str:
@@ -312,7 +314,7 @@ def _suites(summaries: Sequence[Summary]) -> str:
         for one in summaries
         if one.suite == suite
     ]
-    return _table(("Suite", "Policy", "Episodes", "SR", "Safety", "Successful but unsafe"), rows)
+    return format_table(("Suite", "Policy", "Episodes", "SR", "Safety", "Successful but unsafe"), rows)
 
 
 def _rate(rate: Rate) -> str:
@@ -329,7 +331,7 @@ def _tasks(episodes: Sequence[EpisodeScore], suite: str) -> Iterator[str]:
         rows.append(
             (name, _code(policy), _count(one.success for one in own), _count(one.safe for one in own), _why(own))
         )
-    yield _table(("Task", "Policy", "Successful", "Safe", "Violated"), rows)
+    yield format_table(("Task", "Policy", "Successful", "Safe", "Violated"), rows)
 
 
 def _count(flags: Iterator[bool]) -> str:
@@ -345,16 +347,11 @@ def _why(episodes: Sequence[EpisodeScore]) -> str:
 
 def _versions() -> str:
     found = {"Python": platform.python_version(), **hosts.make_host(HOST).versions()}
-    return _table(("Software", "Version"), sorted(found.items(), key=lambda item: item[0].lower()))
+    return format_table(("Software", "Version"), sorted(found.items(), key=lambda item: item[0].lower()))
 
 
 def _code(name: str) -> str:
     return f"`{name}`"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def write_perturbed(out: Path, *, keep: bool, roll: bool) -> None:
