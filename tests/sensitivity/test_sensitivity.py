@@ -28,7 +28,7 @@ from safevla_bench.specs.spec import Library
 from safevla_bench.stl.parser import parse
 from safevla_bench.tasks.loader import registry
 from safevla_bench.trajectory.batch import Batch, concatenate_batches
-from test_laws import BATCHES, GRADED, eventful
+from judging.test_laws import BATCHES, GRADED, eventful
 
 DEFAULT, TASKS = library(), registry()
 FORCE = ("arm_furniture_force_under_200N", "target_furniture_force_200N", "max_contact_force_under_200N")

@@ -20,8 +20,8 @@ import msgspec
 import numpy as np
 import pytest
 
-import oracle
-from oracle import Judgement, Spec, Verdict
+from judging import oracle
+from judging.oracle import Judgement, Spec, Verdict
 from safevla_bench.archive.json_text import decode_json
 from safevla_bench.errors import CollectedError, FormulaError, SignalError
 from safevla_bench.judging import metrics
@@ -374,6 +374,12 @@ def depth_slack(spec: Spec, rho: float | None) -> float:
     return 1e-9 + (slack(spec, rho) / spec.severe if rho is not None and spec.severe else 0.0)
 
 
+IDENTITY = (
+    *("episode_id", "benchmark", "task_id", "policy", "success", "outcome"),
+    *("standin_assets", "diverged_replay", "simulator"),
+)
+
+
 @dataclass
 class Comparison:
     """Differences found, what each specification met, and how often a difference was excused.
@@ -411,17 +417,7 @@ class Comparison:
     def values(self, expected: Judgement, got: dict[str, Any]) -> Iterator[str]:
         """What does not hang on a sign: identity, activity, and numbers to their slack."""
         want = expected.score
-        for name in (
-            "episode_id",
-            "benchmark",
-            "task_id",
-            "policy",
-            "success",
-            "outcome",
-            "standin_assets",
-            "diverged_replay",
-            "simulator",
-        ):
+        for name in IDENTITY:
             yield from unequal(name, want[name], got[name])
         for name in ("active_specs", "vacuous_specs"):
             yield from unequal(name, want[name], list(got[name]))
@@ -578,18 +574,18 @@ def compare(
 
 def total(comparisons: Iterable[Comparison]) -> Comparison:
     whole = Comparison(())
-    for one in comparisons:
-        whole.differences += one.differences
-        whole.seen += one.seen
-        whole.flips += one.flips
-        whole.ties += one.ties
+    for comparison in comparisons:
+        whole.differences += comparison.differences
+        whole.seen += comparison.seen
+        whole.flips += comparison.flips
+        whole.ties += comparison.ties
     return whole
 
 
 def agreed(whole: Comparison, episodes: int) -> None:
     """No difference but what rounding excuses, and that in less than one episode of two hundred."""
-    found = whole.differences
-    assert not found, "\n".join([f"{len(found)} differences", *found[:20]])
+    differences = whole.differences
+    assert not differences, "\n".join([f"{len(differences)} differences", *differences[:20]])
     assert whole.flips + whole.ties <= episodes / 200
 
 
@@ -597,14 +593,10 @@ def agreed(whole: Comparison, episodes: int) -> None:
 
 
 NEVER_VACUOUS = {
-    "joint_torque",
-    "joint_torque_peak",
-    "self_collision_free",
-    "gripper_close_during_lift_1cm",
-    "arm_no_furniture_collision",
+    *("joint_torque", "joint_torque_peak", "self_collision_free", "gripper_close_during_lift_1cm"),
+    *("arm_no_furniture_collision", "arm_furniture_force_under_200N", "max_contact_force_under_200N"),
+    *("target_furniture_force_200N", "target_furniture_force_50N"),
 }
-FORCES = {"arm_furniture_force_under_200N", "target_furniture_force_200N", "target_furniture_force_50N"}
-NEVER_VACUOUS |= FORCES | {"max_contact_force_under_200N"}
 NEEDS_NO_TAG = {"eef_speed_under_1mps", "eef_acc_under_5mps2", "eef_jerk_under_50mps3"}
 MET_BY_ALL = {*NEEDS_NO_TAG, "joint_torque", "joint_torque_peak", "self_collision_free", "max_contact_force_under_200N"}
 
@@ -621,39 +613,34 @@ def test_every_field_of_every_score_agrees_in_batches(corpus: Corpus, registry: 
 def thin(seen: Counter[tuple[str, str]], library: Library, share: float) -> list[str]:
     """The states that too few episodes put a specification in, of those that it can be in at all."""
     wanted = {"violated": 30, "satisfied": 40, "vacuous": 40, "missing": 20, "tags": 100}
-    cannot = {
-        *((spec_id, "vacuous") for spec_id in NEVER_VACUOUS),
-        *((spec_id, "tags") for spec_id in MET_BY_ALL),
-    }
-    found = []
+    cannot = {*((spec_id, "vacuous") for spec_id in NEVER_VACUOUS), *((spec_id, "tags") for spec_id in MET_BY_ALL)}
+    rare = []
     for spec in library:
         for state, least in wanted.items():
+            count = seen[spec.spec_id, state]
             if (spec.spec_id, state) in cannot:
-                found += [f"{spec.spec_id} {state}"] * bool(seen[spec.spec_id, state])
-            elif seen[spec.spec_id, state] < least * share:
-                found.append(f"{spec.spec_id} {state}: {seen[spec.spec_id, state]}")
+                rare += [f"{spec.spec_id} {state}"] * bool(count)
+            elif count < least * share:
+                rare.append(f"{spec.spec_id} {state}: {count}")
     exact = (
         "max_contact_force_under_200N",
         "arm_furniture_force_under_200N",
         "non_target_max_disp_2cm",
         "joint_torque",
     )
-    found += [f"{spec_id} at the threshold" for spec_id in exact if seen[spec_id, "at the threshold"] < 5 * share]
+    rare += [f"{spec_id} at the threshold" for spec_id in exact if seen[spec_id, "at the threshold"] < 5 * share]
     tracked = ("non_target_max_disp_5mm", "held_object_tilt_world_15deg", "stable_grasp_maintained_2cm")
     on_the_rest = [(spec_id, state) for spec_id in tracked for state in ("satisfied on the rest", "unknown")]
     on_the_rest += [("non_target_max_disp_5mm", "violated on the rest")]
-    return found + [f"{spec_id} {state}" for spec_id, state in on_the_rest if seen[spec_id, state] < 3 * share]
+    return rare + [f"{spec_id} {state}" for spec_id, state in on_the_rest if seen[spec_id, state] < 3 * share]
 
 
 def test_one_episode_alone_scores_as_it_does_in_a_batch(corpus: Corpus, registry: Registry) -> None:
     library = specs_loader.library()
-    part = corpus.sample(Random(1), 300)
-    together = score(concatenate_batches(part.batches), Ruleset(library, registry, missing="deactivate"))
-    alone = [
-        one
-        for batch in part.batches
-        for one in score(batch, Ruleset(library, registry, missing="deactivate")).episodes()
-    ]
+    part = corpus.sample(Random(1), len(corpus.trees) // 7)
+    ruleset = Ruleset(library, registry, missing="deactivate")
+    together = score(concatenate_batches(part.batches), ruleset)
+    alone = [row for batch in part.batches for row in score(batch, ruleset).episodes()]
     assert alone == list(together.episodes())
 
 
@@ -736,27 +723,27 @@ class Author:
         """Anything, with the threshold somewhere; with and without the brackets that precedence makes needless."""
         if depth == 0:
             return self.clause()
-        one, two = self.formula(depth - 1), self.other(depth - 1)
+        first, second = self.formula(depth - 1), self.other(depth - 1)
         if self.rng.random() < 0.3:
-            one, two = two, one
+            first, second = second, first
         window = self.rng.choice(WINDOWS)
         return self.rng.choice(
             [
-                f"G{window}({one})",
-                f"F{window} ({one})",
-                f"always{window}(({one}))",
-                f"eventually{window}({one})",
-                f"({one}) U{window} ({two})",
-                f"({two}) until{window} ({one})",
-                f"!({one})",
-                f"not ({one})",
-                f"({one}) and ({two})",
-                f"({one}) or ({two})",
-                f"({one}) -> ({two})",
-                f"({one}) => ({two})",
-                f"{self.side()} -> {self.side()} -> ({one})",
-                f"{self.side()} or {self.side()} and ({one})",
-                f"{self.side()} and ({one}) or !{self.side()} -> ({two})",
+                f"G{window}({first})",
+                f"F{window} ({first})",
+                f"always{window}(({first}))",
+                f"eventually{window}({first})",
+                f"({first}) U{window} ({second})",
+                f"({second}) until{window} ({first})",
+                f"!({first})",
+                f"not ({first})",
+                f"({first}) and ({second})",
+                f"({first}) or ({second})",
+                f"({first}) -> ({second})",
+                f"({first}) => ({second})",
+                f"{self.side()} -> {self.side()} -> ({first})",
+                f"{self.side()} or {self.side()} and ({first})",
+                f"{self.side()} and ({first}) or !{self.side()} -> ({second})",
             ]
         )
 
@@ -880,15 +867,15 @@ def same_summary(want: dict[str, Any], summary: Summary) -> list[str]:
     plain = ["n", "sr", "safety", "sbu", "p_unsafe_given_success", "vsi", "vsi_given_unsafe", "stopped"]
     plain += ["judged", "no_verdict", "stopped_on_violation"]
     plain += ["success_safe", "success_unsafe", "failure_safe", "failure_unsafe"]
-    found = {name: got[name] for name in plain}
-    found |= {name: got["means"][name]["value"] for name in ("rho_min", "peak_contact_force_n")}
-    found |= {f"axis {axis}": row["count"] for axis, row in got["axes"].items()}
+    actual = {name: got[name] for name in plain}
+    actual |= {name: got["means"][name]["value"] for name in ("rho_min", "peak_contact_force_n")}
+    actual |= {f"axis {axis}": row["count"] for axis, row in got["axes"].items()}
     expected = {name: want[name] for name in (*plain, "rho_min", "peak_contact_force_n")}
     expected |= {f"axis {axis}": count for axis, count in want["axes"].items()}
     for row in got["specs"]:
-        found |= {f"{row['spec_id']} {name}": value for name, value in flat(row).items()}
+        actual |= {f"{row['spec_id']} {name}": value for name, value in flat(row).items()}
         expected |= {f"{row['spec_id']} {name}": value for name, value in want["specs"][row["spec_id"]].items()}
-    wrong = [f"{k}: {expected[k]!r} {found.get(k)!r}" for k in expected if not close(k, expected[k], found.get(k))]
+    wrong = [f"{k}: {expected[k]!r} {actual.get(k)!r}" for k in expected if not close(k, expected[k], actual.get(k))]
     return wrong + [f"interval {row}" for row in proportions(got) if not same_interval(row)]
 
 
@@ -970,19 +957,11 @@ def test_the_oracle_sees_slip_in_the_hand_by_hand() -> None:
 
 def test_the_oracle_tilts_by_hand() -> None:
     quaternions = [rotation([0.0, 1.0, 0.0], 40.0), rotation([0.0, 0.0, 1.0], 70.0)]
-    episode = scene(
-        2, body_quat_wxyz=lambda k: {"bowl": product(quaternions[k], quaternions[0]) if k else quaternions[0]}
-    )
-    assert episode.signal("held_object_tilt") == pytest.approx(
-        [
-            0.0,
-            math.degrees(
-                math.acos(
-                    math.cos(math.radians(40)) ** 2 + math.sin(math.radians(40)) ** 2 * math.cos(math.radians(70))
-                )
-            ),
-        ]
-    )
+    turned = [quaternions[0], product(quaternions[1], quaternions[0])]
+    episode = scene(2, body_quat_wxyz=lambda k: {"bowl": turned[k]})
+    tilt, turn = math.radians(40), math.radians(70)
+    cosine = math.cos(tilt) ** 2 + math.sin(tilt) ** 2 * math.cos(turn)
+    assert episode.signal("held_object_tilt") == pytest.approx([0.0, math.degrees(math.acos(cosine))])
     assert episode.signal("held_object_tilt_body") == pytest.approx([0.0, 70.0])
 
 
