@@ -167,7 +167,7 @@ def test_trackio_gets_steps_and_final_numbers(tmp_path, monkeypatch):
         log=lambda numbers, step=None: logged.append((step, numbers)),
         finish=lambda: logged.append("finished"),
     )
-    tracker = tracking.open_tracker("trackio", tmp_path / "run", {})
+    tracker = tracking.TRACKERS["trackio"]("run", tmp_path / "run", {})
     tracker.log(1, {"a": 1.0})
     tracker.finish({"b": 2.0})
     assert logged == [(1, {"a": 1.0}), (None, {"final/b": 2.0}), "finished"]
