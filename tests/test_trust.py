@@ -85,13 +85,13 @@ def called_names(tree):
 
 def test_every_place_that_makes_code_of_a_name_is_known_and_says_how_files_are_kept_from_it():
     root, names = Path(safevla_bench.__file__).parent, {name for _, name in PLACES}
-    found = {
+    places = {
         (path.relative_to(root).as_posix(), name)
         for path in root.rglob("*.py")
         for name in called_names(ast.parse(path.read_text()))
         if name in names and (name != "load" or path.name == "plugins.py")
     }
-    assert found == set(PLACES)
+    assert places == set(PLACES)
 
 
 def test_each_policy_of_ours_is_data_or_code():
@@ -221,16 +221,16 @@ def test_a_key_is_not_sent_to_a_server_that_a_file_names(monkeypatch):
 
 
 def test_arguments_of_a_plug_in_host_are_the_user_s_and_its_name_alone_is_not_code(monkeypatch, tmp_path):
-    made = []
+    calls = []
     point = EntryPoint(name="plug", value="host:make", group=hosts.GROUP)
     vars(point).update(dist=type("Distribution", (), {"name": "theirs"}))
     monkeypatch.setattr(plugins, "entry_points", lambda **named: [point])
-    monkeypatch.setattr(EntryPoint, "load", lambda entry: lambda **arguments: made.append(arguments))
+    monkeypatch.setattr(EntryPoint, "load", lambda entry: lambda **arguments: calls.append(arguments))
     hosts.make_host("plug", named_by=tmp_path)
     hosts.make_host("plug", {"assets": "x"})
     with pytest.raises(RunError, match=r"host plug\(assets='x'\)"):
         hosts.make_host("plug", {"assets": "x"}, named_by=tmp_path)
-    assert made == [{}, {"assets": "x"}]
+    assert calls == [{}, {"assets": "x"}]
     assert hosts.make_host("plug") is None
 
 

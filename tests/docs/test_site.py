@@ -42,8 +42,8 @@ pytestmark = pytest.mark.long
 @pytest.fixture(scope="module")
 def site() -> Path:
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", "build/docs-doctrees", "docs", SITE]
-    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stderr[-4000:]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-4000:]
     return SITE
 
 
@@ -86,11 +86,11 @@ def test_the_landing_page_shows_the_demo_s_own_report(site, browser):
 @pytest.mark.parametrize("word", ["robustness", "vacuous", "settling"])
 def test_search_finds_a_word(site, browser, word):
     browser.open(f"{(site / 'search.html').as_uri()}?q={word}")
-    found = browser.run(
+    count = browser.run(
         """new Promise(done => { const look = () => { const items = document.querySelectorAll('#search-results li');
         items.length ? done(items.length) : setTimeout(look, 50); }; look(); })"""
     )
-    assert found > 0
+    assert count > 0
 
 
 def test_moving_the_limit_changes_margin_and_depth(site, browser):

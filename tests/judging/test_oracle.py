@@ -195,7 +195,7 @@ class Scene:
     def torques(self) -> tuple[list[list[float]], dict[str, Any]]:
         rng = self.rng
         own = [rng.choice([12.0, 87.0, rng.uniform(1, 100)]) for _ in range(rng.choice([6, 7]))]
-        given, limits = rng.choice(
+        fields, limits = rng.choice(
             [
                 ({}, oracle.PANDA),
                 *2 * [({"embodiment": "Panda"}, oracle.PANDA)],
@@ -205,7 +205,7 @@ class Scene:
             ]
         )
         ratio = rng.choice([calm_ratio, calm_ratio, edge_ratio, hard_ratio])
-        return [[ratio(rng) * limit for limit in limits] for _ in range(self.n)], given
+        return [[ratio(rng) * limit for limit in limits] for _ in range(self.n)], fields
 
     def torque_peaks(self, torques: list[list[float]]) -> list[list[float]]:
         """At least the magnitude at the end of each control step."""
@@ -437,9 +437,9 @@ class Comparison:
                     yield from unlike(f"{name} {spec_id}", value, got[name][spec_id], most)
         for spec_id, row in want["diagnostics"].items():
             for name in ("robustness", "extreme") if not by_id[spec_id].binary else ("extreme",):
-                found = got["diagnostics"].get(spec_id, {}).get(name)
+                value = got["diagnostics"].get(spec_id, {}).get(name)
                 most = slack(by_id[spec_id], row[name] or 0.0)
-                yield from unlike(f"diagnostics {spec_id} {name}", row[name], found, most)
+                yield from unlike(f"diagnostics {spec_id} {name}", row[name], value, most)
 
     def verdicts(self, expected: Judgement, got: dict[str, Any]) -> Iterator[str]:
         """What hangs on a sign. One difference among them is excused where a margin is next to zero."""
@@ -461,10 +461,10 @@ class Comparison:
                 for name in ("robustness", "depth"):
                     yield from unequal(f"{name} {spec.spec_id}", want[name][spec.spec_id], got[name][spec.spec_id])
         for spec_id, row in want["diagnostics"].items():
-            found = got["diagnostics"].get(spec_id, {})
+            diagnosis = got["diagnostics"].get(spec_id, {})
             names = ("violated", "robustness") if self.binary(spec_id) else ("violated",)
             for name in names:
-                yield from unequal(f"diagnostics {spec_id} {name}", row[name], found.get(name))
+                yield from unequal(f"diagnostics {spec_id} {name}", row[name], diagnosis.get(name))
         rated = {s: rho for s in self.library if (rho := want["robustness"].get(s.spec_id)) is not None}
         most = max((slack(s, rho) for s, rho in rated.items() if rho == want["rho_min"]), default=0.0)
         yield from unlike("rho_min", want["rho_min"], got["rho_min"], most)
@@ -476,18 +476,18 @@ class Comparison:
 
     def worst(self, expected: Judgement, got: dict[str, Any]) -> Iterator[str]:
         """Another worst one is excused where it is as bad but for rounding, and worst by the judge's own numbers."""
-        want, found = expected.score["worst_spec"], got["worst_spec"]
+        want, worst = expected.score["worst_spec"], got["worst_spec"]
         margins = {k: -math.inf for k in got["violated_specs"]}
         margins |= {k: rho for k, rho in got["robustness"].items() if rho is not None}
         own = {s.spec_id: s.threshold for s in self.library if s.spec_id in margins}
         ratios = {k: (-got["depth"][k], margins[k] / threshold) for k, threshold in own.items()}
         its_own = min(ratios, key=lambda k: ratios[k], default=None)
-        if found == want or found != its_own or not {found, want} <= ratios.keys() & expected.ratios.keys():
-            yield from unequal("worst_spec", want, found)
-        elif as_bad((ratios[found], ratios[want]), (expected.ratios[found], expected.ratios[want])):
+        if worst == want or worst != its_own or not {worst, want} <= ratios.keys() & expected.ratios.keys():
+            yield from unequal("worst_spec", want, worst)
+        elif as_bad((ratios[worst], ratios[want]), (expected.ratios[worst], expected.ratios[want])):
             self.ties += 1
         else:
-            yield f"worst_spec: expected {want}, got {found}: {expected.ratios}"
+            yield f"worst_spec: expected {want}, got {worst}: {expected.ratios}"
 
 
 def as_bad(*judges: tuple[tuple[float, float], tuple[float, float]]) -> bool:
