@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import shlex
+import shutil
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
@@ -105,10 +107,16 @@ def test_each_policy_of_ours_is_data_or_code():
 # Each way from a file to code
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch, capsys):
-    """Return a folder with a run and a registration that name a call, which would leave `mark` behind."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    """A folder with a run and a registration that name a call, which would leave `mark` behind."""
+    folder = tmp_path_factory.mktemp("template")
+    with contextlib.chdir(folder):
+        write_call_files()
+    return folder
+
+
+def write_call_files() -> None:
     call = {"spec": "python:os:system", "arguments": {"command": "touch mark"}}
     assert run_command_line(["eval", *PLAN, "--policy", "noop", "--out", "run"]) == 0
     assert run_command_line(["eval", *PLAN, "--policy", "noop", "--dry-run", "--freeze", "r.json"]) == 0
@@ -121,8 +129,13 @@ def folder(tmp_path, monkeypatch, capsys):
     )
     table = f'policy = "{call["spec"]}"\npolicy-arg = ["command=touch mark"]\nhost = "fake"\nsuite = "fake"\ntask = "0"'
     Path("c.toml").write_text(table)
-    capsys.readouterr()
-    return tmp_path
+
+
+@pytest.fixture
+def folder(template, tmp_path, monkeypatch):
+    copy = shutil.copytree(template, tmp_path / "copy")
+    monkeypatch.chdir(copy)
+    return copy
 
 
 WAYS = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 import zipfile
 
 import msgspec
@@ -101,11 +102,12 @@ def test_raw_episodes_of_anybody_are_errors_by_name(tmp_path):
     request = Request(host="fake", suites=("fake",), episodes=1, policies=("random",), max_steps=2)
     roll_out(request, tmp_path / "other")
     row = msgspec.json.encode(episode_rows(tmp_path / "other")[0])
-    large = io.BytesIO()
-    with zipfile.ZipFile(large, "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr("header.npy", bytes(2**30 + 1))
+    archived = io.BytesIO()
+    with zipfile.ZipFile(archived, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("header.npy", bytes(77_777))
+    large = archived.getvalue().replace(struct.pack("<I", 77_777), struct.pack("<I", 2**30 + 1))
     (tmp_path / "raw" / "000000.json").write_bytes(row)
-    for content in (b"", b"x", large.getvalue()):
+    for content in (b"", b"x", large):
         (tmp_path / "raw" / "000000.npz").write_bytes(content)
         (problem,) = scan([tmp_path]).problems
         assert isinstance(problem, RecordError)
