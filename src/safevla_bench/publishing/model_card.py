@@ -220,7 +220,7 @@ def format_yaml(document: object, indent: int = 0) -> str:
     if isinstance(document, Mapping) and document:
         return "".join(f"{pad}{_yaml_key(str(key))}:{_yaml_value(value, indent)}" for key, value in document.items())
     if isinstance(document, list | tuple) and document:
-        return "".join(_yaml_item(item, indent) for item in document)
+        return "".join(f"{pad}- {format_yaml(item, indent + 2)[indent + 2 :]}" for item in document)
     return f"{pad}{_yaml_scalar(document)}\n"
 
 
@@ -233,10 +233,6 @@ def _yaml_value(value: object, indent: int) -> str:
     if isinstance(value, Mapping | list | tuple) and value:
         return "\n" + format_yaml(value, indent + 2 * isinstance(value, Mapping))
     return f" {_yaml_scalar(value)}\n"
-
-
-def _yaml_item(item: object, indent: int) -> str:
-    return f"{' ' * indent}- {format_yaml(item, indent + 2)[indent + 2 :]}"
 
 
 def _yaml_scalar(value: object) -> str:

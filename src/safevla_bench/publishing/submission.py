@@ -80,7 +80,7 @@ class SubmittedCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     no_verdict: dict[str, _Count] = {}
     """Reason -> episodes whose safety is unknown."""
     stopped_on_violation: _Count = 0
-    """Where there are any, the success rate and the severity of the cell are unknown, and `vsi` is null."""
+    """If there are any, the success rate and the severity of the cell are unknown, and `vsi` is null."""
     vsi: _UnitShare | None
     episodes: tuple[SubmittedEpisode, ...]
 
@@ -104,7 +104,7 @@ class JudgedBy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class SubmittedSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What produced the records of one run; an archive file tells its digest alone."""
+    """The origin of the records of one run; of an archive file its digest alone."""
 
     protocol: dict[str, Any] | None = None
     """The rules by which its episodes start and end."""
@@ -141,8 +141,8 @@ def submission_schema() -> dict[str, object]:
 def build_submission(judged: Judged, paths: Sequence[Path]) -> Submission:
     """Return the submission of judged sources at `paths`, whose files are read; nothing is written.
 
-    It is not complete if an episode was left out. Raises `RunError` if there are no episodes, applicability was off, or
-    a run's table is damaged.
+    It is not complete if an episode was left out. Raises `RunError` without any episode, if applicability was off, or
+    if a run's table is damaged.
     """
     ruleset = judged.ruleset
     if ruleset.is_ablation:

@@ -131,12 +131,6 @@ def require_trackers(names: Sequence[str]) -> None:
 # What a tracker is sent
 
 
-def _episode_values(row: EpisodeScore) -> dict[str, float]:
-    """Return an episode's numbers by name, such as `episode/vsi`, truths as 0 or 1; unknown values are left out."""
-    values = {"success": row.success, "safe": row.safe, "unsafe_success": row.sbu, "vsi": row.vsi}
-    return {f"episode/{name}": float(value) for name, value in values.items() if value is not None}
-
-
 def _cell_name(policy: str | None, suite: str | None) -> str:
     return f"{policy or 'policy'}/{suite or 'all'}"
 
@@ -218,7 +212,9 @@ class TrackingObserver:
             self._send(self._score_values(row))
 
     def _score_values(self, row: EpisodeScore) -> dict[str, float]:
-        """Return the numbers of an episode, and the means of its cell so far, each over the episodes that can tell."""
+        """Return the known numbers of an episode, truths as 0 or 1, and the means of its cell over such episodes so far."""
+        own = {"success": row.success, "safe": row.safe, "unsafe_success": row.sbu, "vsi": row.vsi}
+        numbers = {f"episode/{name}": float(value) for name, value in own.items() if value is not None}
         success = None if row.outcome in UNCOUNTED else row.success
         cell = _cell_name(row.policy, row.benchmark)
         for metric, value in {SR: success, SAFETY: row.safe, SBU: row.sbu, VSI: row.vsi}.items():
@@ -226,7 +222,7 @@ class TrackingObserver:
                 total, n = self._sums.get(f"{cell}/{metric.key}", (0.0, 0))
                 self._sums[f"{cell}/{metric.key}"] = (total + float(value), n + 1)
         means = {name: total / n for name, (total, n) in self._sums.items() if name.startswith(f"{cell}/")}
-        return {**_episode_values(row), **means}
+        return numbers | means
 
     def _send(self, numbers: Mapping[str, float]) -> None:
         self._count += 1

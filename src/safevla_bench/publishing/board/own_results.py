@@ -187,7 +187,6 @@ def _uses_standins(cells: Mapping[str, Summary]) -> bool:
 
 
 def _mean_number(metric: Metric, cells: Mapping[str, Summary], suites: Sequence[str]) -> ExactCell:
-    """Return the unweighted mean over the suites with its interval, or the reason why there is no mean."""
     mean = suite_mean(metric, cells, suites)
     return mean if mean.exact is not None or len(suites) > 1 else ExactCell(metric_cell(metric, cells[suites[0]]))
 

@@ -51,13 +51,18 @@ def _published_tables(publication: PublishedResults) -> Iterator[RankedTable]:
         entries, rows = [], list[PrintedRow]()
         for mean in (mean for mean in publication.means if mean.benchmarks == names):
             cells = [cell for cell in publication.cells if cell.policy == mean.policy and cell.benchmark in names]
-            entries.append(_mean_entry(mean, cells))
+            is_whole = len(cells) == len(mean.benchmarks)
+            entries.append(_printed_entry(mean, cells if is_whole else [], mean.training))
             rows += [mean, *cells]
         yield _published_table(names, entries, rows)
     covered = {name for mean in publication.means for name in mean.benchmarks}
     for name in dict.fromkeys(cell.benchmark for cell in publication.cells if cell.benchmark not in covered):
         cells = [cell for cell in publication.cells if cell.benchmark == name]
-        yield _published_table((name,), [_cell_entry(cell) for cell in cells], cells)
+        entries = [
+            _printed_entry(cell, [cell], "auxiliary" if cell.auxiliary else None, competes=not cell.auxiliary)
+            for cell in cells
+        ]
+        yield _published_table((name,), entries, cells)
 
 
 def _published_table(
@@ -76,24 +81,17 @@ def _published_table(
     )
 
 
-def _mean_entry(mean: PublishedMean, cells: Sequence[PublishedCell]) -> RankingEntry:
-    """Return the entry of a printed mean; n and intervals only if there is a cell for each of its suites."""
-    cells = cells if len(cells) == len(mean.benchmarks) else []
-    entry = _printed_entry(mean, cells)
-    return replace(entry, n=entry.n if cells else NO_VALUE, remarks=(mean.training,) if mean.training else ())
-
-
-def _cell_entry(cell: PublishedCell) -> RankingEntry:
-    remarks = ("auxiliary",) if cell.auxiliary else ()
-    return replace(_printed_entry(cell, [cell]), remarks=remarks, competes=not cell.auxiliary)
-
-
-def _printed_entry(row: PrintedRow, cells: Sequence[PublishedCell]) -> RankingEntry:
+def _printed_entry(
+    row: PrintedRow, cells: Sequence[PublishedCell], remark: str | None, *, competes: bool = True
+) -> RankingEntry:
+    """Return the entry of a printed row; n and intervals are those of its `cells`, none without any."""
     return RankingEntry(
         policy=row.policy,
         page_path=page.published_page_path(row.policy),
-        n=str(sum(cell.n for cell in cells)),
+        n=str(sum(cell.n for cell in cells)) if cells else NO_VALUE,
         numbers={metric.key: _printed_number(metric, row, cells) for metric in (SR, SAFETY, SBU, VSI)},
+        remarks=(remark,) if remark else (),
+        competes=competes,
     )
 
 
