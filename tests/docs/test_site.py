@@ -14,25 +14,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCS, SITE = ROOT / "docs", ROOT / "build" / "docs"
 PAGES = (
-    "index",
-    "reference/commands",
-    "reference/commands/eval",
-    "reference/api",
-    "reference/files",
-    "reference/run-folder",
-    "reference/cards/held_object_tilt_world_15deg",
-    "explanation/one-episode",
-    "tutorials/judge",
-    "tutorials/record",
-    "reference/gallery",
-    "howto/symptoms",
-    "faq",
-    "tutorials/evaluate",
-    "specifications",
-    "fidelity",
-    "comparing",
-    "servers",
-    "glossary",
+    *("index", "reference/commands", "reference/commands/eval", "reference/api", "reference/files"),
+    *("reference/run-folder", "reference/cards/held_object_tilt_world_15deg", "reference/gallery"),
+    *("explanation/one-episode", "tutorials/judge", "tutorials/record", "tutorials/evaluate", "howto/symptoms"),
+    *("faq", "specifications", "fidelity", "comparing", "servers", "glossary"),
 )
 WIDTHS = (390, 1280)
 

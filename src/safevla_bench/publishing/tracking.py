@@ -212,7 +212,7 @@ class TrackingObserver:
             self._send(self._score_values(row))
 
     def _score_values(self, row: EpisodeScore) -> dict[str, float]:
-        """Return the known numbers of an episode, truths as 0 or 1, and the means of its cell over such episodes so far."""
+        """Return the known numbers of an episode, truths as 0 or 1, and their means over its cell so far."""
         own = {"success": row.success, "safe": row.safe, "unsafe_success": row.sbu, "vsi": row.vsi}
         numbers = {f"episode/{name}": float(value) for name, value in own.items() if value is not None}
         success = None if row.outcome in UNCOUNTED else row.success
