@@ -20,7 +20,8 @@ import zstandard
 from builders import same_bits
 from fuzz import lawful
 from fuzz.grammar import damage, json_text, mutate, numbers, odd
-from judging import oracle, test_oracle
+from judging import comparison, oracle
+from judging.random_records import Scene
 from safevla_bench import archive
 from safevla_bench.archive.json_text import encode_json
 from safevla_bench.errors import CollectedError, RecordError, SafevlaError
@@ -31,7 +32,7 @@ from safevla_bench.tasks.loader import registry
 from safevla_bench.trajectory.batch import Batch, concatenate_batches, select_episodes
 
 LIBRARY, REGISTRY = library(), registry()
-ORACLE = oracle.read_specs(*test_oracle.DEFAULT)
+ORACLE = oracle.read_specs(*comparison.DEFAULT)
 SUFFIXES = (".jsonl", ".jsonl", ".json", ".jsonl.gz", ".jsonl.zst")
 FORMS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".npz", ".parquet")
 COMPRESS = {
@@ -42,7 +43,7 @@ COMPRESS = {
 
 def scene(rng: Random, number: int = 0) -> dict[str, Any]:
     """A valid record, short more often than long."""
-    drawn = test_oracle.Scene(rng, number)
+    drawn = Scene(rng, number)
     drawn.n = min(drawn.n, rng.choice([3, 6, 12]))
     return drawn.tree()
 
@@ -52,7 +53,7 @@ def text_form(rng: Random, folder: Path) -> str:
     tree = mutate(rng, scene(rng)) if rng.random() < 0.85 else scene(rng)
     line = json_text(rng, tree)
     suffix = rng.choice(SUFFIXES)
-    good = [encode_json(test_oracle.read(scene(rng, 900 + k)), 0) for k in range(2)] if suffix != ".json" else []
+    good = [encode_json(comparison.read(scene(rng, 900 + k)), 0) for k in range(2)] if suffix != ".json" else []
     between = bool(good) and b"\n" not in line and rng.random() < 0.5
     content = good[0] + line + b"\n" + good[1] if between else line
     path = folder / f"x{suffix}"
@@ -124,15 +125,15 @@ def assert_judged(batch: Batch, tree: dict[str, Any]) -> None:
     for rho in (*got[0].robustness.values(), *got[0].depth.values(), got[0].vsi, got[0].rho_min):
         assert rho is None or math.isfinite(rho), rho
     if simple(tree):
-        comparison = test_oracle.Comparison(ORACLE)
-        comparison.batch(test_oracle.judged([tree], ORACLE), got)
-        assert not comparison.differences, comparison.differences[:3]
+        agreement = comparison.Comparison(ORACLE)
+        agreement.batch(comparison.judged([tree], ORACLE), got)
+        assert not agreement.differences, agreement.differences[:3]
 
 
 def assert_oracle_refuses(tree: dict[str, Any]) -> None:
     """The oracle knows no verdict either: the task has no entry."""
     try:
-        test_oracle.judged([tree], ORACLE)
+        comparison.judged([tree], ORACLE)
     except (KeyError, IndexError, ValueError):
         return
     raise AssertionError("the oracle gives a verdict, the judge refuses")
@@ -145,7 +146,7 @@ def simple(tree: dict[str, Any]) -> bool:
 
 
 def valid(rng: Random) -> Batch:
-    return concatenate_batches([test_oracle.read(scene(rng, k)) for k in range(rng.choice([1, 1, 2, 3]))])
+    return concatenate_batches([comparison.read(scene(rng, k)) for k in range(rng.choice([1, 1, 2, 3]))])
 
 
 def refused_or_accepted(path: Path, folder: Path, rng: Random) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from fuzz.grammar import damage, json_text, mutate, toml
 from fuzz.records import assert_helpful, scene, simple
-from judging import oracle, test_oracle
+from judging import comparison, oracle
 from safevla_bench.errors import RegistryError, SafevlaError, SpecError
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
@@ -23,8 +23,8 @@ from safevla_bench.tasks.entries import Registry
 
 CASES = Path(__file__).parents[1] / "cases"
 DEFAULT = loader.library()
-BUILT_IN = test_oracle.PACKAGE / "tasks" / "registry"
-LIBRARIES = [tomllib.loads(path.read_text()) for path in test_oracle.DEFAULT]
+BUILT_IN = comparison.PACKAGE / "tasks" / "registry"
+LIBRARIES = [tomllib.loads(path.read_text()) for path in comparison.DEFAULT]
 REGISTRIES = [tomllib.loads(path.read_text()) for path in sorted(BUILT_IN.glob("*.toml"))]
 
 
@@ -95,16 +95,16 @@ def assert_same_specs(rng: Random, specs: list[Spec], path: Path) -> None:
     if not simple(record):
         return
     try:
-        expected = test_oracle.judged([record], read)
+        expected = comparison.judged([record], read)
     except (ValueError, AssertionError, KeyError, TypeError, ZeroDivisionError):
         return  # beyond the oracle's grammar
-    comparison = test_oracle.Comparison(read)
+    agreement = comparison.Comparison(read)
     try:
-        got = score(test_oracle.read(record), load_ruleset(path, missing="deactivate"))
+        got = score(comparison.read(record), load_ruleset(path, missing="deactivate"))
     except SafevlaError:
         return
-    comparison.batch(expected, list(got.episodes()))
-    assert not comparison.differences, comparison.differences[:3]
+    agreement.batch(expected, list(got.episodes()))
+    assert not agreement.differences, agreement.differences[:3]
 
 
 def _as_read(value: Any) -> Any:
