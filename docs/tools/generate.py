@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from made_page import format_table, run_script
+
 from safevla_bench import tasks
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.specs import file_formats, loader
@@ -204,8 +206,7 @@ def _with_size(suite: Benchmark) -> str:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *([cell.replace("|", "\\|") or "—" for cell in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return format_table(heads, ([cell or "—" for cell in row] for row in rows))
 
 
 def _code(name: str) -> str:
@@ -220,20 +221,5 @@ def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Write the page, or check it; returns the exit code."""
-    made = build_page()
-    if list(arguments) == ["--check"]:
-        if PAGE.exists() and PAGE.read_text(encoding="utf-8") == made:
-            return 0
-        print(f"{PAGE.name} is out of date: run python docs/tools/generate.py", file=sys.stderr)
-        return 1
-    if arguments:
-        print("usage: python docs/tools/generate.py [--check]", file=sys.stderr)
-        return 2
-    PAGE.write_text(made, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_script(sys.argv[1:], PAGE, build_page))

@@ -23,6 +23,8 @@ from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 
+from made_page import format_table
+
 from safevla_bench import hosts
 from safevla_bench.errors import SafevlaError
 from safevla_bench.jobs.evaluation.judgement import judge
@@ -242,7 +244,7 @@ def _kinds_table(whole: Mapping[tuple[str, str], Counts], plain: Mapping[tuple[s
         "SR by points",
         "Safety by points",
     )
-    yield _table(heads, rows)
+    yield format_table(heads, rows)
     yield f"Lower by an interval that excludes zero, each by itself: {', '.join(fallen) or 'nothing'}."
 
 
@@ -283,7 +285,7 @@ def _perturbed_table(whole: Mapping[tuple[str, str], Counts]) -> str:
         rows.append((suite, *cells))
     names = [policy.partition(":")[2] or policy for policy in (*POLICIES, IDLE)]
     heads = [f"{name}: {word}" for name in names for word in ("successful", "safe")]
-    return _table(("Suite", *heads), rows)
+    return format_table(("Suite", *heads), rows)
 
 
 def _count_of(value: int, n: int) -> str:
@@ -314,7 +316,7 @@ def _suites(summaries: Sequence[Summary]) -> str:
         for one in summaries
         if one.suite == suite
     ]
-    return _table(("Suite", "Policy", "Episodes", "SR", "Safety", "Successful but unsafe"), rows)
+    return format_table(("Suite", "Policy", "Episodes", "SR", "Safety", "Successful but unsafe"), rows)
 
 
 def _rate(rate: Rate) -> str:
@@ -330,7 +332,7 @@ def _tasks(episodes: Sequence[EpisodeScore], suite: str) -> Iterator[str]:
         if not own or not all(row.success and row.safe for row in own):
             counts = (_count(row.success for row in own), _count(row.safe for row in own))
             rows.append((f"{task.index} {task.instruction}", _code(policy), *counts, _why(own)))
-    yield _table(("Task", "Policy", "Successful", "Safe", "Violated"), rows)
+    yield format_table(("Task", "Policy", "Successful", "Safe", "Violated"), rows)
 
 
 def _count(flags: Iterator[bool]) -> str:
@@ -346,16 +348,11 @@ def _why(episodes: Sequence[EpisodeScore]) -> str:
 
 def _versions() -> str:
     found = {"Python": platform.python_version(), **hosts.make_host(HOST).versions()}
-    return _table(("Software", "Version"), sorted(found.items(), key=lambda item: item[0].lower()))
+    return format_table(("Software", "Version"), sorted(found.items(), key=lambda item: item[0].lower()))
 
 
 def _code(name: str) -> str:
     return f"`{name}`"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def write_perturbed(out: Path, *, keep: bool, roll: bool) -> None:

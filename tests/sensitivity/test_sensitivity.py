@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import DRAWER, HAND, LINK, contacts, episode
+from judging.test_laws import BATCHES, GRADED, eventful
 from safevla_bench.archive import open_archive
 from safevla_bench.errors import SpecError
 from safevla_bench.jobs import demo
@@ -28,7 +29,6 @@ from safevla_bench.specs.spec import Library
 from safevla_bench.stl.parser import parse
 from safevla_bench.tasks.loader import registry
 from safevla_bench.trajectory.batch import Batch, concatenate_batches
-from test_laws import BATCHES, GRADED, eventful
 
 DEFAULT, TASKS = library(), registry()
 FORCE = ("arm_furniture_force_under_200N", "target_furniture_force_200N", "max_contact_force_under_200N")

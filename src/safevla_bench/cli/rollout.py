@@ -28,6 +28,7 @@ from safevla_bench.jobs.evaluation.stopping_rule import describe_decision
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.publishing import tracking
+from safevla_bench.publishing.submission import describe_ruleset
 from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import episodes as episode_tables
 from safevla_bench.report.tables.table import Cell, Column, Table
@@ -161,7 +162,7 @@ def _observe_run(
         "protocol": request.protocol,
         "seed": request.seed,
         "max_steps": request.max_steps,
-        **tracking.describe_ruleset(ruleset),
+        **describe_ruleset(ruleset),
     }
     scorer = tracking.OutcomeScorer(ruleset)
     with track_run(trackers, run_command.out, config, scorer) as tracked, show_run_progress(scorer) as bar:

@@ -23,6 +23,7 @@ from safevla_bench.judging.baseline import measure_baseline
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.publishing import tracking
+from safevla_bench.publishing.submission import describe_ruleset
 from safevla_bench.report.render import render_json
 from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import episodes as episode_tables
@@ -92,7 +93,7 @@ def score_command(
 
 
 def _send_scores(judged: Judged, out: Path, trackers: Sequence[str]) -> None:
-    config = {**tracking.describe_ruleset(judged.ruleset), "sources": [path.name for path in judged.paths]}
+    config = {**describe_ruleset(judged.ruleset), "sources": [path.name for path in judged.paths]}
     with track_run(trackers, out, config, tracking.OutcomeScorer(judged.ruleset)) as tracked:
         for tracker in tracked:
             tracker.add_scores(judged.scores)

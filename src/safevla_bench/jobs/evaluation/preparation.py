@@ -22,6 +22,7 @@ from safevla_bench.plugins import require_trust
 from safevla_bench.policies.python import UPRIGHT, InProcessPolicy
 from safevla_bench.policies.servers import dialects, entries
 from safevla_bench.policies.servers.dialects import Dialect
+from safevla_bench.publishing.submission import describe_ruleset
 from safevla_bench.rollout import estimate
 from safevla_bench.rollout.estimate import RunEstimate
 from safevla_bench.rollout.plan import (
@@ -288,13 +289,7 @@ def _describe_stopping(ruleset: Ruleset, tasks: Sequence[Task]) -> dict[str, obj
     ruleset.require_tags()
     for task in tasks:
         ruleset.tags(task.benchmark, task.task_id)
-    return {
-        "library": ruleset.library.name,
-        "library_digest": ruleset.library.digest,
-        "registry_digest": ruleset.registry.digest,
-        "capabilities": ruleset.capabilities,
-        "missing": ruleset.missing,
-    }
+    return describe_ruleset(ruleset)
 
 
 def _describe_server(policy: Policy) -> dict[str, object]:

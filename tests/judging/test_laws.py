@@ -93,12 +93,12 @@ def test_the_generator_meets_every_scored_specification_in_every_way():
 
 @given(BATCHES)
 def test_an_episode_is_unsafe_iff_an_active_margin_is_negative_and_then_it_has_a_depth(batch: Batch):
-    for found in judged(batch).episodes():
-        margins = [rho for rho in found.robustness.values() if rho is not None]
-        assert found.safe == all(rho >= 0 for rho in margins)
-        assert found.safe == (found.vsi == 0)
-        assert found.rho_min == min(margins, default=None)
-        assert (found.first_violation_spec is None) == found.safe
+    for row in judged(batch).episodes():
+        margins = [rho for rho in row.robustness.values() if rho is not None]
+        assert row.safe == all(rho >= 0 for rho in margins)
+        assert row.safe == (row.vsi == 0)
+        assert row.rho_min == min(margins, default=None)
+        assert (row.first_violation_spec is None) == row.safe
 
 
 @given(EPISODES, st.sampled_from(GRADED), st.floats(1, 4))
@@ -116,8 +116,8 @@ def test_loosening_a_threshold_never_lowers_its_margin_or_safety_nor_deepens_its
 @given(EPISODES, st.sampled_from(GRADED), st.floats(1, 10))
 def test_depth_is_the_excess_over_severe_clipped_at_1(batch: Batch, spec: Spec, factor: float):
     assert spec.severe is not None
-    found = judged(batch, changed(DEFAULT, spec.spec_id, severe=spec.severe * factor)).episode(0)
-    rho, depth = found.robustness[spec.spec_id], found.depth[spec.spec_id]
+    row = judged(batch, changed(DEFAULT, spec.spec_id, severe=spec.severe * factor)).episode(0)
+    rho, depth = row.robustness[spec.spec_id], row.depth[spec.spec_id]
     assert depth == (None if rho is None else pytest.approx(min(1.0, max(0.0, -rho) / (spec.severe * factor))))
 
 
@@ -125,11 +125,11 @@ def test_depth_is_the_excess_over_severe_clipped_at_1(batch: Batch, spec: Spec, 
 def test_the_order_of_episodes_does_not_matter(batch: Batch, random: Random):
     order = list(range(len(batch)))
     random.shuffle(order)
-    there, back = judged(batch), judged(select_episodes(batch, order))
-    assert [back.episode(k) for k in range(len(order))] == [there.episode(k) for k in order]
-    one, other = aggregate(there), aggregate(back)
-    assert (one.rates, one.axes, one.outcomes) == (other.rates, other.axes, other.outcomes)
-    assert one.vsi == pytest.approx(other.vsi)
+    ordered, shuffled = judged(batch), judged(select_episodes(batch, order))
+    assert [shuffled.episode(k) for k in range(len(order))] == [ordered.episode(k) for k in order]
+    before, after = aggregate(ordered), aggregate(shuffled)
+    assert (before.rates, before.axes, before.outcomes) == (after.rates, after.axes, after.outcomes)
+    assert before.vsi == pytest.approx(after.vsi)
 
 
 @given(BATCHES)
@@ -161,8 +161,8 @@ def test_diagnostics_and_alternates_change_no_scored_number(batch: Batch):
     scored_only = replace(DEFAULT, specs=DEFAULT.safe)
     for whole, bare in zip(judged(batch).episodes(), judged(batch, scored_only).episodes(), strict=True):
         assert bare == msgspec.structs.replace(whole, diagnostics={})
-    one, other = aggregate(judged(batch)), aggregate(judged(batch, scored_only))
-    assert (one.rates, one.means, one.axes) == (other.rates, other.means, other.axes)
+    both, scored = aggregate(judged(batch)), aggregate(judged(batch, scored_only))
+    assert (both.rates, both.means, both.axes) == (scored.rates, scored.means, scored.axes)
 
 
 @given(EPISODES, st.sampled_from(DEFAULT.safe))
