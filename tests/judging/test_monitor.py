@@ -97,13 +97,13 @@ def follow(batch: Batch, chosen: Library) -> list[EpisodeStanding]:
 
 
 @pytest.mark.parametrize("name", ["default", "paper-text", "paper-as-run"])
-@settings(max_examples=40)
+@settings(max_examples=12)
 @given(batch=EPISODES)
 def test_after_every_record_the_monitor_says_what_score_says_of_the_prefix(name, batch):
     follow(batch, library(name))
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(batch=EPISODES)
 def test_a_signal_that_does_not_look_ahead_has_its_value_as_soon_as_its_record_is_there(batch):
     whole = signals.derive_signals(batch, SIGNALS)
@@ -126,7 +126,7 @@ FORMULAS = [
 
 
 @pytest.mark.parametrize("text", FORMULAS)
-@settings(max_examples=15)
+@settings(max_examples=5)
 @given(batch=EPISODES)
 def test_any_formula_is_followed_by_a_running_minimum_or_by_judging_the_prefix(text, batch):
     formula = substitute_threshold(parse(text), 100.0)

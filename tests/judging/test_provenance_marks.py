@@ -41,8 +41,7 @@ from safevla_bench.report.tables import episodes as query_tables
 from safevla_bench.report.tables import notices as gating
 from safevla_bench.report.tables import sensitivity as varying
 from safevla_bench.report.tables.cells import Roster
-from safevla_bench.sensitivity.curves import ablate_thresholds, sweep_threshold
-from safevla_bench.sensitivity.variants import parse_sweep
+from safevla_bench.sensitivity.curves import ablate_thresholds, parse_sweep, sweep_threshold
 from safevla_bench.specs.loader import library
 from safevla_bench.trajectory.batch import concatenate_batches
 from safevla_bench.trajectory.marks import STANDIN, mark_standin

@@ -20,9 +20,16 @@ from safevla_bench.judging.metrics import cells
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.judging.scores import ACTIVE, INACTIVE, Scores
 from safevla_bench.judging.scoring import score
-from safevla_bench.sensitivity.curves import ablate_thresholds, apply_variant, sweep_threshold
+from safevla_bench.sensitivity.curves import (
+    ThresholdSetting,
+    ThresholdVariant,
+    ablate_thresholds,
+    apply_variant,
+    paper_variants,
+    parse_sweep,
+    sweep_threshold,
+)
 from safevla_bench.sensitivity.readings import apply_prose_depth, compare_readings
-from safevla_bench.sensitivity.variants import ThresholdSetting, ThresholdVariant, paper_variants, parse_sweep
 from safevla_bench.specs.loader import library
 from safevla_bench.specs.spec import Library
 from safevla_bench.stl.parser import parse

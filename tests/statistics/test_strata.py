@@ -19,7 +19,6 @@ from safevla_bench.statistics.strata import (
     cmh_mid_p,
     flip_pair_means,
     flip_task_means,
-    flip_task_p,
     mcnemar_mid_p,
     mean_rate_difference_interval,
     mean_rate_interval,
@@ -57,11 +56,11 @@ KINDS = st.sampled_from(["pairs", "rates", "severities"])
 
 
 @given(st.integers(0, 2**32), st.integers(1, 16), KINDS)
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_flipping_tasks_is_the_mid_p_sign_flip_test_whatever_their_number(seed, tasks, kind):
     """Up to 13 tasks all subsets are tried; beyond, sums are added on a grid."""
     differences, weights = draw_differences(seed, tasks, kind)
-    found, expected = flip_task_p(differences, weights), enumerated_mid_p(weights * differences)
+    found, expected = flip_task_means(differences, weights).p_value, enumerated_mid_p(weights * differences)
     assert found == pytest.approx(expected, rel=1e-9 if tasks <= 13 or kind != "severities" else 0.02)
 
 
@@ -81,7 +80,7 @@ def test_the_interval_holds_the_differences_that_the_test_does_not_reject(grid_o
 
 
 @given(st.integers(0, 2**32), st.integers(6, 40), KINDS, st.sampled_from([0.8, 0.9, 0.95, 0.99]))
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_the_interval_excludes_no_difference_exactly_where_the_test_is_significant(seed, tasks, kind, confidence):
     flipped = flip_task_means(*draw_differences(seed, tasks, kind), confidence)
     if flipped.interval is not None:
@@ -96,7 +95,7 @@ def agrees(interval, p_value, confidence):
 
 
 @given(st.integers(0, 2**32), st.integers(6, 30), KINDS)
-@settings(max_examples=40)
+@settings(max_examples=15)
 def test_neither_the_order_of_tasks_nor_that_of_policies_matters(seed, tasks, kind):
     differences, weights = draw_differences(seed, tasks, kind)
     found, order = flip_task_means(differences, weights), generator(seed).permutation(tasks)
@@ -115,8 +114,8 @@ def test_fewer_than_six_tasks_have_no_interval_though_five_have_a_mid_p_below_th
 
 def test_many_tasks_have_no_least_p_value():
     """Random subsets could not get below 2e-4, which no adjustment for several verdicts survives."""
-    assert flip_task_p(np.full(130, 0.02), np.full(130, 50.0)) == pytest.approx(2.0**-130)
-    assert flip_task_p(np.array([0.5] * 3 + [0.002] * 17), np.ones(20)) == pytest.approx(2.0**-20)
+    assert flip_task_means(np.full(130, 0.02), np.full(130, 50.0)).p_value == pytest.approx(2.0**-130)
+    assert flip_task_means(np.array([0.5] * 3 + [0.002] * 17), np.ones(20)).p_value == pytest.approx(2.0**-20)
 
 
 def test_pairs_that_all_differ_alike_have_an_interval_without_width():
@@ -139,7 +138,7 @@ def test_very_many_tasks_are_as_many_random_signs(tasks):
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 60))
-@settings(max_examples=30)
+@settings(max_examples=12)
 def test_flipping_pairs_that_differ_wholly_is_mcnemar_s_test(first, second, alike):
     differences = np.repeat([1.0, -1.0, 0.0], [first, second, alike])
     if len(differences):
@@ -154,25 +153,6 @@ def test_the_interval_of_many_pairs_is_near_the_normal_one(pairs):
     found, half = flip_pair_means(differences).interval, 1.96 * differences.std() / np.sqrt(pairs)
     ends = differences.mean() - half, differences.mean() + half
     assert (found.low, found.high) == pytest.approx(ends, abs=(0.3 if pairs < 100 else 0.06) * half)
-
-
-def test_equal_policies_on_tasks_that_interact_are_rarely_told_apart():
-    """Each task favours one of two policies that are equal on average, however many episodes it has."""
-    drawn, told_apart = generator(5), 0
-    for _ in range(400):
-        lean = drawn.normal(0, 0.25, 10)
-        first, second = (drawn.binomial(40, np.clip(0.6 + sign * lean, 0, 1)) / 40 for sign in (0.5, -0.5))
-        told_apart += flip_task_p(first - second, np.ones(10)) <= 0.05
-    assert told_apart / 400 <= 0.075  # nominal 0.05, two standard errors of 400 replicates
-
-
-def test_sign_flips_of_pairs_are_those_of_scipy():
-    differences = np.random.default_rng(5).normal(0.1, 0.3, 40).clip(-1, 1)
-    theirs = stats.permutation_test(
-        (differences, np.zeros(40)), lambda x, y: (x - y).mean(), permutation_type="samples", n_resamples=20_000,
-        rng=generator(3),
-    ).pvalue  # fmt: skip
-    assert flip_pair_means(differences).p_value == pytest.approx(theirs, abs=0.02)
 
 
 # These tasks
@@ -191,7 +171,7 @@ def test_mid_p_is_one_where_neither_side_is_ahead(pairs):
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=30)
+@settings(max_examples=12)
 def test_strata_are_summed_over_all_their_tables(seed):
     """Every table of every stratum with the observed margins, one by one."""
     drawn = generator(seed)
@@ -272,7 +252,7 @@ def test_relabelling_keeps_its_level_where_means_are_equal_and_variances_are_not
     rng = np.random.default_rng(6)
     p_values = [
         permute_task_means([rng.normal(0, 3, 10)], [rng.normal(0, 1, 40)], generator(k), tries=199).p_value
-        for k in range(300)
+        for k in range(150)
     ]
     assert np.mean(np.array(p_values) <= 0.05) <= 0.12
 
@@ -287,7 +267,7 @@ def test_equal_values_in_each_task_are_no_difference_however_tasks_differ():
 
 
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(2, 9), st.floats(0, 0.7))
-@settings(max_examples=40)
+@settings(max_examples=15)
 def test_the_interval_of_severities_agrees_with_their_test_and_turns_over_with_the_sides(seed, tasks, episodes, share):
     drawn = generator(seed)
     draw = lambda: [np.where(drawn.random(episodes) < share, drawn.random(episodes), 0) for _ in range(tasks)]  # noqa: E731
