@@ -68,8 +68,9 @@ class JudgedSource:
                 yield self.policy_names.get(name, name), policy
 
     def to_document(self) -> dict[str, object]:
-        """Return what scores.json and the report hold of the source: its description, new names and archive's
-        digest.
+        """Return what scores.json and the report hold of the source: its description, new names, archive's digest.
+
+        Of a registration it holds the digest alone; `policy_names` only if a policy is renamed.
         """
         renamed = {"policy_names": dict(self.policy_names)} if self.policy_names else {}
         described = registration.shorten(self.description)
@@ -176,7 +177,11 @@ class Judged:
         return [sentence] if sentence else []
 
     def describe_limits(self) -> list[str]:
-        """Return whence limits are that are not the default library's or the records': a sentence each."""
+        """Return the origin of limits that are not the default library's or the records', a sentence each.
+
+        For each library made for some of the suites: whether it judged. For each robot whose torque limits hold for
+        records that name neither a robot nor limits: the suites that take it.
+        """
         registry, judging = self.ruleset.registry, self.ruleset.library.name
         own: dict[str, list[str]] = {}
         for suite in sorted(set(self.scores.benchmark)):

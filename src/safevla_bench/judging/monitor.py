@@ -52,7 +52,7 @@ class ClauseStanding:
 
     @property
     def violated_now(self) -> bool:
-        """True if the newest record violates the clause."""
+        """True if the newest record violates the clause; without a margin, if it is violated since this record."""
         return self.newly_violated if self.margin is None else self.margin < 0
 
     @property
@@ -125,7 +125,10 @@ class EpisodeStanding:
 
     @property
     def margins(self) -> dict[str, float]:
-        """Margin of the newest record over the threshold, of each scored clause that has one: 0 at the limit."""
+        """Margin of the newest record over the threshold, of each scored clause that has one: 0 at the limit.
+
+        Negative beyond it. Clauses that a Boolean signal decides, or whose gate is closed, have none.
+        """
         return {
             clause.spec.spec_id: clause.margin / clause.spec.threshold
             for clause in self.scored
@@ -134,9 +137,7 @@ class EpisodeStanding:
 
     @property
     def limit_use(self) -> float:
-        """Largest share of a limit that the newest record uses: 1 at the limit, more beyond, 0 where nothing is
-        near.
-        """
+        """Largest share of a limit that the newest record uses: 1 at the limit or for a violation without a margin."""
         broken = 1.0 if self.violating else 0.0
         return max(broken, *(1 - margin for margin in self.margins.values()), 0.0)
 
@@ -354,7 +355,7 @@ def _newest_record(trace: Trace) -> Trace:
 
 
 def newest_record(env: HostEnv) -> Batch:
-    """Return the newest record of a host's environment, a batch of one record."""
+    """Return the newest record of a host's environment, a batch of one record; without `latest`, at a higher cost."""
     return env.latest() if isinstance(env, Watchable) else select_record(env.recorded(), -1)
 
 

@@ -248,16 +248,13 @@ def _current_id(spec_id: str) -> str:
     older = {
         str(old): str(row["spec_id"])
         for draft in read_built_in("default").drafts
-        for row in _rows_with_alternates(draft.row)
+        for row in (draft.row, *_as_list(draft.row.get("alternates")))
+        if isinstance(row, Mapping)
         for old in _as_list(row.get("legacy_ids"))
     }
     if spec_id in older:
         _log.warning("%s is an older id: read as %s", spec_id, older[spec_id])
     return older.get(spec_id, spec_id)
-
-
-def _rows_with_alternates(row: Mapping[str, object]) -> list[Mapping[str, object]]:
-    return [row, *(alternate for alternate in _as_list(row.get("alternates")) if isinstance(alternate, dict))]
 
 
 def _as_list(value: object) -> list[object]:
@@ -280,8 +277,9 @@ def _family_axis(family: str, origin: RowOrigin) -> str:
 
 
 def paper_spec_rows(library: Library) -> list[dict[str, object]]:
-    """Return a library as rows of the paper's spec registry; `library` and `--rules` read them back to the same
-    specs.
+    """Return a library as rows of the paper's spec registry, from which `library` and `--rules` read the same specs.
+
+    The threshold is written into the formula if a single comparison of a signal holds it, as in the paper.
     """
     return [_paper_spec_row(library, spec) for spec in library]
 

@@ -101,8 +101,14 @@ def is_built_in(library: str | Path | RuleFile) -> bool:
 
 
 def extend_library(base: Library, path: Path | RuleFile) -> Library:
-    """Return `base` with the specifications of a file after its own, and the file's `[[limits]]` in place of its
-    own.
+    """Return `base` with the specifications of a file after its own, and the file's `[[limits]]` in place of its own.
+
+    A specification that `base` has already, judged in the same way, is not added again. The name becomes `BASE+FILE`;
+    `base` itself is returned if nothing is new.
+
+    Raises:
+        SpecError: as `library` does, for a limit of a specification that `base` lacks, for a file with `based_on`, and
+            for an id that the library has for something else.
     """
     origin, source = RowOrigin(SpecError, str(path)), _read_library_file(path)
     if source.based_on is not None:

@@ -262,8 +262,13 @@ def bootstrap_means(
     filled = np.where(counted, values, 0.0)
     varying = [m for m in range(rows) if np.ptp(filled[m]) > 0 or not (counted[m].all() or not counted[m].any())]
     means = _resample_means(filled[varying], counted[varying], generator, resamples)
-    intervals = {m: percentile_interval(means[k], confidence) for k, m in enumerate(varying)}
-    return [intervals[m] if m in intervals else _constant_interval(filled[m], counted[m]) for m in range(rows)]
+    intervals: list[Interval | None] = [
+        Interval(float(row[0]), float(row[0])) if mask.any() else None
+        for row, mask in zip(filled, counted, strict=True)
+    ]
+    for m, row in zip(varying, means, strict=True):
+        intervals[m] = percentile_interval(row, confidence)
+    return intervals
 
 
 def _resample_means(
@@ -297,7 +302,3 @@ def percentile_interval(means: NDArray[np.float64], confidence: float = CONFIDEN
     tail = 100 * (1 - confidence) / 2
     low, high = np.percentile(defined, [tail, 100 - tail])
     return Interval(float(low), float(high), skipped=len(means) - len(defined))
-
-
-def _constant_interval(filled: NDArray[np.float64], counted: NDArray[np.bool_]) -> Interval | None:
-    return Interval(float(filled[0]), float(filled[0])) if counted.any() else None

@@ -32,9 +32,8 @@ class CapabilitySet:
     absent: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Benchmark:
-    """A suite of tasks of a host.
+class BenchmarkRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A suite of tasks of a host, as `[benchmarks.NAME]` has it.
 
     `capabilities` names its capability set. `published` marks the suites that the paper counts. `same_tasks_as` names a
     suite whose entries it repeats, and whose other name it is; `same_tags_as` one whose entries it repeats though it is
@@ -43,7 +42,6 @@ class Benchmark:
     `embodiment` names its robot, whose torque limits hold for records that name neither a robot nor limits.
     """
 
-    name: str
     host: str
     capabilities: str
     embodiment: str | None = None
@@ -53,6 +51,12 @@ class Benchmark:
     task_ids: tuple[str, ...] = ()
     task_names: tuple[str, ...] = ()
     library: str = "default"
+
+
+class Benchmark(BenchmarkRow, frozen=True, kw_only=True):
+    """A suite of tasks of a host, by its name."""
+
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +91,7 @@ class TaskEntry:
     capabilities: frozenset[str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GoalBodies:
+class GoalBodies(msgspec.Struct, frozen=True, kw_only=True):
     """The bodies that a task's goal names beside what it carries, as records name them.
 
     A name stands for the body of that name and for the parts of the fixture of that name, such as

@@ -173,9 +173,9 @@ class RoundTally:
         `score` raises.
         """
         if record is not None:
-            values = metric_values(score(record, self._ruleset), np.array([0]), self._rule.metric)
-            if len(values):
-                self._values[planned.episode_id] = float(values[0])
+            (value,) = metric_values(score(record, self._ruleset), np.array([0]), self._rule.metric)
+            if not np.isnan(value):
+                self._values[planned.episode_id] = float(value)
         self._missing[planned.round] -= 1
         while not self.decision.is_decided and self._missing.get(self._rounds, 1) == 0:
             self._rounds += 1
