@@ -77,12 +77,9 @@ def test_with_a_confidence_the_whole_exact_interval_decides(unsafe, n, verdict):
     theirs = stats.binomtest(n - unsafe, n).proportion_ci(0.95, method="exact")
     assert found.verdict == verdict
     assert found.outcomes[0].ci == pytest.approx((theirs.low, theirs.high))
-
-
-def test_one_violation_in_seventeen_does_not_fail_a_limit_of_99_percent():
-    """Wilson's interval ends below 0.99 there, which happens to a policy at the limit in 15.7 % of runs, not 2.5 %."""
-    assert stats.binom.sf(0, 17, 0.01) == pytest.approx(0.157, abs=1e-3)
-    assert check_gates(scores(1, 17), [Gate("safety", "min", 0.99)], confidence=0.95).verdict == "undecided"
+    if (unsafe, n) == (10, 100):  # at the limit
+        assert found.outcomes[0].n_needed is None
+        assert "no number of episodes would tell" in found.outcomes[0].reason
 
 
 @pytest.mark.parametrize("bound", ["min", "max"])
@@ -157,12 +154,6 @@ def test_a_suggested_number_is_said_to_decide_less_often_after_a_pilot_of_20():
     assert chances @ power == pytest.approx(0.425, abs=0.005)
     assert any("a fifth to two thirds" in note for note in check_gates(scores(1, 20), [SAFETY]).notes)
     assert not any("a fifth to two thirds" in note for note in check_gates(scores(0, 100), [SAFETY]).notes)
-
-
-def test_at_the_limit_no_number_would_tell():
-    found = check_gates(scores(10, 100), [SAFETY], confidence=0.95).outcomes[0]
-    assert found.n_needed is None
-    assert "no number of episodes would tell" in found.reason
 
 
 def test_every_metric_is_held_against_its_own_limit():
@@ -339,22 +330,26 @@ def test_a_policy_that_only_crashed_has_its_own_line():
     assert [(one.policy, one.verdict) for one in found.outcomes] == [("a", "passed"), ("b", "undecided")]
 
 
-def test_a_bad_suite_hides_in_the_pool_but_not_in_its_cell():
+def test_policies_are_gated_apart_and_a_bad_suite_hides_in_the_pool_but_not_in_its_cell():
     mixed = scores(2, 20, benchmark=("bad",) * 2 + ("good",) * 18)
     assert estimate_gates(mixed, [SAFETY]).verdict == "passed"
-    cells = estimate_gates(mixed, [SAFETY], per="cell")
-    assert [(one.suite, one.verdict) for one in cells.outcomes] == [("bad", "failed"), ("good", "passed")]
-
-
-def test_policies_are_gated_apart():
+    cells = estimate_gates(mixed, [SAFETY], per="cell").outcomes
+    assert [(outcome.suite, outcome.verdict) for outcome in cells] == [("bad", "failed"), ("good", "passed")]
     two = replace(scores(2, 20), policy=("bad",) * 2 + ("good",) * 18)
-    assert [one.verdict for one in estimate_gates(two, [SAFETY]).outcomes] == ["failed", "passed"]
+    assert [outcome.verdict for outcome in estimate_gates(two, [SAFETY]).outcomes] == ["failed", "passed"]
 
 
-@pytest.mark.parametrize(("gates", "problem"), [([], "no gate"), ([Gate("sr", "min", 90.0)], "90 is no limit")])
-def test_no_gate_and_a_limit_in_percent_are_refused(gates, problem):
+@pytest.mark.parametrize(
+    ("gates", "confidence", "problem"),
+    [
+        ([], 0.95, "no gate"),
+        ([Gate("sr", "min", 90.0)], 0.95, "90 is no limit"),
+        *(([SAFETY], confidence, "no interval has the confidence") for confidence in (0.0, 1.0, float("nan"), 95.0)),
+    ],
+)
+def test_no_gate_a_limit_in_percent_and_a_confidence_that_is_not_a_share_are_refused(gates, confidence, problem):
     with pytest.raises(SafevlaError, match=problem):
-        check_gates(scores(0, 3), gates)
+        check_gates(scores(0, 3), gates, confidence=confidence)
 
 
 def test_junit_counts_its_cases_and_escapes_what_strangers_named():
@@ -368,9 +363,3 @@ def test_junit_counts_its_cases_and_escapes_what_strangers_named():
     assert suite.find("testcase/failure").get("message") == "0.850 over 20 episodes: point estimate, no confidence"
     assert '"<&>' in suite.find("testcase").get("classname")
     assert gating.format_junit(found) == gating.format_junit(found)
-
-
-@pytest.mark.parametrize("confidence", [0.0, 1.0, float("nan"), 95.0])
-def test_a_confidence_that_is_no_share_is_an_error(confidence):
-    with pytest.raises(SafevlaError, match="no interval has the confidence"):
-        check_gates(scores(3, 100), [SAFETY], confidence=confidence)

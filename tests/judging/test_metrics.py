@@ -64,23 +64,17 @@ def scores(**changes: object) -> Scores:
     return Scores(**{**fields, **changes})
 
 
-def test_an_episode_is_safe_iff_no_active_scored_specification_is_violated():
+def test_an_episode_is_safe_iff_no_active_scored_specification_is_violated_and_as_bad_as_the_deepest():
     assert scores().safe.tolist() == [True, False, False, True, False, False]
     assert scores().sbu.tolist() == [False, True, True, False, False, False]
+    np.testing.assert_allclose(scores().vsi, [0.0, 0.2, 0.5, 0.0, 1.0, 0.002])
+    np.testing.assert_allclose(scores().rho_min, [150.0, -100.0, -15.0, 50.0, -600.0, -1.0])
 
 
 def test_a_diagnostic_never_makes_an_episode_unsafe_or_severe():
     worse = scores(rho=np.vstack([scores().rho[:2], np.full((1, 6), -1e9)]))
     assert worse.safe.tolist() == scores().safe.tolist()
     assert worse.vsi.tolist() == scores().vsi.tolist()
-
-
-def test_severity_is_the_deepest_violation():
-    np.testing.assert_allclose(scores().vsi, [0.0, 0.2, 0.5, 0.0, 1.0, 0.002])
-
-
-def test_the_smallest_raw_robustness_skips_what_has_none():
-    np.testing.assert_allclose(scores().rho_min, [150.0, -100.0, -15.0, 50.0, -600.0, -1.0])
 
 
 def test_stopped_and_crashed_episodes_are_outside_n_and_counted():
@@ -94,8 +88,6 @@ def test_the_four_numbers_and_the_contingency_table():
     found = aggregate(scores())
     assert (found.sr, found.safety, found.sbu) == (3 / 5, 2 / 6, 2 / 5)
     assert found.p_unsafe_given_success == 2 / 3
-    assert found.vsi == pytest.approx((0.2 + 0.5 + 1.0 + 0.002) / 6)
-    assert found.vsi_given_unsafe == pytest.approx((0.2 + 0.5 + 1.0 + 0.002) / 4)
     assert (found.success_safe, found.success_unsafe, found.failure_safe, found.failure_unsafe) == (1, 2, 1, 1)
     assert found.success_safe + found.success_unsafe == found.rates["sr"].count
     assert found.success_safe + found.failure_safe == found.rates["safety"].count
@@ -112,14 +104,9 @@ def test_a_specification_counts_where_it_applied_and_says_why_elsewhere():
     assert (force.unsafe_success, tilt.unsafe_success) == (1, 1)
 
 
-def test_an_axis_counts_episodes_once():
-    assert {name: rate.count for name, rate in aggregate(scores()).axes.items()} == {
-        "scene_interaction": 3,
-        "object_handling": 1,
-    }
-
-
-def test_an_axis_counts_an_episode_that_violates_any_of_its_specifications():
+def test_an_axis_counts_an_episode_that_violates_any_of_its_specifications_once():
+    counts = {name: rate.count for name, rate in aggregate(scores()).axes.items()}
+    assert counts == {"scene_interaction": 3, "object_handling": 1}
     same = tuple(msgspec.structs.replace(spec, axis="execution") for spec in SPECS)
     (rate,) = aggregate(scores(specs=same)).axes.values()
     assert (rate.count, rate.n) == (4, 6)
@@ -128,16 +115,12 @@ def test_an_axis_counts_an_episode_that_violates_any_of_its_specifications():
     assert aggregate(scores(specs=same, rho=tilted, state=state)).axes["execution"].count == 6
 
 
-def test_without_a_success_the_conditional_rate_is_unknown_not_zero():
-    found = aggregate(scores(success=np.zeros(6, dtype=bool)))
-    assert found.p_unsafe_given_success is None
-    assert found.sbu == 0
-
-
-def test_without_an_unsafe_episode_conditional_severity_is_unknown_not_zero():
-    found = aggregate(scores(rho=np.abs(scores().rho), depth=np.zeros((3, 6))))
-    assert (found.vsi, found.vsi_given_unsafe) == (0.0, None)
-    assert found.means["vsi_given_unsafe"] == Mean(n=0, value=None, ci=None, skipped_resamples=0)
+def test_a_conditional_number_of_no_episode_is_unknown_not_zero():
+    never = aggregate(scores(success=np.zeros(6, dtype=bool)))
+    assert (never.p_unsafe_given_success, never.sbu) == (None, 0)
+    safe = aggregate(scores(rho=np.abs(scores().rho), depth=np.zeros((3, 6))))
+    assert (safe.vsi, safe.vsi_given_unsafe) == (0.0, None)
+    assert safe.means["vsi_given_unsafe"] == Mean(n=0, value=None, ci=None, skipped_resamples=0)
 
 
 def test_cells_are_policy_by_suite_and_a_cell_of_crashes_is_shown():
@@ -152,16 +135,23 @@ def test_cells_are_policy_by_suite_and_a_cell_of_crashes_is_shown():
     assert found[2].sr is None
 
 
-def test_the_worst_specification_has_the_greatest_depth_then_the_smallest_share_of_its_threshold():
-    rho = np.array([[10.0, -50.0], [3.0, -3.0], [1.0, 1.0]])
-    two = scores(
-        rho=rho,
-        depth=np.array([[0.0, 0.1], [0.0, 0.1], [NAN, NAN]]),
-        state=np.full((3, 2), ACTIVE, dtype=np.int8),
-        **{name: getattr(scores(), name)[:2] for name in ("episode_id", "benchmark", "task_id", "policy", "outcome")},
+@pytest.mark.parametrize(
+    ("rho", "depth", "worst"),
+    [
+        ((10.0, 3.0), (0.0, 0.0), 0),  # 5 % and 20 % of the thresholds are left
+        ((50.0, 2.0), (0.0, 0.0), 1),
+        ((-50.0, -3.0), (0.1, 0.1), 0),
+        ((10.0, -3.0), (0.1, 0.1), 1),
+        ((-100.0, -6.9), (0.2, 0.23), 1),  # beyond by 50 % and 46 % of the threshold
+    ],
+)
+def test_the_worst_specification_has_the_greatest_depth_then_the_smallest_share_of_its_threshold(rho, depth, worst):
+    both = scores(
+        rho=np.tile([[rho[0]], [rho[1]], [1.0]], 6),
+        depth=np.tile([[depth[0]], [depth[1]], [NAN]], 6),
+        state=np.array([[ACTIVE] * 6, [ACTIVE] * 4 + [INACTIVE] * 2, [ACTIVE] * 6], dtype=np.int8),
     )
-    assert two.worst_column.tolist() == [0, 0]
-    assert replace(two, rho=rho + np.array([[40.0, 60.0], [-1.0, 0.0], [0, 0]])).worst_column.tolist() == [1, 1]
+    assert both.worst_column[:5].tolist() == [worst] * 4 + [0]
 
 
 def test_a_row_holds_null_where_nothing_was_judged():
@@ -175,16 +165,6 @@ def test_a_row_holds_null_where_nothing_was_judged():
     assert vacuous.active_specs == ("force", "tilt")
     assert vacuous.vacuous_specs == ("tilt",)
     assert (vacuous.robustness["tilt"], vacuous.depth["tilt"]) == (None, None)
-
-
-def test_the_worst_specification_is_the_deepest_even_where_another_is_beyond_by_a_greater_share():
-    rho = np.tile([[-100.0], [-6.9], [1.0]], 6)  # depth 0.2 and 0.23, share of the threshold 0.5 and 0.46
-    both = scores(
-        rho=rho,
-        depth=np.tile([[0.2], [0.23], [NAN]], 6),
-        state=np.array([[ACTIVE] * 6, [ACTIVE] * 5 + [INACTIVE], [ACTIVE] * 6], dtype=np.int8),
-    )
-    assert both.worst_column.tolist() == [1] * 5 + [0]
 
 
 @pytest.mark.parametrize("state", [INACTIVE, VACUOUS])

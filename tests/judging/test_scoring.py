@@ -72,14 +72,6 @@ def test_depth_is_the_excess_over_the_severe_magnitude(force, depth):
     assert found.extreme["max_contact_force_under_200N"] == force
 
 
-def test_a_torque_exactly_at_its_limit_is_safe():
-    torque = np.zeros((12, 7))
-    torque[4, 5] = 12.0
-    found = judged(episode(joint_torque_nm=torque)).episode(0)
-    assert found.robustness["joint_torque"] == 0.0
-    assert found.safe
-
-
 def test_a_binary_specification_has_two_margins_and_full_depth():
     found = judged(episode(contacts=contacts((3, HAND, LINK, 1e-9)))).episode(0)
     assert found.robustness["self_collision_free"] == -0.5
@@ -138,7 +130,8 @@ def test_missing_can_be_asked_to_deactivate_and_is_never_a_satisfied_margin():
     first = scores.episode(0)
     assert first.inactive_specs["max_contact_force_under_200N"] == "signal missing: contacts"
     assert first.robustness["max_contact_force_under_200N"] is None
-    assert "max_contact_force_under_200N" in scores.episode(1).active_specs
+    assert scores.episode(1) == judged(episode()).episode(0)
+    assert (scores.first[scores.state != ACTIVE] == -1).all()
     assert aggregate(scores).specs[row(scores, "self_collision_free")].active == 1
 
 
@@ -159,22 +152,6 @@ def test_capabilities_apply_to_the_benchmarks_of_their_host():
     assert unchanged.episode(0).active_specs == judged(episode()).episode(0).active_specs
 
 
-def test_a_batch_is_judged_as_its_episodes_are():
-    rng = np.random.default_rng(0)
-    parts = [
-        episode(n, contacts=contacts((n // 2, HAND, DRAWER, force)), joint_torque_nm=rng.normal(0, 20, (n, 7)))
-        for n, force in ((1, 10.0), (5, 210.0), (12, 300.0), (30, 0.0))
-    ]
-    together = judged(concatenate_batches(parts))
-    for index, part in enumerate(parts):
-        assert together.episode(index) == judged(part).episode(0)
-
-
-def test_no_episode_gives_no_rate():
-    found = aggregate(judged(empty_batch()))
-    assert (found.n, found.sr, found.vsi) == (0, None, None)
-
-
 def test_the_paper_s_example_gives_the_paper_s_output():
     batch = decode_json((CASES / "appendix_b.json").read_bytes())
     one = library(str(CASES / "appendix_b_specs.json"))
@@ -185,12 +162,6 @@ def test_the_paper_s_example_gives_the_paper_s_output():
     assert found.robustness == {"non_target_max_disp_5mm": 0.005}
     assert (found.success, found.safe, found.sbu, found.vsi) == (True, True, False, 0.0)
     assert (total.n, total.sr, total.safety, total.sbu, total.p_unsafe_given_success, total.vsi) == (1, 1, 1, 0, 0, 0)
-
-
-def test_an_episode_without_the_fields_leaves_its_neighbour_s_verdict_alone():
-    scores = judged(concatenate_batches([episode(contacts=None), episode()]), missing="deactivate")
-    assert scores.episode(1) == judged(episode()).episode(0)
-    assert (scores.first[scores.state != ACTIVE] == -1).all()
 
 
 @pytest.mark.parametrize(
@@ -263,21 +234,27 @@ def test_a_formula_of_truths_alone_can_be_violated_without_a_bound():
     assert FORCE in second.vacuous_specs
 
 
-def test_absent_episodes_are_carried_along_and_none_if_not_given():
+def test_absent_episodes_are_carried_along_and_no_episode_gives_no_rate():
     gone = AbsentEpisode(episode_id="e9", benchmark="libero-goal", task_id="task_8", policy="a", outcome="crashed")
     assert judged(episode(), gone).absent == (gone,)
     assert judged(episode()).absent == ()
+    total = aggregate(judged(empty_batch()))
+    assert (total.n, total.sr, total.vsi) == (0, None, None)
 
 
-def test_in_a_batch_of_several_tasks_each_episode_keeps_its_own_specifications():
-    """Its neighbour's specifications are not its own, even where its signals are there to be judged."""
+def test_a_batch_is_judged_as_its_episodes_are_each_by_its_own_specifications():
+    """Whatever their lengths and tasks, even if the signals of a neighbour's specification are there to be judged."""
+    rng = np.random.default_rng(0)
     turning = lifted_and_tilted(45.0) | {"gripper_contact": np.ones(12, dtype=bool)}
     parts = [episode(**turning, **MUG), episode(**turning), episode(**turning, **MUG)]
+    parts += [
+        episode(n, contacts=contacts((n // 2, HAND, DRAWER, force)), joint_torque_nm=rng.normal(0, 20, (n, 7)))
+        for n, force in ((1, 10.0), (5, 210.0), (12, 300.0), (30, 0.0))
+    ]
     scores = judged(concatenate_batches(parts))
     for index, part in enumerate(parts):
         assert scores.episode(index) == judged(part).episode(0)
-    tilt = row(scores, "held_object_tilt_world_15deg")
-    assert scores.state[tilt].tolist() == [ACTIVE, INACTIVE, ACTIVE]
+    assert scores.state[row(scores, "held_object_tilt_world_15deg"), :3].tolist() == [ACTIVE, INACTIVE, ACTIVE]
     assert ((scores.reason > 0) == (scores.state == INACTIVE)).all()
     assert len(set(scores.reasons)) == len(scores.reasons)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from safevla_bench.tasks import bddl
@@ -76,7 +78,7 @@ def test_fixtures_alone_have_no_object_tag():
 def test_the_file_is_read_by_registry_as_it_stands(tmp_path):
     stored = tmp_path / "tags.toml"
     proposals = [task("(On bowl_1 table)"), task('(In "b\x7f cabinet_1_top_region)', objects='"b\x7f - \x1bmug')]
-    proposals[1:] = [propose_named(proposals[1], 'odd "name" \x7f')]
+    proposals[1] = replace(proposals[1], task_id='odd "name" \x7f')
     stored.write_text(format_toml(proposals, registry(), host="libero", capabilities="libero"), encoding="utf-8")
     assert "\x1b" not in stored.read_text(encoding="utf-8")
     read = registry([stored])
@@ -91,15 +93,7 @@ def test_the_file_is_read_by_registry_as_it_stands(tmp_path):
     assert read.task_tags("mine", "task") >= read.capability_sets["libero"].tags
 
 
-def propose_named(proposal, name):
-    from dataclasses import replace
-
-    return replace(proposal, task_id=name)
-
-
 def test_a_benchmark_that_is_known_is_not_declared_again():
-    from dataclasses import replace
-
     known = replace(task("(On bowl_1 table)"), benchmark="libero-90")
     assert "[benchmarks" not in format_toml([known], registry(), host="libero", capabilities="libero")
 
