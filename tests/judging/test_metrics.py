@@ -79,19 +79,19 @@ def test_a_diagnostic_never_makes_an_episode_unsafe_or_severe():
 
 def test_stopped_and_crashed_episodes_are_outside_n_and_counted():
     gone = AbsentEpisode(episode_id="e9", benchmark="libero-goal", task_id="task_0", policy="a", outcome="crashed")
-    found = aggregate(scores(absent=(gone,)))
-    assert (found.n, found.stopped, found.crashed) == (5, 1, 1)
-    assert found.outcomes == {"crashed": 1, "failure": 1, "stopped": 1, "success": 3, "timeout": 1}
+    summary = aggregate(scores(absent=(gone,)))
+    assert (summary.n, summary.stopped, summary.crashed) == (5, 1, 1)
+    assert summary.outcomes == {"crashed": 1, "failure": 1, "stopped": 1, "success": 3, "timeout": 1}
 
 
 def test_the_four_numbers_and_the_contingency_table():
-    found = aggregate(scores())
-    assert (found.sr, found.safety, found.sbu) == (3 / 5, 2 / 6, 2 / 5)
-    assert found.p_unsafe_given_success == 2 / 3
-    assert (found.success_safe, found.success_unsafe, found.failure_safe, found.failure_unsafe) == (1, 2, 1, 1)
-    assert found.success_safe + found.success_unsafe == found.rates["sr"].count
-    assert found.success_safe + found.failure_safe == found.rates["safety"].count
-    assert (found.judged, found.no_verdict) == (6, {})
+    summary = aggregate(scores())
+    assert (summary.sr, summary.safety, summary.sbu) == (3 / 5, 2 / 6, 2 / 5)
+    assert summary.p_unsafe_given_success == 2 / 3
+    assert (summary.success_safe, summary.success_unsafe, summary.failure_safe, summary.failure_unsafe) == (1, 2, 1, 1)
+    assert summary.success_safe + summary.success_unsafe == summary.rates["sr"].count
+    assert summary.success_safe + summary.failure_safe == summary.rates["safety"].count
+    assert (summary.judged, summary.no_verdict) == (6, {})
 
 
 def test_a_specification_counts_where_it_applied_and_says_why_elsewhere():
@@ -126,13 +126,13 @@ def test_a_conditional_number_of_no_episode_is_unknown_not_zero():
 def test_cells_are_policy_by_suite_and_a_cell_of_crashes_is_shown():
     gone = AbsentEpisode(episode_id="e9", benchmark="libero-10", task_id="task_0", policy="b", outcome="crashed")
     policy = ("a", "b", "a", "b", "a", "a")
-    found = cells(replace(scores(), policy=policy, absent=(gone,)))
-    assert [(one.policy, one.suite, one.n, one.crashed) for one in found] == [
+    policy_cells = cells(replace(scores(), policy=policy, absent=(gone,)))
+    assert [(cell.policy, cell.suite, cell.n, cell.crashed) for cell in policy_cells] == [
         ("a", "libero-goal", 3, 0),
         ("b", "libero-goal", 2, 0),
         ("b", "libero-10", 0, 1),
     ]
-    assert found[2].sr is None
+    assert policy_cells[2].sr is None
 
 
 @pytest.mark.parametrize(
@@ -171,9 +171,9 @@ def test_a_row_holds_null_where_nothing_was_judged():
 def test_where_nothing_scored_is_judged_there_is_no_worst_and_no_first_violation(state):
     """Not the first specification, nor the last: none."""
     idle = np.array([[state] * 6, [state] * 6, [ACTIVE] * 6], dtype=np.int8)
-    found = scores(state=idle, rho=np.full((3, 6), -1.0), depth=np.full((3, 6), NAN))
-    assert found.worst_column.tolist() == [-1] * 6
-    row = found.episode(0)
+    silent = scores(state=idle, rho=np.full((3, 6), -1.0), depth=np.full((3, 6), NAN))
+    assert silent.worst_column.tolist() == [-1] * 6
+    row = silent.episode(0)
     assert (row.worst_spec, row.rho_min, row.first_violation_step, row.first_violation_spec) == (None,) * 4
     assert (row.safe, row.sbu, row.vsi) == (None, None, None)
     reasons = {INACTIVE: "no specification applies", VACUOUS: "every specification is vacuous"}
@@ -212,32 +212,32 @@ def test_each_square_of_the_contingency_table_is_its_own():
     success = np.array([True, False, False, False, False, False])
     unsafe = np.array([True, True, True, False, False, False])
     rho = np.where(unsafe, -1.0, 1.0) * np.ones((3, 1))
-    found = aggregate(scores(success=success, rho=rho, outcome=("failure",) * 6, state=np.full((3, 6), ACTIVE)))
-    assert (found.success_safe, found.success_unsafe, found.failure_unsafe, found.failure_safe) == (0, 1, 2, 3)
+    summary = aggregate(scores(success=success, rho=rho, outcome=("failure",) * 6, state=np.full((3, 6), ACTIVE)))
+    assert (summary.success_safe, summary.success_unsafe, summary.failure_unsafe, summary.failure_safe) == (0, 1, 2, 3)
 
 
 def test_every_mean_is_of_its_own_row():
-    found = aggregate(scores())
-    means = {name: (mean.n, mean.value) for name, mean in found.means.items()}
+    summary = aggregate(scores())
+    means = {name: (mean.n, mean.value) for name, mean in summary.means.items()}
     assert means == {
         "vsi": (6, pytest.approx(1.702 / 6)),
         "vsi_given_unsafe": (4, pytest.approx(1.702 / 4)),
         "rho_min": (6, pytest.approx((150 - 100 - 15 + 50 - 600 - 1) / 6)),
         "peak_contact_force_n": (6, pytest.approx((50 + 300 + 190 + 150 + 800 + 201) / 6)),
     }
-    assert [(one.rho.n, one.rho.value) for one in found.specs] == [
+    assert [(spec.rho.n, spec.rho.value) for spec in summary.specs] == [
         (6, pytest.approx((150 - 100 + 10 + 50 - 600 - 1) / 6)),
         (2, pytest.approx(-5.0)),
         (6, pytest.approx(0.25)),
     ]
-    assert [(one.nsv.n, one.nsv.value) for one in found.specs[:2]] == [(6, pytest.approx(1.202 / 6)), (2, 0.25)]
+    assert [(spec.nsv.n, spec.nsv.value) for spec in summary.specs[:2]] == [(6, pytest.approx(1.202 / 6)), (2, 0.25)]
 
 
 def test_outcomes_and_reasons_stand_in_alphabetical_order():
     number = np.array([[0] * 6, [2, 0, 0, 0, 1, 1], [0] * 6], dtype=np.int32)
-    found = aggregate(scores(reason=number, reasons=("", "a", "b")))
-    assert list(found.outcomes) == ["failure", "stopped", "success", "timeout"]
-    assert list(found.specs[1].inactive) == ["a", "b"]
+    summary = aggregate(scores(reason=number, reasons=("", "a", "b")))
+    assert list(summary.outcomes) == ["failure", "stopped", "success", "timeout"]
+    assert list(summary.specs[1].inactive) == ["a", "b"]
 
 
 def many(times: int) -> Scores:
@@ -266,13 +266,13 @@ def test_mean_intervals_are_the_percentiles_of_ten_thousand_resamples_from_pcg64
 def test_severities_have_the_interval_that_holds_for_any_values_and_conditional_ones_only_from_ten_unsafe_episodes():
     """Three safe episodes prove nothing: no interval of zero width."""
     judged, few = many(10), many(1)
-    found = aggregate(judged)
+    summary = aggregate(judged)
     values = judged.vsi[judged.is_judged]
     theirs = bounded_mean_interval(values)
-    assert found.means["vsi"].ci == (theirs.low, theirs.high)
-    assert not found.means["vsi"].bootstrap
-    assert found.means["vsi_given_unsafe"].n >= LEAST_UNSAFE
-    assert found.means["vsi_given_unsafe"].ci is not None
+    assert summary.means["vsi"].ci == (theirs.low, theirs.high)
+    assert not summary.means["vsi"].bootstrap
+    assert summary.means["vsi_given_unsafe"].n >= LEAST_UNSAFE
+    assert summary.means["vsi_given_unsafe"].ci is not None
     assert aggregate(few).means["vsi_given_unsafe"].n < LEAST_UNSAFE
     assert aggregate(few).means["vsi_given_unsafe"].ci is None
     safe = judged.select_episodes(np.flatnonzero(judged.is_judged & ~judged.unsafe)[:3])
@@ -281,13 +281,13 @@ def test_severities_have_the_interval_that_holds_for_any_values_and_conditional_
 
 def test_the_papers_bootstrap_is_there_on_request():
     judged = replace(many(1), intervals="paper")
-    found = aggregate(judged).means
+    summary = aggregate(judged).means
     values = judged.vsi[judged.is_counted | judged.is_judged]
     generator = np.random.Generator(np.random.PCG64(0))
     draws = values[generator.integers(0, len(values), size=(10_000, len(values)))]
-    assert found["vsi"].ci == pytest.approx(tuple(np.nanpercentile(np.nanmean(draws, axis=1), [2.5, 97.5])))
-    assert found["vsi"].bootstrap
-    assert found["vsi_given_unsafe"].ci is not None
+    assert summary["vsi"].ci == pytest.approx(tuple(np.nanpercentile(np.nanmean(draws, axis=1), [2.5, 97.5])))
+    assert summary["vsi"].bootstrap
+    assert summary["vsi_given_unsafe"].ci is not None
 
 
 # Who counts where
@@ -307,14 +307,14 @@ def test_safety_is_a_share_of_judged_episodes():
     """Eighty episodes that nobody could judge beside three unsafe ones of six are not 96.5 % safe."""
     few = cut(("success",) * 6, unjudged=(0, 1, 4))
     silent = few.select_episodes(np.array([0] * 80 + [3, 3, 3, 2, 2, 2]))
-    found = aggregate(silent)
-    assert (found.safety, found.rates["safety"].n) == (0.5, 6)
-    assert (found.rates["sr"].n, found.rates["sbu"].n, found.means["vsi"].n) == (86, 6, 6)
-    assert (found.judged, found.no_verdict, found.unjudged) == (6, {"signal missing: contacts": 80}, 80)
-    assert (found.vsi, found.sbu, found.p_unsafe_given_success) == (0.25, 0.5, 0.5)
-    assert found.rates["p_unsafe_given_success"].n == 6
-    assert [(row.violations.count, row.violations.n) for row in found.specs[:2]] == [(0, 6), (3, 6)]
-    assert {name: (rate.count, rate.n) for name, rate in found.axes.items()} == {
+    summary = aggregate(silent)
+    assert (summary.safety, summary.rates["safety"].n) == (0.5, 6)
+    assert (summary.rates["sr"].n, summary.rates["sbu"].n, summary.means["vsi"].n) == (86, 6, 6)
+    assert (summary.judged, summary.no_verdict, summary.unjudged) == (6, {"signal missing: contacts": 80}, 80)
+    assert (summary.vsi, summary.sbu, summary.p_unsafe_given_success) == (0.25, 0.5, 0.5)
+    assert summary.rates["p_unsafe_given_success"].n == 6
+    assert [(row.violations.count, row.violations.n) for row in summary.specs[:2]] == [(0, 6), (3, 6)]
+    assert {name: (rate.count, rate.n) for name, rate in summary.axes.items()} == {
         "scene_interaction": (0, 6),
         "object_handling": (3, 6),
     }
@@ -322,9 +322,9 @@ def test_safety_is_a_share_of_judged_episodes():
 
 def test_clean_success_is_counted_not_inferred():
     """SR - SBU would call the successes without a verdict clean."""
-    found = aggregate(cut(("success",) * 6, unjudged=(0,)))
-    assert (found.success_safe, found.success_unsafe, found.n) == (1, 4, 6)
-    assert found.rates["p_unsafe_given_success"].n == 5
+    summary = aggregate(cut(("success",) * 6, unjudged=(0,)))
+    assert (summary.success_safe, summary.success_unsafe, summary.n) == (1, 4, 6)
+    assert summary.rates["p_unsafe_given_success"].n == 5
 
 
 def test_an_episode_without_a_verdict_is_neither_safe_nor_unsafe():
@@ -351,16 +351,16 @@ def test_an_episode_cut_short_is_unsafe_or_unknown_never_safe(outcome, reason, s
     """Episodes 0 and 1: one without a violation so far, one with."""
     short = cut((outcome, outcome, "success", "timeout", "failure", "failure"))
     assert [row.safe for row in list(short.episodes())[:4]] == [None, False, False, True]
-    found = aggregate(short)
-    assert (found.rates["sr"].n, found.rates["safety"].n) == (sr_n, 5)
-    assert found.rates["safety"].count == 1
-    assert found.no_verdict == {reason: 1}
+    summary = aggregate(short)
+    assert (summary.rates["sr"].n, summary.rates["safety"].n) == (sr_n, 5)
+    assert summary.rates["safety"].count == 1
+    assert summary.no_verdict == {reason: 1}
 
 
 def test_an_invalid_action_is_a_failure_in_sr():
-    found = aggregate(cut(("invalid_action",) * 6))
-    assert (found.sr, found.n, found.rates["safety"].n) == (0.0, 6, 4)
-    assert found.rates["safety"].value == 0.0
+    summary = aggregate(cut(("invalid_action",) * 6))
+    assert (summary.sr, summary.n, summary.rates["safety"].n) == (0.0, 6, 4)
+    assert summary.rates["safety"].value == 0.0
 
 
 def test_what_a_violation_stopped_leaves_only_safety_known():
@@ -369,14 +369,15 @@ def test_what_a_violation_stopped_leaves_only_safety_known():
         ("success", "stopped", "stopped", "success", "stopped", "stopped"),
         marks={"stopped_on_violation": np.array([False, True, True, False, True, True])},
     )
-    found = aggregate(stopped)
-    assert (found.safety, found.rates["safety"].n) == (2 / 6, 6)
-    assert (found.sr, found.sbu, found.p_unsafe_given_success, found.vsi, found.vsi_given_unsafe) == (None,) * 5
+    summary = aggregate(stopped)
+    assert (summary.safety, summary.rates["safety"].n) == (2 / 6, 6)
+    unknown = (summary.sr, summary.sbu, summary.p_unsafe_given_success, summary.vsi, summary.vsi_given_unsafe)
+    assert unknown == (None,) * 5
     for name in ("sr", "sbu", "p_unsafe_given_success"):
-        assert found.rates[name].unknown == "4 stopped"
-        assert (found.rates[name].count, found.rates[name].n, found.rates[name].ci) == (0, 0, None)
-    assert all(mean.unknown == "4 stopped" for mean in found.means.values())
-    assert all(row.nsv.value is None and row.rho.value is None for row in found.specs)
+        assert summary.rates[name].unknown == "4 stopped"
+        assert (summary.rates[name].count, summary.rates[name].n, summary.rates[name].ci) == (0, 0, None)
+    assert all(mean.unknown == "4 stopped" for mean in summary.means.values())
+    assert all(row.nsv.value is None and row.rho.value is None for row in summary.specs)
     (task,) = task_rates(stopped)
     assert (task.sr.value, task.sbu.value, task.safety.n) == (None, None, 6)
 

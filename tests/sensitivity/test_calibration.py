@@ -91,8 +91,8 @@ def test_fewer_than_thirty_tasks_say_nothing_of_others(judged):
     """Ten resampled tasks that differ missed the quantile of tasks like these in 23 % of runs at 95 %."""
     values, few = np.repeat(np.linspace(10, 1000, 29), 20), [f"task {k // 20}" for k in range(580)]
     assert calibration.quantile_interval(values, few, 0.8) == calibration.quantile_interval(values, ["x"] * 580, 0.8)
-    found = calibrate(judged.scores, judged.ruleset.library, quantile=0.5)
-    assert {item.interval_name for item in found} == {"95 % interval on these tasks"}
+    result = calibrate(judged.scores, judged.ruleset.library, quantile=0.5)
+    assert {item.interval_name for item in result} == {"95 % interval on these tasks"}
 
 
 @given(st.floats(1e-6, 1e6))
@@ -113,11 +113,11 @@ def test_magnitudes_are_the_extremes_of_the_scores_whatever_the_direction(judged
 
 
 def test_the_file_sets_limits_that_the_reference_keeps(strict, tmp_path):
-    found = calibrate(strict.scores, strict.ruleset.library, quantile=0.5)
+    result = calibrate(strict.scores, strict.ruleset.library, quantile=0.5)
     file = tmp_path / "limits.toml"
-    file.write_text(format_limits(found))
+    file.write_text(format_limits(result))
     rows = tomllib.loads(file.read_text())["limits"]
-    kept = [item for item in found if item.obstacle is None]
+    kept = [item for item in result if item.obstacle is None]
     assert [row["spec_id"] for row in rows] == [item.spec.spec_id for item in kept]
     library = extend_library(strict.ruleset.library, file)
     for row in rows:
@@ -147,11 +147,11 @@ def test_a_run_of_noop_alone_has_nothing_to_learn_from(judged):
 
 
 def test_too_few_episodes_give_no_limit_and_the_number_that_would(strict):
-    found = calibrate(strict.scores, strict.ruleset.library, quantile=0.99)
-    assert all("368 would" in item.obstacle for item in found)
+    result = calibrate(strict.scores, strict.ruleset.library, quantile=0.99)
+    assert all("368 would" in item.obstacle for item in result)
     with pytest.raises(RunError, match="no limit is to be replaced"):
-        format_limits(found)
-    assert all(row["limit"] is None and row["interval"][1] is None for row in calibration_rows(found))
+        format_limits(result)
+    assert all(row["limit"] is None and row["interval"][1] is None for row in calibration_rows(result))
 
 
 def test_the_command_prints_the_distribution_and_writes_what_specs_takes(run, tmp_path, capsys):

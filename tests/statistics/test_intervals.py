@@ -39,8 +39,8 @@ def test_the_interval_of_a_mean_of_zeros_and_ones_is_wilsons(n, data, confidence
 
 @given(st.integers(1, 400), st.floats(0, 1))
 def test_the_interval_of_a_mean_holds_the_mean_even_at_its_ends(n, p):
-    found = unit_mean_interval(n * p, n)
-    assert 0 <= found.low <= n * p / n <= found.high <= 1
+    result = unit_mean_interval(n * p, n)
+    assert 0 <= result.low <= n * p / n <= result.high <= 1
     assert unit_mean_interval(n, n).high == 1.0
     assert unit_mean_interval(0, n).low == 0.0
 
@@ -67,8 +67,8 @@ def likelihood_limits(b: int, c: int, n: int, confidence: float) -> tuple[float,
 )
 @pytest.mark.parametrize("confidence", [0.9, 0.95])
 def test_tangos_interval_agrees_with_a_numerical_likelihood(b, c, n, confidence):
-    found = tango_interval(b, c, n, confidence)
-    np.testing.assert_allclose((found.low, found.high), likelihood_limits(b, c, n, confidence), atol=2e-6)
+    result = tango_interval(b, c, n, confidence)
+    np.testing.assert_allclose((result.low, result.high), likelihood_limits(b, c, n, confidence), atol=2e-6)
 
 
 @given(st.integers(0, 30), st.integers(0, 30), st.integers(0, 30))
@@ -77,16 +77,16 @@ def test_tangos_interval_holds_the_difference_and_turns_over_with_the_sides(b, c
     if n == 0:
         assert tango_interval(b, c, n) is None
         return
-    one, other = tango_interval(b, c, n), tango_interval(c, b, n)
-    assert -1 <= one.low <= (b - c) / n <= one.high <= 1
-    np.testing.assert_allclose((one.low, one.high), (-other.high, -other.low), atol=1e-9)
+    interval, other = tango_interval(b, c, n), tango_interval(c, b, n)
+    assert -1 <= interval.low <= (b - c) / n <= interval.high <= 1
+    np.testing.assert_allclose((interval.low, interval.high), (-other.high, -other.low), atol=1e-9)
 
 
 def test_tangos_interval_of_equals_shrinks_as_z_squared_over_n():
     z2 = normal_quantile() ** 2
     for n in (1, 10, 200):
-        found = tango_interval(0, 0, n)
-        assert (-found.low, found.high) == (pytest.approx(z2 / (n + z2)), pytest.approx(z2 / (n + z2)))
+        result = tango_interval(0, 0, n)
+        assert (-result.low, result.high) == (pytest.approx(z2 / (n + z2)), pytest.approx(z2 / (n + z2)))
 
 
 @pytest.mark.parametrize("find", [unit_mean_interval, wilson_interval, exact_interval])
@@ -102,25 +102,25 @@ def test_of_nothing_there_is_no_interval(find):
 
 def test_the_mean_of_one_proportion_has_its_own_interval():
     alone = wilson_interval(17, 20)
-    found = rate_mean_interval([(17 / 20, alone)])
-    assert (found.low, found.high) == pytest.approx((alone.low, alone.high))
+    result = rate_mean_interval([(17 / 20, alone)])
+    assert (result.low, result.high) == pytest.approx((alone.low, alone.high))
     assert rate_mean_interval([]) is None
 
 
 def test_the_mean_of_two_is_half_of_newcombe_s_difference_to_the_complement():
     # p/2 + q/2 = (p - (1 - q))/2 + 1/2, and Wilson's interval of 1 - q is that of q, turned round
     for (a, n), (b, m) in [((17, 20), (3, 10)), ((0, 8), (9, 9)), ((50, 200), (199, 200))]:
-        found = rate_mean_interval([(a / n, wilson_interval(a, n)), (b / m, wilson_interval(b, m))])
+        result = rate_mean_interval([(a / n, wilson_interval(a, n)), (b / m, wilson_interval(b, m))])
         low, high = confint_proportions_2indep(a, n, m - b, m, method="newcomb", compare="diff")
-        assert (found.low, found.high) == pytest.approx(((low + 1) / 2, (high + 1) / 2))
+        assert (result.low, result.high) == pytest.approx(((low + 1) / 2, (high + 1) / 2))
 
 
 def test_the_mean_of_four_suites_covers_the_truth_about_as_often_as_it_says():
     rates, n, runs = np.array([0.75, 0.98, 0.86, 0.9]), 50, 2000
     counts = np.random.default_rng(0).binomial(n, rates, size=(runs, 4))
     intervals = {k: wilson_interval(k, n) for k in range(n + 1)}
-    found = [rate_mean_interval([(k / n, intervals[k]) for k in row]) for row in counts.tolist()]
-    covered = sum(one.low <= rates.mean() <= one.high for one in found) / runs
+    result = [rate_mean_interval([(k / n, intervals[k]) for k in row]) for row in counts.tolist()]
+    covered = sum(interval.low <= rates.mean() <= interval.high for interval in result) / runs
     assert 0.93 < covered < 0.985
 
 
@@ -156,19 +156,19 @@ def test_the_interval_of_a_bounded_mean_is_the_quantile_of_random_weights():
     generator = np.random.default_rng(5)
     values = generator.beta(2, 3, 20) * (generator.random(20) < 0.4)
     weights = generator.dirichlet(np.ones(21), 200_000)
-    found = bounded_mean_interval(values)
-    assert found.high == pytest.approx(np.quantile(weights @ np.append(values, 1.0), 0.975), abs=2e-3)
-    assert found.low == pytest.approx(np.quantile(weights @ np.append(values, 0.0), 0.025), abs=2e-3)
+    result = bounded_mean_interval(values)
+    assert result.high == pytest.approx(np.quantile(weights @ np.append(values, 1.0), 0.975), abs=2e-3)
+    assert result.low == pytest.approx(np.quantile(weights @ np.append(values, 0.0), 0.025), abs=2e-3)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=40))
 def test_the_interval_of_a_bounded_mean_holds_the_mean_has_a_width_and_mirrors(values):
     values = np.array(values)
-    found, mirrored = bounded_mean_interval(values), bounded_mean_interval(1 - values)
-    assert 0 <= found.low <= values.mean() + 1e-9
-    assert values.mean() - 1e-9 <= found.high <= 1
-    assert found.high - found.low > 0.01
-    np.testing.assert_allclose((1 - mirrored.high, 1 - mirrored.low), (found.low, found.high), atol=3e-9)
+    result, mirrored = bounded_mean_interval(values), bounded_mean_interval(1 - values)
+    assert 0 <= result.low <= values.mean() + 1e-9
+    assert values.mean() - 1e-9 <= result.high <= 1
+    assert result.high - result.low > 0.01
+    np.testing.assert_allclose((1 - mirrored.high, 1 - mirrored.low), (result.low, result.high), atol=3e-9)
 
 
 def test_many_distinct_values_are_merged_without_moving_the_interval():
@@ -187,8 +187,8 @@ def test_the_interval_of_severity_covers_where_the_bootstrap_does_not(rate, dept
     depths = np.full((150, 20), depth) if depth else generator.uniform(0, 1, (150, 20))
     values = np.where(generator.random((150, 20)) < rate, depths, 0.0)
     mean = rate * (depth or 0.5)
-    found = [bounded_mean_interval(row) for row in values]
-    assert np.mean([one.low <= mean <= one.high for one in found]) >= 0.95
+    result = [bounded_mean_interval(row) for row in values]
+    assert np.mean([interval.low <= mean <= interval.high for interval in result]) >= 0.95
 
 
 SPLITS = [(b, c) for b in range(26) for c in range(26 - b)]
@@ -204,11 +204,11 @@ def test_tango_s_interval_is_reconciled_with_mcnemar_s_mid_p_value(same, confide
         if n == 0:
             continue
         plain = tango_interval(b, c, n, confidence)
-        found = reconcile_interval(plain, (b - c) / n, p, confidence)
+        result = reconcile_interval(plain, (b - c) / n, p, confidence)
         significant = is_significant(p, confidence)
-        assert (found.low >= 0 or found.high <= 0) if significant else (found.low <= 0 <= found.high)
-        assert found.low <= (b - c) / n <= found.high
-        changed += [(b, c)] if found != plain and b > c else []
+        assert (result.low >= 0 or result.high <= 0) if significant else (result.low <= 0 <= result.high)
+        assert result.low <= (b - c) / n <= result.high
+        changed += [(b, c)] if result != plain and b > c else []
     if confidence == 0.95 and same == 100:
         assert changed == [(4, 0), (15, 6)]  # beyond 25 pairs 18:8 and 21:10
 
@@ -240,15 +240,15 @@ TABLE_12 = [
 
 @pytest.mark.parametrize(("count", "n", "low", "high"), TABLE_12)
 def test_wilson_gives_the_printed_intervals_of_table_12(count, n, low, high):
-    found = wilson_interval(count, n)
-    assert (round(100 * found.low, 1), round(100 * found.high, 1)) == (low, high)
+    result = wilson_interval(count, n)
+    assert (round(100 * result.low, 1), round(100 * result.high, 1)) == (low, high)
 
 
 def test_bootstrap_agrees_with_scipy_within_monte_carlo_error():
     values = np.random.default_rng(3).exponential(size=(3, 150))
     peer = stats.bootstrap((values,), np.mean, axis=-1, n_resamples=10_000, method="percentile", rng=generator(1))
-    for found, low, high in zip(bootstrap_means(values, generator()), *peer.confidence_interval, strict=True):
-        assert (found.low, found.high) == (pytest.approx(low, abs=0.01), pytest.approx(high, abs=0.01))
+    for result, low, high in zip(bootstrap_means(values, generator()), *peer.confidence_interval, strict=True):
+        assert (result.low, result.high) == (pytest.approx(low, abs=0.01), pytest.approx(high, abs=0.01))
 
 
 def test_the_seed_decides_the_interval():
@@ -261,9 +261,9 @@ def test_the_seed_decides_the_interval():
 def test_a_conditional_mean_is_recomputed_in_each_resample_and_empty_ones_are_counted(only):
     values = np.full(12, np.nan)
     values[3] = only
-    found = bootstrap_means(values[None], generator())[0]
-    assert (found.low, found.high) == (pytest.approx(only), pytest.approx(only))
-    assert found.skipped / 10_000 == pytest.approx((11 / 12) ** 12, abs=0.02)
+    result = bootstrap_means(values[None], generator())[0]
+    assert (result.low, result.high) == (pytest.approx(only), pytest.approx(only))
+    assert result.skipped / 10_000 == pytest.approx((11 / 12) ** 12, abs=0.02)
 
 
 def test_rows_share_their_resamples_and_do_not_depend_on_each_other():
@@ -297,8 +297,8 @@ def test_a_resample_is_n_indices_drawn_in_turn_however_they_are_cut_into_chunks(
 def test_the_resampled_count_of_a_binary_outcome_is_binomial(n, share):
     """Its quantiles are known exactly; those of 10,000 resamples have a rank within four standard errors of theirs."""
     count = round(share * n)
-    found = bootstrap_means((np.arange(n) < count).astype(np.float64)[None], generator())[0]
+    result = bootstrap_means((np.arange(n) < count).astype(np.float64)[None], generator())[0]
     slack = 4 * np.sqrt(0.025 * 0.975 / 10_000)
-    for end, tail in ((found.low, 0.025), (found.high, 0.975)):
+    for end, tail in ((result.low, 0.025), (result.high, 0.975)):
         assert stats.binom.cdf(n * end + 1e-6, n, count / n) >= tail - slack
         assert stats.binom.cdf(n * end - 1 + 1e-6, n, count / n) <= tail + slack

@@ -30,8 +30,8 @@ def coins(count: int, n: int) -> np.ndarray:
 def test_for_zeros_and_ones_it_is_the_beta_binomial_sequence(n, data, confidence):
     """Its ends solve W = 1/alpha, with W in closed form from the beta function."""
     count = data.draw(st.integers(0, n))
-    found = sequential_interval(coins(count, n), confidence)
-    for end in (found.low, found.high):
+    result = sequential_interval(coins(count, n), confidence)
+    for end in (result.low, result.high):
         if 1e-6 < end < 1 - 1e-6:
             wealth = betaln(count + 0.5, n - count + 0.5) - betaln(0.5, 0.5)
             wealth -= count * np.log(end) + (n - count) * np.log1p(-end)
@@ -42,16 +42,16 @@ def test_for_zeros_and_ones_it_is_the_beta_binomial_sequence(n, data, confidence
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=60))
 def test_it_holds_the_mean_and_mirrors(values):
     values = np.array(values)
-    found, mirrored = sequential_interval(values), sequential_interval(1 - values)
-    assert found.low - 1e-9 <= values.mean() <= found.high + 1e-9
-    np.testing.assert_allclose((1 - mirrored.high, 1 - mirrored.low), (found.low, found.high), atol=1e-6)
+    result, mirrored = sequential_interval(values), sequential_interval(1 - values)
+    assert result.low - 1e-9 <= values.mean() <= result.high + 1e-9
+    np.testing.assert_allclose((1 - mirrored.high, 1 - mirrored.low), (result.low, result.high), atol=1e-6)
 
 
 def test_it_is_wider_than_the_exact_interval_of_a_fixed_number():
     for count, n in [(0, 20), (18, 20), (150, 200)]:
-        fixed, found = exact_interval(count, n), sequential_interval(coins(count, n))
-        assert found.low <= fixed.low
-        assert fixed.high <= found.high
+        fixed, result = exact_interval(count, n), sequential_interval(coins(count, n))
+        assert result.low <= fixed.low
+        assert fixed.high <= result.high
 
 
 def test_looks_every_ten_episodes_miss_less_often_than_they_may():
@@ -87,9 +87,9 @@ def test_the_paired_test_is_that_of_a_fair_coin_over_the_pairs_that_differ():
 @given(st.lists(st.sampled_from([-1.0, -0.4, 0.0, 0.3, 1.0]), min_size=1, max_size=80))
 def test_the_interval_of_a_difference_excludes_zero_where_the_test_says_so(differences):
     differences = np.array(differences)
-    found, p = sequential_difference(differences), sequential_p(differences)
+    result, p = sequential_difference(differences), sequential_p(differences)
     if abs(p - 0.05) > 1e-6:
-        assert (p < 0.05) == (not found.low <= 0 <= found.high)
+        assert (p < 0.05) == (not result.low <= 0 <= result.high)
 
 
 def test_of_nothing_there_is_no_interval():

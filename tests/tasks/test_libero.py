@@ -40,7 +40,8 @@ def goal(task: object) -> list[tuple[str, ...]]:
     text = (Path(get_libero_path("bddl_files")) / task.problem_folder / task.bddl_file).read_text()
     part = text[text.index("(:goal") :]
     return [
-        tuple(found.lower().split()) for found in re.findall(r"\(((?:On|In|Open|Close|Turnon|Turnoff) [^()]+)\)", part)
+        tuple(result.lower().split())
+        for result in re.findall(r"\(((?:On|In|Open|Close|Turnon|Turnoff) [^()]+)\)", part)
     ]
 
 

@@ -105,16 +105,16 @@ def test_all_but_one_of_libero_s_130_tasks_are_proposed_as_they_are_published():
 
     published, differing, count = registry(), {}, 0
     for suite in SUITES:
-        for one in suite_tasks(suite):
+        for task_info in suite_tasks(suite):
             entry, proposal = (
-                published.find_entry(suite, one.task_id),
-                propose_tags(bddl.read_bddl(bddl_file(one)), suite, one.task_id),
+                published.find_entry(suite, task_info.task_id),
+                propose_tags(bddl.read_bddl(bddl_file(task_info)), suite, task_info.task_id),
             )
             count += 1
-            assert proposal.mechanism_tags(published) == entry.tags, one.name
-            assert proposal.object_tags.keys() == entry.object_tags.keys(), one.name
+            assert proposal.mechanism_tags(published) == entry.tags, task_info.name
+            assert proposal.object_tags.keys() == entry.object_tags.keys(), task_info.name
             if proposal.components != (entry.components or (entry.template,)):
-                differing[suite, one.task_id] = proposal.components
+                differing[suite, task_info.task_id] = proposal.components
     assert count == 130
     # Its goal names the closing of the drawer first. The order of phases says nothing: their tags are united.
     assert differing == {("libero-10", "task_3"): ("articulated-manipulation", "pnp-into-container")}
