@@ -97,7 +97,7 @@ def follow(batch: Batch, chosen: Library) -> list[EpisodeStanding]:
 
 
 @pytest.mark.parametrize("name", ["default", "paper-text", "paper-as-run"])
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(batch=EPISODES)
 def test_after_every_record_the_monitor_says_what_score_says_of_the_prefix(name, batch):
     follow(batch, library(name))
