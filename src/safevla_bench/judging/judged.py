@@ -32,7 +32,7 @@ class JudgedSource:
     """Its run.json without the facts of the day, so that equal runs give equal reports; of an archive, its name."""
     archive_sha256: str | None
     policy_names: PolicyNames = field(default_factory=dict)
-    """New names of its policies, which are told from others of their name."""
+    """New names of its policies, which tell them from others of their name."""
 
     @classmethod
     def from_run(cls, path: Path, run: Mapping[str, object], policy_names: PolicyNames | None = None) -> JudgedSource:
@@ -137,7 +137,7 @@ class Judged:
 
     @cached_property
     def batch(self) -> Batch | None:
-        """All records in one batch, read on first use; None where there is no record. `records` needs less memory."""
+        """All records in one batch, read on first use; None without a record. `records` needs less memory."""
         return self.records.read_all()
 
     @property
@@ -165,7 +165,7 @@ class Judged:
         return metrics.cells(self.scores), metrics.aggregate(self.scores)
 
     def describe_policies(self) -> list[str]:
-        """Return a sentence for each policy name that several policies have: how these are told apart.
+        """Return a sentence for each policy name that several policies have: how these differ.
 
         [] without such names.
         """

@@ -184,8 +184,8 @@ class Monitor:
             RecordError: the batch is not a single record of the running episode.
             SignalError: an active scored specification whose fields the record lacks, unless these are deactivated.
             UnknownTaskError: a task without an entry.
-            RegistryError: the ruleset names a capability set that there is not.
-            FormulaError: a window bound is no multiple of the episode's control step.
+            RegistryError: the ruleset names an unknown capability set.
+            FormulaError: a window bound is not a multiple of the episode's control step.
         """
         if len(record) != 1 or record.starts[-1] != 1:
             remedy = "Pass one record at a time, as `records(batch)` cuts them from an episode."

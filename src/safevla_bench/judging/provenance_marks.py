@@ -190,7 +190,7 @@ def describe_simulators(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> st
 
 
 def find_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> list[str]:
-    """Return each suite and package of which the episodes name several versions, with the policies of each.
+    """Return each suite and package with several versions among its episodes, with the policies of each.
 
     A record that does not name a package's version mixes with none: whether it differs is not known.
 
@@ -204,7 +204,7 @@ def find_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> list[str
 
 
 def mixed_packages(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> list[str]:
-    """Return the packages of which the episodes of a suite name several versions, each once."""
+    """Return the packages with several versions among the episodes of a suite, each once."""
     return list(dict.fromkeys(package for _, package in _mixed_versions(cells)))
 
 
@@ -278,7 +278,7 @@ def _warn_of_log_cells(cells: Iterable[Summary]) -> tuple[str, ...]:
 
 
 def _describe_logs(inactive: Mapping[str, int], episodes: int, suites: Iterable[str]) -> tuple[str, ...]:
-    """Return the line on the clauses that judge no log of `episodes`; empty if there is no such clause or no log."""
+    """Return the line on the clauses that judge no log of `episodes`; empty without such a clause or log."""
     silent = [spec_id for spec_id, count in inactive.items() if count == episodes]
     judged = [spec_id for spec_id, count in inactive.items() if count < episodes]
     if not episodes or not silent:

@@ -88,7 +88,7 @@ class Provenance(NamedRules, frozen=True, kw_only=True, omit_defaults=True):
     """The problem of each invalid episode that was left out."""
     version: str
     lost: LostEpisodes | None = None
-    """Episodes lost in damaged files; left out of the JSON where there is no damage."""
+    """Episodes lost in damaged files; left out of the JSON without damage."""
     intervals: IntervalMethod = "default"
     """How the intervals of severities are made; left out of the JSON by default."""
 
@@ -326,7 +326,7 @@ def load_ruleset(
         thresholds: changes of thresholds, each as `SPEC=VALUE`, where a unit may follow: `joint_torque=1.5`.
 
     Raises:
-        SpecError: there is no such library, a file of specifications cannot be read or contradicts itself, or a
+        SpecError: the library does not exist, a file of specifications cannot be read or contradicts itself, or a
             threshold cannot be set.
         RegistryError: a registry file cannot be read, or contradicts itself or another one.
     """

@@ -291,7 +291,7 @@ class Scores:
 
     @cached_property
     def vsi(self) -> Floats:
-        """Depth of the worst active specification of the safe tier, 0 to 1; NaN where there is no verdict, [E]."""
+        """Depth of the worst active specification of the safe tier, 0 to 1; NaN without a verdict, [E]."""
         depth = np.where(self.state[self.scored_columns] == ACTIVE, self.depth[self.scored_columns], 0.0)
         return np.where(self.is_judged, depth.max(axis=0, initial=0.0), np.nan)
 
@@ -299,7 +299,7 @@ class Scores:
     def rho_min(self) -> Floats:
         """Smallest raw robustness over active specifications of the safe tier, whatever their units, [E].
 
-        NaN where there is no verdict, and where a violation has no robustness: the smallest is then no number.
+        NaN without a verdict, and if a violation has no robustness: the smallest is then unknown.
         """
         rho = np.where(self.state[self.scored_columns] == ACTIVE, self.rho[self.scored_columns], np.inf)
         lowest = rho.min(axis=0, initial=np.inf)
@@ -309,7 +309,7 @@ class Scores:
     def worst_column(self) -> Ints:
         """Column of greatest depth, ties by smallest rho/threshold, then library order.
 
-        -1 where there is no verdict, [E].
+        -1 without a verdict, [E].
         """
         if not len(self.scored_columns):
             return np.full(len(self), -1)
@@ -323,7 +323,7 @@ class Scores:
     def first_violation(self) -> tuple[Ints, Ints]:
         """Record and column of the first violation of the safe tier, [E] each.
 
-        Ties in library order, -1 where there is none.
+        Ties in library order, -1 without a violation.
         """
         if not len(self.scored_columns):
             return np.full(len(self), -1), np.full(len(self), -1)

@@ -47,8 +47,8 @@ def score(batch: Batch, ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = (
 
     Raises:
         UnknownTaskError: a task without an entry.
-        RegistryError: the ruleset names a capability set that there is not.
-        FormulaError: a window bound is no multiple of an episode's control step.
+        RegistryError: the ruleset names an unknown capability set.
+        FormulaError: a window bound is not a multiple of an episode's control step.
         SignalError: an active scored specification whose fields a record lacks, or that reaches no verdict as its
             window lies past the end; `CollectedError` for several.
 

@@ -53,9 +53,9 @@ class SpecVerdicts:
     depth: NDArray[np.float64]
     """Normalised depth of the violation; NaN where it is not active or has no graded depth."""
     extreme: NDArray[np.float64]
-    """Value of the signal that is nearest to the limit or furthest beyond it; NaN where there is none."""
+    """Value of the signal that is nearest to the limit or furthest beyond it; NaN without one."""
     first: NDArray[np.int64]
-    """First violating record; -1 where there is none."""
+    """First violating record; -1 without one."""
     unknown: NDArray[np.int64]
     """Records at which a signal of the formula is unknown because the pose of a body is; 0 where inactive by tags."""
     unjudged: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -158,7 +158,7 @@ def violation_depth(spec: Spec, rho: NDArray[np.float64]) -> NDArray[np.float64]
     """Return the normalised depth of the violation in [0, 1] (paper Eq. 1): min(1, max(0, -rho/τ)/K), K = severe/τ.
 
     A binary specification has depth 1 where it is violated, else 0; a violation that a Boolean signal decided (-inf)
-    has depth 1. NaN where there is no severe magnitude.
+    has depth 1. NaN without a severe magnitude.
     """
     excess = np.maximum(0.0, -rho) + 0.0  # a margin of zero has a depth of 0.0, never -0.0
     if spec.binary:

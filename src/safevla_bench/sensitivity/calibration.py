@@ -35,7 +35,7 @@ class Calibration:
 
     `extremes` [n] are sorted magnitudes in the specification's unit: the least threshold that each episode would have
     met. `interval` bounds the quantile at 95 %; its end is infinite where the episodes are too few. `floor` is the
-    largest extreme of a policy that does nothing, None where there is none.
+    largest extreme of a policy that does nothing, None without one.
     """
 
     spec: Spec
@@ -233,7 +233,7 @@ def histogram(extremes: Floats, bins: int = 24) -> str:
 def format_limits(calibrations: Sequence[Calibration]) -> str:
     """Return a file for `--rules`: a `[[limits]]` table for each limit that replaces the library's.
 
-    The others are comments that say why not. Raises `RunError` if there is no limit to replace.
+    The others are comments that say why not. Raises `RunError` without a limit to replace.
     """
     if all(calibration.obstacle for calibration in calibrations):
         remedy = "Look at the table: more episodes, another reference, or the library as it is."

@@ -89,7 +89,7 @@ def _read_variants() -> VariantsFile:
 
 
 def paper_variants(library: Library) -> tuple[tuple[ThresholdVariant, ...], tuple[str, ...]]:
-    """Return the paper's Table 9 as variants for a library, and the names of the rows of which it has no family.
+    """Return the paper's Table 9 as variants for a library, and the names of the rows whose family it lacks.
 
     Raises `SpecError` for a family that has another unit in the library than in the variant.
     """
@@ -275,7 +275,7 @@ class SensitivityCurve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ThresholdAblation(msgspec.Struct, frozen=True, kw_only=True):
-    """Named variants, and what they do to each cell; `left_out` are variants of which the library has no family."""
+    """Named variants, and what they do to each cell; `left_out` are variants whose family the library lacks."""
 
     variants: tuple[ThresholdVariant, ...]
     curves: tuple[SensitivityCurve, ...]

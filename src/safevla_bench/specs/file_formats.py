@@ -310,7 +310,7 @@ def _current_id(spec_id: str) -> str:
 def _family_axis(family: str, origin: RowOrigin) -> str:
     """Return the axis of a family (paper Table 16), which the paper's rows leave out.
 
-    Raises the origin's error for a family of which the default library has no specification.
+    Raises the origin's error for a family without a specification in the default library.
     """
     axes = {draft.row.canonical_family: draft.row.axis for draft in read_built_in(DEFAULT_LIBRARY).drafts}
     if family not in axes:

@@ -31,7 +31,7 @@ def library(name_or_path: str | Path | RuleFile = "default") -> Library:
     unchanged rows of the paper's JSON schema: one object, a list, or one object per line.
 
     Raises:
-        SpecError: there is no such library, its file cannot be read, or it contradicts itself; names the file, the
+        SpecError: the library does not exist, its file cannot be read, or it contradicts itself; names the file, the
             specification and the key.
     """
     if is_built_in(name_or_path):

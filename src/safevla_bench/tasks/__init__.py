@@ -81,7 +81,7 @@ def task_listings(
 ) -> list[TaskListing]:
     """Return one row per task: its template, its tags, the scored specifications that apply, and why others do not.
 
-    Without a library each benchmark has the one with the limits made for it. Raises `RegistryError` if there is no such
+    Without a library each benchmark has the one with the limits made for it. Raises `RegistryError` for an unknown
     benchmark or capability set.
     """
     rows = []

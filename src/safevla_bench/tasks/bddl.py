@@ -42,7 +42,7 @@ class BddlProblem:
     goal: tuple[Predicate, ...]
 
     def owner_of(self, name: str) -> str:
-        """Return the object or fixture that the region `name` belongs to; `name` itself if it is no region."""
+        """Return the object or fixture that the region `name` belongs to; `name` itself if it is not a region."""
         return self.regions.get(name, name)
 
     def goal_bodies(self) -> GoalBodies:

@@ -171,7 +171,7 @@ class Registry:
         """Yield every task by suite: those with an entry of their own, then the host's others by their family's entry.
 
         Raises:
-            RegistryError: there is no such benchmark.
+            RegistryError: the benchmark is unknown.
             UnknownTaskError: a task of the host has neither an entry nor a family.
         """
         suites = self.check_benchmark(benchmark)
@@ -206,7 +206,7 @@ class Registry:
     def find_suite(self, name: str) -> str:
         """Return the benchmark that `name` spells, such as libero-goal for LIBERO's own libero_goal.
 
-        `name` if there is none.
+        `name` itself without one.
         """
         suites = (*self.benchmarks, *(suite for suite, _ in self.tasks)) if name not in self.benchmarks else (name,)
         return next((suite for suite in suites if spell_suite(suite) == spell_suite(name)), name)
@@ -221,7 +221,7 @@ class Registry:
 
         Raises:
             UnknownTaskError: the task has neither entry nor family.
-            RegistryError: there is no such capability set.
+            RegistryError: a capability set is unknown.
         """
         entry = self.find_entry(benchmark, task_id)
         return self.capability_tags(entry, capabilities) | entry.tags | frozenset(entry.object_tags)
@@ -239,7 +239,7 @@ class Registry:
     def name_embodiments(self, batch: Batch) -> Batch:
         """Return the batch with its benchmark's robot in each header that names neither a robot nor torque limits.
 
-        The batch itself if there is no such header. An episode with another count of torques than that robot has limits
+        The batch itself without such a header. An episode with another count of torques than that robot has limits
         stays as it is, and so without limits.
         """
         suites = {name: self.benchmarks.get(self.find_suite(name)) for name in {h.benchmark for h in batch.headers}}
