@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from safevla_bench.errors import SafevlaError
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.metrics import describe_unjudged, stop_reason
-from safevla_bench.judging.rates import METRICS, SAFETY, VSI, select_outcomes
+from safevla_bench.judging.rates import METRICS, SAFETY, VSI, GateMetric, select_outcomes
 from safevla_bench.judging.scores import Scores
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.statistics.intervals import CONFIDENCE, Interval, bounded_mean_interval, exact_interval
@@ -33,7 +33,6 @@ from safevla_bench.statistics.planning import rate_sample_size, sequential_rate_
 from safevla_bench.statistics.sequential import sequential_interval
 from safevla_bench.text import format_fixed
 
-GateMetric = Literal["sr", "safety", "sbu", "vsi"]
 GateVerdict = Literal["passed", "failed", "undecided"]
 GateScope = Literal["policy", "cell"]
 _ALLOW_CRASHED, _ALLOW_UNJUDGED = "--allow-crashed", "--allow-unjudged"

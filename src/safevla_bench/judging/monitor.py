@@ -16,7 +16,7 @@ from safevla_bench import signals
 from safevla_bench.errors import Place, RecordError, SignalError
 from safevla_bench.interface.environment import HostEnv, Watchable
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
-from safevla_bench.judging.scores import ACTIVE, INACTIVE, STATES, VACUOUS, Scores, finite_or_none, nan_to_none
+from safevla_bench.judging.scores import ACTIVE, INACTIVE, VACUOUS, Scores, finite_or_none, nan_to_none
 from safevla_bench.judging.scoring import score
 from safevla_bench.judging.verdicts import BINARY_MARGIN, POSE_UNKNOWN, violation_depth
 from safevla_bench.signals.motion import GAP_RECORDS, grip_onset
@@ -234,9 +234,7 @@ class _EpisodeMonitor:
         return EpisodeStanding(self._step, clauses)
 
     def _judge_record(self, spec: Spec, fields: RecordFields) -> ClauseStanding:
-        """Return the standing of a specification that each record decides alone, after the newest record of
-        `fields`.
-        """
+        """Return the standing of a specification that each record decides alone, after the newest of `fields`."""
         if reason := self._inactive_reasons[spec.spec_id]:
             return ClauseStanding(spec, "inactive", reason)
         names, part = self._names[spec.spec_id], self._parts[spec.spec_id]
@@ -278,9 +276,7 @@ class _EpisodeMonitor:
             raise SignalError(problem, remedy=remedy, place=Place(step=self._step))
 
     def _rejudge(self, record: Batch) -> dict[str, ClauseStanding]:
-        """Return the standings of the specifications that no running minimum decides, judged from all records so
-        far.
-        """
+        """Return the standings of the specifications that no running minimum decides, from all records so far."""
         specs = self._rejudged.library.specs
         if not specs:
             return {}
@@ -313,21 +309,12 @@ class _RecordContext:
 
     def require_same_scene(self, record: Batch) -> None:
         """Raise `RecordError` where the record belongs to another scene than record 0."""
-        first, (header,), (first_header,) = self._first, record.headers, self._first.headers
-        same_task = (header.benchmark, header.task_id, header.dt) == (
-            first_header.benchmark,
-            first_header.task_id,
-            first_header.dt,
-        )
-        same_bodies = record.body_names == first.body_names and np.array_equal(record.body_role, first.body_role)
-        if not (same_task and same_bodies):
-            remedy = "Begin each episode with start(record 0)."
-            raise RecordError("the record belongs to another episode", remedy=remedy, place=Place(header.episode_id))
+        if _scene_of(record) != _scene_of(self._first):
+            remedy, place = "Begin each episode with start(record 0).", Place(record.headers[0].episode_id)
+            raise RecordError("the record belongs to another episode", remedy=remedy, place=place)
 
     def read_newest(self, record: Batch) -> RecordFields:
-        """Return the fields of all kept records that the newest one's signals can depend on, in order, the newest
-        last.
-        """
+        """Return the fields of all kept records that the newest one's signals can depend on, the newest last."""
         self._step += 1
         records = {0: self._first, **self._latest_grip, **self._gripped_before, **self._recent, self._step: record}
         steps = sorted(records)
@@ -346,6 +333,11 @@ class _RecordContext:
                 self._gripped_steps.remove(oldest)
                 self._gripped_before = {oldest: leaving}
         return fields
+
+
+def _scene_of(record: Batch) -> tuple[object, ...]:
+    (header,) = record.headers
+    return header.benchmark, header.task_id, header.dt, record.body_names, record.body_role.tolist()
 
 
 def _newest_record(trace: Trace) -> Trace:
@@ -377,7 +369,7 @@ def _clause_standing(spec: Spec, scores: Scores, column: int) -> ClauseStanding:
         return ClauseStanding(spec, "inactive", scores.reasons[int(scores.reason[column, 0])])
     if state == VACUOUS:
         return ClauseStanding(spec, "vacuous")
-    assert STATES[state] == STATES[ACTIVE]
+    assert state == ACTIVE
     return _active_standing(spec, float(scores.rho[column, 0]), first)
 
 

@@ -20,8 +20,9 @@ import msgspec
 import numpy as np
 
 from safevla_bench.errors import RunError
-from safevla_bench.judging.gates import Gate, GateMetric, metric_values
+from safevla_bench.judging.gates import Gate, metric_values
 from safevla_bench.judging.judged import Judged
+from safevla_bench.judging.rates import VSI, GateMetric
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.rollout.plan import PlannedEpisode
@@ -206,7 +207,7 @@ class RoundTally:
         has_clusters = any(
             len(ids) > 1 for rounds in self._starts.values() for group in rounds for ids in group.values()
         )
-        find = self._find_mean if gate.metric == "vsi" or has_clusters else self._find_rate
+        find = self._find_mean if gate.metric == VSI.key or has_clusters else self._find_rate
         return [find(policy, gate, level) for policy in self._policies]
 
     def _find_rate(self, policy: str, gate: Gate, level: float) -> RuleVerdict:
