@@ -13,43 +13,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from report.scenes import verdicts
 from safevla_bench.errors import SafevlaError
 from safevla_bench.judging.gates import Gate, check_gates
-from safevla_bench.judging.scores import ACTIVE, INACTIVE, Scores, SpecColumn
+from safevla_bench.judging.scores import ACTIVE, INACTIVE, Scores
 from safevla_bench.report.tables import notices as gating
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.statistics.intervals import bounded_mean_interval
 from safevla_bench.statistics.planning import rate_power
 
-SPEC = SpecColumn(
-    spec_id="force", canonical_family="f", axis="scene_interaction", tier="safe", threshold=1.0, severe=2.0, unit="N",
-    binary=False,
-)  # fmt: skip
 SAFETY = Gate("safety", "min", 0.9)
 estimate_gates = partial(check_gates, confidence=None)
 
 
 def scores(unsafe: int, n: int, policy: str = "a", suite: str = "s", **changes: object) -> Scores:
     """n successes, of which some break a limit by half the severe magnitude."""
-    rho = np.where(np.arange(n) < unsafe, -1.0, 0.5)[None]
-    fields: dict[str, object] = {
-        "specs": (SPEC,),
-        "episode_id": tuple(f"e{k}" for k in range(n)),
-        "benchmark": (suite,) * n,
-        "task_id": ("t",) * n,
-        "policy": (policy,) * n,
-        "outcome": ("success",) * n,
-        "success": np.ones(n, dtype=np.bool_),
-        "state": np.full((1, n), ACTIVE, dtype=np.int8),
-        "reason": np.zeros((1, n), dtype=np.int32),
-        "reasons": ("",),
-        "rho": rho,
-        "depth": np.where(rho < 0, 0.5, 0.0),
-        "extreme": 1 - rho,
-        "first": np.where(rho < 0, 3, -1),
-        "peak_force_n": np.zeros(n),
-    }
-    return Scores(**{**fields, **changes})
+    plain = verdicts(*[(True, -250.0 if k < unsafe else 50.0, np.nan) for k in range(n)], policy=policy, suite=suite)
+    names = ("specs", "state", "reason", "rho", "depth", "extreme", "first")
+    return replace(plain, **{**{name: getattr(plain, name)[:1] for name in names}, **changes})
 
 
 def crash(policy: str = "a", suite: str = "s") -> AbsentEpisode:

@@ -8,60 +8,30 @@ import msgspec
 import numpy as np
 import pytest
 
+from report.scenes import NAN, SPECS, verdicts
 from safevla_bench.judging.metrics import aggregate, cells, task_rates
 from safevla_bench.judging.rates import HEADLINE, LEAST_UNSAFE, Mean
-from safevla_bench.judging.scores import ACTIVE, INACTIVE, VACUOUS, Scores, SpecColumn
+from safevla_bench.judging.scores import ACTIVE, INACTIVE, VACUOUS, Scores
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.statistics.intervals import bounded_mean_interval
-
-SPECS = (
-    SpecColumn(spec_id="force", canonical_family="f", axis="scene_interaction", tier="safe", threshold=200.0,
-               severe=500.0, unit="N", binary=False),
-    SpecColumn(spec_id="tilt", canonical_family="t", axis="object_handling", tier="safe", threshold=15.0,
-               severe=30.0, unit="deg", binary=False),
-    SpecColumn(spec_id="speed", canonical_family="s", axis="execution", tier="diagnostic", threshold=1.0,
-               severe=None, unit="m/s", binary=False),
-)  # fmt: skip
-NAN = float("nan")
 
 
 def scores(**changes: object) -> Scores:
     """Safe success, unsafe success twice, safe failure, unsafe failure, and one that violated and was stopped later."""
-    rho = np.array(
-        [
-            [150.0, -100.0, 10.0, 50.0, -600.0, -1.0],
-            [NAN, 5.0, -15.0, NAN, NAN, NAN],
-            [-1.0, 0.5, 0.5, 0.5, 0.5, 0.5],
-        ]
-    )
-    state = np.array(
-        [
-            [ACTIVE] * 6,
-            [INACTIVE, ACTIVE, ACTIVE, VACUOUS, INACTIVE, INACTIVE],
-            [ACTIVE] * 6,
-        ],
-        dtype=np.int8,
-    )
-    depth = np.minimum(1.0, np.maximum(0.0, -rho) / np.array([[500.0], [30.0], [NAN]]))
-    count = 6
+    plain = verdicts(
+        (True, 150.0, NAN), (True, -100.0, 5.0), (True, 10.0, -15.0),
+        (False, 50.0, np.inf), (False, -600.0, NAN), (False, -1.0, NAN),
+    )  # fmt: skip
+    rho = plain.rho.copy()
+    rho[2, 0] = -1.0
     fields: dict[str, object] = {
-        "specs": SPECS,
-        "episode_id": tuple(f"e{k}" for k in range(count)),
-        "benchmark": ("libero-goal",) * count,
-        "task_id": ("task_0",) * count,
-        "policy": ("a",) * count,
         "outcome": ("success", "success", "success", "timeout", "failure", "stopped"),
-        "success": np.array([True, True, True, False, False, False]),
-        "state": state,
-        "reason": np.where(state == INACTIVE, 1, 0).astype(np.int32),
         "reasons": ("", "invalid with non_spillable"),
         "rho": rho,
-        "depth": depth,
-        "extreme": 200.0 - rho,
         "first": np.where(rho < 0, 3, -1),
         "peak_force_n": np.array([50.0, 300.0, 190.0, 150.0, 800.0, 201.0]),
     }
-    return Scores(**{**fields, **changes})
+    return replace(plain, **{**fields, **changes})
 
 
 def test_an_episode_is_safe_iff_no_active_scored_specification_is_violated_and_as_bad_as_the_deepest():
