@@ -35,7 +35,7 @@ from safevla_bench.specs.spec import Library
 from safevla_bench.stl.parser import parse
 from safevla_bench.tasks.loader import registry
 from safevla_bench.trajectory.batch import Batch, concatenate_batches
-from test_laws import BATCHES, GRADED, eventful
+from test_laws import BATCHES, eventful
 
 DEFAULT, TASKS = library(), registry()
 FORCE = ("arm_furniture_force_under_200N", "target_furniture_force_200N", "max_contact_force_under_200N")
@@ -153,22 +153,6 @@ def test_any_threshold_equals_a_full_re_score(batch, spec, factor):
     )
     scores = judged(batch)
     same(apply_variant(scores, DEFAULT, variant), judged(batch, changed(DEFAULT, variant.settings)))
-
-
-@given(BATCHES, st.sampled_from(GRADED), st.lists(st.floats(0.1, 10), min_size=2, max_size=6, unique=True))
-def test_loosening_never_lowers_safety_nor_raises_sbu_or_severity(batch, spec, factors):
-    scores = judged(batch)
-    grid = tuple(spec.threshold * factor for factor in sorted(factors))
-    result = sweep_threshold(scores, DEFAULT, over(spec.spec_id, grid))
-    for curve in result.curves:
-        for tight, loose in zip(curve.points, curve.points[1:], strict=False):
-            assert loose.safety.count >= tight.safety.count
-            assert loose.sbu.count <= tight.sbu.count
-            assert loose.vsi.value <= tight.vsi.value
-
-
-def over(spec_id: str, grid: tuple[float, ...]):
-    return parse_sweep(f"{spec_id}={','.join(map(repr, grid))}", DEFAULT)
 
 
 def test_the_default_variant_has_the_numbers_of_the_report(scores):

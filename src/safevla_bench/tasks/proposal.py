@@ -70,10 +70,6 @@ class TagProposal:
         """The template, None if there are several."""
         return self.components[0] if len(self.components) == 1 else None
 
-    def mechanism_tags(self, registry: Registry) -> frozenset[str]:
-        """Return the mechanism's tags, without those of objects."""
-        return frozenset[str]().union(*(registry.templates[name].tags for name in self.components))
-
 
 @dataclass(frozen=True, slots=True)
 class _GoalPhase:
