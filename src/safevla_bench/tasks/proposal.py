@@ -36,20 +36,10 @@ class _CarriedKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     check: str | None = None
 
 
-class _ReceiverNames(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    containers: tuple[str, ...]
-    boards: tuple[str, ...]
-    racks: tuple[str, ...]
-
-
-class _InstructionWords(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    pushing: tuple[str, ...]
-
-
 class _ObjectKinds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     carried: tuple[_CarriedKind, ...]
-    receiving: _ReceiverNames
-    words: _InstructionWords
+    receiving: dict[str, tuple[str, ...]]
+    words: dict[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,20 +126,25 @@ def _placing_phases(problem: BddlProblem, goal_text: str, verb: str, moved: str,
     if moved not in problem.objects:
         doubt = f"{moved} is no movable object of the file: what moves in {goal_text}?"
         return [_GoalPhase("pnp-basic", f"{goal_text}: taken for a pick and place", doubt)]
-    pushed = next((word for word in kinds.words.pushing if word in problem.language.split()), None)
+    pushed = next((word for word in kinds.words["pushing"] if word in problem.language.split()), None)
     if pushed:
         thing = problem.objects[moved].replace("_", " ")
         doubt = f"the instruction says {pushed!r}: may the {thing} be lifted all the same?"
         return [_GoalPhase("push-no-lift", f"{goal_text}, and the instruction says {pushed!r}", doubt)]
-    if _match_name(receiver, kinds.receiving.racks) and _match_name(problem.objects[moved], ("bottle",)):
+    if _match_name(receiver, kinds.receiving["racks"]) and _match_name(problem.objects[moved], ("bottle",)):
         doubt = f"does it take a large tilt to put {moved} into the {receiver.replace('_', ' ')}?"
         return [_GoalPhase("wine-rack-insert", f"{goal_text}: a bottle into a rack", doubt)]
-    if verb == "in" and not _match_name(receiver, kinds.receiving.boards):
+    if verb == "in" and not _match_name(receiver, kinds.receiving["boards"]):
         shut = _opening_phases(problem, place)
         into = _GoalPhase("pnp-into-container", f"{goal_text}: an object into something")
         return [*shut, into]
     stacked = problem.objects[moved] == receiver
-    if verb == "on" and not stacked and place in problem.objects and _match_name(receiver, kinds.receiving.containers):
+    if (
+        verb == "on"
+        and not stacked
+        and place in problem.objects
+        and _match_name(receiver, kinds.receiving["containers"])
+    ):
         doubt = f"does {moved} lie in {place}, or on top of it?"
         return [_GoalPhase("pnp-into-container", f"{goal_text}: the {receiver.replace('_', ' ')} holds things", doubt)]
     return [_GoalPhase("pnp-basic", f"{goal_text}: an object set down on something")]
