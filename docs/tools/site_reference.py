@@ -209,16 +209,16 @@ def files_page() -> str:
     from safevla_bench.hosts.protocols import EvaluationProtocol, Inference
     from safevla_bench.policies.servers import dialects, entries
     from safevla_bench.specs import file_formats as spec_files
-    from safevla_bench.specs import loader as spec_loader
     from safevla_bench.tasks import file_formats as task_files
+    from safevla_bench.tasks.entries import BenchmarkRow, GoalBodies
 
     tables: dict[str, Iterable[type]] = {
         "Specifications: `--library`, `--rules`": (
-            spec_files.LibraryFile, spec_loader.SpecRow, spec_loader.AlternateRow, spec_files.LimitRow,
+            spec_files.LibraryFile, spec_files.SpecRow, spec_files.AlternateRow, spec_files.LimitRow,
         ),
         "Tasks and tags: `--rules`": (
-            task_files.RegistryFile, task_files.BenchmarkRow, task_files.CapabilityRow, task_files.TemplateRow,
-            task_files.TaskRow, task_files.TaskFamilyRow, task_files.GoalBodiesRow,
+            task_files.RegistryFile, BenchmarkRow, task_files.CapabilityRow, task_files.TemplateRow,
+            task_files.TaskRow, task_files.TaskFamilyRow, GoalBodies,
         ),
         "Protocols: `--protocol`": (EvaluationProtocol, Inference),
         "Dialects: `--policy-arg dialect=`": (dialects.DialectFile, dialects.RequestEntry, dialects.ReplyArray),

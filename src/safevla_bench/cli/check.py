@@ -28,6 +28,7 @@ from safevla_bench.jobs.verify.replay_check import ProgressCallback
 from safevla_bench.jobs.verify.score_check import RulesetFiles
 from safevla_bench.judging import gates
 from safevla_bench.judging.judged import Judged
+from safevla_bench.judging.rates import GateMetric
 from safevla_bench.judging.registration import REGISTERED
 from safevla_bench.policies.servers.client import KINDS
 from safevla_bench.publishing.submission import recorded_versions
@@ -43,7 +44,7 @@ def _read_confidence(context: click.Context, option: click.Parameter, text: str)
     return options.PERCENT.convert(text, option, context) / 100
 
 
-_LIMITS: Mapping[tuple[gates.GateMetric, Literal["min", "max"]], str] = {
+_LIMITS: Mapping[tuple[GateMetric, Literal["min", "max"]], str] = {
     ("sr", "min"): "The least success rate, such as 0.8.",
     ("safety", "min"): "The least Safety.",
     ("sbu", "max"): "The most successes that are unsafe, of all episodes.",

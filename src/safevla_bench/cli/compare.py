@@ -29,9 +29,15 @@ from safevla_bench.report.tables import sensitivity as varying
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.host_means import host_mean_table, host_means, mean_documents
 from safevla_bench.report.tables.table import Table
-from safevla_bench.sensitivity.curves import ablate_thresholds, sweep_threshold, sweep_variants
+from safevla_bench.sensitivity.curves import (
+    SweepRequest,
+    ThresholdVariant,
+    ablate_thresholds,
+    parse_sweep,
+    sweep_threshold,
+    sweep_variants,
+)
 from safevla_bench.sensitivity.readings import compare_readings
-from safevla_bench.sensitivity.variants import SweepRequest, ThresholdVariant, parse_sweep
 from safevla_bench.sources.runs.sources import open_sources
 from safevla_bench.text import escape_controls
 

@@ -24,8 +24,7 @@ from safevla_bench.report.figures.style import COLUMN, Page
 from safevla_bench.report.figures.tradeoff import TradeoffLayout
 from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables.series import describe_series, series_table
-from safevla_bench.sensitivity.curves import sweep_threshold
-from safevla_bench.sensitivity.variants import SweepRequest, parse_sweep
+from safevla_bench.sensitivity.curves import SweepRequest, parse_sweep, sweep_threshold
 
 
 def _parse_names(choices: tuple[str, ...]) -> Callable[[click.Context, click.Parameter, str], tuple[str, ...]]:

@@ -22,12 +22,12 @@ from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.host_means import HostMean, host_means
 from safevla_bench.sensitivity.curves import (
     Rescore,
+    SweepRequest,
     ThresholdAblation,
     ThresholdSweep,
     ablate_thresholds,
     sweep_threshold,
 )
-from safevla_bench.sensitivity.variants import SweepRequest
 from safevla_bench.signals.signal import RecordFields
 from safevla_bench.specs.spec import Library
 from safevla_bench.trajectory.batch import Batch

@@ -9,8 +9,13 @@ from safevla_bench.report.published import PAPER, load_published
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.host_means import AUXILIARY, host_mean_table, host_means, mean_documents
 from safevla_bench.report.tables.table import Table
-from safevla_bench.sensitivity.curves import SensitivityCurve, ThresholdAblation, VariantRates
-from safevla_bench.sensitivity.variants import ThresholdVariant, paper_variants
+from safevla_bench.sensitivity.curves import (
+    SensitivityCurve,
+    ThresholdAblation,
+    ThresholdVariant,
+    VariantRates,
+    paper_variants,
+)
 from safevla_bench.specs.loader import library
 from safevla_bench.tasks.loader import registry
 from safevla_bench.text import NO_VALUE

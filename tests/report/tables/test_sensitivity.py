@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from safevla_bench.judging.rates import Mean, Rate
 from safevla_bench.report.tables import sensitivity
-from safevla_bench.sensitivity.curves import SensitivityCurve, ThresholdAblation, ThresholdSweep, VariantRates
+from safevla_bench.sensitivity.curves import (
+    SensitivityCurve,
+    ThresholdAblation,
+    ThresholdSweep,
+    ThresholdVariant,
+    VariantRates,
+)
 from safevla_bench.sensitivity.readings import ReadingCell, ReadingComparison, ReadingPoint, VerdictChanges
-from safevla_bench.sensitivity.variants import ThresholdVariant
 from safevla_bench.text import NO_VALUE
 
 

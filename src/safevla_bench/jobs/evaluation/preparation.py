@@ -16,6 +16,7 @@ from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.jobs.evaluation.judgement import HOST_REGISTRY, read_host_registry
 from safevla_bench.jobs.evaluation.request import DEFAULT_EXECUTION, ExecutionOptions, Request, select_tasks
 from safevla_bench.jobs.evaluation.stopping_rule import StoppingRule, parse_condition
+from safevla_bench.judging.rates import SAFETY
 from safevla_bench.judging.registration import REGISTERED
 from safevla_bench.judging.ruleset import Ruleset, choose_library, load_ruleset
 from safevla_bench.plugins import require_trust
@@ -153,7 +154,7 @@ def _make_rule(request: Request) -> StoppingRule | None:
     if request.shard:
         problem = "--until and --shard are both given, and a piece of a plan cannot decide for the others"
         raise RunError(problem, remedy="Leave one of them out.")
-    if request.stop_on_violation and rule.metric != "safety":
+    if request.stop_on_violation and rule.metric != SAFETY.key:
         remedy = "Leave --stop-on-violation out, or decide Safety."
         raise RunError(f"--until decides {rule.metric}, which --stop-on-violation leaves unknown", remedy=remedy)
     return rule

@@ -40,6 +40,17 @@ def run(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def judged(run):
+    return judge([run], load_ruleset())
+
+
+@pytest.fixture(scope="module")
+def strict(run):
+    """Judged by a force that every success exceeds."""
+    return judge([run], load_ruleset(thresholds=(f"{FORCE}=0.001",)))
+
+
 @given(VALUES, LEVELS)
 def test_the_order_statistic_is_numpy_s_inverted_cdf(values, quantile):
     assert order_statistic(values, quantile) == np.quantile(values, quantile, method="inverted_cdf")
@@ -76,13 +87,12 @@ def test_tasks_that_differ_widen_the_interval():
     assert high >= alike[1]
 
 
-def test_fewer_than_thirty_tasks_say_nothing_of_others(run):
+def test_fewer_than_thirty_tasks_say_nothing_of_others(judged):
     """Ten resampled tasks that differ missed the quantile of tasks like these in 23 % of runs at 95 %."""
     values, few = np.repeat(np.linspace(10, 1000, 29), 20), [f"task {k // 20}" for k in range(580)]
     assert calibration.quantile_interval(values, few, 0.8) == calibration.quantile_interval(values, ["x"] * 580, 0.8)
-    judged = judge([run], load_ruleset())
-    found = calibrate(judged.scores, judged.ruleset.library, quantile=0.5)
-    assert {item.interval_name for item in found} == {"95 % interval on these tasks"}
+    result = calibrate(judged.scores, judged.ruleset.library, quantile=0.5)
+    assert {item.interval_name for item in result} == {"95 % interval on these tasks"}
 
 
 @given(st.floats(1e-6, 1e6))
@@ -92,8 +102,7 @@ def test_a_limit_is_rounded_up_and_by_less_than_a_tenth(value):
     assert calibration.round_up(rounded) == rounded
 
 
-def test_magnitudes_are_the_extremes_of_the_scores_whatever_the_direction(run):
-    judged = judge([run], load_ruleset())
+def test_magnitudes_are_the_extremes_of_the_scores_whatever_the_direction(judged):
     successes = [score for score in judged.scores if score.policy == "scripted:hasty" and score.success]
     for item in calibrate(judged.scores, judged.ruleset.library, policy="scripted:hasty"):
         extremes = [score.extreme[item.spec.spec_id] for score in successes]
@@ -103,17 +112,14 @@ def test_magnitudes_are_the_extremes_of_the_scores_whatever_the_direction(run):
         assert item.violated == sum(item.spec.spec_id in score.violated_specs for score in successes)
 
 
-def test_the_file_sets_limits_that_the_reference_keeps(run, tmp_path):
-    judged = judge([run], load_ruleset(thresholds=(f"{FORCE}=0.001",)))
-    found = calibrate(judged.scores, judged.ruleset.library, quantile=0.5)
+def test_the_file_sets_limits_that_the_reference_keeps(strict, tmp_path):
+    result = calibrate(strict.scores, strict.ruleset.library, quantile=0.5)
     file = tmp_path / "limits.toml"
-    file.write_text(format_limits(found))
+    file.write_text(format_limits(result))
     rows = tomllib.loads(file.read_text())["limits"]
-    kept = [item for item in found if item.obstacle is None]
+    kept = [item for item in result if item.obstacle is None]
     assert [row["spec_id"] for row in rows] == [item.spec.spec_id for item in kept]
-    again = judge([run], load_ruleset(thresholds=(f"{FORCE}=0.001",), spec_files=[]))
-    assert again.scores.specs == judged.scores.specs
-    library = extend_library(judged.ruleset.library, file)
+    library = extend_library(strict.ruleset.library, file)
     for row in rows:
         spec = library[row["spec_id"].partition("@")[0]]
         assert (spec.threshold, spec.severe, spec.source) == (row["threshold"], row["severe"], row["source"])
@@ -129,26 +135,23 @@ def test_the_file_sets_limits_that_the_reference_keeps(run, tmp_path):
         ({"policy": "noop"}, "no success"),
     ],
 )
-def test_what_makes_no_limit_is_an_error(run, arguments, problem):
-    judged = judge([run], load_ruleset())
+def test_what_makes_no_limit_is_an_error(judged, arguments, problem):
     with pytest.raises(RunError, match=problem):
         calibrate(judged.scores, judged.ruleset.library, **arguments)
 
 
-def test_a_run_of_noop_alone_has_nothing_to_learn_from(run):
-    judged = judge([run], load_ruleset())
+def test_a_run_of_noop_alone_has_nothing_to_learn_from(judged):
     idle = replace(judged.scores, policy=("noop",) * len(judged.scores))
     with pytest.raises(RunError, match="no episode of a policy to learn from"):
         calibrate(idle, judged.ruleset.library)
 
 
-def test_too_few_episodes_give_no_limit_and_the_number_that_would(run):
-    judged = judge([run], load_ruleset(thresholds=(f"{FORCE}=0.001",)))
-    found = calibrate(judged.scores, judged.ruleset.library, quantile=0.99)
-    assert all("368 would" in item.obstacle for item in found)
+def test_too_few_episodes_give_no_limit_and_the_number_that_would(strict):
+    result = calibrate(strict.scores, strict.ruleset.library, quantile=0.99)
+    assert all("368 would" in item.obstacle for item in result)
     with pytest.raises(RunError, match="no limit is to be replaced"):
-        format_limits(found)
-    assert all(row["limit"] is None and row["interval"][1] is None for row in calibration_rows(found))
+        format_limits(result)
+    assert all(row["limit"] is None and row["interval"][1] is None for row in calibration_rows(result))
 
 
 def test_the_command_prints_the_distribution_and_writes_what_specs_takes(run, tmp_path, capsys):
