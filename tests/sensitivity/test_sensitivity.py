@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import DRAWER, HAND, LINK, contacts, episode
-from judging.test_laws import BATCHES, GRADED, eventful
+from judging.test_laws import BATCHES, eventful
 from safevla_bench.archive import open_archive
 from safevla_bench.errors import SpecError
 from safevla_bench.jobs import demo
