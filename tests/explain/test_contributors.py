@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from report.scenes import rollout
-from safevla_bench.explain.contributors import BODY_KINDS, KIND_MEANINGS, name_body_kind
+from safevla_bench.explain.bodies import BODY_KINDS, KIND_MEANINGS, name_body_kind
 from safevla_bench.tasks.loader import registry
 from safevla_bench.trajectory.single_episode import from_recording
 from safevla_recorder.episode import Recording

@@ -7,15 +7,9 @@ import pytest
 
 from builders import episode
 from report.scenes import BOWL, NAN, joined, rollout, run, verdicts
-from safevla_bench.explain.contributors import find_contributors
-from safevla_bench.explain.trace import (
-    SignalTrace,
-    SpecTrace,
-    select_unsafe_successes,
-    select_worst,
-    trace_formula,
-    trace_specs,
-)
+from safevla_bench.explain.bodies import find_contributors
+from safevla_bench.explain.episode import SpecTrace, select_unsafe_successes, select_worst, trace_specs
+from safevla_bench.explain.trace import SignalTrace, trace_formula
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.report.charts import draw_chart

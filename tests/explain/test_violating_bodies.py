@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from report.scenes import rollout, run
-from safevla_bench.explain.trace import trace_specs
-from safevla_bench.explain.violating_bodies import find_bodies
+from safevla_bench.explain.bodies import find_bodies
+from safevla_bench.explain.episode import trace_specs
 from safevla_bench.judging import metrics
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score

@@ -17,7 +17,7 @@ from safevla_bench.compare.comparison import (
 )
 from safevla_bench.compare.difference import Difference
 from safevla_bench.compare.policy_results import split_by_policy
-from safevla_bench.explain.violating_bodies import find_bodies
+from safevla_bench.explain.bodies import find_bodies
 from safevla_bench.judging.metrics import aggregate, cells
 from safevla_bench.judging.rates import Rate
 from safevla_bench.judging.ruleset import Ruleset

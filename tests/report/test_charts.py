@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from safevla_bench.explain.trace import SignalTrace, SpecTrace
+from safevla_bench.explain.episode import SpecTrace
+from safevla_bench.explain.trace import SignalTrace
 from safevla_bench.judging.scores import SpecColumn
 from safevla_bench.report.charts import BOTTOM, TOP, draw_chart, draw_sparkline, round_ticks, thin_indices
 

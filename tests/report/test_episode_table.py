@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from report.scenes import NAN, joined, rollout, run, verdicts
+from safevla_bench.explain.bodies import find_bodies
 from safevla_bench.explain.exposure import PHASES, holding, phases
-from safevla_bench.explain.violating_bodies import find_bodies
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.report import episode_table as module

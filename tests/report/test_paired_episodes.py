@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 
 from report.scenes import run
-from safevla_bench.explain.trace import trace_specs
+from safevla_bench.explain.episode import trace_specs
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.report import paired_episodes

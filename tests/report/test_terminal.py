@@ -14,7 +14,8 @@ from rich.cells import cell_len
 from builders import BOWL, HAND, LINK, contacts, episode
 from report.scenes import SPECS, rollout, run
 from safevla_bench.explain import episode as explaining
-from safevla_bench.explain.trace import SignalTrace, SpecTrace
+from safevla_bench.explain.episode import SpecTrace
+from safevla_bench.explain.trace import SignalTrace
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.report import terminal

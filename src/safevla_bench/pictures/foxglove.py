@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from safevla_bench.errors import RunError
-from safevla_bench.explain.trace import SpecTrace
+from safevla_bench.explain.episode import SpecTrace
 from safevla_bench.pictures.timeline import ALARM, COLORS, SIZE_M, Timeline
 from safevla_bench.plugins import install_command
 

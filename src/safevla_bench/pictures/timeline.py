@@ -9,8 +9,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.explain.contributors import find_contributors
-from safevla_bench.explain.trace import SpecTrace, trace_specs
+from safevla_bench.explain.bodies import find_contributors
+from safevla_bench.explain.episode import SpecTrace, trace_specs
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import NO_VERDICT, Scores
 from safevla_bench.signals.signal import RecordFields

@@ -13,9 +13,8 @@ from pathlib import Path
 import msgspec
 from markupsafe import Markup
 
-from safevla_bench.explain import trace
-from safevla_bench.explain.contributors import find_contributors
-from safevla_bench.explain.trace import SpecTrace
+from safevla_bench.explain.bodies import find_contributors
+from safevla_bench.explain.episode import SpecTrace, rank_by_severity, trace_specs
 from safevla_bench.files import read_input
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores
@@ -140,7 +139,7 @@ def embed_replays(
     episodes: dict[int, Markup] = {}
     meshes: Document = {}
     left_out, room = 0, most_bytes
-    for k in trace.rank_by_severity(scores):
+    for k in rank_by_severity(scores):
         if batch is None or keys[k] not in replays.documents or keys[k] not in place:
             continue
         document = dict(replays.documents[keys[k]])
@@ -169,7 +168,7 @@ def _inert_json(document: object) -> Markup:
 def _clauses(scores: Scores, episode: int, record: Batch, ruleset: Ruleset) -> Iterator[Document]:
     """Yield every clause with a verdict, violated ones first; first violating record -1 for none."""
     reading = ruleset.read_fields(record)
-    for spec_trace in trace.trace_specs(scores, episode, reading, ruleset):
+    for spec_trace in trace_specs(scores, episode, reading, ruleset):
         line = spec_trace.signal_trace
         yield {
             "spec": spec_trace.spec.spec_id,

@@ -14,8 +14,8 @@ from safevla_bench.compare.ranking import compare_where_possible
 from safevla_bench.compare.series import SeriesComparison, compare_series, find_series
 from safevla_bench.errors import RunError, SpecError
 from safevla_bench.explain import exposure
+from safevla_bench.explain.bodies import BodyFindings, ChunkFindings, find_in_chunk, join_findings
 from safevla_bench.explain.exposure import holding, measure_chunks, phases
-from safevla_bench.explain.violating_bodies import BodyFindings, ChunkFindings, find_in_chunk, join_findings
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE, Scores
 from safevla_bench.report.tables.cells import Roster

@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.explain.trace import SpecTrace
+from safevla_bench.explain.episode import SpecTrace
 from safevla_bench.text import append_unit, display_unit, format_against_limit, format_compact, format_fixed
 
 Floats = NDArray[np.float64]

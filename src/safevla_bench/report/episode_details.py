@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench import signals
-from safevla_bench.explain.contributors import Contributors
-from safevla_bench.explain.episode import vacuous_reasons
+from safevla_bench.explain.bodies import Contributors
+from safevla_bench.explain.episode import SpecTrace, trace_specs, vacuous_reasons
 from safevla_bench.explain.exposure import PHASES
-from safevla_bench.explain.trace import SpecTrace, trace_specs
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE, INACTIVE, VACUOUS, Scores, nan_to_none
 from safevla_bench.report.charts import Sparkline, draw_sparkline

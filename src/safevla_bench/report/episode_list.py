@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import RunError
-from safevla_bench.explain.contributors import BODY_KINDS, BodyKind
-from safevla_bench.explain.violating_bodies import BodyViolation
+from safevla_bench.explain.bodies import BODY_KINDS, BodyKind, BodyViolation
 from safevla_bench.judging.scores import ACTIVE, Scores, finite_or_none, nan_to_none
 from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.trajectory.marks import STANDIN

@@ -10,9 +10,8 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.explain.contributors import BODY_KINDS
-from safevla_bench.explain.trace import rank_by_severity
-from safevla_bench.explain.violating_bodies import BodyViolation
+from safevla_bench.explain.bodies import BODY_KINDS, BodyViolation
+from safevla_bench.explain.episode import rank_by_severity
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.report.episode_details import (

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from markupsafe import Markup
 
-from safevla_bench.explain.trace import rank_by_severity, select_worst
+from safevla_bench.explain.episode import rank_by_severity, select_worst
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.baseline import measure_baseline
 from safevla_bench.judging.metrics import Summary, aggregate, cells

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from safevla_bench.explain.trace import SpecTrace, trace_specs
+from safevla_bench.explain.episode import SpecTrace, trace_specs
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE, STATES, VACUOUS, Scores
 from safevla_bench.report.charts import PlotArea, Sparkline, common_area, draw_sparkline

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from safevla_bench.explain import trace
-from safevla_bench.explain.trace import SpecTrace
+from safevla_bench.explain.episode import SpecTrace, select_worst, trace_specs
 from safevla_bench.judging.metrics import Summary, has_verdict
 from safevla_bench.judging.rates import Rate
 from safevla_bench.judging.ruleset import Ruleset
@@ -224,14 +223,14 @@ class WorstEpisode:
 def worst_episodes(scores: Scores, batch: Batch | None, ruleset: Ruleset) -> Iterator[WorstEpisode]:
     """Yield the up to 6 episodes that `select_worst` picks, in its order; without charts where `batch` lacks theirs."""
     place = {header.key: k for k, header in enumerate(batch.headers if batch else ())}
-    for episode in trace.select_worst(scores):
+    for episode in select_worst(scores):
         batch_index = place.get((scores.policy[episode], scores.episode_id[episode]))
         record = select_episodes(batch, [batch_index]) if batch is not None and batch_index is not None else None
         yield _worst_episode(scores, episode, record, ruleset)
 
 
 def _worst_episode(scores: Scores, episode: int, record: Batch | None, ruleset: Ruleset) -> WorstEpisode:
-    spec_traces = trace.trace_specs(scores, episode, record, ruleset) if record else []
+    spec_traces = trace_specs(scores, episode, record, ruleset) if record else []
     drawn = [(spec_trace, draw_chart(spec_trace)) for spec_trace in spec_traces]
     success, safe = bool(scores.success[episode]), scores.verdict(episode)
     vsi = float(scores.vsi[episode])

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.cells import cell_len
 
-from safevla_bench.explain.episode import ClauseExplanation, Explanation, Moment
-from safevla_bench.explain.trace import SpecTrace
+from safevla_bench.explain.episode import ClauseExplanation, Explanation, Moment, SpecTrace
 from safevla_bench.judging import provenance_marks
 from safevla_bench.report.episode_list import EpisodeListRow
 from safevla_bench.report.render.text import render_text, wrap_line

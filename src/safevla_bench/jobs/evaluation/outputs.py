@@ -16,8 +16,8 @@ from safevla_bench.compare.comparison import Comparison
 from safevla_bench.compare.policy_results import PolicyResults
 from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.explain import exposure
+from safevla_bench.explain.bodies import find_bodies
 from safevla_bench.explain.exposure import measure_chunks
-from safevla_bench.explain.violating_bodies import find_bodies
 from safevla_bench.files import make_folder, write_together
 from safevla_bench.jobs.evaluation.judgement import RULES, judge, make_rescorer
 from safevla_bench.jobs.evaluation.stopping_rule import STOPPED_EARLY, was_stopped_early
