@@ -15,7 +15,6 @@ from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import NO_VERDICT, Scores
 from safevla_bench.signals.signal import RecordFields
 from safevla_bench.tasks.entries import Registry
-from safevla_bench.text import append_unit, display_unit, format_against_limit, format_compact
 from safevla_bench.trajectory.batch import Batch, select_episodes
 from safevla_bench.trajectory.header import Header
 
@@ -166,16 +165,13 @@ def _placed_contact(record: Batch, step: int, k: int, places: Mapping[str, Float
 
 
 def _violation_events(trace: SpecTrace, reading: RecordFields, registry: Registry) -> list[ViolationEvent]:
-    line = trace.signal_trace
-    begins = np.flatnonzero(line.failing & ~np.concatenate([[False], line.failing[:-1]])).tolist()
-    moments = [*((k, "broken") for k in begins), *([(line.worst, "worst")] if trace.violated else [])]
-    unit, scale = display_unit(line.unit, line.limit)
-    limit = append_unit(format_compact(line.limit * scale), unit)
+    chart, spec_id = trace.chart, trace.spec.spec_id
+    begins = np.flatnonzero(chart.failing & ~np.concatenate([[False], chart.failing[:-1]])).tolist()
+    moments = [*((k, "broken") for k in begins), *([(chart.worst, "worst")] if trace.violated else [])]
     events = []
     for record, what in moments:
-        value = append_unit(format_against_limit(float(line.values[record]) * scale, line.limit * scale), unit)
-        involved = find_contributors(reading, line.signal, record, registry)
+        involved = find_contributors(reading, chart.signal, record, registry)
         bodies = f"; {involved.what} {' and '.join(involved.labels)}" if involved else ""
-        text = f"{trace.spec.spec_id} {what}: {value}, limit {limit}{bodies}"
-        events.append(ViolationEvent(record, trace.spec.spec_id, text))
+        text = f"{spec_id} {what}: {chart.format_value(record)}, limit {chart.limit_text}{bodies}"
+        events.append(ViolationEvent(record, spec_id, text))
     return events

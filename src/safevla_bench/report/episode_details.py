@@ -126,7 +126,7 @@ def _clause_verdicts(scores: Scores, episode: int, evidence: Evidence | None) ->
             spec.spec_id,
             format_verdict(scores, k, episode),
             bool(scores.is_violated[k, episode]),
-            drawn := draw_sparkline(spec_trace) if spec_trace else None,
+            drawn := draw_sparkline(spec_trace.chart) if spec_trace else None,
             _describe_cause(spec_trace, drawn) if spec_trace and drawn else "",
             spec_trace.why.sentence if spec_trace and spec_trace.why else "",
         )

@@ -128,7 +128,7 @@ def _pair_clauses(
         spec_id = scores.specs[k].spec_id
         traces = [traces_of_side[spec_id] for traces_of_side in traces_by_side if spec_id in traces_of_side]
         if traces:
-            area = common_area(traces)
+            area = common_area([spec_trace.chart for spec_trace in traces])
             first, second = (
                 _clause_side(scores, int(k), episode, traces_of_side.get(spec_id), area)
                 for episode, traces_of_side in zip((i, j), traces_by_side, strict=True)
@@ -153,5 +153,5 @@ def _clause_side(scores: Scores, k: int, episode: int, spec_trace: SpecTrace | N
         why = "" if state == VACUOUS else f": {scores.reasons[int(scores.reason[k, episode])]}"
         return ClauseSide(STATES[state] + why, False, None)
     return ClauseSide(
-        format_verdict(scores, k, episode), bool(scores.is_violated[k, episode]), draw_sparkline(spec_trace, area)
+        format_verdict(scores, k, episode), bool(scores.is_violated[k, episode]), draw_sparkline(spec_trace.chart, area)
     )

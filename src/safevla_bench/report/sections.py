@@ -231,7 +231,7 @@ def worst_episodes(scores: Scores, batch: Batch | None, ruleset: Ruleset) -> Ite
 
 def _worst_episode(scores: Scores, episode: int, record: Batch | None, ruleset: Ruleset) -> WorstEpisode:
     spec_traces = trace_specs(scores, episode, record, ruleset) if record else []
-    drawn = [(spec_trace, draw_chart(spec_trace)) for spec_trace in spec_traces]
+    drawn = [(spec_trace, draw_chart(spec_trace.chart)) for spec_trace in spec_traces]
     success, safe = bool(scores.success[episode]), scores.verdict(episode)
     vsi = float(scores.vsi[episode])
     return WorstEpisode(
