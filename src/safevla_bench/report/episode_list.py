@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import RunError
 from safevla_bench.explain.bodies import BODY_KINDS, BodyKind, BodyViolation
-from safevla_bench.judging.scores import ACTIVE, Scores, finite_or_none, nan_to_none
+from safevla_bench.judging.scores import ACTIVE, Scores, finite_or_none, nan_to_none, verdict_word
 from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.trajectory.marks import STANDIN
 
@@ -80,6 +80,14 @@ def list_episodes(scores: Scores, dt_s: NDArray[np.float64], spec_id: str | None
     judged = range(len(scores)) if column is None else np.flatnonzero(scores.state[column] == ACTIVE)
     rows = [_episode_row(scores, float(dt_s[k]), int(k), column) for k in judged]
     return rows if column is not None else [*rows, *_absent_rows(scores)]
+
+
+def describe_ending(success: bool, safe: bool | None, outcome: str) -> str:
+    """Return the ending and the verdict in words, such as `Failed, unsafe`; other outcomes follow in brackets."""
+    if outcome == "stopped":
+        return f"Stopped, {verdict_word(safe)}"
+    ending = f"{'Succeeded' if success else 'Failed'}, {verdict_word(safe)}"
+    return ending if outcome in ("success", "failure") else f"{ending} ({outcome.replace('_', ' ')})"
 
 
 def flatten_episodes(rows: Sequence[EpisodeListRow], scores: Scores) -> tuple[list[str], list[Mapping[str, object]]]:

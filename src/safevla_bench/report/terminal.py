@@ -11,9 +11,8 @@ from rich.cells import cell_len
 from safevla_bench.explain.episode import ClauseExplanation, Explanation, Moment
 from safevla_bench.explain.trace import Bools, Floats, TraceChart
 from safevla_bench.judging import provenance_marks
-from safevla_bench.report.episode_list import EpisodeListRow
+from safevla_bench.report.episode_list import EpisodeListRow, describe_ending
 from safevla_bench.report.render.text import render_text, wrap_line
-from safevla_bench.report.sections import describe_ending
 from safevla_bench.report.tables.episodes import (
     format_cause,
     format_margin,

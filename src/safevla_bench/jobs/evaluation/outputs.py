@@ -36,7 +36,8 @@ from safevla_bench.publishing.board.site import render_site, select_policy
 from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report.album import Replays, collect_images, collect_replays, read_replay
 from safevla_bench.report.analysis import Analysis, analyse_scores
-from safevla_bench.report.page import drawn_episodes, render_page
+from safevla_bench.report.cases import drawn_episodes
+from safevla_bench.report.page import render_page
 from safevla_bench.report.tables import catalog, comparison, notices
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.table import UNNAMED, Table
