@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from builders import episode
-from explain.test_violating_bodies import pushing
+from explain.test_bodies import pushing
 from report.scenes import NAN, joined, run, verdicts
 from safevla_bench.explain.bodies import find_bodies
 from safevla_bench.judging.metrics import cells
