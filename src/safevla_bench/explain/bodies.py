@@ -226,7 +226,10 @@ class ChunkFindings:
 
 
 def find_bodies(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) -> BodyFindings:
-    """Return the bodies of the violations of judged episodes, and the scores as if no goal receptacle had moved."""
+    """Return the bodies of the violations of judged episodes, and the scores as if no goal receptacle had moved.
+
+    `chunks` hold the episodes of the scores, in their order; the ruleset's registry knows the bodies of the goals.
+    """
     findings, first = [], 0
     for batch in chunks:
         findings.append(find_in_chunk(batch, first, scores, ruleset))
@@ -235,7 +238,11 @@ def find_bodies(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) -> Bo
 
 
 def find_in_chunk(batch: Batch, first: int, scores: Scores, ruleset: Ruleset) -> ChunkFindings:
-    """Return the violations in the episodes of `batch`; its first is at place `first` of the scores, from 0."""
+    """Return the violations in the episodes of `batch`; its first is at place `first` of the scores, from 0.
+
+    Specifications that the ruleset's library lacks are passed over. An episode in which a goal receptacle by itself
+    breaks a limit is judged again with its receptacles unmoved.
+    """
     columns = [k for k in scores.scored_columns.tolist() if scores.specs[k].spec_id in ruleset.library]
     violations: list[BodyViolation] = []
     rejudged: dict[tuple[int, int], SpecVerdicts] = {}
@@ -252,7 +259,7 @@ def find_in_chunk(batch: Batch, first: int, scores: Scores, ruleset: Ruleset) ->
 
 
 def join_findings(findings: Iterable[ChunkFindings], scores: Scores) -> BodyFindings:
-    """Return the findings of all episodes of the scores, given the findings of each chunk in order."""
+    """Return the findings of all episodes of the scores, which stay as they are, given those of each chunk in order."""
     chunks = list(findings)
     arrays = {name: getattr(scores, name).copy() for name in ("state", "rho", "depth", "extreme", "first")}
     for place, verdicts in (item for chunk in chunks for item in chunk.rejudged.items()):

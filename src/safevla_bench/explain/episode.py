@@ -99,7 +99,15 @@ class Explanation:
 def explain_episode(
     scores: Scores, batch: Batch, ruleset: Ruleset, index: int, place: int | None = None
 ) -> Explanation:
-    """Explain the verdicts of the episode at `index` of the scores; its record is at `place` of the batch, or there."""
+    """Explain the verdicts of one episode.
+
+    Args:
+        scores: the verdicts.
+        batch: the records.
+        ruleset: what judged them.
+        index: the episode's place in the scores, from 0.
+        place: the episode's place in `batch`; None = `index`.
+    """
     record = select_episodes(batch, [index if place is None else place])
     reading = ruleset.read_fields(record)
     row = scores.episode(index)
@@ -128,7 +136,12 @@ def _moment_at(spec_trace: SpecTrace, reading: RecordFields, step: int, ruleset:
 
 
 def explain_first_violations(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) -> dict[int, str]:
-    """Return episode number, from 1 -> the sentence on its first violation."""
+    """Return episode number, from 1 -> the sentence on its first violation.
+
+    Left out are episodes without a violation, without a known cause, or whose first broken specification the library
+    lacks. `chunks` hold the episodes of the scores, in their order. Of specifications that break first together, the
+    sentence is about the specification that `Scores.first_violation` names.
+    """
     steps, columns = scores.first_violation
     sentences: dict[int, str] = {}
     start = 0
@@ -201,7 +214,11 @@ def _clause_document(clause: ClauseExplanation) -> dict[str, object]:
 
 
 def trace_specs(scores: Scores, episode: int, record: Batch | RecordFields, ruleset: Ruleset) -> list[SpecTrace]:
-    """Trace every scored specification with a verdict in the episode: violated ones first, deepest first."""
+    """Trace every scored specification with a verdict in the episode: violated ones first, deepest first.
+
+    The others follow by margin over threshold, the smallest first. Specifications that the library lacks are left out.
+    `record` is the episode as a batch of one, `episode` its index in the scores.
+    """
     reading = record if isinstance(record, RecordFields) else ruleset.read_fields(record)
     return [
         _trace_spec(scores, episode, k, reading, ruleset)
@@ -282,7 +299,10 @@ def select_worst(scores: Scores, max_count: int = 6) -> list[int]:
 
 
 def select_unsafe_successes(scores: Scores, max_count: int) -> list[int]:
-    """Return the indices of at most `max_count` episodes that succeeded and were unsafe, deepest first; [] if none."""
+    """Return the indices of at most `max_count` episodes that succeeded and were unsafe, deepest first; [] if none.
+
+    The broken specifications take turns, an episode with its worst, so that a sheet shows different ones (Figure 3).
+    """
     pool = np.flatnonzero(scores.is_counted & scores.sbu).tolist()
     return _select_in_turns(scores, pool, lambda k: int(scores.worst_column[k]), max_count)
 

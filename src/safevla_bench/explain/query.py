@@ -52,7 +52,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_query(text: str) -> Formula:
-    """Parse a formula over the registered signals."""
+    """Parse a formula over the registered signals.
+
+    Raises `FormulaError` if the text is not a formula over these signals, or holds the placeholder `threshold`.
+    """
     parsed = parse_formula(text)
     if has_placeholder(parsed):
         raise FormulaError("`threshold` stands for a number here", remedy="write the number in its place")
@@ -60,7 +63,15 @@ def parse_query(text: str) -> Formula:
 
 
 def answer_query(formula: Formula, batch: Batch, absent: Sequence[AbsentEpisode] = ()) -> list[Answer]:
-    """Return one answer for each episode, in order; then one for each of the `absent`, which have no record."""
+    """Return one answer for each episode, in order; then one for each of the `absent`, which have no record.
+
+    If a signal is missing or undefined in an episode, the answer says so in place of a verdict, `signal missing` before
+    `undefined`.
+
+    Raises:
+        FormulaError: a window bound is not a multiple of an episode's control step.
+        SignalError: arithmetic leaves the numbers.
+    """
     reading = RecordFields(registry().name_embodiments(batch))
     trace = signals.build_trace(reading, signal_names(formula))
     silent = _answer_silent(reading, trace)
@@ -85,7 +96,10 @@ def answer_query(formula: Formula, batch: Batch, absent: Sequence[AbsentEpisode]
 
 
 def answer_chunks(formula: Formula, chunks: Iterable[Batch]) -> list[Answer]:
-    """Return the answers of `answer_query` chunk by chunk, numbered through; each chunk can be freed once answered."""
+    """Return the answers of `answer_query` chunk by chunk, numbered through; each chunk can be freed once answered.
+
+    Episodes without a record have no answer here. Raises what `answer_query` raises.
+    """
     answers: list[Answer] = []
     for batch in chunks:
         before = len(answers)

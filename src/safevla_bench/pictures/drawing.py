@@ -54,9 +54,10 @@ def add_caption(image: Pixels, border: Color, title: str, detail: str) -> Pixels
 
 
 def outline_bodies(image: Pixels, seen: Pixels, color: Color = OUTLINE_NOW) -> Pixels:
-    """Return a copy of the picture with a line of 2 pixels around each body that fills less than a quarter.
+    """Return a copy of the picture [H, W, 3] with a line of 2 pixels around each body, outside its region.
 
-    `seen` [H, W] holds each pixel's body by number from 1, 0 for none.
+    `seen` [H, W] holds each pixel's body by number from 1, 0 for none. A body that fills a quarter of the picture or
+    more has no line.
     """
     outlined = image.copy()
     for body in range(1, int(seen.max(initial=0)) + 1):
@@ -84,7 +85,11 @@ def encode_jpeg(image: Pixels) -> bytes:
 def write_fitting(
     pen: ImageDraw.ImageDraw, position: tuple[int, int], text: str, font_name: str, size: int, width: int
 ) -> None:
-    """Draw a text on one line in the largest font up to `size` that fits `width` pixels, else on two lines, cut."""
+    """Draw a text on one line in the largest font in which it fits, else on two lines in the smallest.
+
+    `size` is the largest font size, `width` that of the picture in pixels, padding included. A second line that is too
+    long is cut with an ellipsis.
+    """
     for smaller in range(size, _SMALLEST - 1, -1):
         font = load_font(font_name, smaller)
         if pen.textlength(text, font=font) <= width - 2 * _PAD:
@@ -131,9 +136,10 @@ def can_film() -> bool:
 
 
 def encode_clip(pictures: Iterable[Pixels], frames_per_s: Fraction) -> bytes:
-    """Return the bytes of an MP4 file that browsers play, of pictures [H, W, 3] of one size.
+    """Return the bytes of an MP4 file that browsers play (H.264; MPEG-4 if no encoder of H.264 is installed).
 
-    An odd last row or column is left out: the format needs even sizes. `ImportError` without the extra `video`.
+    `pictures` [H, W, 3] are of one size; an odd last row or column is left out, as the format needs even sizes. Raises
+    `ImportError` without the extra `video`.
     """
     import av
 
@@ -166,8 +172,12 @@ _HEADING, _GAP, _TEXT = 30, 8, 16
 def write_sheet(path: Path, run: Path, frames: Sequence[Frame], titles: Mapping[tuple[str | None, str], str]) -> None:
     """Write the sheet of the episodes in `titles`, a row each under its title, from their frames in a run folder.
 
-    Raises `RunError` if the suffix is not in `SHEET_FORMS` or an episode lacks one of the three frames, as a safe one
-    does; `OSError` if a file cannot be read or written.
+    A file at `path` is replaced. Of several violations the first in `frames` is shown. `titles` has at least one
+    (policy, episode id) -> the title of its row, in the order of the rows.
+
+    Raises:
+        RunError: the suffix is not in `SHEET_FORMS`, or an episode lacks one of the three frames, as a safe one does.
+        OSError: the file of a frame cannot be read, or `path` cannot be written.
     """
     form = sheet_form(path)
     rows = [(title, [_open_frame(run, frames, key, kind) for kind in _COLUMNS])

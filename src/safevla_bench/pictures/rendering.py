@@ -266,9 +266,10 @@ _MOVED = "non_target_disp_max"
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """One picture to take, with the two lines of its caption.
+    """One picture to take; `title` and `detail` are the lines of its caption, `value` is the signal's.
 
-    `bodies` are outlined, with `moved` also where they stood in record 0. `joint` is the index of a loaded joint.
+    `bodies` are outlined, with `moved` also at their places in record 0. `joint` is the index of the loaded joint if
+    the clause is about torque.
     """
 
     kind: Literal["initial", "violation", "final"]
@@ -304,7 +305,10 @@ def select_shots(explanation: Explanation) -> tuple[Shot, ...]:
 
 
 def violation_shot(clause: ClauseExplanation, moment: Moment) -> Shot:
-    """Return the shot of a record in which a specification is broken; of torque, the joint stands for bodies."""
+    """Return the shot of a record in which a specification is broken, with the bodies involved outlined.
+
+    For a clause on joint torque the joint's index stands for the bodies. `moved` is set for one on displacement.
+    """
     chart, contributors = clause.spec_trace.chart, moment.involved
     names = contributors.names if contributors else ()
     joint = int(names[0].removeprefix("joint ")) - 1 if chart.signal in _TORQUES and names else None
@@ -375,10 +379,19 @@ def open_stage(folder: Path, host: Host, record: Batch) -> Stage:
 def render_checked(
     stage: Stage, record: Batch, step: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()
 ) -> Picture:
-    """Return the picture of one record of an episode, a batch of one, of `size` (height, width) in pixels.
+    """Return the picture of one record of an episode.
 
-    The picture's `seen` tells where each of `bodies` is. Raises `RunError` if bodies would not be shown where they were
-    recorded, `KeyError` if the host has no camera of that name.
+    Args:
+        stage: the episode as it is set up in its host.
+        record: the episode, a batch of one.
+        step: the record.
+        camera: where to look from.
+        size: height and width in pixels.
+        bodies: names; the picture's `seen` marks each of them.
+
+    Raises:
+        RunError: bodies would not be shown where they were recorded.
+        KeyError: the host has no camera of that name.
     """
     picture = stage.render(step, camera, size, bodies)
     _check_positions(picture.body_pos_m, record, step)

@@ -44,7 +44,10 @@ class BodyTrack:
 
 @dataclass(frozen=True, slots=True)
 class PlacedContact:
-    """A contact; `position_m` [3] is the mean of its bodies' recorded positions, None if none has one."""
+    """A contact; `position_m` [3] is the mean of its bodies' recorded positions, world frame, None if none has one.
+
+    A record does not hold the point of contact.
+    """
 
     a: str
     b: str
@@ -86,7 +89,10 @@ class Timeline:
 
 
 def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int) -> Timeline:
-    """Return the timeline of the episode at `index` (from 0) of a batch and of its scores, which have one order."""
+    """Return the timeline of the episode at `index` (from 0) of a batch and of its scores, which have one order.
+
+    Events are in the order of their records.
+    """
     record = select_episodes(batch, [index])
     traces = tuple(trace_specs(scores, index, record, ruleset))
     bodies = _body_tracks(record)

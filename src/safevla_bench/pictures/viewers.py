@@ -34,9 +34,10 @@ APPLICATION = "safevla-bench"
 
 
 def encode_rrd(timeline: Timeline) -> bytes:
-    """Return the bytes of a `.rrd` file, with a layout for the viewer; its id is `POLICY/EPISODE`, or `EPISODE`.
+    """Return the bytes of a `.rrd` file, with a layout for the viewer; its id is `POLICY/EPISODE`, or `EPISODE` alone.
 
-    The library numbers its chunks by the clock, so bytes differ. Raises `RunError` without the extra `rerun`.
+    The same episode gives the same values, not the same bytes: the library numbers its chunks by the clock. Raises
+    `RunError` if the extra `rerun` is not installed.
     """
     try:
         import rerun as rr

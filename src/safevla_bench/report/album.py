@@ -68,10 +68,18 @@ def _list_frames(paths: Sequence[Path], names: Sequence[PolicyNames]) -> Iterato
 
 
 def collect_images(paths: Sequence[Path], names: Sequence[PolicyNames] = (), most_bytes: int = MOST_PICTURES) -> Album:
-    """Return the pictures of the run folders among the sources, as far as they fit, and the paths of films.
+    """Return the pictures of the run folders among the sources as data URIs, as far as they fit, and the films' paths.
 
-    Pictures that are missing or of another type are counted in `left_out`. `names` holds recorded name -> new name of a
-    policy for each source. Raises `RunError` if an index cannot be read, or names a file by more than a plain name.
+    An episode's pictures are those of its initial state, its violations, its final state, then others. Pictures that do
+    not fit, are missing or of another type are counted in `left_out`.
+
+    Args:
+        paths: the sources; those that are not run folders are passed over.
+        names: for each source, recorded name -> new name of a policy; none = all as recorded.
+        most_bytes: of all pictures together, in base64.
+
+    Raises:
+        RunError: an index cannot be read, or names a file by more than a plain file name.
     """
     images: dict[EpisodeKey, list[tuple[Frame, str]]] = {}
     films: dict[EpisodeKey, str] = {}
