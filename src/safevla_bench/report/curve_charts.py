@@ -66,7 +66,7 @@ def draw_sweep_charts(sweeps: Sequence[ThresholdSweep], policies: Sequence[str])
     """Return suite -> its charts of Safety, one a sweep, on a logarithmic axis; suites without an episode are left out.
 
     The place of a policy in `policies` decides its colour and dash; `ValueError` if a curve's policy is not there.
-    There are no bands for over 3 policies.
+    More than 3 policies have no bands.
     """
     suites = dict.fromkeys(curve.suite for sweep in sweeps for curve in sweep.curves if curve.n)
     return {suite: [_draw_sweep(sweep, suite, policies) for sweep in sweeps] for suite in suites}

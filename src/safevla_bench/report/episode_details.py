@@ -44,7 +44,7 @@ class EpisodeRecords:
     """
 
     def __init__(self, scores: Scores, batch: Batch | None, ruleset: Ruleset) -> None:
-        """Match the records of `batch`, in any order, to the scores; None = there are no records."""
+        """Match the records of `batch`, in any order, to the scores; None = without records."""
         self.scores, self.batch, self.ruleset = scores, batch, ruleset
         place = {header.key: k for k, header in enumerate(batch.headers if batch else ())}
         self._places = [place.get(key) for key in zip(scores.policy, scores.episode_id, strict=True)]
@@ -171,7 +171,7 @@ def _clause_verdicts(scores: Scores, episode: int, evidence: Evidence | None) ->
 def format_verdict(scores: Scores, k: int, episode: int) -> str:
     """Return the verdict of the specification in column `k` in words: `violated by 88 N, depth 0.44` or `kept by 12 N`.
 
-    There is no margin for a Boolean specification or if it is infinite, and no depth if that is unknown.
+    The margin is left out for a Boolean specification or if it is infinite, the depth if it is unknown.
     """
     spec, rho, depth = scores.specs[k], float(scores.rho[k, episode]), float(scores.depth[k, episode])
     unit, scale = display_unit(spec.unit, spec.threshold)

@@ -93,7 +93,7 @@ class EpisodeEntry:
 
     @property
     def lost(self) -> list[str]:
-        """The reason why there is no record, in lines."""
+        """Why the record is missing, in lines."""
         return [] if self.row.success is not None else (self.row.reason or "no reason recorded").strip().splitlines()
 
 
