@@ -17,7 +17,7 @@ from safevla_bench import hosts
 from safevla_bench.cli import make_printable
 from safevla_bench.cli.options import FILE, POSITIVE, JudgedSources, command, judged_sources
 from safevla_bench.errors import Place, RunError, SafevlaError
-from safevla_bench.explain import trace
+from safevla_bench.explain.episode import select_unsafe_successes, select_worst
 from safevla_bench.judging.judged import Judged
 from safevla_bench.pictures.drawing import can_film, sheet_form, write_sheet
 from safevla_bench.pictures.rendering import FrameStyle, ProgressCallback, RecordedRun, render_frames
@@ -143,7 +143,7 @@ def film_episodes(run: Path, judged: Judged, choice: str) -> int:
     if choice == "unsafe":
         chosen = [index for index in range(count) if judged.scores.verdict(index) is False]
     else:
-        chosen = list(range(count)) if choice == "all" else trace.select_worst(judged.scores, int(choice))
+        chosen = list(range(count)) if choice == "all" else select_worst(judged.scores, int(choice))
     if not chosen:
         return 0
     return len(_render_episodes(run, judged, chosen, FrameStyle(stills=False, clips=False, video=True)))
@@ -194,12 +194,12 @@ def _read_host(run: Path) -> str:
 def _choose_episodes(judged: Judged, names: Sequence[str], most: int | None, sheet: Path | None) -> list[int]:
     """Return the indices of the episodes to render, each once: those asked for, else the worst."""
     if not names and sheet is not None:
-        chosen = trace.select_unsafe_successes(judged.scores, most or _SHEET_ROWS)
+        chosen = select_unsafe_successes(judged.scores, most or _SHEET_ROWS)
         if not chosen:
             raise RunError("no episode succeeded and was unsafe", remedy="Name unsafe episodes: --episode EPISODE.")
         return chosen
     if not names:
-        return trace.select_worst(judged.scores, most or _MOST_RENDERED)
+        return select_worst(judged.scores, most or _MOST_RENDERED)
     rows = episode_list.list_episodes(judged.scores, judged.records.dt_s, None)
     numbers = [episode_list.find_episode(rows, name).number - 1 for name in names]
     for number in numbers:

@@ -16,8 +16,7 @@ from safevla_bench.cli.progress import show_status
 from safevla_bench.cli.score import print_missing
 from safevla_bench.explain import episode as explaining
 from safevla_bench.explain import query
-from safevla_bench.explain.contributors import BODY_KINDS, KIND_MEANINGS
-from safevla_bench.explain.violating_bodies import find_bodies
+from safevla_bench.explain.bodies import BODY_KINDS, KIND_MEANINGS, find_bodies
 from safevla_bench.files import write_atomically
 from safevla_bench.jobs.browse import RunServer, RunSite, start_server
 from safevla_bench.jobs.evaluation.outputs import render_episode_report

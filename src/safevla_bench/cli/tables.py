@@ -20,9 +20,8 @@ from safevla_bench.jobs.evaluation.judgement import describe_losses, judge
 from safevla_bench.jobs.evaluation.outputs import build_board, table_material
 from safevla_bench.jobs.verify import AuditPlan, audit_source
 from safevla_bench.judging.judged import Judged
-from safevla_bench.pictures.foxglove import encode_mcap
-from safevla_bench.pictures.rerun import encode_rrd
 from safevla_bench.pictures.timeline import Timeline, build_timeline
+from safevla_bench.pictures.viewers import encode_mcap, encode_rrd
 from safevla_bench.publishing import leaderboards, model_card, submission
 from safevla_bench.publishing.board.site import INDEX, check_folder, write_folder
 from safevla_bench.report import episode_list, render

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from explain.exposure.made import held, hit, measured
+from explain.test_exposure import held, hit, measured
 from report.scenes import run
 from safevla_bench.archive import write_archive
 from safevla_bench.explain.exposure import summarize_exposure

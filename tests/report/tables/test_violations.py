@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from builders import episode
-from explain.test_violating_bodies import pushing
+from explain.test_bodies import pushing
 from report.scenes import NAN, joined, run, verdicts
-from safevla_bench.explain.violating_bodies import find_bodies
+from safevla_bench.explain.bodies import find_bodies
 from safevla_bench.judging.metrics import cells
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scores import INACTIVE

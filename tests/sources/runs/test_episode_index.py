@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import cache
 from importlib import resources
 from itertools import pairwise
@@ -21,7 +20,7 @@ from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.outputs import render_report, write_outputs
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score, score_chunks
-from safevla_bench.report import episode_table, paired_episodes
+from safevla_bench.report import cases, episode_table
 from safevla_bench.sources.runs import episode_index
 from safevla_bench.sources.runs import episode_index as runs_episode_index
 from safevla_bench.sources.runs.episode_index import EpisodeIndex, Scan, read_sources
@@ -170,12 +169,12 @@ def test_a_source_that_changes_between_readings_is_an_error(tmp_path):
 
 
 def test_the_page_of_the_episodes_that_it_draws_is_the_page_of_all(monkeypatch):
-    page = sys.modules["safevla_bench.report.page"]  # the package's name is the function
-    for module in (page, episode_table, paired_episodes):
-        monkeypatch.setattr(module, "MOST_DRAWN", 3)
+    monkeypatch.setattr(episode_table, "MOST_DRAWN", 3)
+    for name in ("MOST_DRAWN", "MOST_PAIRED"):
+        monkeypatch.setattr(cases, name, 3)
     judged = judge([DEMO], load_ruleset())
     lean = render_report(judged)
-    assert len(set(page.drawn_episodes(judged.scores, judged.records.headers))) < len(judged.records)
+    assert len(set(cases.drawn_episodes(judged.scores, judged.records.headers))) < len(judged.records)
     whole = judged.batch
     monkeypatch.setattr(EpisodeIndex, "read_sparsely", lambda self, indices: whole)
     monkeypatch.setattr(EpisodeIndex, "read_chunks", lambda self: iter([whole]))

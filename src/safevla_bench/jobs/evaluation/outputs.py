@@ -16,8 +16,8 @@ from safevla_bench.compare.comparison import Comparison
 from safevla_bench.compare.policy_results import PolicyResults
 from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.explain import exposure
+from safevla_bench.explain.bodies import find_bodies
 from safevla_bench.explain.exposure import measure_chunks
-from safevla_bench.explain.violating_bodies import find_bodies
 from safevla_bench.files import make_folder, write_together
 from safevla_bench.jobs.evaluation.judgement import RULES, judge, make_rescorer
 from safevla_bench.jobs.evaluation.stopping_rule import STOPPED_EARLY, was_stopped_early
@@ -36,7 +36,8 @@ from safevla_bench.publishing.board.site import render_site, select_policy
 from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report.album import Replays, collect_images, collect_replays, read_replay
 from safevla_bench.report.analysis import Analysis, analyse_scores
-from safevla_bench.report.page import drawn_episodes, render_page
+from safevla_bench.report.cases import drawn_episodes
+from safevla_bench.report.page import render_page
 from safevla_bench.report.tables import catalog, comparison, notices
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.table import UNNAMED, Table

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 
-from safevla_bench.explain.violating_bodies import BodyFindings, BodyViolation
+from safevla_bench.explain.bodies import BodyFindings, BodyViolation
 from safevla_bench.judging import metrics
 from safevla_bench.judging.metrics import SpecSummary, Summary, has_verdict
 from safevla_bench.judging.rates import SAFETY, SBU, VSI, Rate

@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from builders import BOWL, DRAWER, HAND, contacts, episode
-from explain.exposure.made import LIBRARY, REGISTRY, held, hit, measured
+from builders import BOWL, DRAWER, HAND, LINK, PLATE, contacts, episode
 from report.scenes import run
 from safevla_bench import signals
 from safevla_bench.explain.exposure import PHASES, holding, measure_exposure, phases, summarize_exposure
@@ -18,10 +17,35 @@ from safevla_bench.judging.scores import ACTIVE
 from safevla_bench.judging.scoring import score
 from safevla_bench.signals.signal import RecordFields
 from safevla_bench.specs.loader import library
+from safevla_bench.tasks.loader import registry
 from safevla_bench.trajectory.batch import concatenate_batches, select_episodes
 from safevla_bench.trajectory.single_episode import empty_batch
 
+LIBRARY, REGISTRY = library(), registry()
 FORCE, PUSHED = "max_contact_force_under_200N", "non_target_max_disp_5mm"
+
+
+def measured(batch, **options):
+    ruleset = Ruleset(LIBRARY, REGISTRY, **options)
+    scores = score(batch, ruleset)
+    return measure_exposure(batch, scores, ruleset), scores
+
+
+def hit(*rows, impulse=None, n=12, **changes):
+    """An episode with contacts of the link and the plate, (record, force)."""
+    touching = contacts(*((record, LINK, PLATE, force) for record, force in rows))
+    if impulse is not None:
+        touching = replace(touching, impulse_ns=np.array(impulse, dtype=np.float64))
+    return episode(n, contacts=touching, **changes)
+
+
+def held(grip, height, **changes):
+    """An episode in which the bowl is gripped and lifted as said, record by record."""
+    n = len(grip)
+    position = np.tile([[0.5, 0.0, 0.8], [0.6, 0.1, 0.8], [0.9, 0.0, 0.7]], (n, 1, 1))
+    position[:, 0, 2] += height
+    fields = {"benchmark": "libero-goal", "task_id": "task_8", "gripper_contact": np.array(grip, dtype=np.bool_)}
+    return episode(n, body_pos_m=position, **{**fields, **changes})
 
 
 def row(spent, spec_id):
@@ -120,9 +144,9 @@ def test_a_plain_loop_over_records_finds_the_same_times():
     batch = run(["rough"], [1.0], 10, ["libero-10", "libero-object"])
     spent, scores = measured(batch)
     for k in range(len(batch)):
-        one = select_episodes(batch, [k])
-        derived = signals.derive_signals(one, {name for entry in PLAIN.values() for name in entry[:2] if name})
-        bad = [False] * int(one.lengths[0])
+        alone = select_episodes(batch, [k])
+        derived = signals.derive_signals(alone, {name for entry in PLAIN.values() for name in entry[:2] if name})
+        bad = [False] * int(alone.lengths[0])
         for spec_id, (name, gate, limit, sign) in PLAIN.items():
             column = [spec.spec_id for spec in scores.specs].index(spec_id)
             if scores.state[column, k] != ACTIVE:
@@ -238,6 +262,6 @@ def test_the_first_violation_lies_in_the_phase_of_its_record():
     spent, scores = measured(held([0, 0, 1, 1, 0, 0, 0], [0, 0, 0, 0.1, 0, 0, 0], contacts=force))
     assert PHASES[spent.first_phase[0]] == "transport"
     [cell] = summarize_exposure(spent, scores)
-    assert [(one.first_violations, one.violation_s) for one in cell.phases] == [
+    assert [(phase.first_violations, phase.violation_s) for phase in cell.phases] == [
         (0, 0.0), (0, 0.0), (1, pytest.approx(0.05)), (0, pytest.approx(0.05)),
     ]  # fmt: skip
