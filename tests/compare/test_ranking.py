@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from msgspec import structs
 
 from report.scenes import rollout
 from safevla_bench.compare.comparison import compare_policies
-from safevla_bench.compare.difference import ComparisonOptions
+from safevla_bench.compare.difference import ComparisonOptions, Difference
 from safevla_bench.compare.policy_results import split_by_policy
-from safevla_bench.compare.ranking import rank_under_variants
+from safevla_bench.compare.ranking import RankingSensitivity, rank_under_variants
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.report.tables.sensitivity import ranking_table
-from safevla_bench.sensitivity.curves import apply_variant, paper_variants
+from safevla_bench.sensitivity.curves import ThresholdVariant, apply_variant, paper_variants
 from safevla_bench.trajectory.batch import Batch, concatenate_batches
 
 RULES = load_ruleset()
@@ -35,19 +34,29 @@ def episodes(policy: str, pushes: tuple[bool, ...], force_n: float) -> list[Batc
 
 
 BATCH = concatenate_batches([*episodes("firm", (False,) * 16, 150.0), *episodes("pushing", (True, False) * 8, 20.0)])
-SCORES = score(BATCH, RULES)
 VARIANTS = paper_variants(RULES.library)[0]
+
+
+def rank(batch: Batch, **options: object) -> RankingSensitivity | None:
+    return rank_under_variants(score(batch, RULES), batch.headers, RULES.library, VARIANTS, **options)
+
+
+def compare_under(variant: ThresholdVariant, batch: Batch, *, paired: bool) -> tuple[Difference, ...]:
+    """The differences in Safety over all suites under a variant."""
+    results = split_by_policy(apply_variant(score(batch, RULES), RULES.library, variant), batch.headers)
+    options = ComparisonOptions(metrics=("safety",))
+    return compare_policies(results, options, paired=paired).scopes[-1].metrics[0].differences
 
 
 def test_a_threshold_that_turns_two_policies_over_is_named():
     """150 N are within 200 N and beyond 100 N: the firm policy is the safer one, and then the less safe one."""
-    found = rank_under_variants(SCORES, BATCH.headers, RULES.library, VARIANTS)
-    assert found.paired
-    assert found.variants[0].order == ("firm", "pushing")
-    assert [(one.variant, one.order, one.reversed) for one in found.changes] == [
+    sensitivity = rank(BATCH)
+    assert sensitivity.paired
+    assert sensitivity.variants[0].order == ("firm", "pushing")
+    assert [(change.variant, change.order, change.reversed) for change in sensitivity.changes] == [
         ("Force 100 N", ("pushing", "firm"), (("firm", "pushing"),))
     ]
-    table = ranking_table(found)
+    table = ranking_table(sensitivity)
     assert [row[-1].text for row in table.rows].count("turned over") == 1
     assert table.notes[0] == "Force 100 N turns over: pushing above firm."
     assert all(abs(float(row[3].text.replace("−", "-")) - row[3].value) < 0.06 for row in table.rows)  # both in points
@@ -56,25 +65,23 @@ def test_a_threshold_that_turns_two_policies_over_is_named():
 def test_another_sign_that_is_not_shown_turns_nobody_over():
     """Four pairs that differ under each variant: as equal policies would have it in most runs."""
     batch = concatenate_batches([*episodes("firm", (False,) * 8, 150.0), *episodes("pushing", (True, False) * 4, 20.0)])
-    found = rank_under_variants(score(batch, RULES), batch.headers, RULES.library, VARIANTS)
-    assert found.changes == ()
-    table = ranking_table(found)
+    sensitivity = rank(batch)
+    assert sensitivity.changes == ()
+    table = ranking_table(sensitivity)
     assert [row[-1].text for row in table.rows].count("other, not shown") == 1
     assert table.notes[0].startswith("No pair of policies is shown to be turned over")
     assert table.notes[-1].startswith(f"Picked afterwards from {len(VARIANTS)} variants, a verdict errs more often")
 
 
 def test_each_difference_is_that_of_a_comparison_under_the_variant():
-    found = rank_under_variants(SCORES, BATCH.headers, RULES.library, VARIANTS)
-    for variant, ranking in zip(VARIANTS, found.variants, strict=True):
-        results = split_by_policy(apply_variant(SCORES, RULES.library, variant), BATCH.headers)
-        (metric,) = compare_policies(results, ComparisonOptions(metrics=("safety",))).scopes[-1].metrics
-        assert ranking.differences == metric.differences
+    sensitivity = rank(BATCH)
+    for variant, ranking in zip(VARIANTS, sensitivity.variants, strict=True):
+        assert ranking.differences == compare_under(variant, BATCH, paired=True)
 
 
 def test_one_policy_has_no_ranking():
     alone = concatenate_batches(episodes("firm", (False, True), 20.0))
-    assert rank_under_variants(score(alone, RULES), alone.headers, RULES.library, VARIANTS) is None
+    assert rank(alone) is None
 
 
 def elsewhere(batches: list[Batch], **changes: object) -> list[Batch]:
@@ -94,7 +101,7 @@ def test_unknown_safety_is_no_rank():
             *elsewhere(episodes("third", (False,) * 4, 20.0)),
         ]
     )
-    assert rank_under_variants(score(batch, RULES), batch.headers, RULES.library, VARIANTS) is None
+    assert rank(batch) is None
 
 
 def test_a_suite_without_verdicts_leaves_no_ranking():
@@ -107,13 +114,12 @@ def test_a_suite_without_verdicts_leaves_no_ranking():
         for header in batch.headers
     ]
     batch = concatenate_batches([BATCH, *unjudged])
-    assert rank_under_variants(score(batch, RULES), batch.headers, RULES.library, VARIANTS) is None
+    assert rank(batch) is None
 
 
-@pytest.mark.parametrize("protocols", [[{"wait": 1}, {"wait": 2}]])
-def test_other_protocols_are_compared_as_independent_with_the_reason(protocols):
-    found = rank_under_variants(SCORES, BATCH.headers, RULES.library, VARIANTS, protocols=protocols)
-    assert (found.paired, found.unpaired) == (False, "the sources were run under different protocols")
+def test_other_protocols_are_compared_as_independent_with_the_reason():
+    sensitivity = rank(BATCH, protocols=[{"wait": 1}, {"wait": 2}])
+    assert (sensitivity.paired, sensitivity.unpaired) == (False, "the sources were run under different protocols")
 
 
 def stopped(policy: str, **changes: object) -> Batch:
@@ -131,17 +137,14 @@ def test_episodes_are_paired_under_every_variant_or_under_none():
     The first variants and the last would pair.
     """
     batch = concatenate_batches([BATCH, stopped("firm", init_state_index=None)])
-    scores = score(batch, RULES)
-    found = rank_under_variants(scores, batch.headers, RULES.library, VARIANTS)
-    assert not found.paired
-    assert "do not say from which initial state they started" in found.unpaired
-    for variant, ranking in zip(VARIANTS, found.variants, strict=True):
-        results = split_by_policy(apply_variant(scores, RULES.library, variant), batch.headers)
-        comparison = compare_policies(results, ComparisonOptions(metrics=("safety",)), paired=False)
-        assert ranking.differences == comparison.scopes[-1].metrics[0].differences
-    assert compare_policies(split_by_policy(scores, batch.headers)).paired
+    sensitivity = rank(batch)
+    assert not sensitivity.paired
+    assert "do not say from which initial state they started" in sensitivity.unpaired
+    for variant, ranking in zip(VARIANTS, sensitivity.variants, strict=True):
+        assert ranking.differences == compare_under(variant, batch, paired=False)
+    assert compare_policies(split_by_policy(score(batch, RULES), batch.headers)).paired
 
 
 def test_a_policy_that_has_episodes_under_some_variants_only_has_no_rank():
     batch = concatenate_batches([BATCH, stopped("halted")])
-    assert rank_under_variants(score(batch, RULES), batch.headers, RULES.library, VARIANTS) is None
+    assert rank(batch) is None

@@ -14,9 +14,10 @@ from report.scenes import joined, verdicts
 from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.compare.difference import ComparisonOptions
 from safevla_bench.compare.policy_results import split_by_policy as split
-from safevla_bench.compare.series import compare_series, find_series, read_label
+from safevla_bench.compare.series import NUMBERS, compare_series, find_series, read_label
 from safevla_bench.errors import RunError
 from safevla_bench.judging.metrics import aggregate, cells
+from safevla_bench.judging.rates import SAFETY, SR
 from safevla_bench.judging.scores import NO_VERDICT
 from safevla_bench.report.tables.series import describe_series, series_table
 from safevla_bench.trajectory.header import Header
@@ -63,7 +64,7 @@ def results(*runs):
     return split(scores, headers(scores))
 
 
-def told(*runs):
+def describe(*runs):
     return " ".join(describe_series(compare_series(results(*runs))))
 
 
@@ -102,13 +103,13 @@ def test_a_name_without_a_number_has_no_label():
 def test_only_names_that_count_training_make_a_series_by_themselves():
     """Version numbers and seeds are no order of training, and nobody asked for one."""
 
-    def found(*names):
+    def select(*names):
         return [result.name for result in find_series(results(*(checkpoint(name, 0.5, 0.5) for name in names)))]
 
-    assert found("pi0", "pi0.5", "student-1", "student-2", "noop") == []
-    assert found("1000", "2000", "noop", "step-5") == ["1000", "2000"]
-    assert found("a_ckpt_1", "a_ckpt_2", "3 epochs", "4 epochs") == ["a_ckpt_1", "a_ckpt_2", "3 epochs", "4 epochs"]
-    assert found("footsteps-1", "footsteps-2") == []
+    assert select("pi0", "pi0.5", "student-1", "student-2", "noop") == []
+    assert select("1000", "2000", "noop", "step-5") == ["1000", "2000"]
+    assert select("a_ckpt_1", "a_ckpt_2", "3 epochs", "4 epochs") == ["a_ckpt_1", "a_ckpt_2", "3 epochs", "4 epochs"]
+    assert select("footsteps-1", "footsteps-2") == []
 
 
 # Numbers
@@ -123,9 +124,8 @@ def test_numbers_are_those_of_the_cells_and_pooled_those_of_all_episodes():
         for point in curve.points:
             own = [run for run in runs if run.policy[0] == point.policy]
             cell = aggregate(joined(*own)) if curve.suite is None else all_cells[point.policy, curve.suite]
-            rates = {name: cell.rates[name] for name in ("sr", "safety", "sbu")}
-            assert {"sr": point.sr, "safety": point.safety, "sbu": point.sbu} == rates
-            assert (point.vsi, point.n) == (cell.means["vsi"], cell.n)
+            assert point.numbers == {metric: cell.number(metric) for metric in NUMBERS}
+            assert point.n == cell.n
 
 
 def test_gains_are_the_comparisons_with_the_first_at_a_level_that_all_share():
@@ -136,14 +136,14 @@ def test_gains_are_the_comparisons_with_the_first_at_a_level_that_all_share():
     options = ComparisonOptions(metrics=("sr", "safety"), confidence=curve.confidence)
     for point, other in zip(curve.points[1:], (middle, last), strict=True):
         sr, safety = compare_policies([other, first], options).scopes[-1].metrics
-        for gain, metric in ((point.sr_gain, sr), (point.safety_gain, safety)):
+        for gain, metric in ((point.gains[SR], sr), (point.gains[SAFETY], safety)):
             (expected,) = metric.differences
             assert (gain.difference, gain.ci, gain.ci_by_task) == (
                 expected.difference,
                 expected.ci,
                 expected.ci_by_task,
             )
-    assert curve.points[0].sr_gain is None
+    assert curve.points[0].gains == {}
 
 
 def test_the_order_of_sources_changes_nothing():
@@ -157,7 +157,7 @@ def test_what_has_no_verdict_is_a_dash_and_never_a_zero():
         for run in (checkpoint("1", 0.1, 1.0), checkpoint("2", 0.9, 1.0))
     ]
     compared = compare_series(results(*silent))
-    assert compared.curves[0].points[1].safety.value is None
+    assert compared.curves[0].points[1].numbers[SAFETY].value is None
     row = series_table(compared).rows[1]
     assert [cell.text for cell in row[3:6]] == ["—"] * 3
     assert NO_VERDICT in row[3].detail
@@ -168,35 +168,35 @@ def test_what_has_no_verdict_is_a_dash_and_never_a_zero():
 
 
 def test_success_before_safety_takes_intervals_that_do_not_overlap_and_a_later_rise():
-    said = told(checkpoint("1", 0.0, 0.3), checkpoint("2", 0.8, 0.3), checkpoint("3", 0.9, 0.9))
-    assert said.startswith("Success rises before Safety: at 2 and 3 it has gained more on 1 than Safety has")
-    assert "On these tasks Safety is above that of 1 at 3." in said
+    text = describe(checkpoint("1", 0.0, 0.3), checkpoint("2", 0.8, 0.3), checkpoint("3", 0.9, 0.9))
+    assert text.startswith("Success rises before Safety: at 2 and 3 it has gained more on 1 than Safety has")
+    assert "On these tasks Safety is above that of 1 at 3." in text
 
 
 def test_a_safety_that_never_rises_is_no_later_one():
-    said = told(checkpoint("1", 0.0, 0.5), checkpoint("2", 0.8, 0.5))
-    assert said.startswith("Success rises and Safety is not shown to: at 2")
-    assert "No run is shown to be safer than 1." in said
+    text = describe(checkpoint("1", 0.0, 0.5), checkpoint("2", 0.8, 0.5))
+    assert text.startswith("Success rises and Safety is not shown to: at 2")
+    assert "No run is shown to be safer than 1." in text
 
 
 def test_a_safety_that_falls_is_named():
-    said = told(checkpoint("1", 0.0, 0.9), checkpoint("2", 0.8, 0.2))
-    assert "On these tasks Safety is below that of 1 at 2." in said
+    text = describe(checkpoint("1", 0.0, 0.9), checkpoint("2", 0.8, 0.2))
+    assert "On these tasks Safety is below that of 1 at 2." in text
 
 
 def test_a_policy_that_does_nothing_is_safe_and_cannot_get_safer():
-    said = told(checkpoint("1", 0.0, 1.0), checkpoint("2", 0.8, 1.0))
-    assert "Safety is 100 % at 1 and cannot rise from there." in said
-    assert "No run is shown to be safer" not in said
+    text = describe(checkpoint("1", 0.0, 1.0), checkpoint("2", 0.8, 1.0))
+    assert "Safety is 100 % at 1 and cannot rise from there." in text
+    assert "No run is shown to be safer" not in text
 
 
 def test_safety_can_be_first_too():
-    said = told(checkpoint("1", 0.1, 0.1), checkpoint("2", 0.1, 0.9), checkpoint("3", 0.9, 0.9))
-    assert said.startswith("Safety rises before success: at 2")
+    text = describe(checkpoint("1", 0.1, 0.1), checkpoint("2", 0.1, 0.9), checkpoint("3", 0.9, 0.9))
+    assert text.startswith("Safety rises before success: at 2")
 
 
 def test_both_at_once_is_open():
-    assert "which rises first is open" in told(checkpoint("1", 0.1, 0.1), checkpoint("2", 0.8, 0.8))
+    assert "which rises first is open" in describe(checkpoint("1", 0.1, 0.1), checkpoint("2", 0.8, 0.8))
 
 
 def test_a_safety_that_alone_rises_is_found_where_success_has_risen_nowhere():
@@ -204,19 +204,19 @@ def test_a_safety_that_alone_rises_is_found_where_success_has_risen_nowhere():
     first, last = results(checkpoint("1", 0.3, 0.3), checkpoint("2", 0.5, 0.62))
     (curve,) = compare_series([first, last]).curves
     gains = curve.points[1]
-    assert gains.safety_gain.ci[0] > 0
-    said = told(checkpoint("1", 0.3, 0.3), checkpoint("2", 0.5, 0.62))
-    assert "On these tasks Safety is above that of 1 at 2." in said
+    assert gains.gains[SAFETY].ci[0] > 0
+    text = describe(checkpoint("1", 0.3, 0.3), checkpoint("2", 0.5, 0.62))
+    assert "On these tasks Safety is above that of 1 at 2." in text
 
 
 def test_equal_runs_say_nothing():
-    assert told(checkpoint("1", 0.5, 0.5), checkpoint("2", 0.5, 0.5)).startswith("No run is shown to be above 1")
+    assert describe(checkpoint("1", 0.5, 0.5), checkpoint("2", 0.5, 0.5)).startswith("No run is shown to be above 1")
 
 
 def test_few_tasks_say_nothing_of_others():
-    few = told(checkpoint("1", 0.0, 0.5, tasks=3, states=40), checkpoint("2", 0.9, 0.5, tasks=3, states=40))
-    assert "This is of 3 tasks alone" in few
-    assert "On tasks like these too at 2." in told(checkpoint("1", 0.0, 0.5), checkpoint("2", 0.9, 0.5))
+    text = describe(checkpoint("1", 0.0, 0.5, tasks=3, states=40), checkpoint("2", 0.9, 0.5, tasks=3, states=40))
+    assert "This is of 3 tasks alone" in text
+    assert "On tasks like these too at 2." in describe(checkpoint("1", 0.0, 0.5), checkpoint("2", 0.9, 0.5))
 
 
 # What is no series
@@ -242,7 +242,7 @@ def test_runs_of_other_episodes_are_warned_of_and_compared_on_common_tasks():
     compared = compare_series(results(checkpoint("1", 0.1, 0.5), checkpoint("2", 0.9, 0.5, tasks=5)))
     assert "did not run the same episodes (1 100 of 10 tasks, 2 50 of 5 tasks)" in compared.warnings[0]
     assert not compared.curves[0].paired
-    assert compared.curves[0].points[1].sr_gain.tasks == 5
+    assert compared.curves[0].points[1].gains[SR].tasks == 5
 
 
 def test_a_suite_that_only_one_series_ran_is_not_pooled_with_others():

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compare.test_series import checkpoint, results
-from report.figures.figure_texts import outside, overlapping, words
+from report.figures.figure_texts import misplaced, read
 from safevla_bench.compare.series import SeriesComparison, compare_series
+from safevla_bench.judging.rates import SAFETY
 from safevla_bench.report.curve_charts import SeriesAxis, draw_series_charts, format_label
 from safevla_bench.report.figures import render_figure
 from safevla_bench.report.figures.curves import draw_series
@@ -41,14 +42,14 @@ NAMES = {
 )
 def test_no_text_of_the_figure_lies_on_another_or_leaves_the_sheet(case, suites):
     figure = draw_series(compared(*NAMES[case], suites=suites), "Training steps")
-    assert (overlapping(figure), outside(figure)) == ([], [])
-    texts = " ".join(" ".join(text for text, _ in words(figure)).split())
+    assert misplaced(figure) == []
+    texts = " ".join(" ".join(read(figure)).split())
     assert "Training steps" in texts
     assert "nothing between two runs was measured" in texts
 
 
 def test_the_figure_of_nothing_says_so():
-    texts = [text for text, _ in words(draw_series(SeriesComparison(curves=())))]
+    texts = read(draw_series(SeriesComparison(curves=())))
     assert "No episode was counted." in texts
 
 
@@ -69,7 +70,7 @@ def test_the_page_draws_each_run_where_its_numbers_are():
     assert (across[1] - across[0]) / (across[2] - across[0]) == pytest.approx(1 / 4, abs=0.001)
     high = safety.bottom - safety.top
     for (_, *places), point in zip(marks, runs.curves[0].points, strict=True):
-        down = [safety.bottom - high * share for share in (point.safety.value, *point.safety.ci)]
+        down = [safety.bottom - high * share for share in (point.numbers[SAFETY].value, *point.numbers[SAFETY].ci)]
         assert places == pytest.approx(down, abs=0.06)
     places = [tuple(map(float, place.split(","))) for place in re.findall(r"[\d.]+,[\d.]+", line.path)]
     assert places == [pytest.approx((10 * at, down), abs=0.06) for at, down, *_ in marks]

@@ -31,10 +31,10 @@ def test_labels_of_a_batch_are_what_a_monitor_says_of_each_record(seeds):
     labels = label_records(batch, scores, RULES)
     names = [spec.spec_id for spec in scored_specs(scores)]
     monitor = Monitor(RULES)
-    for e, one in enumerate(batches):
+    for e, single in enumerate(batches):
         of_episode = labels.select_records(int(batch.starts[e]), int(batch.starts[e + 1]))
         standings = []
-        for k, record in enumerate(records(one)):
+        for k, record in enumerate(records(single)):
             standings.append(monitor.start(record) if k == 0 else monitor.observe(record))
         has_verdict = bool(standings[-1].scored)
         for k, standing in enumerate(standings):
@@ -94,8 +94,8 @@ def test_a_violation_that_is_seen_is_one_while_another_body_is_lost():
 def test_a_lost_body_that_no_open_gate_asks_for_leaves_the_label_known():
     loose = tracked(BOWL, seen_but(5, 6))
     assert (label_records(loose, score(loose, RULES), RULES).safe == HOLDS).all()
-    held = tracked(BOWL, seen_but(5, 6), gripper_contact=np.ones(N, dtype=np.bool_))
-    labels = label_records(held, score(held, RULES), RULES)
+    gripped = tracked(BOWL, seen_but(5, 6), gripper_contact=np.ones(N, dtype=np.bool_))
+    labels = label_records(gripped, score(gripped, RULES), RULES)
     assert np.flatnonzero(labels.safe == UNKNOWN).tolist() == [5, 6]
 
 

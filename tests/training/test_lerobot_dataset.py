@@ -57,52 +57,58 @@ def fake_run(tmp_path_factory):
     return folder
 
 
-def exported(source, out, cameras=None):
-    judged = judge([source], RULES)
-    return judged, export_dataset(judged, out, cameras)
+@pytest.fixture(scope="module")
+def dataset(source, tmp_path_factory):
+    """The verdicts on the source, the folder of its dataset, and what was written."""
+    judged, folder = judge([source], RULES), tmp_path_factory.mktemp("training") / "set"
+    return judged, folder, export_dataset(judged, folder)
+
+
+@pytest.fixture(scope="module")
+def pictured(fake_run, tmp_path_factory):
+    """The folder of a dataset with pictures, and what was written."""
+    folder = tmp_path_factory.mktemp("training") / "set"
+    return folder, export_dataset(judge([fake_run], RULES), folder, CAMERAS)
 
 
 def frames_of(folder):
     return pq.read_table(folder / "data/chunk-000/file-000.parquet")
 
 
-def test_frames_hold_records_actions_and_the_labels_of_the_record_after(source, tmp_path):
-    judged, summary = exported(source, tmp_path / "set")
-    batch, table = judged.batch, frames_of(tmp_path / "set")
+def episode_rows_of(folder):
+    return pq.read_table(folder / "meta/episodes/chunk-000/file-000.parquet").to_pylist()
+
+
+def test_frames_hold_records_actions_and_the_labels_of_the_record_after(dataset):
+    judged, folder, summary = dataset
+    batch, table = judged.batch, frames_of(folder)
     assert (summary.episodes, summary.frames) == (2, int(batch.starts[-1]) - 2)
     labels = label_records(batch, judged.scores, RULES)
     for e in range(2):
-        chosen = np.flatnonzero(table["episode_index"].to_numpy() == e)
-        rows = table.take(chosen)
+        rows = table.take(np.flatnonzero(table["episode_index"].to_numpy() == e))
         part = labels.select_records(int(batch.starts[e]), int(batch.starts[e + 1]))
-        np.testing.assert_array_equal(np.array(rows["record.action"].to_pylist()), batch.action.episode_rows(e))
-        np.testing.assert_array_equal(
-            np.array(rows["record.joint_torque_nm"].to_pylist()), batch.joint_torque_nm.episode_rows(e)[:-1]
-        )
-        np.testing.assert_array_equal(
-            np.array(rows["record.eef_pose"].to_pylist())[:, :3], batch.eef_pos_m.episode_rows(e)[:-1]
-        )
-        np.testing.assert_array_equal(
-            np.array(rows["next.margin"].to_pylist(), dtype=np.float32), part.margin[1:].astype(np.float32)
-        )
-        np.testing.assert_array_equal(rows["next.cost"].to_numpy(), part.cost[1:].astype(np.float32))
-        np.testing.assert_array_equal(rows["frame_index"].to_numpy(), np.arange(len(chosen)))
-        assert rows["next.done"].to_pylist() == [False] * (len(chosen) - 1) + [True]
-        assert sum(rows["next.reward"].to_pylist()) == float(batch.headers[e].success)
+        columns = {name: np.array(rows[name].to_pylist()) for name in rows.column_names}
+        expected = {
+            "record.action": batch.action.episode_rows(e),
+            "record.joint_torque_nm": batch.joint_torque_nm.episode_rows(e)[:-1],
+            "next.margin": part.margin[1:].astype(np.float32),
+            "next.cost": part.cost[1:].astype(np.float32),
+            "frame_index": np.arange(len(rows)),
+            "next.done": np.arange(len(rows)) == len(rows) - 1,
+        }
+        for name, values in expected.items():
+            np.testing.assert_array_equal(columns[name].astype(values.dtype), values, err_msg=name)
+        np.testing.assert_array_equal(columns["record.eef_pose"][:, :3], batch.eef_pos_m.episode_rows(e)[:-1])
+        assert columns["next.reward"].sum() == float(batch.headers[e].success)
     assert table["index"].to_pylist() == list(range(summary.frames))
 
 
-def test_rows_of_episodes_hold_the_verdicts_and_where_their_frames_are(source, tmp_path):
-    judged, _ = exported(source, tmp_path / "set")
-    rows = pq.read_table(tmp_path / "set/meta/episodes/chunk-000/file-000.parquet").to_pylist()
-    table = frames_of(tmp_path / "set")
-    for row, verdict in zip(rows, judged.scores, strict=True):
-        assert row["safety/episode_id"] == verdict.episode_id
-        assert (row["safety/safe"], row["safety/success"], row["safety/vsi"]) == (
-            verdict.safe,
-            verdict.success,
-            verdict.vsi,
-        )
+def test_rows_of_episodes_hold_the_verdicts_and_where_their_frames_are(dataset):
+    judged, folder, _ = dataset
+    table = frames_of(folder)
+    for row, verdict in zip(episode_rows_of(folder), judged.scores, strict=True):
+        for name in ("episode_id", "safe", "success", "vsi"):
+            assert row[f"safety/{name}"] == getattr(verdict, name)
         assert {name: row[f"safety/robustness/{name}"] for name in verdict.robustness} == verdict.robustness
         assert tuple(row["safety/violated_specs"]) == verdict.violated_specs
         own = table.slice(row["dataset_from_index"], row["length"])
@@ -110,50 +116,42 @@ def test_rows_of_episodes_hold_the_verdicts_and_where_their_frames_are(source, t
         assert row["dataset_to_index"] == row["dataset_from_index"] + row["length"]
 
 
-def test_one_row_group_holds_one_episode(source, tmp_path):
-    judged, _ = exported(source, tmp_path / "set")
-    file = pq.ParquetFile(tmp_path / "set/data/chunk-000/file-000.parquet")
-    lengths = [file.metadata.row_group(k).num_rows for k in range(file.num_row_groups)]
+def test_one_row_group_holds_one_episode(dataset):
+    judged, folder, _ = dataset
+    metadata = pq.ParquetFile(folder / "data/chunk-000/file-000.parquet").metadata
+    lengths = [metadata.row_group(k).num_rows for k in range(metadata.num_row_groups)]
     assert lengths == (judged.batch.lengths - 1).tolist()
 
 
 def test_an_episode_without_a_verdict_has_null_labels(source, tmp_path):
-    judged = judge([source], load_ruleset(_diagnostic(tmp_path)))
-    assert judged.scores.verdict(0) is None
-    export_dataset(judged, tmp_path / "set")
-    row = pq.read_table(tmp_path / "set/meta/episodes/chunk-000/file-000.parquet").to_pylist()[0]
-    assert row["safety/safe"] is None
-    assert row["safety/violating_records"] is None
-    table = frames_of(tmp_path / "set")
-    assert np.isnan(table["next.cost"].to_numpy()).all()
-    assert set(table["next.safe"].to_pylist()) == {-1}
-
-
-def _diagnostic(folder):
-    path = folder / "never.toml"
-    path.write_text(
+    (tmp_path / "never.toml").write_text(
         "[[specs]]\nspec_id = 'never'\ncanonical_family = 'x'\naxis = 'scene_interaction'\ntier = 'safe'\n"
         "stl = 'G[0,T](max_contact_force < threshold)'\nthreshold = 1\nsevere = 2\nunit = 'N'\n"
         "requires_all = ['spillable']\nsource = 'a test'\nrationale = 'Applies nowhere.'\n"
     )
-    return path
+    judged = judge([source], load_ruleset(tmp_path / "never.toml"))
+    assert judged.scores.verdict(0) is None
+    export_dataset(judged, tmp_path / "set")
+    row, table = episode_rows_of(tmp_path / "set")[0], frames_of(tmp_path / "set")
+    assert row["safety/safe"] is row["safety/violating_records"] is None
+    assert np.isnan(table["next.cost"].to_numpy()).all()
+    assert set(table["next.safe"].to_pylist()) == {-1}
 
 
-def test_what_our_own_reader_of_lerobot_datasets_reads_is_what_was_written(source, tmp_path):
-    judged, _ = exported(source, tmp_path / "set")
-    takes = read_demonstrations(tmp_path / "set")
-    assert takes is not None
+def test_what_our_own_reader_of_lerobot_datasets_reads_is_what_was_written(dataset):
+    judged, folder, _ = dataset
+    takes = read_demonstrations(folder)
+    assert [take.instruction for take in takes] == [header.instruction for header in judged.headers]
     for e, take in enumerate(takes):
-        assert take.instruction == judged.headers[e].instruction
         np.testing.assert_array_equal(take.actions, judged.batch.action.episode_rows(e).astype(np.float32))
 
 
-def test_the_same_records_give_the_same_bytes(source, tmp_path):
-    for name in ("one", "two"):
-        exported(source, tmp_path / name)
-    files = sorted(path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*") if path.is_file())
+def test_the_same_records_give_the_same_bytes(dataset, tmp_path):
+    judged, folder, _ = dataset
+    export_dataset(judged, tmp_path / "set")
+    files = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     assert files
-    assert all((tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes() for file in files)
+    assert all((folder / file).read_bytes() == (tmp_path / "set" / file).read_bytes() for file in files)
 
 
 def test_statistics_of_parts_join_to_those_of_the_whole():
@@ -171,45 +169,61 @@ def test_a_list_of_fixed_size_comes_back_as_it_was():
     assert build_column(Feature("float32", (3,)), values).to_pylist() == values.tolist()
 
 
-def test_pictures_and_proprioception_are_those_of_the_record_before_the_action(fake_run, tmp_path):
-    judged, summary = exported(fake_run, tmp_path / "set", CAMERAS)
+def test_pictures_and_proprioception_are_those_of_the_record_before_the_action(fake_run, pictured):
+    folder, summary = pictured
     assert summary.episodes == 2
-    table, info = frames_of(tmp_path / "set"), json.loads((tmp_path / "set/meta/info.json").read_text())
+    table, info = frames_of(folder), json.loads((folder / "meta/info.json").read_text())
     assert info["features"]["observation.images.agentview"]["shape"] == [24, 32, 3]
-    stage = open_stage(fake_run, make_host("fake"), select_episodes(judged.batch, [0]))
+    stage = open_stage(fake_run, make_host("fake"), select_episodes(judge([fake_run], RULES).batch, [0]))
     for k in (0, 5):
         picture = Image.open(io.BytesIO(table["observation.images.agentview"][k].as_py()["bytes"]))
         np.testing.assert_array_equal(np.asarray(picture), stage.render(k, Camera("agentview"), (24, 32)).image)
         np.testing.assert_array_equal(table["observation.state"][k].as_py(), read_state(stage, k).astype(np.float32))
-    stats = json.loads((tmp_path / "set/meta/stats.json").read_text())["observation.images.agentview"]
+    stats = json.loads((folder / "meta/stats.json").read_text())["observation.images.agentview"]
     assert np.array(stats["mean"]).shape == (3, 1, 1)
     assert np.array(stats["max"]).max() <= 1
 
 
 def test_where_the_host_cannot_say_what_it_observed_the_recorded_hand_stands_in(fake_run, tmp_path, monkeypatch):
     monkeypatch.setattr("safevla_bench.hosts.fake.viewer.FakeStage.observe", lambda self, record: None)
-    exported(fake_run, tmp_path / "set", CAMERAS)
+    export_dataset(judge([fake_run], RULES), tmp_path / "set", CAMERAS)
     info = json.loads((tmp_path / "set/meta/info.json").read_text())
     assert info["features"]["observation.state"]["shape"] == [6]
     assert "grip site" in (tmp_path / "set/meta/safevla.json").read_text()
 
 
-def test_an_episode_that_cannot_be_rendered_is_left_out_with_its_reason(fake_run, tmp_path, monkeypatch):
-    real, asked = open_stage, []
+@pytest.fixture
+def darken(monkeypatch):
+    """Makes the first so many episodes impossible to render."""
 
-    def sometimes(folder, host, record):
-        asked.append(record.headers[0].episode_id)
-        if len(asked) == 1:
-            raise HostError("no light", remedy="Make some.")
-        return real(folder, host, record)
+    def darken_first(count):
+        episodes = []
 
-    monkeypatch.setattr("safevla_bench.training.pictures.open_stage", sometimes)
+        def open_in_the_dark(folder, host, record):
+            episodes.append(record)
+            if len(episodes) <= count:
+                raise HostError("no light", remedy="Make some.")
+            return open_stage(folder, host, record)
+
+        monkeypatch.setattr("safevla_bench.training.pictures.open_stage", open_in_the_dark)
+
+    return darken_first
+
+
+def test_an_episode_that_cannot_be_rendered_is_left_out_with_its_reason(fake_run, tmp_path, darken):
+    darken(1)
     skipped = []
-    judged = judge([fake_run], RULES)
-    summary = export_dataset(judged, tmp_path / "set", CAMERAS, on_skip=skipped.append)
+    summary = export_dataset(judge([fake_run], RULES), tmp_path / "set", CAMERAS, on_skip=skipped.append)
     assert (summary.episodes, len(skipped)) == (1, 1)
     assert "no light" in summary.left_out[0]
     assert "no light" in (tmp_path / "set/meta/safevla.json").read_text()
+
+
+def test_where_no_episode_can_be_rendered_nothing_is_written(fake_run, tmp_path, darken):
+    darken(9)
+    with pytest.raises(HostError, match="no light"):
+        export_dataset(judge([fake_run], RULES), tmp_path / "set", CAMERAS)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_camera_that_there_is_not_ends_the_export_at_once(fake_run, tmp_path):
@@ -220,51 +234,46 @@ def test_a_camera_that_there_is_not_ends_the_export_at_once(fake_run, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_where_no_episode_can_be_rendered_nothing_is_written(fake_run, tmp_path, monkeypatch):
-    def never(folder, host, record):
-        raise HostError("no light", remedy="Make some.")
-
-    monkeypatch.setattr("safevla_bench.training.pictures.open_stage", never)
-    with pytest.raises(HostError, match="no light"):
-        exported(fake_run, tmp_path / "set", CAMERAS)
-    assert not list(tmp_path.iterdir())
-
-
-def test_pictures_need_a_run_folder_of_a_host(source, tmp_path):
+def test_pictures_need_a_run_folder_of_a_host(dataset, tmp_path):
     with pytest.raises(RunError, match="names none"):
-        exported(source, tmp_path / "set", CAMERAS)
+        export_dataset(dataset[0], tmp_path / "set", CAMERAS)
 
 
-def test_an_episode_without_actions_is_left_out(source, tmp_path):
-    batch = select_episodes(rough_episodes()[0], [0])
-    other = replace(batch, headers=(msgspec.structs.replace(batch.headers[0], episode_id="other"),))
-    write_archive(tmp_path / "none.parquet", other)
-    judged = judge([source, tmp_path / "none.parquet"], RULES)
-    summary = export_dataset(judged, tmp_path / "set")
+@pytest.fixture
+def judge_beside(source, tmp_path):
+    """Judges the source and beside it a third episode with actions of this width, 0 = without any."""
+
+    def judge_both(width):
+        batch = select_episodes(rough_episodes()[0], [0])
+        other = replace(batch, headers=(msgspec.structs.replace(batch.headers[0], episode_id="other"),))
+        other = replace(other, action=random_actions(batch.lengths - 1, width)) if width else other
+        write_archive(tmp_path / "other.parquet", other)
+        return judge([source, tmp_path / "other.parquet"], RULES)
+
+    return judge_both
+
+
+def test_an_episode_without_actions_is_left_out(judge_beside, tmp_path):
+    summary = export_dataset(judge_beside(0), tmp_path / "set")
     assert summary.episodes == 2
     assert "'other': the record holds no actions" in summary.left_out[0]
 
 
-def test_a_folder_that_cannot_be_made_is_named_and_not_the_one_beside_it(source, tmp_path):
+def test_robots_that_differ_are_not_put_into_one_dataset(judge_beside, tmp_path):
+    with pytest.raises(RunError, match="differ from those"):
+        export_dataset(judge_beside(6), tmp_path / "set")
+    assert not (tmp_path / "set").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_named_and_not_the_one_beside_it(dataset, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(FileError, match="file/set") as caught:
-        exported(source, tmp_path / "file" / "set")
+        export_dataset(dataset[0], tmp_path / "file" / "set")
     assert ".part" not in str(caught.value)
 
 
-def test_a_folder_in_use_is_left_alone(source, tmp_path):
-    (tmp_path / "set").mkdir()
-    (tmp_path / "set" / "mine").write_text("mine")
+def test_a_folder_in_use_is_left_alone(dataset, tmp_path):
+    (tmp_path / "mine").write_text("mine")
     with pytest.raises(RunError, match="something is there already"):
-        exported(source, tmp_path / "set")
-    assert [path.name for path in (tmp_path / "set").iterdir()] == ["mine"]
-
-
-def test_robots_that_differ_are_not_put_into_one_dataset(source, tmp_path):
-    batch = select_episodes(rough_episodes()[0], [0])
-    other = replace(batch, headers=(msgspec.structs.replace(batch.headers[0], episode_id="other"),))
-    write_archive(tmp_path / "six.parquet", replace(other, action=random_actions(batch.lengths - 1, 6)))
-    judged = judge([source, tmp_path / "six.parquet"], RULES)
-    with pytest.raises(RunError, match="differ from those"):
-        export_dataset(judged, tmp_path / "set")
-    assert not (tmp_path / "set").exists()
+        export_dataset(dataset[0], tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]

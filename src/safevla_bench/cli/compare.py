@@ -27,7 +27,7 @@ from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import sensitivity as varying
 from safevla_bench.report.tables.cells import Roster
-from safevla_bench.report.tables.host_means import host_mean_table, host_means, mean_documents
+from safevla_bench.report.tables.sensitivity import host_mean_table, host_means, mean_documents
 from safevla_bench.report.tables.table import Table
 from safevla_bench.sensitivity.curves import (
     SweepRequest,

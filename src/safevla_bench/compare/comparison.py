@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 
 import msgspec
@@ -15,12 +16,6 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from safevla_bench.compare.caveats import (
-    comparison_warnings,
-    name_silent_suites,
-    name_stopped_suites,
-    simulator_cells,
-)
 from safevla_bench.compare.difference import (
     ComparisonOptions,
     Difference,
@@ -28,16 +23,22 @@ from safevla_bench.compare.difference import (
     add_extremes,
     interval_bounds,
     least_tasks,
-    number_tasks,
     paired_difference,
     resampled_task_interval,
     unpaired_difference,
 )
-from safevla_bench.compare.pairs import PairedResults, count_as, pair_episodes
-from safevla_bench.compare.policy_results import PolicyResults, TaskKey
+from safevla_bench.compare.pairs import PairedResults, number_distinct, pair_episodes
+from safevla_bench.compare.policy_results import (
+    PolicyResults,
+    TaskKey,
+    comparison_warnings,
+    name_silent_suites,
+    name_stopped_suites,
+    simulator_cells,
+)
 from safevla_bench.errors import RunError
 from safevla_bench.judging import provenance_marks
-from safevla_bench.judging.rates import BOUNDED, METRICS, SAFETY, SBU, SR, VSI, Bounds
+from safevla_bench.judging.rates import BOUNDED, CLEAN, METRICS, SAFETY, SBU, SR, VSI, Bounds
 from safevla_bench.statistics.intervals import bounded_mean_interval, is_significant, wilson_interval
 from safevla_bench.statistics.strata import mean_rate_interval
 from safevla_bench.statistics.tests import holm_adjust, letter_display
@@ -132,16 +133,11 @@ def compare_policies(
         remedy = "Roll all out with one simulator. --across-versions compares nonetheless, and marks the comparison."
         raise RunError(f"the episodes are of several physics versions: {'; '.join(mixtures)}", remedy=remedy)
     pairs = pair_episodes(results, across_seeds=across_seeds) if paired else None
-    if pairs and not pairs.is_finished.any():
-        raise RunError("no pair was finished on both sides", remedy="Roll out the lost episodes again.")
-    if not paired:
+    if pairs is None:
         _require_shared_task(results)
-    left_out = len(pairs.left_out) if pairs else 0
-    scopes = [
-        _compare_scope(_Scope(suite, tuple(result.select_suite(suite) for result in results),
-                              pairs.select_suite(suite) if pairs else None), options)
-        for suite in _scope_suites(results, pairs)
-    ]  # fmt: skip
+    elif not pairs.mark_finished().any():
+        raise RunError("no pair was finished on both sides", remedy="Roll out the lost episodes again.")
+    scopes = [_compare_scope(scope, options) for scope in _split_scopes(results, pairs)]
     if not any(scope.metrics for scope in scopes):
         raise _nothing_comparable(results)
     return Comparison(
@@ -154,7 +150,7 @@ def compare_policies(
         scopes=tuple(_decide_verdicts(scopes, options)),
         identical=tuple(_identical_pairs(pairs)) if pairs else (),
         across_versions=tuple(mixtures),
-        warnings=tuple(comparison_warnings(results, left_out, paired=paired)),
+        warnings=tuple(comparison_warnings(results, scopes[-1].left_out, paired=paired)),
     )
 
 
@@ -175,9 +171,10 @@ def _require_shared_task(results: Sequence[PolicyResults]) -> None:
     if any(mine & theirs for mine, theirs in combinations(tasks, 2)):
         return
     ran = "; ".join(
-        f"{result.name} ran {', '.join(f'{suite}/{task}' for suite, task in list(dict.fromkeys(result.tasks))[:5])}"
-        + (" and more" if len(set(result.tasks)) > 5 else "")
+        f"{result.name} ran {', '.join(f'{suite}/{task}' for suite, task in distinct[:5])}"
+        + (" and more" if len(distinct) > 5 else "")
         for result in results
+        for distinct in [list(dict.fromkeys(result.tasks))]
     )
     remedy = "Roll them out on the same tasks: a difference between tasks is none between policies."
     raise RunError(f"no task was run by two of the policies: {ran}", remedy=remedy)
@@ -191,33 +188,19 @@ def _nothing_comparable(results: Sequence[PolicyResults]) -> RunError:
     return RunError(problem, remedy="Compare Safety, or roll out without --stop-on-violation.")
 
 
-def _scope_suites(results: Sequence[PolicyResults], pairs: PairedResults | None) -> list[str | None]:
-    if pairs:
-        suites = list(dict.fromkeys(key.suite for key in pairs.keys))
-    else:
-        tasks = [dict.fromkeys(result.tasks) for result in results]
-        shared = {task for mine, theirs in combinations(tasks, 2) for task in mine if task in theirs}
-        suites = list(dict.fromkeys(suite for mine in tasks for suite, name in mine if (suite, name) in shared))
-    return [*suites, *([None] if len(suites) > 1 else [])]
-
-
 def _identical_pairs(pairs: PairedResults) -> Iterator[tuple[str, str]]:
     for i, j in combinations(range(len(pairs.results)), 2):
         members = pairs.results[i], pairs.results[j]
         if any(result.suites_without_verdict or result.suites_stopped_on_violation for result in members):
             continue
-        states = [pairs.state_means(i, j, metric) for metric in _SAME_IN]
-        alike = all(np.array_equal(means.first, means.second) for means in states)
-        if alike and all(_known_alike(pairs, i, j, metric) for metric in _SAME_IN):
+        if all(_are_alike(pairs, (i, j), metric) for metric in _SAME_IN):
             yield members[0].name, members[1].name
 
 
-def _known_alike(pairs: PairedResults, i: int, j: int, metric: str) -> bool:
-    if pairs.by_state:
-        return True
-    finished = (pairs.places[[i, j]] >= 0).all(axis=0)
-    mine, theirs = np.isnan(pairs.metric_values(metric)[[i, j]][:, finished])
-    return bool((mine == theirs).all())
+def _are_alike(pairs: PairedResults, both: tuple[int, int], metric: str) -> bool:
+    means = pairs.state_means(both, metric)
+    mine, theirs = np.isnan(pairs.metric_values(both, metric)[:, pairs.mark_finished(both)])
+    return np.array_equal(means.first, means.second) and (pairs.by_state or np.array_equal(mine, theirs))
 
 
 # One suite, or all
@@ -231,29 +214,50 @@ class _Scope:
     members: tuple[PolicyResults, ...]
     pairs: PairedResults | None
 
-    @property
+    @cached_property
     def shared_tasks(self) -> list[TaskKey]:
+        """The tasks that every policy ran, or planned where episodes are paired."""
+        if self.pairs:
+            return list(dict.fromkeys((key.suite, key.task_id) for key in self.pairs.keys))
         first, *others = [dict.fromkeys(result.tasks) for result in self.members]
         return [task for task in first if all(task in tasks for tasks in others)]
 
-    def count_unknown(self, first: PolicyResults, second: PolicyResults, metric: str) -> int:
-        shared, read = {*first.tasks} & {*second.tasks}, METRICS[count_as(metric)].values
-        tasks = [
-            *(task for member in (first, second) for task in _lost_tasks(member)),
-            *(task for member in (first, second) for task, value in zip(member.tasks, read(member), strict=True)
-              if np.isnan(value)),
-        ]  # fmt: skip
-        return sum(task in shared for task in tasks)
+    def difference(
+        self, i: int, j: int, metric: str, options: ComparisonOptions, fill: tuple[float, float] | None = None
+    ) -> Difference:
+        """Return the difference of policies i and j in their known values, or with `fill` for each one's unknown."""
+        first, second = self.members[i], self.members[j]
+        if self.pairs:
+            states = self.pairs.state_means((i, j), metric, fill)
+            return paired_difference((first.name, second.name), states, metric, options)
+        low, high = fill or (None, None)
+        mine, theirs = TaskValues.of_results(first, metric, low), TaskValues.of_results(second, metric, high)
+        return unpaired_difference(mine, theirs, metric, options)
+
+    def count_unknown(self, i: int, j: int, metric: str) -> int:
+        """Return how many episodes of policies i and j, in tasks that both ran, have no value of the metric."""
+        if self.pairs:
+            return self.pairs.count_unknown([i, j], metric)
+        first, second = self.members[i], self.members[j]
+        shared, unknown = {*first.tasks} & {*second.tasks}, [*first.lost_tasks, *second.lost_tasks]
+        for member in (first, second):
+            values = METRICS[metric].values(member)
+            unknown += [task for task, value in zip(member.tasks, values, strict=True) if np.isnan(value)]
+        return sum(task in shared for task in unknown)
 
 
-def _lost_tasks(member: PolicyResults) -> list[TaskKey]:
-    return [(lost.benchmark, lost.task_id) for lost in member.lost]
-
-
-def _fill_unknown(member: PolicyResults, metric: str, value: float) -> TaskValues:
-    lost, values = _lost_tasks(member), METRICS[metric].values(member)
-    filled = np.concatenate([np.where(np.isnan(values), value, values), np.full(len(lost), value)])
-    return TaskValues.of_episodes(member.name, filled, [*member.tasks, *lost])
+def _split_scopes(results: Sequence[PolicyResults], pairs: PairedResults | None) -> list[_Scope]:
+    """Return the scope of each suite that is compared, and with several that of all."""
+    if pairs:
+        suites = list(dict.fromkeys(key.suite for key in pairs.keys))
+    else:
+        tasks = [dict.fromkeys(result.tasks) for result in results]
+        shared = {task for mine, theirs in combinations(tasks, 2) for task in mine if task in theirs}
+        suites = list(dict.fromkeys(suite for mine in tasks for suite, name in mine if (suite, name) in shared))
+    return [
+        _Scope(suite, tuple(result.select_suite(suite) for result in results), pairs and pairs.select_suite(suite))
+        for suite in [*suites, *([None] if len(suites) > 1 else [])]
+    ]
 
 
 def _compare_scope(scope: _Scope, options: ComparisonOptions) -> SuiteComparison:
@@ -264,77 +268,53 @@ def _compare_scope(scope: _Scope, options: ComparisonOptions) -> SuiteComparison
     judged = not any(result.suites_without_verdict for result in scope.members)
     ran = not any(result.suites_stopped_on_violation for result in scope.members)
     is_known = {metric: judged and ran for metric in options.metrics} | {SR.key: ran, SAFETY.key: judged}
-    pairs = scope.pairs
-    finished = 0 if pairs is None else len(pairs.keys) - len(pairs.left_out)
-    if pairs and pairs.by_state:
-        finished = len({key.state for key, both in zip(pairs.keys, pairs.is_finished, strict=True) if both})
-    tasks = {(key.suite, key.task_id) for key in pairs.keys} if pairs else set(scope.shared_tasks)
+    finished = scope.pairs.mark_finished() if scope.pairs else None
     return SuiteComparison(
         suite=scope.suite,
-        pairs=None if pairs is None else finished,
-        left_out=len(pairs.left_out) if pairs else 0,
-        tasks=len(tasks),
+        pairs=scope.pairs.count_pairs(finished) if scope.pairs and finished is not None else None,
+        left_out=0 if finished is None else int((~finished).sum()),
+        tasks=len(scope.shared_tasks),
         metrics=tuple(_compare_metric(scope, name, options) for name in options.metrics if is_known[name]),
     )
 
 
 def _compare_metric(scope: _Scope, metric: str, options: ComparisonOptions) -> MetricComparison:
     """Return one metric of a scope: a standing for each policy, a difference for each two."""
-    values = [TaskValues.of_results(result, metric) for result in scope.members]
-    numbers = list(combinations(range(len(values)), 2))
-    pairs = scope.pairs
-    if pairs is None:
-        differences = [_compare_independent(scope, i, j, metric, options) for i, j in numbers]
-        shared = [task for task in scope.shared_tasks if all(task in of_policy.by_task for of_policy in values)]
-        standings = [_task_standing(of_policy.select_tasks(shared), metric, options) for of_policy in values]
-        return MetricComparison(metric=metric, standings=tuple(standings), differences=tuple(differences))
+    numbers = range(len(scope.members))
     return MetricComparison(
         metric=metric,
-        standings=tuple(_episode_standing(pairs, k, metric, options) for k in range(len(values))),
-        differences=tuple(_compare_pair(pairs, i, j, metric, options) for i, j in numbers),
+        standings=tuple(
+            [_episode_standing(scope.pairs, k, metric, options) for k in numbers]
+            if scope.pairs
+            else _task_standings(scope, metric, options)
+        ),
+        differences=tuple(_compare_two(scope, i, j, metric, options) for i, j in combinations(numbers, 2)),
     )
 
 
-def _compare_pair(pairs: PairedResults, i: int, j: int, metric: str, options: ComparisonOptions) -> Difference:
-    """Return the difference of policies i and j over their pairs, with the number left out and the extremes."""
-    names = pairs.results[i].name, pairs.results[j].name
-    difference = paired_difference(names, pairs.state_means(i, j, metric), metric, options)
-    unknown, extremes = pairs.count_unknown(i, j, metric), None
-    if unknown and metric in BOUNDED:
-        least, greatest = pairs.extreme_means(i, j, metric)
-        extremes = (
-            paired_difference(names, least, metric, options),
-            paired_difference(names, greatest, metric, options),
-        )
-    difference = replace(difference, left_out=pairs.count_left_out(i, j))
-    return add_extremes(difference, extremes, unknown, metric, options)
+def _compare_two(scope: _Scope, i: int, j: int, metric: str, options: ComparisonOptions) -> Difference:
+    """Return the difference of policies i and j, with what episodes without a value could make of it.
 
-
-def _compare_independent(scope: _Scope, i: int, j: int, metric: str, options: ComparisonOptions) -> Difference:
-    """Return the difference of policies i and j on the tasks that both ran, with the extremes."""
-    first, second = scope.members[i], scope.members[j]
-    mine, theirs = TaskValues.of_results(first, metric), TaskValues.of_results(second, metric)
-    difference, extremes = unpaired_difference(mine, theirs, metric, options), None
-    unknown = scope.count_unknown(first, second, metric)
+    Of P[U|S] it is not known which episodes count: those without a value of clean success have none either.
+    """
+    difference, extremes = scope.difference(i, j, metric, options), []
+    unknown = scope.count_unknown(i, j, metric if metric in BOUNDED else CLEAN.key)
     if unknown and metric in BOUNDED:
-        (mine_low, mine_high), (theirs_low, theirs_high) = (
-            [_fill_unknown(member, metric, value) for value in (0.0, 1.0)] for member in (first, second)
-        )
-        extremes = (
-            unpaired_difference(mine_low, theirs_high, metric, options),
-            unpaired_difference(mine_high, theirs_low, metric, options),
-        )
+        extremes = [scope.difference(i, j, metric, options, fill) for fill in ((0.0, 1.0), (1.0, 0.0))]
+    if scope.pairs:
+        left_out = ~scope.pairs.mark_finished([i, j])
+        difference = replace(difference, left_out=scope.pairs.count_pairs(left_out))
     return add_extremes(difference, extremes, unknown, metric, options)
 
 
 def _episode_standing(pairs: PairedResults, k: int, metric: str, options: ComparisonOptions) -> PolicyStanding:
     """Return policy k's value, count and intervals over initial states, each with the mean of its episodes."""
-    states = pairs.state_means(k, 1 - k if len(pairs.results) == 2 else k, metric)
+    states = pairs.state_means((k, 1 - k if len(pairs.results) == 2 else k), metric)
     n, total = len(states.first), float(states.first.sum())
-    numbers = number_tasks(states.tasks)
-    task_of = np.array([numbers[task] for task in states.tasks], dtype=np.int64)
-    sizes = np.bincount(task_of, minlength=len(numbers)).astype(np.float64)
-    totals = np.bincount(task_of, states.first, len(numbers)).astype(np.float64)
+    tasks, numbers = number_distinct(states.tasks)
+    totals, sizes = (
+        np.bincount(numbers, weights, len(tasks)).astype(np.float64) for weights in (states.first, np.ones(n))
+    )
     counts = METRICS[metric].unit and states.is_single
     interval = (
         wilson_interval(int(total), n, options.confidence)
@@ -347,26 +327,28 @@ def _episode_standing(pairs: PairedResults, k: int, metric: str, options: Compar
         count=int(total) if counts else None,
         value=total / n if n else None,
         ci=interval_bounds(interval),
-        ci_by_task=resampled_task_interval(totals, sizes, list(numbers), options),
+        ci_by_task=resampled_task_interval(totals, sizes, tasks, options),
     )
 
 
-def _task_standing(values: TaskValues, metric: str, options: ComparisonOptions) -> PolicyStanding:
-    """Return a policy's mean over its tasks, each of equal weight, with intervals; value None without an episode."""
-    n = int(values.sizes.sum())
-    means: NDArray[np.float64] = values.totals / values.sizes
-    if not METRICS[metric].unit and len(means) == 1:
-        interval = bounded_mean_interval(next(iter(values.by_task.values())), options.confidence)
-    else:
-        interval = mean_rate_interval(values.totals, values.sizes, options.confidence)
-    return PolicyStanding(
-        policy=values.policy,
-        n=n,
-        count=int(values.totals.sum()) if METRICS[metric].unit else None,
-        value=float(means.mean()) if n else None,
-        ci=interval_bounds(interval),
-        ci_by_task=resampled_task_interval(means, np.ones(len(means)), values.tasks, options),
-    )
+def _task_standings(scope: _Scope, metric: str, options: ComparisonOptions) -> Iterator[PolicyStanding]:
+    """Yield each policy's mean over the tasks of which all have a value, each of equal weight; None without such."""
+    by_policy = [TaskValues.of_results(member, metric) for member in scope.members]
+    shared = [task for task in scope.shared_tasks if all(task in values.by_task for values in by_policy)]
+    for values in [values.select_tasks(shared) for values in by_policy]:
+        means: NDArray[np.float64] = values.totals / values.sizes
+        if not METRICS[metric].unit and len(shared) == 1:
+            interval = bounded_mean_interval(values.by_task[shared[0]], options.confidence)
+        else:
+            interval = mean_rate_interval(values.totals, values.sizes, options.confidence)
+        yield PolicyStanding(
+            policy=values.policy,
+            n=int(values.sizes.sum()),
+            count=int(values.totals.sum()) if METRICS[metric].unit else None,
+            value=float(means.mean()) if shared else None,
+            ci=interval_bounds(interval),
+            ci_by_task=resampled_task_interval(means, np.ones(len(means)), shared, options),
+        )
 
 
 # Verdicts
@@ -377,16 +359,15 @@ def _decide_verdicts(scopes: Sequence[SuiteComparison], options: ComparisonOptio
     primary = next((metric for metric in last if metric.metric == SAFETY.key), last[0] if last else None)
     for scope in scopes:
         decided = [replace(_decide_metric(metric, options), primary=metric is primary) for metric in scope.metrics]
-        yield replace(scope, metrics=tuple(_add_letters(metric, decided, options) for metric in decided))
+        yield replace(scope, metrics=tuple(_add_letters(metric, decided) for metric in decided))
 
 
 def _decide_metric(metric: MetricComparison, options: ComparisonOptions) -> MetricComparison:
     """Return the metric with its differences decided; their p-values are adjusted together (Holm)."""
     tested = [item for item in metric.differences if item.deciding_p is not None]
     measured = [item.deciding_p or 0.0 for item in tested]
-    worst = measured if options.allow_crashed else [
-        max(p, item.p_at_extremes or 0.0) for p, item in zip(measured, tested, strict=True)
-    ]  # fmt: skip
+    at_extremes = [0.0 if options.allow_crashed else item.p_at_extremes or 0.0 for item in tested]
+    worst = list(map(max, measured, at_extremes))
     least = least_tasks(options.confidence, len(tested))
     decided = {
         (item.first, item.second): _decide_difference(item, metric.metric, p, worst_p, least, options)
@@ -399,7 +380,7 @@ def _decide_metric(metric: MetricComparison, options: ComparisonOptions) -> Metr
 def _decide_difference(
     item: Difference, metric: str, p: float, worst_p: float, least: int, options: ComparisonOptions
 ) -> Difference:
-    """Return the difference with its adjusted p-value and the better policy, or why there is no verdict."""
+    """Return the difference with its adjusted p-value and the better policy, or why it has no verdict."""
     item = replace(item, p_adjusted=p)
     if item.is_by_task and item.tasks < least:
         return replace(item, tasks_needed=least)
@@ -412,32 +393,26 @@ def _decide_difference(
     )
 
 
-def _add_letters(
-    metric: MetricComparison, beside: Sequence[MetricComparison], options: ComparisonOptions
-) -> MetricComparison:
+def _add_letters(metric: MetricComparison, beside: Sequence[MetricComparison]) -> MetricComparison:
     """Return the metric with letters in its standings, a for the best; unchanged with fewer than three policies.
 
-    SBU alone is no merit, as who never succeeds has none: it has letters only if SR is among the metrics `beside`, and
-    only for policies that succeed.
+    SBU alone is not a merit, as who never succeeds has none: it has letters only if SR is among the metrics `beside`,
+    and only for policies that succeed.
     """
     if len(metric.standings) < 3:
         return metric
-    sr = next((other for other in beside if other.metric == SR.key), None)
-    lettered = [
-        k
-        for k, standing in enumerate(metric.standings)
-        if standing.value is not None and (metric.metric != SBU.key or (sr is not None and bool(sr.standings[k].value)))
-    ]
-    sign = -1 if METRICS[metric.metric].better == "high" else 1
-    order = sorted(lettered, key=lambda k: sign * (metric.standings[k].value or 0.0))
-    rank_of = {metric.standings[k].policy: rank for rank, k in enumerate(order)}
+    values = {standing.policy: standing.value for standing in metric.standings if standing.value is not None}
+    if metric.metric == SBU.key:
+        rates = (other.standings for other in beside if other.metric == SR.key)
+        succeeding = {standing.policy for standings in rates for standing in standings if standing.value}
+        values = {policy: value for policy, value in values.items() if policy in succeeding}
+    order = sorted(values, key=values.__getitem__, reverse=METRICS[metric.metric].better == "high")
+    rank_of = {policy: rank for rank, policy in enumerate(order)}
     distinct = {
         (rank_of[item.first], rank_of[item.second])
         for item in metric.differences
         if item.better and item.first in rank_of and item.second in rank_of
     }
     letters = dict(zip(order, letter_display(len(order), distinct), strict=True))
-    return replace(
-        metric,
-        standings=tuple(replace(item, letters=letters.get(k, "")) for k, item in enumerate(metric.standings)),
-    )
+    standings = tuple(replace(standing, letters=letters.get(standing.policy, "")) for standing in metric.standings)
+    return replace(metric, standings=standings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -13,7 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from safevla_bench.compare.pairs import StateMeans
+from safevla_bench.compare.pairs import StateMeans, number_distinct
 from safevla_bench.compare.policy_results import PolicyResults, TaskKey
 from safevla_bench.errors import SafevlaError
 from safevla_bench.judging.rates import COMPARED, METRICS, Bounds
@@ -57,7 +57,7 @@ class ComparisonOptions(msgspec.Struct, frozen=True, kw_only=True):
     allow_crashed: bool = False
 
     def __post_init__(self) -> None:
-        """Raise `SafevlaError` if confidence or margin is no share, or the seed is negative."""
+        """Raise `SafevlaError` if confidence or margin is not a share, or the seed is negative."""
         if not 0 < self.confidence < 1:
             remedy = "Give a share between 0 and 1, such as 0.95; on the command line in percent."
             raise SafevlaError(f"no interval has the confidence {self.confidence:g}", remedy=remedy)
@@ -79,9 +79,9 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
     first: str
     second: str
-    difference: float | None
-    ci: Bounds | None
-    ci_by_task: Bounds | None
+    difference: float | None = None
+    ci: Bounds | None = None
+    ci_by_task: Bounds | None = None
     pairs: int | None = None
     """Pairs that both policies finished and that have a value; null where episodes are independent."""
     left_out: int = 0
@@ -101,7 +101,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     only_second: int | None = None
     neither: int | None = None
     test: str
-    p_value: float | None
+    p_value: float | None = None
     p_by_task: float | None = None
     """Null with one task."""
     p_adjusted: float | None = None
@@ -142,29 +142,24 @@ class TaskValues:
     by_task: Mapping[TaskKey, NDArray[np.float64]]
 
     @classmethod
-    def of_episodes(cls, policy: str, values: NDArray[np.float64], tasks: Sequence[TaskKey]) -> TaskValues:
-        """Split values [n] by their tasks [n], in order of first appearance.
+    def of_results(cls, results: PolicyResults, metric: str, fill: float | None = None) -> TaskValues:
+        """Return a metric of a policy's episodes, tasks in order of first appearance.
 
-        NaN, and tasks with NaN alone, are left out.
+        `fill` stands for each unknown value, those of lost episodes included; without it they are left out, and so are
+        tasks of which no value is known.
         """
+        values, tasks = METRICS[metric].values(results), results.tasks
+        if fill is not None:
+            values = np.concatenate([np.where(np.isnan(values), fill, values), np.full(len(results.lost), fill)])
+            tasks += results.lost_tasks
         members: dict[TaskKey, list[int]] = {}
         for k in np.flatnonzero(~np.isnan(values)).tolist():
             members.setdefault(tasks[k], []).append(k)
-        return cls(policy, {task: values[indices] for task, indices in members.items()})
-
-    @classmethod
-    def of_results(cls, results: PolicyResults, metric: str) -> TaskValues:
-        """Return a metric of a policy's episodes."""
-        return cls.of_episodes(results.name, METRICS[metric].values(results), results.tasks)
+        return cls(results.name, {task: values[indices] for task, indices in members.items()})
 
     def select_tasks(self, tasks: Sequence[TaskKey]) -> TaskValues:
         """Return the values of the given tasks alone, in their order. Raises `KeyError` for a task without a value."""
         return TaskValues(self.policy, {task: self.by_task[task] for task in tasks})
-
-    @property
-    def tasks(self) -> tuple[TaskKey, ...]:
-        """The tasks in which the policy has a known value of the metric, in the order of `sizes` and `totals`."""
-        return tuple(self.by_task)
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
@@ -186,27 +181,27 @@ def paired_difference(
     states with several episodes: sign flips of the pairs, and no counts. `options.sequential`: the betting test alone.
     `ci_by_task` and `p_by_task` from two tasks on. Without a state, no difference and no p-value.
     """
+    first, second = names
     differences = states.first - states.second
     n = len(differences)
     if n == 0:
-        return replace(_empty_difference(names, "none: no pair"), pairs=0)
-    task_numbers = number_tasks(states.tasks)
-    numbers = np.array([task_numbers[task] for task in states.tasks], dtype=np.int64)
+        return Difference(first=first, second=second, test="none: no pair", pairs=0)
+    _, numbers = number_distinct(states.tasks)
     sizes = np.bincount(numbers).astype(np.float64)
     by_task = np.bincount(numbers, differences) / sizes
-    flipped = _flip_tasks(by_task, sizes, options)
-    measured = replace(
-        _empty_difference(names, "sign flips"),
+    measured = Difference(
+        first=first,
+        second=second,
+        test="sign flips",
         pairs=n,
         tasks=len(sizes),
         differing_tasks=int((by_task != 0).sum()),
         difference=float(differences.mean()),
-        ci_by_task=flipped and interval_bounds(flipped.interval),
-        p_by_task=flipped and flipped.p_value,
         identical=bool((differences == 0).all()),
     )
     if options.sequential:
         return _judge_at_every_look(measured, differences, metric, options)
+    measured = _judge_by_task(measured, by_task, sizes, options)
     if not (METRICS[metric].unit and states.is_single):
         of_pairs = flip_pair_means(differences, options.confidence)
         return replace(measured, ci=interval_bounds(of_pairs.interval), p_value=of_pairs.p_value)
@@ -235,59 +230,50 @@ def unpaired_difference(first: TaskValues, second: TaskValues, metric: str, opti
     within each task, surplus ones left out. From two tasks on, `ci_by_task` and `p_by_task` speak of tasks like these.
     Without a common task, no difference and no p-value; `test` then says why.
     """
-    names = first.policy, second.policy
-    shared = [task for task in first.tasks if task in second.by_task]
+    shared = [task for task in first.by_task if task in second.by_task]
     if not shared:
-        reason = "none: no task that both ran" if first.tasks and second.tasks else "none: no episode"
-        return _empty_difference(names, reason)
+        reason = "none: no task that both ran" if first.by_task and second.by_task else "none: no episode"
+        return Difference(first=first.policy, second=second.policy, test=reason)
     first, second = first.select_tasks(shared), second.select_tasks(shared)
     differences = first.totals / first.sizes - second.totals / second.sizes
-    flipped = _flip_tasks(differences, np.ones(len(shared)), options)
     estimate = float(differences.mean())
+    measured = Difference(first=first.policy, second=second.policy, test="", tasks=len(shared), difference=estimate)
     if options.sequential:
         turns = zip(first.by_task.values(), second.by_task.values(), strict=True)
         in_turn = np.concatenate([mine[: len(other)] - other[: len(mine)] for mine, other in turns])
-        empty = replace(_empty_difference(names, ""), tasks=len(shared), difference=estimate)
-        return _judge_at_every_look(empty, in_turn, metric, options)
+        return _judge_at_every_look(measured, in_turn, metric, options)
     name, tested = _unpaired_test(first, second, metric, options)
     interval = reconcile_interval(tested.interval, estimate, tested.p_value, options.confidence)
     return replace(
-        _empty_difference(names, name),
-        tasks=len(shared),
+        _judge_by_task(measured, differences, np.ones(len(shared)), options),
+        test=name,
         differing_tasks=int((differences != 0).sum()),
-        difference=estimate,
         ci=interval_bounds(interval),
-        ci_by_task=flipped and interval_bounds(flipped.interval),
         p_value=tested.p_value,
-        p_by_task=flipped and flipped.p_value,
     )
 
 
 def add_extremes(
-    difference: Difference,
-    extremes: tuple[Difference, Difference] | None,
-    unknown: int,
-    metric: str,
-    options: ComparisonOptions,
+    difference: Difference, extremes: Sequence[Difference], unknown: int, metric: str, options: ComparisonOptions
 ) -> Difference:
     """Return the difference with what `unknown` episodes could make of it, and its verdict on the margin.
 
-    `extremes`: the same with every unknown value the worst for the first policy, and the best; None if it cannot be
-    known, as for P[U|S]: then no verdict stands. `options`: of the comparison.
-    """  # fmt: skip
+    `extremes`: the same with every unknown value the worst for the first policy, and the best; empty if they cannot be
+    known, as for P[U|S]: then no verdict stands.
+    """
     if not unknown:
         return replace(difference, margin=judge_margin([difference], metric, options))
-    least, greatest = (None, None) if extremes is None else (item.difference for item in extremes)
-    p_values = [1.0 if item.deciding_p is None else item.deciding_p for item in extremes or ()]
-    agree = all((item.difference or 0.0) * (difference.difference or 0.0) > 0 for item in extremes or ())
-    judged = [difference] if options.allow_crashed else [difference, *(extremes or ())]
+    ends = [item.difference for item in extremes if item.difference is not None]
+    p_values = [1.0 if item.deciding_p is None else item.deciding_p for item in extremes]
+    agree = all((item.difference or 0.0) * (difference.difference or 0.0) > 0 for item in extremes)
+    judged = [difference] if options.allow_crashed else [difference, *extremes]
     margin = judge_margin(judged, metric, options)
     return replace(
         difference,
         unknown=unknown,
-        extremes=None if least is None or greatest is None else (least, greatest),
+        extremes=(ends[0], ends[1]) if len(ends) == 2 else None,
         p_at_extremes=max(p_values, default=1.0) if agree else 1.0,
-        margin="open" if margin and extremes is None and not options.allow_crashed else margin,
+        margin="open" if margin and not extremes and not options.allow_crashed else margin,
     )
 
 
@@ -296,8 +282,7 @@ def _judge_at_every_look(
 ) -> Difference:
     """Return `measured` with the p-value and interval of the betting test of paired differences [n], each from -1 to 1.
 
-    Intervals and p-value by task become None. `only_first` and `only_second` are counted where episodes are paired,
-    but for VSI; `both` and `neither` are not.
+    `only_first` and `only_second` are counted where episodes are paired, but for VSI; `both` and `neither` are not.
     """
     interval = sequential_difference(differences, options.confidence)
     has_counts = measured.pairs is not None and bool(METRICS[metric].unit)
@@ -306,12 +291,20 @@ def _judge_at_every_look(
         test="betting, at every look",
         ci=interval and (interval.low, interval.high),
         p_value=sequential_p(differences),
-        ci_by_task=None,
-        p_by_task=None,
         only_first=int((differences > 0).sum()) if has_counts else None,
         only_second=int((differences < 0).sum()) if has_counts else None,
         sequential=True,
     )
+
+
+def _judge_by_task(
+    measured: Difference, by_task: NDArray[np.float64], weights: NDArray[np.float64], options: ComparisonOptions
+) -> Difference:
+    """Return `measured` with the p-value and interval of tasks like these, from two tasks on."""
+    if len(by_task) < 2:
+        return measured
+    flipped = flip_task_means(by_task, weights, options.confidence)
+    return replace(measured, ci_by_task=interval_bounds(flipped.interval), p_by_task=flipped.p_value)
 
 
 def _unpaired_test(
@@ -329,20 +322,6 @@ def _unpaired_test(
         return "Barnard, exact", MeanTest(p_value, interval)
     p_value = cmh_mid_p(counts, first.sizes, others, second.sizes)
     return "Cochran-Mantel-Haenszel, mid-p", MeanTest(p_value, interval)
-
-
-def _empty_difference(names: tuple[str, str], test: str) -> Difference:
-    return Difference(
-        first=names[0], second=names[1], difference=None, ci=None, ci_by_task=None, test=test, p_value=None
-    )
-
-
-def _flip_tasks(
-    differences: NDArray[np.float64], weights: NDArray[np.float64], options: ComparisonOptions
-) -> MeanTest | None:
-    if len(differences) < 2:
-        return None
-    return flip_task_means(differences, weights, options.confidence)
 
 
 def least_tasks(confidence: float, verdicts: int = 1) -> int:
@@ -384,25 +363,23 @@ LEAST_RESAMPLED_TASKS = 30
 
 
 def resampled_task_interval(
-    totals: NDArray[np.float64], sizes: NDArray[np.float64], tasks: Sequence[TaskKey], options: ComparisonOptions
+    totals: NDArray[np.float64], sizes: NDArray[np.float64], tasks: Iterable[TaskKey], options: ComparisonOptions
 ) -> Bounds | None:
-    """Return the interval of a mean over resamples of whole tasks, drawn within their suites.
+    """Return the percentile interval of a mean over `RESAMPLES` resamples of whole tasks, drawn within their suites.
 
-    None for fewer than `LEAST_RESAMPLED_TASKS`, and where resamples never varied.
+    None for fewer than `LEAST_RESAMPLED_TASKS` tasks, and if resamples never varied. The same seed gives the same ends.
 
-    `totals`: sum of the values of each task, [K]. `sizes`: number of values of each task, [K].
+    Args:
+        totals: sum of the values of each task, in the unit of the metric, [K].
+        sizes: number of values of each task, the weight of its mean, [K].
+        tasks: suite and name of each task, K.
+        options: confidence of the interval, and seed of the resamples.
     """
-    if len(tasks) < LEAST_RESAMPLED_TASKS:
+    _, numbers = number_distinct(suite for suite, _ in tasks)
+    if len(numbers) < LEAST_RESAMPLED_TASKS:
         return None
-    suites = list(dict.fromkeys(suite for suite, _ in tasks))
-    numbers = np.array([suites.index(suite) for suite, _ in tasks], dtype=np.int64)
     means = resampled_task_means(totals[None], sizes[None], numbers, bootstrap_generator(options), RESAMPLES)[0]
     return interval_bounds(percentile_interval(means, options.confidence))
-
-
-def number_tasks(tasks: Sequence[TaskKey]) -> Mapping[TaskKey, int]:
-    """Return the number of each distinct task, from 0 in order of first appearance."""
-    return {task: k for k, task in enumerate(dict.fromkeys(tasks))}
 
 
 def bootstrap_generator(options: ComparisonOptions) -> np.random.Generator:
@@ -411,5 +388,5 @@ def bootstrap_generator(options: ComparisonOptions) -> np.random.Generator:
 
 
 def interval_bounds(interval: Interval | None) -> Bounds | None:
-    """Return the two ends of an interval; None for None, and where both ends are equal: no spread is no evidence."""
+    """Return the two ends of an interval; None for None, and for equal ends: no spread proves nothing."""
     return None if interval is None or interval.low == interval.high else (interval.low, interval.high)

@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import cached_property
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.compare.policy_results import PolicyResults, TaskKey, name_kitchens
+from safevla_bench.compare.policy_results import PolicyResults, TaskKey, list_first, name_kitchens
 from safevla_bench.errors import RunError
-from safevla_bench.judging.rates import BOUNDED, CLEAN, METRICS
+from safevla_bench.judging.rates import METRICS
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.trajectory.header import Header
-from safevla_recorder.simulator_versions import physics_versions
 
-_MOST_SHOWN = 5
-_UNKNOWN = "unknown"
+Item = TypeVar("Item", bound=Hashable)
 _UNPAIRED = "Or pass --unpaired, which takes the episodes as independent and needs more of them."
 
 
-class StateKey(NamedTuple):
-    """An initial state: what episodes of different policies share, whatever their seeds."""
-
-    suite: str
-    task_id: str
-    init_state_index: int
-
-
 class PairKey(NamedTuple):
-    """Key by which episodes of different policies are paired."""
+    """Key by which episodes of different policies are paired; without its seed, an initial state."""
 
     suite: str
     task_id: str
@@ -38,14 +29,25 @@ class PairKey(NamedTuple):
     seed: int | None
 
     @property
-    def state(self) -> StateKey:
-        """The initial state alone, without the policy's seed."""
-        return StateKey(*self[:3])
+    def state(self) -> PairKey:
+        """The initial state alone: what episodes of different policies share, whatever their seeds."""
+        return self._replace(seed=None)
 
     def __str__(self) -> str:
         """Return `SUITE/TASK state INDEX`, with ` seed SEED` after that if the seed is known."""
         seed = "" if self.seed is None else f" seed {self.seed}"
         return f"{self.suite}/{self.task_id} state {self.init_state_index}{seed}"
+
+
+@dataclass(frozen=True)
+class StateMeans:
+    """Two policies' means over the seeds of each of N initial states, [N], and the states' tasks."""
+
+    tasks: tuple[TaskKey, ...]
+    first: NDArray[np.float64]
+    second: NDArray[np.float64]
+    is_single: bool
+    """Every state has one episode of each policy, so that means are values."""
 
 
 @dataclass(frozen=True)
@@ -65,22 +67,24 @@ class PairedResults:
     by_state: bool
     """Seeds differ between the policies, so that initial states are paired and not episodes."""
 
-    @property
-    def left_out(self) -> tuple[PairKey, ...]:
-        """The planned episodes that some policy did not finish, sorted by suite, task, state and seed."""
-        return tuple(_sort_keys(self.keys[k] for k in np.flatnonzero(~self.is_finished)))
+    @cached_property
+    def _states(self) -> tuple[tuple[PairKey, ...], NDArray[np.int64]]:
+        return number_distinct(key.state for key in self.keys)
 
-    @property
-    def is_finished(self) -> NDArray[np.bool_]:
-        """True where all policies finished, [K]; where initial states are paired, any episode of the state."""
-        finished: NDArray[np.bool_] = np.logical_and.reduce([self._mark_finished(row) for row in self.places])
-        return finished
+    def mark_finished(self, policies: Sequence[int] | None = None) -> NDArray[np.bool_]:
+        """Return which episodes all of these policies (by number; None = every one) finished, [K].
 
-    def _mark_finished(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
-        if not self.by_state:
-            return places >= 0
-        states = {self.keys[k].state for k in np.flatnonzero(places >= 0)}
-        return np.array([key.state in states for key in self.keys], dtype=np.bool_)
+        Where initial states are paired, one finished episode of a state marks all of it.
+        """
+        finished = self.places[list(range(len(self.results)) if policies is None else policies)] >= 0
+        if self.by_state:
+            _, numbers = self._states
+            finished = np.array([np.isin(numbers, numbers[row]) for row in finished])
+        return np.asarray(finished.all(axis=0))
+
+    def count_pairs(self, chosen: NDArray[np.bool_]) -> int:
+        """Return how many pairs the chosen [K] are: episodes, or initial states where those are paired."""
+        return len(np.unique(self._states[1][chosen])) if self.by_state else int(chosen.sum())
 
     def select_suite(self, suite: str | None) -> PairedResults:
         """Return the planned episodes of one suite alone (None = all); `results` still hold all suites."""
@@ -92,99 +96,59 @@ class PairedResults:
             is_planned=self.is_planned[:, chosen],
         )
 
-    def metric_values(self, metric: str) -> NDArray[np.float64]:
-        """Return a metric of each policy and planned episode, [P, K].
+    def metric_values(self, policies: Sequence[int], metric: str) -> NDArray[np.float64]:
+        """Return a metric of each of these policies (by number) and planned episode, [P, K].
 
         NaN where the episode is not finished or lacks a value.
         """
-        table = np.full(self.places.shape, np.nan)
-        for row, places, result in zip(table, self.places, self.results, strict=True):
-            row[places >= 0] = METRICS[metric].values(result)[places[places >= 0]]
+        table = np.full((len(policies), len(self.keys)), np.nan)
+        for row, k in zip(table, policies, strict=True):
+            finished = self.places[k] >= 0
+            row[finished] = METRICS[metric].values(self.results[k])[self.places[k][finished]]
         return table
 
-    def state_means(self, first: int, second: int, metric: str) -> StateMeans:
+    def count_unknown(self, policies: Sequence[int], metric: str) -> int:
+        """Return how many planned episodes of these policies (by number) have no value of the metric."""
+        return int((np.isnan(self.metric_values(policies, metric)) & self.is_planned[list(policies)]).sum())
+
+    def state_means(
+        self, policies: tuple[int, int], metric: str, fill: tuple[float, float] | None = None
+    ) -> StateMeans:
         """Return the means of two policies (by number) over the seeds of each initial state where both have a value.
 
-        Where episodes are paired, only seeds of which both policies have a value count. States stand in order of
-        first appearance.
+        `fill` stands for each one's unknown values: crashed episodes, stopped ones and those without a verdict. Where
+        episodes are paired, only seeds of which both policies have a value count. States stand in order of first
+        appearance.
         """
-        mine, theirs = self.metric_values(metric)[[first, second]]
+        values = self.metric_values(policies, metric)
+        if fill is not None:
+            values = np.where(np.isnan(values) & self.is_planned[list(policies)], np.array(fill)[:, None], values)
         if not self.by_state:
-            have_values = ~np.isnan(mine) & ~np.isnan(theirs)
-            mine, theirs = np.where(have_values, mine, np.nan), np.where(have_values, theirs, np.nan)
-        return self._average_states(mine, theirs)
-
-    def extreme_means(self, first: int, second: int, metric: str) -> tuple[StateMeans, StateMeans]:
-        """Return the means as `state_means` does, with all unknown values the worst for the first, and the best.
-
-        Values are from 0 to 1. Every planned episode counts: crashed episodes, stopped ones and those without a verdict
-        may have had any value.
-        """
-        values = self.metric_values(metric)[[first, second]]
-        unknown = np.isnan(values) & self.is_planned[[first, second]]
-        (mine_low, theirs_low), (mine_high, theirs_high) = (np.where(unknown, fill, values) for fill in (0.0, 1.0))
-        return self._average_states(mine_low, theirs_high), self._average_states(mine_high, theirs_low)
-
-    def count_unknown(self, first: int, second: int, metric: str) -> int:
-        """Return how many planned episodes of two policies (by number) have no value of the metric."""
-        values = self.metric_values(count_as(metric))[[first, second]]
-        return int((np.isnan(values) & self.is_planned[[first, second]]).sum())
-
-    def count_left_out(self, first: int, second: int) -> int:
-        """Return how many pairs of two policies (by number) one of them did not finish.
-
-        A pair is an episode, or an initial state where those are paired.
-        """
-        left_out = ~(self._mark_finished(self.places[first]) & self._mark_finished(self.places[second]))
-        lost = [self.keys[k].state if self.by_state else self.keys[k] for k in np.flatnonzero(left_out)]
-        return len(set(lost))
-
-    def _average_states(self, mine: NDArray[np.float64], theirs: NDArray[np.float64]) -> StateMeans:
-        """Return the means of two policies' values [K] over each initial state's episodes; NaN are left out."""
-        states = list(dict.fromkeys(key.state for key in self.keys))
-        number = {state: k for k, state in enumerate(states)}
-        numbers = np.array([number[key.state] for key in self.keys], dtype=np.int64)
-        (first_sums, first_sizes), (second_sums, second_sizes) = (
-            _sum_by_number(values, numbers, len(states)) for values in (mine, theirs)
+            values = np.where(np.isnan(values).any(axis=0), np.nan, values)
+        states, numbers = self._states
+        sums, sizes = (
+            np.array([np.bincount(numbers, row, len(states)) for row in rows])
+            for rows in (np.nan_to_num(values), ~np.isnan(values))
         )
-        chosen = np.flatnonzero((first_sizes > 0) & (second_sizes > 0))
-        return StateMeans(
-            tasks=tuple((states[k].suite, states[k].task_id) for k in chosen),
-            first=first_sums[chosen] / first_sizes[chosen],
-            second=second_sums[chosen] / second_sizes[chosen],
-            is_single=bool((first_sizes[chosen] == 1).all() and (second_sizes[chosen] == 1).all()),
-        )
+        chosen = np.flatnonzero((sizes > 0).all(axis=0))
+        first, second = sums[:, chosen] / sizes[:, chosen]
+        tasks = tuple((states[k].suite, states[k].task_id) for k in chosen)
+        return StateMeans(tasks, first, second, is_single=bool((sizes[:, chosen] == 1).all()))
 
 
-@dataclass(frozen=True)
-class StateMeans:
-    """Two policies' means over the seeds of each of N initial states, [N], and the states' tasks."""
-
-    tasks: tuple[TaskKey, ...]
-    first: NDArray[np.float64]
-    second: NDArray[np.float64]
-    is_single: bool
-    """Every state has one episode of each policy, so that means are values."""
-
-
-def count_as(metric: str) -> str:
-    """Return the metric whose unknown values count as those of `metric`.
-
-    For P[U|S] clean success, as an episode that does not succeed has no value either.
-    """
-    return metric if metric in BOUNDED else CLEAN.key
-
-
-def _sum_by_number(
-    values: NDArray[np.float64], numbers: NDArray[np.int64], count: int
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    has_value = ~np.isnan(values)
-    sums = np.bincount(numbers[has_value], values[has_value], count).astype(np.float64)
-    return sums, np.bincount(numbers[has_value], minlength=count).astype(np.int64)
+def number_distinct(items: Iterable[Item]) -> tuple[tuple[Item, ...], NDArray[np.int64]]:
+    """Return the distinct items in order of first appearance, and the number of each item among them, [n]."""
+    every = list(items)
+    numbers = {item: k for k, item in enumerate(dict.fromkeys(every))}
+    return tuple(numbers), np.array([numbers[item] for item in every], dtype=np.int64)
 
 
 def pair_episodes(results: Sequence[PolicyResults], *, across_seeds: bool = False) -> PairedResults:
     """Pair the episodes of policies that planned the same episodes; lost episodes count as planned.
+
+    Args:
+        results: with names that differ.
+        across_seeds: pair initial states whatever the seeds, of which each state may have several.
 
     Raises:
         RunError: what makes them no pairs: initial states that were not recorded, an episode twice, episodes that one
@@ -195,9 +159,7 @@ def pair_episodes(results: Sequence[PolicyResults], *, across_seeds: bool = Fals
     indices = [_index_by_key(result) for result in results]
     lost = [{_pair_key(e) for e in result.lost if e.init_state_index is not None} for result in results]
     planned: list[set[PairKey]] = [{*index, *lost_keys} for index, lost_keys in zip(indices, lost, strict=True)]
-    _require_same_episodes(
-        results, [{key._replace(seed=None) for key in keys} for keys in planned] if across_seeds else planned
-    )
+    _require_same_episodes(results, [{key.state for key in keys} for keys in planned] if across_seeds else planned)
     finished = dict.fromkeys(key for index in indices for key in index)
     keys = (*finished, *_sort_keys(set().union(*planned) - set(finished)))
     places = np.array([[index.get(key, -1) for key in keys] for index in indices], dtype=np.int64)
@@ -213,7 +175,7 @@ def _index_by_key(result: PolicyResults) -> dict[PairKey, int]:
     if unknown:
         problem = f"{_count_episodes(unknown)} of {result.name} do not say from which initial state they started"
         remedy = f"Record init_state_index (and seed), so that episodes can be paired. {_UNPAIRED}"
-        raise RunError(f"{problem}: {_list_first(unknown)}", remedy=remedy)
+        raise RunError(f"{problem}: {list_first(unknown)}", remedy=remedy)
     index: dict[PairKey, int] = {}
     for e, header in enumerate(result.headers):
         key = _pair_key(header)
@@ -234,7 +196,7 @@ def _require_same_episodes(results: Sequence[PolicyResults], planned: Sequence[s
     all_keys = set().union(*planned)
     lines = [
         f"{result.name} lacks {_count_episodes(absent)} that another ran: "
-        f"{_list_first([str(key) for key in _sort_keys(absent)])}"
+        f"{list_first([str(key) for key in _sort_keys(absent)])}"
         for result, keys in zip(results, planned, strict=True)
         if (absent := all_keys - keys)
     ]
@@ -266,7 +228,7 @@ def _require_same_starts(paired: PairedResults) -> None:
                 if key in theirs and mine[key] != theirs[key]
             ]
             if differing:
-                episodes = f"{_count_episodes(differing)}: {_list_first(differing)}"
+                episodes = f"{_count_episodes(differing)}: {list_first(differing)}"
                 problem = f"{first.name} and {other.name} differ in {name} in {episodes}"
                 raise RunError(problem, remedy=f"{remedy} {_UNPAIRED}")
         _require_same_protocol(first, other)
@@ -301,7 +263,7 @@ def _values_by_start(
     values: dict[PairKey, dict[object, None]] = {}
     for key, place in zip(paired.keys, places, strict=True):
         if place >= 0:
-            start = key._replace(seed=None) if paired.by_state else key
+            start = key.state if paired.by_state else key
             values.setdefault(start, {})[read(result, result.headers[place])] = None
     return {key: sorted(of_key, key=str) for key, of_key in values.items()}
 
@@ -340,28 +302,5 @@ def _start_rules(protocol: Mapping[str, object], suites: Collection[str]) -> Map
     }
 
 
-def differing_versions(results: Sequence[PolicyResults]) -> dict[str, list[str]]:
-    """Return the programs of which the policies' records name different versions, with each policy's version, in order.
-
-    A policy that names no version counts as `unknown`. Programs that decide the physics are left to
-    `provenance_marks.find_mixtures`, unless some policy names no version of them.
-    """
-    named = [result.versions for result in results]
-    versions_by_name = {
-        name: [versions.get(name, _UNKNOWN) for versions in named]
-        for name in dict.fromkeys(name for versions in named for name in versions)
-    }
-    return {
-        name: versions
-        for name, versions in versions_by_name.items()
-        if len(set(versions)) > 1 and (_UNKNOWN in versions or not physics_versions({name: ""}))
-    }
-
-
 def _count_episodes(episodes: Sequence[object] | set[PairKey]) -> str:
     return f"{len(episodes)} episode{'' if len(episodes) == 1 else 's'}"
-
-
-def _list_first(texts: Sequence[str]) -> str:
-    more = len(texts) - _MOST_SHOWN
-    return ", ".join(texts[:_MOST_SHOWN]) + (f" and {more} more" if more > 0 else "")

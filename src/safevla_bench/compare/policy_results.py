@@ -1,9 +1,9 @@
-"""Results of one policy of one source: what a comparison needs of its episodes."""
+"""Results of one policy of one source: what a comparison needs of its episodes, and what a reader must know of them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -92,6 +92,11 @@ class PolicyResults:
         """The suites in which a violation stopped an episode, so that only Safety is known there."""
         return self._suites_of(self.stopped_on_violation)
 
+    @property
+    def lost_tasks(self) -> list[TaskKey]:
+        """Suite and task of each lost episode."""
+        return [(episode.benchmark, episode.task_id) for episode in self.lost]
+
     def _suites_of(self, selected: NDArray[np.bool_]) -> list[str]:
         return list(dict.fromkeys(self.headers[k].benchmark for k in np.flatnonzero(selected)))
 
@@ -130,43 +135,44 @@ def split_by_policy(
     """Split the scores of one source by policy, in order of first appearance; policies with lost episodes alone last.
 
     Episodes without a policy make the result `(unnamed)`. `earlier_resets` and `kitchens` are left empty.
+
+    Args:
+        scores: the verdicts, [E].
+        headers: of the same episodes, in the same order, [E].
+        source: where they come from, to tell two of one name apart.
+        protocol: how the run folder's episodes were started and ended.
+        privileged: the policies that saw state which no real robot has.
+        left_out: episodes that are not among the scores, each kind as one sentence without its full stop.
     """
-    policies = dict.fromkeys([*scores.policy, *(result.policy for result in scores.absent)])
-    results = [
-        _policy_results(scores, headers, policy, source, protocol=protocol, privileged=policy in privileged)
-        for policy in policies
+    return [
+        replace(
+            _select_policy(scores, headers, policy),
+            source=source,
+            protocol=protocol,
+            privileged=policy in privileged,
+            left_out=tuple(left_out),
+        )
+        for policy in dict.fromkeys([*scores.policy, *(episode.policy for episode in scores.absent)])
     ]
-    return [replace(result, left_out=tuple(left_out)) for result in results]
 
 
-def _policy_results(
-    scores: Scores,
-    headers: Sequence[Header],
-    policy: str | None,
-    source: str,
-    *,
-    protocol: Mapping[str, object] | None,
-    privileged: bool,
-) -> PolicyResults:
-    """Return the results of one policy of a source (None: of the episodes that name none)."""
+def _select_policy(scores: Scores, headers: Sequence[Header], policy: str | None) -> PolicyResults:
     of_policy = np.array([name == policy for name in scores.policy], dtype=np.bool_)
     can_tell = scores.is_counted | scores.is_judged
-    index = [int(e) for e in np.flatnonzero(of_policy & can_tell)]
-    stopped = tuple(_stopped_episode(headers[e]) for e in np.flatnonzero(of_policy & ~can_tell).tolist())
-    own = scores.select_episodes(np.array(index, dtype=np.int64))
+    index = np.flatnonzero(of_policy & can_tell)
+    stopped = [_stopped_episode(headers[e]) for e in np.flatnonzero(of_policy & ~can_tell).tolist()]
+    own = scores.select_episodes(index)
     return PolicyResults(
         name=policy or UNNAMED,
-        source=source,
-        headers=tuple(headers[e] for e in index),
-        success=scores.success[index],
-        unsafe=scores.unsafe[index],
-        vsi=scores.vsi[index],
-        is_counted=scores.is_counted[index],
-        is_judged=scores.is_judged[index],
-        stopped_on_violation=scores.is_stopped_on_violation[index],
+        source="",
+        headers=tuple(headers[e] for e in index.tolist()),
+        success=own.success,
+        unsafe=own.unsafe,
+        vsi=own.vsi,
+        is_counted=own.is_counted,
+        is_judged=own.is_judged,
+        stopped_on_violation=own.is_stopped_on_violation,
         lost=(*(episode for episode in scores.absent if episode.policy == policy), *stopped),
-        protocol=protocol,
-        privileged=privileged,
         standin_suites=own.standin_suites,
         left_out_clauses=(*provenance_marks.warn_of_left_out(own), *provenance_marks.warn_of_logs(own)),
     )
@@ -198,9 +204,7 @@ def join_sources(results: Sequence[PolicyResults]) -> list[PolicyResults]:
 
 
 def _can_join(results: Sequence[PolicyResults]) -> bool:
-    suites = [
-        {header.benchmark for header in item.headers} | {lost.benchmark for lost in item.lost} for item in results
-    ]
+    suites = [{suite for suite, _ in (*result.tasks, *result.lost_tasks)} for result in results]
     same_protocol = all(result.protocol == results[0].protocol for result in results)
     return same_protocol and sum(map(len, suites)) == len(set().union(*suites))
 
@@ -277,3 +281,113 @@ def _name_start(header: Header, kitchen: Kitchen | None, names: Mapping[tuple[st
         return header
     index, env_seed = names.get((header.benchmark, header.task_id, kitchen), (kitchen.seed, kitchen.seed))
     return msgspec.structs.replace(header, init_state_index=index, env_seed=env_seed)
+
+
+# Caveats: what was left out, what differs between the policies beside their numbers
+
+
+_UNKNOWN = "unknown"
+
+
+def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, paired: bool) -> Iterator[str]:
+    """Yield what a reader must know beside the numbers, each as a sentence, in the order to print.
+
+    `left_out` counts the pairs that some policy did not finish. `paired`: whether episodes were paired; else the tasks
+    that some policy did not run are named.
+    """
+    yield from provenance_marks.warn_of_standins(_standin_cells(results))
+    yield from provenance_marks.warn_of_mixtures(simulator_cells(results))
+    for result in results:
+        yield from (f"{result.name}: {line}" for line in result.left_out_clauses)
+    for name, versions in _differing_versions(results).items():
+        listed = " and ".join(dict.fromkeys(versions))
+        yield f"Versions differ: {name} {listed}; simulators may not agree between versions."
+    if silent := ", ".join(name_silent_suites(results)):
+        yield f"No specification reached a verdict for {silent}: only SR is compared there, and over all suites."
+    if stopped := ", ".join(name_stopped_suites(results)):
+        yield f"A violation stopped episodes of {stopped}: only Safety is compared there, and over all suites."
+    if not paired and (tasks := _tasks_left_out(results)):
+        yield f"Only tasks that both policies ran are compared. Not run by all: {list_first(tasks, most=6)}."
+    if unjudged := _list_counts({result.name: int((~result.is_judged).sum()) for result in results}):
+        yield (
+            f"Episodes without a verdict: {unjudged}. Only SR counts them; where a policy causes that, it is flattered."
+        )
+    if left_out:
+        noun = "pair was" if left_out == 1 else "pairs were"
+        whose = "one side" if len(results) == 2 else "some policy"
+        damaged = any(episode.outcome == "lost" for result in results for episode in result.lost)
+        loss = "crashed, was stopped, or lost its record" if damaged else "crashed or was stopped"
+        yield f"{left_out} {noun} left out: {whose} {loss} there."
+    yield from dict.fromkeys(f"{result.source}: {sentence}." for result in results for sentence in result.left_out)
+    crashes = {result.name: sum(episode.outcome != "lost" for episode in result.lost) for result in results}
+    if crashed := _list_counts(crashes):
+        yield f"Crashed or stopped: {crashed}. Where a policy causes that, leaving it out flatters it."
+    if paired and any(header.seed is None for result in results for header in result.headers):
+        yield "Some episodes do not record their seed; they are paired by initial state alone."
+    if 0 < sum(result.privileged for result in results) < len(results):
+        names = ", ".join(result.name for result in results if result.privileged)
+        yield f"{names} saw simulator state that no real robot has; the others did not."
+
+
+def _list_counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+
+
+def _differing_versions(results: Sequence[PolicyResults]) -> dict[str, list[str]]:
+    """Return the programs of which the policies' records name different versions, with each policy's version, in order.
+
+    A policy that names no version counts as `unknown`. Programs that decide the physics are left to
+    `provenance_marks.find_mixtures`, unless some policy names no version of them.
+    """
+    named = [result.versions for result in results]
+    versions_by_name = {
+        name: [versions.get(name, _UNKNOWN) for versions in named]
+        for name in dict.fromkeys(name for versions in named for name in versions)
+    }
+    return {
+        name: versions
+        for name, versions in versions_by_name.items()
+        if len(set(versions)) > 1 and (_UNKNOWN in versions or not physics_versions({name: ""}))
+    }
+
+
+def _tasks_left_out(results: Sequence[PolicyResults]) -> list[str]:
+    """Return the tasks that some policy did not run, as `suite/task (policy N, ...)`, N episodes of each that did."""
+    counts = {result.name: Counter(result.tasks) for result in results}
+    tasks: dict[TaskKey, None] = dict.fromkeys(task for counter in counts.values() for task in counter)
+    return [
+        f"{'/'.join(task)} ({_list_counts({name: counter[task] for name, counter in counts.items()})})"
+        for task in tasks
+        if not all(counter[task] for counter in counts.values())
+    ]
+
+
+def name_silent_suites(results: Sequence[PolicyResults]) -> list[str]:
+    """Return `policy on suite` for each suite in which no specification reached a verdict for that policy."""
+    return [f"{result.name} on {suite}" for result in results for suite in result.suites_without_verdict]
+
+
+def name_stopped_suites(results: Sequence[PolicyResults]) -> list[str]:
+    """Return `policy on suite` for each suite in which a violation stopped an episode of that policy."""
+    return [f"{result.name} on {suite}" for result in results for suite in result.suites_stopped_on_violation]
+
+
+def _standin_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Cell, bool]:
+    return {
+        (result.name, header.benchmark): header.benchmark in result.standin_suites
+        for result in results
+        for header in result.headers
+    }
+
+
+def simulator_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Cell, dict[str, tuple[str, ...]]]:
+    """Return (policy, suite) -> package -> the versions that decided the physics of the policy's episodes there."""
+    return {
+        (result.name, suite): versions for result in results for suite, versions in result.simulator_by_suite.items()
+    }
+
+
+def list_first(texts: Sequence[str], most: int = 5) -> str:
+    """Return the first of the texts, joined, and how many more there are."""
+    more = len(texts) - most
+    return ", ".join(texts[:most]) + (f" and {more} more" if more > 0 else "")

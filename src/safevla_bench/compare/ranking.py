@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from safevla_bench.compare.comparison import Comparison, compare_policies
+from safevla_bench.compare.comparison import Comparison, MetricComparison, compare_policies
 from safevla_bench.compare.difference import ComparisonOptions, Difference
 from safevla_bench.compare.policy_results import PolicyResults, split_by_policy
 from safevla_bench.errors import RunError
@@ -52,9 +52,8 @@ def compare_where_possible(
 ) -> tuple[Comparison, str]:
     """Return the comparison of paired episodes and "", else that of independent episodes and why they are not paired.
 
-    Episodes of several physics versions are compared too, and the comparison is marked.
-
-    `options`: how to compare; None = the defaults.
+    Episodes of several physics versions are compared too, and the comparison is marked. If any of the sources'
+    `protocols` differ, episodes are not paired.
 
     Raises:
         RunError: the policies cannot be compared as independent episodes either; see `compare_policies`.
@@ -98,74 +97,75 @@ def rank_under_variants(
     Episodes are paired under every variant or under none, so that only the thresholds differ; `unpaired` says why not.
     A threshold can decide whether episodes pair: a stopped episode counts if it had violated.
 
+    Args:
+        scores: the verdicts, [E].
+        headers: of those episodes, in the same order, [E].
+        library: the specifications that judged.
+        variants: the first is the reference.
+        rescore: judges the same records with another library; needed if recorded extremes do not decide a variant.
+        protocols: of the sources that state one; if they differ, episodes are not paired.
+
     Raises:
         SpecError: a variant needs `rescore`, and there is none; a specification states its number, not `threshold`.
         KeyError: a variant has a specification that is not in `library`.
     """
-
-    def results_by_variant() -> Iterator[list[PolicyResults]]:
-        for variant in variants:
-            changed = apply_variant(scores, library, variant, rescore)
-            yield [result for result in split_by_policy(changed, headers) if len(result)]
-
     try:
+        by_variant = [
+            [
+                result
+                for result in split_by_policy(apply_variant(scores, library, variant, rescore), headers)
+                if len(result)
+            ]
+            for variant in variants
+        ]
         comparisons, unpaired = _pair_where_possible(
             lambda paired: [
-                compare_policies(results, _BY_SAFETY, paired=paired, across_versions=True)
-                for results in results_by_variant()
+                compare_policies(results, _BY_SAFETY, paired=paired, across_versions=True) for results in by_variant
             ],
             protocols,
         )
     except RunError:
         return None
-    values = [_pooled_values(comparison) for comparison in comparisons]
-    if len({comparison.policies for comparison in comparisons}) != 1 or not all(values):
+    safety = [_pooled_safety(comparison) for comparison in comparisons]
+    if len({comparison.policies for comparison in comparisons}) != 1 or None in safety:
         return None
     return RankingSensitivity(
-        variants=tuple(_rank_variants(variants, comparisons, values)),
+        variants=tuple(_rank_variants(variants, [metric for metric in safety if metric])),
         paired=not unpaired,
         confidence=_BY_SAFETY.confidence,
         unpaired=unpaired,
     )
 
 
+def _pooled_safety(comparison: Comparison) -> MetricComparison | None:
+    """Return the comparison in Safety over all suites; None if it does not know the Safety of every policy."""
+    for metric in comparison.scopes[-1].metrics:
+        if all(standing.value is not None for standing in metric.standings):
+            return metric
+    return None
+
+
 def _rank_variants(
-    variants: Sequence[ThresholdVariant],
-    comparisons: Sequence[Comparison],
-    values: Sequence[Mapping[str, float]],
+    variants: Sequence[ThresholdVariant], safety: Sequence[MetricComparison]
 ) -> Iterator[VariantRanking]:
-    """Yield the ranking under each variant; `values` are each policy's Safety there. The first is the reference."""
-    order = sorted(values[0], key=lambda name: -values[0][name])
-    reference = _by_pair(comparisons[0].scopes[-1].metrics[0].differences)
-    for variant, comparison, safety in zip(variants, comparisons, values, strict=True):
-        differences = comparison.scopes[-1].metrics[0].differences
+    """Yield the ranking under each variant by the comparison in Safety there. The first is the reference."""
+    reference = {(item.first, item.second): item.better for item in safety[0].differences}
+    order = _rank_policies([standing.policy for standing in safety[0].standings], safety[0])
+    for variant, metric in zip(variants, safety, strict=True):
+        better = {(item.first, item.second): item.better for item in metric.differences}
         yield VariantRanking(
             variant=variant.name,
-            order=tuple(sorted(order, key=safety.__getitem__, reverse=True)),
-            differences=differences,
-            reversed=tuple(_reversed_pairs(reference, differences)),
+            order=tuple(_rank_policies(order, metric)),
+            differences=metric.differences,
+            reversed=tuple(
+                (before, after)
+                for pair, after in better.items()
+                if (before := reference[pair]) and after and before != after
+            ),
         )
 
 
-def _pooled_values(comparison: Comparison) -> dict[str, float]:
-    values: dict[str, float] = {}
-    for metric in comparison.scopes[-1].metrics:
-        for standing in metric.standings:
-            if standing.value is None:
-                return {}
-            values[standing.policy] = standing.value
-    return values
-
-
-def _by_pair(differences: Sequence[Difference]) -> dict[tuple[str, str], Difference]:
-    return {(difference.first, difference.second): difference for difference in differences}
-
-
-def _reversed_pairs(
-    reference: Mapping[tuple[str, str], Difference], differences: Sequence[Difference]
-) -> list[tuple[str, str]]:
-    return [
-        (before.better, difference.better)
-        for pair, difference in _by_pair(differences).items()
-        if (before := reference[pair]).better and difference.better and before.better != difference.better
-    ]
+def _rank_policies(policies: Sequence[str], metric: MetricComparison) -> list[str]:
+    """Return the policies, the greatest value first; those of equal value stay in their order."""
+    values = {standing.policy: standing.value or 0.0 for standing in metric.standings}
+    return sorted(policies, key=values.__getitem__, reverse=True)

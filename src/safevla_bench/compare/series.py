@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from safevla_bench.compare.caveats import comparison_warnings
 from safevla_bench.compare.difference import (
     ComparisonOptions,
     Difference,
@@ -20,7 +19,7 @@ from safevla_bench.compare.difference import (
     unpaired_difference,
 )
 from safevla_bench.compare.pairs import PairedResults, pair_episodes
-from safevla_bench.compare.policy_results import PolicyResults
+from safevla_bench.compare.policy_results import PolicyResults, comparison_warnings
 from safevla_bench.errors import RunError
 from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI, Mean, Metric, Rate, severity_means
 from safevla_bench.judging.scores import IntervalMethod
@@ -32,7 +31,10 @@ _FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6}
 _TRAINING = r"(?:steps?|ckpts?|checkpoints?|epochs?|iters?|iterations?|updates?)"
 _BEFORE = re.compile(rf"(?:^|[^a-z]){_TRAINING}[^a-z0-9]*$", re.IGNORECASE)
 _AFTER = re.compile(rf"^[^a-z0-9]*{_TRAINING}(?:$|[^a-z])", re.IGNORECASE)
-_GAINS = (SR.key, SAFETY.key)
+NUMBERS = (SR, SAFETY, SBU, VSI)
+"""The metrics of each run."""
+GAINS = (SR, SAFETY)
+"""Those that are compared with the first run of the series."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class SeriesLabel:
 
 
 def read_label(name: str) -> SeriesLabel | None:
-    """Return the last number of a name and the text around it; None where there is no number.
+    """Return the last number of a name and the text around it; None for a name without a number.
 
     `k` and `M` after the number mean thousands and millions. A minus counts only if the name is the number alone.
 
@@ -84,7 +86,7 @@ def _parse_number(text: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesPoint:
-    """One run: its numbers, each with its 95 % interval alone, and its gains over the first run.
+    """One run: its `NUMBERS`, each with its 95 % interval alone, and its gains over the first run.
 
     The intervals of gains hold for all gains of their curve together.
     """
@@ -93,13 +95,9 @@ class SeriesPoint:
     policy: str
     n: int
     """Episodes that ran to their end."""
-    sr: Rate
-    safety: Rate
-    sbu: Rate
-    vsi: Mean
-    sr_gain: Difference | None = None
-    safety_gain: Difference | None = None
-    """None for the first run, and where the two cannot be compared."""
+    numbers: Mapping[Metric, Rate | Mean]
+    gains: Mapping[Metric, Difference]
+    """Of SR and Safety; none of the first run, and none where the two cannot be compared."""
 
     @property
     def name(self) -> str:
@@ -170,6 +168,11 @@ def compare_series(
 ) -> SeriesComparison:
     """Order runs by the numbers in their names, and compare each with the first of its series.
 
+    Args:
+        results: one for each run; the text around the number tells series apart.
+        intervals: the method of the 95 % intervals of mean severities.
+        protocols: of the sources that state one; if any differ, no episodes are paired.
+
     Raises:
         RunError: a name without a number, a series of one run, one label twice, or no run of a series that shares a
             task with its first.
@@ -239,17 +242,22 @@ def _make_curve(
     """Return the curve of a series in a suite (None: all pooled), of the runs with an episode there."""
     present = [(label, result.select_suite(suite)) for label, result in members]
     present = [(label, result) for label, result in present if len(result)]
-    confidence = 1 - (1 - CONFIDENCE) / max(1, len(_GAINS) * (len(present) - 1))
-    options = ComparisonOptions(metrics=_GAINS, confidence=confidence)
-    pairs = [_pair_with_first(result, present[0][1], protocols) for _, result in present]
+    confidence = 1 - (1 - CONFIDENCE) / max(1, len(GAINS) * (len(present) - 1))
+    options = ComparisonOptions(metrics=tuple(metric.key for metric in GAINS), confidence=confidence)
+    first = present[0][1]
+    pairs = [_pair_with_first(result, first, protocols) for _, result in present]
     return SeriesCurve(
         series=series,
         suite=suite,
         points=tuple(
-            _make_point(
-                label, result, _compare_with_first(result, present[0][1], paired, options) if k else {}, intervals
+            SeriesPoint(
+                label=label,
+                policy=result.name,
+                n=int(result.is_counted.sum()),
+                numbers=_measure_run(result, intervals),
+                gains={} if result is first else _measure_gains(result, first, paired, options),
             )
-            for k, ((label, result), paired) in enumerate(zip(present, pairs, strict=True))
+            for (label, result), paired in zip(present, pairs, strict=True)
         ),
         paired=all(paired is not None for paired in pairs[1:]),
         confidence=confidence,
@@ -267,44 +275,33 @@ def _pair_with_first(
         return None
 
 
-def _compare_with_first(
+def _measure_gains(
     result: PolicyResults, first: PolicyResults, pairs: PairedResults | None, options: ComparisonOptions
-) -> dict[str, Difference]:
-    """Return the run's SR and Safety minus the first run's, by metric."""
-    both = (result, first)
-    silent = any(run.suites_without_verdict for run in both)
-    stopped = any(run.suites_stopped_on_violation for run in both)
-    metrics = [metric for metric in _GAINS if not (silent if metric == SAFETY.key else stopped)]
-    if pairs is not None:
-        return {
-            metric: paired_difference((result.name, first.name), pairs.state_means(0, 1, metric), metric, options)
-            for metric in metrics
-        }
-    mine, theirs = ({metric: TaskValues.of_results(run, metric) for metric in metrics} for run in both)
-    return {metric: unpaired_difference(mine[metric], theirs[metric], metric, options) for metric in metrics}
+) -> dict[Metric, Difference]:
+    gains = {}
+    for metric in GAINS:
+        unknown = "suites_without_verdict" if metric is SAFETY else "suites_stopped_on_violation"
+        if getattr(result, unknown) or getattr(first, unknown):
+            continue
+        if pairs is not None:
+            states = pairs.state_means((0, 1), metric.key)
+            gains[metric] = paired_difference((result.name, first.name), states, metric.key, options)
+        else:
+            mine, theirs = (TaskValues.of_results(run, metric.key) for run in (result, first))
+            gains[metric] = unpaired_difference(mine, theirs, metric.key, options)
+    return gains
 
 
-def _make_point(
-    label: float, result: PolicyResults, gains: Mapping[str, Difference], intervals: IntervalMethod
-) -> SeriesPoint:
-    """Return a run's rates and mean severity under its label, with its gains; a metric not in `gains` has None."""
+def _measure_run(result: PolicyResults, intervals: IntervalMethod) -> dict[Metric, Rate | Mean]:
     stopped = int(result.stopped_on_violation.sum())
     unknown = f"{stopped} stopped" if stopped else ""
-    return SeriesPoint(
-        label=label,
-        policy=result.name,
-        n=int(result.is_counted.sum()),
-        sr=_count_rate(SR, result, unknown),
-        safety=_count_rate(SAFETY, result, ""),
-        sbu=_count_rate(SBU, result, unknown),
-        vsi=severity_means(VSI.values(result)[None], intervals, unknown)[0],
-        sr_gain=gains.get(SR.key),
-        safety_gain=gains.get(SAFETY.key),
-    )
-
-
-def _count_rate(metric: Metric, result: PolicyResults, unknown: str) -> Rate:
-    return Rate.without_value(unknown) if unknown else Rate.of_values(metric.values(result))
+    rates = {
+        metric: Rate.without_value(unknown) if stopped and metric is not SAFETY else Rate.of_values(values)
+        for metric in NUMBERS
+        if metric.unit
+        for values in [metric.values(result)]
+    }
+    return {**rates, VSI: severity_means(VSI.values(result)[None], intervals, unknown)[0]}
 
 
 def _warn(members: _Members, curves: Sequence[SeriesCurve]) -> list[str]:
@@ -314,7 +311,7 @@ def _warn(members: _Members, curves: Sequence[SeriesCurve]) -> list[str]:
         Counter((header.benchmark, header.task_id, header.init_state_index) for header in result.headers)
         for result in results
     ]
-    warnings = comparison_warnings(results, 0, paired=True)
+    warnings = list(comparison_warnings(results, 0, paired=True))
     if any(counted != starts[0] for counted in starts[1:]):
         ran = ", ".join(
             f"{result.name} {len(result)} of {len(set(result.tasks))} task{'' if len(set(result.tasks)) == 1 else 's'}"

@@ -12,8 +12,8 @@ from itertools import groupby
 
 from safevla_bench.compare.comparison import Comparison
 from safevla_bench.compare.difference import Difference
-from safevla_bench.compare.series import SeriesComparison, SeriesCurve
-from safevla_bench.judging.rates import METRICS, SAFETY, SBU, SR, VSI, Rate
+from safevla_bench.compare.series import NUMBERS, SeriesComparison, SeriesCurve
+from safevla_bench.judging.rates import SAFETY, SBU, SR, Metric, Rate
 from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.sensitivity.curves import SensitivityCurve, ThresholdSweep
 from safevla_bench.text import append_unit, display_unit, format_compact, format_fixed, format_significant
@@ -117,11 +117,6 @@ def _format_safety(rate: Rate) -> str:
 
 # Series of runs
 
-PANELS = tuple(
-    (f"{metric.label} ({metric.unit})" if metric.unit else metric.label, metric.key, float(metric.scale))
-    for metric in (SR, SAFETY, SBU, VSI)
-)
-"""Title, name and greatest value of each panel."""
 POOLED = "all suites"
 _LOG_SPAN = 50
 """From this ratio of the greatest number to the least on, the axis is logarithmic."""
@@ -143,17 +138,22 @@ class SeriesMark:
     high: float
 
 
-def curve_marks(curve: SeriesCurve, name: str) -> list[SeriesMark]:
-    """Return a mark for each run in which the number `name` (sr, safety, sbu, vsi) is known; rates in percent.
+def panel_title(metric: Metric) -> str:
+    """Return the title of a metric's panel: its label, with the unit in parentheses."""
+    return f"{metric.label} ({metric.unit})" if metric.unit else metric.label
+
+
+def curve_marks(curve: SeriesCurve, metric: Metric) -> list[SeriesMark]:
+    """Return a mark for each run in which the metric is known, in the unit printed; rates in percent.
 
     A value without an interval is its own interval.
     """
-    scale, marks = METRICS[name].scale, []
+    marks = []
     for point in curve.points:
-        number = getattr(point, name)
+        number = point.numbers[metric]
         if number.value is not None:
             low, high = number.ci or (number.value, number.value)
-            marks.append(SeriesMark(point.label, scale * number.value, scale * low, scale * high))
+            marks.append(SeriesMark(point.label, *(metric.scale * end for end in (number.value, low, high))))
     return marks
 
 
@@ -212,18 +212,16 @@ def draw_series_charts(compared: SeriesComparison) -> dict[str, list[CurveChart]
     If some series has several suites, the last key is `all suites`: their episodes pooled.
     """
     return {
-        suite or POOLED: [_draw_series(compared, compared.select_suite(suite), *panel) for panel in PANELS]
+        suite or POOLED: [_draw_series(compared, compared.select_suite(suite), metric) for metric in NUMBERS]
         for suite in compared.suites
     }
 
 
-def _draw_series(
-    compared: SeriesComparison, curves: Sequence[SeriesCurve], title: str, name: str, top: float
-) -> CurveChart:
-    axis = SeriesAxis.of_curves(compared.curves)
-    marked_curves = [(curve, curve_marks(curve, name)) for curve in curves]
+def _draw_series(compared: SeriesComparison, curves: Sequence[SeriesCurve], metric: Metric) -> CurveChart:
+    axis, top = SeriesAxis.of_curves(compared.curves), float(metric.scale)
+    marked_curves = [(curve, curve_marks(curve, metric)) for curve in curves]
     return CurveChart(
-        title=title,
+        title=panel_title(metric),
         lines=tuple(_series_line(axis, compared.series, curve, marks, top) for curve, marks in marked_curves),
         grid=tuple((format_compact(value), _format_down(value, top)) for value in (top, top / 2, 0.0)),
         ticks=tuple((format_label(tick), format_fixed(100 * _place(axis, tick), 2)) for tick in axis.ticks),
@@ -282,18 +280,26 @@ def draw_bars(comparison: Comparison) -> list[DifferenceBar]:
 
     Differences that are not known have no bar.
     """
-    bars = []
     if len(comparison.policies) == 2:
-        for scope in comparison.scopes:
-            where = "all, pooled" if scope.suite is None else scope.suite
-            for metric in scope.metrics:
-                if metric.metric in (SR.key, SAFETY.key, SBU.key):
-                    label = METRICS[metric.metric].label
-                    bars.append(_draw_bar(metric.differences[0], label, where, metric.metric))
+        names = {metric.key: metric.label for metric in (SR, SAFETY, SBU)}
+        bars = [
+            _draw_bar(
+                metric.differences[0],
+                names[metric.metric],
+                "all, pooled" if scope.suite is None else scope.suite,
+                metric.metric,
+            )
+            for scope in comparison.scopes
+            for metric in scope.metrics
+            if metric.metric in names
+        ]
     else:
-        for metric in comparison.scopes[-1].metrics:
-            for difference in metric.differences if metric.metric == SAFETY.key else ():
-                bars.append(_draw_bar(difference, difference.first, f"minus {difference.second}", SAFETY.key))
+        bars = [
+            _draw_bar(difference, difference.first, f"minus {difference.second}", SAFETY.key)
+            for metric in comparison.scopes[-1].metrics
+            if metric.metric == SAFETY.key
+            for difference in metric.differences
+        ]
     return [bar for bar in bars if bar is not None]
 
 

@@ -25,9 +25,9 @@ from safevla_bench.report.curve_charts import (
 from safevla_bench.report.episode_details import EpisodeRecords
 from safevla_bench.report.episode_table import EpisodeEntry
 from safevla_bench.report.headline import Headline, build_headline, describe_mixture
-from safevla_bench.report.tables import comparison, exposure, notices, sensitivity
+from safevla_bench.report.tables import comparison, notices, sensitivity, violations
 from safevla_bench.report.tables.cells import Roster, torque_note, violation_table
-from safevla_bench.report.tables.host_means import host_mean_table
+from safevla_bench.report.tables.sensitivity import host_mean_table
 from safevla_bench.report.tables.series import describe_series, series_table
 from safevla_bench.report.tables.table import Table, policy_name
 from safevla_bench.report.tables.violations import body_tables
@@ -185,7 +185,7 @@ def summarize_violations(cell: Summary) -> CellViolations:
 
 def describe_violations(scores: Scores, cells: Sequence[Summary], analysis: Analysis) -> Violations:
     """Return the section of violations of these scores, summarized in `cells`."""
-    exposures = exposure.exposure_tables(analysis.exposures, analysis.force_threshold_n) if analysis.exposures else ()
+    exposures = violations.exposure_tables(analysis.exposures, analysis.force_threshold_n) if analysis.exposures else ()
     return Violations(
         cells=[summarize_violations(cell) for cell in cells if cell.n or cell.judged],
         torque_note=torque_note(cells),

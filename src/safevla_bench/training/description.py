@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import RunError
 from safevla_bench.judging.judged import Judged
-from safevla_bench.training.labels import HOLDS, UNKNOWN, VIOLATED, describe_clauses, scored_specs
+from safevla_bench.specs.spec import Spec
+from safevla_bench.stl.formula import format_formula
+from safevla_bench.training.labels import HOLDS, UNKNOWN, VIOLATED, scored_specs
 from safevla_bench.training.pictures import CameraChoice
 from safevla_bench.training.writer import Feature
 from safevla_bench.trajectory.batch import Batch
@@ -174,13 +176,18 @@ def describe_dataset(
     return {
         "kind": "safevla-dataset",
         "schema_version": 1,
-        "clauses": describe_clauses(scored_specs(judged.scores), judged.library.specs),
+        "clauses": [_describe_clause(judged.library[spec.spec_id]) for spec in scored_specs(judged.scores)],
         "columns": _COLUMNS,
         "observation_state": dict(state),
         "cameras": None if cameras is None else {"names": list(cameras.names), "height_width": list(cameras.size)},
         "left_out": list(left_out),
         "origin": judged.describe_origin(),
     }
+
+
+def _describe_clause(spec: Spec) -> dict[str, object]:
+    limits = {"threshold": spec.threshold, "severe": spec.severe, "unit": spec.unit, "axis": spec.axis}
+    return {"id": spec.spec_id, "formula": format_formula(spec.formula), **limits}
 
 
 def format_card(judged: Judged, episodes: int, frames: int, cameras: CameraChoice | None) -> str:

@@ -42,6 +42,7 @@ from safevla_bench.training.pictures import (
     CameraChoice,
     EpisodePictures,
     UnknownCameraError,
+    image_column,
     render_episode,
 )
 from safevla_bench.training.writer import DatasetWriter, Feature, image_feature, new_dataset, require_free
@@ -72,11 +73,18 @@ def export_dataset(
 ) -> DatasetSummary:
     """Write the judged episodes as a LeRobot dataset of version 3.0 into a new folder, which appears when it is whole.
 
-    The episodes are read again, some at a time; `cameras` = None renders no pictures. `on_skip` is called for each
-    episode that is left out: without actions, uneven in time, or not to be rendered. Raises `RunError` where the
-    episodes differ in what they hold, their control step gives no whole number of frames a second, or the folder is in
-    use, `FileError` where it cannot be written, `HostError` or `PluginError` for an unknown camera or host, and the
-    last reason if all were left out.
+    The episodes are read again, some at a time. `cameras` are the pictures to render again from recorded states; None =
+    no pictures. `on_skip` is called for each episode that is left out: without actions, uneven in time, or not to be
+    rendered.
+
+    Raises:
+        RunError: there is no episode to write, they differ in what they hold, their control step gives no whole number
+            of frames a second, the folder is in use, a source has changed since it was judged, or pictures are wanted
+            and a source names no host.
+        HostError, PluginError: pictures are wanted, and a camera is unknown, a host cannot be made, or no episode can
+            be rendered.
+        RecordError: every episode is without actions or uneven in time.
+        FileError: the folder cannot be written.
     """
     return _DatasetExport(judged, out, cameras, observer, on_skip).write()
 
@@ -205,7 +213,7 @@ class _DatasetExport:
         clauses = tuple(spec.spec_id for spec in scored_specs(self.judged.scores))
         size = self.cameras.size if self.cameras else (0, 0)
         return {
-            **{_image_name(name): image_feature(size) for name in (self.cameras.names if self.cameras else ())},
+            **{image_column(name): image_feature(size) for name in (self.cameras.names if self.cameras else ())},
             STATE: Feature("float32", (len(shape.state_names()),), shape.state_names()),
             ACTION: Feature("float32", (shape.actions,), tuple(f"action_{k}" for k in range(shape.actions))),
             "next.reward": Feature("float32"),
@@ -224,7 +232,7 @@ class _DatasetExport:
         """Write an episode's frames, one for each action, and its labels."""
         header, last = episode.headers[0], np.arange(len(labels.severity) - 1) == len(labels.severity) - 2
         columns: dict[str, Any] = {
-            **{_image_name(name): files for name, files in pictures.files.items()},
+            **pictures.files,
             STATE: _recorded_state(episode) if pictures.state is None else pictures.state,
             ACTION: episode.action.episode_rows(0),
             "next.reward": last & row.success,
@@ -241,8 +249,7 @@ class _DatasetExport:
         violating = None if np.isnan(labels.severity).any() else int(labels.violating.any(axis=1).sum())
         counts = {"env_seed": header.env_seed, "init_state_index": header.init_state_index}
         counts["violating_records"] = violating
-        stats = {_image_name(name): of_camera for name, of_camera in pictures.stats.items()}
-        writer.add_episode(instruction, columns, stats, _episode_labels(row, counts))
+        writer.add_episode(instruction, columns, pictures.stats, _episode_labels(row, counts))
 
     def _describe(self, writer: DatasetWriter) -> None:
         assert self.shape is not None
@@ -253,10 +260,6 @@ class _DatasetExport:
         writer.write_file("meta/safevla.json", dump_json(document))
         writer.write_file(MAPPING, format_mapping(self.judged, self.parts, self.outcomes).encode())
         writer.write_file("README.md", format_card(self.judged, writer.episodes, writer.frames, self.cameras).encode())
-
-
-def _image_name(camera: str) -> str:
-    return f"observation.images.{camera}"
 
 
 def _recorded_state(episode: Batch) -> NDArray[np.float64]:

@@ -6,7 +6,6 @@ tracker lost a body, is unknown here and left out there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,8 +17,7 @@ from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE, Scores, SpecColumn
 from safevla_bench.judging.verdicts import violation_depth
 from safevla_bench.signals.signal import RecordFields
-from safevla_bench.specs.spec import Spec
-from safevla_bench.stl.formula import Formula, format_formula, signal_names
+from safevla_bench.stl.formula import Formula, signal_names
 from safevla_bench.stl.robustness import trajectory_robustness
 from safevla_bench.trajectory.batch import Batch
 
@@ -107,16 +105,3 @@ def _record_margins(
             undecided[rows] = (values >= 0) & (trajectory_robustness(part, trace, best=False) < 0)
         margins[rows] = np.where(np.isposinf(values) | undecided[rows], np.nan, values)
     return margins, undecided
-
-
-def describe_clauses(specs: Sequence[SpecColumn], library: Sequence[Spec]) -> list[dict[str, object]]:
-    """Return each clause as a data set's file holds it: id, formula, limit, severe limit, unit and axis.
-
-    Raises `KeyError` for a clause that `library` lacks.
-    """
-    formulas = {spec.spec_id: format_formula(spec.formula) for spec in library}
-    limits = ("threshold", "severe", "unit", "axis")
-    return [
-        {"id": spec.spec_id, "formula": formulas[spec.spec_id], **{name: getattr(spec, name) for name in limits}}
-        for spec in specs
-    ]

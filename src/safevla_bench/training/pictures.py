@@ -23,6 +23,11 @@ from safevla_bench.trajectory.batch import Batch
 STATE_NAMES = ("eef_x_m", "eef_y_m", "eef_z_m", "eef_axis_angle_x", "eef_axis_angle_y", "eef_axis_angle_z")
 
 
+def image_column(camera: str) -> str:
+    """Return the column of a camera's pictures."""
+    return f"observation.images.{camera}"
+
+
 class UnknownCameraError(HostError):
     """The host has no such camera, in this episode as in all others."""
 
@@ -37,7 +42,7 @@ class CameraChoice:
 
 @dataclass(frozen=True)
 class EpisodePictures:
-    """The pictures shown before each action: PNG files and their statistics by camera, and proprioception."""
+    """The pictures shown before each action: PNG files and their statistics by column, and proprioception."""
 
     files: Mapping[str, tuple[bytes, ...]] = field(default_factory=dict)
     stats: Mapping[str, Statistics] = field(default_factory=dict)
@@ -49,16 +54,19 @@ def render_episode(folder: Path, host: Host, record: Batch, choice: CameraChoice
     """Render every record but the last, which no action follows, of an episode (a batch of one with `sim_state`).
 
     The state is what the host observes there, if it can say: position [3] in m, axis-angle [3] as robosuite's
-    `quat2axisangle`, and the fingers [G]. Raises `HostError` where the host cannot show it, and `RunError` where
-    run.json is damaged or bodies would not be shown where they were recorded.
+    `quat2axisangle`, both in the frame of the host's observations, and the fingers [G].
+
+    Raises:
+        HostError: the host cannot show episodes or has no such camera, or the record lacks its states.
+        RunError: run.json is missing or damaged, or bodies would not be shown where they were recorded.
     """
     count = int(record.lengths[0]) - 1
     with closing(open_stage(folder, host, record)) as stage:
         images = {name: _render_camera(stage, record, name, choice.size) for name in choice.names}
         states = [read_state(stage, k) for k in range(count)] if isinstance(stage, ObservingStage) else []
     return EpisodePictures(
-        files={name: tuple(map(encode_png, pictures)) for name, pictures in images.items()},
-        stats={name: summarize_pixels(pictures) for name, pictures in images.items()},
+        files={image_column(name): tuple(map(_encode_png, pictures)) for name, pictures in images.items()},
+        stats={image_column(name): summarize_pixels(pictures) for name, pictures in images.items()},
         state=np.array(known) if (known := [state for state in states if state is not None]) else None,
     )
 
@@ -80,8 +88,7 @@ def _render_camera(stage: Stage, record: Batch, name: str, size: tuple[int, int]
         raise UnknownCameraError(problem, remedy="Choose another by --cameras.") from None
 
 
-def encode_png(picture: NDArray[np.uint8]) -> bytes:
-    """Return a picture [H, W, 3] as a PNG file, without loss."""
+def _encode_png(picture: NDArray[np.uint8]) -> bytes:
     stream = io.BytesIO()
     Image.fromarray(picture).save(stream, "PNG", optimize=False)
     return stream.getvalue()

@@ -145,9 +145,10 @@ def join_statistics(former: Statistics | None, latter: Statistics) -> Statistics
 def new_dataset(
     folder: Path, features: Mapping[str, Feature], *, fps: int, robot: str | None
 ) -> Iterator[DatasetWriter]:
-    """Yield the writer of a dataset, whose folder appears when it is whole; `robot` is LeRobot's `robot_type`.
+    """Yield the writer of a dataset, whose folder appears when it is whole, and not at all if something is raised.
 
-    Raises `RunError` where the folder is in use, and `FileError` where it cannot be written.
+    `fps` are frames a second; `robot` is LeRobot's `robot_type`, None = unknown. Raises `RunError` if the folder is in
+    use, and `FileError` if it cannot be written.
     """
     require_free(folder)
     beside = folder.with_name(f".{folder.name}.{os.getpid()}.part")
@@ -191,7 +192,15 @@ class DatasetWriter:
         picture_stats: Mapping[str, Statistics],
         labels: Mapping[str, pa.Scalar],
     ) -> None:
-        """Write an episode's frames, and keep its row of meta/episodes, which is written with others or by `finish`."""
+        """Write an episode's frames, and keep its row of meta/episodes, which is written with others or by `finish`.
+
+        Args:
+            task: its instruction.
+            columns: the values of every feature, row after row, [n, …] each; of a camera the files of its pictures.
+                Columns of no feature are left out; LeRobot's counters are added.
+            picture_stats: the statistics of each camera's pixels.
+            labels: further columns of its row, of the same types in every episode.
+        """
         length = len(next(iter(columns.values())))
         chunk, file = divmod(self._file, _FILES_A_CHUNK)
         counted = self._count_frames(length, self._tasks.setdefault(task, len(self._tasks)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -12,13 +13,18 @@ from matplotlib.transforms import Bbox
 from safevla_bench.report.figures.style import figure_style
 
 
+@lru_cache(maxsize=1)
 def words(figure: Figure) -> list[tuple[str, Bbox]]:
-    """Every text that is drawn, with its box in pixels."""
+    """Every text that is drawn, with its box in pixels; of the last figure kept, so that it is laid out once."""
     with figure_style():
-        canvas = FigureCanvasAgg(figure)
-        canvas.draw()
-        renderer = canvas.get_renderer()
+        renderer = FigureCanvasAgg(figure).get_renderer()
+        figure.draw_without_rendering()
         return [(text.get_text(), text.get_window_extent(renderer)) for text in _texts(figure)]
+
+
+def read(figure: Figure) -> list[str]:
+    """The texts of a figure."""
+    return [text for text, _ in words(figure)]
 
 
 def _texts(figure: Figure) -> Iterator[Text]:
@@ -37,22 +43,23 @@ def _texts(figure: Figure) -> Iterator[Text]:
             yield text
 
 
-def overlapping(figure: Figure) -> list[tuple[str, str]]:
-    """The pairs of texts that share area."""
-    found = words(figure)
+def misplaced(figure: Figure) -> list[tuple[str, ...]]:
+    """The pairs of texts that share area, and the texts that reach beyond the figure."""
+    wide, high = figure.canvas.get_width_height()
+    boxes = words(figure)
+    beyond = [(text,) for text, box in boxes if box.x0 < 0 or box.y0 < 0 or box.x1 > wide or box.y1 > high]
     return [
-        (one, other) for k, (one, box) in enumerate(found) for other, beside in found[k + 1 :] if _meet(box, beside)
+        *(
+            (text, other)
+            for k, (text, box) in enumerate(boxes)
+            for other, beside in boxes[k + 1 :]
+            if _meet(box, beside)
+        ),
+        *beyond,
     ]
 
 
-def _meet(one: Bbox, other: Bbox) -> bool:
+def _meet(box: Bbox, other: Bbox) -> bool:
     """Whether two boxes share more than the hairline that rounding to pixels can add."""
-    shared = Bbox.intersection(one, other)
+    shared = Bbox.intersection(box, other)
     return shared is not None and min(shared.width, shared.height) > 1.0
-
-
-def outside(figure: Figure) -> list[str]:
-    """The texts that reach beyond the figure."""
-    found = words(figure)
-    wide, high = figure.canvas.get_width_height()
-    return [text for text, box in found if box.x0 < 0 or box.y0 < 0 or box.x1 > wide or box.y1 > high]

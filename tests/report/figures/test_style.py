@@ -17,17 +17,17 @@ SIZES = st.tuples(st.floats(2, 60), st.floats(2, 10))
 
 @given(st.lists(st.tuples(COORDINATES, SIZES), max_size=12), st.floats(4, 200))
 def test_labels_meet_neither_each_other_nor_a_marker_and_stay_inside(labels, reach):
-    points, sizes = [one for one, _ in labels], [one for _, one in labels]
+    points, sizes = [point for point, _ in labels], [size for _, size in labels]
     marks = [Box(x - 3, y - 3, x + 3, y + 3) for x, y in points]
-    found = place_labels(points, sizes, WITHIN, over=marks, reach=reach)
-    assert found == place_labels(points, sizes, WITHIN, over=marks, reach=reach)
-    if found is None:
+    boxes = place_labels(points, sizes, WITHIN, over=marks, reach=reach)
+    assert boxes == place_labels(points, sizes, WITHIN, over=marks, reach=reach)
+    if boxes is None:
         return
-    for k, box in enumerate(found):
+    for k, box in enumerate(boxes):
         assert math.isclose(box.right - box.left, sizes[k][0])
         assert math.isclose(box.top - box.bottom, sizes[k][1])
         assert not any(box.overlaps(mark) for mark in marks)
-        assert not any(box.overlaps(other) for other in found[:k])
+        assert not any(box.overlaps(other) for other in boxes[:k])
         assert WITHIN.left <= box.left < box.right <= WITHIN.right
         assert WITHIN.bottom <= box.bottom < box.top <= WITHIN.top
 
@@ -35,8 +35,8 @@ def test_labels_meet_neither_each_other_nor_a_marker_and_stay_inside(labels, rea
 @given(COORDINATES, st.integers(2, 12))
 def test_many_points_on_one_place_all_get_a_small_label(point, count):
     marks = [Box(point[0] - 3, point[1] - 3, point[0] + 3, point[1] + 3)] * count
-    found = place_labels([point] * count, [(10.0, 8.0)] * count, WITHIN, over=marks, reach=200.0)
-    assert found is not None
+    boxes = place_labels([point] * count, [(10.0, 8.0)] * count, WITHIN, over=marks, reach=200.0)
+    assert boxes is not None
 
 
 def test_a_label_that_fits_nowhere_near_has_no_place():
@@ -53,11 +53,11 @@ def test_a_lone_label_stands_to_the_right_and_goes_elsewhere_to_leave_a_bar_free
 
 
 def test_boxes_that_touch_do_not_meet():
-    one = Box(0, 0, 1, 1)
-    assert not one.overlaps(Box(1, 0, 2, 1))
-    assert not one.overlaps(Box(0, 1, 1, 2))
-    assert one.overlaps(Box(0.9, 0.9, 2, 2))
-    assert one.overlaps(one)
+    box = Box(0, 0, 1, 1)
+    assert not box.overlaps(Box(1, 0, 2, 1))
+    assert not box.overlaps(Box(0, 1, 1, 2))
+    assert box.overlaps(Box(0.9, 0.9, 2, 2))
+    assert box.overlaps(box)
 
 
 @given(st.integers(1, 9))

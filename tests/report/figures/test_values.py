@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from report.figures.builders import LONG, crashed
-from report.figures.figure_texts import outside, overlapping, words
+from report.figures.figure_texts import misplaced, read
 from report.published.synthesis import EpisodeCounts, synthesize_scores
 from report.scenes import NAN, joined, verdicts
 from safevla_bench.judging.metrics import cells
 from safevla_bench.judging.provenance_marks import warn_of_cells
 from safevla_bench.judging.rates import Rate
-from safevla_bench.report.figures import curves, margins, onset, style, tradeoff, violations
+from safevla_bench.report.figures import curves, margins, style, tradeoff, violations
 from safevla_bench.report.published import PAPER, load_published, matching_counts
 from safevla_bench.specs.loader import library
 
@@ -32,8 +32,8 @@ POINTS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=12)
 
 @given(POINTS)
 def test_the_frontier_is_what_nobody_dominates(points):
-    def dominated(one):
-        return any(other != one and other[0] >= one[0] and other[1] >= one[1] for other in points)
+    def dominated(point):
+        return any(other != point and other[0] >= point[0] and other[1] >= point[1] for other in points)
 
     assert set(tradeoff.pareto_frontier(points)) == {point for point in points if not dominated(point)}
     assert list(tradeoff.pareto_frontier(points)) == sorted(tradeoff.pareto_frontier(points))
@@ -62,14 +62,14 @@ def test_pooling_adds_up_the_episodes_of_a_policy():
 
 @pytest.mark.parametrize("layout", ["suites", "pooled", "cells"])
 def test_warnings_of_the_cells_stand_below_the_trade_off_in_every_layout(layout):
-    both = joined(verdicts((False, -1, 1)), verdicts((True, 1, 1), suite="robocasa-365"))
-    scores = replace(both, marks={"standin_assets": np.array([False, True])})
+    known = joined(verdicts((False, -1, 1)), verdicts((True, 1, 1), suite="robocasa-365"))
+    scores = replace(known, marks={"standin_assets": np.array([False, True])})
     value = tradeoff.compute_tradeoff(cells(scores), layout)
     assert value.remarks == warn_of_cells(cells(scores))
     assert len(value.remarks) == 1
     assert (value.pooled != ()) == (layout == "pooled")
-    printed = " ".join(word for word, _ in words(tradeoff.draw_tradeoff(value)))
-    assert value.remarks[0] in printed
+    texts = " ".join(read(tradeoff.draw_tradeoff(value)))
+    assert value.remarks[0] in texts
 
 
 def test_on_one_panel_every_cell_is_a_marker_and_one_frontier_is_that_of_all():
@@ -82,8 +82,8 @@ def test_on_one_panel_every_cell_is_a_marker_and_one_frontier_is_that_of_all():
     value = tradeoff.compute_tradeoff(cells(scores), "cells")
     assert value.suites == ("libero-goal", "robocasa-365")
     [panel] = value.panels
-    shown = [(value.policies[one.series], value.suites[one.marker], one.success.value, one.safety.value)
-             for one in panel.points]  # fmt: skip
+    shown = [(value.policies[point.series], value.suites[point.marker], point.success.value, point.safety.value)
+             for point in panel.points]  # fmt: skip
     assert shown == [
         ("a", "libero-goal", 100.0, 50.0),
         ("a", "robocasa-365", 50.0, 100.0),
@@ -91,17 +91,17 @@ def test_on_one_panel_every_cell_is_a_marker_and_one_frontier_is_that_of_all():
         ("noop", "libero-goal", 0.0, 100.0),
     ]
     assert panel.frontier == ((50.0, 100.0), (100.0, 50.0))
-    told = [word for word, _ in words(tradeoff.draw_tradeoff(value))]
-    assert told.count("1") == 2  # both markers of policy a carry its number
-    assert {"libero-goal", "robocasa-365", "1  a"} <= set(told)
+    texts = read(tradeoff.draw_tradeoff(value))
+    assert texts.count("1") == 2  # both markers of policy a carry its number
+    assert {"libero-goal", "robocasa-365", "1  a"} <= set(texts)
 
 
 def test_an_auxiliary_suite_shares_no_panel_and_that_is_told():
     scores = joined(verdicts((True, 1, 1)), verdicts((True, -1, 1), policy="b", suite="robocasa-pnp"))
     value = tradeoff.compute_tradeoff(cells(scores), "cells")
     assert (value.policies, value.left_out, len(value.panels[0].points)) == (("a",), ("robocasa-pnp",), 1)
-    told = " ".join(word for word, _ in words(tradeoff.draw_tradeoff(value)))
-    assert "Auxiliary, left out: robocasa-pnp." in told
+    texts = " ".join(read(tradeoff.draw_tradeoff(value)))
+    assert "Auxiliary, left out: robocasa-pnp." in texts
 
 
 def test_a_cell_without_a_verdict_is_no_marker_of_the_shared_panel():
@@ -132,9 +132,9 @@ def nearest_count(cell, name):
 def test_doing_nothing_is_on_no_frontier():
     acting = joined(verdicts((True, 1, 1), (False, -5, 1)), verdicts((True, -5, 1), policy="b"))
     both = joined(acting, verdicts((False, 1, 1), policy="noop"))
-    found = tradeoff.compute_tradeoff(cells(both)).panels[0]
-    assert found.frontier == tradeoff.compute_tradeoff(cells(acting)).panels[0].frontier
-    assert len(found.points) == 3
+    panel = tradeoff.compute_tradeoff(cells(both)).panels[0]
+    assert panel.frontier == tradeoff.compute_tradeoff(cells(acting)).panels[0].frontier
+    assert len(panel.points) == 3
 
 
 @pytest.mark.parametrize("layout", ["suites", "pooled"])
@@ -143,7 +143,7 @@ def test_what_was_not_judged_is_no_point_of_a_safety_of_100(layout):
     value = tradeoff.compute_tradeoff(cells(joined(verdicts((True, -5, 1), policy="b"), silent)), layout)
     assert [point.safety.value for panel in value.panels for point in panel.points] == [0.0]
     assert [panel.unjudged for panel in value.panels] == ([()] if layout == "pooled" else [(), ("b",)])
-    shown = " ".join(word for word, _ in words(tradeoff.draw_tradeoff(value)))
+    shown = " ".join(read(tradeoff.draw_tradeoff(value)))
     assert ("No verdict, or episodes that a violation stopped: b (libero-object)." in shown) == (layout == "suites")
 
 
@@ -162,10 +162,10 @@ def test_an_axis_without_an_active_specification_has_no_rate():
     [(_, [row])] = value.blocks
     force, handling = row.rates
     assert (force.count, force.n, handling) == (1, 2, None)
-    told = [text for text, _ in words(violations.draw_families(value))]
-    assert "50.0" in told
-    assert "—" in told
-    assert "0.0" not in told
+    texts = read(violations.draw_families(value))
+    assert "50.0" in texts
+    assert "—" in texts
+    assert "0.0" not in texts
 
 
 # Margins
@@ -183,16 +183,13 @@ def test_margins_are_in_thresholds_and_leave_out_what_reached_none():
 def test_a_specification_without_a_margin_is_named_as_such():
     value = margins.compute_margins(verdicts((True, 1, NAN), (True, 1, INF)))
     assert value.silent == ("tilt",)
-    assert any("No margin anywhere: tilt." in text for text, _ in words(margins.draw_margins(value)))
+    assert any("No margin anywhere: tilt." in text for text in read(margins.draw_margins(value)))
 
 
 def test_the_count_of_vacuous_episodes_stands_in_the_label():
-    told = [
-        text
-        for text, _ in words(margins.draw_margins(margins.compute_margins(verdicts((True, -1, 3), (True, 1, INF)))))
-    ]
-    assert "1/2" in told
-    assert "0/1 + 1 vac." in told
+    texts = read(margins.draw_margins(margins.compute_margins(verdicts((True, -1, 3), (True, 1, INF)))))
+    assert "1/2" in texts
+    assert "0/1 + 1 vac." in texts
 
 
 def test_many_episodes_are_not_drawn_one_by_one():
@@ -222,7 +219,7 @@ def test_pairs_without_a_point_are_counted_by_reason():
 
 def began(scores, *, lengths=11, **how):
     count = len(scores)
-    return onset.compute_onset(scores, np.full(count, 0.1), np.full(count, lengths), **how)
+    return curves.compute_onset(scores, np.full(count, 0.1), np.full(count, lengths), **how)
 
 
 def test_the_share_rises_at_each_first_violation_to_that_of_all_violating():
@@ -299,11 +296,11 @@ def test_an_unknown_rate_of_a_sweep_is_no_number():
 
 def test_a_sweep_names_policies_axis_and_the_registered_thresholds_within_it():
     figure = drawn_sweep()
-    told = " ".join(text for text, _ in words(figure))
-    assert "Threshold (mm)" in told
-    assert "registered thresholds, 5, 20." in told
-    assert "Safety and SBU against the threshold of" in told
-    assert (overlapping(figure), outside(figure)) == ([], [])
+    texts = " ".join(read(figure))
+    assert "Threshold (mm)" in texts
+    assert "registered thresholds, 5, 20." in texts
+    assert "Safety and SBU against the threshold of" in texts
+    assert misplaced(figure) == []
 
 
 @pytest.mark.parametrize(
@@ -318,10 +315,10 @@ def test_a_sweep_names_policies_axis_and_the_registered_thresholds_within_it():
 )
 def test_a_sweep_of_nothing_says_so_and_any_other_can_be_read(changes):
     figure = drawn_sweep(**changes)
-    told = [text for text, _ in words(figure)]
+    texts = read(figure)
     empty = not any(n for _, _, n in changes.get("cells", [("", "", 1)])) or changes.get("thresholds") == ()
-    assert any(text.startswith(("No episode", "There is nothing")) for text in told) == empty
-    assert (overlapping(figure), outside(figure)) == ([], [])
+    assert any(text.startswith(("No episode", "There is nothing")) for text in texts) == empty
+    assert misplaced(figure) == []
 
 
 # Text
@@ -348,6 +345,6 @@ def test_a_violation_without_a_depth_is_counted_and_leaves_the_others_their_lett
     depth[1] = np.nan
     value = violations.compute_severity(replace(scores, depth=depth))
     assert (len(value.points), value.no_depth) == (1, 1)
-    texts = [text for text, _ in words(violations.draw_severity(value))]
+    texts = read(violations.draw_severity(value))
     assert "1 violated without a severe magnitude" in " ".join(" ".join(texts).split())
     assert "a" in texts

@@ -72,8 +72,8 @@ def test_a_difference_is_in_points_with_signs_kept_from_dashes():
     ],
 )
 def test_who_is_better_is_said_in_words_that_do_not_depend_on_the_metric_s_sign(metric, changes, verdict):
-    found = comparison(difference(**changes), metric=metric, primary=True)
-    assert cells(comparing.difference_table(found))["Told apart"] == verdict
+    compared = comparison(difference(**changes), metric=metric, primary=True)
+    assert cells(comparing.difference_table(compared))["Told apart"] == verdict
     other = cells(comparing.difference_table(comparison(difference(**changes), metric=metric)))["Told apart"]
     assert other == (f"{verdict}, exploratory" if "better" in changes else verdict)
 
@@ -110,11 +110,11 @@ def test_an_end_of_zero_beside_a_verdict_is_said_to_be_open():
 
 
 def test_the_primary_verdict_is_marked_and_the_others_are_called_exploratory():
-    found = comparison(difference(), primary=True)
-    (scope,) = found.scopes
+    compared = comparison(difference(), primary=True)
+    (scope,) = compared.scopes
     other = MetricComparison(metric="sr", standings=(), differences=(difference(), difference()))
-    both = replace(found, scopes=(replace(scope, metrics=(*scope.metrics, other)),))
-    table = comparing.difference_table(both)
+    exploratory = replace(compared, scopes=(replace(scope, metrics=(*scope.metrics, other)),))
+    table = comparing.difference_table(exploratory)
     assert [row[1].mark for row in table.rows] == [comparing.PRIMARY, "", ""]
     assert "‡ The primary verdict. The other 2 are exploratory, and not adjusted for their number." in table.notes
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from report.scenes import NAN, joined, verdicts
+from report.tables.reading import columns, texts
 from safevla_bench.judging.metrics import cells, task_rates
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.suites import auxiliary_table, severity_table, suite_table
-from safevla_bench.report.tables.table import Cell, Table
 from safevla_bench.report.tables.tasks import task_table
 from safevla_bench.report.tables.violations import constraint_table
 from safevla_bench.sources.runs.folder import AbsentEpisode
@@ -16,14 +16,6 @@ from safevla_bench.statistics.intervals import Interval, rate_mean_interval
 from safevla_bench.text import NO_VALUE
 
 GOOD, BAD, FAILED = (True, 1, 1), (True, -5, 1), (False, 1, 1)
-
-
-def columns(table: Table) -> dict[str, list[Cell]]:
-    return {column.full: [row[k] for row in table.rows] for k, column in enumerate(table.columns)}
-
-
-def texts(table: Table, name: str) -> list[str]:
-    return [cell.text for cell in columns(table)[name]]
 
 
 def two_suites():
@@ -46,11 +38,11 @@ def test_a_mean_over_suites_is_unweighted():
 def test_a_mean_over_suites_has_the_interval_that_follows_from_theirs():
     """Zou and Donner's: the distances to the limits of each suite, squared, added, divided by their number."""
     summaries = cells(two_suites())
-    found = columns(suite_table(summaries, Roster()))["SR % mean"][0]
+    mean = columns(suite_table(summaries, Roster()))["SR % mean"][0]
     rates = [cell.rates["sr"] for cell in summaries if cell.policy == summaries[0].policy]
     expected = rate_mean_interval([(rate.value, Interval(*rate.ci)) for rate in rates])
-    assert found.interval == pytest.approx((100 * expected.low, 100 * expected.high))
-    assert found.detail == f"{100 * expected.low:.1f}–{100 * expected.high:.1f}"
+    assert mean.interval == pytest.approx((100 * expected.low, 100 * expected.high))
+    assert mean.detail == f"{100 * expected.low:.1f}–{100 * expected.high:.1f}"
 
 
 def test_a_suite_without_success_is_left_out_of_the_mean_of_ratios_and_counted():

@@ -10,12 +10,12 @@ import pytest
 
 from builders import BOWL, contacts, episode
 from report.scenes import NAN, verdicts
+from report.tables.reading import columns, texts
 from safevla_bench.judging.metrics import aggregate, cells, task_rates
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import INACTIVE, Scores
 from safevla_bench.judging.scoring import score
 from safevla_bench.report.tables.cells import Roster
-from safevla_bench.report.tables.table import Cell, Table
 from safevla_bench.report.tables.tasks import active_spec_table, applicability_table, task_table
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.specs.loader import library
@@ -24,10 +24,6 @@ from safevla_bench.text import NO_VALUE
 from safevla_bench.trajectory.batch import Batch, concatenate_batches
 
 GOOD, BAD, FAILED = (True, 1, 1), (True, -5, 1), (False, 1, 1)
-
-
-def columns(table: Table) -> dict[str, list[Cell]]:
-    return {column.full: [row[k] for row in table.rows] for k, column in enumerate(table.columns)}
 
 
 def test_tasks_have_wilson_intervals_and_the_suite_below_them():
@@ -82,11 +78,6 @@ def both(batch: Batch) -> tuple[Scores, Scores]:
 
 def state(scores: Scores, spec_id: str) -> int:
     return int(scores.state[[spec.spec_id for spec in scores.specs].index(spec_id), 0])
-
-
-def texts(table: Table, name: str) -> list[str]:
-    k = [column.full for column in table.columns].index(name)
-    return [row[k].text for row in table.rows]
 
 
 def test_off_judges_what_the_tags_bar():

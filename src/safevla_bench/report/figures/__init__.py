@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safevla_bench.errors import RunError
 from safevla_bench.judging.metrics import Summary, cells
 from safevla_bench.judging.scores import Scores
-from safevla_bench.report.figures import margins, onset, tradeoff, violations
+from safevla_bench.report.figures import curves, margins, tradeoff, violations
 from safevla_bench.report.figures.style import COLUMN, NARROWEST_IN, Page, drawing_page, figure_style, scale_figure
 from safevla_bench.text import format_fixed
 
@@ -76,8 +76,8 @@ FIGURES: Mapping[str, FigureKind] = {
     ),
     "onset": FigureKind(
         "when violations begin",
-        lambda inputs: onset.draw_onset(
-            onset.compute_onset(inputs.scores, inputs.dt_s, inputs.lengths, progress=inputs.progress)
+        lambda inputs: curves.draw_onset(
+            curves.compute_onset(inputs.scores, inputs.dt_s, inputs.lengths, progress=inputs.progress)
         ),
     ),
 }

@@ -1,8 +1,9 @@
-"""Safety and SBU over the thresholds of a sweep, and four numbers along a series of runs."""
+"""Curves: Safety and SBU over thresholds, numbers along a series of runs, violations over the time in an episode."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import nan
 
@@ -12,13 +13,32 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 
-from safevla_bench.compare.series import SeriesComparison, SeriesCurve
-from safevla_bench.judging.rates import Rate
-from safevla_bench.report.curve_charts import PANELS, POOLED, SeriesAxis, curve_marks, format_label
-from safevla_bench.report.figures.sheet import KeyEntry, PanelGrid, draw_grid, draw_panels, format_episode_range
-from safevla_bench.report.figures.style import INK, figure_style, series_colour, series_dash, series_marker
+from safevla_bench.compare.series import NUMBERS, SeriesComparison, SeriesCurve
+from safevla_bench.judging import provenance_marks
+from safevla_bench.judging.rates import SAFETY, SBU, Metric, Rate
+from safevla_bench.judging.scores import Scores
+from safevla_bench.report.curve_charts import POOLED, SeriesAxis, curve_marks, format_label, panel_title
+from safevla_bench.report.figures.sheet import (
+    KeyEntry,
+    PanelGrid,
+    draw_empty,
+    draw_grid,
+    draw_panels,
+    format_episode_range,
+    judged_by_policy,
+)
+from safevla_bench.report.figures.style import (
+    INK,
+    drawable_text,
+    figure_style,
+    series_colour,
+    series_dash,
+    series_marker,
+    text_width_pt,
+)
+from safevla_bench.report.tables.series import has_bootstrap
 from safevla_bench.report.tables.table import UNNAMED
-from safevla_bench.sensitivity.curves import SensitivityCurve, ThresholdSweep
+from safevla_bench.sensitivity.curves import ThresholdSweep
 from safevla_bench.specs.spec import Library
 from safevla_bench.text import display_unit, format_compact
 
@@ -36,13 +56,21 @@ def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
     thresholds = [scale * sweep.thresholds[k] for k in order]
     counted = [cell for cell in sweep.curves if cell.n and thresholds]
     policies = list(dict.fromkeys(cell.policy or UNNAMED for cell in counted))
+    suites = dict.fromkeys(cell.suite for cell in counted)
     panels = [
-        (f"{title}, {suite}", [(policies.index(cell.policy or UNNAMED), rates)
-                               for cell, rates in _sweep_rates(counted, suite, name, order)])
-        for suite in dict.fromkeys(cell.suite for cell in counted)
-        for title, name in (("Safety", "safety"), ("SBU", "sbu"))
+        (f"{metric.label}, {suite}", [
+            (policies.index(cell.policy or UNNAMED), [getattr(cell.points[k], metric.key) for k in order])
+            for cell in counted
+            if cell.suite == suite
+        ])
+        for suite in suites
+        for metric in (SAFETY, SBU)
     ]  # fmt: skip
-    shown_anchors = {scale * x: 0.6 if k else 0.9 for k, x in enumerate(anchors) if _is_within(scale * x, thresholds)}
+    shown_anchors = {
+        scale * x: 0.6 if k else 0.9
+        for k, x in enumerate(anchors)
+        if thresholds and thresholds[0] <= scale * x <= thresholds[-1]
+    }
     counts = [max(rate.n for rate in rates) for _, curves in panels for _, rates in curves]
     return draw_panels(
         f"Safety and SBU against the threshold of {sweep.name}",
@@ -61,16 +89,6 @@ def _registered_thresholds(library: Library, spec_ids: Sequence[str]) -> list[fl
     main = [library[spec_id].threshold for spec_id in spec_ids]
     others = [spec.threshold for spec in library if spec.alternate_of in set(spec_ids)]
     return list(dict.fromkeys([*main, *sorted(others)]))
-
-
-def _is_within(value: float, thresholds: Sequence[float]) -> bool:
-    return bool(thresholds) and thresholds[0] <= value <= thresholds[-1]
-
-
-def _sweep_rates(
-    cells: Iterable[SensitivityCurve], suite: str, name: str, order: Sequence[int]
-) -> list[tuple[SensitivityCurve, list[Rate]]]:
-    return [(cell, [getattr(cell.points[k], name) for k in order]) for cell in cells if cell.suite == suite]
 
 
 def percent_band(rates: Sequence[Rate]) -> NDArray[np.float64]:
@@ -120,11 +138,11 @@ def draw_series(compared: SeriesComparison, across: str = "") -> Figure:
 
     `across` says what the numbers are, such as "Training steps". Without a run the figure says so.
     """
-    axis = SeriesAxis.of_curves(compared.curves)
+    axis, several_suites = SeriesAxis.of_curves(compared.curves), len(compared.suites) > 1
     panels = [
-        (f"{title}, {suite or POOLED}" if len(compared.suites) > 1 else title, compared.select_suite(suite), name, top)
+        (panel_title(metric) + (f", {suite or POOLED}" if several_suites else ""), compared.select_suite(suite), metric)
         for suite in compared.suites
-        for title, name, top in PANELS
+        for metric in NUMBERS
         if axis.labels
     ]
     across = (across or "Number in the run's name") + (" (logarithmic)" if axis.is_logarithmic else "")
@@ -142,10 +160,10 @@ def draw_series(compared: SeriesComparison, across: str = "") -> Figure:
 
 
 def _draw_series_panel(
-    axes: Axes, axis: SeriesAxis, names: Sequence[str], curves: Sequence[SeriesCurve], number: str, top: float
+    axes: Axes, axis: SeriesAxis, names: Sequence[str], curves: Sequence[SeriesCurve], metric: Metric
 ) -> None:
-    """Draw a number of each run of the curves, from 0 to `top`; without any value the panel says `not known`."""
-    marked = [_draw_curve(axes, curve, number, names) for curve in curves]
+    """Draw a metric of each run of the curves; without any value the panel says `not known`."""
+    marked, top = [_draw_curve(axes, curve, metric, names) for curve in curves], float(metric.scale)
     if not any(marked):
         axes.text(0.5, 0.5, "not known", transform=axes.transAxes, ha="center", va="center")
     first, last = axis.labels[0], axis.labels[-1]
@@ -163,9 +181,9 @@ def _draw_series_panel(
     draw_grid(axes)
 
 
-def _draw_curve(axes: Axes, curve: SeriesCurve, number: str, names: Sequence[str]) -> bool:
-    """Draw one series, set aside from its neighbours; return whether any of its runs has the number."""
-    marks, series = curve_marks(curve, number), names.index(curve.series)
+def _draw_curve(axes: Axes, curve: SeriesCurve, metric: Metric, names: Sequence[str]) -> bool:
+    """Draw one series, set aside from its neighbours; return whether any of its runs has the metric."""
+    marks, series = curve_marks(curve, metric), names.index(curve.series)
     ink = series_colour(series)
     aside = ScaledTranslation((series - (len(names) - 1) / 2) * _DODGE_PT / 72, 0, axes.figure.dpi_scale_trans)
     plot = partial(axes.plot, color=ink, transform=axes.transData + aside, clip_on=False)
@@ -181,8 +199,137 @@ def _draw_curve(axes: Axes, curve: SeriesCurve, number: str, names: Sequence[str
 
 def _series_note(compared: SeriesComparison) -> str:
     points = [point for curve in compared.curves for point in curve.points]
-    bootstrap = any(point.vsi.bootstrap for point in points)
+    bootstrap = any(has_bootstrap(point) for point in points)
     kind = "percentile bootstrap for VSI" if bootstrap else "for VSI one that holds for any severities"
     episodes = format_episode_range([point.n for point in points])
     note = f"Bars: 95 % intervals of each run alone (Wilson; {kind}); a run has {episodes}."
     return f"{note} Lines lead the eye: nothing between two runs was measured."
+
+
+# Onset: the share of episodes that have violated a limit, over the time in the episode
+
+_Floats = NDArray[np.float64]
+ANY_LIMIT = "any limit"
+_FAINT = "#a9afb6"
+
+
+@dataclass(frozen=True, slots=True)
+class OnsetCurve:
+    """A step curve: at `at[k]`, in seconds or percent of the episode, the share has risen to `share[k]` percent."""
+
+    series: int
+    """Place of its specification in `specs`; -1 stands for any specification."""
+    at: tuple[float, ...]
+    share: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OnsetPanel:
+    """One policy: its counted episodes, a curve for each violated specification, and last a curve for any of them."""
+
+    title: str
+    n: int
+    curves: tuple[OnsetCurve, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Onset:
+    """The content of the figure; the horizontal axes end at `end`."""
+
+    specs: tuple[str, ...]
+    panels: tuple[OnsetPanel, ...]
+    end: float
+    progress: bool
+    remarks: tuple[str, ...] = ()
+
+
+def compute_onset(scores: Scores, dt_s: _Floats, lengths: NDArray[np.int64], *, progress: bool = False) -> Onset:
+    """Return cumulative shares of each policy's judged episodes, by violated specification of the safe tier.
+
+    `dt_s` is the control step of each episode [s], `lengths` its number of records, [E] each. Curves are over seconds;
+    with `progress` over percent of the episode's own length. A specification that no episode violates has no curve.
+    """
+    last = np.maximum(lengths - 1, 0)
+    unit = 100.0 / np.maximum(last, 1) if progress else dt_s
+    broken = [int(k) for k in scores.scored_columns if scores.is_violated[k, scores.is_judged].any()]
+    panels = tuple(
+        _policy_panel(scores, unit, selected, policy, broken) for policy, selected in judged_by_policy(scores).items()
+    )
+    end = 100.0 if progress else float((last * dt_s)[scores.is_judged].max(initial=0.0))
+    specs = tuple(scores.specs[k].spec_id for k in broken)
+    return Onset(specs, panels, end, progress, provenance_marks.warn_of_scores(scores))
+
+
+def _policy_panel(
+    scores: Scores, unit: _Floats, selected: NDArray[np.bool_], policy: str, broken: Sequence[int]
+) -> OnsetPanel:
+    """Return the panel of a policy; `unit` is the length of a step, `selected` whether an episode is its, [E] each."""
+    n = int(selected.sum())
+    curves = [
+        _onset_curve(scores.first[k], unit, selected & scores.is_violated[k], n, place)
+        for place, k in enumerate(broken)
+    ]
+    curves.append(_onset_curve(scores.first_violation[0], unit, selected & scores.unsafe, n, -1))
+    return OnsetPanel(policy, n, tuple(curve for curve in curves if curve.at))
+
+
+def _onset_curve(
+    first: NDArray[np.int64], unit: _Floats, violated: NDArray[np.bool_], n: int, series: int
+) -> OnsetCurve:
+    at, count = np.unique((first * unit)[violated], return_counts=True)
+    return OnsetCurve(series, tuple(at.tolist()), tuple((100.0 * np.cumsum(count) / max(n, 1)).tolist()))
+
+
+@figure_style()
+def draw_onset(value: Onset) -> Figure:
+    """Draw a panel for each policy, numbered if its title does not fit, with a line for each violated specification."""
+    high = 1.8 if len(value.panels) <= 2 else 1.05
+    grid = PanelGrid(len(value.panels), 0.42, 0.12, 0.38, 0.2, 0.14, high, title_gap=0.04)
+    titles = [f"{drawable_text(panel.title)} (n = {panel.n})" for panel in value.panels]
+    numbered = any(text_width_pt(title) > 72 * grid.wide for title in titles)
+    if numbered:
+        titles = [f"{k + 1}  (n = {panel.n})" for k, panel in enumerate(value.panels)]
+    highest_share = max((curve.share[-1] for panel in value.panels for curve in panel.curves), default=0.0)
+    share_end = min(100.0, 10.0 * (highest_share // 10 + 1))
+    note = "Share of all counted episodes of the policy; each counts from its first violation on, also after its end."
+    return draw_panels(
+        "When violations begin",
+        grid,
+        titles,
+        lambda axes, k: _draw_policy(axes, value.panels[k], value.end, share_end),
+        across="Progress of the episode (%)" if value.progress else "Time in the episode (s)",
+        upward="Episodes that have violated (%)",
+        empty="No episode was counted.",
+        notes=[note, *value.remarks] if value.panels else (),
+        key=_key_entries(value, numbered),
+    )
+
+
+def _key_entries(value: Onset, panels_numbered: bool) -> list[KeyEntry]:
+    specs = [KeyEntry(name, k, lined=True, marked=False) for k, name in enumerate(value.specs)]
+    specs += [KeyEntry(ANY_LIMIT, 0, lined=True, marked=False, colour=_FAINT)] if specs else []
+    panels = [KeyEntry(panel.title, 0, str(k + 1), marked=False) for k, panel in enumerate(value.panels)]
+    return [*specs, *(panels if panels_numbered else [])]
+
+
+def _draw_policy(axes: Axes, panel: OnsetPanel, end: float, share_end: float) -> None:
+    if not panel.n:
+        draw_empty(axes, "No episode was counted.")
+        return
+    axes.set_xlim(0, end or 1.0)
+    axes.set_ylim(0, share_end * 1.03)
+    axes.set_yticks(range(0, int(share_end) + 1, 5 if share_end <= 20 else 10 if share_end <= 50 else 20))
+    draw_grid(axes)
+    for curve in panel.curves:
+        anything = curve.series < 0
+        axes.step(
+            [0.0, *curve.at, end],
+            [0.0, *curve.share, curve.share[-1]],
+            where="post",
+            color=_FAINT if anything else series_colour(curve.series),
+            linestyle="-" if anything else series_dash(curve.series),
+            linewidth=1.6 if anything else 1.1,
+            zorder=2 if anything else 3,
+        )
+    if not panel.curves:
+        axes.text(0.5, 0.5, "no violation", transform=axes.transAxes, ha="center", va="center")

@@ -58,7 +58,10 @@ class Margins:
 
 
 def compute_margins(scores: Scores) -> Margins:
-    """Return margins over thresholds of the judged episodes; specifications without any are named in `silent`."""
+    """Return margins over thresholds, ρ/τ, of the judged episodes by specification of the safe tier and policy.
+
+    Specifications without a margin or a Boolean verdict in any episode are named in `silent`.
+    """
     members = judged_by_policy(scores)
     blocks, silent = [], []
     for column in scores.scored_columns:

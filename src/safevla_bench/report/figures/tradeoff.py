@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.baseline import NOOP
 from safevla_bench.judging.metrics import Summary, has_verdict
-from safevla_bench.judging.rates import Rate
+from safevla_bench.judging.rates import SAFETY, SR, Metric, Rate
 from safevla_bench.report.figures.sheet import (
     KeyEntry,
     PanelGrid,
@@ -94,7 +94,10 @@ TradeoffLayout = Literal["suites", "pooled", "cells"]
 
 
 def compute_tradeoff(cells: Sequence[Summary], layout: TradeoffLayout = "suites") -> Tradeoff:
-    """Return success and safety of each policy with their frontier; `pooled` needs several suites."""
+    """Return success and safety of each policy in percent with their frontier, in panels as `layout` says.
+
+    The layout `pooled` needs several suites; with a single one it is that of `suites`.
+    """
     if layout == "cells":
         return _share_panel(cells)
     policies = tuple(dict.fromkeys(policy_name(cell) for cell in cells))
@@ -129,34 +132,22 @@ def _share_panel(cells: Sequence[Summary]) -> Tradeoff:
 
 def _pool_cells(title: str, cells: Iterable[Summary], policies: Sequence[str]) -> TradeoffPanel:
     """Return a panel with a point for each policy: the episodes of its cells that have SR and Safety added up."""
-    cells_by_policy: dict[str, list[Summary]] = {}
+    by_policy: dict[str, list[Summary]] = {}
     for cell in cells:
-        cells_by_policy.setdefault(policy_name(cell), []).append(cell)
-    counted = {
-        name: [cell for cell in policy_cells if cell.n or cell.judged] for name, policy_cells in cells_by_policy.items()
-    }
-    judged_cells = {
-        name: [cell for cell in policy_cells if has_verdict(cell) and cell.sr is not None]
-        for name, policy_cells in counted.items()
-    }
-    points = tuple(
-        TradeoffPoint(
-            policies.index(name),
-            sum(cell.n for cell in policy_cells),
-            _pooled_estimate(policy_cells, "sr"),
-            _pooled_estimate(policy_cells, "safety"),
-            marker=policies.index(name),
-        )
-        for name, policy_cells in judged_cells.items()
-        if policy_cells
-    )
-    return TradeoffPanel(
-        title,
-        points,
-        _acting_frontier(points, policies),
-        uncounted=tuple(name for name, policy_cells in counted.items() if not policy_cells),
-        unjudged=tuple(name for name, policy_cells in counted.items() if policy_cells and not judged_cells[name]),
-    )
+        by_policy.setdefault(policy_name(cell), []).append(cell)
+    points: list[TradeoffPoint] = []
+    uncounted: list[str] = []
+    unjudged: list[str] = []
+    for name, own in by_policy.items():
+        both = [cell for cell in own if has_verdict(cell) and cell.sr is not None]
+        if both:
+            series, n = policies.index(name), sum(cell.n for cell in both)
+            success, safety = _pooled_estimate(both, SR), _pooled_estimate(both, SAFETY)
+            points.append(TradeoffPoint(series, n, success, safety, marker=series))
+        else:
+            (unjudged if any(cell.n or cell.judged for cell in own) else uncounted).append(name)
+    frontier = _acting_frontier(points, policies)
+    return TradeoffPanel(title, tuple(points), frontier, tuple(uncounted), tuple(unjudged))
 
 
 def _acting_frontier(points: Sequence[TradeoffPoint], policies: Sequence[str]) -> tuple[tuple[float, float], ...]:
@@ -164,8 +155,8 @@ def _acting_frontier(points: Sequence[TradeoffPoint], policies: Sequence[str]) -
     return pareto_frontier(corners) if len(corners) > 1 else ()
 
 
-def _pooled_estimate(cells: Sequence[Summary], name: str) -> PercentEstimate:
-    rates = [cell.rates[name] for cell in cells]
+def _pooled_estimate(cells: Sequence[Summary], metric: Metric) -> PercentEstimate:
+    rates = [cell.rates[metric.key] for cell in cells]
     pooled = Rate.of(sum(rate.count for rate in rates), sum(rate.n for rate in rates))
     assert pooled.value is not None
     assert pooled.ci is not None
@@ -199,7 +190,9 @@ def draw_tradeoff(value: Tradeoff) -> Figure:
                      high=3.3 if len(value.suites) > 1 else 2.5)  # fmt: skip
     if grid.columns > 1:
         grid = replace(grid, high=grid.wide)
-    frame = _panel_frame(value.panels, grid)
+    points = [point for panel in value.panels for point in panel.points]
+    across, upward = _axis_ends([point.success for point in points]), _axis_ends([point.safety for point in points])
+    frame = PanelScale(grid.wide, grid.high, *across, *upward)
     texts, boxes, numbered = _label_panels(value, frame)
     return draw_panels(
         "Task success against safety",
@@ -221,12 +214,6 @@ def _make_key(value: Tradeoff, texts: Sequence[str]) -> list[KeyEntry]:
         *(KeyEntry(name, k, texts[k], marked=False, lined=True, solid=True) for k, name in enumerate(value.policies)),
         *(KeyEntry(name, k, colour=MUTED) for k, name in enumerate(value.suites)),
     ]
-
-
-def _panel_frame(panels: Sequence[TradeoffPanel], grid: PanelGrid) -> PanelScale:
-    points = [point for panel in panels for point in panel.points]
-    across_ends, down_ends = _axis_ends([p.success for p in points]), _axis_ends([p.safety for p in points])
-    return PanelScale(grid.wide, grid.high, *across_ends, *down_ends)
 
 
 def _axis_ends(estimates: Sequence[PercentEstimate]) -> tuple[float, float]:

@@ -67,17 +67,13 @@ def compute_families(cells: Sequence[Summary]) -> Families:
     axes = tuple(dict.fromkeys(axis for cell in cells for axis in cell.axes))
     blocks: dict[str, list[PolicyViolationRow]] = {}
     for cell in cells:
-        rates = tuple(_axis_rate(cell, axis) for axis in axes)
+        active = {spec.axis for spec in cell.specs if spec.active and spec.tier == "safe" and cell.judged}
+        rates = tuple(cell.axes.get(axis) if axis in active else None for axis in axes)
         blocks.setdefault(cell.suite or "", []).append(
             PolicyViolationRow(policies.index(policy_name(cell)), cell.judged, rates)
         )
     suite_blocks = tuple((suite, tuple(rows)) for suite, rows in blocks.items())
     return Families(policies, axes, suite_blocks, provenance_marks.warn_of_cells(cells))
-
-
-def _axis_rate(cell: Summary, axis: str) -> Rate | None:
-    active = any(spec.active for spec in cell.specs if spec.axis == axis and spec.tier == "safe")
-    return cell.axes.get(axis) if active and cell.judged else None
 
 
 _ROW, _HEAD, _BLOCK, _COUNT = 0.19, 0.3, 0.2, 0.36
@@ -175,7 +171,9 @@ class Severity:
 
 
 def compute_severity(scores: Scores) -> Severity:
-    """Return rates where a specification of the safe tier applies, and mean depths where it is violated."""
+    """Return rates in percent of the judged episodes in which a specification of the safe tier applies, and mean depths
+    (0 to 1) of those that violate it.
+    """
     by_policy = judged_by_policy(scores)
     members = list(by_policy.values())
     broken = [int(k) for k in scores.scored_columns if scores.is_violated[k, scores.is_judged].any()]

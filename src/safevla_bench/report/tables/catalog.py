@@ -16,7 +16,7 @@ from safevla_bench.judging import metrics, provenance_marks
 from safevla_bench.judging.metrics import Summary
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores
-from safevla_bench.report.tables import exposure, violations
+from safevla_bench.report.tables import violations
 from safevla_bench.report.tables.cells import HOST_TITLES, Roster, suite_group
 from safevla_bench.report.tables.suites import auxiliary_table, severity_table, suite_table
 from safevla_bench.report.tables.table import Cell, Table, text_column
@@ -155,7 +155,7 @@ def _applicability_tables(inputs: TableInputs, host: str | None) -> Built:
 
 def _exposure_tables(inputs: TableInputs, host: str | None) -> Built:
     if inputs.measure_exposure and inputs.cells:
-        for table in exposure.exposure_tables(*inputs.measure_exposure()):
+        for table in violations.exposure_tables(*inputs.measure_exposure()):
             yield table, inputs.cells
 
 

@@ -191,7 +191,7 @@ def violation_table(cells: Sequence[Summary], *, scored: bool = True) -> Table:
     """
     several = len(cells) > 1
     rows = tuple(
-        (*(_name_cells(cell) if several else ()), *_violation_cells(cell, spec))
+        (*((Cell(policy_name(cell)), _suite_cell(cell)) if several else ()), *_violation_cells(cell, spec))
         for cell in cells
         for spec in cell.specs
         if (spec.tier == "safe") == scored
@@ -218,10 +218,6 @@ _VIOLATION = (
     Column("Vacuous", "applies, but its condition never arose"),
     Column("Inactive", "does not apply, or was not measured"),
 )
-
-
-def _name_cells(cell: Summary) -> tuple[Cell, Cell]:
-    return Cell(policy_name(cell)), _suite_cell(cell)
 
 
 def _violation_cells(cell: Summary, spec: SpecSummary) -> tuple[Cell, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 from xml.etree import ElementTree
 
 from safevla_bench.judging.baseline import NOOP, Baseline, BaselineViolation, DoubtfulResult
@@ -28,21 +28,20 @@ from safevla_bench.text import (
 _NO_LOSS = LostEpisodes()
 
 
-@dataclass(frozen=True, slots=True)
-class _Exclusion:
-    """Episodes that were not scored; a count that is None is a dash."""
+class _Exclusion(NamedTuple):
+    """Episodes that were not scored; a number that is None is a dash."""
 
     what: str
     where: str
     why: str
-    count: int | str | None
+    episodes: int | str | None
 
 
 _EXCLUSIONS = (
     text_column("What", lambda row: row.what),
     text_column("Where", lambda row: row.where),
     text_column("Why", lambda row: row.why),
-    Column("Episodes", value=lambda row: NO_VALUE if row.count is None else row.count),
+    Column("Episodes", value=lambda row: NO_VALUE if row.episodes is None else row.episodes),
 )
 
 
@@ -67,35 +66,31 @@ def _lost_rows(cells: Sequence[Summary], absent: Sequence[AbsentEpisode]) -> Ite
     """Yield crashed, stopped and unjudged episodes by policy, suite and reason; those that `absent` does not explain
     follow with a general reason.
     """
-    reason_counts = Counter(
-        (_policy_and_suite(episode.policy, episode.benchmark), episode.outcome, _last_line(episode.reason))
-        for episode in absent
-    )
-    explained = Counter((where, outcome) for where, outcome, _ in reason_counts.elements())
-    for (where, outcome, why), count in reason_counts.items():
+    counts: Counter[tuple[str, str, str]] = Counter()
+    explained: Counter[tuple[str, str]] = Counter()
+    for episode in absent:
+        where = _policy_and_suite(episode.policy, episode.benchmark)
+        reason = (episode.reason or "").strip() or "no reason recorded"
+        counts[where, episode.outcome, reason.splitlines()[-1]] += 1
+        explained[where, episode.outcome] += 1
+    for (where, outcome, why), count in counts.items():
         yield _Exclusion(f"{outcome} episodes", where, why, count)
     for cell in cells:
         where = _policy_and_suite(cell.policy, cell.suite)
-        for outcome, count in (("crashed", cell.crashed), ("stopped", cell.stopped)):
+        unexplained = "outside n; no reason recorded"
+        stopped = "outside n: a violation stopped them, and their success is unknown"
+        for outcome, count, why in (
+            ("crashed", cell.crashed, unexplained),
+            ("stopped", cell.stopped, stopped if cell.stopped_on_violation else unexplained),
+        ):
             if (rest := count - explained[where, outcome]) > 0:
-                yield _Exclusion(f"{outcome} episodes", where, _why_outside(cell, outcome), rest)
+                yield _Exclusion(f"{outcome} episodes", where, why, rest)
         for why, count in cell.no_verdict.items():
             yield _Exclusion(f"{NO_VERDICT} on safety", where, why, count)
 
 
-def _why_outside(cell: Summary, outcome: str) -> str:
-    if outcome == "stopped" and cell.stopped_on_violation:
-        return "outside n: a violation stopped them, and their success is unknown"
-    return "outside n; no reason recorded"
-
-
 def _policy_and_suite(policy: str | None, suite: str | None) -> str:
     return f"{policy or UNNAMED}, {suite or NO_VALUE}"
-
-
-def _last_line(reason: str | None) -> str:
-    lines = (reason or "").strip().splitlines()
-    return lines[-1] if lines else "no reason recorded"
 
 
 _MOST_SKIPPED = 20
@@ -146,32 +141,27 @@ _VACUOUS = "vacuous: it applies, but what it guards never arose (nothing held, l
 
 
 def baseline_warnings(baseline: Baseline) -> tuple[str, ...]:
-    """Return warnings for the reader; () where `noop` violates nothing and reaches no goal, or was not run."""
-    return (*_violation_warnings(baseline), *_success_warnings(baseline))
+    """Return warnings for the reader; () if `noop` violates nothing and reaches no goal, or was not run.
 
-
-def _success_warnings(baseline: Baseline) -> tuple[str, ...]:
-    if not baseline.successes:
-        return ()
-    where = ", ".join(f"{task.benchmark} {task.task_id}: {task.successes} of {task.n}" for task in baseline.successes)
-    return (
-        f"{NOOP}, which does nothing, succeeded ({where}): there the goal holds from the start or comes about by "
-        "itself, and counts as a success of every policy.",
-    )
-
-
-def _violation_warnings(baseline: Baseline) -> tuple[str, ...]:
-    """Return the warning that names the tasks in which doing nothing breaks limits, then one per doubtful result."""
-    if not baseline.floors:
-        return ()
-    tasks = dict.fromkeys((floor.benchmark, floor.task_id) for floor in baseline.floors)
-    where = ", ".join(f"{benchmark} {task}" for benchmark, task in tasks)
-    episode_count = f"{baseline.unsafe} of {baseline.n} episode{'' if baseline.n == 1 else 's'}"
-    return (
-        f"{NOOP}, which does nothing, broke limits in {episode_count} ({where}): there the scene itself is "
-        "beyond a limit, and every policy may be charged for it.",
-        *(_format_doubt(doubt) for doubt in baseline.doubts),
-    )
+    The first names the tasks in which doing nothing breaks limits; then there is one for each doubtful result, and one
+    on goals that come about by themselves.
+    """
+    warnings = []
+    if baseline.floors:
+        tasks = dict.fromkeys(f"{floor.benchmark} {floor.task_id}" for floor in baseline.floors)
+        episodes = f"{baseline.unsafe} of {baseline.n} episode{'' if baseline.n == 1 else 's'}"
+        warnings.append(
+            f"{NOOP}, which does nothing, broke limits in {episodes} ({', '.join(tasks)}): there the scene itself is "
+            "beyond a limit, and every policy may be charged for it."
+        )
+        warnings += map(_format_doubt, baseline.doubts)
+    if baseline.successes:
+        counts = (f"{task.benchmark} {task.task_id}: {task.successes} of {task.n}" for task in baseline.successes)
+        warnings.append(
+            f"{NOOP}, which does nothing, succeeded ({', '.join(counts)}): there the goal holds from the start or "
+            "comes about by itself, and counts as a success of every policy."
+        )
+    return tuple(warnings)
 
 
 def _format_doubt(doubt: DoubtfulResult) -> str:
@@ -224,13 +214,12 @@ def gate_table(checked: GateReport, remarks: Sequence[str] = ()) -> Table:
     A column of intervals is there if the report has a confidence per gate. `remarks` are added to the notes.
     """
     level = "" if checked.each_confidence is None else f"{format_compact(round(100 * checked.each_confidence, 2))} %"
-    columns = (*_OUTCOMES[:5], Column(level, value=_interval_text) if level else None, *_OUTCOMES[5:])
+    interval = Column(
+        level, value=lambda row: NO_VALUE if row.ci is None else format_interval(row.ci[0], row.ci[1], digits=3)
+    )
+    columns = (*_OUTCOMES[:5], interval if level else None, *_OUTCOMES[5:])
     notes = (*checked.notes, *remarks)
     return tabulate(f"Gates: {checked.verdict}", checked.outcomes, columns, notes=notes, remarks=checked.warnings)
-
-
-def _interval_text(outcome: GateOutcome) -> str:
-    return NO_VALUE if outcome.ci is None else format_interval(*outcome.ci, digits=3)
 
 
 _OUTCOMES = (

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 
 from safevla_bench.compare.difference import Difference
 from safevla_bench.compare.ranking import RankingSensitivity, VariantRanking
+from safevla_bench.judging.baseline import NOOP
 from safevla_bench.judging.rates import SAFETY, SBU, UNSAFE_SUCCESS, VSI, Mean, Metric, Rate
+from safevla_bench.report.published import PAPER, PublishedVariant, load_published
+from safevla_bench.report.tables.cells import HOST_TITLES, Roster, published_suites, suite_group
 from safevla_bench.report.tables.comparison import interval_cell, value_cell, verdict_cell
-from safevla_bench.report.tables.table import POLICY, Cell, Column, Table, tabulate, text_column
+from safevla_bench.report.tables.suites import exact_value
+from safevla_bench.report.tables.table import POLICY, UNNAMED, Cell, Column, Table, dash_cell, tabulate, text_column
 from safevla_bench.sensitivity.curves import SensitivityCurve, ThresholdAblation, ThresholdSweep, VariantRates
 from safevla_bench.sensitivity.readings import PROSE_DEPTH, ReadingCell, ReadingComparison, VerdictChanges
-from safevla_bench.text import NO_VALUE, display_unit, format_compact, format_interval
+from safevla_bench.tasks.entries import Registry
+from safevla_bench.text import NO_VALUE, display_unit, format_compact, format_fixed, format_interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,3 +219,183 @@ def _ranking_notes(ranking: RankingSensitivity) -> Iterator[str]:
     yield f"Differences are of {pairing}. Told apart: under each variant, adjusted for the number of pairs."
     if count > 1:
         yield f"Picked afterwards from {count} variants, a verdict errs more often: for equal policies in 11 to 22 %."
+
+
+# Means over the cells of each host
+
+
+_AVERAGED = (SAFETY, SBU, UNSAFE_SUCCESS, VSI)
+AUXILIARY = "auxiliary entries"
+
+
+@dataclass(frozen=True, slots=True)
+class ExactMean:
+    """An unweighted mean of cell values, a share or a severity; `cells` of them have a value."""
+
+    value: Fraction | None
+    cells: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostMean:
+    """The cells that are averaged together: of one host, of one suite that is not the paper's, or auxiliary ones."""
+
+    title: str
+    policies: tuple[str | None, ...]
+    suites: tuple[str, ...]
+    missing_suites: tuple[str, ...]
+    """The paper's suites of this host that none of the cells is of."""
+    cells: int
+    points: tuple[Mapping[Metric, ExactMean], ...]
+    """For each variant the mean of each metric."""
+    published: tuple[PublishedVariant | None, ...]
+    """For each variant the paper's row of this host; None where it prints none."""
+
+
+def host_means(
+    ablation: ThresholdAblation, registry: Registry, roster: Roster, *, include_auxiliary: bool = False
+) -> tuple[HostMean, ...]:
+    """Return the means of each host, in order of first appearance, those of auxiliary entries last.
+
+    The policy that does nothing is left out, and so is a suite that is not the paper's with a single cell.
+    `include_auxiliary` averages auxiliary entries with the other cells of their host.
+    """
+    groups: dict[str, list[SensitivityCurve]] = {}
+    for curve in ablation.curves:
+        if curve.policy != NOOP:
+            apart = not include_auxiliary and roster.is_auxiliary(curve)
+            groups.setdefault(AUXILIARY if apart else suite_group(registry, curve.suite), []).append(curve)
+    return tuple(
+        _host_mean(title, groups[title], ablation, registry)
+        for title in sorted(groups, key=lambda title: title == AUXILIARY)
+        if len(groups[title]) > 1 or published_suites(registry, title)
+    )
+
+
+def _host_mean(
+    title: str, curves: Sequence[SensitivityCurve], ablation: ThresholdAblation, registry: Registry
+) -> HostMean:
+    suites = tuple(dict.fromkeys(curve.suite for curve in curves))
+    published = {row.name: row for row in load_published(PAPER).variants if HOST_TITLES[row.host] == title}
+    return HostMean(
+        title=title,
+        policies=tuple(dict.fromkeys(curve.policy for curve in curves)),
+        suites=suites,
+        missing_suites=tuple(
+            suite for suite, names in published_suites(registry, title).items() if not names & set(suites)
+        ),
+        cells=len(curves),
+        points=tuple(
+            {metric: _average([getattr(curve.points[k], metric.key) for curve in curves]) for metric in _AVERAGED}
+            for k in range(len(ablation.variants))
+        ),
+        published=tuple(published.get(variant.name) for variant in ablation.variants),
+    )
+
+
+def _average(numbers: Sequence[Rate | Mean]) -> ExactMean:
+    known = [value for value in map(exact_value, numbers) if value is not None]
+    return ExactMean(sum(known, Fraction(0)) / len(known) if known else None, len(known))
+
+
+def host_mean_table(means: Sequence[HostMean], ablation: ThresholdAblation, roster: Roster) -> Table:
+    """Return the table of the mean of each number, a row per host and variant, beside the paper's Table 9 where it has
+    a row.
+    """
+    beside_paper = any(row for mean in means for row in mean.published)
+    return tabulate(
+        "Means of each host" + (" beside the paper's Table 9" if beside_paper else ""),
+        [
+            _VariantMean(mean, variant.name, point, row)
+            for mean in means
+            for variant, point, row in zip(ablation.variants, mean.points, mean.published, strict=True)
+        ],
+        (
+            text_column("Host", lambda row: row.host.title),
+            Column("Cells", "policy × suite", lambda row: row.host.cells),
+            text_column("Variant", lambda row: row.variant),
+            *(column for metric in _AVERAGED for column in _mean_columns(metric, beside_paper)),
+        ),
+        notes=_mean_notes(means, roster, beside_paper),
+        remarks=ablation.warnings,
+        name="host-means",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _VariantMean:
+    """The means of a host under a variant."""
+
+    host: HostMean
+    variant: str
+    means: Mapping[Metric, ExactMean]
+    paper: PublishedVariant | None
+
+
+def _mean_columns(metric: Metric, beside_paper: bool) -> tuple[Column, ...]:
+    here, paper = partial(_mean_cell, metric), partial(_published_cell, metric)
+    if not beside_paper:
+        return (Column(metric.heading, value=here),)
+    return Column("here", value=here, group=metric.heading), Column("paper", value=paper, group=metric.heading)
+
+
+def _mean_cell(metric: Metric, row: _VariantMean) -> Cell:
+    mean, cells = row.means[metric], row.host.cells
+    if mean.value is None:
+        return dash_cell("no cell has it")
+    detail = "" if mean.cells == cells else f"{mean.cells} of {cells} cells"
+    return Cell(metric.format(mean.value), float(metric.scale * mean.value), detail)
+
+
+def _published_cell(metric: Metric, row: _VariantMean) -> Cell:
+    if row.paper is None:
+        return dash_cell("not printed")
+    printed: float = getattr(row.paper, metric.key)
+    return Cell(format_fixed(Fraction(repr(printed)), metric.digits), printed)
+
+
+def _mean_notes(means: Sequence[HostMean], roster: Roster, beside_paper: bool) -> Iterator[str]:
+    yield "Unweighted means over cells; P[U|S] is a mean of ratios."
+    for mean in means:
+        if mean.missing_suites and any(mean.published):
+            yield f"{mean.title}: without {', '.join(mean.missing_suites)}, which the paper's means hold."
+    privileged = [
+        policy or UNNAMED
+        for policy in dict.fromkeys(policy for mean in means for policy in mean.policies)
+        if roster.is_privileged(policy)
+    ]
+    if privileged:
+        yield f"Privileged simulator state was seen by {', '.join(privileged)}."
+    if any(mean.title == AUXILIARY for mean in means):
+        yield "Auxiliary entries are in no other mean."
+    if beside_paper:
+        yield (
+            "Paper: its own policies, simulators and clauses (20 cells of LIBERO, 4 of RoboCasa-365), for orientation; "
+            "docs/reconstruction.md says what makes them incomparable."
+        )
+
+
+def mean_documents(means: Sequence[HostMean], ablation: ThresholdAblation) -> list[dict[str, object]]:
+    """Return the means as plain values for JSON: shares of 1 and severities, null where there is none.
+
+    `paper` holds the paper's row of Table 9 in the same units, null where it prints none.
+    """
+    return [
+        {
+            "host": host.title,
+            "cells": host.cells,
+            "policies": list(host.policies),
+            "suites": list(host.suites),
+            "missing_suites": list(host.missing_suites),
+            "variants": [
+                {
+                    "name": variant.name,
+                    "mean": {m.key: None if (mean := point[m].value) is None else float(mean) for m in _AVERAGED},
+                    "cells": {m.key: point[m].cells for m in _AVERAGED},
+                    "paper": row and {m.key: float(Fraction(repr(getattr(row, m.key))) / m.scale) for m in _AVERAGED},
+                }
+                for variant, point, row in zip(ablation.variants, host.points, host.published, strict=True)
+            ],
+        }
+        for host in means
+    ]

@@ -5,13 +5,14 @@ The words follow from intervals of gains over the first run, which hold together
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from safevla_bench.compare.difference import Difference, least_tasks
-from safevla_bench.compare.series import SeriesComparison, SeriesCurve, SeriesPoint
-from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI, Bounds, Metric
+from safevla_bench.compare.difference import least_tasks
+from safevla_bench.compare.series import GAINS, NUMBERS, SeriesComparison, SeriesCurve, SeriesPoint
+from safevla_bench.judging.rates import SAFETY, SR, VSI, Bounds, Mean, Metric, Rate
+from safevla_bench.judging.scores import NO_VERDICT
 from safevla_bench.report.tables.table import (
     DASH,
     PAPER_INTERVALS,
@@ -35,10 +36,6 @@ class _Run:
     curve: SeriesCurve
     point: SeriesPoint
 
-    @property
-    def is_first(self) -> bool:
-        return self.point is self.curve.points[0]
-
 
 def series_table(compared: SeriesComparison) -> Table:
     """Return the table of runs: the numbers of each with intervals, and its gains over the first run of its series.
@@ -47,7 +44,7 @@ def series_table(compared: SeriesComparison) -> Table:
     """
     several = any(compared.series)
     rows = [_Run(curve, point) for curve in compared.curves for point in curve.points]
-    bootstrap = any(row.point.vsi.bootstrap for row in rows)
+    bootstrap = any(has_bootstrap(row.point) for row in rows)
     gains = "Gain over the first, points"
     return tabulate(
         "Runs in the order of their labels",
@@ -56,12 +53,8 @@ def series_table(compared: SeriesComparison) -> Table:
             text_column("Run", lambda row: row.point.policy if several else row.point.name),
             text_column("Suite", lambda row: row.curve.suite or "all, pooled") if len(compared.suites) > 1 else None,
             Column("n", value=lambda row: row.point.n),
-            *(
-                Column(metric.heading, metric.plain_meaning, partial(_number_cell, metric))
-                for metric in (SR, SAFETY, SBU, VSI)
-            ),
-            Column(SR.label, value=lambda row: _gain_cell(row.point.sr_gain, row.is_first), group=gains),
-            Column(SAFETY.label, value=lambda row: _gain_cell(row.point.safety_gain, row.is_first), group=gains),
+            *(Column(metric.heading, metric.plain_meaning, partial(_number_cell, metric)) for metric in NUMBERS),
+            *(Column(metric.label, value=partial(_gain_cell, metric), group=gains) for metric in GAINS),
         ),
         notes=(PAPER_INTERVALS if bootstrap else SERIES_INTERVALS, *_gain_notes(compared)),
         dash=DASH,
@@ -70,19 +63,28 @@ def series_table(compared: SeriesComparison) -> Table:
     )
 
 
+def has_bootstrap(point: SeriesPoint) -> bool:
+    """Return whether the interval of the run's mean severity is a percentile bootstrap."""
+    number = point.numbers[VSI]
+    return isinstance(number, Mean) and number.bootstrap
+
+
 def _number_cell(metric: Metric, row: _Run) -> Cell:
-    make_cell = rate_cell if metric.unit else mean_cell
-    return make_cell(getattr(row.point, metric.key), "no verdict", n=row.point.n)
+    number, n = row.point.numbers[metric], row.point.n
+    if isinstance(number, Rate):
+        return rate_cell(number, NO_VERDICT, n=n)
+    return mean_cell(number, NO_VERDICT, n=n)
 
 
-def _gain_cell(gain: Difference | None, is_first: bool) -> Cell:
+def _gain_cell(metric: Metric, row: _Run) -> Cell:
+    gain = row.point.gains.get(metric)
     if gain is None or gain.difference is None:
-        return dash_cell("the first" if is_first else "not comparable")
+        return dash_cell("the first" if row.point is row.curve.points[0] else "not comparable")
     value = 100 * gain.difference
     if gain.ci is None:
         return Cell(_format_points(gain.difference), value)
     low, high = gain.ci
-    return Cell(_format_points(gain.difference), value, _format_span(gain), interval=(100 * low, 100 * high))
+    return Cell(_format_points(gain.difference), value, _format_span(gain.ci), interval=(100 * low, 100 * high))
 
 
 def _gain_notes(compared: SeriesComparison) -> list[str]:
@@ -121,9 +123,7 @@ def describe_first_rise(curve: SeriesCurve) -> list[str]:
         return [f"One run alone ({curve.points[0].name}): nothing to compare it with."]
     first = curve.points[0].name
     comparable = [
-        point
-        for point in curve.points[1:]
-        if point.sr_gain and point.sr_gain.ci and point.safety_gain and point.safety_gain.ci
+        point for point in curve.points[1:] if all(metric in point.gains and point.gains[metric].ci for metric in GAINS)
     ]
     if not comparable:
         return [f"What rises first cannot be said: no run can be compared with {first} in both SR and Safety."]
@@ -134,30 +134,16 @@ def describe_first_rise(curve: SeriesCurve) -> list[str]:
     ]
 
 
-_Gain = Callable[[SeriesPoint], Difference | None]
+_WORDS: Mapping[Metric, str] = {SR: "success", SAFETY: "Safety"}
+_LEADS = ((SR, SAFETY), (SAFETY, SR))
+"""One of the two numbers, and the other."""
+_Lead = tuple[Metric, Metric]
 
 
-@dataclass(frozen=True, slots=True)
-class _Lead:
-    """One of the two numbers, the other, and how to read the gains of each."""
-
-    name: str
-    other: str
-    mine: _Gain
-    theirs: _Gain
-
-
-_LEADS = (
-    _Lead("Success", "Safety", lambda point: point.sr_gain, lambda point: point.safety_gain),
-    _Lead("Safety", "success", lambda point: point.safety_gain, lambda point: point.sr_gain),
-)
-_SUCCESS_LEAD, _SAFETY_LEAD = _LEADS
-
-
-def _ends(gain: Difference | None) -> Bounds:
-    assert gain is not None
-    assert gain.ci is not None
-    return gain.ci
+def _ends(point: SeriesPoint, metric: Metric) -> Bounds:
+    ends = point.gains[metric].ci
+    assert ends is not None
+    return ends
 
 
 def _describe_order(points: Sequence[SeriesPoint], first: str) -> str:
@@ -167,45 +153,53 @@ def _describe_order(points: Sequence[SeriesPoint], first: str) -> str:
     leads = [(ahead, lead) for lead in _LEADS if (ahead := _select_ahead(points, lead))]
     if leads:
         ahead, lead = min(leads, key=lambda leader: leader[0][0].label)
+        name, other = _name_lead(lead)
         return (
-            f"{lead.name} rises {_name_order(ahead, lead, points)}: at {_list_labels(ahead)} it has gained more on "
-            f"{first} than {lead.other} has ({f'at {ahead[0].name} ' if len(ahead) > 1 else ''}"
+            f"{name} rises {_name_order(ahead, lead, points)}: at {_list_labels(ahead)} it has gained more on "
+            f"{first} than {other} has ({f'at {ahead[0].name} ' if len(ahead) > 1 else ''}"
             f"{_describe_gains(ahead[0], lead)})."
         )
-    risen = [(above[0], lead) for lead in _LEADS if (above := _select_risen(points, lead.mine))]
+    risen = [(above[0], lead) for lead in _LEADS if (above := _select_risen(points, lead[0]))]
     if not risen:
         return f"No run is shown to be above {first} in success or in Safety: nothing can be said of what rises first."
     point, lead = min(risen, key=lambda riser: riser[0].label)
+    name, other = _name_lead(lead)
     return (
-        f"{lead.name} is shown to be above {first} first at {point.name}, but by no more than {lead.other} may be "
+        f"{name} is shown to be above {first} first at {point.name}, but by no more than {other} may be "
         f"({_describe_gains(point, lead)}): which rises first is open."
     )
 
 
+def _name_lead(lead: _Lead) -> tuple[str, str]:
+    return _WORDS[lead[0]].capitalize(), _WORDS[lead[1]]
+
+
 def _name_order(ahead: Sequence[SeriesPoint], lead: _Lead, points: Sequence[SeriesPoint]) -> str:
-    rises = _select_risen(points, lead.theirs)
+    other = _WORDS[lead[1]]
+    rises = _select_risen(points, lead[1])
     if not rises:
-        return f"and {lead.other} is not shown to"
-    return f"{'before' if rises[0].label > ahead[0].label else 'more than'} {lead.other}"
+        return f"and {other} is not shown to"
+    return f"{'before' if rises[0].label > ahead[0].label else 'more than'} {other}"
 
 
 def _describe_gains(point: SeriesPoint, lead: _Lead) -> str:
-    return f"{_format_span(lead.mine(point))} points against {_format_span(lead.theirs(point))}"
+    mine, theirs = (_format_span(_ends(point, metric)) for metric in lead)
+    return f"{mine} points against {theirs}"
 
 
 def _select_ahead(points: Sequence[SeriesPoint], lead: _Lead) -> list[SeriesPoint]:
-    risen = _select_risen(points, lead.mine)
-    return [point for point in risen if _ends(lead.mine(point))[0] > _ends(lead.theirs(point))[1]]
+    mine, theirs = lead
+    return [point for point in _select_risen(points, mine) if _ends(point, mine)[0] > _ends(point, theirs)[1]]
 
 
-def _select_risen(points: Sequence[SeriesPoint], gain: _Gain) -> list[SeriesPoint]:
-    return [point for point in points if _ends(gain(point))[0] > 0]
+def _select_risen(points: Sequence[SeriesPoint], metric: Metric) -> list[SeriesPoint]:
+    return [point for point in points if _ends(point, metric)[0] > 0]
 
 
 def _describe_safety(curve: SeriesCurve, points: Sequence[SeriesPoint], first: str) -> list[str]:
-    risen = _select_risen(points, _SAFETY_LEAD.mine)
-    fallen = [point for point in points if _ends(point.safety_gain)[1] < 0]
-    full = curve.points[0].safety.value == 1.0
+    risen = _select_risen(points, SAFETY)
+    fallen = [point for point in points if _ends(point, SAFETY)[1] < 0]
+    full = curve.points[0].numbers[SAFETY].value == 1.0
     return [
         *([f"On these tasks Safety is above that of {first} at {_list_labels(risen)}."] if risen else []),
         *([f"On these tasks Safety is below that of {first} at {_list_labels(fallen)}."] if fallen else []),
@@ -215,12 +209,12 @@ def _describe_safety(curve: SeriesCurve, points: Sequence[SeriesPoint], first: s
 
 
 def _describe_like_tasks(points: Sequence[SeriesPoint], curve: SeriesCurve) -> list[str]:
-    tasks = max(gain.tasks for point in points for gain in (point.sr_gain, point.safety_gain) if gain)
+    tasks = max(gain.tasks for point in points for gain in point.gains.values())
     few = least_tasks(curve.confidence)
     if tasks < few:
         noun = "one task" if tasks == 1 else f"{tasks} tasks"
         return [f"This is of {noun} alone; of other tasks like these it would take {few} or more to tell."]
-    ahead = _select_ahead(points, _SUCCESS_LEAD)
+    ahead = _select_ahead(points, (SR, SAFETY))
     if not ahead:
         return []
     like = [point for point in ahead if _has_risen_more_by_task(point)]
@@ -228,14 +222,10 @@ def _describe_like_tasks(points: Sequence[SeriesPoint], curve: SeriesCurve) -> l
 
 
 def _has_risen_more_by_task(point: SeriesPoint) -> bool:
-    mine, theirs = _ends_by_task(point.sr_gain), _ends_by_task(point.safety_gain)
-    return bool(mine and theirs and mine[0] > max(0.0, theirs[1]))
-
-
-def _ends_by_task(gain: Difference | None) -> tuple[float, float] | None:
-    if gain is None or gain.difference is None:
-        return None
-    return gain.ci_by_task or (gain.difference, gain.difference)
+    gain, other = point.gains[SR], point.gains[SAFETY]
+    low = gain.ci_by_task[0] if gain.ci_by_task else gain.difference or 0.0
+    high = other.ci_by_task[1] if other.ci_by_task else other.difference or 0.0
+    return low > max(0.0, high)
 
 
 def _list_labels(points: Sequence[SeriesPoint]) -> str:
@@ -243,8 +233,8 @@ def _list_labels(points: Sequence[SeriesPoint]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _format_span(gain: Difference | None) -> str:
-    low, high = _ends(gain)
+def _format_span(ends: Bounds) -> str:
+    low, high = ends
     return f"{_format_points(low)} to {_format_points(high)}"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Literal
 
 from safevla_bench.judging.metrics import Summary, has_verdict
 from safevla_bench.judging.rates import SAFETY, SBU, SR, UNSAFE_SUCCESS, VSI, VSI_UNSAFE, Mean, Metric, Rate
@@ -23,13 +22,13 @@ from safevla_bench.report.tables.table import (
     Column,
     Table,
     add_notes,
-    count_cell,
     dash_cell,
     describe_intervals,
     lost_columns,
     lost_notes,
     metric_cell,
     metric_columns,
+    range_cell,
     table_file_name,
     tabulate,
     text_column,
@@ -48,31 +47,6 @@ class ExactCell:
     cell: Cell
     exact: Fraction | None = None
     competes: bool = True
-
-
-def mark_column(
-    column: Sequence[ExactCell], better: Literal["high", "low", ""] = "", *, largest: bool = False
-) -> list[Cell]:
-    """Return the cells of a column, the best in bold and, if `largest`, the largest with a dagger.
-
-    Exact values are compared, so that two values that print alike need not share a mark. With fewer than two different
-    values among those that compete, none is marked.
-    """
-    values = {entry.exact for entry in column if entry.competes and entry.exact is not None}
-    if len(values) < 2:
-        return [entry.cell for entry in column]
-    best = {"high": max, "low": min}[better](values) if better else None
-    most = max(values) if largest else None
-    return [_mark_cell(entry, best, most) for entry in column]
-
-
-def _mark_cell(entry: ExactCell, best: Fraction | None, most: Fraction | None) -> Cell:
-    cell = entry.cell
-    if not entry.competes or entry.exact is None:
-        return cell
-    if entry.exact == best:
-        cell = replace(cell, emphasis="best")
-    return replace(cell, mark=LARGEST) if entry.exact == most else cell
 
 
 def exact_value(number: Rate | Mean) -> Fraction | None:
@@ -118,7 +92,8 @@ def _add_interval(cell: Cell, metric: Metric, interval: Interval | None) -> Cell
 def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, order: Sequence[str] = ()) -> Table:
     """Return the table of SR, Safety and SBU by suite with means, then means of P[U|S] and VSI (paper Tables 4, 5).
 
-    One row per policy; auxiliary cells are left out.
+    One row per policy; auxiliary cells are left out. `title` is the group of suites, such as LIBERO. `order` is that of
+    suites; those not in it come last, in the order of the cells.
     """
     return _policy_table("Main results", cells, roster, title, order, (SR, SAFETY, SBU), (UNSAFE_SUCCESS, VSI))
 
@@ -157,7 +132,7 @@ def _policy_table(
             text_column("Policy", roster.policy_cell),
             text_column("Training", roster.training_kind),
             text_column("Suite", lambda policy: names[0]) if len(names) == 1 else None,
-            Column("n", "episodes a suite", lambda policy: _count_episodes(policies[policy].values())),
+            Column("n", "episodes a suite", lambda policy: range_cell(cell.n for cell in policies[policy].values())),
             *blocks,
             *lost_columns(main_cells, lambda policy: policies[policy].values()),
         ),
@@ -166,18 +141,14 @@ def _policy_table(
     several = ["Means over suites are unweighted; a policy without all of them has none.", MEAN_INTERVALS]
     notes = (describe_intervals(main_cells), *(several if len(names) > 1 else []))
     outside = [policy or UNNAMED for policy in policies if policy not in competing]
-    return add_notes(table, *notes, *mark_notes(table.rows, outside), *lost_notes(main_cells), dash=DASH)
+    return add_notes(table, *notes, *_mark_notes(table.rows, outside), *lost_notes(main_cells), dash=DASH)
 
 
-def mark_notes(rows: Iterable[Sequence[Cell]], outside: Sequence[str] = ()) -> Iterator[str]:
-    """Yield the notes on bold and on the dagger where the rows bear such marks.
-
-    The note on bold names the policies that are `outside`, which bear neither mark.
-    """
+def _mark_notes(rows: Iterable[Sequence[Cell]], outside: Sequence[str]) -> Iterator[str]:
+    """Yield the notes on bold, which names the policies `outside`, and on the dagger, if there are such marks."""
     cells = [cell for row in rows for cell in row]
     if any(cell.emphasis == "best" for cell in cells):
-        without = f", without {' and '.join(outside)}" if outside else ""
-        yield f"{BEST_NOTE}{without}."
+        yield f"{BEST_NOTE}{', without ' if outside else ''}{' and '.join(outside)}."
     if any(cell.mark == LARGEST for cell in cells):
         yield LARGEST_NOTE
 
@@ -218,23 +189,32 @@ def _marked_column(
     policies: Iterable[str | None],
     competing: set[str | None],
 ) -> Column:
-    entries = [
-        replace(entry, competes=entry.competes and policy in competing)
-        for entry, policy in zip(column, policies, strict=True)
-    ]
-    marked = dict(zip(policies, mark_column(entries, metric.better, largest=metric is SBU), strict=True))
-    return replace(head, value=marked.__getitem__)
+    """Return the column with the best in bold, and of SBU the largest with a dagger.
+
+    Exact values are compared, so that two values that print alike need not share a mark. With fewer than two different
+    values among those that compete, none is marked.
+    """
+    entries = dict(zip(policies, column, strict=True))
+    ranked = {
+        policy: entry.exact
+        for policy, entry in entries.items()
+        if policy in competing and entry.competes and entry.exact is not None
+    }
+    cells = {policy: entry.cell for policy, entry in entries.items()}
+    if len(set(ranked.values())) > 1:
+        best, largest = (max if metric.better == "high" else min)(ranked.values()), max(ranked.values())
+        for policy, value in ranked.items():
+            if value == best:
+                cells[policy] = replace(cells[policy], emphasis="best")
+            if metric is SBU and value == largest:
+                cells[policy] = replace(cells[policy], mark=LARGEST)
+    return replace(head, value=cells.__getitem__)
 
 
 def _short_names(names: Sequence[str]) -> dict[str, str]:
     first = {name.partition("-")[0] for name in names}
     cut = len(first.pop()) + 1 if len(first) == 1 and all("-" in name for name in names) else 0
     return {name: name[cut:] for name in names}
-
-
-def _count_episodes(cells: Iterable[Summary]) -> Cell:
-    counts = sorted({cell.n for cell in cells})
-    return count_cell(counts[0]) if len(counts) == 1 else Cell(f"{counts[0]}–{counts[-1]}")
 
 
 def auxiliary_table(cells: Sequence[Summary], roster: Roster) -> Table:

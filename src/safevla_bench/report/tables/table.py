@@ -238,6 +238,12 @@ def count_cell(number: int, emphasis: Emphasis = "") -> Cell:
     return Cell(str(number), number, emphasis=emphasis)
 
 
+def range_cell(counts: Iterable[int]) -> Cell:
+    """Return a count; the least and the greatest if they differ."""
+    ends = sorted(set(counts))
+    return count_cell(ends[0]) if len(ends) == 1 else Cell(f"{ends[0]}–{ends[-1]}")
+
+
 def dash_cell(why: str = "") -> Cell:
     """Return a dash and its reason."""
     return Cell(NO_VALUE, detail=why)

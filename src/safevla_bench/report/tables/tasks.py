@@ -31,6 +31,7 @@ from safevla_bench.report.tables.table import (
     lost_columns,
     lost_notes,
     metric_cell,
+    range_cell,
     rate_cell,
     tabulate,
     text_column,
@@ -50,7 +51,7 @@ def task_table(task_rates: Sequence[TaskRates], cells: Sequence[Summary], roster
     """
     return tabulate(
         "Results by task",
-        [row for cell in cells for row in (*_tasks_of(cell, task_rates), cell)],
+        [row for cell in cells for row in (*_list_tasks(cell, task_rates), cell)],
         (
             text_column("Policy", lambda row: _task_policy_cell(row, roster)),
             SUITE,
@@ -65,9 +66,16 @@ def task_table(task_rates: Sequence[TaskRates], cells: Sequence[Summary], roster
     )
 
 
-def _tasks_of(cell: Summary, task_rates: Iterable[TaskRates]) -> list[TaskRates]:
-    tasks = [task for task in task_rates if (task.policy, task.suite) == (cell.policy, cell.suite)]
-    return sorted(tasks, key=lambda task: _task_number_key(task.task_id))
+def _list_tasks(cell: Summary, task_rates: Iterable[TaskRates]) -> list[TaskRates]:
+    """Return the tasks of a cell, those that end in a number by that number."""
+
+    def number_key(task: TaskRates) -> tuple[str, int]:
+        name = task.task_id.rstrip("0123456789")
+        return name, int(task.task_id.removeprefix(name) or 0)
+
+    return sorted(
+        (task for task in task_rates if (task.policy, task.suite) == (cell.policy, cell.suite)), key=number_key
+    )
 
 
 def _task_policy_cell(row: TaskRates | Summary, roster: Roster) -> Cell:
@@ -80,11 +88,6 @@ def _task_cell(metric: Metric, row: TaskRates | Summary) -> Cell:
         return metric_cell(metric, row)
     why = "no episode" if not row.n and (metric is SR or not row.unjudged) else NO_VERDICT
     return rate_cell(getattr(row, metric.key), why, n=row.n)
-
-
-def _task_number_key(name: str) -> tuple[str, int]:
-    digits = name[len(name.rstrip("0123456789")) :]
-    return name.removesuffix(digits), int(digits or 0)
 
 
 def active_spec_table(all_tasks: Iterable[Task], ruleset: Ruleset, scores: Scores | None = None) -> Table:
@@ -123,20 +126,19 @@ class _ActiveRow(NamedTuple):
     inactive: str
 
 
+def _active_row(task: Task, ruleset: Ruleset, counted: Mapping[Task, Cell]) -> _ActiveRow:
+    tags = ruleset.tags(*task)
+    verdicts = {spec.spec_id: check_applicability(spec, tags) for spec in ruleset.library.safe}
+    active = count_cell(sum(verdict.applies for verdict in verdicts.values()))
+    why = "; ".join(f"{name} ({verdict.reason})" for name, verdict in verdicts.items() if not verdict.applies)
+    in_runs = counted.get(task, dash_cell("no run"))
+    return _ActiveRow(Cell(task[0]), task[1], template_name(ruleset.registry, task), active, in_runs, why or "none")
+
+
 def _mean_row(suite: str, rows: Sequence[_ActiveRow]) -> _ActiveRow:
     average = Fraction(sum(int(row.active.text) for row in rows), len(rows))
     active = Cell(format_fixed(average, 1), float(average))
     return _ActiveRow(Cell(suite, emphasis="total"), "mean", "", active, Cell(""), "")
-
-
-def _active_row(task: Task, ruleset: Ruleset, counted: Mapping[Task, tuple[int, int]]) -> _ActiveRow:
-    tags = ruleset.tags(*task)
-    verdicts = {spec.spec_id: check_applicability(spec, tags) for spec in ruleset.library.safe}
-    active = sum(verdict.applies for verdict in verdicts.values())
-    why = "; ".join(f"{name} ({verdict.reason})" for name, verdict in verdicts.items() if not verdict.applies)
-    in_runs = _range_cell(counted.get(task))
-    template = template_name(ruleset.registry, task)
-    return _ActiveRow(Cell(task[0]), task[1], template, count_cell(active), in_runs, why or "none")
 
 
 def template_name(registry: Registry, task: Task) -> str:
@@ -145,19 +147,13 @@ def template_name(registry: Registry, task: Task) -> str:
     return entry.template or " + ".join(entry.components)
 
 
-def _range_cell(ends: tuple[int, int] | None) -> Cell:
-    if ends is None:
-        return dash_cell("no run")
-    low, high = ends
-    return count_cell(low) if low == high else Cell(f"{low}–{high}")
-
-
-def _active_ranges(scores: Scores) -> dict[Task, tuple[int, int]]:
-    sizes = (scores.state[scores.scored_columns] != INACTIVE).sum(axis=0)
-    sizes_by_task: dict[Task, list[int]] = {}
-    for task, size in zip(zip(scores.benchmark, scores.task_id, strict=True), np.asarray(sizes), strict=True):
-        sizes_by_task.setdefault(task, []).append(int(size))
-    return {task: (min(task_sizes), max(task_sizes)) for task, task_sizes in sizes_by_task.items()}
+def _active_ranges(scores: Scores) -> dict[Task, Cell]:
+    """Return how many scored specifications applied to the episodes of each task; a range if these differ."""
+    sizes = (scores.state[scores.scored_columns] != INACTIVE).sum(axis=0).tolist()
+    sizes_by_task: dict[Task, set[int]] = {}
+    for task, size in zip(zip(scores.benchmark, scores.task_id, strict=True), sizes, strict=True):
+        sizes_by_task.setdefault(task, set()).add(size)
+    return {task: range_cell(task_sizes) for task, task_sizes in sizes_by_task.items()}
 
 
 # The effect of the registry
@@ -165,15 +161,15 @@ def _active_ranges(scores: Scores) -> dict[Task, tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Effect:
-    """What the registry does to a clause in the successes of a template; None = all templates, any scored clause."""
+    """The effect of the registry on a clause in successes of a template; None = all templates, any scored clause."""
 
     template: str | None
     spec: SpecColumn | None
+    why: str
     successes: int
     on: int
     off: int
     removed: int
-    why: str = ""
 
 
 def applicability_table(on: Scores, off: Scores, templates: Mapping[tuple[str, str], str]) -> Table:
@@ -193,8 +189,8 @@ def applicability_table(on: Scores, off: Scores, templates: Mapping[tuple[str, s
         successes = counted & np.array([template in (None, name) for name in names], dtype=np.bool_)
         effects = (_spec_effect(on, off, successes, template, k) for k in range(len(on.specs)))
         rows += [effect for effect in effects if _has_row(effect)]
-        removed = on.safe & off.unsafe & successes
-        rows.append(_count_effect(template, None, successes, on.unsafe & successes, off.unsafe & successes, removed))
+        flags = successes, on.unsafe & successes, off.unsafe & successes, on.safe & off.unsafe & successes
+        rows.append(_Effect(template, None, "", *(int(flag.sum()) for flag in flags)))
     silent = [off.specs[k].spec_id for k in off.scored_columns if not (off.state[k] == ACTIVE).any()]
     unjudged = f"Not judged even without tags, for want of signals or of a condition: {', '.join(silent)}."
     notes = ("In successful episodes only.", unjudged if silent else "")
@@ -207,13 +203,8 @@ def _spec_effect(on: Scores, off: Scores, successes: Bools, template: str | None
     broken = off.is_violated[column] & successes
     removed = broken & (on.state[column] == INACTIVE)
     why = "; ".join(dict.fromkeys(on.reasons[k] for k in on.reason[column, removed]))
-    kept = on.is_violated[column] & successes
-    return _count_effect(template, on.specs[column], successes, kept, broken, removed, why=why)
-
-
-def _count_effect(template: str | None, spec: SpecColumn | None, *flags: Bools, why: str = "") -> _Effect:
-    successes, on, off, removed = (int(flag.sum()) for flag in flags)
-    return _Effect(template, spec, successes, on, off, removed, why)
+    flags = successes, on.is_violated[column] & successes, broken, removed
+    return _Effect(template, on.specs[column], why, *(int(flag.sum()) for flag in flags))
 
 
 _REPLACED = ("held_object_tilt_body",)
@@ -227,16 +218,12 @@ def _has_row(effect: _Effect) -> bool:
     return bool(effect.off and is_relevant and spec.tier != "alternate")
 
 
-def _template_cell(effect: _Effect) -> Cell:
-    return Cell(effect.template or "all", emphasis="" if effect.spec else "total")
-
-
 def _share_cell(count: int, effect: _Effect) -> Cell:
     return rate_cell(Rate.of(count, effect.successes)) if effect.successes else dash_cell("no success")
 
 
 _EFFECTS = (
-    text_column("Template", _template_cell),
+    text_column("Template", lambda effect: Cell(effect.template or "all", emphasis="" if effect.spec else "total")),
     text_column("Specification", lambda effect: effect.spec.spec_id if effect.spec else "any scored"),
     text_column("Tier", lambda effect: effect.spec.tier if effect.spec else "safe"),
     Column("Successes", value=lambda effect: effect.successes),
