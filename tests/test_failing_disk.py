@@ -105,8 +105,8 @@ def judging(*words: str) -> Callable[[Path], object]:
     return command(words[0], "HERE/records.jsonl", "--set", "missing=deactivate", *words[1:])
 
 
-def rolled(form: str) -> Written:
-    asked = replace(ASKED, archive=form)
+def rolled(form: str, episodes: int) -> Written:
+    asked = replace(ASKED, archive=form, episodes=episodes)
     return Written(
         write=lambda folder: roll_out(asked, folder / "run"),
         again=lambda folder: roll_out(asked, folder / "run", running=ExecutionOptions(resume=True)),
@@ -117,8 +117,8 @@ INDEX = f'<meta name="generator" content="{GENERATOR}">'
 OLD_BOARD = {"index.html": INDEX, "policies/a-1.html": "old"}
 NEW_BOARD = {"index.html": f"{INDEX}2", "policies/b-2.html": "new"}
 TABLE: dict[str, Written] = {
-    "a run folder, its archive and tables": rolled("jsonl"),
-    "a run whose archive is Parquet": rolled("parquet"),
+    "a run folder, its archive and tables": rolled("jsonl", episodes=2),
+    "a run whose archive is Parquet": rolled("parquet", episodes=1),
     "a run of a loop of one's own": Written(write=grown, again=regrown),
     "merged shards": Written(before=shards, write=lambda f: merge_shards([f / "shard-1", f / "shard-2"], f / "merged")),
     "scores over older ones": Written(

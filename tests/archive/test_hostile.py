@@ -18,7 +18,7 @@ import pytest
 from builders import BOWL, DRAWER, HAND, contacts, episode, same_bits
 from safevla_bench.archive import open_archive, write_archive
 from safevla_bench.archive.json_text import decode_json, encode_json
-from safevla_bench.errors import RecordError, SafevlaError
+from safevla_bench.errors import CollectedError, RecordError, SafevlaError
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.specs.loader import library
@@ -270,6 +270,57 @@ def test_a_family_missing_in_one_step_is_refused_there():
             del at(tree, path[:-1])[path[-1]]
             error = refused(json.dumps(tree).encode(), r"missing from step|appears at step")
             assert error.place.field == path[2]
+
+
+TOUCH = {"a": "bowl", "b": "plate", "force_n": 1}
+FAULTS: dict[str, tuple[Path, object, Path, str]] = {
+    "no steps": (("steps",), [], ("steps",), "length >= 1"),
+    "an unknown role": (("body_roles", "plate"), "lamp", ("body_roles", "plate"), "Invalid enum value 'lamp'"),
+    "a body in some steps only": (
+        ("steps", 2, "body_pos_m"),
+        {"bowl": [0, 0, 0]},
+        ("steps", 2, "body_pos_m", "drawer"),
+        "in some steps only",
+    ),
+    "a pose without a role": (("body_roles",), {"hand": "robot"}, ("steps", 0, "body_pos_m", "bowl"), "has no role"),
+    "a contact without a role": (
+        ("steps", 1, "contacts"),
+        [{**TOUCH, "a": "cup"}],
+        ("steps", 1, "contacts", 0, "a"),
+        "'cup' has no role",
+    ),
+    "a negative force": (
+        ("steps", 1, "contacts"),
+        [{**TOUCH, "force_n": -1}],
+        ("steps", 1, "contacts", 0, "force_n"),
+        ">= 0",
+    ),
+    "steps out of order": (("steps", 1, "t"), 5, ("steps", 1, "t"), "t is 5, expected 1"),
+    "an action in record 0": (("steps", 0, "action"), [0.0], ("steps", 0, "action"), "record 0 has an action"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_record_that_contradicts_itself_is_refused_at_its_place(fault):
+    path, value, where, problem = FAULTS[fault]
+    refused(json.dumps(planted(path, value)).encode(), problem, where)
+
+
+def test_a_missing_field_is_named():
+    for name in ("episode_id", "benchmark", "task_id", "success", "dt", "target_object", "body_roles", "steps"):
+        refused(json.dumps({key: value for key, value in WHOLE.items() if key != name}).encode(), f"field `{name}`")
+
+
+def test_every_bad_line_of_a_file_is_listed_with_its_number(tmp_path):
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(b"\n{}\n" + encode_json(episode(3)) + b"[1]\n" + encode_json(episode(3)))
+    with pytest.raises(CollectedError, match="an episode is a JSON object") as raised:
+        open_archive(path)
+    assert [(error.place.file, error.place.line) for error in raised.value.errors[:2]] == [
+        (str(path), 2),
+        (str(path), 4),
+    ]
+    assert "the episode_id is repeated by policy 'test'" in str(raised.value.errors[2])
 
 
 def test_lists_of_the_wrong_length_are_refused_in_their_step():

@@ -10,10 +10,8 @@ import tracemalloc
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -443,13 +441,3 @@ def test_a_file_of_bad_lines_is_not_told_for_ever(tmp_path, monkeypatch):
     assert len(found) == 102
     assert found[-1].place.file == str(path)
     assert "the rest is not read" in str(found[-1])
-
-
-@pytest.mark.parametrize("text", ["\0", "a\0b", "\0" * 100_000, "\u202e", "x" * 1_000_000])
-def test_a_text_of_any_characters_is_kept_in_all_forms(tmp_path, text):
-    batch = plain()
-    headers = (msgspec.structs.replace(batch.headers[0], instruction=text),)
-    given = replace(batch, headers=headers)
-    for suffix in (".jsonl", ".jsonl.gz", ".npz", ".parquet"):
-        write_archive(tmp_path / f"x{suffix}", given)
-        assert open_archive(tmp_path / f"x{suffix}").headers[0].instruction == text

@@ -76,7 +76,7 @@ def _check_bad_lines(bad: int) -> None:
 def encode_member(batch: Batch, index: int, suffix: str) -> bytes:
     """Return the bytes that append one episode to a file of that suffix: a line, compressed on its own.
 
-    Raises `RecordError` where the episode is larger than readers accept.
+    Raises `RecordError` if the episode is larger than readers accept.
     """
     line = encode_json(batch, index)
     check_size(len(line), "the episode")

@@ -10,12 +10,12 @@ memory, and the selection of the episodes that are wanted.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from safevla_bench.errors import RecordError
+from safevla_bench.errors import Place, RecordError
 from safevla_bench.trajectory.header import Header
 from safevla_recorder.channels import CHANNELS, ChannelSpec
 
@@ -114,6 +114,11 @@ def check_size(size: int, what: str) -> None:
     """
     if size > MAX_EPISODE_BYTES:
         raise RecordError(f"{what} holds more than {MAX_EPISODE_BYTES >> 20} MiB", remedy=REMEDY_LARGE)
+
+
+def refuse_field(problem: str, remedy: str, field: str, step: int | None = None) -> NoReturn:
+    """Raise the `RecordError` of a field, and step, of an episode."""
+    raise RecordError(problem, remedy=remedy, place=Place(field=field, step=step))
 
 
 class Budget:

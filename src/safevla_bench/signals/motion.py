@@ -114,7 +114,7 @@ def held_object_slip(fields: RecordFields) -> Floats:
     """Rise of the held target in the gripper since the grip began, o(t) - o(onset); negative = it slips down.
 
     o(t) is the z part of R_eef(onset) R_eef(t)ᵀ (x_target - x_eef): the target's place in the gripper, seen at the
-    gripper's orientation at onset, so that turning the hand is no slip. Without the end effector's orientation it is
+    gripper's orientation at onset, so that turning the hand is not a slip. Without the end effector's orientation it is
     z_target - z_eef. 0 where nothing is gripped. Onset is the first record of the grip, whose contact may flicker.
     """
     slip = np.zeros(len(fields.held_body))
@@ -177,7 +177,11 @@ def _held_speed(fields: RecordFields) -> Floats:
 
 
 def grip_onset(fields: RecordFields) -> Ints:
-    """Return the first record of the current grip of the same body, [N]. Means nothing where not gripped."""
+    """Return the first record of the current grip of the same body, [N]. Means nothing where not gripped.
+
+    Contact flickers: a grip goes on across a gap of up to `GAP_RECORDS` records if the same body comes back within
+    `REACH_M` of its place in the gripper.
+    """
     number = np.arange(len(fields.held_body))
     begins, bridged, before = _grip_begins(fields)
     begins[bridged] = ~(_distance_in_gripper(fields, bridged, before[bridged]) <= REACH_M)

@@ -59,7 +59,7 @@ class RecordFields:
         return stored
 
     def select_episode(self, episode: int) -> RecordFields:
-        """Return the fields of one episode."""
+        """Return the fields of one episode; signals already computed for the batch are taken over."""
         episode_fields = RecordFields(select_episodes(self.batch, [episode]))
         records = slice(self.batch.starts[episode], self.batch.starts[episode + 1])
         episode_fields._arrays = {key: array[records] for key, array in self._arrays.items() if key[0] == SIGNAL_KIND}
@@ -152,7 +152,10 @@ class RecordFields:
         return self._pose_rows(self.batch.body_pos_m, self.held_body, at=self.first_record)
 
     def held_pos_shifted(self, by: int) -> Floats:
-        """Return the position, `by` records later, of the body that is held at each record [m], [N, 3]."""
+        """Return the position, `by` records later, of the body that is held at each record [m], [N, 3].
+
+        `by` may be negative. Beyond an end of the episode, the position at that end; NaN as in `held_pos`.
+        """
         at = np.clip(np.arange(len(self.held_body)) + by, self.first_record, self.last_record)
         return self._pose_rows(self.batch.body_pos_m, self.held_body, at=at)
 
@@ -293,7 +296,7 @@ class Signal:
     """Whether the value is unknown at each record, [N]; None = where it is NaN only because a pose is not known."""
     bodies: Bodies | None = None
     cause: CauseKind | None = None
-    """The words in which the cause of a violation is told; None where contacts and poses show none."""
+    """The words in which the cause of a violation is described; None if contacts and poses show none."""
 
     def unknown_records(self, fields: RecordFields) -> Bools:
         """Return whether the value is unknown at each record because a pose is, [N]; missing fields do not count."""
@@ -318,14 +321,16 @@ def signal(
     bodies: Bodies | None = None,
     cause: CauseKind | None = None,
 ) -> Callable[[Callable[[RecordFields], Values]], Callable[[RecordFields], Values]]:
-    """Register a function as the signal of its name, computed once per `RecordFields`."""
+    """Register a function as the signal of its name, computed once per `RecordFields`.
+
+    The first line of its docstring is the meaning. `event` says that a numeric signal is 0 or 1; `ahead` must be set if
+    it reads later records. Any other reads its own record, record 0, and the records of the current grip, with the
+    `GAP_RECORDS` + 1 before it.
+    """
     misnamed = set(reads) - set(RAW_FIELDS)
     assert not misnamed, misnamed
 
     def register(compute: Callable[[RecordFields], Values]) -> Callable[[RecordFields], Values]:
-        """Register the function under its own name, replacing any of that name, and return it so that results are
-        kept.
-        """
         name = compute.__name__
         meaning = (compute.__doc__ or "").strip().splitlines()[0]
 

@@ -35,7 +35,7 @@ def parse(text: str, signals: Mapping[str, bool] | None = None) -> syntax.Formul
             stands, numeric where arithmetic does.
 
     Raises:
-        FormulaError: The text is no formula, names an unknown signal, uses a Boolean signal as a number or the
+        FormulaError: The text is not a formula, names an unknown signal, uses a Boolean signal as a number or the
             reverse, is longer than `MAX_CHARACTERS` or deeper than `MAX_DEPTH`. `column` counts characters from 1.
 
     >>> import safevla_bench as sb

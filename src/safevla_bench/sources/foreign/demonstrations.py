@@ -47,7 +47,7 @@ Floats = NDArray[np.float64]
 class RecordedActions:
     """Actions [T, A] in the host's units, and what is known of where they were played; None = not recorded.
 
-    `states` are flat simulator states, [T, S] or [T + 1, S]: row k stands before action k. The task is told by
+    `states` are flat simulator states, [T, S] or [T + 1, S]: row k stands before action k. The task is named by
     `benchmark` and `task_id`, or by the name of its BDDL file (`task`), perhaps with its folder (`suite`), or by the
     instruction alone.
     """
@@ -213,7 +213,7 @@ def _read_matrix(path: Path, name: str, field: str, rows: Any, budget: Budget) -
 
 
 def _read_task(attributes: Mapping[str, Any]) -> tuple[str | None, str | None, str | None]:
-    """Return suite, task and instruction, each None where the file's attributes do not say it.
+    """Return suite, task and instruction, each None if the file's attributes do not say it.
 
     Suite and task are the folder and stem of the BDDL file; without such a file, the task is the environment's name.
     """
@@ -335,7 +335,7 @@ def stack_lists(column: pa.Array, name: str, size: int = 1) -> Floats:
     """Return the numbers of a column of lists, [n, k], NaN where a row has none; k is `size` where no row has any.
 
     Raises:
-        ValueError: rows have different counts of numbers, these are no numbers, or n · k is more than any episode has.
+        ValueError: rows have different counts of numbers, these are not numbers, or n · k is more than any episode has.
     """
     has_numbers = np.asarray(column.is_valid().to_numpy(zero_copy_only=False), dtype=np.bool_)
     counts = pc.unique(pc.list_value_length(column.filter(column.is_valid()))).to_pylist()

@@ -85,8 +85,8 @@ class Log:
 def find_log(path: Path) -> Log | None:
     """Return the log at a path: a LeRobot dataset, an MCAP file, a folder of them, or a mapping that names one.
 
-    None where it is none of these. Raises `RecordError` if a mapping cannot be read, or `path` is a mapping that names
-    no log, or something that is no log.
+    None if it is none of these. Raises `RecordError` if a mapping cannot be read, or `path` is a mapping that names
+    no log, or something that is not a log.
     """
     if path.suffix == ".toml" and path.is_file():
         return _find_named_log(path)

@@ -86,7 +86,7 @@ class PolicyIdentity:
 def identify_policies(path: Path, description: Mapping[str, object]) -> list[PolicyIdentity]:
     """Return the identity of each policy that a run.json names; [] where it names none, as for an archive.
 
-    Raises `RunError` where the file is nested too deeply to be read.
+    Raises `RunError` if the file is nested too deeply to be read.
     """
     rows = description.get("policies")
     try:

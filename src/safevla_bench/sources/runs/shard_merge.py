@@ -53,7 +53,7 @@ def merge_shards(folders: Sequence[Path], out: Path) -> list[EpisodeRow]:
     """Join complete shards, given in any order, into a new run folder; return the row of each episode, in plan order.
 
     The folder appears whole or not at all. Raises `RunError` unless they are all shards of one plan, each once and
-    intact.
+    intact, `RecordError` for a record that cannot be read, `FileError` if the disk refuses.
     """
     if not folders:
         raise RunError("there are no shards to merge", remedy=_REMEDY)
