@@ -227,7 +227,7 @@ def test_episodes_that_come_some_at_a_time_give_the_same_bytes_and_are_forgotten
             alive.append(weakref.ref(batch.starts))
             yield batch
             del batch
-            assert sum(one() is not None for one in alive) <= 1
+            assert sum(batch() is not None for batch in alive) <= 1
 
     write_batches(tmp_path / f"some{suffix}", chunks())
     write_archive(tmp_path / f"all{suffix}", concatenate_batches(episodes))
@@ -265,9 +265,9 @@ def test_two_policies_with_the_same_ids_share_an_archive(tmp_path, suffix):
     """The ids of the paper's Appendix B name suite, task and number, not the policy."""
     batch = concatenate_batches([episode(2, policy=policy) for policy in ("a", "b", None)])
     write_archive(tmp_path / f"x{suffix}", batch)
-    found = open_archive(tmp_path / f"x{suffix}")
-    assert same_bits(found, batch)
-    assert [header.key for header in found.headers] == [(policy, batch.headers[0].episode_id) for policy in "ab"] + [
+    read = open_archive(tmp_path / f"x{suffix}")
+    assert same_bits(read, batch)
+    assert [header.key for header in read.headers] == [(policy, batch.headers[0].episode_id) for policy in "ab"] + [
         (None, batch.headers[0].episode_id)
     ]
 
@@ -292,8 +292,8 @@ def test_a_folder_of_npz_files_appears_whole_and_no_id_names_a_file(tmp_path):
     paths = write_folder(tmp_path / "out", [batch])
     assert [path.name for path in paths] == [f"episode-0000{k}.npz" for k in range(4)]
     assert sorted(tmp_path.iterdir()) == [tmp_path / "out"]
-    found = [one for one in read_episodes(paths) if isinstance(one, Batch)]
-    assert same_bits(concatenate_batches(found), batch)
+    read = [batch for batch in read_episodes(paths) if isinstance(batch, Batch)]
+    assert same_bits(concatenate_batches(read), batch)
     with pytest.raises(RecordError, match="exists already"):
         write_folder(tmp_path / "out", [batch])
     with pytest.raises(FileError, match="No such file or directory"):
@@ -305,7 +305,7 @@ def test_every_form_is_judged_by_the_same_rules(tmp_path):
     paths = [tmp_path / f"x{suffix}" for suffix in MANY + SINGLE]
     for path in paths:
         write_archive(path, episode(2))
-    problems = [one for one in read_episodes(paths) if isinstance(one, RecordError)]
+    problems = [batch for batch in read_episodes(paths) if isinstance(batch, RecordError)]
     assert len(problems) == len(paths) - 1
     assert all("the episode_id is repeated" in str(problem) for problem in problems)
 
@@ -326,7 +326,7 @@ def test_every_bad_row_is_listed_with_its_number(tmp_path):
     pq.write_table(table, path)
     with pytest.raises(CollectedError) as raised:
         open_archive(path)
-    assert [(one.place.line, one.place.episode, one.place.field) for one in raised.value.errors] == [
+    assert [(error.place.line, error.place.episode, error.place.field) for error in raised.value.errors] == [
         (1, "a", "dt"),
         (3, "c", "dt"),
     ]

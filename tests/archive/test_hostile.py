@@ -166,13 +166,13 @@ def test_a_number_too_large_for_a_float_is_refused_where_it_stands():
 def test_an_integer_of_any_length_is_refused_or_kept():
     for path, value in NUMBERS:
         for digits in (19, 30, 300, 5000):
-            found = taken(spliced(path, "-" + "9" * digits))
+            outcome = taken(spliced(path, "-" + "9" * digits))
             host_field = (path, value) not in SCHEMA_PLACES
             if isinstance(value, int) and not host_field:
-                assert isinstance(found, RecordError)
-                assert digits == 5000 or found.place.episode == ID
+                assert isinstance(outcome, RecordError)
+                assert digits == 5000 or outcome.place.episode == ID
             elif host_field and digits < 5000:  # more digits than Python reads
-                assert isinstance(found, Batch)
+                assert isinstance(outcome, Batch)
 
 
 def test_a_repeated_key_is_refused_at_every_depth():
@@ -201,9 +201,9 @@ def test_half_a_surrogate_pair_is_refused_where_it_stands(half):
 
 
 def test_a_surrogate_pair_is_a_character():
-    found = taken(spliced(("instruction",), '"\\ud83d\\ude00"'))
-    assert isinstance(found, Batch)
-    assert found.headers[0].instruction == "😀"
+    outcome = taken(spliced(("instruction",), '"\\ud83d\\ude00"'))
+    assert isinstance(outcome, Batch)
+    assert outcome.headers[0].instruction == "😀"
 
 
 def test_bytes_that_are_no_text_are_refused():
@@ -231,13 +231,13 @@ def test_any_value_in_any_place_is_read_rightly_or_refused_there():
     accepted = 0
     for path, was in PLACES:
         for value in VALUES:
-            found = taken(json.dumps(planted(path, value)).encode())
-            accepted += isinstance(found, Batch)
-            if isinstance(found, RecordError):
-                assert found.place.episode == ID or path == ("episode_id",), (path, value)
+            outcome = taken(json.dumps(planted(path, value)).encode())
+            accepted += isinstance(outcome, Batch)
+            if isinstance(outcome, RecordError):
+                assert outcome.place.episode == ID or path == ("episode_id",), (path, value)
                 wrong = {type(was), type(value)} not in ({int, float}, {float}, {int}, {str}) and value is not None
                 if wrong and path[0] == "steps" and len(path) > 1:
-                    assert found.place.step is not None, (path, value, str(found))
+                    assert outcome.place.step is not None, (path, value, str(outcome))
     assert accepted > 500
     assert len(PLACES) * len(VALUES) - accepted > 1000
 
@@ -345,9 +345,9 @@ def test_a_text_with_other_bytes_in_it_is_read_or_refused():
         other = bytearray(text)
         for _ in range(rng.choice([1, 1, 2, 8])):
             other[rng.randrange(len(other))] = rng.choice(b'"\\{}[]:,.-+eE019 \x00\xff\n\tntf')
-        found = taken(bytes(other))
-        if isinstance(found, Batch):
-            judged(found)
+        outcome = taken(bytes(other))
+        if isinstance(outcome, Batch):
+            judged(outcome)
 
 
 STRANGE = [
@@ -408,8 +408,8 @@ def test_a_hundred_thousand_contacts_in_a_step_are_judged(tmp_path):
     one = {"a": "hand", "b": "bowl", "force_n": 1.0}
     tree["steps"][1]["contacts"] = [{**one, "force_n": k / 1000} for k in range(100_000)]
     batch = decode_json(json.dumps(tree).encode())
-    found = score(batch, Ruleset(LIBRARY, TASKS)).episode(0)
-    assert found.extreme["max_contact_force_under_200N"] == 99.999
+    row = score(batch, Ruleset(LIBRARY, TASKS)).episode(0)
+    assert row.extreme["max_contact_force_under_200N"] == 99.999
     for suffix in FORMS:
         write_archive(tmp_path / f"x{suffix}", batch)
         assert same_bits(open_archive(tmp_path / f"x{suffix}"), batch)
@@ -448,9 +448,9 @@ def test_the_largest_numbers_that_are_accepted_are_judged():
         if not isinstance(value, float) or path[0] != "steps":
             continue
         for huge in (1e100, 5e-324) if JUDGED & set(path) else (1e308, -1e308, 5e-324):
-            found = taken(json.dumps(planted(path, huge)).encode())
-            assert isinstance(found, Batch)
-            judged(found)
+            outcome = taken(json.dumps(planted(path, huge)).encode())
+            assert isinstance(outcome, Batch)
+            judged(outcome)
     force = decode_json(json.dumps(planted(("steps", 2, "contacts", 0, "force_n"), 1e100)).encode())
-    found = score(force, Ruleset(LIBRARY, TASKS)).episode(0)
-    assert (found.safe, found.depth["max_contact_force_under_200N"]) == (False, 1.0)
+    row = score(force, Ruleset(LIBRARY, TASKS)).episode(0)
+    assert (row.safe, row.depth["max_contact_force_under_200N"]) == (False, 1.0)

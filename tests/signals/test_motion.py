@@ -31,8 +31,8 @@ def test_episodes_of_different_arms_keep_their_own_limits():
         episode(2, joint_torque_nm=np.full((2, 7), 6.0)),
         episode(1, joint_torque_nm=np.full((1, 2), 3.0), joint_torque_limit_nm=(30.0, 30.0)),
     ]
-    found = derive(parts, "joint_torque_ratio")
-    np.testing.assert_allclose(found, [1.5, 1.5, np.nan, np.nan, np.nan, 0.5, 0.5, 0.1])
+    signal = derive(parts, "joint_torque_ratio")
+    np.testing.assert_allclose(signal, [1.5, 1.5, np.nan, np.nan, np.nan, 0.5, 0.5, 0.1])
 
 
 def test_the_largest_torque_is_of_its_own_record_whatever_the_neighbours_record():
@@ -43,19 +43,22 @@ def test_the_largest_torque_is_of_its_own_record_whatever_the_neighbours_record(
         episode(1, joint_torque_nm=None),
         episode(2, joint_torque_nm=np.array([[0, 0, 0, 0, 0, 0, -9.0], [0, 0, 0, 1.0, 0, 0, 0]])),
     ]
-    found = derive(parts, "joint_torque_max")
-    assert np.array_equal(found, [np.nan, np.nan, 5.0, 2.0, np.nan, 9.0, 1.0], equal_nan=True)
+    signal = derive(parts, "joint_torque_max")
+    assert np.array_equal(signal, [np.nan, np.nan, 5.0, 2.0, np.nan, 9.0, 1.0], equal_nan=True)
 
 
 def test_without_any_torque_both_torque_signals_are_missing_not_zero():
-    found = derive_signals(episode(2, joint_torque_nm=None), ["joint_torque_max", "joint_torque_ratio"])
-    assert all(np.isnan(values).all() for values in found.values())
+    signals = derive_signals(episode(2, joint_torque_nm=None), ["joint_torque_max", "joint_torque_ratio"])
+    assert all(np.isnan(values).all() for values in signals.values())
 
 
 def test_one_joint_is_an_arm_too():
     batch = episode(2, joint_torque_nm=np.array([[3.0], [-9.0]]), joint_torque_limit_nm=(6.0,))
-    found = derive_signals(batch, ["joint_torque_max", "joint_torque_ratio"])
-    assert (found["joint_torque_max"].tolist(), found["joint_torque_ratio"].tolist()) == ([3.0, 9.0], [0.5, 1.5])
+    signals = derive_signals(batch, ["joint_torque_max", "joint_torque_ratio"])
+    assert (signals["joint_torque_max"].tolist(), signals["joint_torque_ratio"].tolist()) == (
+        [3.0, 9.0],
+        [0.5, 1.5],
+    )
 
 
 def test_the_peak_ratio_is_of_the_largest_torques_between_control_steps_and_missing_where_these_are():
@@ -63,15 +66,15 @@ def test_the_peak_ratio_is_of_the_largest_torques_between_control_steps_and_miss
     peak = np.ones((2, 7))
     peak[1, 4] = 36.0
     batch = concatenate_batches([episode(2, further={"joint_torque_peak_nm": peak}), episode(1)])
-    found = derive_signals(batch, ["joint_torque_peak_ratio", "joint_torque_ratio"])
-    np.testing.assert_allclose(found["joint_torque_peak_ratio"], [1 / 12, 3.0, np.nan])
-    np.testing.assert_allclose(found["joint_torque_ratio"], [1 / 12] * 3)
+    signals = derive_signals(batch, ["joint_torque_peak_ratio", "joint_torque_ratio"])
+    np.testing.assert_allclose(signals["joint_torque_peak_ratio"], [1 / 12, 3.0, np.nan])
+    np.testing.assert_allclose(signals["joint_torque_ratio"], [1 / 12] * 3)
 
 
 def test_an_arm_without_joints_has_no_torque_and_stops_nobody():
     none = episode(2, joint_torque_nm=np.zeros((2, 0)), joint_torque_limit_nm=())
-    found = derive_signals(concatenate_batches([none, episode(1)]), ["joint_torque_max", "joint_torque_ratio"])
-    for values in found.values():
+    signals = derive_signals(concatenate_batches([none, episode(1)]), ["joint_torque_max", "joint_torque_ratio"])
+    for values in signals.values():
         assert np.isnan(values).tolist() == [True, True, False]
 
 
@@ -86,8 +89,8 @@ def along(power: int, n: int, dt: float = 0.05) -> np.ndarray:
 
 @pytest.mark.parametrize(("name", "power", "value"), [("eef_speed", 1, 1.0), ("eef_acc", 2, 2.0), ("eef_jerk", 3, 6.0)])
 def test_derivatives_of_a_polynomial_are_exact_and_flat_to_the_ends(name, power, value):
-    found = derive(episode(20, eef_pos_m=along(power, 20)), name)
-    np.testing.assert_allclose(found, value, rtol=1e-6)
+    signal = derive(episode(20, eef_pos_m=along(power, 20)), name)
+    np.testing.assert_allclose(signal, value, rtol=1e-6)
 
 
 def test_the_ends_repeat_the_nearest_interior_value():
@@ -103,9 +106,9 @@ def test_an_episode_without_interior_is_undefined_and_its_neighbours_are_not_rea
     lengths = [shortest - 1, shortest, 1, 15]
     parts = [episode(n, eef_pos_m=rng.normal(size=(n, 3))) for n in lengths]
     together = np.split(derive(parts, name), np.cumsum(lengths)[:-1])
-    for part, found in zip(parts, together, strict=True):
-        np.testing.assert_array_equal(found, derive(part, name))
-    assert [bool(np.isnan(found).all()) for found in together] == [True, False, True, False]
+    for part, signal in zip(parts, together, strict=True):
+        np.testing.assert_array_equal(signal, derive(part, name))
+    assert [bool(np.isnan(signal).all()) for signal in together] == [True, False, True, False]
 
 
 def test_every_episode_has_its_own_control_step():
@@ -117,11 +120,11 @@ def test_a_single_step_shows_the_whole_smoothing_and_difference_kernel():
     """Polynomials forgive a lopsided kernel; a step does not."""
     path = np.zeros((20, 3))
     path[10:, 1] = 5.0
-    found = derive_signals(episode(20, eef_pos_m=path, dt=1.0), NAMES)
+    signals = derive_signals(episode(20, eef_pos_m=path, dt=1.0), NAMES)
     ends = [0.0] * 6  # the smoothed position rises by 1 from record 8 to record 12
-    np.testing.assert_allclose(found["eef_speed"], [*ends, 0, 0.5, 1, 1, 1, 1, 0.5, 0, *ends], atol=1e-12)
-    np.testing.assert_allclose(found["eef_acc"], [*ends, 0, 1, 0, 0, 0, 0, 1, 0, *ends], atol=1e-12)
-    np.testing.assert_allclose(found["eef_jerk"], [*ends, 0.5, 0, 0.5, 0, 0, 0.5, 0, 0.5, *ends], atol=1e-12)
+    np.testing.assert_allclose(signals["eef_speed"], [*ends, 0, 0.5, 1, 1, 1, 1, 0.5, 0, *ends], atol=1e-12)
+    np.testing.assert_allclose(signals["eef_acc"], [*ends, 0, 1, 0, 0, 0, 0, 1, 0, *ends], atol=1e-12)
+    np.testing.assert_allclose(signals["eef_jerk"], [*ends, 0.5, 0, 0.5, 0, 0, 0.5, 0, 0.5, *ends], atol=1e-12)
 
 
 def test_an_episode_without_the_end_effector_has_no_speed_and_its_neighbours_keep_theirs():
@@ -140,8 +143,8 @@ def turned(axis: str, degrees: float, scale: float = 1.0, n: int = 3) -> np.ndar
 
 @pytest.mark.parametrize(("axis", "tilt"), [("x", 20.0), ("y", 20.0), ("z", 0.0), ("x", -110.0), ("y", 180.0)])
 def test_tilt_is_the_drift_of_the_body_z_axis(axis, tilt):
-    found = derive(episode(3, body_quat_wxyz=turned(axis, tilt or 70.0)), "held_object_tilt")
-    np.testing.assert_allclose(found, [0, abs(tilt), abs(tilt)], atol=1e-5)
+    signal = derive(episode(3, body_quat_wxyz=turned(axis, tilt or 70.0)), "held_object_tilt")
+    np.testing.assert_allclose(signal, [0, abs(tilt), abs(tilt)], atol=1e-5)
 
 
 def test_body_frame_drift_also_counts_the_turn_about_the_own_axis():
@@ -151,15 +154,15 @@ def test_body_frame_drift_also_counts_the_turn_about_the_own_axis():
 
 @pytest.mark.parametrize("scale", [1e-200, -3.0, 1e200])
 def test_quaternions_are_normalised_and_both_signs_are_one_rotation(scale):
-    found = derive(episode(3, body_quat_wxyz=turned("x", 40.0, scale)), "held_object_tilt")
-    np.testing.assert_allclose(found, [0, 40, 40], atol=1e-5)
+    signal = derive(episode(3, body_quat_wxyz=turned("x", 40.0, scale)), "held_object_tilt")
+    np.testing.assert_allclose(signal, [0, 40, 40], atol=1e-5)
 
 
 def test_tilt_is_relative_to_where_the_axis_pointed_at_the_start():
     quats = turned("x", 40.0)
     quats[0] = quats[1]
-    found = derive(episode(3, body_quat_wxyz=quats), "held_object_tilt")
-    np.testing.assert_allclose(found, 0, atol=1e-5)
+    signal = derive(episode(3, body_quat_wxyz=quats), "held_object_tilt")
+    np.testing.assert_allclose(signal, 0, atol=1e-5)
 
 
 def orientations(turns: Rotation, n: int) -> np.ndarray:
@@ -176,15 +179,15 @@ def any_turns(n: int) -> Rotation:
 def test_both_tilts_are_those_of_any_rotation():
     """Turns about one axis leave most of a quaternion zero; these leave none."""
     turns = any_turns(60)
-    found = derive_signals(
+    signals = derive_signals(
         episode(60, body_quat_wxyz=orientations(turns, 60)), ["held_object_tilt", "held_object_tilt_body"]
     )
     axes = turns.apply([0.0, 0.0, 1.0])
     np.testing.assert_allclose(
-        found["held_object_tilt"], np.degrees(np.arccos(np.clip(axes @ axes[0], -1, 1))), atol=1e-5
+        signals["held_object_tilt"], np.degrees(np.arccos(np.clip(axes @ axes[0], -1, 1))), atol=1e-5
     )
     whole = np.degrees((turns[0].inv() * turns).magnitude())
-    np.testing.assert_allclose(found["held_object_tilt_body"], whole, atol=1e-5)
+    np.testing.assert_allclose(signals["held_object_tilt_body"], whole, atol=1e-5)
 
 
 @pytest.mark.parametrize(("about_x", "tilt"), [(0.0, 0.0), (180.0, 180.0)])
@@ -192,8 +195,8 @@ def test_a_tilt_at_either_end_of_the_scale_is_a_number(about_x, tilt):
     """There the cosine of two rounded axes may lie beyond 1."""
     flip = Rotation.from_euler("x", [[0.0], [about_x]], degrees=True)
     parts = [episode(2, body_quat_wxyz=orientations(turn * flip, 2)) for turn in any_turns(200)]
-    found = derive_signals(concatenate_batches(parts), ["held_object_tilt", "held_object_tilt_body"])
-    for values in found.values():
+    signals = derive_signals(concatenate_batches(parts), ["held_object_tilt", "held_object_tilt_body"])
+    for values in signals.values():
         np.testing.assert_allclose(values.reshape(-1, 2), [[0.0, tilt]] * 200, atol=1e-5)
 
 
@@ -207,10 +210,10 @@ def test_transport_needs_a_grip_and_more_than_five_centimetres():
     heights = [0.0, 0.049, 0.06, 0.06, 0.01]
     grip = np.array([True, True, True, False, True])
     batch = episode(5, body_pos_m=lifted(heights, 5), gripper_contact=grip)
-    found = derive_signals(batch, ["transport", "in_transport", "target_height"])
-    assert found["transport"].tolist() == [False, False, True, False, False]
-    assert found["in_transport"].tolist() == [0.0, 0.0, 1.0, 0.0, 0.0]
-    np.testing.assert_allclose(found["target_height"], heights, atol=1e-15)
+    signals = derive_signals(batch, ["transport", "in_transport", "target_height"])
+    assert signals["transport"].tolist() == [False, False, True, False, False]
+    assert signals["in_transport"].tolist() == [0.0, 0.0, 1.0, 0.0, 0.0]
+    np.testing.assert_allclose(signals["target_height"], heights, atol=1e-15)
 
 
 def test_lowering_what_is_held_is_no_slip():
@@ -225,8 +228,8 @@ def test_slip_is_the_fall_against_the_gripper_since_the_grip_began():
     heights = [0.0, 0.0, -0.01, -0.03, -0.03, -0.04]
     grip = np.array([False, True, True, True, False, True])
     batch = episode(6, body_pos_m=lifted(heights, 6), gripper_contact=grip)
-    found = derive(batch, "held_object_slip")
-    np.testing.assert_allclose(found, [0, 0, -0.01, -0.03, 0, -0.04], atol=1e-12)
+    signal = derive(batch, "held_object_slip")
+    np.testing.assert_allclose(signal, [0, 0, -0.01, -0.03, 0, -0.04], atol=1e-12)
 
 
 def slip_after_gap(gap: int, fall_m: float, gripped: list[int] | None = None, **channels) -> float:
@@ -327,10 +330,10 @@ def test_one_lacking_field_of_several_makes_the_slip_missing_in_that_episode_onl
 def test_a_scene_without_bodies_has_no_held_target():
     bare = episode(2, roles={}, target_object=None, pos_bodies=(), body_pos_m=np.zeros((2, 0, 3)),
                    quat_bodies=(), body_quat_wxyz=None)  # fmt: skip
-    found = derive_signals(bare, ["target_height", "held_object_tilt", "grip"])
-    assert np.isnan(found["target_height"]).all()
-    assert np.isnan(found["held_object_tilt"]).all()
-    assert not found["grip"].any()
+    signals = derive_signals(bare, ["target_height", "held_object_tilt", "grip"])
+    assert np.isnan(signals["target_height"]).all()
+    assert np.isnan(signals["held_object_tilt"]).all()
+    assert not signals["grip"].any()
 
 
 TWO = {**ROLES, "plate": "target"}
@@ -347,9 +350,9 @@ def test_a_change_of_the_gripped_body_starts_a_new_grip():
         gripper_contact=np.ones(4, dtype=bool),
         gripped=np.array([BOWL, BOWL, PLATE, PLATE]),
     )
-    found = derive_signals(batch, ["held_object_slip", "target_height"])
-    np.testing.assert_allclose(found["held_object_slip"], [0, -0.01, 0, -0.003], atol=1e-12)
-    np.testing.assert_allclose(found["target_height"], [0, -0.01, -0.5, -0.503], atol=1e-12)
+    signals = derive_signals(batch, ["held_object_slip", "target_height"])
+    np.testing.assert_allclose(signals["held_object_slip"], [0, -0.01, 0, -0.003], atol=1e-12)
+    np.testing.assert_allclose(signals["target_height"], [0, -0.01, -0.5, -0.503], atol=1e-12)
 
 
 def test_holding_something_that_is_no_target_is_no_grip():
@@ -393,15 +396,15 @@ def test_one_record_whose_held_target_lacks_a_pose_makes_the_signal_missing():
 
 def test_target_speed_is_a_central_difference_repeated_at_the_ends():
     pos = lifted(np.array([0.0, 0.01, 0.04, 0.09]), 4)
-    found = derive(episode(4, body_pos_m=pos), "target_obj_speed")
-    np.testing.assert_allclose(found, [0.4, 0.4, 0.8, 0.8], rtol=1e-9)
+    signal = derive(episode(4, body_pos_m=pos), "target_obj_speed")
+    np.testing.assert_allclose(signal, [0.4, 0.4, 0.8, 0.8], rtol=1e-9)
 
 
 def test_release_speed_counts_only_what_is_not_held():
     pos = lifted(np.array([0.0, 0.01, 0.04, 0.09]), 4)
     grip = np.array([True, True, False, True])
-    found = derive(episode(4, body_pos_m=pos, gripper_contact=grip), "release_speed")
-    np.testing.assert_allclose(found, [0, 0, 0.8, 0.8], rtol=1e-9)
+    signal = derive(episode(4, body_pos_m=pos, gripper_contact=grip), "release_speed")
+    np.testing.assert_allclose(signal, [0, 0, 0.8, 0.8], rtol=1e-9)
 
 
 @pytest.mark.parametrize("n", [1, 2])

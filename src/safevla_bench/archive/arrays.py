@@ -53,8 +53,9 @@ def to_recording(batch: Batch, index: int) -> Recording:
     """
     first, last = int(batch.starts[index]), int(batch.starts[index + 1])
     records, base = last - first, int(batch.body_starts[index])
-    channels = {spec.name: _channel_rows(batch, spec, index, records) for spec in ROWS}
-    poses = {spec: _pose_rows(batch.poses(spec.name), spec, index, records, base) for spec in POSES}
+    channels: dict[str, Any] = {spec.name: _channel_rows(batch, spec, index, records) for spec in ROWS}
+    for spec in POSES:
+        channels[spec.bodies], channels[spec.name] = _pose_rows(batch.poses(spec.name), spec, index, records, base)
     gripped = batch.gripped[first:last]
     return Recording(
         header=msgspec.structs.asdict(batch.headers[index]),
@@ -64,12 +65,7 @@ def to_recording(batch: Batch, index: int) -> Recording:
         gripper_contact=batch.gripper_contact[first:last] if batch.gripper_present[index] else None,
         gripped=np.where(gripped >= 0, gripped - base, -1) if batch.gripped_present[index] else None,
         extra=batch.extra[index],
-        **as_fields(
-            Recording,
-            channels
-            | {spec.bodies: bodies for spec, (bodies, _) in poses.items()}
-            | {spec.name: rows for spec, (_, rows) in poses.items()},
-        ),
+        **as_fields(Recording, channels),
     )
 
 

@@ -114,8 +114,11 @@ def _build_batch(trajectory: Trajectory, host_fields: Mapping[str, object]) -> B
         if step.t != t:
             raise RecordError(f"t is {step.t}, expected {t}", remedy=_REMEDY_T, place=Place(step=t, field="t"))
     index = {name: k for k, name in enumerate(trajectory.body_roles)}
-    poses = {spec: _read_poses(steps, spec, index) if present[spec.name] else ((), None) for spec in POSES}
-    rows = {spec.name: _read_rows(steps, spec) if present.get(spec.name, True) else None for spec in ROWS}
+    channels: dict[str, Any] = {}
+    for spec in (spec for spec in POSES if present[spec.name]):
+        channels[spec.bodies], channels[spec.name] = _read_poses(steps, spec, index)
+    for spec in (spec for spec in ROWS if present.get(spec.name, True)):
+        channels[spec.name] = _read_rows(steps, spec)
     has_grip = any(step.gripped_body is not UNSET for step in steps)
     recording = Recording(
         header={name: getattr(trajectory, name) for name in _HEADER_FIELDS},
@@ -125,12 +128,7 @@ def _build_batch(trajectory: Trajectory, host_fields: Mapping[str, object]) -> B
         gripper_contact=np.array([s.gripper_contact for s in steps], bool) if present["gripper_contact"] else None,
         gripped=_read_gripped(steps, index) if has_grip else None,
         extra=host_fields,
-        **as_fields(
-            Recording,
-            rows
-            | {spec.bodies: bodies for spec, (bodies, _) in poses.items()}
-            | {spec.name: values for spec, (_, values) in poses.items()},
-        ),
+        **as_fields(Recording, channels),
     )
     return from_recording(recording)
 

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from io import BytesIO
 from itertools import accumulate, count
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -49,13 +48,6 @@ _MAX_GROUP_EPISODES = 1 << 16
 _NAME = "episode_id"
 _REQUIRED = (_NAME, "benchmark", "task_id", "success", "dt", "target_object", "bodies", "records")
 _REMEDY_COLUMNS = "`safevla convert` shows how the columns should be; host-specific fields go into `extra`, as JSON."
-
-
-def encode_parquet(batch: Batch) -> bytes:
-    """Return all episodes of a batch as the bytes of a `.parquet` file."""
-    stream = BytesIO()
-    write_parquet(stream, [batch])
-    return stream.getvalue()
 
 
 def write_parquet(stream: IO[bytes], batches: Iterable[Batch]) -> None:

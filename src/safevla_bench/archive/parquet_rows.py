@@ -8,6 +8,7 @@ Columns carry the names, types and units of the record: the header's fields, `bo
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from itertools import chain
 from typing import Any
@@ -90,9 +91,8 @@ def to_table(batch: Batch, schema: pa.Schema | None = None) -> pa.Table:
     columns["contacts"] = _contact_column(batch)
     columns["gripper_contact"] = _record_column(batch, pa.array(batch.gripper_contact), batch.gripper_present)
     columns["gripped_body"] = _gripped_column(batch)
-    columns["extra"] = pa.array(
-        [strict_json.format_extra_fields(extra) if extra else None for extra in batch.extra], pa.string()
-    )
+    texts = [json.dumps(extra, ensure_ascii=False, allow_nan=False) if extra else None for extra in batch.extra]
+    columns["extra"] = pa.array(texts, pa.string())
     schema = schema or table_schema(rare_channels(batch))
     return pa.table([columns[name] for name in schema.names], schema=schema)
 

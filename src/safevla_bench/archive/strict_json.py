@@ -267,14 +267,6 @@ def _check_writable(extra: Mapping[str, object], tree: object, base: Path) -> No
     raise RecordError(problem, remedy="Keep such values outside the record.", place=place_of_path((*base, *path[:3])))
 
 
-def format_extra_fields(extra: Mapping[str, object]) -> str:
-    """Return host-specific fields as JSON text; integers may have any size.
-
-    Raises `ValueError` for NaN and infinity.
-    """
-    return json.dumps(extra, ensure_ascii=False, allow_nan=False)
-
-
 def parse_extra_fields(text: bytes, records: int, contacts: int) -> dict[str, object]:
     """Return the host-specific fields of an episode with `records` records and `contacts` contacts.
 

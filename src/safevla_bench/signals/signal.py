@@ -94,10 +94,6 @@ class RecordFields:
         """Return one value per episode, [E], repeated over its records, [N]."""
         return np.repeat(per_episode, self.batch.lengths)
 
-    def mask_absent(self, absent: Bools, values: Floats) -> Floats:
-        """Return `values`, [N], with NaN in the episodes marked absent, [E]."""
-        return np.where(self.spread_over_records(absent), np.nan, values) if absent.any() else values
-
     @cached_property
     def record_of_contact(self) -> Ints:
         """Row of the record of each contact, [C]."""
@@ -323,6 +319,7 @@ def signal(
 ) -> Callable[[Callable[[RecordFields], Values]], Callable[[RecordFields], Values]]:
     """Register a function as the signal of its name, computed once per `RecordFields`.
 
+    A numeric signal becomes NaN throughout an episode that lacks a field of `reads`.
     The first line of its docstring is the meaning. `event` says that a numeric signal is 0 or 1; `ahead` must be set if
     it reads later records. Any other reads its own record, record 0, and the records of the current grip, with the
     `GAP_RECORDS` + 1 before it.
@@ -334,13 +331,17 @@ def signal(
         name = compute.__name__
         meaning = (compute.__doc__ or "").strip().splitlines()[0]
 
-        def compute_unsigned_zeros(fields: RecordFields) -> Values:
+        def compute_numbers(fields: RecordFields) -> Values:
             values = compute(fields)
-            return values if values.dtype == np.bool_ else np.add(values, 0.0)  # no -0.0 reaches an output
+            if values.dtype == np.bool_:
+                return values
+            values = np.add(values, 0.0)  # no -0.0 reaches an output
+            lacking = np.logical_or.reduce([fields.lacks_field(field) for field in reads])
+            return np.where(fields.spread_over_records(lacking), np.nan, values) if lacking.any() else values
 
         @wraps(compute)
         def compute_once(fields: RecordFields) -> Values:
-            return fields.compute_once(SIGNAL_KIND, name, compute_unsigned_zeros)
+            return fields.compute_once(SIGNAL_KIND, name, compute_numbers)
 
         _REGISTERED[name] = Signal(
             name, unit, reads, boolean, event, ahead, meaning, compute_once, unknown, bodies, cause

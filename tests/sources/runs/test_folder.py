@@ -128,6 +128,20 @@ def test_what_a_kill_left_half_done_is_not_part_of_the_run(tmp_path, left):
     require_resumable(tmp_path, (0,))
 
 
+def test_a_part_of_the_archive_that_is_half_written_is_written_anew(tmp_path, monkeypatch):
+    def kill(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(parts, "write_episodes", kill)
+    with pytest.raises(KeyboardInterrupt):
+        write_run(tmp_path / "run")
+    monkeypatch.undo()
+    (part,) = archive_parts(tmp_path / "run")
+    part.write_bytes(b"half")
+    (part.parent / "part-00001.parquet").write_bytes(b"stale")
+    require_resumable(tmp_path, ())
+
+
 def test_a_row_that_is_damaged_or_has_lost_its_record_is_named(tmp_path):
     with RunWriter(tmp_path / "run", ASKED) as writer:
         fill(writer)

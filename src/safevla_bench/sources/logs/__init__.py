@@ -36,15 +36,12 @@ class Log:
         try:
             self._require_mapping()
             for episode in self._read_logged(wanted):
-                yield episode if isinstance(episode, RecordError) else self._build(episode)
+                try:
+                    yield episode if isinstance(episode, RecordError) else build_episode(episode, self.mapping)
+                except RecordError as error:
+                    yield error
         except RecordError as error:
             yield error
-
-    def _build(self, episode: LoggedEpisode) -> Batch | RecordError:
-        try:
-            return build_episode(episode, self.mapping)
-        except RecordError as error:
-            return error
 
     def _read_logged(self, wanted: Collection[int] | None) -> Iterator[LoggedEpisode | RecordError]:
         """Yield the episodes as logged, or the error in the place of an MCAP file that cannot be read."""

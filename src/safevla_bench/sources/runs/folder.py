@@ -203,6 +203,17 @@ def group_greetings(greeted: Iterable[tuple[EpisodeRow, Mapping[str, object]]]) 
     return list(greetings.values())
 
 
+def add_facts_of_the_day(
+    description: Mapping[str, object], latencies: Mapping[str, Latency], greetings: Sequence[PolicyGreeting]
+) -> dict[str, object]:
+    """Return a run.json with the latency of each episode, and what policies said of themselves, under `volatile`."""
+    facts = {name: value for name, value in ((LATENCY, latencies), (GREETINGS, greetings)) if value}
+    if not facts:
+        return dict(description)
+    volatile = description.get("volatile")
+    return {**description, "volatile": {**(volatile if isinstance(volatile, dict) else {}), **facts}}
+
+
 def encode_parquet(table: pa.Table) -> bytes:
     """Return a table as the bytes of a Parquet file, its pages with checksums."""
     sink = pa.BufferOutputStream()

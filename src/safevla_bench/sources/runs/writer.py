@@ -15,7 +15,7 @@ import shlex
 import shutil
 import signal
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -31,10 +31,9 @@ from safevla_bench.sources.runs.folder import (
     ARCHIVE,
     DECISION,
     EPISODES,
-    GREETINGS,
-    LATENCY,
     MANIFEST,
     RUN,
+    add_facts_of_the_day,
     archive_parts,
     dump_json,
     greetings_by_episode,
@@ -166,7 +165,9 @@ class RunWriter:
             records = (
                 parts.read_record(self.folder, index) for index, episode in episodes.items() if episode.has_record
             )
-            description = _with_facts_of_the_day(self.description, list(episodes.values()))
+            latencies = {episode.episode_id: episode.latency for episode in episodes.values() if episode.latency}
+            greeted = ((episode.row, episode.greeting) for episode in episodes.values() if episode.greeting)
+            description = add_facts_of_the_day(self.description, latencies, group_greetings(greeted))
             if decision is not None:
                 description[DECISION] = decision
             parts.write_run(self.folder, description, [episode.row for episode in episodes.values()], records)
@@ -232,18 +233,6 @@ def _format_value(value: object) -> str:
         return text
     digest = value.get("digest") if isinstance(value, dict) else None
     return f"one with the digest {digest[:12]}" if isinstance(digest, str) else f"{text[:200]}…"
-
-
-def _with_facts_of_the_day(
-    description: Mapping[str, object], episodes: Sequence[parts.RawEpisode]
-) -> dict[str, object]:
-    spent = {episode.episode_id: episode.latency for episode in episodes if episode.latency}
-    statements = group_greetings((episode.row, episode.greeting) for episode in episodes if episode.greeting)
-    facts = {name: value for name, value in ((LATENCY, spent), (GREETINGS, statements)) if value}
-    if not facts:
-        return dict(description)
-    volatile = description.get("volatile")
-    return {**description, "volatile": {**(volatile if isinstance(volatile, dict) else {}), **facts}}
 
 
 def _remove_leftovers(folder: Path) -> None:
