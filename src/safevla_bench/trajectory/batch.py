@@ -81,6 +81,11 @@ class Contacts:
     force_n: Floats
     impulse_ns: Floats
 
+    def take(self, rows: Ints | slice, starts: Ints, present: Bools, shift: Ints | int = 0) -> Contacts:
+        """Return the contacts in `rows` with these offsets, their bodies moved by `shift` in the body table."""
+        a, b = self.a[rows] + shift, self.b[rows] + shift
+        return Contacts(present, starts, a, b, self.force_n[rows], self.impulse_ns[rows])
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -250,14 +255,7 @@ def select_episodes(batch: Batch, episodes: Sequence[int] | Ints) -> Batch:
             lambda spec: _select_channel(batch.channel(spec.name), chosen),
             lambda spec: _select_poses(batch.poses(spec.name), chosen, shift),
         ),
-        contacts=Contacts(
-            present=batch.contacts.present[chosen],
-            starts=contact_starts,
-            a=batch.contacts.a[contacts] + contact_shift,
-            b=batch.contacts.b[contacts] + contact_shift,
-            force_n=batch.contacts.force_n[contacts],
-            impulse_ns=batch.contacts.impulse_ns[contacts],
-        ),
+        contacts=batch.contacts.take(contacts, contact_starts, batch.contacts.present[chosen], contact_shift),
         gripper_contact=batch.gripper_contact[records],
         gripper_present=batch.gripper_present[chosen],
         gripped=_shift_bodies(batch.gripped[records], np.repeat(shift, np.diff(starts))),

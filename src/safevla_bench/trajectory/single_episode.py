@@ -114,18 +114,12 @@ def select_record(batch: Batch, t: int) -> Batch:
     Action, simulator state and host-specific fields are left out; bodies and their numbers stay.
     """
     at = t % int(batch.starts[-1])
-    touching = slice(batch.contacts.starts[at], batch.contacts.starts[at + 1])
+    contacts = batch.contacts
+    first, end = int(contacts.starts[at]), int(contacts.starts[at + 1])
     return replace(
         batch,
         starts=np.array([0, 1], dtype=np.int64),
-        contacts=Contacts(
-            present=batch.contacts.present,
-            starts=np.array([0, touching.stop - touching.start], dtype=np.int64),
-            a=batch.contacts.a[touching],
-            b=batch.contacts.b[touching],
-            force_n=batch.contacts.force_n[touching],
-            impulse_ns=batch.contacts.impulse_ns[touching],
-        ),
+        contacts=contacts.take(slice(first, end), np.array([0, end - first], dtype=np.int64), contacts.present),
         gripper_contact=batch.gripper_contact[at : at + 1],
         gripped=batch.gripped[at : at + 1],
         extra=({},),
