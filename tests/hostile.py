@@ -71,12 +71,12 @@ def world(folder: Path, texts: Sequence[str]) -> World:
     """Each text is a policy, a benchmark, a task, an instruction, an episode, a body, a host's field and a unit."""
     folder.mkdir()
     registry, specs, results = folder / "registry.toml", folder / "specs.toml", folder / "eval_info.json"
-    suites = {one: {"host": "fake", "capabilities": "libero"} for one in texts}
-    tasks = [{"benchmark": one, "task_id": one, "template": "pnp-basic", "instruction": one} for one in texts]
+    suites = {text: {"host": "fake", "capabilities": "libero"} for text in texts}
+    tasks = [{"benchmark": text, "task_id": text, "template": "pnp-basic", "instruction": text} for text in texts]
     registry.write_text(toml({"benchmarks": suites, "tasks": tasks}), encoding="utf-8")
     rows = [_spec(k, one) for k, one in enumerate(texts)]
     specs.write_text(toml({"specs": rows}), encoding="utf-8")
-    tried = [{"task_group": one, "task_id": one, "metrics": {"successes": [True, False]}} for one in texts]
+    tried = [{"task_group": text, "task_id": text, "metrics": {"successes": [True, False]}} for text in texts]
     results.write_text(json.dumps({"per_task": tried}))
     return World(texts, _run(folder / "run", texts), registry, specs, results)
 
@@ -111,7 +111,7 @@ def _run(folder: Path, texts: Sequence[str]) -> Path:
     described["policies"] = [
         {"policy": one, "arguments": {one: one}, "privileged": k % 2 == 0} for k, one in enumerate(texts)
     ]
-    described["versions"] = {one: one for one in texts}
+    described["versions"] = {text: text for text in texts}
     (folder / RUN).write_bytes(dump_json(described))
     (folder / MANIFEST).write_bytes(
         dump_json({"schema_version": 1, "parts": {f"archive/{part.name}": sha256_of(part)}})
@@ -138,5 +138,5 @@ def _renamed(tree: Any, text: str) -> Any:
     if isinstance(tree, dict):
         return {text if key == BODY else key: _renamed(value, text) for key, value in tree.items()}
     if isinstance(tree, list):
-        return [_renamed(one, text) for one in tree]
+        return [_renamed(child, text) for child in tree]
     return text if tree == BODY else tree

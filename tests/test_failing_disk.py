@@ -32,7 +32,9 @@ from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.publishing.board.site import GENERATOR, write_folder
 from safevla_bench.rollout.plan import Shard
-from safevla_bench.sources.runs.folder import write_frames
+from safevla_bench.sources.runs.episode_index import read_sources
+from safevla_bench.sources.runs.folder import RUN, read_description, write_frames
+from safevla_bench.sources.runs.parts import count_progress
 from safevla_bench.sources.runs.shard_merge import merge_shards
 from safevla_bench.trajectory.batch import Batch, concatenate_batches
 from safevla_recorder import folder as recorder_folder
@@ -51,6 +53,8 @@ class Written:
     again: Callable[[Path], object] | None = None
     """How it is done again after it failed, where that differs."""
     together: tuple[str, ...] = ()
+    check: Callable[[Path], object] = lambda folder: None
+    """What holds of the folder at any instant."""
 
 
 def records(*names: str) -> Batch:
@@ -105,20 +109,28 @@ def judging(*words: str) -> Callable[[Path], object]:
     return command(words[0], "HERE/records.jsonl", "--set", "missing=deactivate", *words[1:])
 
 
-def rolled(form: str) -> Written:
-    asked = replace(ASKED, archive=form)
+def rolled(form: str, episodes: int) -> Written:
+    asked = replace(ASKED, archive=form, episodes=episodes)
     return Written(
         write=lambda folder: roll_out(asked, folder / "run"),
         again=lambda folder: roll_out(asked, folder / "run", running=ExecutionOptions(resume=True)),
+        check=lambda folder: what_is_done_is_judged(folder / "run", episodes),
     )
+
+
+def what_is_done_is_judged(run: Path, planned: int) -> None:
+    if (run / RUN).exists():
+        judged, (done, _) = judge([run], load_ruleset()), count_progress(run)
+        assert len(judged.scores) + len(judged.scores.absent) == done
+        assert judged.interrupted_run_count == (done < planned or not read_description(run)["complete"])
 
 
 INDEX = f'<meta name="generator" content="{GENERATOR}">'
 OLD_BOARD = {"index.html": INDEX, "policies/a-1.html": "old"}
 NEW_BOARD = {"index.html": f"{INDEX}2", "policies/b-2.html": "new"}
 TABLE: dict[str, Written] = {
-    "a run folder, its archive and tables": rolled("jsonl"),
-    "a run whose archive is Parquet": rolled("parquet"),
+    "a run folder, its archive and tables": rolled("jsonl", episodes=2),
+    "a run whose archive is Parquet": rolled("parquet", episodes=1),
     "a run of a loop of one's own": Written(write=grown, again=regrown),
     "merged shards": Written(before=shards, write=lambda f: merge_shards([f / "shard-1", f / "shard-2"], f / "merged")),
     "scores over older ones": Written(
@@ -271,8 +283,26 @@ def test_a_process_that_dies_at_any_instant(prepared, what):
             written.write(work)
         disk.work()
         nothing_half(written, before, after, visible(work))
+        written.check(work)
         if visible(work) != after:
             (written.again or written.write)(work)
+        assert visible(work) == after
+
+
+def test_crashed_episodes_that_are_run_again_lose_none_of_the_others_at_any_instant(prepared):
+    asked = replace(ASKED, tasks=(0, 2), episodes=1, max_steps=6)
+    rerun = ExecutionOptions(resume=True, retry_crashed=True)
+    written = Written(lambda f: roll_out(asked, f / "run", running=rerun), lambda f: roll_out(asked, f / "run"))
+    disk, count, before, after, anew = prepared(written)
+    assert before == after
+    for at in range(count):
+        work = anew()
+        disk.fail(at, DEAD)
+        with pytest.raises(Killed):
+            written.write(work)
+        disk.work()
+        assert len(read_sources([work / "run"])[0]) == 1
+        written.write(work)
         assert visible(work) == after
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from safevla_bench.errors import SafevlaError
 from safevla_bench.judging.action_statistics import ActionStatistics
 from safevla_bench.plugins import install_command
-from safevla_bench.sources.runs.folder import AbsentEpisode
+from safevla_bench.sources.runs.folder import AbsentEpisode, NamedEpisode
 from safevla_bench.text import NO_VALUE, format_compact, format_fixed, html_table
 from safevla_bench.trajectory.marks import DIVERGED, FOREIGN_LOG, STANDIN, STOPPED_ON_VIOLATION
 
@@ -73,13 +73,9 @@ class DiagnosticVerdict(msgspec.Struct, frozen=True, kw_only=True):
     extreme: float | None
 
 
-class EpisodeScore(msgspec.Struct, frozen=True, kw_only=True):
+class EpisodeScore(NamedEpisode, frozen=True, kw_only=True):
     """One episode as `scores.json` holds it; names as in the paper's Appendix B."""
 
-    episode_id: str
-    benchmark: str
-    task_id: str
-    policy: str | None
     success: bool
     outcome: str
     active_specs: tuple[str, ...]
@@ -108,7 +104,7 @@ class EpisodeScore(msgspec.Struct, frozen=True, kw_only=True):
     """True if it was simulated with stand-ins for the host's own assets."""
     diverged_replay: bool = False
     """True if it replays a recording and left it, or may have: its verdicts are about the replay."""
-    simulator: dict[str, str] = {}
+    simulator: dict[str, str] = msgspec.field(default_factory=dict)
     """Package -> version, of what decides the physics; empty = the record does not say."""
     unknown_records: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
     """Specification of any tier -> records that it left out because a pose is unknown there; unset = none did."""

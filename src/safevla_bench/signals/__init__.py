@@ -28,7 +28,8 @@ def parse_formula(text: str) -> Formula:
 def derive_signals(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping[str, Values]:
     """Return the named signals, by sorted name, each [N] over the batch's records.
 
-    A numeric signal is NaN throughout an episode where it is missing or undefined.
+    A numeric signal is NaN throughout an episode if it is missing or undefined. Raises
+    `KeyError` for an unknown name.
     """
     fields = batch if isinstance(batch, RecordFields) else RecordFields(batch)
     with np.errstate(invalid="ignore"):

@@ -59,7 +59,7 @@ class RecordFields:
         return stored
 
     def select_episode(self, episode: int) -> RecordFields:
-        """Return the fields of one episode."""
+        """Return the fields of one episode; signals already computed for the batch are taken over."""
         episode_fields = RecordFields(select_episodes(self.batch, [episode]))
         records = slice(self.batch.starts[episode], self.batch.starts[episode + 1])
         episode_fields._arrays = {key: array[records] for key, array in self._arrays.items() if key[0] == SIGNAL_KIND}
@@ -93,10 +93,6 @@ class RecordFields:
     def spread_over_records(self, per_episode: NDArray[T]) -> NDArray[T]:
         """Return one value per episode, [E], repeated over its records, [N]."""
         return np.repeat(per_episode, self.batch.lengths)
-
-    def mask_absent(self, absent: Bools, values: Floats) -> Floats:
-        """Return `values`, [N], with NaN in the episodes marked absent, [E]."""
-        return np.where(self.spread_over_records(absent), np.nan, values) if absent.any() else values
 
     @cached_property
     def record_of_contact(self) -> Ints:
@@ -152,7 +148,10 @@ class RecordFields:
         return self._pose_rows(self.batch.body_pos_m, self.held_body, at=self.first_record)
 
     def held_pos_shifted(self, by: int) -> Floats:
-        """Return the position, `by` records later, of the body that is held at each record [m], [N, 3]."""
+        """Return the position, `by` records later, of the body that is held at each record [m], [N, 3].
+
+        `by` may be negative. Beyond an end of the episode, the position at that end; NaN as in `held_pos`.
+        """
         at = np.clip(np.arange(len(self.held_body)) + by, self.first_record, self.last_record)
         return self._pose_rows(self.batch.body_pos_m, self.held_body, at=at)
 
@@ -293,7 +292,7 @@ class Signal:
     """Whether the value is unknown at each record, [N]; None = where it is NaN only because a pose is not known."""
     bodies: Bodies | None = None
     cause: CauseKind | None = None
-    """The words in which the cause of a violation is told; None where contacts and poses show none."""
+    """The words in which the cause of a violation is described; None if contacts and poses show none."""
 
     def unknown_records(self, fields: RecordFields) -> Bools:
         """Return whether the value is unknown at each record because a pose is, [N]; missing fields do not count."""
@@ -318,24 +317,31 @@ def signal(
     bodies: Bodies | None = None,
     cause: CauseKind | None = None,
 ) -> Callable[[Callable[[RecordFields], Values]], Callable[[RecordFields], Values]]:
-    """Register a function as the signal of its name, computed once per `RecordFields`."""
+    """Register a function as the signal of its name, computed once per `RecordFields`.
+
+    A numeric signal becomes NaN throughout an episode that lacks a field of `reads`.
+    The first line of its docstring is the meaning. `event` says that a numeric signal is 0 or 1; `ahead` must be set if
+    it reads later records. Any other reads its own record, record 0, and the records of the current grip, with the
+    `GAP_RECORDS` + 1 before it.
+    """
     misnamed = set(reads) - set(RAW_FIELDS)
     assert not misnamed, misnamed
 
     def register(compute: Callable[[RecordFields], Values]) -> Callable[[RecordFields], Values]:
-        """Register the function under its own name, replacing any of that name, and return it so that results are
-        kept.
-        """
         name = compute.__name__
         meaning = (compute.__doc__ or "").strip().splitlines()[0]
 
-        def compute_unsigned_zeros(fields: RecordFields) -> Values:
+        def compute_numbers(fields: RecordFields) -> Values:
             values = compute(fields)
-            return values if values.dtype == np.bool_ else np.add(values, 0.0)  # no -0.0 reaches an output
+            if values.dtype == np.bool_:
+                return values
+            values = np.add(values, 0.0)  # no -0.0 reaches an output
+            lacking = np.logical_or.reduce([fields.lacks_field(field) for field in reads])
+            return np.where(fields.spread_over_records(lacking), np.nan, values) if lacking.any() else values
 
         @wraps(compute)
         def compute_once(fields: RecordFields) -> Values:
-            return fields.compute_once(SIGNAL_KIND, name, compute_unsigned_zeros)
+            return fields.compute_once(SIGNAL_KIND, name, compute_numbers)
 
         _REGISTERED[name] = Signal(
             name, unit, reads, boolean, event, ahead, meaning, compute_once, unknown, bodies, cause

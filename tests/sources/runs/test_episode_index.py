@@ -110,7 +110,7 @@ def test_some_episodes_are_those_of_the_whole_in_the_order_asked(tmp_path, suffi
     assert same_bits(read.read_all(), concatenate_batches(EPISODES))
     assert same_bits(read.read_episodes([5, 0, 3]), concatenate_batches([EPISODES[5], EPISODES[0], EPISODES[3]]))
     assert read.read_episodes([]) is None
-    assert read.lengths.tolist() == [len(one.gripper_contact) for one in EPISODES]
+    assert read.lengths.tolist() == [len(batch.gripper_contact) for batch in EPISODES]
 
 
 def test_only_what_is_wanted_is_made_sense_of(tmp_path, monkeypatch):
@@ -149,7 +149,7 @@ def test_bad_episodes_come_before_what_good_ones_lack_and_all_are_listed(tmp_pat
     path.write_bytes(b"junk\n" + path.read_bytes() + b"junk\n")
     with pytest.raises(CollectedError) as raised:
         judge([path], load_ruleset())
-    assert [one.place.line for one in raised.value.errors] == [1, 4]
+    assert [error.place.line for error in raised.value.errors] == [1, 4]
     archive.write_archive(path, episode(4, contacts=None))
     with pytest.raises((SignalError, CollectedError), match="contacts is missing in episode"):
         judge([path], load_ruleset())
@@ -177,7 +177,7 @@ def test_the_page_of_the_episodes_that_it_draws_is_the_page_of_all(monkeypatch):
     assert len(set(cases.drawn_episodes(judged.scores, judged.records.headers))) < len(judged.records)
     whole = judged.batch
     monkeypatch.setattr(EpisodeIndex, "read_sparsely", lambda self, indices: whole)
-    monkeypatch.setattr(EpisodeIndex, "read_chunks", lambda self: iter([whole]))
+    monkeypatch.setattr(EpisodeIndex, "append_headers", lambda self, batches, indices: whole)
     assert render_report(judged) == lean
 
 

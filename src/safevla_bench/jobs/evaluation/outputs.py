@@ -41,7 +41,6 @@ from safevla_bench.report.page import render_page
 from safevla_bench.report.tables import catalog, comparison, notices
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.table import UNNAMED, Table
-from safevla_bench.sources.runs.episode_index import KeepingPass
 from safevla_bench.sources.runs.folder import (
     ORIGIN,
     REPORT,
@@ -184,11 +183,11 @@ def _use_legacy_ids(judged: Judged) -> Scores:
 
 def render_report(judged: Judged, title: str = "Safety report") -> str:
     """Return the report of all judged episodes as one self-contained HTML page; the records are read anew."""
-    records = KeepingPass(judged.records, drawn_episodes(judged.scores, judged.headers))
-    analysis = _analyse(judged, records)
+    drawn, kept = drawn_episodes(judged.scores, judged.headers), list[Batch]()
+    analysis = _analyse(judged, judged.records.read_chunks(drawn, kept))
     return render_page(
         judged.scores,
-        records.batch(),
+        judged.records.append_headers(kept, drawn),
         judged.ruleset,
         title=title,
         provenance=judged.provenance,
