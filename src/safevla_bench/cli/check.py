@@ -23,9 +23,8 @@ from safevla_bench.jobs.doctor.machine import Diagnosis, Level
 from safevla_bench.jobs.doctor.server import examine_server
 from safevla_bench.jobs.evaluation.judgement import describe_losses, judge
 from safevla_bench.jobs.verify import AuditPlan
-from safevla_bench.jobs.verify.record_check import CheckVerdict, Verification
-from safevla_bench.jobs.verify.replay_check import ProgressCallback
-from safevla_bench.jobs.verify.score_check import RulesetFiles
+from safevla_bench.jobs.verify.files import CheckVerdict, RulesetFiles, Verification
+from safevla_bench.jobs.verify.replays import ProgressCallback
 from safevla_bench.judging import gates
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.registration import REGISTERED

@@ -12,8 +12,8 @@ from forgeries import FORGERIES, forge
 from safevla_bench import archive
 from safevla_bench.jobs import verify
 from safevla_bench.jobs.verify import AuditPlan, audit_source
-from safevla_bench.jobs.verify.record_check import ArchiveContents
-from safevla_bench.jobs.verify.replay_check import check_replays
+from safevla_bench.jobs.verify.files import ArchiveContents
+from safevla_bench.jobs.verify.replays import check_replays
 from safevla_bench.sources.runs.folder import archive_digest, archive_parts
 
 
@@ -42,7 +42,7 @@ def test_an_audit_finds_a_forged_archive_if_it_draws_a_forged_episode_and_as_oft
     rewrite_archive(
         hasty, lambda batch: swapped(batch, FORGED) if name == TEN[-1] else forge(batch, FORGED, FORGERIES[name])
     )
-    records = ArchiveContents.read_run(hasty)
+    records = ArchiveContents.read(hasty)
     findings = check_replays(hasty, records, range(EPISODES), lambda done, what: None)
     assert {k for k, finding in enumerate(findings) if finding.verdict == "differs"} == set(FORGED)
     digest, trials = archive_digest(hasty), 1000
@@ -61,7 +61,7 @@ def test_an_audit_finds_a_forged_archive_if_it_draws_a_forged_episode_and_as_oft
 def test_draws_are_without_replacement_and_meet_the_forged_as_often_as_chance_has_it(
     hasty_run, episodes, forged, drawn
 ):
-    (header, *_) = ArchiveContents.read_run(hasty_run).headers
+    (header, *_) = ArchiveContents.read(hasty_run).headers
     headers = [type(header)(**{**fields(header), "episode_id": f"ep_{k:03d}"}) for k in range(episodes)]
     trials = 600
     draws = [AuditPlan(drawn, seed).draw(headers, "digest")[header.policy] for seed in range(trials)]
@@ -77,7 +77,7 @@ def fields(header):
 
 
 def test_the_draw_hangs_on_seed_and_finished_archive_and_repeats(hasty_run):
-    headers = ArchiveContents.read_run(hasty_run).headers
+    headers = ArchiveContents.read(hasty_run).headers
     drawn = [AuditPlan(3, seed).draw(headers, digest)["scripted:hasty"] for seed in range(20) for digest in "ab"]
     again = [AuditPlan(3, seed).draw(headers, digest)["scripted:hasty"] for seed in range(20) for digest in "ab"]
     assert drawn == again

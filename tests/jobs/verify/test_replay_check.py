@@ -12,9 +12,9 @@ from folders import rewrite_archive
 from forgeries import FORGERIES, without
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.results import evaluate_request
-from safevla_bench.jobs.verify import replay_check
-from safevla_bench.jobs.verify.record_check import ArchiveContents
-from safevla_bench.jobs.verify.record_comparison import OF_LAST_STEP, compare_records, outcome_differences
+from safevla_bench.jobs.verify import replays
+from safevla_bench.jobs.verify.files import ArchiveContents
+from safevla_bench.jobs.verify.replays import OF_LAST_STEP, compare_records, outcome_differences
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.sources.runs.folder import RUN
@@ -24,7 +24,7 @@ from safevla_recorder.channels import CHANNELS
 
 def replay(run, *indices):
     """The findings of replays of a run's episodes."""
-    return replay_check.check_replays(run, ArchiveContents.read_run(run), indices, lambda done, what: None)
+    return replays.check_replays(run, ArchiveContents.read(run), indices, lambda done, what: None)
 
 
 def alone(run, index=0):
@@ -71,7 +71,7 @@ def test_contents_under_another_episodes_name_are_found(hasty):
 
 def test_an_episode_that_goes_on_after_its_success_is_found(hasty):
     header = alone(hasty).headers[0]
-    planned = replay_check._read_setting(hasty).plan(header)
+    planned = replays._read_setting(hasty).plan(header)
     steps = planned.horizon
     found = outcome_differences(header, [False, True, *[False] * (steps - 3), True], planned)
     assert [(one.channel, one.step) for one in found] == [("success", 2)]
@@ -126,8 +126,8 @@ def test_each_forgery_of_a_libero_episode_is_found(tmp_path, monkeypatch):
             once.append(play(*arguments))
         return once[0]
 
-    play = replay_check._replay_actions
-    monkeypatch.setattr(replay_check, "_replay_actions", replay_once)
+    play = replays._replay_actions
+    monkeypatch.setattr(replays, "_replay_actions", replay_once)
     record = alone(run)
     for name, forgery in FORGERIES.items():
         rewrite_archive(run, lambda batch, forgery=forgery: forgery(record))

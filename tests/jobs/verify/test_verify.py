@@ -21,8 +21,8 @@ from safevla_bench.jobs.evaluation.judgement import RULES, judge
 from safevla_bench.jobs.evaluation.outputs import write_outputs
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.results import evaluate_request
-from safevla_bench.jobs.verify import record_check, replay_check, score_check, verify_run
-from safevla_bench.jobs.verify.score_check import RulesetFiles
+from safevla_bench.jobs.verify import files, replays, verify_run
+from safevla_bench.jobs.verify.files import RulesetFiles
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.sources.runs.folder import EPISODES, MANIFEST, RUN, SCORES, SCORES_TABLE, archive_parts, dump_json
 from safevla_bench.sources.runs.sources import open_source
@@ -151,7 +151,7 @@ ROWS = [{"episode_id": "a", "vsi": 0.0, "safe": True}, {"episode_id": "b", "vsi"
 )
 def test_each_difference_of_two_score_documents_is_named_once(rows, library, sentences):
     written, expected = {"episodes": rows, "library": library}, {"episodes": ROWS, "library": "x"}
-    named = list(score_check._document_differences(written, expected))
+    named = list(files._document_differences(written, expected))
     assert len(named) == len(set(named))
     if rows == ROWS[::-1]:  # every field is another one
         assert named[0] == sentences[0]
@@ -217,8 +217,8 @@ def test_which_episodes_are_replayed_depends_on_their_names_and_never_on_their_o
     (part,) = archive_parts(run)
     batch = archive.open_archive(part)
     turned = select_episodes(batch, [3, 2, 1, 0])
-    names = {batch.headers[k].episode_id for k in replay_check.choose_episodes(batch.headers, 2)}
-    assert names == {turned.headers[k].episode_id for k in replay_check.choose_episodes(turned.headers, 2)}
+    names = {batch.headers[k].episode_id for k in replays.choose_episodes(batch.headers, 2)}
+    assert names == {turned.headers[k].episode_id for k in replays.choose_episodes(turned.headers, 2)}
 
 
 def test_a_record_without_states_is_compared_in_all_that_is_judged_and_it_is_said(run):
@@ -244,7 +244,7 @@ def test_a_host_of_another_version_or_that_is_not_here_replays_nothing_and_it_is
     def absent(name, arguments, named_by):
         raise HostError("not installed")
 
-    monkeypatch.setattr(replay_check.hosts, "make_host", absent)
+    monkeypatch.setattr(replays.hosts, "make_host", absent)
     assert "not installed" in left_out(verify_run(run, replay=1))["replay"]
 
 
@@ -325,7 +325,7 @@ def test_what_was_asked_for_and_could_not_be_checked_is_no_agreement(run, monkey
     def absent(name, arguments, named_by):
         raise HostError("not installed")
 
-    monkeypatch.setattr(replay_check.hosts, "make_host", absent)
+    monkeypatch.setattr(replays.hosts, "make_host", absent)
     assert not verify_run(run).has_open_checks
     assert verify_run(run, replay=1).has_open_checks
 
@@ -344,17 +344,17 @@ def test_records_are_read_batch_by_batch_and_none_is_kept(run, monkeypatch):
             assert sum(reference() is not None for reference in references) <= 2
 
     monkeypatch.setattr(archive, "read_episodes", count_batches)
-    assert len(record_check.ArchiveContents.read_run(run).headers) == len(references) == 4
+    assert len(files.ArchiveContents.read(run).headers) == len(references) == 4
 
 
 def test_where_every_start_fails_all_are_named(run, monkeypatch):
     edited(run / RUN, in_own_loop)
-    monkeypatch.setattr(replay_check, "_episode_starts", lambda *_: [EpisodeSeed(0, seed, 0) for seed in (1, 2)])
+    monkeypatch.setattr(replays, "_episode_starts", lambda *_: [EpisodeSeed(0, seed, 0) for seed in (1, 2)])
 
     def fail(host, task, seed, episode):
         raise {1: ValueError("boom"), 2: HostError("no room")}[seed.env_seed]
 
-    monkeypatch.setattr(replay_check, "_replay_actions", fail)
+    monkeypatch.setattr(replays, "_replay_actions", fail)
     (reason,) = left_out(verify_run(run, replay=1)).values()
     assert "no room" in reason
     assert "Before that, from another start that the record tells: the simulator raised ValueError: boom." in reason
@@ -373,7 +373,7 @@ def test_a_libero_episode_replays_bit_for_bit(tmp_path):
 def noticed(run):
     """Whether the digests, without any judging, or the reading of run.json notice a change."""
     try:
-        findings = [*record_check.check_parts(run), *record_check.check_files(run)]
+        findings = [*files.check_parts(run), *files.check_files(run)]
     except RunError:
         return True
     return any(finding.verdict == "differs" for finding in findings)

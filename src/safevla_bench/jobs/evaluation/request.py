@@ -112,7 +112,7 @@ class Request:
         """
         description = read_description(run)
         protocol = description.get("protocol")
-        if isinstance(protocol, Mapping) and protocol.get("name") == _OWN_LOOP:
+        if isinstance(protocol, Mapping) and protocol.get("name") == OWN_LOOP:
             remedy = "Run that script with another out=. What is there can be judged: safevla score."
             problem = "a script of your own recorded this (safevla_recorder.record), and only that can go on with it"
             raise RunError(problem, remedy=remedy, place=Place(file=str(run / RUN)))
@@ -171,7 +171,7 @@ def _read_registered(description: Mapping[str, object], run: Path) -> Registrati
         raise RunError(problem, remedy="Restore the file.", place=place) from None
 
 
-_OWN_LOOP = "own loop"
+OWN_LOOP = "own loop"
 """The protocol of a folder of `safevla_recorder.record`."""
 
 
