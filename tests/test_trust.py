@@ -49,7 +49,7 @@ PLACES = {
     ("jobs/demo.py", "make_policy"): OWN,
     ("jobs/demo.py", "make_host"): OWN,
     ("jobs/verify/replays.py", "make_host"): GUARD,  # verify --replay, with the arguments in run.json
-    ("cli/frames.py", "make_host"): INSTALLED,
+    ("cli/pictures.py", "make_host"): INSTALLED,
     ("jobs/evaluation/outputs.py", "make_host"): INSTALLED,  # show --html
     ("training/export.py", "make_host"): INSTALLED,  # export --cameras
     # Tags of hosts

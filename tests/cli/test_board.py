@@ -26,7 +26,7 @@ def test_runs_and_published_results_stand_on_one_site(safevla, archive, tmp_path
     assert [path.name[:-18] for path in reports] == ["scripted-careful", "scripted-hasty"]
     assert "Safety report: scripted:hasty" in reports[1].read_text()
     before = {path: path.read_bytes() for path in out.rglob("*.html")}
-    assert safevla("board", archive, "--out", out)[0] == 0
+    safevla.ok("board", archive, "--out", out)
     assert before == {path: path.read_bytes() for path in out.rglob("*.html")}
 
 
@@ -38,22 +38,20 @@ def test_without_runs_the_published_results_are_all_there_is(safevla, tmp_path):
 
 
 def test_reports_can_be_left_out(safevla, archive, tmp_path):
-    assert safevla("board", archive, "--out", tmp_path / "site", "--no-reports")[0] == 0
+    safevla.ok("board", archive, "--out", tmp_path / "site", "--no-reports")
     assert not (tmp_path / "site" / "reports").exists()
 
 
 def test_an_ablation_is_refused(safevla, archive, tmp_path):
-    code, _, err = safevla("board", archive, "--out", tmp_path / "site", "--set", "applicability=off")
-    assert code == 2
-    assert "no result to publish" in err
+    assert "no result to publish" in safevla.refuses(
+        "board", archive, "--out", tmp_path / "site", "--set", "applicability=off"
+    )
     assert not (tmp_path / "site").exists()
 
 
 def test_a_folder_that_is_in_the_way_is_refused_before_anything_is_judged(safevla, tmp_path):
     (tmp_path / "mine.txt").write_text("")
-    code, _, err = safevla("board", tmp_path / "missing.jsonl", "--out", tmp_path)
-    assert code == 2
-    assert "holds no board" in err
+    assert "holds no board" in safevla.refuses("board", tmp_path / "missing.jsonl", "--out", tmp_path)
 
 
 @pytest.fixture
@@ -79,5 +77,5 @@ def test_an_audited_row_gets_its_badge_and_one_whose_records_differ_no_rank(safe
     index = (out / "index.html").read_text()
     assert "audit: 1 of 1 replayed differ from their records" in index
     assert "has no rank" in index
-    assert safevla("board", archive, *options)[0] == 2
+    safevla.refuses("board", archive, *options)
     assert "not audited: it is no run folder" in (out / "index.html").read_text()

@@ -71,9 +71,7 @@ def test_a_browser_that_does_not_start_is_no_error(safevla, run_folder, opened, 
 
 def test_a_folder_without_runs_a_file_of_another_kind_and_a_taken_port_are_named(safevla, run_folder, opened, tmp_path):
     (tmp_path / "empty").mkdir()
-    code, _, err = safevla("open", tmp_path / "empty")
-    assert code == 2
-    assert "holds no run" in err
+    assert "holds no run" in safevla.refuses("open", tmp_path / "empty")
     (tmp_path / "notes.txt").write_text("a note")
     code, out, err = safevla("open", tmp_path / "notes.txt")
     assert (code, out, opened) == (2, "", [])
@@ -82,9 +80,7 @@ def test_a_folder_without_runs_a_file_of_another_kind_and_a_taken_port_are_named
     code, out, err = safevla("open", tmp_path / "torn.parquet")
     assert (code, out, opened) == (2, "", [])
     assert "torn.parquet" in err
-    code, _, err = safevla("open", run_folder, "--port", "1" if os.geteuid() else "70000")
-    assert code == 2
-    assert "port" in err
+    assert "port" in safevla.refuses("open", run_folder, "--port", "1" if os.geteuid() else "70000")
 
 
 def test_ctrl_c_ends_the_server_quietly(run_folder):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -68,30 +67,24 @@ def test_what_is_made_of_one_run_folder_lies_in_it_unless_out_says_otherwise(saf
     assert (code, err) == (0, "")
     assert str(run) in out
     assert (run / made).is_file()
-    code, _, err = safevla(command[0], run, DEMO, *command[1:])
-    assert code == 2
+    err = safevla.refuses(command[0], run, DEMO, *command[1:])
     assert err.startswith("error: missing option '--out'. It may be left out where one run folder is given")
 
 
 def test_a_source_that_does_not_exist_is_named_and_not_a_missing_out(safevla, tmp_path):
     for source in (tmp_path / "tpyo", f"mine={tmp_path / 'tpyo'}"):
-        code, _, err = safevla("score", source)
-        assert code == 2
+        err = safevla.refuses("score", source)
         assert err.startswith(f"error: {tmp_path / 'tpyo'}: there is no such file or folder")
 
 
 def test_a_task_is_named_by_its_index_too(safevla):
-    by_index, by_name = (
-        json.loads(safevla("episodes", DEMO, "--task", name, "--format", "json")[1]) for name in ("0", "task_0")
-    )
+    by_index, by_name = (safevla.json("episodes", DEMO, "--task", name) for name in ("0", "task_0"))
     assert by_index == by_name
     assert by_index
 
 
 def test_an_option_of_planning_without_a_plan_is_refused(safevla):
-    code, _, err = safevla("compare", DEMO, "--power", "0.9")
-    assert code == 2
-    assert "--power is for a plan: pass --plan POINTS" in err
+    assert "--power is for a plan: pass --plan POINTS" in safevla.refuses("compare", DEMO, "--power", "0.9")
 
 
 @pytest.mark.parametrize(
@@ -110,9 +103,7 @@ def test_an_option_of_planning_without_a_plan_is_refused(safevla):
     ],
 )
 def test_what_does_not_go_together_is_refused(safevla, command, says):
-    code, _, err = safevla(*command)
-    assert code == 2
-    assert says in err
+    assert says in safevla.refuses(*command)
 
 
 def test_the_shell_completes_commands_without_importing_them():

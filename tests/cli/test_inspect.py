@@ -38,7 +38,7 @@ def test_episodes_lists_number_id_outcome_verdict_and_first_violation(safevla, a
 
 def test_episodes_filters_sorts_and_limits(safevla, archive):
     def numbers(*options):
-        return [row["number"] for row in json.loads(safevla("episodes", archive, *options, "--format", "json")[1])]
+        return [row["number"] for row in safevla.json("episodes", archive, *options)]
 
     assert numbers() == [1, 2, 3]
     assert numbers("--unsafe") == [3, 2], "worst first"
@@ -59,7 +59,7 @@ def test_episodes_names_the_bodies_of_violations_and_filters_and_sorts_by_their_
     kind = "arm link"
 
     def rows(*options):
-        return json.loads(safevla("episodes", archive, *options, "--format", "json")[1])
+        return safevla.json("episodes", archive, *options)
 
     assert all(row["violating_bodies"] is None for row in rows())  # not looked for is not none
     listed = rows("--bodies")
@@ -103,8 +103,7 @@ def test_episodes_say_why_in_every_form_where_they_are_asked(safevla, archive):
 
 
 def test_an_older_id_of_a_specification_is_read(safevla, archive):
-    code, out, _ = safevla("episodes", archive, "--spec", "joint_torque_under_87Nm", "--format", "json")
-    assert code == 0
+    out = safevla.ok("episodes", archive, "--spec", "joint_torque_under_87Nm", "--format", "json")
     assert {row["spec"] for row in json.loads(out)} == {"joint_torque"}
 
 
@@ -128,7 +127,7 @@ def test_show_explains_the_violation(safevla, archive, wanted):
 
 
 def test_show_as_json_holds_the_row_of_scores_json_and_what_lies_behind(safevla, archive, tmp_path):
-    shown = json.loads(safevla("show", archive, "2", "--format", "json")[1])
+    shown = safevla.json("show", archive, "2")
     safevla("score", archive, "--out", tmp_path / "out")
     row = json.loads((tmp_path / "out" / "scores.json").read_text())["episodes"][1]
     assert {name: shown[name] for name in row} == row
@@ -148,15 +147,13 @@ def test_show_obeys_the_judge_options(safevla, archive):
 def test_an_episode_of_a_run_that_crashed_is_listed_and_shown_as_that(safevla, tmp_path):
     out = tmp_path / "run"
     assert safevla("eval", *FAKE, "--task", "0,2", "--policy", "noop", "--out", out)[0] == 4
-    code, listed, _ = safevla("episodes", out, "--outcome", "crashed")
-    assert code == 0
+    listed = safevla.ok("episodes", out, "--outcome", "crashed")
     assert "1 of 2 episodes" in listed
     assert "—" in listed
-    code, shown, _ = safevla("show", out, "2")
-    assert code == 0
+    shown = safevla.ok("show", out, "2")
     assert "left no record" in shown
     assert "fake simulator crashed" in shown
-    assert json.loads(safevla("show", out, "2", "--format", "json")[1])["safe"] is None
+    assert safevla.json("show", out, "2")["safe"] is None
 
 
 def test_stl_prints_rho_verdict_and_deciding_record(safevla, archive):
@@ -166,7 +163,7 @@ def test_stl_prints_rho_verdict_and_deciding_record(safevla, archive):
     for words in ("violated", "-250.0", "0.15 s, step 3", "max_contact_force 450"):
         assert words in second
     assert "3 episodes: 2 satisfied, 1 violated" in out
-    rows = json.loads(safevla("show", archive, "--formula", "G[0,T](max_contact_force < 200)", "--format", "json")[1])
+    rows = safevla.json("show", archive, "--formula", "G[0,T](max_contact_force < 200)")
     assert [(one["number"], one["verdict"], one["rho"], one["step"]) for one in rows] == [
         (1, "satisfied", 200.0, 0),
         (2, "violated", -250.0, 3),
@@ -177,14 +174,10 @@ def test_stl_prints_rho_verdict_and_deciding_record(safevla, archive):
 def test_stl_tells_a_missing_signal_as_that(safevla, tmp_path):
     path = tmp_path / "e.jsonl"
     append(path, episode(contacts=None))
-    code, out, _ = safevla("show", path, "--formula", "G[0,T](max_contact_force < 200)")
-    assert code == 0
+    out = safevla.ok("show", path, "--formula", "G[0,T](max_contact_force < 200)")
     assert "signal missing" in out
     assert "not recorded: contacts" in out
-    assert (
-        json.loads(safevla("show", path, "--formula", "G(max_contact_force < 200)", "--format", "json")[1])[0]["rho"]
-        is None
-    )
+    assert safevla.json("show", path, "--formula", "G(max_contact_force < 200)")[0]["rho"] is None
 
 
 @pytest.mark.parametrize(
@@ -220,7 +213,7 @@ def test_bad_episodes_stop_the_listing_unless_they_are_left_out(safevla, archive
         code, out, err = safevla(*command)
         assert (code, out) == (2, "")
         assert "--skip-invalid" in err
-        assert safevla(*command, "--skip-invalid")[0] == 0
+        safevla.ok(*command, "--skip-invalid")
 
 
 def test_names_that_act_on_a_terminal_are_written_as_escapes(safevla, tmp_path):
@@ -239,8 +232,7 @@ def test_names_that_act_on_a_terminal_are_written_as_escapes(safevla, tmp_path):
 
 
 def test_validate_as_json_names_each_problem_and_its_place(safevla, archive):
-    code, out, _ = safevla("validate", archive, "--format", "json")
-    assert code == 0
+    out = safevla.ok("validate", archive, "--format", "json")
     assert json.loads(out) == [{"source": str(archive), "valid_episodes": 3, "records": 36, "problems": []}]
     with archive.open("ab") as stream:
         stream.write(b'{"episode_id": "bad"}\n')
@@ -257,6 +249,5 @@ def test_validate_as_json_names_each_problem_and_its_place(safevla, archive):
     [["episodes", "A"], ["show", "A", "1"], ["show", "A", "--formula", "G(eef_speed < 1)"], ["specs"], ["tasks"]],
 )
 def test_every_listing_is_json_on_request(safevla, archive, command):
-    code, out, _ = safevla(*[archive if one == "A" else one for one in command], "--format", "json")
-    assert code == 0
+    out = safevla.ok(*[archive if one == "A" else one for one in command], "--format", "json")
     assert json.loads(out)

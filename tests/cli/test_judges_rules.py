@@ -89,14 +89,12 @@ def test_a_lax_library_in_the_run_passes_no_gate(safevla, run):
     code, out, _ = safevla("gate", run, *judged)
     assert code == 1
     assert "Safety 1.000; here 0.000." in out
-    code, out, _ = safevla("gate", run, *LIMIT, "--rules", "as-judged")
-    assert code == 0
-    assert "library file default.toml (" in out
+    assert "library file default.toml (" in safevla.ok("gate", run, *LIMIT, "--rules", "as-judged")
     assert safevla("gate", run, *judged, "--rules", "as-judged")[0] == 1
 
 
 def test_a_board_judges_by_the_default_rules(safevla, run, tmp_path):
-    assert safevla("board", run, "--out", tmp_path / "board", "--no-reports")[0] == 0
+    safevla.ok("board", run, "--out", tmp_path / "board", "--no-reports")
     page = (tmp_path / "board" / "index.html").read_text()
     assert "library default (" in page
     assert THEIRS in page
@@ -107,9 +105,7 @@ def test_verify_checks_scores_of_other_rules_on_request_alone(safevla, run):
     assert code == 2
     assert f"unchecked  scores.json: r: {THEIRS}" in out
     assert "--rules", "as-judged" in out
-    code, out, _ = safevla("verify", run, "--rules", "as-judged")
-    assert code == 0
-    assert "scores.json: judged again, the same bytes" in out
+    assert "scores.json: judged again, the same bytes" in safevla.ok("verify", run, "--rules", "as-judged")
 
 
 def test_the_browser_of_runs_judges_by_the_default_rules_and_names_theirs(run):
@@ -137,31 +133,29 @@ def test_a_library_is_called_as_a_built_in_one_only_if_it_judges_alike(tmp_path)
 
 def test_runs_of_different_rules_are_judged_alike_unless_each_is_to_be_judged_by_its_own(safevla, run, tmp_path):
     plan = ("--host", "fake", "--suite", "fake", "--task", "0", "--policy", "random", "--max-steps", "3")
-    assert safevla("eval", *plan, "--out", tmp_path / "mine")[0] == 0
-    assert safevla("episodes", run, tmp_path / "mine")[0] == 0
-    code, _, err = safevla("episodes", run, tmp_path / "mine", "--rules", "as-judged")
-    assert code == 2
-    assert "Leave --rules as-judged out" in err
+    safevla.ok("eval", *plan, "--out", tmp_path / "mine")
+    safevla.ok("episodes", run, tmp_path / "mine")
+    assert "Leave --rules as-judged out" in safevla.refuses("episodes", run, tmp_path / "mine", "--rules", "as-judged")
 
 
 def test_a_resumed_run_is_not_judged_by_the_rules_that_lie_in_it(safevla, run):
     """They are its maker's; the user's are those of the command line."""
     content = (run / "judged_with.json").read_text()
     try:
-        assert safevla("eval", "--resume", "--out", run)[0] == 0
+        safevla.ok("eval", "--resume", "--out", run)
         assert json.loads((run / "scores.json").read_text())["judged_by"]["library"]["name"] == "default"
     finally:
         (run / "judged_with.json").write_text(content)
-        assert safevla("score", run, "--rules", "as-judged")[0] == 0
+        safevla.ok("score", run, "--rules", "as-judged")
 
 
 def test_a_run_that_names_other_suites_than_its_records_have_does_not_choose_their_limits(safevla, run):
     text = (run / "run.json").read_text()
     try:
         (run / "run.json").write_text(json.dumps({**json.loads(text), "suites": ["mt10"]}))
-        code, _, err = safevla("gate", run, *LIMIT)
-        assert code == 2
-        assert "mt10 are named, and the records are of suites with the library default" in err
+        assert "mt10 are named, and the records are of suites with the library default" in safevla.refuses(
+            "gate", run, *LIMIT
+        )
         assert safevla("gate", run, *LIMIT, "--library", "default")[0] in (0, 1)
     finally:
         (run / "run.json").write_text(text)
@@ -203,9 +197,7 @@ def describe(run, **fields):
 
 def test_tags_that_only_the_run_brings_are_taken_on_request(safevla, own):
     (own / "judged_with.json").unlink()
-    code, _, err = safevla("gate", own, *LIMIT)
-    assert code == 2
-    assert "install its host, or take them with --rules as-judged" in err
+    assert "install its host, or take them with --rules as-judged" in safevla.refuses("gate", own, *LIMIT)
     assert safevla("gate", own, *LIMIT, "--rules", "as-judged")[0] in (0, 1)
 
 
@@ -223,6 +215,4 @@ def test_a_run_redefines_no_task_that_the_built_in_registry_knows_even_on_reques
     tags = TAGS.format(benchmark)
     tags = tags if benchmark != "libero-goal" else tags[tags.index("[[tasks]]") :]
     describe(own, host_registry=[{"name": "mine.toml", "text": tags}])
-    code, _, err = safevla("gate", own, *LIMIT, "--rules", "as-judged")
-    assert code == 2
-    assert f"tags are of {benchmark}" in err
+    assert f"tags are of {benchmark}" in safevla.refuses("gate", own, *LIMIT, "--rules", "as-judged")

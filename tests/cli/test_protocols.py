@@ -13,8 +13,7 @@ from safevla_bench.policies.servers import dialects, entries
 
 
 def test_protocols_are_listed_shown_and_compared(safevla):
-    code, out, _ = safevla("protocols")
-    assert code == 0
+    out = safevla.ok("protocols")
     assert all(name in out for name in protocols.protocol_names())
     _, out, _ = safevla("protocols", "openvla")
     assert "wait_steps" in out
@@ -26,11 +25,11 @@ def test_protocols_are_listed_shown_and_compared(safevla):
 
 
 def test_a_comparison_as_json_has_both_values_and_their_sources(safevla):
-    rows = json.loads(safevla("protocols", "openpi", "lerobot", "--format", "json")[1])
+    rows = safevla.json("protocols", "openpi", "lerobot")
     (seed,) = [row for row in rows if row["field"] == "env_seed"]
     assert (seed["openpi"]["value"], seed["lerobot"]["value"]) == (7, "1000 + episode")
     assert "examples/libero/main.py" in seed["openpi"]["source"]
-    listed = json.loads(safevla("protocols", "--format", "json")[1])
+    listed = safevla.json("protocols")
     assert [one["name"] for one in listed if one["kind"] == "protocol"] == list(protocols.protocol_names())
     assert [one["name"] for one in listed if one["kind"] == "dialect"] == list(dialects.dialect_names())
 
@@ -42,7 +41,7 @@ def test_dialects_are_listed_shown_and_compared(safevla):
     assert "request video.image" in out
     assert "[steps, 1]" in out
     assert "safevla protocols gr00t\n" in out
-    held = json.loads(safevla("protocols", "openpi-libero", "--format", "json")[1])
+    held = safevla.json("protocols", "openpi-libero")
     assert (held["asked_over"], held["replan"]) == ("openpi", 5)
     _, out, _ = safevla("protocols", "vla-eval-libero", "openvla-libero")
     assert out.splitlines()[0] == "request images/wrist"
@@ -57,7 +56,7 @@ def test_dialects_are_listed_shown_and_compared(safevla):
 def test_what_is_no_protocol_is_refused(safevla):
     code, _, err = safevla("protocols", "openpy")
     assert (code, "there is no protocol 'openpy'" in err) == (2, True)
-    assert safevla("protocols", "openpi", "openvla", "lerobot")[0] == 2
+    safevla.refuses("protocols", "openpi", "openvla", "lerobot")
 
 
 def test_entries_are_listed_with_what_the_paper_prints(safevla):
@@ -66,9 +65,9 @@ def test_entries_are_listed_with_what_the_paper_prints(safevla):
     _, out, _ = safevla("protocols", "--entries", "pi-rl-130@libero")
     assert "libero-10: SR 76.2 %, Safety 85.6 %, SBU 11.5 %, n = 2000" in out
     assert "unknown     the checkpoint" in out
-    assert json.loads(safevla("protocols", "--entries", "pi0.5@libero", "--format", "json")[1])["training"] == "SFT"
-    assert len(json.loads(safevla("protocols", "--entries", "--format", "json")[1])) == len(entries.paper_entries())
-    assert safevla("protocols", "--entries", "pi9")[0] == 2
+    assert safevla.json("protocols", "--entries", "pi0.5@libero")["training"] == "SFT"
+    assert len(safevla.json("protocols", "--entries")) == len(entries.paper_entries())
+    safevla.refuses("protocols", "--entries", "pi9")
 
 
 RUN = (
@@ -90,7 +89,7 @@ RUN = (
 def test_a_run_records_every_value_of_its_protocol(safevla, tmp_path):
     for name in ("lerobot", "gr00t"):
         out = tmp_path / name
-        assert safevla(*RUN, "--protocol", name, "--episodes", "7", "--out", out)[0] == 0
+        safevla.ok(*RUN, "--protocol", name, "--episodes", "7", "--out", out)
         held = json.loads((out / "run.json").read_text())["protocol"]
         assert held == json.loads(json.dumps(protocols.load_protocol(name).episode_values()))
         assert {row.field.partition(".")[0] for row in protocols.protocol_rows(protocols.load_protocol(name))} == {
@@ -145,9 +144,9 @@ def test_what_an_entry_leaves_open_is_told_and_it_needs_its_server(safevla, tmp_
     assert code == 0
     assert "2000 episodes" in out
     assert "note: pi-rl-130@libero: unknown is the checkpoint" in err
-    code, _, err = safevla("eval", "--record-only", "--entry", "pi0.5@libero", "--out", tmp_path / "run")
-    assert code == 2
-    assert "needs the address of its server" in err
+    assert "needs the address of its server" in safevla.refuses(
+        "eval", "--record-only", "--entry", "pi0.5@libero", "--out", tmp_path / "run"
+    )
     assert not (tmp_path / "run").exists()
 
 

@@ -22,8 +22,7 @@ SAME = "registered beforehand (digest "
 
 
 def freeze(safevla, path, *options):
-    code, out, _ = safevla("eval", *PLAN, "--max-steps", 3, "--dry-run", "--freeze", path, *options)
-    assert code == 0
+    out = safevla.ok("eval", *PLAN, "--max-steps", 3, "--dry-run", "--freeze", path, *options)
     return out
 
 
@@ -37,9 +36,7 @@ def test_freezing_runs_nothing_and_tells_the_digest_and_the_next_command(safevla
 
 
 def test_freezing_needs_a_dry_run(safevla, tmp_path):
-    code, _, err = safevla("eval", *PLAN, "--freeze", tmp_path / "r.json", "--out", tmp_path / "run")
-    assert code == 2
-    assert "--dry-run" in err
+    assert "--dry-run" in safevla.refuses("eval", *PLAN, "--freeze", tmp_path / "r.json", "--out", tmp_path / "run")
     assert not list(tmp_path.iterdir())
 
 
@@ -57,12 +54,11 @@ def test_what_was_registered_is_run_and_every_command_says_so(safevla, tmp_path)
         ["compare", run],
         ["gate", run, "--min-safety", "0"],
     ):
-        code, out, _ = safevla(*command, "--rules", "as-judged")
-        assert code == 0
+        out = safevla.ok(*command, "--rules", "as-judged")
         assert SAME in out, command
         assert "Not as" not in out
         assert "Not as registered beforehand" in safevla(*command)[1]
-    assert safevla("board", run, "--rules", "as-judged", "--out", tmp_path / "board")[0] == 0
+    safevla.ok("board", run, "--rules", "as-judged", "--out", tmp_path / "board")
     assert SAME in (tmp_path / "board" / "index.html").read_text()
     assert SAME in (run / "report.html").read_text()
     code, out, _ = safevla("compare", run, "--rules", "as-judged", "--format", "json")
@@ -85,10 +81,10 @@ def test_a_registered_run_is_resumed_and_sharded_without_the_file_or_with_it(saf
     freeze(safevla, path)
     for number in (1, 2):
         folder = tmp_path / f"shard{number}"
-        assert safevla("eval", "--record-only", "--registered", path, "--shard", f"{number}/2", "--out", folder)[0] == 0
-    assert safevla("eval", "--record-only", "--resume", "--out", tmp_path / "shard1")[0] == 0
-    assert safevla("eval", "--record-only", "--resume", "--registered", path, "--out", tmp_path / "shard1")[0] == 0
-    assert safevla("merge", tmp_path / "shard1", tmp_path / "shard2", "--out", tmp_path / "run")[0] == 0
+        safevla.ok("eval", "--record-only", "--registered", path, "--shard", f"{number}/2", "--out", folder)
+    safevla.ok("eval", "--record-only", "--resume", "--out", tmp_path / "shard1")
+    safevla.ok("eval", "--record-only", "--resume", "--registered", path, "--out", tmp_path / "shard1")
+    safevla.ok("merge", tmp_path / "shard1", tmp_path / "shard2", "--out", tmp_path / "run")
     assert SAME in safevla("tables", tmp_path / "run", "--which", "main")[1]
 
 
@@ -96,7 +92,5 @@ def test_a_changed_byte_is_refused_before_anything_runs(safevla, tmp_path):
     path = tmp_path / "registration.json"
     freeze(safevla, path)
     path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
-    code, _, err = safevla("eval", "--registered", path, "--out", tmp_path / "run")
-    assert code == 2
-    assert "it was changed" in err
+    assert "it was changed" in safevla.refuses("eval", "--registered", path, "--out", tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -17,8 +17,7 @@ WANTED = {"observation/image": ("|u1", (224, 224, 3)), "observation/state": ("<f
 
 
 def test_without_its_server_a_run_does_not_begin_and_leaves_nothing_behind(safevla, tmp_path):
-    code, _, err = safevla("eval", *FAKE, "--policy", "openpi:127.0.0.1:1", *QUICK, "--out", tmp_path / "run")
-    assert code == 2
+    err = safevla.refuses("eval", *FAKE, "--policy", "openpi:127.0.0.1:1", *QUICK, "--out", tmp_path / "run")
     assert "no policy server answers within 0.2 s (ws://127.0.0.1:1: connection refused)" in err
     assert "Start the server" in err
     assert not (tmp_path / "run").exists()
@@ -31,13 +30,11 @@ def test_a_server_that_is_not_there_is_named_before_the_simulator_starts(safevla
 
     monkeypatch.setattr(FakeHost, "make", start)
     options = ("--policy", "mine=openpi:127.0.0.1:1", *QUICK, "--out", tmp_path / "run")
-    code, _, err = safevla("eval", *mode, *FAKE, *options)
-    assert code == 2
-    assert "no policy server answers" in err
+    assert "no policy server answers" in safevla.refuses("eval", *mode, *FAKE, *options)
 
 
 def test_a_dry_run_asks_no_server(safevla):
-    assert safevla("eval", *FAKE, "--policy", "openpi:127.0.0.1:1", *QUICK, "--dry-run")[0] == 0
+    safevla.ok("eval", *FAKE, "--policy", "openpi:127.0.0.1:1", *QUICK, "--dry-run")
 
 
 def test_when_the_server_goes_away_what_is_done_is_told_with_the_command_that_goes_on(safevla, tmp_path):
@@ -53,13 +50,12 @@ def test_when_the_server_goes_away_what_is_done_is_told_with_the_command_that_go
     run = tmp_path / "run"
     with websockets(openpi(answer, WANTED), process_request=refuse) as peer:
         asked = [*FAKE, "--policy", f"openpi:{peer.url}", *PATIENT, "--policy-arg", "replan=3"]
-        code, _, err = safevla("eval", *asked, "--out", run)
-        assert code == 2
+        err = safevla.refuses("eval", *asked, "--out", run)
         assert "1 of 3 episodes have ended" in err
         again = f"safevla eval --resume --out {run} --retry-crashed"
         assert again in err
         left[0] = 99
-        assert safevla(*again.split()[1:])[0] == 0
+        safevla.ok(*again.split()[1:])
     assert [row.outcome for row in episode_rows(run)] == ["timeout"] * 3
 
 

@@ -75,8 +75,7 @@ def test_training_and_auxiliary_are_options(safevla, archive):
     [("tables", "--training", "mine=SFT"), ("tables", "--auxiliary", "mine"), ("sensitivity", "--auxiliary", "mine")],
 )
 def test_an_option_about_a_policy_that_has_no_episode_is_refused(safevla, archive, command, option, value):
-    code, _, err = safevla(command, archive, option, value)
-    assert code == 2
+    err = safevla.refuses(command, archive, option, value)
     assert "no episode is of the policy 'mine'" in err
     assert "scripted:careful, scripted:hasty" in err
 
@@ -91,36 +90,29 @@ def test_an_option_about_a_policy_that_has_no_episode_is_refused(safevla, archiv
     ],
 )
 def test_an_unreadable_training_is_named(safevla, archive, texts, words):
-    code, _, err = safevla("tables", archive, *(f"--training={text}" for text in texts))
-    assert code == 2
-    assert words in err
+    assert words in safevla.refuses("tables", archive, *(f"--training={text}" for text in texts))
 
 
 @pytest.mark.parametrize(
     ("form", "suffix"), [("text", "txt"), ("md", "md"), ("csv", "csv"), ("tex", "tex"), ("html", "html")]
 )
 def test_a_folder_gets_a_file_for_each_table(safevla, archive, tmp_path, form, suffix):
-    code, out, _ = safevla("tables", archive, "--which", "4,12", "--format", form, "--out", f"{tmp_path}/t/")
-    assert code == 0
+    out = safevla.ok("tables", archive, "--which", "4,12", "--format", form, "--out", f"{tmp_path}/t/")
     assert sorted(path.name for path in (tmp_path / "t").iterdir()) == [f"main-libero.{suffix}", f"tasks.{suffix}"]
     assert str(tmp_path / "t" / f"tasks.{suffix}") in out
 
 
 def test_several_tables_are_no_csv_file(safevla, archive, tmp_path):
-    code, _, err = safevla("tables", archive, "--format", "csv", "--out", tmp_path / "t.csv")
-    assert code == 2
-    assert "main-libero" in err
+    assert "main-libero" in safevla.refuses("tables", archive, "--format", "csv", "--out", tmp_path / "t.csv")
     assert not (tmp_path / "t.csv").exists()
 
 
 def test_columns_and_labels_are_chosen_on_the_command_line(safevla, archive):
     tex = ("--format", "tex", "--label", "tab:x", "--stacked")
-    code, out, _ = safevla("tables", archive, "--which", "main", "--columns", "SR, VSI", *tex)
-    assert code == 0
+    out = safevla.ok("tables", archive, "--which", "main", "--columns", "SR, VSI", *tex)
     assert r"\label{tab:x}" in out
     assert "Safety" not in out
-    code, _, err = safevla("tables", archive, "--columns", "SR,Saftey")
-    assert code == 2
+    err = safevla.refuses("tables", archive, "--columns", "SR,Saftey")
     assert "'Saftey'" in err
     assert "Safety %" in err
 
@@ -133,8 +125,7 @@ def test_layout_is_of_tex_and_a_label_is_no_command(safevla, archive, arguments)
 
 
 def test_active_sets_need_no_source(safevla):
-    code, out, _ = safevla("tables", "--which", "23", "--format", "json")
-    assert code == 0
+    out = safevla.ok("tables", "--which", "23", "--format", "json")
     means = {row[0]["text"]: row[3]["text"] for row in json.loads(out)[0]["rows"] if row[1]["text"] == "mean"}
     paper = {
         "libero-spatial": "5.0",
@@ -144,7 +135,7 @@ def test_active_sets_need_no_source(safevla):
         "robocasa-365": "4.6",
     }
     assert means.items() >= paper.items()
-    assert safevla("tables", "--which", "4")[0] == 2
+    safevla.refuses("tables", "--which", "4")
 
 
 def test_an_ablation_is_marked_wherever_it_is_shown(safevla, archive, tmp_path):
@@ -158,9 +149,7 @@ def test_an_ablation_is_marked_wherever_it_is_shown(safevla, archive, tmp_path):
     assert "Applicability off:" in (tmp_path / "report.html").read_text()
     assert json.loads((tmp_path / "scores.json").read_text())["judged_by"]["applicability"] == "off"
     for form in ("safevla-csv", "submission"):
-        code, _, err = safevla("export", archive, "--format", form, "--out", tmp_path / form, *off)
-        assert code == 2
-        assert "ablation" in err
+        assert "ablation" in safevla.refuses("export", archive, "--format", form, "--out", tmp_path / form, *off)
         assert not (tmp_path / form).exists()
 
 
@@ -170,11 +159,10 @@ def test_an_ordinary_report_has_no_such_mark(safevla, archive, tmp_path):
 
 
 def test_exports_are_written(safevla, archive, tmp_path):
-    code, out, _ = safevla("export", archive, "--format", "submission", "--out", tmp_path / "new" / "s.json")
-    assert code == 0
+    out = safevla.ok("export", archive, "--format", "submission", "--out", tmp_path / "new" / "s.json")
     assert str(tmp_path / "new" / "s.json") in out
     assert submission.read_submission(tmp_path / "new" / "s.json").complete
-    assert safevla("export", archive, "--format", "safevla-csv", "--out", tmp_path / "a.csv")[0] == 0
+    safevla.ok("export", archive, "--format", "safevla-csv", "--out", tmp_path / "a.csv")
     rows = list(csv.DictReader((tmp_path / "a.csv").read_text().splitlines()))
     assert [row["benchmark_suite"] for row in rows] == ["libero_object", "libero_spatial"] * 2
 
@@ -200,6 +188,4 @@ def test_left_out_episodes_are_named_below_each_table(safevla, tmp_path):
 
 def test_a_place_that_cannot_be_written_is_a_message(safevla, archive, tmp_path):
     (tmp_path / "file").write_text("")
-    code, _, err = safevla("tables", archive, "--which", "4", "--out", tmp_path / "file" / "t.md")
-    assert code == 2
-    assert "Choose a place" in err
+    assert "Choose a place" in safevla.refuses("tables", archive, "--which", "4", "--out", tmp_path / "file" / "t.md")

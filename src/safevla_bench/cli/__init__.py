@@ -45,7 +45,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "score": ("score", "Judge recorded episodes and write scores and a report."),
         "episodes": ("inspect", "List judged episodes: filter them, sort them, find the bad ones."),
         "show": ("inspect", "Explain one episode, or ask a formula of all: when, which bodies, by how much."),
-        "frames": ("frames", "Render episodes as pictures: how they began, broke a limit, ended."),
+        "frames": ("pictures", "Render episodes as pictures: how they began, broke a limit, ended."),
         "sensitivity": ("compare", "See how far the numbers depend on the thresholds."),
         "open": ("inspect", "Open a report in the browser, and an index of all runs in a folder."),
     },
@@ -53,7 +53,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "compare": ("compare", "Compare policies on the same episodes, or plan how many episodes it takes."),
         "gate": ("check", "Pass or fail a run by its numbers, for continuous integration."),
         "tables": ("tables", "The paper's result tables for any runs: text, md, csv, tex, json, html."),
-        "figures": ("figures", "Draw figures of judged episodes as SVG, PDF or PNG."),
+        "figures": ("pictures", "Draw figures of judged episodes as SVG, PDF or PNG."),
     },
     "Publish": {
         "export": ("tables", "Export results: the authors' CSV columns, or a submission."),
@@ -235,6 +235,11 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
 
 def _discard_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print a text, on stderr if `err`, as `make_printable` gives it."""
+    click.echo(make_printable(text), err=err)
 
 
 def make_printable(text: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from safevla_bench import tasks
-from safevla_bench.cli import make_printable, options
+from safevla_bench.cli import echo, options, rules
 from safevla_bench.errors import SpecError
 from safevla_bench.files import write_atomically
 from safevla_bench.hosts.libero.tasks import list_bddl_files, name_task
@@ -39,17 +39,16 @@ from safevla_bench.text import escape_controls, format_compact, format_significa
 
 
 @options.command("specs")
-@options.library_option(default="default", show_default=True, help="The library to list.")
-@click.option("--explain", metavar="ID", help="Say all about one specification: formula, tags, source, who is exempt.")
-@click.option("--template", is_flag=True, help="Print a file to write specifications of your own in, with comments.")
-@click.option("--check", type=options.FILE, metavar="FILE",
-              help="Check a file of your own, and try each specification on two simple traces.")  # fmt: skip
-@click.option("--calibrate", "runs", multiple=True, type=options.FILE, metavar="RUN",
-              help="Print what a reference policy's successes reach by each clause, and the limit at a quantile of "
-                   "them. Repeatable.")  # fmt: skip
-@click.option("--policy", metavar="NAME", help="With --calibrate: the reference, where RUN has several policies.")
-@click.option("--quantile", type=float, default=0.95, show_default=True, metavar="SHARE",
-              help="With --calibrate: the share of its successes that are to be safe by each clause.")  # fmt: skip
+@rules.library_option("The library to list.", default="default")
+@options.option("--explain ID", "Say all about one specification: formula, tags, source, who is exempt.")
+@options.flag("--template", "Print a file to write specifications of your own in, with comments.")
+@options.option("--check FILE", "Check a file of your own, and try each specification on two simple traces.",
+                type=options.FILE)  # fmt: skip
+@options.repeatable("--calibrate RUN", "runs", "Print what a reference policy's successes reach by each clause, and "
+                    "the limit at a quantile of them.", type=options.FILE)  # fmt: skip
+@options.option("--policy NAME", "With --calibrate: the reference, where RUN has several policies.")
+@options.option("--quantile SHARE", "With --calibrate: the share of its successes that are to be safe by each clause.",
+                type=float, default=0.95)  # fmt: skip
 @options.out_option("FILE", "With --calibrate: write the limits, to be judged by with --rules FILE.")
 @options.paper_format_option
 @click.pass_context
@@ -112,7 +111,7 @@ def _calibrate_limits(
         click.echo("\n".join(escape_controls(line) for item in calibrations for line in _describe_calibration(item)))
     if out is not None:
         write_atomically(out, format_limits(calibrations))
-        click.echo(make_printable(f"Next: safevla score RUN --rules {shlex.quote(str(out))} --out results"), err=True)
+        echo(f"Next: safevla score RUN --rules {shlex.quote(str(out))} --out results", err=True)
 
 
 def _describe_calibration(calibration: Calibration) -> list[str]:
@@ -143,11 +142,11 @@ _ROWS = {"json": spec_rows, "paper": paper_spec_rows}
 
 
 @options.command("tasks")
-@click.option("--suite", metavar="NAME", help="Only this suite, such as libero-goal.")
-@options.rules_option(metavar="FILE", help="Add the tasks of a file. Repeatable.")
-@click.option("--capabilities", multiple=True, metavar="NAME", help="What a host is taken to measure. Repeatable.")
-@click.option("--propose", multiple=True, type=options.FILE, metavar="FILE|DIR",
-              help="Propose tags for a task file of LIBERO's kind, or a folder of them. Repeatable.")  # fmt: skip
+@options.option("--suite NAME", "Only this suite, such as libero-goal.")
+@options.repeatable("--rules FILE", "rule_files", "Add the tasks of a file.", type=options.FILE)
+@options.repeatable("--capabilities NAME", "What a host is taken to measure.")
+@options.repeatable("--propose FILE|DIR", "Propose tags for a task file of LIBERO's kind, or a folder of them.",
+                    type=options.FILE)  # fmt: skip
 @options.paper_format_option
 def tasks_command(
     suite: str | None, rule_files: tuple[Path, ...], capabilities: tuple[str, ...], propose: tuple[Path, ...], form: str
@@ -208,7 +207,7 @@ def _print_trials(path: Path) -> None:
     option = "--rules" if len(own) == len(chosen) else "--library"
     counted = "1 specification" if len(own) == 1 else f"{len(own)} specifications"
     command = f"safevla score RUN {option} {shlex.quote(str(path))} --out results"
-    click.echo(make_printable(f"{counted} can be judged by. Next: {command}"))
+    echo(f"{counted} can be judged by. Next: {command}")
 
 
 def _describe_trace(spec: Spec, trace: TrialTrace | None) -> str:

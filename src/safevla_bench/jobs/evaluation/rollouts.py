@@ -204,7 +204,8 @@ def _raw_episode(finished: FinishedEpisode) -> RawEpisode:
 def freeze_request(request: Request, ruleset: Ruleset) -> Registration:
     """Return the registration of a rollout and its judgement; nothing is run or written.
 
-    Raises `RunError` for a shard, a replay, a policy that is an object, and rules that were made of values.
+    Raises what `prepare_run` raises, and `RunError` for a shard, a replay, a policy that is an object, and rules that
+    were made of values and not loaded.
     """
     _require_registrable(request)
     prepared = prepare_run(
@@ -274,7 +275,10 @@ def describe_deviation(registration: Registration, request: Request, ruleset: Ru
 
 
 def registered_request(registration: Registration, file: Path = Path("registration")) -> Request:
-    """Return the request that runs what was registered in `file`, which is not trusted: see `Request.named_by`."""
+    """Return the request that runs what was registered; servers are not registered, and none are in it.
+
+    `file` is where it was read from; it is not trusted: see `Request.named_by`.
+    """
     return Request(
         named_by=file,
         episodes=registration.episodes_per_task,
