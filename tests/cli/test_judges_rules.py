@@ -104,7 +104,7 @@ def test_verify_checks_scores_of_other_rules_on_request_alone(safevla, run):
     code, out, _ = safevla("verify", run)
     assert code == 2
     assert f"unchecked  scores.json: r: {THEIRS}" in out
-    assert "--rules", "as-judged" in out
+    assert "--rules as-judged" in out
     assert "scores.json: judged again, the same bytes" in safevla.ok("verify", run, "--rules", "as-judged")
 
 

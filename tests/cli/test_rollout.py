@@ -207,7 +207,7 @@ def test_records_in_parquet_are_judged_alike(safevla, tmp_path):
 
 
 def test_a_plan_is_printed_with_its_cost_and_nothing_is_written(safevla, tmp_path):
-    plan = ["eval", "--host", "fake", "--suite", "fake", "--task", "0,1", "--episodes", "3", "--policy", "noop", "--dry-run"]
+    plan = ["eval", *FAKE[:4], "--task", "0,1", "--episodes", 3, "--policy", "noop", "--dry-run"]
     out = safevla.ok(*plan, "--workers", 4, "--out", tmp_path / "run")
     assert "6 episodes, at most 240 steps; nothing has been run or written" in out
     assert out.count("noop") == 2
