@@ -62,7 +62,7 @@ def run(tmp_path_factory):
         ("show", "1"),
         ("score", "--out", "new"),
         ("export", "--format", "submission", "--out", "s.json"),
-        ("figures", "--out", "f"),
+        ("figures", "--which", "tradeoff", "--format", "svg", "--out", "f"),
     ],
 )
 def test_every_command_judges_by_the_default_rules_and_shows_the_maker_s(safevla, run, command, tmp_path, monkeypatch):

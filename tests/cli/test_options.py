@@ -69,34 +69,19 @@ def test_no_option_is_left_out_but_the_file_itself_and_what_a_file_may_not_say()
     assert {option.name for option in eval_command.params} - options == {"config", "trusted"}
 
 
-def test_a_file_runs_as_the_command_line_does(safevla, tmp_path):
+def test_a_file_runs_as_the_command_line_does_and_what_is_only_recorded_takes_it_too(safevla, tmp_path):
     (tmp_path / "mine").mkdir()
     path = tmp_path / "mine" / "eval.toml"
     path.write_text(f'{RUN}out = "run"\n[judge]\nlibrary = "paper-text"\n')
     safevla.ok("eval", "--config", path)
     out = tmp_path / "mine" / "run"  # beside the file
-    held = json.loads((out / "run.json").read_text())
-    assert [one["policy"] for one in held["policies"]] == ["noop", "random"]
+    description = json.loads((out / "run.json").read_text())
+    assert [policy["policy"] for policy in description["policies"]] == ["noop", "random"]
     assert json.loads((out / "scores.json").read_text())["judged_by"]["library"]["name"] == "paper-text"
-
-
-def test_the_command_line_goes_before_the_file(safevla, tmp_path):
-    path = tmp_path / "eval.toml"
-    path.write_text(RUN)
-    assert (
-        safevla("eval", "--record-only", "--config", path, "--policy", "noop", "--seed", 5, "--out", tmp_path / "run")[
-            0
-        ]
-        == 0
-    )
-    held = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert ([one["policy"] for one in held["policies"]], held["seed"]) == (["noop"], 5)
-
-
-def test_what_is_only_recorded_takes_the_same_file(safevla, tmp_path):
-    path = tmp_path / "eval.toml"
-    path.write_text(f'{RUN}out = "run"\n[judge]\nset = ["missing=deactivate"]\n')
-    safevla.ok("eval", "--record-only", "--config", path)
+    options = ("--policy", "noop", "--seed", 5, "--out", tmp_path / "run")
+    safevla.ok("eval", "--record-only", "--config", path, *options)
+    description = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert ([policy["policy"] for policy in description["policies"]], description["seed"]) == (["noop"], 5)
     assert not (tmp_path / "run" / "scores.json").exists()
 
 
@@ -184,4 +169,4 @@ def test_the_example_runs_on_libero_with_its_two_workers(safevla, tmp_path):
     given = ["--task", "0", "--episodes", 1, "--policy", "scripted:careful", "--out", tmp_path / "run"]
     safevla.ok("eval", "--config", EXAMPLE, *given, "--max-steps", 20)
     cells = json.loads((tmp_path / "run" / "scores.json").read_text())["cells"]
-    assert [(one["policy"], one["n"]) for one in cells] == [("scripted:careful", 1)] * 2
+    assert [(cell["policy"], cell["n"]) for cell in cells] == [("scripted:careful", 1)] * 2
