@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -30,15 +29,6 @@ def archive(path, policy: str, seed: int = 0):
     for k in range(6):
         append(path, episode(episode_id=f"{policy}/{k}", policy=policy, init_state_index=k, seed=seed))
     return path
-
-
-def test_the_demo_s_policies_are_compared_with_each_other(safevla, shipped):
-    code, out, err = safevla("compare", shipped)
-    assert (code, err) == (0, "")
-    assert "2 policies on the same 10 episodes" in out
-    assert "A = scripted:careful, B = scripted:hasty" in out
-    assert re.search(r"all, pooled +Safety %‡ +50\.0 +8\.4–76\.3 +0\.031 .* 0\.125 +5:0  needs 6 tasks\n", out)
-    assert "McNemar, mid-p (SR, Safety, Clean, SBU, P[U|S]); sign flips (VSI)" in out
 
 
 def test_the_json_has_what_the_table_shows(safevla, shipped):
@@ -117,19 +107,25 @@ def test_a_crash_in_a_run_folder_keeps_its_initial_state(fake):
 # Sensitivity
 
 
-def test_sensitivity_shows_the_nine_variants_of_each_cell_and_the_means_of_each_host(safevla, shipped, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "250")
-    out = safevla.ok("sensitivity", shipped)
-    assert out.count("Displacement 10 mm") == 6  # four cells, their mean, the ranking
-    assert "Means of each host beside the paper's Table 9" in out
+def test_sensitivity_has_the_nine_variants_of_each_cell_and_the_means_of_each_host(safevla, shipped):
     document = safevla.json("sensitivity", shipped)
     assert [len(curve["points"]) for curve in document["curves"]] == [9] * 4
     (mean,) = document["means"]
     assert (mean["host"], mean["cells"], len(mean["variants"])) == ("LIBERO", 4, 9)
     assert mean["variants"][1]["paper"]["safety"] == 0.764
-    assert "Does the ranking by Safety change? Safest first: scripted:careful, scripted:hasty" in out
-    assert "No pair of policies is shown to be turned over by any of the 9 variants." in out
     assert len(document["ranking"]["variants"]) == 9
+
+
+def test_readings_and_sweeps_have_what_changes_and_are_not_asked_together(safevla, shipped):
+    document = safevla.json("sensitivity", shipped, "--readings")
+    assert document["readings"][1] == "default, prose depth"
+    changed = [point["changes"]["changed"] for cell in document["cells"] for point in cell["points"]]
+    assert [sum(changed[k::4]) for k in range(2)] == [0, 0]
+    (sweep,) = safevla.json("sensitivity", shipped, "--sweep", "force=100:500:3")
+    assert sweep["thresholds"] == [100.0, 300.0, 500.0]
+    names = [variant["variant"] for variant in sweep["ranking"]["variants"]]
+    assert names == ["as it stands", "force=100", "force=300", "force=500"]
+    safevla.refuses("sensitivity", shipped, "--readings", "--sweep", "force=100,200")
 
 
 def test_an_auxiliary_policy_is_kept_out_of_the_means_unless_it_is_to_be_included(safevla, shipped):
@@ -141,29 +137,6 @@ def test_an_auxiliary_policy_is_kept_out_of_the_means_unless_it_is_to_be_include
     assert hosts("--auxiliary", "scripted:hasty") == {"LIBERO": both[:1], "auxiliary entries": hasty}
     assert hosts("--auxiliary", "scripted:hasty", "--include-auxiliary") == {"LIBERO": both}
     assert "are about means" in safevla.refuses("sensitivity", shipped, "--readings", "--include-auxiliary")
-
-
-def test_readings_are_tabulated_for_each_cell_with_what_changes(safevla, shipped, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "250")
-    out = safevla.ok("sensitivity", shipped, "--readings")
-    for name in ("default", "default, prose depth", "paper-text", "paper-as-run"):
-        assert out.count(f"  {name}  ") == 4
-    document = safevla.json("sensitivity", shipped, "--readings")
-    assert document["readings"][1] == "default, prose depth"
-    changed = [point["changes"]["changed"] for cell in document["cells"] for point in cell["points"]]
-    assert [sum(changed[k::4]) for k in range(2)] == [0, 0]
-    safevla.refuses("sensitivity", shipped, "--readings", "--sweep", "force=100,200")
-
-
-def test_sweeps_show_each_threshold_in_its_unit_and_mark_the_library_s(safevla, shipped, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "250")
-    out = safevla.ok("sensitivity", shipped, "--sweep", "non_target_max_disp=0.005,0.01", "--sweep", "force=100:500:3")
-    for words in ("[mm]", "5†", "[N]", "The library's threshold, 200 N"):
-        assert words in out
-    (sweep,) = safevla.json("sensitivity", shipped, "--sweep", "force=100:500:3")
-    assert sweep["thresholds"] == [100.0, 300.0, 500.0]
-    names = [variant["variant"] for variant in sweep["ranking"]["variants"]]
-    assert names == ["as it stands", "force=100", "force=300", "force=500"]
 
 
 def test_a_mistaken_sweep_costs_no_judging(safevla, tmp_path):

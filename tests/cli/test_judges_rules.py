@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -67,9 +66,8 @@ def run(tmp_path_factory):
 )
 def test_every_command_judges_by_the_default_rules_and_shows_the_maker_s(safevla, run, command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = [command[0], run, *command[1:]]
-    if command[0] == "compare":
-        words.insert(2, f"again={run}")
+    sources = [run, f"again={run}"] if command[0] == "compare" else [run]
+    words = [command[0], *sources, *command[1:]]
     code, out, err = safevla(*words)
     assert code in (0, 1)
     text = " ".join((out + err).split())
@@ -77,10 +75,10 @@ def test_every_command_judges_by_the_default_rules_and_shows_the_maker_s(safevla
     assert text.count("file default.toml") == text.count(THEIRS)
     if command[0] != "compare":
         assert "Safety 1.000; here " in text
-    own = safevla(*words, "--rules", "as-judged")
-    assert own[0] == 0
-    assert "note: judged as by its maker, by --library default.toml" in own[2]
-    assert THEIRS not in own[1] + own[2]
+    code, out, err = safevla(*words, "--rules", "as-judged")
+    assert code == 0
+    assert "note: judged as by its maker, by --library default.toml" in err
+    assert THEIRS not in out + err
 
 
 def test_a_lax_library_in_the_run_passes_no_gate(safevla, run):
@@ -138,27 +136,26 @@ def test_runs_of_different_rules_are_judged_alike_unless_each_is_to_be_judged_by
     assert "Leave --rules as-judged out" in safevla.refuses("episodes", run, tmp_path / "mine", "--rules", "as-judged")
 
 
-def test_a_resumed_run_is_not_judged_by_the_rules_that_lie_in_it(safevla, run):
+@pytest.fixture
+def copy(run, tmp_path):
+    return shutil.copytree(run, tmp_path / "copy")
+
+
+def describe(run, **fields):
+    (run / "run.json").write_text(json.dumps({**json.loads((run / "run.json").read_text()), **fields}))
+
+
+def test_a_resumed_run_is_not_judged_by_the_rules_that_lie_in_it(safevla, copy):
     """They are its maker's; the user's are those of the command line."""
-    content = (run / "judged_with.json").read_text()
-    try:
-        safevla.ok("eval", "--resume", "--out", run)
-        assert json.loads((run / "scores.json").read_text())["judged_by"]["library"]["name"] == "default"
-    finally:
-        (run / "judged_with.json").write_text(content)
-        safevla.ok("score", run, "--rules", "as-judged")
+    safevla.ok("eval", "--resume", "--out", copy)
+    assert json.loads((copy / "scores.json").read_text())["judged_by"]["library"]["name"] == "default"
 
 
-def test_a_run_that_names_other_suites_than_its_records_have_does_not_choose_their_limits(safevla, run):
-    text = (run / "run.json").read_text()
-    try:
-        (run / "run.json").write_text(json.dumps({**json.loads(text), "suites": ["mt10"]}))
-        assert "mt10 are named, and the records are of suites with the library default" in safevla.refuses(
-            "gate", run, *LIMIT
-        )
-        assert safevla("gate", run, *LIMIT, "--library", "default")[0] in (0, 1)
-    finally:
-        (run / "run.json").write_text(text)
+def test_a_run_that_names_other_suites_than_its_records_have_does_not_choose_their_limits(safevla, copy):
+    describe(copy, suites=["mt10"])
+    err = safevla.refuses("gate", copy, *LIMIT)
+    assert "mt10 are named, and the records are of suites with the library default" in err
+    assert safevla("gate", copy, *LIMIT, "--library", "default")[0] in (0, 1)
 
 
 # Tags that a host brings
@@ -179,9 +176,8 @@ instruction = "push"
 
 
 @pytest.fixture
-def own(run, tmp_path):
+def own(copy):
     """Return a run of a host of one's own, whose tags run.json holds; its suite is not in the built-in registry."""
-    copy = Path(shutil.copytree(run, tmp_path / "own"))
     (part,) = archive_parts(copy)
     batch = open_archive(part)
     headers = tuple(msgspec.structs.replace(header, benchmark="mine") for header in batch.headers)
@@ -189,10 +185,6 @@ def own(run, tmp_path):
     (copy / MANIFEST).write_text(json.dumps({"parts": {f"archive/{part.name}": sha256_of(part)}}))
     describe(copy, host="mine", suites=["mine"], host_registry=[{"name": "mine.toml", "text": TAGS.format("mine")}])
     return copy
-
-
-def describe(run, **fields):
-    (run / "run.json").write_text(json.dumps({**json.loads((run / "run.json").read_text()), **fields}))
 
 
 def test_tags_that_only_the_run_brings_are_taken_on_request(safevla, own):

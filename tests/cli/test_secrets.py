@@ -136,18 +136,18 @@ def test_in_the_environment_or_a_file_while_all_goes_well(everything, tmp_path, 
         asked = [word.replace("--policy-arg=", f"--policy-arg={served}:") for word in [*asked, *QUICK]]
         both = ["--policy", served, "--policy", "python:looks:Policy", *asked, at]
         assert everything("eval", *FAKE, *both, "--dry-run") == 0
-        assert everything("eval", *FAKE, *both, "--workers", "2", "--out", run) == 0
+        assert everything("eval", *FAKE, *both, "--record-only", "--workers", "2", "--out", run) == 0
         assert peer.headers == [f"Api-Key {SECRET}"]
     assert list(tmp_path.glob("title-*"))
-    for words in (["score", run, "--out", run], ["episodes", run]):
-        assert everything(*words) == 0
-    assert everything("verify", run) in (0, 1)
+    if given == "default":
+        for words in (["score", run, "--out", run], ["episodes", run], ["verify", run]):
+            assert everything(*words) in (0, 1)
 
 
 def test_in_the_environment_of_the_doctor(everything, monkeypatch):
     for name in ("SAFEVLA_API_KEY", "HF_TOKEN", "OPENAI_API_KEY"):
         monkeypatch.setenv(name, SECRET)
-    assert everything("doctor") in (0, 2)
+    assert everything("doctor", "--quick") in (0, 2)
 
 
 def keyed(place: Path, monkeypatch, given: str) -> list[str]:

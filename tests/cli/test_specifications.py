@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
+from safevla_bench.cli import run_command_line
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory):
+    """A judged run of the fake host."""
+    run = tmp_path_factory.mktemp("specifications") / "run"
+    plan = ("--host", "fake", "--suite", "fake", "--task", "0", "--max-steps", "8", "--policy", "noop")
+    assert run_command_line(["eval", *plan, "--out", str(run)]) == 0
+    return run
+
 
 @pytest.fixture
-def run(safevla, tmp_path):
-    """A judged run of the fake host."""
-    options = ("--host", "fake", "--suite", "fake", "--task", "0", "--max-steps", "8", "--policy", "noop")
-    safevla.ok("eval", *options, "--out", tmp_path / "run")
-    return tmp_path / "run"
+def run(judged, tmp_path):
+    return shutil.copytree(judged, tmp_path / "run")
 
 
 @pytest.fixture

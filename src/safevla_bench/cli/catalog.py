@@ -17,15 +17,7 @@ from safevla_bench.files import write_atomically
 from safevla_bench.hosts.libero.tasks import list_bddl_files, name_task
 from safevla_bench.jobs.evaluation.judgement import add_host_registries, judge
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.sensitivity.calibration import (
-    SHOWN_PERCENT,
-    Calibration,
-    calibrate,
-    calibration_rows,
-    format_limits,
-    histogram,
-    order_statistic,
-)
+from safevla_bench.sensitivity import calibration
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.specs import loader
 from safevla_bench.specs.file_formats import paper_spec_rows
@@ -104,32 +96,32 @@ def _calibrate_limits(
     """Judge the runs and print how a reference policy's extremes are distributed for each clause, and the limit."""
     ruleset = add_host_registries(load_ruleset(library), runs)
     judged = judge(list(runs), ruleset)
-    calibrations = calibrate(judged.scores, ruleset.library, policy=policy, quantile=quantile)
+    calibrations = calibration.calibrate(judged.scores, ruleset.library, policy=policy, quantile=quantile)
     if form == "json":
-        options.print_json(calibration_rows(calibrations))
+        options.print_json(calibration.calibration_rows(calibrations))
     else:
         click.echo("\n".join(escape_controls(line) for item in calibrations for line in _describe_calibration(item)))
     if out is not None:
-        write_atomically(out, format_limits(calibrations))
+        write_atomically(out, calibration.format_limits(calibrations))
         echo(f"Next: safevla score RUN --rules {shlex.quote(str(out))} --out results", err=True)
 
 
-def _describe_calibration(calibration: Calibration) -> list[str]:
+def _describe_calibration(item: calibration.Calibration) -> list[str]:
     """Return the lines about a specification: counts, histogram, percentiles, quantile, limit or why it is not used."""
-    spec, extremes, (low, high) = calibration.spec, calibration.extremes, calibration.interval
-    shown = [f"{share} % {_compact(order_statistic(extremes, share / 100))}" for share in SHOWN_PERCENT]
-    floor = [] if calibration.floor is None else [f"doing nothing {_compact(calibration.floor)}"]
-    upper = _compact(high) if calibration.is_bounded else "unknown"
-    outcome = calibration.obstacle or f"limit {_compact(calibration.limit)} {spec.unit}"
+    spec, extremes, (low, high) = item.spec, item.extremes, item.interval
+    percents = {share: calibration.order_statistic(extremes, share / 100) for share in calibration.SHOWN_PERCENT}
+    shown = [f"{share} % {_compact(value)}" for share, value in percents.items()]
+    floor = [] if item.floor is None else [f"doing nothing {_compact(item.floor)}"]
+    largest = _compact(float(extremes[-1]))
+    upper = _compact(high) if item.is_bounded else "unknown"
     return [
         f"{spec.spec_id}  [{spec.unit}]",
-        f"  {len(extremes)} successes of {calibration.policy} on {calibration.tasks} tasks; "
-        f"{calibration.violated} exceed the library's {_compact(spec.threshold)}",
-        f"  0 |{histogram(extremes)}| {_compact(float(extremes[-1]))}",
-        "  " + "   ".join([*shown, f"largest {_compact(float(extremes[-1]))}", *floor]),
-        f"  quantile {calibration.quantile:g}: {_compact(calibration.value)}, "
-        f"{calibration.interval_name} {_compact(low)} to {upper}",
-        f"  {outcome}",
+        f"  {len(extremes)} successes of {item.policy} on {item.tasks} tasks; "
+        f"{item.violated} exceed the library's {_compact(spec.threshold)}",
+        f"  0 |{calibration.histogram(extremes)}| {largest}",
+        "  " + "   ".join([*shown, f"largest {largest}", *floor]),
+        f"  quantile {item.quantile:g}: {_compact(item.value)}, {item.interval_name} {_compact(low)} to {upper}",
+        f"  {item.obstacle or f'limit {_compact(item.limit)} {spec.unit}'}",
         "",
     ]
 
@@ -232,15 +224,13 @@ def _print_explanation(explanation: Mapping[str, object], form: str) -> None:
     if form == "json":
         options.print_json(explanation)
         return
-    width = max(len(name) for name in explanation)
+    width, words = max(map(len, explanation)), {None: "none", True: "yes", False: "no"}
     for name, value in explanation.items():
         values = value if isinstance(value, list | tuple) else [value]
-        click.echo(f"{name:<{width}}  " + (f"\n{'':<{width}}  ".join(map(_format_fact, values)) or "none"))
-
-
-def _format_fact(value: object) -> str:
-    words = {None: "none", True: "yes", False: "no"}
-    return words[value] if value is None or isinstance(value, bool) else escape_controls(str(value))
+        texts = [
+            words[item] if item is None or isinstance(item, bool) else escape_controls(str(item)) for item in values
+        ]
+        click.echo(f"{name:<{width}}  " + (f"\n{'':<{width}}  ".join(texts) or "none"))
 
 
 def _propose_tags(paths: Sequence[Path], form: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 import click
 import msgspec
 
-from safevla_bench.cli import GATE_FAILED, OK, UNDECIDED, USER_ERROR, echo, make_printable, options, rules
+from safevla_bench.cli import GATE_FAILED, OK, UNDECIDED, USER_ERROR, echo, options, rules
 from safevla_bench.cli.progress import show_status
 from safevla_bench.cli.run_options import policy_arguments
 from safevla_bench.errors import RunError
@@ -257,7 +257,9 @@ def doctor_command(
     for finding in _examine(host, out, quick, server, arguments, suite):
         findings.append(finding)
         if form == "text":
-            _print_finding(finding)
+            echo(f"{finding.level:<8} {finding.check}: {finding.found}".replace("\n", f"\n{'':<11}"))
+            if finding.remedy:
+                echo(f"{'':<8}   → {finding.remedy}".replace("\n", f"\n{'':<11}"))
     counts = Counter(finding.level for finding in findings)
     if form == "json":
         options.print_json({"ok": not counts["error"], "findings": [asdict(finding) for finding in findings]})
@@ -285,12 +287,6 @@ def _examine(
 _MACHINE_STEPS = ("safevla eval --help", "safevla demo")
 _SERVER_STEPS = ("the command after eval", "the command after eval")
 """The next step where all is well, and where there are warnings."""
-
-
-def _print_finding(finding: Diagnosis) -> None:
-    click.echo(make_printable(f"{finding.level:<8} {finding.check}: {finding.found}").replace("\n", f"\n{'':<11}"))
-    if finding.remedy:
-        echo(f"{'':<8}   → {finding.remedy}".replace("\n", f"\n{'':<11}"))
 
 
 def _summarize_findings(counts: Counter[Level], next_step: str, cautious_step: str) -> str:

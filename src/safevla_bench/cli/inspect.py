@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import webbrowser
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
@@ -220,14 +221,10 @@ def open_command(folder: Path, port: int | None, no_browser: bool) -> None:
 
 def _open_browser(address: str, server: RunServer) -> None:
     has_display = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    if not (has_display and _opens(address)):
+    is_open = False
+    with suppress(webbrowser.Error, OSError):
+        is_open = bool(has_display) and webbrowser.open(address)
+    if not is_open:
         port = server.server_address[1]
         click.echo("No browser opened here. From another machine:", err=True)
         click.echo(f"  ssh -L {port}:127.0.0.1:{port} THIS-MACHINE, and open the address there", err=True)
-
-
-def _opens(address: str) -> bool:
-    try:
-        return webbrowser.open(address)
-    except (webbrowser.Error, OSError):
-        return False

@@ -34,16 +34,8 @@ from safevla_bench.report.tables import episodes as episode_tables
 from safevla_bench.report.tables.table import Cell, Column, Table
 from safevla_bench.rollout.engine import Observer
 from safevla_bench.rollout.estimate import RunEstimate
+from safevla_bench.sources.runs import folder
 from safevla_bench.sources.runs.episode_index import read_sources
-from safevla_bench.sources.runs.folder import (
-    FRAMES,
-    GREETINGS,
-    REPORT,
-    RUN,
-    EpisodeRow,
-    read_description,
-    read_greetings,
-)
 from safevla_bench.sources.runs.parts import count_progress, episode_rows
 from safevla_bench.text import NO_VALUE, redact_secrets
 
@@ -84,8 +76,7 @@ def eval_command(
     if films is not None and run_command.record_only:
         raise click.UsageError("--video films what was judged; --record-only judges nothing.")
     tracking.require_trackers(trackers)
-    _print_open_questions(run_command)
-    _print_deviations(run_command, ruleset)
+    _print_notes(run_command, ruleset)
     if run_command.dry_run:
         _print_plan(run_command)
         if freeze is not None:
@@ -104,8 +95,8 @@ def eval_command(
         if films is not None:
             filmed = film_episodes(run_command.out, judged, films)
             write_outputs(judged, run_command.out)
-            echo(f"Films: {filmed}, in {run_command.shown / FRAMES}")
-        report = run_command.shown / REPORT
+            echo(f"Films: {filmed}, in {run_command.shown / folder.FRAMES}")
+        report = run_command.shown / folder.REPORT
         lines = f"Run folder: {run_command.shown}\nReport: {report}\nNext: safevla open {_quote_folder(run_command)}"
         echo(lines)
     outcomes = {row.outcome for row in rows}
@@ -124,7 +115,7 @@ def _evaluate(run_command: RunCommand, trackers: Sequence[str], ruleset: Ruleset
     return judged
 
 
-def _report_run(run_command: RunCommand, rows: Sequence[EpisodeRow]) -> None:
+def _report_run(run_command: RunCommand, rows: Sequence[folder.EpisodeRow]) -> None:
     request = run_command.request
     if any(request.policy_spec(name).startswith("replay:") for name in request.policies):
         batch = read_sources([run_command.out])[0]
@@ -134,7 +125,7 @@ def _report_run(run_command: RunCommand, rows: Sequence[EpisodeRow]) -> None:
         stopped = sum(row.outcome == "stopped" for row in rows)
         counted = "1 episode was stopped at its" if stopped == 1 else f"{stopped} episodes were stopped at their"
         click.echo(f"{counted} first violation: unsafe, and it is not known whether any would have succeeded.")
-    if sentence := describe_decision(read_description(run_command.out)):
+    if sentence := describe_decision(folder.read_description(run_command.out)):
         echo(sentence)
     _report_servers(run_command)
     _report_invalid(rows)
@@ -167,16 +158,14 @@ def _observe_run(
         yield tracking.ObserverGroup([bar, *tracked]), tracked
 
 
-def _print_open_questions(run_command: RunCommand) -> None:
-    for line in [*open_questions(run_command.request), *list_start_notes(run_command.request)]:
+def _print_notes(run_command: RunCommand, ruleset: Ruleset) -> None:
+    request = run_command.request
+    for line in [*open_questions(request), *list_start_notes(request)]:
         echo(f"note: {line}", err=True)
     if not run_command.dry_run:
         print_engine_note(run_command.execution.cluster)
-
-
-def _print_deviations(run_command: RunCommand, ruleset: Ruleset) -> None:
-    registration = run_command.request.registration
-    if registration is not None and (deviation := describe_deviation(registration, run_command.request, ruleset)):
+    registration = request.registration
+    if registration is not None and (deviation := describe_deviation(registration, request, ruleset)):
         echo(f"note: not as registered: {deviation}", err=True)
 
 
@@ -204,7 +193,7 @@ def _report_interruption(run_command: RunCommand) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, ServerLostError, ServerRefusedError) as error:
-        if (run_command.out / RUN).exists():
+        if (run_command.out / folder.RUN).exists():
             done, planned = count_progress(run_command.out)
             text = f"{done} of {planned} episodes are done and kept. Continue:\n  {run_command.resume_command}"
             if not isinstance(error, KeyboardInterrupt):
@@ -215,15 +204,15 @@ def _report_interruption(run_command: RunCommand) -> Iterator[None]:
 
 
 def _report_servers(run_command: RunCommand) -> None:
-    greetings = Counter((greeting.policy, greeting.suite) for greeting in read_greetings(run_command.out))
+    greetings = Counter((greeting.policy, greeting.suite) for greeting in folder.read_greetings(run_command.out))
     for policy, suite in (cell for cell, count in greetings.items() if count > 1):
         line = (
             f"note: the servers of {policy} on {suite} said {greetings[policy, suite]} different things of themselves"
         )
-        echo(f"{line}: run.json holds them as volatile.{GREETINGS}", err=True)
+        echo(f"{line}: run.json holds them as volatile.{folder.GREETINGS}", err=True)
 
 
-def _report_invalid(rows: Sequence[EpisodeRow]) -> None:
+def _report_invalid(rows: Sequence[folder.EpisodeRow]) -> None:
     """Print on stderr how many episodes ended with an invalid action, and the first one's reason; nothing for none."""
     invalid = [row for row in rows if row.outcome == "invalid_action"]
     for row in invalid[:1]:
@@ -234,7 +223,7 @@ def _report_invalid(rows: Sequence[EpisodeRow]) -> None:
         click.echo("error: no episode has ended otherwise: mend the policy's actions.", err=True)
 
 
-def _report_crashes(run_command: RunCommand, crashed: Sequence[EpisodeRow]) -> None:
+def _report_crashes(run_command: RunCommand, crashed: Sequence[folder.EpisodeRow]) -> None:
     for row in crashed[:3]:
         lines = (row.reason or "").strip().splitlines() or [""]
         summary = lines[-1] if lines[0].startswith("Traceback") else lines[0]

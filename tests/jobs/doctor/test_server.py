@@ -17,16 +17,7 @@ from safevla_bench.jobs.doctor.server import examine_server
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers import dialects
 from safevla_bench.policies.servers.client import KINDS
-from stub_servers import (
-    OFT_REQUEST,
-    OPENPI_REQUEST,
-    gr00t,
-    gr00t_modalities,
-    http_server,
-    openpi,
-    vla_eval,
-    websockets,
-)
+from stub_servers import OFT_REQUEST, OPENPI_REQUEST, gr00t, gr00t_modalities, http_server, openpi, vla_eval, websockets
 from stub_servers import openvla as openvla_pages
 
 ROWS = np.tile([0.2, -0.1, 0.3, 0.02, 0.01, -0.03, -1.0], (10, 1))

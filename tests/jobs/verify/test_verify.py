@@ -39,9 +39,12 @@ def differing(run, *files, **options):
     return findings_of(verify_run(run, *files, **options), "differs")
 
 
-def unchecked(run, *files, **options):
-    """What is not checked in a run that agrees otherwise."""
-    verification = verify_run(run, *files, **options)
+def unchecked(run, **options):
+    return findings_of(verify_run(run, **options), "unchecked")
+
+
+def unchecked_of_agreeing(run, *files):
+    verification = verify_run(run, *files)
     assert verification.agrees
     return findings_of(verification, "unchecked")
 
@@ -74,7 +77,7 @@ def test_an_untouched_run_agrees_in_everything_and_its_replays_are_bit_for_bit(r
     findings = verify_run(run, replay=99).findings
     assert {finding.verdict for finding in findings} == {"agrees"}
     assert sum(finding.check.startswith("replay ") for finding in findings) == 4
-    assert list(unchecked(run)) == ["replay"], "it says that nothing was replayed"
+    assert list(unchecked_of_agreeing(run)) == ["replay"], "it says that nothing was replayed"
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "episodes.parquet", "scores.parquet", "archive/part-00000.parquet"])
@@ -170,11 +173,11 @@ def test_a_library_file_that_judged_is_asked_for_and_verifies_when_it_is_named(r
     file.write_text('based_on = "default"\n\n[[replace]]\nspec_id = "joint_torque"\nsevere = 3.0\n')
     by = load_ruleset(library=str(file), missing="deactivate", capabilities=("libero-full",))
     write_outputs(judge([run], by), run, legacy_ids=True)
-    assert "scores.json" not in unchecked(run, RulesetFiles(as_judged=True))
+    assert "scores.json" not in unchecked_of_agreeing(run, RulesetFiles(as_judged=True))
     (run / RULES).unlink()
     reseal(run)
-    assert "--library" in unchecked(run)["scores.json"]
-    assert "scores.json" not in unchecked(run, RulesetFiles(library=str(file), as_judged=True))
+    assert "--library" in unchecked_of_agreeing(run)["scores.json"]
+    assert "scores.json" not in unchecked_of_agreeing(run, RulesetFiles(library=str(file), as_judged=True))
 
 
 def test_the_table_and_the_archive_must_hold_the_same_episodes(run):
@@ -229,7 +232,7 @@ def test_a_record_without_states_is_compared_in_all_that_is_judged_and_it_is_sai
 
 def test_a_host_of_another_version_replays_nothing_and_it_is_said(run):
     edit_headers(run, versions={"numpy": "0.9"})
-    (said,) = findings_of(verify_run(run, replay=1), "unchecked").values()
+    (said,) = unchecked(run, replay=1).values()
     assert "recorded with numpy 0.9" in said
 
 
@@ -259,7 +262,7 @@ def test_a_loop_of_ones_own_is_played_again_as_it_settled(run):
     edit(run / RUN, in_own_loop)
     assert verify_run(run, replay=1).findings[-1].verdict == "agrees"
     edit_headers(run, env_seed=None)
-    unknown = findings_of(verify_run(run, replay=1), "unchecked").values()
+    unknown = unchecked(run, replay=1).values()
     assert any("neither its seed and initial state nor its fixtures" in said for said in unknown)
 
 
@@ -273,7 +276,7 @@ def test_a_run_without_scores_says_that_nothing_was_judged(run):
         (run / name).unlink()
     assert "scores.json is missing; manifest.json names it" in differing(run)["files"]
     reseal(run)
-    assert "scores.json" in unchecked(run)
+    assert "scores.json" in unchecked_of_agreeing(run)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", "[" * 5000, '{"judged_by": {"library": 3}}', "\ud800"])

@@ -23,14 +23,7 @@ from safevla_bench.files import read_input
 from safevla_bench.judging import metrics
 from safevla_bench.judging.judged import Judged, JudgedSource, describe_maker
 from safevla_bench.judging.registration import REGISTERED, parse_registration
-from safevla_bench.judging.ruleset import (
-    LostEpisodes,
-    Provenance,
-    Ruleset,
-    RulesetRecipe,
-    choose_library,
-    load_ruleset,
-)
+from safevla_bench.judging.ruleset import LostEpisodes, Provenance, Ruleset, RulesetRecipe, choose_library, load_ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.judging.scoring import score_chunks
 from safevla_bench.rollout.ray_cluster import RayCluster

@@ -15,12 +15,7 @@ from safevla_bench.errors import HostError, Place, PluginError, RunError
 from safevla_bench.interface.environment import Host
 from safevla_bench.interface.policy import Policy
 from safevla_bench.interface.task import Task
-from safevla_bench.judging.registration import (
-    REGISTERED,
-    RegisteredUntil,
-    Registration,
-    parse_registration,
-)
+from safevla_bench.judging.registration import REGISTERED, RegisteredUntil, Registration, parse_registration
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers import entries

@@ -13,12 +13,7 @@ import msgspec
 from safevla_bench.archive import npz
 from safevla_bench.errors import PolicyError, RunError, SafevlaError
 from safevla_bench.jobs.evaluation.preparation import PreparedRun, placeholder_servers, prepare_run, require_counts
-from safevla_bench.jobs.evaluation.request import (
-    DEFAULT_EXECUTION,
-    ExecutionOptions,
-    Request,
-    plan_fields,
-)
+from safevla_bench.jobs.evaluation.request import DEFAULT_EXECUTION, ExecutionOptions, Request, plan_fields
 from safevla_bench.jobs.evaluation.stopping_rule import RoundTally
 from safevla_bench.judging.monitor import Monitor
 from safevla_bench.judging.registration import (
