@@ -66,7 +66,7 @@ def test_two_checkpoints_of_one_module_stand_under_their_names_everywhere(safevl
 
 
 def test_names_survive_workers_resuming_and_shards(safevla):
-    plan = ("eval", "--record-only", *FAKE, *TWO, "--episodes", "2")
+    plan = ("eval", "--record-only", *FAKE, *TWO)
     safevla.ok(*plan, "--out", "whole")
     safevla.ok(*plan, "--workers", "2", "--out", "workers")
     for k in (1, 2):
@@ -77,7 +77,7 @@ def test_names_survive_workers_resuming_and_shards(safevla):
             assert Path(other, name).read_bytes() == Path("whole", name).read_bytes()
     before = Path("whole/run.json").read_bytes()
     safevla.ok("eval", "--record-only", "--resume", "--out", "whole", "--trust", "whole")
-    safevla.ok("eval", "--record-only", *FAKE, *TWO, "--resume", "--out", "whole")
+    safevla.ok(*plan, "--resume", "--out", "whole")
     assert Path("whole/run.json").read_bytes() == before
     other = [word.replace(f"strong={SPEC}", "strong=noop") for word in TWO[:-2]]
     assert "spec" in safevla.refuses("eval", "--record-only", *FAKE, *other, "--resume", "--out", "whole")

@@ -45,7 +45,7 @@ def test_an_interrupted_run_says_what_is_done_and_the_command_that_continues_it(
     assert "2 of 4 episodes are done and kept" in err
     assert command in err
     safevla.ok(*command.split()[1:])
-    safevla.ok("eval", *PLAN, "--library", "paper-text", "--workers", 2, "--out", tmp_path / "whole")
+    safevla.ok("eval", *PLAN, "--library", "paper-text", "--out", tmp_path / "whole")
     assert contents(run) == contents(tmp_path / "whole")
 
 

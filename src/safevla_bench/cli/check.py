@@ -147,7 +147,7 @@ def _gate_document(gate_report: gates.GateReport, judged: Judged) -> dict[str, o
 
 @options.command("verify")
 @click.argument("run", type=options.FILE, metavar="RUN")
-@options.option("--replay K", "Play K episodes again in the host.", type=click.IntRange(min=0), default=0)
+@options.option("--replay K", "Play K episodes again in the host.", type=options.NATURAL, default=0)
 @options.audit_options
 @rules.library_option("The library that judged, where it was a file.")
 @rules.rules_option(

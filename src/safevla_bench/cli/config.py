@@ -48,7 +48,7 @@ def read_config(path: Path, context: click.Context) -> dict[str, object]:
 
     Raises:
         RunError: the file cannot be read, has an unknown key (the nearest key is named), a value of a wrong type or
-            one that its option does not take, or a `judge` that is no table.
+            one that its option does not take, or a `judge` that is not a table.
     """
     place = Place(file=str(path))
     try:

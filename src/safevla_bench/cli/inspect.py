@@ -196,7 +196,7 @@ def _episode_rows(judged: Judged, spec_id: str | None = None) -> list[episode_li
 
 @options.command("open")
 @click.argument("folder", type=options.FILE, metavar="RUN|FOLDER", default=Path())
-@options.option("--port N", "Listen there; default 8642, else any free one.", type=click.IntRange(0, 65535))
+@options.option("--port N", "Listen there; default 8642, else any free one.", type=options.PORT)
 @options.flag("--no-browser", "Print the address and open nothing.")
 def open_command(folder: Path, port: int | None, no_browser: bool) -> None:
     """Serve the report of a run, or an index of the runs in a folder, and open it in the browser.

@@ -126,7 +126,8 @@ class Range(click.FloatRange):
         return float(number)
 
 
-SHARE, PERCENT, POSITIVE = Range(0, 1), Range(0, 100, min_open=True, max_open=True), click.IntRange(min=1)
+SHARE, PERCENT = Range(0, 1), Range(0, 100, min_open=True, max_open=True)
+NATURAL, POSITIVE, PORT = click.IntRange(min=0), click.IntRange(min=1), click.IntRange(0, 65535)
 FILE = click.Path(path_type=Path)
 
 
@@ -212,9 +213,9 @@ optional_sources_argument = click.argument("sources", nargs=-1, type=SourceType(
 audit_options = option_group(
     [
         option("--audit K", "Play K episodes of each policy again, chosen when the archive is finished.",
-               type=click.IntRange(min=0), default=0),
+               type=NATURAL, default=0),
         option("--audit-seed N", "The number that chooses the episodes, with the archive's digest; drawn and shown if "
-               "not given.", type=click.IntRange(min=0), default=lambda: secrets.randbelow(10**15), show_default=False),
+               "not given.", type=NATURAL, default=lambda: secrets.randbelow(10**15), show_default=False),
     ],
     "audit",
     lambda context, values: AuditPlan(values["audit"], values["audit_seed"]) if values["audit"] else None,
@@ -223,7 +224,7 @@ audit_options = option_group(
 
 
 def require_sources(sources: Sequence[Path]) -> None:
-    """Raise click's error of a missing argument where there are no sources."""
+    """Raise click's error of a missing argument if `sources` is empty."""
     if not sources:
         raise click.UsageError("Missing argument 'SOURCE...'.")
 

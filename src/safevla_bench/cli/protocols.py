@@ -207,7 +207,7 @@ _OWN = ("127.0.0.1", "::1", "localhost")
 @command("serve")
 @options.option("--policy [NAME=]POLICY", "What acts, such as python:module:factory.", required=True)
 @policy_arguments_option("An argument for it.")
-@options.option("--port", "0 = any that is free.", default=8000, type=click.IntRange(0, 65535))
+@options.option("--port", "0 = any that is free.", default=8000, type=options.PORT)
 @options.option("--bind ADDRESS", "Where to listen; 0.0.0.0 lets other machines in, who should then need a key.",
                 default="127.0.0.1")  # fmt: skip
 @options.option("--seed", "Of the policy's randomness, in every episode.", default=0, show_default=True)

@@ -266,7 +266,7 @@ def estimate_table(plan: RunEstimate) -> Table:
 
 
 def _estimate_notes(plan: RunEstimate) -> tuple[str, ...]:
-    """Return the lines on time and disk, or a single line that there are no figures for this host."""
+    """Return the lines on time and disk, or a single line if this host has no figures."""
     if plan.time_s is None or plan.disk_bytes is None:
         return ("There are no figures for this host, so neither time nor disk can be estimated.",)
     time, disk = plan.time_s, plan.disk_bytes

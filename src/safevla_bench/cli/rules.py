@@ -151,7 +151,7 @@ def _holds_tasks(path: Path) -> bool:
 def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
     """Return the keywords of `load_ruleset` for the texts of --set; raise `RunError` for a value that is none of its.
 
-    A NAME that is no setting is a specification, whose threshold changes.
+    A NAME that is not a setting is a specification, whose threshold changes.
     """
     settings: dict[str, Any] = {"thresholds": [], _CAPABILITIES: []}
     for text in texts:

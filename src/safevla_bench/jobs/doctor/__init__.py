@@ -37,7 +37,7 @@ def examine_machine(host: str | None = None, out: Path | None = None, *, quick: 
         quick: leave out the checks that take seconds, the rendered frame and the simulators' episodes.
 
     Raises:
-        HostError: there is no host of that name.
+        HostError: no host has that name.
         PluginError: the host of that name cannot be loaded.
     """
     if host is not None:

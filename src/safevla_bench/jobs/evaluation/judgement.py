@@ -197,7 +197,7 @@ def find_rules(paths: Sequence[Path], *, as_judged: bool = False) -> Ruleset:
 
 
 def _read_recipe(path: Path) -> RulesetRecipe:
-    """Return what judged_with.json holds; the default rules where there is no such file."""
+    """Return what judged_with.json holds; the default rules without such a file."""
     try:
         return msgspec.json.decode(read_input(path), type=RulesetRecipe)
     except FileNotFoundError:

@@ -238,7 +238,7 @@ class ExecutionOptions:
     cluster: RayCluster | None = None
     """The Ray cluster whose actors are the workers; None = this machine."""
     resume: bool = False
-    """Continue the run in the folder, where there is one."""
+    """Continue the run in the folder, if it holds one."""
     retry_crashed: bool = False
     """Run crashed episodes again when continuing."""
 

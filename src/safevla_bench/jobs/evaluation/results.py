@@ -261,8 +261,8 @@ def evaluate(
         seed: of the policy's randomness, and of the environment's where the protocol derives its seeds from this.
         max_steps: the horizon; None = the protocol's, else the task's own.
         workers: processes; an object needs 1, since it cannot be sent to others.
-        resume: continue the run in `out`, where there is one.
-        observer: is told of each episode as it begins and ends.
+        resume: continue the run in `out`, if it holds one.
+        observer: hears of each episode as it begins and ends.
 
     Raises:
         SafevlaError: whatever a user must change: an unknown suite, a wrong policy, a folder in the way.

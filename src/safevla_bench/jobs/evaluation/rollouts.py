@@ -261,7 +261,7 @@ def _register_tasks(episodes: Sequence[PlannedEpisode], policy: str) -> tuple[Re
 def describe_deviation(registration: Registration, request: Request, ruleset: Ruleset) -> str:
     """Return a sentence if a request and its rules are not what was registered, "" if they are.
 
-    A shard of the registered plan is no deviation. Raises what `freeze_request` raises.
+    A shard of the registered plan is not a deviation. Raises what `freeze_request` raises.
     """
     digest = freeze_request(replace(request, shard=None), ruleset).digest
     if digest == registration.digest:

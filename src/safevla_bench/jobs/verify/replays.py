@@ -290,7 +290,7 @@ def _complete_protocol(protocol: object) -> object:
 
 
 def choose_episodes(headers: Sequence[Header], count: int, salt: str = "") -> list[int]:
-    """Return `count` indices of episodes in ascending order, fewer where there are not so many.
+    """Return `count` indices of episodes in ascending order, fewer if there are not so many.
 
     The episodes with the smallest digests of salt, policy and id are chosen, so that the choice repeats.
     """
