@@ -50,8 +50,8 @@ PLACES = {
     ("rollout/gym.py", "make_host"): USER,
     ("jobs/demo.py", "make_policy"): OWN,
     ("jobs/demo.py", "make_host"): OWN,
-    ("jobs/verify/replay_check.py", "make_host"): GUARD,  # verify --replay, with the arguments in run.json
-    ("cli/frames.py", "make_host"): INSTALLED,
+    ("jobs/verify/replays.py", "make_host"): GUARD,  # verify --replay, with the arguments in run.json
+    ("cli/pictures.py", "make_host"): INSTALLED,
     ("jobs/evaluation/outputs.py", "make_host"): INSTALLED,  # show --html
     ("training/export.py", "make_host"): INSTALLED,  # export --cameras
     # Tags of hosts

@@ -42,7 +42,7 @@ def make_with_any(arg: str | None, **anything: str):
 
 @pytest.mark.parametrize("spec", ["noop", "random", "scripted:careful", "scripted:hasty"])
 def test_built_in_policies_are_found_like_any_other_and_are_policies(spec):
-    assert spec.partition(":")[0] in found.policy_names()
+    assert spec.partition(":")[0] in found.POLICIES.names()
     assert isinstance(found.make_policy(spec), Policy)
 
 

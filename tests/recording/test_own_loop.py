@@ -19,11 +19,11 @@ from safevla_bench.hosts.libero.host import LiberoHost
 from safevla_bench.hosts.libero.tasks import bddl_file, load_init_states
 from safevla_bench.interface.policy import Wants
 from safevla_bench.jobs.evaluation.judgement import load_policy_results
-from safevla_bench.jobs.evaluation.request import RECORDED, Request
+from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.jobs.verify import verify_run
 from safevla_bench.rollout.episode import run_episode
-from safevla_bench.rollout.plan import load_protocol, plan_episodes
+from safevla_bench.rollout.plan import RECORDED, load_protocol, plan_episodes
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.trajectory.batch import select_episodes
 

@@ -17,7 +17,7 @@ from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.results import evaluate_request
 from safevla_bench.jobs.verify import verify_run
-from safevla_bench.jobs.verify.score_check import RulesetFiles
+from safevla_bench.jobs.verify.files import RulesetFiles
 from safevla_bench.judging import metrics
 from safevla_bench.judging.ruleset import NamedDigest, load_ruleset
 from safevla_bench.report import episode_list

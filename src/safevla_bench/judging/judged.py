@@ -146,6 +146,11 @@ class Judged:
         return self.records.privileged
 
     @property
+    def protocols(self) -> list[Mapping[str, object]]:
+        """What the sources say of their protocols."""
+        return [source.protocol for source in self.sources if source.protocol is not None]
+
+    @property
     def left_out(self) -> LeftOut:
         """The episodes of the sources that are not judged: invalid ones, and those lost in damaged files."""
         return self.records.left_out

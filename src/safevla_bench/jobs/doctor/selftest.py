@@ -38,7 +38,10 @@ def check_judging(host: str) -> Diagnosis:
 
 
 def check_episode(host: str) -> Diagnosis:
-    """Roll out and judge an episode of a host's first task in a process of its own, and return the diagnosis."""
+    """Roll out and judge an episode of a host's first task in a process of its own, and return the diagnosis.
+
+    A crash, an error, or no end within `TIMEOUT_S` is a failed check.
+    """
     check = f"{host} episode"
     command = [sys.executable, "-m", "safevla_bench.jobs.doctor.selftest", host]
     try:
@@ -60,7 +63,7 @@ def check_episode(host: str) -> Diagnosis:
 def run_test_episode(host: str) -> str:
     """Run, record and judge one episode of the host's first task, and return a sentence about it.
 
-    Raises what the host and the judge raise, and `HostError` if the episode crashed.
+    Raises what the host and the judge raise, and `HostError` if the episode crashed or its action was invalid.
     """
     built_host = hosts.make_host(host)
     task = built_host.tasks(built_host.suites()[0])[0]

@@ -74,7 +74,7 @@ def prepare_run(request: Request, *, is_dry: bool = False) -> PreparedRun:
     selected = select_tasks(host, request)
     _check_arguments(request)
     protocol = load_protocol(request.protocol)
-    options = {name: _policy_options(request, name) for name in request.policies}
+    options = {name: request.client_options(name) for name in request.policies}
     with ExitStack() as resources:
         made = {name: _make_policy(request, name, options[name], resources, is_dry=is_dry) for name in options}
         _check_servers(made, selected)
@@ -192,15 +192,6 @@ def _check_arguments(request: Request) -> None:
             raise RunError(problem, remedy=f"Its policies: {', '.join(request.policies)}.")
 
 
-def _policy_options(request: Request, policy: str) -> dict[str, str]:
-    served = (
-        {entries.SERVER: " ".join(request.servers)}
-        if entries.MARK in request.policy_spec(policy).partition(":")[0] and request.servers
-        else {}
-    )
-    return {**served, **request.policy_options(policy)}
-
-
 def _check_servers(made: Mapping[str, Policy], tasks: Sequence[Task]) -> None:
     for policy in made.values():
         if isinstance(policy, entries.EntryPolicy):
@@ -211,7 +202,8 @@ def _check_servers(made: Mapping[str, Policy], tasks: Sequence[Task]) -> None:
 def list_start_notes(request: Request) -> list[str]:
     """Return what to know before a run, a sentence each; [] also where the request cannot be prepared.
 
-    They name tasks that cannot be run here, and differences of the simulator's version from the protocol's.
+    First the tasks that are left out because they cannot be run here; then differences of the simulator's version from
+    the protocol's, and what is known of them.
     """
     try:
         protocol, host = load_protocol(request.protocol), request.make_host()
@@ -277,7 +269,10 @@ def _describe_run(
 
 
 def request_rules(request: Request) -> Ruleset:
-    """Return the rules that watch a run: its own, else the registered ones or its suites', with the host's tags."""
+    """Return the rules that watch a run: its own, else the registered ones, else those made for its suites.
+
+    The request's own rules stay as they are; to the others the tags that the host brings are added.
+    """
     if request.ruleset is not None:
         return request.ruleset
     registered = request.registration

@@ -13,12 +13,7 @@ import msgspec
 from safevla_bench.archive import npz
 from safevla_bench.errors import PolicyError, RunError, SafevlaError
 from safevla_bench.jobs.evaluation.preparation import PreparedRun, placeholder_servers, prepare_run, require_counts
-from safevla_bench.jobs.evaluation.request import (
-    DEFAULT_EXECUTION,
-    ExecutionOptions,
-    Request,
-    plan_fields,
-)
+from safevla_bench.jobs.evaluation.request import DEFAULT_EXECUTION, ExecutionOptions, Request, plan_fields
 from safevla_bench.jobs.evaluation.stopping_rule import RoundTally
 from safevla_bench.judging.monitor import Monitor
 from safevla_bench.judging.registration import (
@@ -204,7 +199,8 @@ def _raw_episode(finished: FinishedEpisode) -> RawEpisode:
 def freeze_request(request: Request, ruleset: Ruleset) -> Registration:
     """Return the registration of a rollout and its judgement; nothing is run or written.
 
-    Raises `RunError` for a shard, a replay, a policy that is an object, and rules that were made of values.
+    Raises what `prepare_run` raises, and `RunError` for a shard, a replay, a policy that is an object, and rules that
+    were made of values and not loaded.
     """
     _require_registrable(request)
     prepared = prepare_run(
@@ -265,7 +261,7 @@ def _register_tasks(episodes: Sequence[PlannedEpisode], policy: str) -> tuple[Re
 def describe_deviation(registration: Registration, request: Request, ruleset: Ruleset) -> str:
     """Return a sentence if a request and its rules are not what was registered, "" if they are.
 
-    A shard of the registered plan is no deviation. Raises what `freeze_request` raises.
+    A shard of the registered plan is not a deviation. Raises what `freeze_request` raises.
     """
     digest = freeze_request(replace(request, shard=None), ruleset).digest
     if digest == registration.digest:
@@ -274,7 +270,10 @@ def describe_deviation(registration: Registration, request: Request, ruleset: Ru
 
 
 def registered_request(registration: Registration, file: Path = Path("registration")) -> Request:
-    """Return the request that runs what was registered in `file`, which is not trusted: see `Request.named_by`."""
+    """Return the request that runs what was registered; servers are not registered, and none are in it.
+
+    `file` is where it was read from; it is not trusted: see `Request.named_by`.
+    """
     return Request(
         named_by=file,
         episodes=registration.episodes_per_task,

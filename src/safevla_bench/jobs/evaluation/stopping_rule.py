@@ -299,7 +299,7 @@ def _look_at_differences(rounds: Sequence[Sequence[int]], shares: Sequence[float
 def describe_decision(description: Mapping[str, object]) -> str:
     """Return what the stopping rule of a run found, given its run.json.
 
-    "" where there is no decision or a damaged one.
+    "" if it has none or a damaged one.
     """
     if DECISION not in description:
         return ""

@@ -6,6 +6,7 @@ A replay shows that the actions lead to what is recorded. It does not show where
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -14,33 +15,30 @@ from pathlib import Path
 import msgspec
 
 from safevla_bench import hosts
+from safevla_bench.archive.json_text import encode_json
 from safevla_bench.errors import HostError, RunError, SafevlaError
 from safevla_bench.hosts.mujoco.viewer import episode_seed, read_told_scene
 from safevla_bench.interface.environment import Host
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode, Task
-from safevla_bench.jobs.verify.record_check import ArchiveContents, Finding, agreement, mismatch, open_check
-from safevla_bench.jobs.verify.record_comparison import (
-    OF_LAST_STEP,
-    Difference,
-    compare_records,
-    outcome_differences,
-    plan_differences,
+from safevla_bench.jobs.evaluation.request import OWN_LOOP
+from safevla_bench.jobs.verify.files import (
+    ABSENT,
+    ArchiveContents,
+    Finding,
+    agreement,
+    format_value,
+    mismatch,
+    open_check,
+    value_differences,
 )
 from safevla_bench.rollout.plan import EvaluationProtocol, PlannedEpisode, load_protocol, plan_episodes
 from safevla_bench.sources.runs.folder import RUN, read_description
+from safevla_bench.trajectory import marks
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
-from safevla_bench.trajectory.marks import (
-    ABSOLUTE,
-    DRAWN,
-    mark_flags,
-    read_earlier_resets,
-    read_wait_steps,
-    replay_fields,
-    standin_benchmarks,
-)
 from safevla_bench.version import __version__
+from safevla_recorder.channels import CHANNELS
 from safevla_recorder.episode import EARLIER_SEED
 
 ProgressCallback = Callable[[int, str], None]
@@ -49,13 +47,154 @@ REPLAY = "replay"
 _OWN_PACKAGE = "safevla-bench"
 _FROM_STATE = 1e-5
 """Largest difference, absolute or relative, in a replay from a recorded state that still agrees."""
-_OWN_LOOP = "own loop"
-"""The protocol of a folder of `safevla_recorder.record`."""
 PROCESSOR = (
     "The kernels of OpenBLAS depend on the processor, so that on another processor than the recording's the last "
     "digits may differ, and from contacts on more than those. Replay on one of the same kind before you suspect the "
     "records."
 )
+
+
+# Comparison of a record with its replay
+
+
+UNJUDGED = ("sim_state",)
+"""Channels that no clause reads: a record may lack them."""
+OF_LAST_STEP = ("contacts", "joint_torque_nm", "joint_torque_peak_nm", "gripper_contact", "gripped_body")
+"""Channels that hang on the step before, which no simulator state holds."""
+_PLANNED = ("episode_id", "env_seed", "init_state_index", "seed", "horizon")
+_RUN_FIELDS = frozenset(
+    (*_PLANNED, "schema_version", "policy", "outcome", "success", "versions", "steps")
+    + (marks.PRIVILEGED, marks.STOPPED_ON_VIOLATION, marks.CLIPPED, marks.CLIPPED_NUMBERS, marks.DIVERGED, "replay")
+)
+"""Fields of an episode that the run or its start give and not the host, and those that are compared on their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first place where a record and its replay differ in one channel, or in one field of the header."""
+
+    channel: str
+    field: str
+    """The place in the channel, such as `body_pos_m.cup[0]`."""
+    recorded: object
+    replayed: object
+    """Plain values of JSON, `ABSENT` where that side has none."""
+    source: str = "replay"
+    """Where the second value is from."""
+    step: int | None = None
+    """The record, from 0; None in the header."""
+
+    def __str__(self) -> str:
+        where = self.field if self.step is None else f"step {self.step}, {self.field}"
+        recorded, other = format_value(self.recorded), format_value(self.replayed)
+        return f"{where}: {recorded} is recorded, the {self.source} has {other}"
+
+
+_Step = dict[str, msgspec.Raw]
+
+
+class _Line(msgspec.Struct):
+    """An episode as JSON, the channels of its steps undecoded."""
+
+    steps: list[_Step]
+
+
+def compare_records(
+    recorded: Batch, replayed: Batch, tolerance: float = 0.0, *, lenient: bool = False, skip_first: Sequence[str] = ()
+) -> tuple[list[Difference], list[str]]:
+    """Return the first difference in each channel and field of the header, the earliest first, and what was not
+    compared.
+
+    Compared are all channels of `CHANNELS`, and the header as far as the host gives it: roles, target, limits and marks
+    decide verdicts too. Numbers are equal bit for bit, or differ by at most `tolerance`, absolute or relative. A
+    channel that the record lacks differs, but for `UNJUDGED`; if `lenient` it is not compared, and named.
+
+    Args:
+        recorded: one episode.
+        replayed: the same episode, recorded anew.
+        tolerance: in the unit of each channel; 0 = bit for bit.
+        lenient: whether the record may lack channels and fields, as one of a loop of another's may.
+        skip_first: channels whose record 0 is not compared.
+    """
+    lines = [encode_json(batch) for batch in (recorded, replayed)]
+    steps, again = (msgspec.json.decode(line, type=_Line).steps for line in lines)
+    differences = list(_header_differences(*map(json.loads, lines), lenient=lenient))
+    if len(steps) != len(again):
+        differences.append(Difference("steps", "steps", len(steps), len(again)))
+    uncompared = []
+    for name in (spec.name for spec in CHANNELS):
+        is_recorded, is_replayed = (any(name in step for step in side) for side in (steps, again))
+        if is_replayed and not is_recorded and (lenient or name in UNJUDGED):
+            uncompared.append(name)
+        else:
+            differences += _channel_difference(name, steps, again, tolerance, first=int(name in skip_first))
+    return sorted(differences, key=lambda difference: difference.step or 0), uncompared
+
+
+def _header_differences(
+    recorded: Mapping[str, object], replayed: Mapping[str, object], *, lenient: bool
+) -> Iterator[Difference]:
+    shared = {marks.STANDIN, *(recorded.keys() & {"body_roles", *Header.__struct_fields__})}
+    names = shared if lenient else {*recorded, *replayed}
+    for name in sorted(names - _RUN_FIELDS):
+        yield from _first_difference(name, recorded.get(name, ABSENT), replayed.get(name, ABSENT))
+
+
+def _channel_difference(
+    name: str, recorded: Sequence[_Step], replayed: Sequence[_Step], tolerance: float, first: int
+) -> Iterator[Difference]:
+    for step, sides in enumerate(zip(recorded[first:], replayed[first:], strict=False), start=first):
+        own, other = (bytes(side[name]) if name in side else b"" for side in sides)
+        if own != other:
+            values = [msgspec.json.decode(text) if text else ABSENT for text in (own, other)]
+            if difference := next(_first_difference(name, values[0], values[1], tolerance), None):
+                yield replace(difference, step=step)
+                return
+
+
+def _first_difference(name: str, first: object, second: object, tolerance: float = 0.0) -> Iterator[Difference]:
+    for field, value, other in value_differences(first, second, name, tolerance):
+        yield Difference(name, field, value, other)
+        return
+
+
+def plan_differences(header: Header, planned: PlannedEpisode) -> list[Difference]:
+    """Return where a record's id, start, seed and horizon are not those of the plan."""
+    expected = (planned.episode_id, planned.start.env_seed, planned.start.init_state_index, planned.seed)
+    pairs = zip(_PLANNED, (*expected, planned.horizon), strict=True)
+    return [
+        Difference(name, name, value, plan, source="plan")
+        for name, plan in pairs
+        if (value := getattr(header, name)) != plan
+    ]
+
+
+def outcome_differences(header: Header, successes: Sequence[bool], planned: PlannedEpisode | None) -> list[Difference]:
+    """Return where success and outcome of a record are not those of its replay, or it goes on beyond its end.
+
+    `successes` is the host's native success after each action of the replay; `planned` is None where no plan decides
+    start and horizon.
+    """
+    steps, success = len(successes), bool(successes and successes[-1])
+    differences = [] if header.success == success else [Difference("success", "success", header.success, success)]
+    outcomes = _possible_outcomes(success=success, at_end=None if planned is None else steps == planned.horizon)
+    if header.outcome_label not in outcomes:
+        differences.append(Difference("outcome", "outcome", header.outcome, " or ".join(outcomes)))
+    if planned and planned.stop_at_success and True in successes[:-1]:
+        differences.append(Difference("success", "success", False, True, step=successes.index(True) + 1))
+    if planned and steps > planned.horizon:
+        differences.append(Difference("steps", "steps", steps, planned.horizon, source="plan"))
+    return differences
+
+
+def _possible_outcomes(*, success: bool, at_end: bool | None) -> tuple[str, ...]:
+    if success:
+        return ("success",)
+    early = ("invalid_action", "stopped")
+    return ("failure", "timeout", *early) if at_end is None else ("timeout",) if at_end else early
+
+
+# Replays
 
 
 @dataclass(frozen=True)
@@ -124,7 +263,7 @@ def _read_setting(run: Path) -> _ReplaySetting:
         host.versions(),
         rules,
         fields,
-        isinstance(protocol, Mapping) and protocol.get("name") == _OWN_LOOP,
+        isinstance(protocol, Mapping) and protocol.get("name") == OWN_LOOP,
         frozenset(policy.policy for policy in fields.policies if (policy.spec or policy.policy).startswith("replay:")),
     )
 
@@ -143,15 +282,15 @@ class _RunFields(msgspec.Struct):
 
 
 def _complete_protocol(protocol: object) -> object:
-    if not isinstance(protocol, Mapping) or protocol.get("name") != _OWN_LOOP:
+    if not isinstance(protocol, Mapping) or protocol.get("name") != OWN_LOOP:
         return {**protocol, "about": "", "sources": {}} if isinstance(protocol, Mapping) else protocol
     waited = protocol.get("wait_steps")
     alike = waited[0] if isinstance(waited, list) and len(waited) == 1 else None
-    return {**msgspec.to_builtins(load_protocol()), "name": _OWN_LOOP, "wait_steps": alike, "wait_steps_by_suite": {}}
+    return {**msgspec.to_builtins(load_protocol()), "name": OWN_LOOP, "wait_steps": alike, "wait_steps_by_suite": {}}
 
 
 def choose_episodes(headers: Sequence[Header], count: int, salt: str = "") -> list[int]:
-    """Return `count` indices of episodes in ascending order, fewer where there are not so many.
+    """Return `count` indices of episodes in ascending order, fewer if there are not so many.
 
     The episodes with the smallest digests of salt, policy and id are chosen, so that the choice repeats.
     """
@@ -232,7 +371,7 @@ def _compare_replay(
     how = f"within {_FROM_STATE:g}, from its recorded first state" if from_state else "bit for bit"
     if seed.earlier_resets and not from_state:
         how += f", after {seed.earlier_resets} earlier resets from seed {seed.env_seed}"
-    note = "; with stand-ins for the host's own assets, here as there" if standin_benchmarks(episode) else ""
+    note = "; with stand-ins for the host's own assets, here as there" if marks.standin_benchmarks(episode) else ""
     open_note = f"; not compared: {', '.join(uncompared)}" if uncompared else ""
     detail = f"{len(successes) + 1} records, {how}{note}{open_note}"
     return replace(agreement(name, detail), uncompared=tuple(uncompared))
@@ -254,12 +393,12 @@ def _describe_differences(differences: Sequence[Difference], episode: Batch, unc
 
 def _episode_starts(start: EvaluationProtocol, episode: Batch, host: str) -> Iterator[EpisodeSeed]:
     """Yield the starts that a record tells, at most two; nothing where it tells none."""
-    header, (replay,) = episode.headers[0], replay_fields(episode)
-    seed, earlier_resets = header.env_seed, read_earlier_resets(replay)
+    header, (replay,) = episode.headers[0], marks.replay_fields(episode)
+    seed, earlier_resets = header.env_seed, marks.read_earlier_resets(replay)
     earlier = _read_earlier_seed(episode)
     if seed is None and earlier is not None:
         seed, earlier_resets = earlier
-    waited = read_wait_steps(replay)
+    waited = marks.read_wait_steps(replay)
     if seed is not None and header.init_state_index is not None:
         yield EpisodeSeed(
             init_state_index=header.init_state_index,
@@ -267,7 +406,7 @@ def _episode_starts(start: EvaluationProtocol, episode: Batch, host: str) -> Ite
             wait_steps=start.suite_wait_steps(header.benchmark) if waited is None else waited,
             wait_action=None if isinstance(start.wait_action, str) else start.wait_action,
             rest_steps=start.rest_steps,
-            drawn=start.init_state == "drawn" or mark_flags(episode, DRAWN)[0],
+            drawn=start.init_state == "drawn" or marks.mark_flags(episode, marks.DRAWN)[0],
             earlier_resets=earlier_resets,
         )
     scene = read_told_scene(episode, host)
@@ -284,12 +423,12 @@ def _read_earlier_seed(episode: Batch) -> tuple[int, int] | None:
     earlier = header.get(EARLIER_SEED) if isinstance(header, Mapping) else None
     if not isinstance(earlier, Mapping):
         return None
-    seed, resets = earlier.get("seed"), read_earlier_resets(earlier)
+    seed, resets = earlier.get("seed"), marks.read_earlier_resets(earlier)
     return (seed, resets) if isinstance(seed, int) and resets is not None else None
 
 
 def _replay_actions(host: Host, task: Task, seed: EpisodeSeed, episode: Batch) -> tuple[Batch, list[bool]]:
-    with closing(host.make(task, Wants(absolute=mark_flags(episode, ABSOLUTE)[0]))) as env:
+    with closing(host.make(task, Wants(absolute=marks.mark_flags(episode, marks.ABSOLUTE)[0]))) as env:
         env.reset(seed)
         successes = [bool(env.step(action)[1]) for action in episode.action.episode_rows(0)]
         return env.recorded(), successes
