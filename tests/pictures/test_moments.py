@@ -9,12 +9,13 @@ from report.scenes import rollout
 from safevla_bench.explain.episode import explain_episode
 from safevla_bench.explain.trace import SignalTrace
 from safevla_bench.hosts import make_host
+from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.pictures.moments import format_clip_reading, format_reading, select_shots
 from safevla_bench.policies import make_policy
-from safevla_bench.rollout.engine import run_serially
-from safevla_bench.rollout.plan import load_protocol, plan_episodes
+from safevla_bench.rollout.episode import run_serially
+from safevla_bench.rollout.plan import plan_episodes
 from safevla_bench.trajectory.batch import concatenate_batches
 
 BATCH = concatenate_batches([rollout(1, 0.05, 80), rollout(2, 1.0, 80)])

@@ -11,8 +11,8 @@ import pytest
 from policies.servers.test_openpi import TASK, seen
 from safevla_bench.errors import PolicyError
 from safevla_bench.policies import make_policy
-from safevla_bench.policies.chunking import ChunkedPolicy
 from safevla_bench.policies.lerobot import LerobotModel
+from safevla_bench.policies.servers.client import ChunkedPolicy
 from safevla_bench.policies.servers.dialects import choose_dialect
 
 

@@ -23,7 +23,7 @@ from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.judging import metrics
 from safevla_bench.judging.provenance_marks import warn_of_cells, warn_of_scores
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.policies.divergence import has_diverged, measure_divergence
+from safevla_bench.policies.replay import has_diverged, measure_divergence
 from safevla_bench.report.tables import episodes as episode_tables
 from safevla_bench.sources.foreign.demonstrations import RecordedActions
 from safevla_bench.sources.runs.episode_index import read_sources

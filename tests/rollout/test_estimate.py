@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from safevla_bench.hosts import host_names, make_host
+from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.interface.task import Task
 from safevla_bench.jobs.evaluation.preparation import estimate_run as estimate_planned
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.rollout import estimate
 from safevla_bench.rollout.estimate import HostCosts, SuiteCosts, estimate_run, load_costs
-from safevla_bench.rollout.plan import load_protocol, plan_episodes
+from safevla_bench.rollout.plan import plan_episodes
 
 STILL = (0.0,) * 6 + (-1.0,)
 

@@ -11,8 +11,7 @@ from safevla_bench.hosts import make_host, protocols
 from safevla_bench.hosts.fake.host import INIT_STATES, FakeEnv
 from safevla_bench.interface.policy import Wants
 from safevla_bench.policies import make_policy
-from safevla_bench.rollout.engine import run_serially
-from safevla_bench.rollout.episode import run_episode
+from safevla_bench.rollout.episode import run_episode, run_serially
 from safevla_bench.rollout.plan import plan_episodes
 
 FAKE = make_host("fake")

@@ -8,7 +8,7 @@ import pytest
 
 from safevla_bench.hosts import make_host, protocols
 from safevla_bench.policies import make_policy
-from safevla_bench.rollout.engine import run_serially
+from safevla_bench.rollout.episode import run_serially
 from safevla_bench.rollout.plan import plan_episodes
 
 pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]

@@ -11,16 +11,9 @@ from hypothesis import strategies as st
 
 from safevla_bench.errors import RunError
 from safevla_bench.hosts import make_host
+from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.interface.task import Task
-from safevla_bench.rollout.plan import (
-    EpisodeQueue,
-    Shard,
-    cut_plan,
-    load_protocol,
-    plan_episodes,
-    policy_seed,
-    scene_of,
-)
+from safevla_bench.rollout.plan import EpisodeQueue, Shard, cut_plan, plan_episodes, policy_seed, scene_of
 
 STILL = (0.0,) * 6 + (-1.0,)
 

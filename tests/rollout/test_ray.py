@@ -29,7 +29,7 @@ from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.rollout import ray as actors
 from safevla_bench.rollout import ray_cluster, ray_scoring, scheduler
 from safevla_bench.rollout.ray_cluster import RayCluster
-from safevla_bench.rollout.worker import WorkerFailed, WorkerReady, WorkerSpec
+from safevla_bench.rollout.worker import WorkerFailed, WorkerParts, WorkerReady, WorkerSpec
 from safevla_bench.sources.runs.parts import count_progress
 
 pytestmark = pytest.mark.long
@@ -302,14 +302,14 @@ def test_a_node_with_other_versions_is_refused(on_a_node):
     assert f"on the node {ray_cluster.node_name()}: it has other versions" in str(said.error)
     assert "not 0.0" in str(said.error)
     assert "mujoco None, not 9" in str(said.error)
-    held = actors.record_versions(cast.make_parts()[0])
+    held = actors.record_versions(WorkerParts(cast).host)
     assert isinstance(actors.RayWorker(cast, 0, held).prepare().message, WorkerReady)
 
 
 def test_an_actor_renders_on_a_gpu_that_it_was_given(on_a_node):
     actors.os.environ.update(CUDA_VISIBLE_DEVICES="3")
     cast = WorkerSpec("fake", {"noop": {}}, renders=True)
-    actors.RayWorker(cast, 5, actors.record_versions(cast.make_parts()[0])).prepare()
+    actors.RayWorker(cast, 5, actors.record_versions(WorkerParts(cast).host)).prepare()
     assert (actors.os.environ["MUJOCO_EGL_DEVICE_ID"], actors.os.environ["SAFEVLA_WORKER"]) == ("3", "5")
 
 

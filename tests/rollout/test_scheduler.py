@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from folders import contents
 from safevla_bench.errors import HostError, RunError
 from safevla_bench.hosts import make_host
+from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.rollout import scheduler
-from safevla_bench.rollout.engine import FinishedEpisode
-from safevla_bench.rollout.plan import load_protocol, plan_episodes
+from safevla_bench.rollout.episode import EpisodeOutcome, FinishedEpisode
+from safevla_bench.rollout.plan import plan_episodes
 from safevla_bench.rollout.scheduler import RETRIES, run_pool
 from safevla_bench.rollout.worker import WorkerFailed, WorkerReady, WorkerSpec
 from safevla_bench.sources.runs.episode_index import read_sources
@@ -83,7 +84,7 @@ class Stage:
                     number,
                     word
                     if isinstance(word, (WorkerReady, WorkerFailed))
-                    else FinishedEpisode(word, "timeout", 6, b"record"),
+                    else FinishedEpisode(EpisodeOutcome(word, "timeout", 6, None), b"record"),
                 )
 
 
@@ -94,14 +95,14 @@ def test_whatever_dies_every_episode_ends_once_and_every_worker_is_ended(dies, c
     pool = Stage(dies, lasts)
     pool.starts = 99
     ended = list(run_pool(pool, EPISODES, count))
-    assert Counter(one.planned.episode_id for one in ended) == Counter(one.episode_id for one in EPISODES)
+    assert Counter(one.end.planned.episode_id for one in ended) == Counter(one.episode_id for one in EPISODES)
     for one in ended:
-        assert (one.outcome == "crashed") == (one.record is None)
-        assert pool.attempts[one.planned.episode_id] <= 1 + RETRIES
-        if one.outcome == "crashed":
-            assert pool.attempts[one.planned.episode_id] == 1 + RETRIES
-            assert "died in each of 2 attempts" in one.reason
-            assert "the script says so" in one.reason
+        assert (one.end.outcome == "crashed") == (one.record is None)
+        assert pool.attempts[one.end.planned.episode_id] <= 1 + RETRIES
+        if one.end.outcome == "crashed":
+            assert pool.attempts[one.end.planned.episode_id] == 1 + RETRIES
+            assert "died in each of 2 attempts" in one.end.reason
+            assert "the script says so" in one.end.reason
     assert all(worker.ended for worker in pool.made)
 
 

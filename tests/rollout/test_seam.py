@@ -14,13 +14,14 @@ from safevla_bench import rollout
 from safevla_bench.archive import jsonl
 from safevla_bench.errors import PolicyError, ServerLostError, ServerUnreachableError
 from safevla_bench.hosts import make_host
+from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.interface.policy import Wants
 from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.policies.servers.codecs import OPENPI
-from safevla_bench.rollout import engine
+from safevla_bench.rollout import episode
 from safevla_bench.rollout.episode import EpisodeOutcome, run_episode
-from safevla_bench.rollout.plan import Shard, load_protocol, plan_episodes
+from safevla_bench.rollout.plan import Shard, plan_episodes
 from safevla_bench.sources.runs.folder import read_greetings, read_latencies
 from safevla_bench.sources.runs.parts import count_progress, episode_rows
 from safevla_bench.sources.runs.shard_merge import merge_shards
@@ -177,7 +178,7 @@ class Loses(Says):
 
 
 def played(policy: Says) -> EpisodeOutcome:
-    stage = engine.EnvRunner(FAKE, {"mine": policy})
+    stage = episode.EnvRunner(FAKE, {"mine": policy})
     try:
         return stage.run_planned(PLANNED)
     finally:
@@ -185,7 +186,7 @@ def played(policy: Says) -> EpisodeOutcome:
 
 
 def test_an_episode_whose_server_goes_away_is_begun_again_and_then_like_any_other():
-    assert engine.SERVER_RETRIES == 2
+    assert episode.SERVER_RETRIES == 2
     unbroken, broken = played(Loses(0)), played(Loses(2))
     assert broken.outcome == "timeout"
     assert jsonl.encode_member(broken.batch, 0, ".jsonl") == jsonl.encode_member(unbroken.batch, 0, ".jsonl")

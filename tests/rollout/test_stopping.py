@@ -11,6 +11,7 @@ from folders import contents
 from safevla_bench.archive.json_text import encode_json
 from safevla_bench.errors import RunError, UnknownTaskError
 from safevla_bench.hosts import make_host
+from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.interface.policy import Wants
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
@@ -19,7 +20,7 @@ from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.judging.monitor import Monitor
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.rollout.episode import run_episode
-from safevla_bench.rollout.plan import load_protocol, plan_episodes
+from safevla_bench.rollout.plan import plan_episodes
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.sources.runs.folder import read_description
 from safevla_bench.sources.runs.parts import episode_rows

@@ -9,6 +9,7 @@ import pytest
 from folders import contents
 from safevla_bench.errors import RunError
 from safevla_bench.hosts import make_host
+from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.outputs import render_report
 from safevla_bench.jobs.evaluation.preparation import _assign_rounds
@@ -22,7 +23,7 @@ from safevla_bench.jobs.evaluation.stopping_rule import (
     was_stopped_early,
 )
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.rollout.plan import EpisodeQueue, Shard, load_protocol, plan_episodes
+from safevla_bench.rollout.plan import EpisodeQueue, Shard, plan_episodes
 from safevla_bench.sources.runs.folder import read_description
 from safevla_bench.sources.runs.parts import episode_rows
 

@@ -15,29 +15,10 @@ from typing import Final, Literal
 import numpy as np
 
 from safevla_bench.errors import RunError
-from safevla_bench.hosts.protocols import PRESET, SERVER_SEED, EvaluationProtocol, load_protocol
+from safevla_bench.hosts.protocols import SERVER_SEED, EvaluationProtocol
 from safevla_bench.interface.policy import Policy, RemotePolicy, ReplayPolicy
 from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.sources.runs.plan_check import name_episode
-
-__all__ = [
-    "PRESET",
-    "PROTOCOL",
-    "RECORDED",
-    "EpisodeQueue",
-    "Episodes",
-    "EvaluationProtocol",
-    "PlannedEpisode",
-    "Scene",
-    "Shard",
-    "cut_plan",
-    "follow_server",
-    "load_protocol",
-    "match_recording",
-    "plan_episodes",
-    "policy_seed",
-    "scene_of",
-]
 
 PROTOCOL: Final = "protocol"
 RECORDED: Final = "recorded"

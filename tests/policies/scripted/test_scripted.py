@@ -13,7 +13,7 @@ from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.scripted import ScriptedPolicy
-from safevla_bench.policies.scripted.phases import Phase
+from safevla_bench.policies.scripted.placement import Phase
 from safevla_bench.policies.scripted.plan import STYLES
 
 SPECS = [f"scripted:{name}" for name in STYLES]

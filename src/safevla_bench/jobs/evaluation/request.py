@@ -12,6 +12,7 @@ import msgspec
 
 from safevla_bench import hosts, policies
 from safevla_bench.errors import HostError, Place, PluginError, RunError
+from safevla_bench.hosts import protocols
 from safevla_bench.interface.environment import Host
 from safevla_bench.interface.policy import Policy
 from safevla_bench.interface.task import Task
@@ -58,7 +59,7 @@ class Request:
     servers: tuple[str, ...] = ()
     """Servers of the paper's entries, each URL or SUITE=URL; they are `volatile` in run.json and may change."""
     host_arguments: Mapping[str, str] = field(default_factory=dict)
-    protocol: str = plan.PRESET
+    protocol: str = protocols.PRESET
     seed: int = 0
     max_steps: int | None = None
     shard: Shard | None = None
@@ -251,7 +252,7 @@ class ExecutionOptions:
 
 DEFAULT_EXECUTION = ExecutionOptions()
 """One process, from the beginning."""
-PRESET, PROTOCOL, RECORDED = plan.PRESET, plan.PROTOCOL, plan.RECORDED
+PRESET, PROTOCOL, RECORDED = protocols.PRESET, plan.PROTOCOL, plan.RECORDED
 
 
 ENTRY_OPTIONS = ("host", "host_arguments", "suites", "policies", "protocol")
@@ -293,7 +294,7 @@ def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = N
         "host_arguments": dict(entry.host_arguments),
         "suites": tuple(suites) or entry.suites,
         "policies": (name,),
-        "protocol": protocol or (entry.protocol if entry.is_runnable else plan.PRESET),
+        "protocol": protocol or (entry.protocol if entry.is_runnable else protocols.PRESET),
         "episodes": PROTOCOL,
     }
 

@@ -16,6 +16,7 @@ import msgspec
 from safevla_bench import hosts
 from safevla_bench.errors import HostError, RunError, SafevlaError
 from safevla_bench.hosts.mujoco.viewer import episode_seed, read_told_scene
+from safevla_bench.hosts.protocols import EvaluationProtocol, load_protocol
 from safevla_bench.interface.environment import Host
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode, Task
@@ -27,7 +28,7 @@ from safevla_bench.jobs.verify.record_comparison import (
     outcome_differences,
     plan_differences,
 )
-from safevla_bench.rollout.plan import EvaluationProtocol, PlannedEpisode, load_protocol, plan_episodes
+from safevla_bench.rollout.plan import PlannedEpisode, plan_episodes
 from safevla_bench.sources.runs.folder import RUN, read_description
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header

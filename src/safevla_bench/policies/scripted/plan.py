@@ -202,23 +202,23 @@ def remaining_subgoals(scene: Privileged) -> tuple[Subgoal, ...]:
     drawers = ((subgoal.place, find_drawer(scene, subgoal.place)) for subgoal in left)
     shut = tuple(FixtureGoal("ajar", place) for place, drawer in drawers if drawer and drawer.out_m < _WIDE_M)
     goals = (FixtureGoal(*predicate) for predicate in scene.goal if len(predicate) == 2)
-    fixture_goals = tuple(goal for goal in goals if _has_fixture(scene, goal) and not _is_done(scene, goal))
+    fixture_goals = tuple(goal for goal in goals if find_fixture(scene, goal) and not _is_done(scene, goal))
     first = tuple(subgoal for subgoal in fixture_goals if subgoal.kind != "close")
     last = tuple(subgoal for subgoal in fixture_goals if subgoal.kind == "close")
     return (*first, *(subgoal for subgoal in dict.fromkeys(shut) if subgoal not in first), *left, *last)
 
 
-def _has_fixture(scene: Privileged, goal: FixtureGoal) -> bool:
-    """Return whether the scene shows the fixture that is to be moved; False for an unknown kind."""
+def find_fixture(scene: Privileged, goal: FixtureGoal) -> Drawer | Door | Knob | None:
+    """Return the fixture that a goal moves; None if the scene does not show it, or for an unknown kind of goal."""
     match goal.kind:
-        case "open":
-            return find_drawer(scene, goal.name) is not None
+        case "open" | "ajar":
+            return find_drawer(scene, goal.name)
         case "close":
-            return (find_drawer(scene, goal.name) or find_door(scene, goal.name)) is not None
+            return find_drawer(scene, goal.name) or find_door(scene, goal.name)
         case "turnon":
-            return find_knob(scene, goal.name) is not None
+            return find_knob(scene, goal.name)
         case _:
-            return False
+            return None
 
 
 def _is_done(scene: Privileged, goal: FixtureGoal) -> bool:

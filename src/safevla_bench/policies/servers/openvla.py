@@ -27,7 +27,7 @@ from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
 from safevla_bench.plugins import NO_ARGUMENTS
 from safevla_bench.policies.servers import connection
-from safevla_bench.policies.servers.client import KINDS, ServedModel, client_factory
+from safevla_bench.policies.servers.client import KINDS, ChunkModel, client_factory
 from safevla_bench.policies.servers.codecs import OPENVLA
 from safevla_bench.policies.servers.dialects import Dialect, Reply, RequestEntry
 from safevla_bench.policies.servers.endpoint import Endpoint, redact_key
@@ -178,7 +178,7 @@ def _shorten(content: bytes) -> str:
     return content[:500].decode(errors="replace").strip()
 
 
-class OpenvlaModel(ServedModel):
+class OpenvlaModel(ChunkModel):
     """A model behind such a server; its greeting names the function that answers, and no checkpoint.
 
     The argument `unnorm_key` names the statistics by which OpenVLA's server scales actions; without it the suite's, as
@@ -193,9 +193,6 @@ class OpenvlaModel(ServedModel):
         if self._statistics is not None and not self._is_own:
             problem = f"unnorm_key is for OpenVLA's server, and {dialect.name!r} is the dialect of another"
             raise PolicyError(problem, remedy="Start the server of OpenVLA-OFT with --unnorm_key.")
-
-    def connect(self, task: Task) -> None:
-        self.begin(task, 0)
 
     def begin(self, task: Task, seed: int) -> None:
         """Reach the server, check that the dialect is its own, and choose the statistics of the task's suite."""
@@ -214,7 +211,7 @@ class OpenvlaModel(ServedModel):
         self.dialect = replace(self.dialect, fields=fields)
 
     def query(self, observation: Observation) -> Reply:
-        """Return the server's reply; an action or a list of them is its `actions`. Raises as `ServedModel.query`."""
+        """Return the server's reply; an action or a list of them is its `actions`. Raises as `ChunkModel.query`."""
         request = self.dialect.build_request(observation)
         reply = OPENVLA.unpack(self._client.post(OPENVLA.pack(request)))
         if isinstance(reply, str):
@@ -222,9 +219,6 @@ class OpenvlaModel(ServedModel):
             problem = f"the server {self._client.address} answers {reason!r}: its model raised"
             raise ReplyError(problem, remedy=_failure_remedy(request.get("unnorm_key")))
         return reply if isinstance(reply, dict) else {"actions": reply}
-
-    def close(self) -> None:
-        """Nothing is kept open."""
 
 
 def _failure_remedy(unnorm_key: object) -> str:

@@ -11,11 +11,13 @@ from safevla_bench.archive.json_text import decode_json, encode_json
 from safevla_bench.errors import HostError
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.fake.host import FakeEnv, FakeHost
+from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.interface.policy import Observation, Wants
 from safevla_bench.interface.task import Task
-from safevla_bench.policies.chunking import ChunkedPolicy
-from safevla_bench.rollout.engine import run_serially
-from safevla_bench.rollout.plan import load_protocol, plan_episodes
+from safevla_bench.policies.servers.client import ChunkedPolicy, ChunkModel
+from safevla_bench.policies.servers.dialects import choose_dialect
+from safevla_bench.rollout.episode import run_serially
+from safevla_bench.rollout.plan import plan_episodes
 from safevla_bench.trajectory.marks import PRIVILEGED, mark_flags
 
 FAKE = make_host("fake")
@@ -213,21 +215,18 @@ def test_the_server_s_seed_is_the_simulator_s_only_where_the_protocol_says_so():
     assert outcome.planned.start.env_seed == 7, "the protocol's own, where there is no server"
 
 
-class Chunks:
-    """A model of four actions at a time that looks at the picture; notes how many it was shown."""
-
-    wants = Wants(cameras=("agentview",), image_size=(16, 16))
+class Chunks(ChunkModel):
+    """A model that gives four actions at a time, and notes what it looked at."""
 
     def __init__(self, looked: list[int]) -> None:
+        super().__init__(choose_dialect("openpi-libero", "openpi", "agentview,none"))
         self.looked = looked
 
     def begin(self, task: Task, seed: int) -> None: ...
 
-    def infer(self, observation: Observation) -> np.ndarray:
+    def query(self, observation: Observation) -> dict[str, object]:
         self.looked.append(int(observation.images["agentview"].sum()))
-        return np.tile(np.array([0.1, 0, 0, 0, 0, 0, -1.0]), (4, 1))
-
-    def close(self) -> None: ...
+        return {"actions": np.tile(np.array([0.1, 0, 0, 0, 0, 0, -1.0]), (4, 1))}
 
 
 def test_pictures_are_rendered_for_the_model_alone_and_not_for_the_rest_of_its_chunk(monkeypatch):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from safevla_bench.policies.scripted import geometry
-from safevla_bench.policies.scripted.grasp import DEPTH_M, LEAST_HEIGHT_M, rank_grasps
+from safevla_bench.policies.scripted.placement import DEPTH_M, LEAST_HEIGHT_M, rank_grasps
 
 CARTON = ([-0.1, 0.0, 0.05], [0.02, 0.06, 0.05])
 BOWL = ([-0.1, 0.0, 0.03], [0.055, 0.055, 0.03])
